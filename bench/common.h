@@ -2,7 +2,6 @@
 // What the benchmarks of selection share: options, buffers, gradients, and the plain pass that every time is
 // measured against.
 
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <span>

@@ -75,14 +75,7 @@ int run(int argc, char** argv) {
     g.kernel = kernel, g.stride = stride, g.padding = padding;
     Convolution conv(g, {batch, g.in, height, width});
     for (int warm_up = 0; warm_up < 2; ++warm_up) conv.pass();
-    for (std::int64_t i = 0; i < passes; ++i) {
-      double seconds = 0;
-      {
-        Stopwatch watch(seconds);
-        conv.pass();
-      }
-      std::printf("%.9f ", seconds);
-    }
+    for (std::int64_t i = 0; i < passes; ++i) std::printf("%.9f ", seconds_for([&] { conv.pass(); }));
     std::printf("\n");
     std::fflush(stdout);
   }

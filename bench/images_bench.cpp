@@ -22,18 +22,18 @@ constexpr const char* kUsage =
 int run(int argc, char** argv) {
   DatasetOptions data;
   LoaderOptions options;
-  options.batch = 64;
+  options.batch_size = 64;
   bool evaluation = false;
   CLI::App app("bench_images");
   app.add_option("root", data.root);
-  app.add_option("--batch", options.batch);
+  app.add_option("--batch", options.batch_size);
   app.add_option("--size", data.image_size);
   app.add_flag("--evaluation", evaluation);
   if (!parse_options(app, kUsage, argc, argv)) return 0;
   options.augment = options.train = !evaluation;
   const auto dataset = make_dataset("image_folder", data, evaluation ? Split::test : Split::train);
   Loader loader(*dataset, options);
-  std::printf("ready %lld\n", static_cast<long long>(options.batch));
+  std::printf("ready %d\n", options.batch_size);
   std::fflush(stdout);
   std::int64_t epoch = 0, left = 0;
   for (std::string line; std::getline(std::cin, line);) {
@@ -43,13 +43,10 @@ int run(int argc, char** argv) {
         left = loader.steps_per_epoch() - (evaluation ? 1 : 0);  // whole batches
       }
       --left;
-      double seconds = 0;
-      {
-        Stopwatch watch(seconds);
-        Batch batch;
-        loader.next(batch);
-      }
-      std::printf("%.6f ", seconds);
+      std::printf("%.6f ", seconds_for([&] {
+                    Batch batch;
+                    loader.next(batch);
+                  }));
     }
     std::printf("\n");
     std::fflush(stdout);

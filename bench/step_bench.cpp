@@ -4,7 +4,6 @@
 // weight decay, on one fixed random batch of images, or of tokens of a vocabulary of 10,000 for lstm_lm.
 #include <omp.h>
 
-#include <chrono>
 #include <cstdio>
 #include <iostream>
 #include <string>
@@ -12,6 +11,7 @@
 #include "dist/comm/collective_queue.h"
 #include "dist/exchange/exchange.h"
 #include "dist/launch/launch.h"
+#include "nn/base/clock.h"
 #include "nn/base/program.h"
 #include "nn/models/model.h"
 #include "nn/ops/kernels.h"
@@ -49,10 +49,6 @@ ModelOptions model_options(const Options& options) {
   of.batch = options.batch;
   of.width = options.width;
   return of;
-}
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 class Training {
@@ -122,9 +118,8 @@ void serve(const Options& options, Communicator& communicator) {
     int steps = root && std::getline(std::cin, line) ? std::stoi(line) : 0;
     if (!(steps = training.agree(steps))) return;
     for (; steps > 0; --steps) {
-      const double start = now();
-      training.step();
-      if (root) std::printf("%.6f ", now() - start);
+      const double seconds = seconds_for([&] { training.step(); });
+      if (root) std::printf("%.6f ", seconds);
     }
     if (root) std::printf("\n");
     std::fflush(stdout);

@@ -1,8 +1,6 @@
 #pragma once
 // Pictures from the bytes of a file: JPEG, PNG, BMP and PNM, told apart by their content. Grey and CMYK become RGB, an
 // alpha channel is dropped, 16 bits become 8, and the orientation that EXIF data ask for is not applied.
-//
-// libjpeg-turbo decodes JPEG (data/jpeg.h), stb_image PNG and BMP; PNM is decoded here (data/pnm.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -40,5 +38,21 @@ ImageSize image_size(FileBytes file);
 // The pixels of `rect`, which lies within the picture and is not empty. `shrink`, 1, 2, 4 or 8, may be taken as an
 // offer: then a pixel is the mean of as many squared, about, and decoding is quicker.
 Picture decode_image(FileBytes file, const PixelRect& rect, int shrink = 1);
+
+// The same of a JPEG file (data/jpeg.cpp).
+bool is_jpeg(FileBytes file);
+ImageSize jpeg_size(FileBytes file);
+Picture decode_jpeg(FileBytes file, const PixelRect& rect, int shrink);
+
+// Of a picture at its full size; corners may lie between pixels.
+struct PixelBox {
+  double left = 0, top = 0, right = 0, bottom = 0;
+};
+
+// Writes the `box` at another size, bilinear with antialiasing as PIL (Image.BILINEAR) and so torchvision do it: side * side
+// pixels in [3][side][side], mirrored left to right where `flip`. A pixel is the mean of those around its centre in the box,
+// by a triangle as wide as two of its own steps, or two pixels where it enlarges; the picture's edge ends the triangle.
+// Horizontally first, then vertically, each rounded to 8 bits.
+void resample(const Picture& picture, const PixelBox& box, int side, bool flip, std::uint8_t* out);
 
 }  // namespace topknot

@@ -15,7 +15,6 @@
 
 #include "data/dataset.h"
 #include "data/image.h"
-#include "data/resample.h"
 #include "nn/base/checksum.h"
 #include "nn/base/memory.h"
 #include "nn/base/text.h"

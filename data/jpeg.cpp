@@ -1,4 +1,5 @@
-#include "data/jpeg.h"
+// JPEG by libjpeg-turbo: only the rows and columns that are wanted, at a reduced scale where that is offered. stb_image's
+// decoder is left out: damaged files made it write and read past its tables.
 
 #include <setjmp.h>
 #include <stdio.h>  // which jpeglib.h needs and does not include
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <iterator>
 
+#include "data/image.h"
 #include "nn/base/check.h"
 #include "nn/base/memory.h"
 

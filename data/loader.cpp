@@ -15,7 +15,8 @@ namespace {
 
 LoaderOptions checked(const LoaderOptions& options) {
   TOPKNOT_CHECK(options.rank >= 0 && options.rank < options.ranks, "rank out of range");
-  if (options.batch < 1) throw UserError(fmt::format("data.batch_size: {} is not at least 1", options.batch));
+  if (options.batch_size < 1)
+    throw UserError(fmt::format("data.batch_size: {} is not at least 1", options.batch_size));
   if (options.workers < 0 || options.workers > 256)
     throw UserError(fmt::format("data.workers: {} is out of range; give 0 to 256", options.workers));
   if (options.prefetch < 1)
@@ -37,29 +38,34 @@ std::vector<std::int32_t> labels_of(const Dataset& dataset) {
   return labels;
 }
 
+std::unique_ptr<Sampler> make_sampler(const Dataset& dataset, const LoaderOptions& options) {
+  if (dataset.task() == Task::language_model) {
+    if (options.train && options.shard.kind != ShardRule::Kind::even)
+      throw UserError("data.shard: a text is cut into equal columns, which its ranks go down; give even");
+    return std::make_unique<StreamSampler>(dataset.size() + dataset.labels_per_sample(),
+                                           dataset.labels_per_sample(), options.ranks, options.batch_size,
+                                           options.train);
+  }
+  if (!options.train) return std::make_unique<EvalSampler>(dataset.size(), options.ranks, options.batch_size);
+  if (dataset.task() == Task::transcription) {
+    if (options.shard.kind != ShardRule::Kind::even)
+      throw UserError("data.shard: recordings are dealt by their length; give even");
+    return std::make_unique<LengthSampler>(dataset.size(), options.ranks, options.batch_size, options.seed);
+  }
+  const bool sorted = options.shard.kind == ShardRule::Kind::by_label;
+  return std::make_unique<TrainSampler>(dataset.size(),
+                                        sorted ? labels_of(dataset) : std::vector<std::int32_t>(),
+                                        options.shard, options.ranks, options.batch_size, options.seed);
+}
+
 }  // namespace
 
 Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
     : dataset_(dataset),
       options_(checked(options)),
       transform_(dataset, options.augment && options.train, options.seed),
+      sampler_(make_sampler(dataset, options)),
       slots_(static_cast<std::size_t>(options.prefetch)) {
-  if (dataset.task() == Task::language_model) {
-    if (options.train && options.shard.kind != ShardRule::Kind::even)
-      throw UserError("data.shard: a text is cut into equal columns, which its ranks go down; give even");
-    stream_sampler_.emplace(dataset.size() + dataset.labels_per_sample(), dataset.labels_per_sample(),
-                            options.ranks, options.batch, options.train);
-  } else if (options.train && dataset.task() == Task::transcription) {
-    if (options.shard.kind != ShardRule::Kind::even)
-      throw UserError("data.shard: recordings are dealt by their length; give even");
-    length_sampler_.emplace(dataset.size(), options.ranks, options.batch, options.seed);
-  } else if (options.train) {
-    const bool sorted = options.shard.kind == ShardRule::Kind::by_label;
-    train_sampler_.emplace(dataset.size(), sorted ? labels_of(dataset) : std::vector<std::int32_t>(),
-                           options.shard, options.ranks, options.batch, options.seed);
-  } else {
-    eval_sampler_.emplace(dataset.size(), options.ranks, options.batch);
-  }
   try {
     // A thread that reads a file may hang in the system; next(), in another one, then hears a stop signal.
     const int threads = std::max(options.workers, reads_files(dataset, options) ? 1 : 0);
@@ -83,24 +89,6 @@ void Loader::stop() {
   for (auto& worker : workers_) worker.join();
 }
 
-std::int64_t Loader::steps_per_epoch() const {
-  if (stream_sampler_) return stream_sampler_->steps(options_.rank);
-  if (length_sampler_) return length_sampler_->steps_per_epoch();
-  return train_sampler_ ? train_sampler_->steps_per_epoch() : eval_sampler_->steps(options_.rank);
-}
-
-std::int64_t Loader::shard_size() const {
-  if (stream_sampler_) return stream_sampler_->windows(options_.rank);
-  if (length_sampler_) return length_sampler_->steps_per_epoch() * options_.batch;
-  return train_sampler_ ? train_sampler_->shard_size(options_.rank)
-                        : eval_sampler_->shard_size(options_.rank);
-}
-
-std::vector<float> Loader::weights() const {
-  if (train_sampler_) return train_sampler_->weights();
-  return std::vector<float>(static_cast<std::size_t>(options_.ranks), 1.0f);
-}
-
 void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
   TOPKNOT_CHECK(first_step >= 0, "negative step");
   {
@@ -110,8 +98,7 @@ void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
     for (auto& slot : slots_) slot = Slot();
     failed_ = nullptr;
     // No worker looks at the order before it has claimed a step under the lock.
-    if (train_sampler_) order_ = train_sampler_->epoch(epoch, options_.rank);
-    if (length_sampler_) by_length_ = length_sampler_->epoch(epoch);
+    order_ = sampler_->epoch(epoch, options_.rank);
     epoch_ = epoch;
     end_ = steps_per_epoch();
     claimed_ = taken_ = std::min(first_step, end_);
@@ -221,10 +208,7 @@ void Loader::work() {
 
 Batch Loader::make(std::int64_t step, std::vector<DamagedFile>& damaged) const {
   Batch batch;
-  batch.indices = stream_sampler_   ? stream_sampler_->batch(options_.rank, step)
-                  : length_sampler_ ? length_sampler_->batch(by_length_, step, options_.rank)
-                  : train_sampler_  ? order_.batch(step)
-                                    : eval_sampler_->batch(options_.rank, step);
+  batch.indices = order_(step);
   if (!options_.samples) return batch;
   if (dataset_.task() == Task::transcription) {
     add_recordings(batch, damaged);

@@ -10,15 +10,12 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "data/dataset.h"
-#include "data/length_sampler.h"
 #include "data/sampler.h"
-#include "data/stream_sampler.h"
 #include "data/transforms.h"
 #include "nn/core/tensor.h"
 
@@ -43,19 +40,23 @@ struct Batch {
   }
 };
 
-struct LoaderOptions {
-  std::int64_t batch = 32;  // samples per step of this rank
+// What section `data` of a configuration has for a loader as it is.
+struct LoaderKeys {
+  int batch_size = 32;  // samples per step of this rank
+  int workers =
+      0;  // threads; 0 makes each batch when it is asked for, in the caller's thread if no file is read
+};
+
+struct LoaderOptions : LoaderKeys {
   int rank = 0, ranks = 1;
   ShardRule shard;         // training only
   std::uint64_t seed = 1;  // of order and augmentation
   bool augment = false;    // training only; see resolve_augment()
-  int workers =
-      0;  // threads; 0 makes each batch when it is asked for, in the caller's thread if no file is read
-  int prefetch = 4;       // batches ready or in work ahead of the caller, at least 1
-  bool train = true;      // false: every sample once over the ranks, the last batch short
-  bool samples = true;    // false: only Batch::indices, for data that lie in a GPU's memory
-  bool bytes = false;     // Batch::bytes in place of images, for sets that give bytes
-  int max_bad_files = 0;  // damaged files of a set on demand for which another sample stands in
+  int prefetch = 4;        // batches ready or in work ahead of the caller, at least 1
+  bool train = true;       // false: every sample once over the ranks, the last batch short
+  bool samples = true;     // false: only Batch::indices, for data that lie in a GPU's memory
+  bool bytes = false;      // Batch::bytes in place of images, for sets that give bytes
+  int max_bad_files = 0;   // damaged files of a set on demand for which another sample stands in
   // Of a wait for a batch, after a stop signal: from then on, or from when a sample was last read.
   std::chrono::milliseconds stop_patience{5000};
 };
@@ -72,11 +73,11 @@ class Loader {
 
   const Dataset& dataset() const { return dataset_; }
   // Steps of this rank in an epoch; when training, equal on all ranks.
-  std::int64_t steps_per_epoch() const;
+  std::int64_t steps_per_epoch() const { return sampler_->steps(options_.rank); }
   // Samples in this rank's shard; of a stream, its windows.
-  std::int64_t shard_size() const;
+  std::int64_t shard_size() const { return sampler_->shard_size(options_.rank); }
   // Aggregation weights of all ranks, mean 1 (TrainSampler::weights); all 1 for evaluation.
-  std::vector<float> weights() const;
+  std::vector<float> weights() const { return sampler_->weights(); }
 
   // Starts an epoch at `first_step` (a resumed run goes straight there); batches in work are dropped.
   // Before the first next().
@@ -114,14 +115,10 @@ class Loader {
   const Dataset& dataset_;
   const LoaderOptions options_;
   const Transform transform_;
-  std::optional<TrainSampler> train_sampler_;
-  std::optional<EvalSampler> eval_sampler_;
-  std::optional<StreamSampler> stream_sampler_;  // for training and evaluation
-  std::optional<LengthSampler> length_sampler_;
+  const std::unique_ptr<Sampler> sampler_;
 
   // Set between epochs, when no worker is busy; read by workers while they are.
-  TrainSampler::Epoch order_;
-  std::vector<std::int64_t> by_length_;  // LengthSampler::epoch()
+  EpochOrder order_;
   std::int64_t epoch_ = 0;
 
   std::mutex mutex_;  // guards what follows

@@ -1,10 +1,9 @@
-#include "data/resample.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "data/image.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

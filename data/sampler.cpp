@@ -56,11 +56,18 @@ std::vector<std::int64_t> epoch_permutation(std::int64_t n, std::uint64_t seed, 
   return order;
 }
 
-TrainSampler::TrainSampler(std::int64_t size, std::vector<std::int32_t> labels, const ShardRule& rule,
-                           int ranks, std::int64_t batch, std::uint64_t seed)
-    : labels_(std::move(labels)), rule_(rule), size_(size), batch_(batch), seed_(seed) {
+Sampler::Sampler(int ranks, std::int64_t batch) : ranks_(ranks), batch_(batch) {
   TOPKNOT_CHECK(ranks >= 1, "no ranks");
   if (batch < 1) throw UserError(fmt::format("data.batch_size: {} is not at least 1", batch));
+}
+
+std::vector<float> Sampler::weights() const {
+  return std::vector<float>(static_cast<std::size_t>(ranks_), 1.0f);
+}
+
+TrainSampler::TrainSampler(std::int64_t size, std::vector<std::int32_t> labels, const ShardRule& rule,
+                           int ranks, std::int64_t batch, std::uint64_t seed)
+    : Sampler(ranks, batch), labels_(std::move(labels)), rule_(rule), size_(size), seed_(seed) {
   const auto r = static_cast<std::size_t>(ranks);
   if (rule.kind == ShardRule::Kind::even) {
     for (std::int64_t i = 0; i <= ranks; ++i) starts_.push_back(i * (size / ranks));
@@ -94,71 +101,139 @@ std::int64_t TrainSampler::shard_size(int rank) const {
 }
 
 std::vector<float> TrainSampler::weights() const {
-  const auto ranks = static_cast<int>(starts_.size()) - 1;
   std::vector<float> result;
-  for (int r = 0; r < ranks; ++r)
-    result.push_back(static_cast<float>(static_cast<double>(ranks) * static_cast<double>(shard_size(r)) /
+  for (int r = 0; r < ranks_; ++r)
+    result.push_back(static_cast<float>(static_cast<double>(ranks_) * static_cast<double>(shard_size(r)) /
                                         static_cast<double>(starts_.back())));
   return result;
 }
 
-TrainSampler::Epoch TrainSampler::epoch(std::int64_t number, int rank) const {
-  std::vector<std::int64_t> order = epoch_permutation(size_, seed_, number);
-  if (rule_.kind == ShardRule::Kind::by_label)
+std::vector<std::int64_t> TrainSampler::shard(std::int64_t epoch, int rank) const {
+  std::vector<std::int64_t> order = epoch_permutation(size_, seed_, epoch);
+  const bool by_label = rule_.kind == ShardRule::Kind::by_label;
+  if (by_label)
     std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
       return labels_[static_cast<std::size_t>(a)] < labels_[static_cast<std::size_t>(b)];
     });
-  Epoch epoch;
   const auto r = static_cast<std::size_t>(rank);
-  epoch.shard_.assign(order.begin() + starts_[r], order.begin() + starts_[r + 1]);
-  epoch.batch_ = batch_;
-  epoch.seed_ = seed_;
-  epoch.epoch_ = static_cast<std::uint32_t>(number);
-  epoch.rank_ = static_cast<std::uint32_t>(rank);
+  const std::vector<std::int64_t> shard(order.begin() + starts_[r], order.begin() + starts_[r + 1]);
   // A piece of the sorted order would come class after class.
-  if (rule_.kind == ShardRule::Kind::by_label) epoch.shard_ = epoch.round_order(0);
-  return epoch;
+  return by_label ? round_order(shard, epoch, rank, 0) : shard;
 }
 
-std::vector<std::int64_t> TrainSampler::Epoch::round_order(std::int64_t round) const {
-  std::vector<std::int64_t> order = shard_;
-  shuffle(order, CounterRng(seed_, RngUse::shuffle, epoch_, rank_ + 1),
+std::vector<std::int64_t> TrainSampler::round_order(std::vector<std::int64_t> shard, std::int64_t epoch,
+                                                    int rank, std::int64_t round) const {
+  shuffle(shard,
+          CounterRng(seed_, RngUse::shuffle, static_cast<std::uint32_t>(epoch),
+                     static_cast<std::uint32_t>(rank) + 1),
           static_cast<std::uint64_t>(round) << 32);
-  return order;
+  return shard;
 }
 
-std::vector<std::int64_t> TrainSampler::Epoch::batch(std::int64_t step) const {
-  const auto size = static_cast<std::int64_t>(shard_.size());
-  std::vector<std::int64_t> result;
-  result.reserve(static_cast<std::size_t>(batch_));
-  std::int64_t position = step * batch_;
-  while (static_cast<std::int64_t>(result.size()) < batch_) {
-    const std::int64_t round = position / size, from = position % size;
-    const std::int64_t count = std::min(size - from, batch_ - static_cast<std::int64_t>(result.size()));
-    const auto append = [&](const std::vector<std::int64_t>& order) {
-      result.insert(result.end(), order.begin() + from, order.begin() + from + count);
-    };
-    if (round == 0)
-      append(shard_);
-    else
-      append(round_order(round));
-    position += count;
+EpochOrder TrainSampler::epoch(std::int64_t number, int rank) const {
+  return [this, number, rank, shard = shard(number, rank)](std::int64_t step) {
+    const auto size = static_cast<std::int64_t>(shard.size());
+    std::vector<std::int64_t> result;
+    result.reserve(static_cast<std::size_t>(batch_));
+    std::int64_t position = step * batch_;
+    while (static_cast<std::int64_t>(result.size()) < batch_) {
+      const std::int64_t round = position / size, from = position % size;
+      const std::int64_t count = std::min(size - from, batch_ - static_cast<std::int64_t>(result.size()));
+      const auto append = [&](const std::vector<std::int64_t>& order) {
+        result.insert(result.end(), order.begin() + from, order.begin() + from + count);
+      };
+      if (round == 0)
+        append(shard);
+      else
+        append(round_order(shard, number, rank, round));
+      position += count;
+    }
+    return result;
+  };
+}
+
+EpochOrder EvalSampler::epoch(std::int64_t /*number*/, int rank) const {
+  return [this, rank](std::int64_t step) {
+    const std::int64_t from = begin(rank) + step * batch_;
+    const std::int64_t count = std::clamp<std::int64_t>(begin(rank + 1) - from, 0, batch_);
+    std::vector<std::int64_t> result(static_cast<std::size_t>(count));
+    std::iota(result.begin(), result.end(), from);
+    return result;
+  };
+}
+
+LengthSampler::LengthSampler(std::int64_t size, int ranks, std::int64_t batch, std::uint64_t seed)
+    : Sampler(ranks, batch), size_(size), seed_(seed) {
+  if (steps(0) == 0)
+    throw UserError(
+        fmt::format("data.batch_size: {} samples do not fill a step of {} ranks with {} each; give fewer",
+                    size, ranks, batch));
+}
+
+std::vector<std::int64_t> LengthSampler::samples(std::int64_t epoch) const {
+  const std::int64_t step = ranks_ * batch_, count = steps(0);
+  std::vector<std::int64_t> ascending = epoch_permutation(size_, seed_, epoch);
+  ascending.resize(static_cast<std::size_t>(count * step));
+  std::sort(ascending.begin(), ascending.end());
+  if (epoch == 0) return ascending;
+  std::vector<std::int64_t> samples;
+  samples.reserve(ascending.size());
+  for (const std::int64_t at : epoch_permutation(count, seed_, epoch))
+    samples.insert(samples.end(), ascending.begin() + at * step, ascending.begin() + (at + 1) * step);
+  return samples;
+}
+
+EpochOrder LengthSampler::epoch(std::int64_t number, int rank) const {
+  return [this, rank, samples = samples(number)](std::int64_t step) {
+    std::vector<std::int64_t> batch;
+    for (std::int64_t i = 0; i < batch_; ++i)
+      batch.push_back(samples[static_cast<std::size_t>((step * batch_ + i) * ranks_ + rank)]);
+    return batch;
+  };
+}
+
+StreamSampler::StreamSampler(std::int64_t tokens, std::int64_t window, int ranks, std::int64_t batch,
+                             bool train)
+    : Sampler(ranks, batch),
+      window_(window),
+      columns_(train ? ranks * batch : std::max<std::int64_t>(ranks, batch)) {
+  TOPKNOT_CHECK(window >= 1, "no window");
+  if (!train) {
+    windows_ = (std::max<std::int64_t>(0, tokens - 1) + window - 1) / window;
+    return;
   }
-  return result;
+  stride_ = tokens / columns_;
+  windows_ = std::max<std::int64_t>(0, stride_ - 1) / window * columns_;
+  if (windows_ == 0)
+    throw UserError(
+        fmt::format("data.batch_size: {} tokens in {} columns ({} ranks x batch {}) are {} each, which hold "
+                    "no window of {} "
+                    "(data.sequence_length) and the token after it; lower one of these",
+                    tokens, columns_, ranks, batch, stride_, window));
 }
 
-EvalSampler::EvalSampler(std::int64_t size, int ranks, std::int64_t batch)
-    : size_(size), ranks_(ranks), batch_(batch) {
-  TOPKNOT_CHECK(ranks >= 1, "no ranks");
-  if (batch < 1) throw UserError(fmt::format("data.batch_size: {} is not at least 1", batch));
+std::int64_t StreamSampler::steps(int rank) const {
+  return first_column(rank) < first_column(rank + 1) ? length(first_column(rank)) : 0;
 }
 
-std::vector<std::int64_t> EvalSampler::batch(int rank, std::int64_t step) const {
-  const std::int64_t from = begin(rank) + step * batch_;
-  const std::int64_t count = std::clamp<std::int64_t>(begin(rank + 1) - from, 0, batch_);
-  std::vector<std::int64_t> result(static_cast<std::size_t>(count));
-  std::iota(result.begin(), result.end(), from);
-  return result;
+std::int64_t StreamSampler::shard_size(int rank) const {
+  std::int64_t sum = 0;
+  for (std::int64_t c = first_column(rank); c < first_column(rank + 1); ++c) sum += length(c);
+  return sum;
+}
+
+std::int64_t StreamSampler::begin(std::int64_t c) const {
+  if (stride_ > 0) return c * stride_;
+  return (windows_ / columns_ * c + std::min(c, windows_ % columns_)) * window_;
+}
+
+EpochOrder StreamSampler::epoch(std::int64_t /*number*/, int rank) const {
+  return [this, rank](std::int64_t step) {
+    std::vector<std::int64_t> offsets;
+    for (std::int64_t c = first_column(rank); c < first_column(rank + 1) && step < length(c); ++c)
+      offsets.push_back(begin(c) + step * window_);
+    return offsets;
+  };
 }
 
 }  // namespace topknot

@@ -1,9 +1,9 @@
 #pragma once
-// Which samples a rank sees, in which order. Everything is a pure function of (seed, epoch, rank, step): no
+// Which samples a rank takes, in which order. Everything is a pure function of (seed, epoch, rank, step): no
 // state is carried from step to step, so a resumed run goes straight to its step.
 
 #include <cstdint>
-#include <span>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,63 +24,122 @@ struct ShardRule {
 // "even", "uneven:4", "by_label"; UserError (data.shard) for anything else.
 ShardRule parse_shard_rule(const std::string& text);
 
+// 0 .. n-1 in an order given by (seed, epoch): Fisher and Yates on counter-based numbers.
+std::vector<std::int64_t> epoch_permutation(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
+
+// A rank's batches of an epoch: the samples of `step`, in order. Any number of threads may call it; its sampler must
+// outlive it.
+using EpochOrder = std::function<std::vector<std::int64_t>(std::int64_t step)>;
+
+class Sampler {
+ public:
+  virtual ~Sampler() = default;
+  virtual std::int64_t steps(int rank) const = 0;  // batches of an epoch; when training, equal on all ranks
+  virtual std::int64_t shard_size(int rank) const = 0;  // a rank's samples
+  // Aggregation weight of each rank, so that the mean weight is 1.
+  virtual std::vector<float> weights() const;
+  // May cost a pass over the samples; nothing to enter at any step.
+  virtual EpochOrder epoch(std::int64_t number, int rank) const = 0;
+
+ protected:
+  // UserError where `batch` is not at least 1.
+  Sampler(int ranks, std::int64_t batch);
+  std::int64_t ranks_, batch_;
+};
+
 // Training order. Each epoch the samples are permuted by (seed, epoch) and cut into the ranks' shards
 // (by_label: sorted by label after that, and each shard shuffled). All ranks do the same number of steps,
 // those that the largest shard fills; a smaller shard goes round again, in a new order each time.
-class TrainSampler {
+class TrainSampler final : public Sampler {
  public:
   // `size` samples; `labels` has one per sample and is read for by_label only. `batch` samples per rank and
   // step. UserError where a shard would be empty, or by_label has no labels.
   TrainSampler(std::int64_t size, std::vector<std::int32_t> labels, const ShardRule& rule, int ranks,
                std::int64_t batch, std::uint64_t seed);
 
-  std::int64_t shard_size(int rank) const;
   // floor(largest shard / batch), at least 1.
-  std::int64_t steps_per_epoch() const { return steps_; }
-  // Aggregation weight of each rank: its shard over the mean shard, so that the mean weight is 1 and the
-  // weighted average of the ranks' mean gradients counts each sample alike. All exactly 1 for even shards.
-  std::vector<float> weights() const;
-
-  // A rank's order within one epoch. Costs one pass over the samples to make, nothing to enter at any step.
-  class Epoch {
-   public:
-    // The batch of `step`: `batch` sample indices, in order.
-    std::vector<std::int64_t> batch(std::int64_t step) const;
-    const std::vector<std::int64_t>& shard() const { return shard_; }  // the first round's order
-
-   private:
-    friend class TrainSampler;
-    std::vector<std::int64_t> round_order(std::int64_t round) const;
-    std::vector<std::int64_t> shard_;
-    std::int64_t batch_ = 1;
-    std::uint64_t seed_ = 0;
-    std::uint32_t epoch_ = 0, rank_ = 0;
-  };
-  Epoch epoch(std::int64_t number, int rank) const;
+  std::int64_t steps(int /*rank*/) const override { return steps_; }
+  std::int64_t shard_size(int rank) const override;
+  // A shard over the mean shard: then the weighted average of the ranks' mean gradients counts each sample alike. All
+  // exactly 1 for even shards.
+  std::vector<float> weights() const override;
+  EpochOrder epoch(std::int64_t number, int rank) const override;
+  // A rank's samples in the order of the first round.
+  std::vector<std::int64_t> shard(std::int64_t epoch, int rank) const;
 
  private:
+  std::vector<std::int64_t> round_order(std::vector<std::int64_t> shard, std::int64_t epoch, int rank,
+                                        std::int64_t round) const;
+
   std::vector<std::int32_t> labels_;
   ShardRule rule_;
   std::vector<std::int64_t> starts_;  // ranks + 1 positions in the dealt order
-  std::int64_t size_, batch_, steps_;
+  std::int64_t size_, steps_;
   std::uint64_t seed_;
 };
 
 // Evaluation: every sample once over all ranks, in the data set's order. Rank r has [begin(r), begin(r + 1)),
 // which may be empty; its last batch may be short.
-class EvalSampler {
+class EvalSampler final : public Sampler {
  public:
-  EvalSampler(std::int64_t size, int ranks, std::int64_t batch);
-  std::int64_t shard_size(int rank) const { return begin(rank + 1) - begin(rank); }
-  std::int64_t steps(int rank) const { return (shard_size(rank) + batch_ - 1) / batch_; }
-  std::vector<std::int64_t> batch(int rank, std::int64_t step) const;
+  EvalSampler(std::int64_t size, int ranks, std::int64_t batch) : Sampler(ranks, batch), size_(size) {}
+  std::int64_t steps(int rank) const override { return (shard_size(rank) + batch_ - 1) / batch_; }
+  std::int64_t shard_size(int rank) const override { return begin(rank + 1) - begin(rank); }
+  EpochOrder epoch(std::int64_t number, int rank) const override;
 
  private:
   std::int64_t begin(int rank) const { return size_ * rank / ranks_; }
-  std::int64_t size_, ranks_, batch_;
+  std::int64_t size_;
 };
 
-// 0 .. n-1 in an order given by (seed, epoch): Fisher and Yates on counter-based numbers.
-std::vector<std::int64_t> epoch_permutation(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
+// Training batches of samples of similar length, which take little padding, for a data set whose samples stand in ascending
+// order of length. The ranks' batches of a step are neighbours in that order. The first epoch takes the steps in order,
+// shortest first, as SortaGrad does (Deep Speech 2, section 3.2); later ones in an order given by (seed, epoch).
+class LengthSampler final : public Sampler {
+ public:
+  // UserError where the samples do not fill one step of all ranks.
+  LengthSampler(std::int64_t size, int ranks, std::int64_t batch, std::uint64_t seed);
+
+  // What does not fill a step is left out: samples drawn anew in each epoch.
+  std::int64_t steps(int /*rank*/) const override { return size_ / (ranks_ * batch_); }
+  std::int64_t shard_size(int rank) const override { return steps(rank) * batch_; }
+  EpochOrder epoch(std::int64_t number, int rank) const override;
+  // All ranks' samples of an epoch, step by step, each step's in ascending order.
+  std::vector<std::int64_t> samples(std::int64_t epoch) const;
+
+ private:
+  std::int64_t size_;
+  std::uint64_t seed_;
+};
+
+// Windows of a token stream for recurrent models, as Zaremba, Sutskever, Vinyals (arXiv 1409.2329) lay them out: the stream
+// is cut into columns. Row i of a rank's batches goes down one column, a window of tokens per step, so that the state
+// carried from batch to batch is that of the text before the window. A sample is a window's first token.
+class StreamSampler final : public Sampler {
+ public:
+  // A stream of `tokens` in windows of `window`, in which every token but the last is followed by one to predict.
+  // Training: `batch` columns per rank, all of one length; what does not fill a window in each of them is left out.
+  // Evaluation: `batch` columns over all ranks (one per rank where there are more ranks), so that the result does not
+  // depend on their number. They differ by a window at most, the longer ones come first, and the stream's last window may
+  // reach beyond its end. UserError where a training column would have no window.
+  StreamSampler(std::int64_t tokens, std::int64_t window, int ranks, std::int64_t batch, bool train);
+
+  std::int64_t steps(int rank) const override;       // evaluation: ranks differ by one at most
+  std::int64_t shard_size(int rank) const override;  // windows in all of its columns
+  // In evaluation the last batch has the rows of the longer columns only. The same in every epoch.
+  EpochOrder epoch(std::int64_t number, int rank) const override;
+
+ private:
+  std::int64_t first_column(int rank) const { return columns_ * rank / ranks_; }
+  // Windows in column c, and the stream's first token in it.
+  std::int64_t length(std::int64_t c) const {
+    return windows_ / columns_ + (c < windows_ % columns_ ? 1 : 0);
+  }
+  std::int64_t begin(std::int64_t c) const;
+
+  std::int64_t window_, columns_;
+  std::int64_t stride_ = 0;   // training: tokens of a column
+  std::int64_t windows_ = 0;  // over all columns
+};
 
 }  // namespace topknot

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "nn/core/rng.h"
-
 namespace topknot {
 namespace {
 

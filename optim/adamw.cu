@@ -1,7 +1,7 @@
 #include <topknot_kernel.h>
 
 #include "nn/core/cuda/kernel_tools.h"
-#include "nn/core/kernels.h"
+#include "nn/core/device.h"
 #include "optim/rules.h"
 
 namespace topknot::cuda {

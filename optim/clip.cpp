@@ -7,7 +7,7 @@
 
 #include "nn/base/check.h"
 #include "nn/base/text.h"
-#include "nn/core/kernels.h"
+#include "nn/core/device.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "nn/base/registry.h"
-#include "nn/core/kernels.h"
+#include "nn/core/device.h"
 #include "nn/core/parameter.h"
 #include "nn/core/step.h"
 #include "optim/rules.h"
@@ -61,7 +61,7 @@ struct OptimizerType {
 };
 Registry<OptimizerType>& optimizers();
 
-// Of a class whose functions by device are `Kernels` (nn/core/kernels.h).
+// Of a class whose functions by device are `Kernels` (nn/core/device.h).
 template <class Class, class Kernels>
 OptimizerType optimizer_type() {
   return {[](const OptimizerOptions& options, ParameterArena& arena) -> std::unique_ptr<Optimizer> {

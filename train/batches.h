@@ -7,7 +7,7 @@
 
 #include "data/loader.h"
 #include "nn/core/autograd.h"
-#include "nn/layers/module.h"
+#include "nn/layers/layers.h"
 
 namespace topknot {
 

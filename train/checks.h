@@ -2,6 +2,7 @@
 // What must be the same on all ranks: the configuration and the data, compared before the first step, the compute threads, and
 // the parameters, compared between steps. Each check is collective and, if the ranks differ, throws the same error on every rank.
 
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -13,6 +14,15 @@
 #include "train/setup.h"
 
 namespace topknot {
+
+// Rank 0's values, on every rank: their number, then their bytes. Collective.
+template <class Values>
+void share(Communicator& communicator, Values& values) {
+  std::uint64_t size = values.size();
+  communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+  values.resize(size);
+  communicator.broadcast(std::as_writable_bytes(std::span(values)), 0);
+}
 
 // The program's version and the keys of the configuration, but for those that say where a rank runs. UserError: what differs,
 // every value, and the ranks that have it; check_same_data() too.

@@ -1,18 +1,51 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "compress/sparse.h"
+#include "dist/comm/collective_queue.h"
+#include "dist/comm/communicator.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"
-#include "train/plan/step_cost.h"
+#include "nn/core/pass_cost.h"
+#include "train/evaluate.h"
 #include "train/setup.h"
 #include "train/start.h"
 
 namespace topknot {
 namespace {
 
+constexpr int kMostSamples = 4;               // of a counted pass
 constexpr std::size_t kMostPhasesShown = 12;  // of a density warm-up
+
+struct Pass {
+  double forward = 0, backward = 0;  // operations
+  double peak = 0;                   // bytes
+};
+
+Pass count_pass(const Config& config, const Dataset& data, BuiltModel& model, int samples,
+                const GradientHook& hook) {
+  LoaderOptions options = loader_options(config, data, true, 0, 1);
+  options.batch_size = samples;
+  options.workers = 0;
+  Loader loader(data, options);
+  loader.start_epoch(1);  // the first may be of short recordings
+  Batch batch;
+  loader.next(batch);
+  model.store.arena().clear_gradients();
+  const PassCost cost;
+  const std::vector<std::int32_t> frames = output_frames(*model.module, batch);
+  ForwardContext context;
+  context.frames = frames;
+  const Variable loss = batch_loss(model.forward(batch.images, context), view_of(batch, frames));
+  Pass pass;
+  pass.forward = cost.flops();
+  backward(loss, hook);
+  pass.backward = cost.flops() - pass.forward;
+  pass.peak = static_cast<double>(cost.peak_bytes());
+  return pass;
+}
 
 void print_parameters(const ParameterStore& store, const ParameterArena& arena, bool compressed) {
   std::printf("%-32s %-18s %12s %12s  %s\n", "parameter", "shape", "elements", "offset", "is sent");
@@ -86,6 +119,32 @@ void print_memory(const Config& config, const Dataset& data, const ParameterAren
 }
 
 }  // namespace
+
+StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& model,
+                         const ExchangeOptions& options) {
+  StepCost cost;
+  ParameterArena& arena = model.store.arena();
+  for (const auto& buffer : make_optimizer(config.optimizer, arena)->state())
+    cost.optimizer += static_cast<double>(buffer.size_bytes());
+
+  const auto group = make_thread_group(1, config.dist.timeout_s);
+  CollectiveQueue queue(*group[0]);
+  Exchange exchange(arena, queue, options);
+  exchange.begin_step(0, density_at_epoch(config, 0), {}, config.optimizer.lr);
+  const int batch = config.data.batch_size, most = std::min(batch, kMostSamples);
+  const Pass small = count_pass(config, data, model, 1, {});
+  const Pass large =
+      count_pass(config, data, model, most, [&](Parameter& parameter) { exchange.ready(parameter); });
+  exchange.finish(true);
+  cost.method = static_cast<double>(exchange.state().size());
+
+  const double samples = batch, steps = config.train.accumulate;
+  cost.forward_flops = steps * samples / most * large.forward;
+  cost.backward_flops = steps * samples / most * large.backward;
+  cost.activations = large.peak;
+  if (most > 1) cost.activations += (samples - most) * (large.peak - small.peak) / (most - 1);
+  return cost;
+}
 
 void print_dry_run(const Config& config) {
   if (config.train.device != "cuda") check_device(config);  // a GPU's run can be looked at without the GPU

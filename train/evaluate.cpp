@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "data/transcript.h"
+#include "data/speech.h"
 #include "nn/ops/ops.h"
 
 namespace topknot {

@@ -101,16 +101,7 @@ CompressOptions compress_options(const Config& config) {
 }
 
 ExchangeOptions exchange_options(const Config& config) {
-  ExchangeOptions options;
-  options.compress = compress_options(config);
-  options.dense_values = config.compress.dense_values;
-  options.scope = config.compress.scope;
-  options.merge = config.exchange.merge;
-  options.groups.assign(config.exchange.groups.begin(), config.exchange.groups.end());
-  options.collective = config.exchange.collective;
-  options.ranks_per_host = config.exchange.ranks_per_host;
-  options.ordered_sum = config.dist.ordered_sum;
-  return options;
+  return {config.exchange, config.compress, compress_options(config), config.dist.ordered_sum};
 }
 
 ExchangeOptions exchange_options(const Config& config, const ParameterArena& arena) {
@@ -148,13 +139,11 @@ std::chrono::milliseconds stop_patience(const Config& config, std::chrono::milli
 
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks) {
   LoaderOptions options;
-  options.batch = config.data.batch_size;
-  options.rank = rank;
-  options.ranks = ranks;
+  static_cast<LoaderKeys&>(options) = config.data;
+  options.rank = rank, options.ranks = ranks;
   options.shard = parse_shard_rule(config.data.shard);
   options.seed = config.seed;
   options.augment = train && resolve_augment(config.data.augment, data);
-  options.workers = config.data.workers;
   options.max_bad_files = config.data.max_bad_files;
   options.train = train;
   options.stop_patience = stop_patience(config, options.stop_patience);
@@ -275,12 +264,12 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
     const Loader loader(*data.train, options);
     const Plan plan = plan_steps(config, loader);
     epochs = (plan.total_steps + plan.steps_per_epoch - 1) / plan.steps_per_epoch;
-    if (options.batch > loader.shard_size())
+    if (options.batch_size > loader.shard_size())
       check.warnings.push_back(
           fmt::format("data.batch_size: {} is more than the {} of a rank's shard ({} over {}): samples "
                       "repeat within a batch; "
                       "lower it or dist.ranks",
-                      options.batch, count_text(loader.shard_size(), "sample"),
+                      options.batch_size, count_text(loader.shard_size(), "sample"),
                       count_text(data.train->size(), "sample"), count_text(ranks, "rank")));
   });
   attempt({"model.", "data.", "seed", "compress.dense_1d", "compress.min_numel"},

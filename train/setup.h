@@ -10,7 +10,7 @@
 
 #include "data/loader.h"
 #include "dist/exchange/exchange.h"
-#include "nn/layers/module.h"
+#include "nn/layers/layers.h"
 #include "train/config/config.h"
 
 namespace topknot {
@@ -96,6 +96,19 @@ Plan plan_steps(const Config& config, const Loader& loader);
 std::int64_t evaluation_batches(const Config& config, const Dataset& data, int ranks);
 // Evaluations that come after `step` steps, with train.eval_every as `every`.
 std::int64_t evaluations_left(const Plan& plan, double every, std::int64_t step);
+
+// What a step costs each rank in memory and computation, counted in a step of a few samples.
+struct StepCost {
+  double forward_flops = 0, backward_flops = 0;  // of a step, PassCost::flops()
+  double activations = 0;  // bytes of tensors at the peak of a pass over one batch, as on a CPU in fp32
+  double optimizer = 0;    // bytes of the optimizer's buffers
+  double method = 0;       // bytes that a method carries from step to step, beside the residual
+};
+
+// Makes a step of a few samples with `model`, whose weights stay as they are; activations and operations are
+// extrapolated to data.batch_size. `options`: as stand_in_options().
+StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& model,
+                         const ExchangeOptions& options);
 
 // --dry-run: the parameter table, the groups, bytes, memory and operations per step, on standard output. Throws UserError
 // as a run would, but for a GPU that is not there.

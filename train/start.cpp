@@ -14,8 +14,8 @@
 #include "nn/base/text.h"
 #include "nn/core/device.h"
 #include "nn/ops/cpu/onednn.h"
+#include "train/checkpoint/checkpointer.h"
 #include "train/checkpoint/model_file.h"
-#include "train/checkpoint/resume.h"
 #include "train/trainer.h"
 
 namespace topknot {

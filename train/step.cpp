@@ -215,6 +215,10 @@ void Step::all_reduce(std::span<double> sums) {
   runner_->in_phase(Phase::metrics, [&] { queue_.run([&](Communicator& c) { c.all_reduce(sums); }); });
 }
 
+void Step::all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
+  runner_->in_phase(Phase::metrics, [&] { queue_.run([&](Communicator& c) { c.all_gather(mine, all); }); });
+}
+
 // An evaluation begins from recurrent states of zeros, and training goes on from its own.
 std::optional<Evaluation> Step::evaluate(Split split, const EvaluationHook& hook) {
   ParameterStore& store = model_->store;

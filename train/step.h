@@ -58,6 +58,7 @@ class Step {
 
   // All of these are collective.
   void all_reduce(std::span<double> sums);
+  void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all);  // by rank
   // Of the test set or, where the run has one, the held-out set. None where the hook ended it, which it must do on all
   // ranks alike.
   std::optional<Evaluation> evaluate(Split split, const EvaluationHook& hook);

@@ -8,7 +8,7 @@
 #include "nn/base/log.h"
 #include "nn/base/program.h"
 #include "train/checkpoint/model_file.h"
-#include "train/config/cli.h"
+#include "train/config/config.h"
 #include "train/network_check.h"
 #include "train/setup.h"
 #include "train/start.h"

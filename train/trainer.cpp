@@ -15,7 +15,7 @@
 #include "nn/base/log.h"
 #include "nn/base/program.h"
 #include "nn/base/text.h"
-#include "train/checkpoint/resume.h"
+#include "train/checkpoint/checkpointer.h"
 #include "train/checks.h"
 #include "train/metrics/metrics.h"
 #include "train/reporter.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "data/pixel_rule.h"
+#include "data/transforms.h"
 #include "nn/base/check.h"
 #include "nn/core/cuda/kernel_tools.h"
 

@@ -20,7 +20,8 @@ bool ExchangeOptions::hierarchical(int ranks) const {
 
 std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOptions& options) {
   compressors().find(options.compress.name);  // a wrong name is an error even where everything stays dense
-  return cut_groups(arena, options.compressing(), options.scope, options.merge, options.groups);
+  return cut_groups(arena, options.compressing(), options.scope, options.merge,
+                    {options.groups.begin(), options.groups.end()});
 }
 
 Exchange::Exchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options)

@@ -37,26 +37,32 @@ namespace topknot {
 
 class CollectiveQueue;
 
-struct ExchangeOptions {
-  CompressOptions compress;
-  // compress.scope: over what k and the threshold are computed: model, group, tensor.
-  std::string scope = "group";
-  // exchange.merge: what is sent together (dist/plan/merge_plan.h).
+// Section `exchange` of a configuration.
+struct ExchangeKeys {
+  // What is sent together (dist/plan/merge_plan.h).
   std::string merge = "all";
-  // exchange.groups: the plan of a merge rule that measures, parameters per group in arena order; or empty.
-  std::vector<std::size_t> groups = {};
-  // exchange.collective: all_gather, or a sparse collective (dist/sparse/sparse_collective.h), which needs a method
-  // that sends entries with values as they are.
+  // The plan of a merge rule that measures, parameters per group in arena order; or empty.
+  std::vector<int> groups = {};
+  // all_gather, or a sparse collective (dist/sparse/sparse_collective.h), which needs a method that sends entries with
+  // values as they are.
   std::string collective = "all_gather";
+  // So many neighbouring ranks sum their gradients dense, and a host of them compresses as one rank does
+  // (dist/sparse/hierarchical.h). Must divide the ranks; 0 and 1: no hierarchy. Not for method dense.
+  int ranks_per_host = 0;
+};
+
+// What section `compress` has for all groups, whatever the method.
+struct CompressKeys {
+  std::string scope = "group";  // over what k and the threshold are computed: model, group, tensor
+  // How the dense groups of a compressed method are sent. fp32: summed as they are; another value codec: gathered in it,
+  // and its error is carried to the next step.
+  std::string dense_values = "fp32";
+};
+
+struct ExchangeOptions : ExchangeKeys, CompressKeys {
+  CompressOptions compress = {};
   // dist.ordered_sum; a compressed method sums its dense groups in rank order anyway.
   bool ordered_sum = false;
-  // compress.dense_values: how the dense groups of a compressed method are sent. fp32: summed as they are;
-  // another value codec: gathered in it, and its error is carried to the next step.
-  std::string dense_values = "fp32";
-  // exchange.ranks_per_host (dist/sparse/hierarchical.h): so many neighbouring ranks sum their gradients dense, and a
-  // host of them compresses as one rank does. Must divide the ranks; 0 and 1: no hierarchy. Not for method
-  // dense.
-  int ranks_per_host = 0;
   // compress.layer_density: densities by parameter name, which hold where they exceed the step's; or empty.
   std::map<std::string, double> layer_density = {};
 

@@ -20,7 +20,10 @@ class UserError : public Error {
   using Error::Error;
 };
 
-[[noreturn]] void fail_check(const char* condition, const std::string& message, const char* file, int line);
+[[noreturn]] inline void fail_check(const char* condition, const std::string& message, const char* file,
+                                    int line) {
+  throw Error(message + " [failed: " + condition + " at " + file + ":" + std::to_string(line) + "]");
+}
 
 }  // namespace topknot
 

@@ -26,10 +26,14 @@ inline double seconds_since(Clock::time_point start) {
 
 // Of one call of `work`.
 template <class Work>
-double milliseconds_of(Work&& work) {
+double seconds_for(Work&& work) {
   const auto start = Clock::now();
   work();
-  return 1e3 * seconds_since(start);
+  return seconds_since(start);
+}
+template <class Work>
+double milliseconds_of(Work&& work) {
+  return 1e3 * seconds_for(work);
 }
 
 // Adds the time of a scope to a total.

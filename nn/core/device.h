@@ -1,16 +1,18 @@
 #pragma once
 // Where a tensor lives. The CPU is always there; CUDA is there when the build found it and a GPU can be used.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "nn/core/kernels.h"
 #include "nn/core/step.h"
 
 namespace topknot {
+
+enum class DeviceKind { cpu, cuda };
 
 struct Device {
   DeviceKind kind = DeviceKind::cpu;
@@ -68,5 +70,27 @@ bool built_with_cuda();
 // "auto" (a GPU if there is one), "cpu" or "cuda"; throws UserError for anything else or a GPU that is not
 // there.
 Device parse_device(const std::string& name);
+
+// Functions that differ between devices: a struct of function pointers, registered once for each kind of device by the file
+// that has them, and found by the device of the memory.
+template <class Kernels>
+inline std::array<const Kernels*, 2> registered_kernels{};  // by DeviceKind; null: the device has none
+
+template <class Kernels>
+class RegisterKernels {
+ public:
+  RegisterKernels(DeviceKind kind, const Kernels& kernels) : kernels_(kernels) {
+    registered_kernels<Kernels>[static_cast<std::size_t>(kind)] = &kernels_;
+  }
+  RegisterKernels(const RegisterKernels&) = delete;
+
+ private:
+  Kernels kernels_;
+};
+
+template <class Kernels>
+const Kernels* find_kernels(DeviceKind kind) {
+  return registered_kernels<Kernels>[static_cast<std::size_t>(kind)];
+}
 
 }  // namespace topknot

@@ -1,4 +1,4 @@
-// Stands in for cuda/device.cpp in a build without CUDA.
+// Stands in for cuda/device.cu in a build without CUDA.
 #include "nn/base/check.h"
 #include "nn/core/device.h"
 

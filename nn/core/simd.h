@@ -111,7 +111,6 @@ TOPKNOT_INLINE void finish_streaming() {
 
 // x[i] *= factor for i < n, in the calling thread.
 void multiply(float* x, std::size_t n, float factor);
-void multiply(double* x, std::size_t n, double factor);
 
 // exp, the logistic function and tanh of 16 lanes, with the same bits in every version that TOPKNOT_MULTIVERSION makes.
 // Polynomials of Moshier's Cephes library in single precision (expf.c, tanhf.c). A NaN stays one.

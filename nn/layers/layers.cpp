@@ -1,9 +1,5 @@
 #include "nn/layers/layers.h"
 
-#include <cmath>
-
-#include "nn/ops/ops.h"
-
 namespace topknot {
 namespace {
 
@@ -77,16 +73,6 @@ Linear::Linear(ParameterStore& store, const std::string& name, std::int64_t in, 
 
 Variable Linear::forward(const Variable& x, const ForwardContext& context) {
   return linear(x, context.use(*weight_), context.use(*bias_));
-}
-
-Variable Relu::forward(const Variable& x, const ForwardContext&) {
-  return relu(x);
-}
-Variable GlobalAveragePool::forward(const Variable& x, const ForwardContext&) {
-  return global_average_pool(x);
-}
-Variable Flatten::forward(const Variable& x, const ForwardContext&) {
-  return flatten(x);
 }
 
 Variable Branches::forward(const Variable& x, const ForwardContext& context) {

@@ -5,9 +5,7 @@
 //    response normalisation after the first two; 60,965,224 parameters.
 #include <fmt/format.h>
 
-#include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

@@ -4,9 +4,7 @@
 // 27,569,568 parameters with 5 layers of 800 units and 29 characters.
 #include <fmt/format.h>
 
-#include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

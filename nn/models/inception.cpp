@@ -2,7 +2,6 @@
 // learning", AAAI 2017, figures 3 to 9): 42,679,816 parameters for 1000 classes.
 #include <fmt/format.h>
 
-#include "nn/layers/layers.h"
 #include "nn/models/model.h"
 
 namespace topknot {

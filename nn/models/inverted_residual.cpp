@@ -8,9 +8,7 @@
 //    4,652,008 parameters.
 #include <fmt/format.h>
 
-#include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

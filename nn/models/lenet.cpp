@@ -1,5 +1,4 @@
 // LeNet-5 (LeCun, Bottou, Bengio, Haffner, 1998) as it is built today: ReLU, max pooling, softmax.
-#include "nn/layers/layers.h"
 #include "nn/models/model.h"
 
 namespace topknot {

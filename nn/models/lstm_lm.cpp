@@ -4,9 +4,7 @@
 // model.init_uniform is given.
 #include <fmt/format.h>
 
-#include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {

@@ -2,7 +2,6 @@
 // default, the fcn5net of the GaussianK-SGD experiments). And what all models share.
 #include <fmt/format.h>
 
-#include "nn/layers/layers.h"
 #include "nn/models/model.h"
 
 namespace topknot {

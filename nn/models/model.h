@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "nn/base/registry.h"
-#include "nn/layers/module.h"
+#include "nn/layers/layers.h"
 
 namespace topknot {
 

@@ -8,9 +8,7 @@
 //    torchvision ("version 1.5"), not the 1x1 before it, as in the paper.
 #include <fmt/format.h>
 
-#include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "nn/ops/ops.h"
 
 namespace topknot {
 namespace {
@@ -46,23 +44,6 @@ class BasicBlock final : public Module {
   std::unique_ptr<ConvBn> projection_;
 };
 
-ModulePtr make_resnet(ParameterStore& store, const ModelOptions& options,
-                      const std::vector<std::int64_t>& widths, int blocks, ShortcutKind shortcut) {
-  require_images(options, "a resnet", 8);
-  auto model = std::make_unique<Sequential>();
-  model->add<ConvBn>(store, "stem", ConvGeometry{options.input[0], widths[0], 3, 1, 1});
-  std::int64_t in = widths[0];
-  for (std::size_t stage = 0; stage < widths.size(); ++stage)
-    for (int block = 0; block < blocks; ++block) {
-      const std::string name = fmt::format("stage{}.block{}", stage + 1, block + 1);
-      model->add<BasicBlock>(store, name, in, widths[stage], stage > 0 && block == 0 ? 2 : 1, shortcut);
-      in = widths[stage];
-    }
-  model->add<GlobalAveragePool>();
-  model->add<Linear>(store, "fc", in, options.outputs);
-  return model;
-}
-
 // 1x1, 3x3, 1x1; four times as wide outside as inside.
 class Bottleneck final : public Module {
  public:
@@ -87,23 +68,23 @@ class Bottleneck final : public Module {
   std::unique_ptr<ConvBn> projection_;
 };
 
-template <class Block, int... kBlocks>
-ModulePtr make_imagenet_resnet(ParameterStore& store, const ModelOptions& options) {
+// The stem's convolution, with pooling after it or without, then blocks[i] blocks of widths[i] channels inside; a stage but the
+// first begins with a stride of 2.
+template <class Block, class... Shortcut>
+ModulePtr make_resnet(ParameterStore& store, const ModelOptions& options, const ConvGeometry& stem,
+                      bool pooled, const std::vector<std::int64_t>& widths, const std::vector<int>& blocks,
+                      Shortcut... shortcut) {
   require_images(options, "a resnet", 8);
   auto model = std::make_unique<Sequential>();
-  model->add<ConvBn>(store, "stem", ConvGeometry{options.input[0], 64, 7, 2, 3});
-  model->add<Pool>(PoolGeometry{PoolKind::max, 3, 2, 1});
-  std::int64_t in = 64, width = 64;
-  int stage = 0;
-  for (const int blocks : {kBlocks...}) {
-    ++stage;
-    for (int block = 1; block <= blocks; ++block) {
-      const std::string name = fmt::format("stage{}.block{}", stage, block);
-      model->add<Block>(store, name, in, width, stage > 1 && block == 1 ? 2 : 1);
-      in = Block::kExpansion * width;
+  model->add<ConvBn>(store, "stem", stem);
+  if (pooled) model->add<Pool>(PoolGeometry{PoolKind::max, 3, 2, 1});
+  std::int64_t in = stem.out;
+  for (std::size_t stage = 0; stage < widths.size(); ++stage)
+    for (int block = 0; block < blocks[stage]; ++block) {
+      const std::string name = fmt::format("stage{}.block{}", stage + 1, block + 1);
+      model->add<Block>(store, name, in, widths[stage], stage > 0 && block == 0 ? 2 : 1, shortcut...);
+      in = Block::kExpansion * widths[stage];
     }
-    width *= 2;
-  }
   model->add<GlobalAveragePool>();
   model->add<Linear>(store, "fc", in, options.outputs);
   return model;
@@ -111,11 +92,19 @@ ModulePtr make_imagenet_resnet(ParameterStore& store, const ModelOptions& option
 
 template <int kDepth>
 ModulePtr make_cifar_resnet(ParameterStore& store, const ModelOptions& options) {
-  return make_resnet(store, options, {16, 32, 64}, (kDepth - 2) / 6, ShortcutKind::pad);
+  return make_resnet<BasicBlock>(store, options, {options.input[0], 16, 3, 1, 1}, false, {16, 32, 64},
+                                 std::vector(3, (kDepth - 2) / 6), ShortcutKind::pad);
 }
 
 ModulePtr make_resnet18(ParameterStore& store, const ModelOptions& options) {
-  return make_resnet(store, options, {64, 128, 256, 512}, 2, ShortcutKind::project);
+  return make_resnet<BasicBlock>(store, options, {options.input[0], 64, 3, 1, 1}, false, {64, 128, 256, 512},
+                                 {2, 2, 2, 2});
+}
+
+template <class Block, int... kBlocks>
+ModulePtr make_imagenet_resnet(ParameterStore& store, const ModelOptions& options) {
+  return make_resnet<Block>(store, options, {options.input[0], 64, 7, 2, 3}, true, {64, 128, 256, 512},
+                            {kBlocks...});
 }
 
 const RegisterModel resnet_registered[] = {

@@ -5,7 +5,6 @@
 //  - vgg16_imagenet: the paper's, without batch norm: 138,357,544 parameters for 224x224 images and 1000 classes.
 #include <fmt/format.h>
 
-#include "nn/layers/layers.h"
 #include "nn/models/model.h"
 
 namespace topknot {

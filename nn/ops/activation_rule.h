@@ -75,4 +75,19 @@ struct SiluRule {  // x / (1 + e^-x)
   }
 };
 
+// fn(rule) with the rule's own type, inlined: loops over it are compiled for each instruction set.
+template <class Fn>
+inline __attribute__((always_inline)) void by_kind(const ActivationRule& rule, const Fn& fn) {
+  switch (rule.kind) {
+    case ActivationKind::clamp:
+      return fn(ClampRule{rule.low, rule.high});
+    case ActivationKind::hardswish:
+      return fn(HardswishRule{});
+    case ActivationKind::sigmoid:
+      return fn(SigmoidRule{});
+    case ActivationKind::silu:
+      return fn(SiluRule{});
+  }
+}
+
 }  // namespace topknot

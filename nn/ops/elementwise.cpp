@@ -107,58 +107,37 @@ void relu_backward(const Tensor& y, const Tensor& dy, Tensor& dx) {
   });
 }
 
-template <class Rule, class T>
-TOPKNOT_INLINE void activate(const Rule& rule, const T* x, T* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) narrow(rule.value(widened(x[i])), y[i]);
-}
-template <class Rule, class T>
-TOPKNOT_INLINE void activate_backward(const Rule& rule, const T* x, const T* dy, T* dx, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) narrow(widened(dy[i]) * rule.slope(widened(x[i])), dx[i]);
-}
-
 template <class T>
-TOPKNOT_INLINE void activate_any(const ActivationRule& rule, const T* x, T* y, std::int64_t n) {
-  switch (rule.kind) {
-    case ActivationKind::clamp:
-      return activate(ClampRule{rule.low, rule.high}, x, y, n);
-    case ActivationKind::hardswish:
-      return activate(HardswishRule{}, x, y, n);
-    case ActivationKind::sigmoid:
-      return activate(SigmoidRule{}, x, y, n);
-    case ActivationKind::silu:
-      return activate(SiluRule{}, x, y, n);
-  }
+TOPKNOT_INLINE void activate(const ActivationRule& rule, const T* x, T* y, std::int64_t n) {
+  by_kind(
+      rule, [=](auto of) __attribute__((always_inline)) {
+        for (std::int64_t i = 0; i < n; ++i) narrow(of.value(widened(x[i])), y[i]);
+      });
 }
 template <class T>
-TOPKNOT_INLINE void activate_any_backward(const ActivationRule& rule, const T* x, const T* dy, T* dx,
-                                          std::int64_t n) {
-  switch (rule.kind) {
-    case ActivationKind::clamp:
-      return activate_backward(ClampRule{rule.low, rule.high}, x, dy, dx, n);
-    case ActivationKind::hardswish:
-      return activate_backward(HardswishRule{}, x, dy, dx, n);
-    case ActivationKind::sigmoid:
-      return activate_backward(SigmoidRule{}, x, dy, dx, n);
-    case ActivationKind::silu:
-      return activate_backward(SiluRule{}, x, dy, dx, n);
-  }
+TOPKNOT_INLINE void activate_backward(const ActivationRule& rule, const T* x, const T* dy, T* dx,
+                                      std::int64_t n) {
+  by_kind(
+      rule, [=](auto of) __attribute__((always_inline)) {
+        for (std::int64_t i = 0; i < n; ++i) narrow(widened(dy[i]) * of.slope(widened(x[i])), dx[i]);
+      });
 }
 
 TOPKNOT_MULTIVERSION void activation_loop(const ActivationRule& rule, const Tensor& x, Tensor& y,
                                           std::int64_t begin, std::int64_t end) {
   if (x.dtype() == DType::bf16)
-    activate_any(rule, x.as<BFloat16>() + begin, y.as<BFloat16>() + begin, end - begin);
+    activate(rule, x.as<BFloat16>() + begin, y.as<BFloat16>() + begin, end - begin);
   else
-    activate_any(rule, x.data() + begin, y.data() + begin, end - begin);
+    activate(rule, x.data() + begin, y.data() + begin, end - begin);
 }
 TOPKNOT_MULTIVERSION void activation_backward_loop(const ActivationRule& rule, const Tensor& x,
                                                    const Tensor& dy, Tensor& dx, std::int64_t begin,
                                                    std::int64_t end) {
   if (x.dtype() == DType::bf16)
-    activate_any_backward(rule, x.as<BFloat16>() + begin, dy.as<BFloat16>() + begin,
-                          dx.as<BFloat16>() + begin, end - begin);
+    activate_backward(rule, x.as<BFloat16>() + begin, dy.as<BFloat16>() + begin, dx.as<BFloat16>() + begin,
+                      end - begin);
   else
-    activate_any_backward(rule, x.data() + begin, dy.data() + begin, dx.data() + begin, end - begin);
+    activate_backward(rule, x.data() + begin, dy.data() + begin, dx.data() + begin, end - begin);
 }
 
 void activation_forward(const ActivationRule& rule, const Tensor& x, Tensor& y) {

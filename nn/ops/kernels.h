@@ -8,8 +8,8 @@
 //     void (*backward)(const Tensor& dy, Tensor& dx);
 //   };
 //
-// The CPU's functions are registered in the op's file, or in nn/ops/cpu/x.cpp where they are many or oneDNN's; those for a GPU in
-// nn/ops/cuda/x.cu (or .cpp), and a program has the backends that are linked into it:
+// The CPU's functions are registered in the op's file, those for a GPU in nn/ops/cuda/x.cu (or .cpp), and a program has the
+// backends that are linked into it:
 //
 //   const RegisterKernels<XKernels> registered(DeviceKind::cpu, {.forward = forward, .backward = backward});
 //
@@ -26,7 +26,6 @@
 #include <string>
 
 #include "nn/base/check.h"
-#include "nn/core/kernels.h"
 #include "nn/ops/activation_rule.h"
 #include "nn/ops/ops.h"
 

@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <type_traits>
+
+#include "nn/ops/cpu/channels.h"
 #include "nn/ops/kernels.h"
 
 namespace topknot {
@@ -27,4 +31,52 @@ Variable flatten(const Variable& x) {
           }};
 }
 
+namespace {
+
+// On a CPU.
+
+template <class From, class To>
+void convert_type(const Tensor& x, Tensor& y) {
+  const auto n = static_cast<std::size_t>(x.numel());
+  constexpr std::int64_t kPart = 32768;
+  parallel_ranges((x.numel() + kPart - 1) / kPart, [&](int, std::int64_t begin, std::int64_t end) {
+    const std::size_t first = static_cast<std::size_t>(begin * kPart),
+                      last = std::min(n, static_cast<std::size_t>(end * kPart));
+    if constexpr (std::is_same_v<From, float>)
+      to_bfloat16(x.as<From>() + first, last - first, y.as<To>() + first);
+    else
+      to_float(x.as<From>() + first, last - first, y.as<To>() + first);
+  });
+}
+
+void convert_layout(const Tensor& x, Tensor& y) {
+  const ChannelGeometry g(x);
+  const auto convert = y.layout() == Layout::blocked ? to_blocks : from_blocks;
+  parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
+    by_type(x.dtype(), [&](auto type) {
+      using T = decltype(type);
+      for (std::int64_t n = begin; n < end; ++n)
+        convert(x.dtype(), g.channels, g.pixels, g.image<T>(x, n), g.image<T>(y, n));
+    });
+  });
+}
+
+Tensor convert(const Tensor& x, Layout layout, DType type) {
+  Tensor y = x;
+  if (layout != x.layout()) {
+    y = Tensor::empty(x.shape(), layout, {}, x.dtype());
+    convert_layout(x, y);
+  }
+  if (type == y.dtype()) return y;
+  Tensor z = Tensor::empty(y.shape(), layout, {}, type);
+  if (type == DType::bf16)
+    convert_type<float, BFloat16>(y, z);
+  else
+    convert_type<BFloat16, float>(y, z);
+  return z;
+}
+
+const RegisterKernels<LayoutKernels> layout_registered(DeviceKind::cpu, {.convert = convert});
+
+}  // namespace
 }  // namespace topknot

@@ -1,3 +1,9 @@
+// Pooling: on a CPU windows by oneDNN, and the mean of whole images here.
+#include <map>
+#include <tuple>
+
+#include "nn/ops/cpu/channels.h"
+#include "nn/ops/cpu/onednn.h"
 #include "nn/ops/kernels.h"
 
 namespace topknot {
@@ -35,4 +41,88 @@ Variable global_average_pool(const Variable& x) {
           }};
 }
 
+namespace {
+
+// The calling thread's, made once for each geometry, shape and number of compute threads: a primitive keeps that number.
+std::shared_ptr<const DnnlPair> pool_primitives(const PoolGeometry& g, const Tensor& x, const Tensor& y) {
+  using Key = std::tuple<PoolGeometry, std::array<std::int64_t, 4>, Layout, DType, int>;
+  thread_local std::map<Key, std::shared_ptr<const DnnlPair>> made;
+  auto& pair = made[{g, {x.dim(0), x.dim(1), x.dim(2), x.dim(3)}, x.layout(), x.dtype(), team_size()}];
+  if (pair) return pair;
+  const auto algorithm =
+      g.kind == PoolKind::max ? dnnl::algorithm::pooling_max : dnnl::algorithm::pooling_avg_exclude_padding;
+  const auto src = activation_desc(x.shape(), x.layout(), x.dtype()),
+             dst = activation_desc(y.shape(), x.layout(), x.dtype());
+  const dnnl::memory::dims strides{g.stride, g.stride}, window{g.window, g.window};
+  // oneDNN reads the right and bottom padding; what does not fill a window there is left out.
+  const auto low = g.padding;
+  const auto high = [&](std::int64_t size) {
+    return (g.output_size(size) - 1) * g.stride + g.window - size - low;
+  };
+  const dnnl::memory::dims begin{low, low}, end{high(x.dim(2)), high(x.dim(3))};
+  const auto attributes = user_scratchpad();
+  const dnnl::pooling_forward::primitive_desc f(
+      {dnnl::prop_kind::forward_training, algorithm, src, dst, strides, window, begin, end}, attributes,
+      dnnl_cpu_engine());
+  const dnnl::pooling_backward::primitive_desc b({algorithm, src, dst, strides, window, begin, end},
+                                                 attributes, dnnl_cpu_engine(), f);
+  return pair = std::make_shared<const DnnlPair>(
+             f, DnnlKernel::Arguments{{DNNL_ARG_SRC, src}, {DNNL_ARG_DST, dst}}, b,
+             DnnlKernel::Arguments{{DNNL_ARG_DIFF_DST, dst}, {DNNL_ARG_DIFF_SRC, src}});
+}
+
+// Max pooling keeps in the workspace where each maximum was.
+OpState pool_forward(const PoolGeometry& g, const Tensor& x, Tensor& y) {
+  return DnnlPair::forward(pool_primitives(g, x, y), {x.data(), y.data()});
+}
+
+void pool_backward(const PoolGeometry&, const OpState& state, const Tensor&, const Tensor&, const Tensor& dy,
+                   Tensor& dx) {
+  DnnlPair::backward(state, {dy.data(), dx.data()});
+}
+
+void average_forward(const Tensor& x, Tensor& y) {
+  const ChannelGeometry g(x);
+  const float scale = 1.0f / static_cast<float>(g.pixels);
+  by_type(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
+      for (std::int64_t n = begin; n < end; ++n) {
+        const T* in = g.image<T>(x, n);
+        T* out = y.as<T>() + n * g.channels;
+        for (std::int64_t c = 0; c < g.channels; c += g.block, out += g.block) {
+          float sums[kWidestBlock] = {};
+          for (std::int64_t i = 0; i < g.pixels; ++i)
+            for (int k = 0; k < g.block; ++k) sums[k] += widened(*in++);
+          for (int k = 0; k < g.block; ++k) narrow(sums[k] * scale, out[k]);
+        }
+      }
+    });
+  });
+}
+
+void average_backward(const Tensor& dy, Tensor& dx) {
+  const ChannelGeometry g(dx);
+  const float scale = 1.0f / static_cast<float>(g.pixels);
+  by_type(dx.dtype(), [&](auto type) {
+    using T = decltype(type);
+    parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
+      for (std::int64_t n = begin; n < end; ++n) {
+        T* out = g.image<T>(dx, n);
+        const T* from = dy.as<T>() + n * g.channels;
+        for (std::int64_t c = 0; c < g.channels; c += g.block)
+          for (std::int64_t i = 0; i < g.pixels; ++i)
+            for (int k = 0; k < g.block; ++k) narrow(widened(from[c + k]) * scale, *out++);
+      }
+    });
+  });
+}
+
+const RegisterKernels<PoolKernels> pool_kernels(DeviceKind::cpu,
+                                                {.forward = pool_forward, .backward = pool_backward});
+const RegisterKernels<GlobalAveragePoolKernels> average_kernels(DeviceKind::cpu,
+                                                                {.forward = average_forward,
+                                                                 .backward = average_backward});
+
+}  // namespace
 }  // namespace topknot

@@ -49,7 +49,7 @@ class Cifar10:
         self.evaluated_after = {round(i * self.steps / evaluations) for i in range(1, evaluations + 1)}
 
     def draw_weights(self, model):
-        """Of convolutions normal, of variance 2 / fan-in (nn/layers/module.h). Linear layers have PyTorch's own, as ours."""
+        """Of convolutions normal, of variance 2 / fan-in (nn/layers/layers.h). Linear layers have PyTorch's own, as ours."""
         for module in model.modules():
             if isinstance(module, torch.nn.Conv2d):
                 torch.nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

@@ -2,8 +2,6 @@
 #include <filesystem>
 
 #include "tests/cli/command.h"
-#include "tests/support/catch.h"
-#include "tests/support/free_port.h"
 #include "tests/support/temp_folder.h"
 
 using namespace topknot;
@@ -14,15 +12,6 @@ std::vector<std::uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-// A CIFAR-10 folder whose records are all of class `label`.
-void write_cifar(const TempFolder& temp, std::uint8_t label, std::size_t records) {
-  std::vector<std::uint8_t> file(records * 3073, 7);
-  for (std::size_t i = 0; i < records; ++i) file[i * 3073] = label;
-  for (const char* name : {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
-                           "data_batch_5.bin", "test_batch.bin"})
-    temp.write(name, file);
-}
-
 }  // namespace
 
 // Which ones there are and what is said of them: tests/train/config.
@@ -30,12 +19,7 @@ TEST_CASE("a mistake in a file, a key, a value, a name or between keys ends a ru
   const TempFolder temp;
   temp.write("c.yaml", bytes_of("model:\n  nmae: resnet20\n"));
   check_refused(train(temp.at("c.yaml")), {"model.nmae", "model.name", "c.yaml:2:3"});
-  temp.write("c.yaml", bytes_of("model:\n  name: [resnet20\ntrain: 1\n"));
-  check_refused(train(temp.at("c.yaml")), {"c.yaml:"});
-  check_refused(train(temp.at("absent.yaml")), {"absent.yaml"});
   check_refused(train("optimiser.lr=0.1"), {"optimiser.lr", "did you mean", "optimizer.lr"});
-  check_refused(train("compress.scope=galaxy"), {"compress.scope", "galaxy", "tensor"});
-  check_refused(train("dist.ranks=100000"), {"dist.ranks"});
   check_refused(train("compress.name=top_k"), {"top_k", "did you mean", "topk"});
   check_refused(train("compress.name=topk compress.scope=model exchange.merge=none"),
                 {"compress.scope", "exchange.merge"});
@@ -56,37 +40,21 @@ TEST_CASE("a file that is no configuration is refused with one message: empty, b
                                    std::pair("folder.yaml", "folder")}) {
     const CommandOutcome outcome = train(temp.at(file) + " train.max_steps=1 output.dir=" + temp.at("run"));
     check_refused(outcome, {file, word});
-    CHECK(outcome.code == 2);
+    CHECK(outcome.ended(2));
   }
   CHECK_FALSE(std::filesystem::exists(temp.at("run")));
 }
 
+// What is wrong with which file: tests/data.
 TEST_CASE("missing and damaged data are refused and leave no run directory") {
   const TempFolder temp;
   const std::string run = " output.dir=" + temp.at("run");
   check_refused(train("data.name=cifar10 data.root=" + temp.at("nowhere") + run), {"nowhere", "fetch-data"});
-
-  write_cifar(temp, 3, 10);
+  for (const char* name : {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
+                           "data_batch_5.bin", "test_batch.bin"})
+    temp.write(name, std::vector<std::uint8_t>(10 * 3073, 7));
   check_refused(train("data.name=cifar10 data.root=" + temp.str() + run), {"data_batch_1.bin", "truncated"});
-  write_cifar(temp, 10, 10000);
-  check_refused(train("data.name=cifar10 data.root=" + temp.str() + run), {"data_batch_1.bin", "10"});
-
-  const TempFolder mnist;
-  for (const char* name : {"train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz",
-                           "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"})
-    mnist.write(name, bytes_of("\x1f\x8b\x08 this is no gzip stream"));
-  check_refused(train("data.name=mnist model.name=lenet data.root=" + mnist.str() + run),
-                {"train-images-idx3-ubyte.gz"});
   CHECK_FALSE(std::filesystem::exists(temp.at("run")));
-}
-
-TEST_CASE("an existing run directory is never overwritten silently") {
-  const TempFolder temp;
-  temp.write("run/metrics.jsonl", bytes_of("precious\n"));
-  const auto size = std::filesystem::file_size(temp.at("run/metrics.jsonl"));
-  check_refused(train("model.name=linear train.max_steps=1 output.dir=" + temp.at("run")),
-                {"output.overwrite", temp.at("run").c_str()});
-  CHECK(std::filesystem::file_size(temp.at("run/metrics.jsonl")) == size);
 }
 
 TEST_CASE("a run directory that cannot be written is refused, and so is a full disk") {
@@ -100,16 +68,6 @@ TEST_CASE("a run directory that cannot be written is refused, and so is a full d
                   "train.max_steps=500 train.epochs=500 train.eval_every=0 output.dir=" +
                   temp.at("run")),
       {"metrics.jsonl", "File too large"});
-}
-
-TEST_CASE("a master port in use is refused by name") {
-  const HeldPort held;
-  const std::string port = std::to_string(held.number());
-  const TempFolder temp;
-  check_refused(
-      train("model.name=linear dist.backend=gloo dist.ranks=2 dist.timeout_s=10 dist.master=127.0.0.1:" +
-            port + " output.dir=" + temp.at("run")),
-      {port.c_str(), "dist.master"});
 }
 
 TEST_CASE("where memory runs out a run says what it was for, and never dies of a signal") {
@@ -181,25 +139,23 @@ TEST_CASE("a program that cannot write its standard output fails and says so") {
         "train model.name=linear --validate", "train model.name=linear --dry-run", "compare --help",
         "sparsify --list", "predict --papers", "bench --help", "gpu-check --help"}) {
     const CommandOutcome outcome = run_command(std::string(TOPKNOT_BIN "/") + command + " > /dev/full");
-    INFO(command << ": " << outcome.output);
-    CHECK(outcome.code == 2);
+    INFO(command);
+    CHECK(outcome.ended(2));
     CHECK(outcome.has("standard output cannot be written: "));
   }
 }
 
 TEST_CASE("all problems at once: what --validate reports") {
   const CommandOutcome outcome = train("--validate train.epochs=x optimizer.lr=-1 model.nmae=linear");
-  INFO(outcome.output);
-  CHECK(outcome.code == 2);
+  CHECK(outcome.ended(2));
   for (const char* key : {"train.epochs", "optimizer.lr", "model.nmae"}) CHECK(outcome.has(key));
-  CHECK(train("--validate model.name=linear").code == 0);
-  CHECK(train("--validate data.name=cifar10 data.root=/nowhere").code == 2);
+  CHECK(train("--validate model.name=linear").ended(0));
+  CHECK(train("--validate data.name=cifar10 data.root=/nowhere").ended(2));
   // A problem of the command line hides neither those across keys nor those of the data, the model and the machine.
   const auto check_all = [](const std::string& keys, std::initializer_list<const char*> parts) {
     const CommandOutcome found =
         run_command("CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN "/train --validate " + keys);
-    INFO(found.output);
-    CHECK(found.code == 2);
+    CHECK(found.ended(2));
     CHECK(found.has("error: " + std::to_string(parts.size()) + " problems"));
     for (const char* part : parts) CHECK(found.has(part));
   };
@@ -213,10 +169,4 @@ TEST_CASE("all problems at once: what --validate reports") {
   check_all("compress.density=2 data.train_size=64 compress.codec=rice exchange.profile=/nowhere.json",
             {"compress.density (command line) must be",
              "compress.codec: rice makes no sense with compress.name: dense"});
-}
-
-TEST_CASE("compare refuses folders that are no runs") {
-  const TempFolder temp;
-  check_refused(compare(temp.at("absent")), {"absent"}, "compare: ");
-  check_refused(compare(temp.str()), {"metrics.jsonl"}, "compare: ");
 }

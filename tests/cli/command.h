@@ -16,8 +16,17 @@ namespace topknot {
 struct CommandOutcome {
   int code = -1;       // exit code; 128 + signal where a signal ended it
   std::string output;  // standard output and standard error, as they came
-  bool has(const std::string& text) const { return output.find(text) != std::string::npos; }
+  // Each shows the output where a check of it fails.
+  bool ended(int with) const {
+    UNSCOPED_INFO("code " << code << "\n" << output);
+    return code == with;
+  }
+  bool has(const std::string& text) const {
+    UNSCOPED_INFO(output);
+    return output.find(text) != std::string::npos;
+  }
   int count(const std::string& text) const {
+    UNSCOPED_INFO(output);
     int found = 0;
     for (std::size_t at = 0; (at = output.find(text, at)) != std::string::npos; ++at) ++found;
     return found;
@@ -53,11 +62,16 @@ inline CommandOutcome bench(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/bench " + arguments);
 }
 
+// The shell's wait for five steps of the run in a folder.
+inline std::string five_steps(const std::string& folder) {
+  return "while [ $(wc -l 2>/dev/null < " + folder +
+         "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; ";
+}
+
 // Bad input: exit code 2 and one message, which holds every one of `words`.
 inline void check_refused(const CommandOutcome& outcome, std::initializer_list<const char*> words,
                           const char* prefix = "error: ") {
-  INFO(outcome.output);
-  CHECK(outcome.code == 2);
+  CHECK(outcome.ended(2));
   CHECK(outcome.count(prefix) == 1);
   for (const char* word : words) CHECK(outcome.has(word));
 }
@@ -68,8 +82,7 @@ inline void check_help(CommandOutcome (*program)(const std::string&),
   for (const char* how : {"--help", ""}) {
     if (!*how && !alone) continue;
     const CommandOutcome outcome = program(how);
-    INFO(outcome.output);
-    CHECK(outcome.code == 0);
+    CHECK(outcome.ended(0));
     for (const char* word : words) CHECK(outcome.has(word));
   }
 }

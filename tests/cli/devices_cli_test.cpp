@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/command.h"
-#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/free_port.h"
 #include "tests/support/temp_folder.h"
 
@@ -25,13 +25,19 @@ CommandOutcome train_without_gpu(const std::string& arguments) {
       arguments);
 }
 
+// One line, which begins so, and exit code 2.
+void check_one_error(const CommandOutcome& outcome, const std::string& begin) {
+  CHECK(outcome.ended(2));
+  CHECK(outcome.output.starts_with("error: " + begin));
+  CHECK(outcome.count("\n") == 1);
+}
+
 }  // namespace
 
 TEST_CASE("gpu-check without a GPU says so, writes a table of skips and exits with 3, from any folder") {
   const TempFolder temp;
   const CommandOutcome check = gpu_check("", "cd " + temp.str() + " && ");
-  INFO(check.output);
-  CHECK(check.code == 3);
+  CHECK(check.ended(3));
   CHECK(check.count("gpu-check: ") == 1);
   CHECK_FALSE(check.has("passed"));
   std::ifstream file(temp.at("gpu-check/gpu-check.json"));
@@ -49,9 +55,8 @@ TEST_CASE("gpu-check without a GPU says so, writes a table of skips and exits wi
 TEST_CASE("gpu-check does the stages that were asked for") {
   const TempFolder temp;
   const CommandOutcome check = gpu_check("--stage nccl --stage train --out " + temp.at("out"));
-  CHECK(check.code == 3);
-  CHECK(check.has("nccl     skipped"));
-  CHECK(check.has("train    skipped"));
+  CHECK(check.ended(3));
+  CHECK(says(check.output, {"nccl     skipped", "train    skipped"}));
   CHECK_FALSE(check.has("kernels"));
 }
 
@@ -68,10 +73,8 @@ TEST_CASE("gpu-check validates its arguments: one line each and exit code 2") {
                                    std::string("--smallest 40"), std::string("--smallest 20 --largest 18"),
                                    "--bin " + temp.at("nothing"), std::string("--out /proc/no")}) {
     const CommandOutcome check = gpu_check(wrong);
-    INFO(wrong << "\n" << check.output);
-    CHECK(check.code == 2);
-    CHECK(check.output.find("error: ") == 0);
-    CHECK(check.count("\n") == 1);
+    INFO(wrong);
+    check_one_error(check, "");
   }
 }
 
@@ -81,11 +84,9 @@ TEST_CASE("train.device=cuda without a GPU is one clear error before there is a 
   for (const std::string how :
        {"", "--validate", "dist.ranks=2", "dist.ranks=2 dist.backend=gloo", "dist.ranks=2 --validate"}) {
     const CommandOutcome run = train_without_gpu("train.device=cuda output.dir=" + folder + " " + how);
-    INFO(how << "\n" << run.output);
-    CHECK(run.code == 2);
-    CHECK(run.output.find("error: train.device=cuda: ") == 0);
+    INFO(how);
+    check_one_error(run, "train.device=cuda: ");
     CHECK(run.has("train.device=cpu"));
-    CHECK(run.count("\n") == 1);
     CHECK_FALSE(std::filesystem::exists(folder));
   }
 }
@@ -95,10 +96,8 @@ TEST_CASE("dist.backend=nccl without a GPU is one clear error, whatever the devi
   for (const std::string how : {"train.device=auto", "train.device=auto --validate", "train.device=cuda"}) {
     const CommandOutcome run =
         train_without_gpu("dist.backend=nccl dist.ranks=2 output.dir=" + temp.at("run") + " " + how);
-    INFO(how << "\n" << run.output);
-    CHECK(run.code == 2);
-    CHECK(run.output.find("error: dist.backend: nccl needs one GPU per rank") == 0);
-    CHECK(run.count("\n") == 1);
+    INFO(how);
+    check_one_error(run, "dist.backend: nccl needs one GPU per rank");
     CHECK_FALSE(std::filesystem::exists(temp.at("run")));
   }
 }
@@ -108,8 +107,8 @@ TEST_CASE("train.device=auto falls back to the CPU with one line, where the buil
   for (const std::string how : {"", "dist.ranks=2", "dist.ranks=2 dist.backend=gloo"}) {
     const std::string folder = "output.overwrite=true output.dir=" + temp.at("run") + " ";
     const CommandOutcome run = train_without_gpu("train.device=auto " + folder + how);
-    INFO(how << "\n" << run.output);
-    CHECK(run.code == 0);
+    INFO(how);
+    CHECK(run.ended(0));
     CHECK(run.count("train.device: auto takes the CPU: no GPU was found") == TOPKNOT_PROGRAMS_HAVE_CUDA);
     CHECK_FALSE(train_without_gpu("train.device=cpu " + folder + how).has("train.device"));
     CHECK_FALSE(train_without_gpu("train.device=auto --quiet " + folder + how).has("train.device"));
@@ -118,10 +117,8 @@ TEST_CASE("train.device=auto falls back to the CPU with one line, where the buil
 
 TEST_CASE("nccl is refused clearly on the CPU, and where messages would have no fixed length") {
   const CommandOutcome wrong = train("dist.backend=nccl train.device=cpu compress.name=gaussiank");
-  INFO(wrong.output);
-  CHECK(wrong.code == 2);
-  CHECK(wrong.has("train.device: dist.backend=nccl"));
-  CHECK(wrong.has("compress.capacity: must be given"));
+  CHECK(wrong.ended(2));
+  CHECK(says(wrong.output, {"train.device: dist.backend=nccl", "compress.capacity: must be given"}));
   CHECK_FALSE(train("dist.backend=nccl train.device=cpu compress.name=topk").has("compress.capacity"));
 }
 
@@ -129,13 +126,11 @@ TEST_CASE("train --check-network has threads and processes talk, and shows ranks
   for (const std::string backend : {"threads", "gloo"}) {
     const CommandOutcome check =
         train("--check-network train.device=cpu dist.ranks=3 dist.backend=" + backend);
-    INFO(check.output);
-    CHECK(check.code == 0);
+    CHECK(check.ended(0));
     CHECK(check.has("3 ranks, dist.backend " + backend));
     for (const char* rank : {"\n    0  ", "\n    1  ", "\n    2  "}) CHECK(check.count(rank) == 1);
     CHECK(check.count("host, " + backend) == 6);
-    CHECK(check.has("16777216"));
-    CHECK(check.has("every value arrived as it should"));
+    CHECK(says(check.output, {"16777216", "every value arrived as it should"}));
   }
 }
 
@@ -144,8 +139,7 @@ TEST_CASE("train --check-network says which rank did not come, and ends") {
   const CommandOutcome check =
       run_command("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port + " " +
                   TOPKNOT_BIN "/train --check-network dist.backend=gloo dist.timeout_s=1");
-  INFO(check.output);
-  CHECK(check.code == 1);
+  CHECK(check.ended(1));
   CHECK(check.count("error: ") == 1);
   CHECK(check.has("rank 1 did not come to 127.0.0.1"));
 }

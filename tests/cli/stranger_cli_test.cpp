@@ -1,18 +1,23 @@
 // Real runs while strangers connect to their rendezvous, from before it listens until the run has ended.
 // TOPKNOT_STRANGER_RUNS sets the number of runs.
-
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
-
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <sstream>
 #include <thread>
 
 #include "dist/comm/communicator.h"
 #include "dist/rendezvous/socket.h"
+#include "nn/base/text.h"
 #include "tests/cli/command.h"
-#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
+#include "tests/support/files.h"
 #include "tests/support/free_port.h"
 #include "tests/support/temp_folder.h"
 #include "train/metrics/metrics.h"
@@ -133,13 +138,18 @@ class Strangers {
   std::thread thread_;
 };
 
+const std::string kTwoRanks =
+    "model.name=mlp model.hidden=[8] data.train_size=64 data.test_size=16 data.batch_size=8 "
+    "optimizer.lr=1e-3 "
+    "train.device=cpu dist.ranks=2 dist.timeout_s=60 ";
+
 }  // namespace
 
 TEST_CASE("strangers at the rendezvous do not change a run") {
   const char* wanted = std::getenv("TOPKNOT_STRANGER_RUNS");
   const int runs = wanted ? std::atoi(wanted) : 2;
   const TempFolder temp;
-  REQUIRE(train(kRun + "dist.ranks=" + std::to_string(kRanks) + " output.dir=" + temp.at("alone")).code == 0);
+  REQUIRE(train(kRun + "dist.ranks=" + std::to_string(kRanks) + " output.dir=" + temp.at("alone")).ended(0));
   const std::string checksum = checksum_of(temp.at("alone"));
   int unharmed = 0, connections = 0;
   for (int i = 0; i < runs; ++i) {
@@ -161,10 +171,77 @@ TEST_CASE("strangers at the rendezvous do not change a run") {
     }
     connections += strangers.end();
     const std::string got = outcome.code == 0 ? checksum_of(folder) : "";
-    INFO("run " << i << ": code " << outcome.code << "\n" << outcome.output);
+    INFO("run " << i << ": code " << outcome.code);
     CHECK(got == checksum);
     unharmed += got == checksum;
   }
   CHECK(connections > runs);
   if (wanted) std::printf("%d of %d runs unharmed by %d connections\n", unharmed, runs, connections);
+}
+
+TEST_CASE(
+    "a run whose standard streams are closed ends as any other, and none of its files has another's text") {
+  for (const std::string backend : {"threads", "gloo"})
+    for (const std::string closed : {"2>&-", ">&-", "<&-", "<&- >&- 2>&-"}) {
+      const TempFolder temp;
+      const std::string folder = temp.at("run");
+      // run_command() adds 2>&1 behind the shell's own text.
+      const CommandOutcome outcome = train(kTwoRanks + "train.max_steps=4 dist.backend=" + backend +
+                                           " output.dir=" + folder + " " + closed);
+      INFO(backend << " " << closed);
+      CHECK(outcome.ended(0));
+      const Metrics metrics = read_metrics(folder + "/metrics.jsonl");
+      CHECK(metrics.steps.size() == 4);
+      CHECK(metrics.end.has_value());
+      std::istringstream lines(text_of(folder + "/metrics.jsonl"));
+      for (std::string line; std::getline(lines, line);) CHECK(line.starts_with("{\"event\":"));
+      int pid = 0;
+      std::string host, more;
+      std::istringstream(text_of(folder + "/run.lock")) >> pid >> host >> more;
+      CHECK(pid > 0);
+      CHECK(host == host_name());
+      CHECK(more.empty());
+    }
+}
+
+TEST_CASE("a file that would be larger than ulimit -f allows is named, and the run ends with 2") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    const TempFolder temp;
+    // Blocks of 512 bytes: enough for config.yaml, too few for the metrics.
+    const CommandOutcome outcome = run_command(
+        "ulimit -f 32; exec " TOPKNOT_BIN "/train " + kTwoRanks +
+        "train.epochs=200 train.checkpoint_keep=0 dist.backend=" + backend + " output.dir=" + temp.at("run"));
+    CHECK(outcome.ended(2));
+    CHECK(says(outcome.output, {"metrics.jsonl", "File too large"}));
+  }
+}
+
+TEST_CASE("a stop signal that the parent has blocked is heard") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    const TempFolder temp;
+    const std::string metrics = temp.at("run/metrics.jsonl"), log = temp.at("log");
+    const std::string command =
+        std::string("exec " TOPKNOT_BIN "/train ") + kTwoRanks +
+        "train.epochs=100000 train.eval_every=0 train.checkpoint_every=0 dist.backend=" + backend +
+        " output.dir=" + temp.at("run") + " >" + log + " 2>&1";
+    const pid_t child = fork();
+    if (child == 0) {
+      sigset_t blocked;
+      sigemptyset(&blocked);
+      sigaddset(&blocked, SIGTERM);
+      sigprocmask(SIG_BLOCK, &blocked, nullptr);
+      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      _exit(99);
+    }
+    for (int i = 0; i < 1200 && text_of(metrics).find("\"event\":\"step\"") == std::string::npos; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    kill(child, SIGTERM);
+    int status = 0;
+    for (int i = 0; i < 1200 && waitpid(child, &status, WNOHANG) == 0; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      if (i == 1199) kill(child, SIGKILL), waitpid(child, &status, 0);
+    }
+    INFO(backend << ": " << text_of(log));
+    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGTERM));
+  }
 }

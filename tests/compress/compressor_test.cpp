@@ -2,13 +2,15 @@
 #include "compress/compressor.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
 
 #include "compress/sparse.h"
 #include "nn/core/rng.h"
 #include "tests/compress/every_method.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
 using namespace topknot;
@@ -22,15 +24,103 @@ std::string refusal(const CompressOptions& options) {
   CHECK(error_text<UserError>([&] { planned_message_bytes(options, whole_group(10, 1), 0.1); }) == text);
   return text.empty() ? "accepted" : text;
 }
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
+using Step = std::array<float, 2>;
+
+// compress.lr_inside accumulates learning rate times gradient (LAGS-SGD, arXiv 1911.08727, algorithm 1): what waits in the
+// residual keeps the rate of its own step. This is what one rank applies to two weights, of which one is sent in each step; the values are exact.
+std::vector<Step> applied(bool lr_inside, const std::vector<Step>& gradients,
+                          const std::vector<float>& rates) {
+  CompressOptions options = named("lags");
+  options.lr_inside = lr_inside;
+  SimulatedRanks ranks(options, whole_group(2, 1));
+  CHECK(ranks[0].compressor->applied() == (lr_inside ? Applied::learning_rate : Applied::nothing));
+  std::vector<Step> result;
+  for (std::size_t t = 0; t < gradients.size(); ++t) {
+    ranks[0].gradient.assign(gradients[t].begin(), gradients[t].end());
+    REQUIRE(ranks.step(static_cast<std::int64_t>(t), 0.5, {}, true, rates[t]));
+    const float rate = lr_inside ? 1.0f : rates[t];
+    result.push_back({rate * ranks[0].average[0], rate * ranks[0].average[1]});
+  }
+  return result;
 }
 
-std::vector<float> random_vector(std::uint32_t stream, std::size_t n) {
-  const CounterRng rng(41, RngUse::test, stream);
-  std::vector<float> x(n);
-  for (std::size_t i = 0; i < n; ++i) x[i] = rng.normal(i);
-  return x;
+using Steps = std::vector<Step>;
+const Steps kGradients = {{3, 2}, {0, 1}, {1, 0}};
+
+// A compressor of two rounds, both sums, with state of its own: rank-1 PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019)
+// for one matrix. It shows that the interface carries such methods with nothing added.
+class RankOne final : public Compressor {
+ public:
+  RankOne(std::size_t rows, std::size_t columns, int ranks)
+      : rows_(rows), columns_(columns), ranks_(ranks), start_(columns, 1.0f), p_(rows), q_(columns) {}
+
+  Message encode(Slice slice, const StepContext&) override {
+    slice_ = slice;
+    for (std::size_t i = 0; i < slice.gradient.size(); ++i) slice.gradient[i] += slice.residual[i];
+    round_ = 0;
+    finite_ = true;
+    std::fill(p_.begin(), p_.end(), 0.0f);
+    for (std::size_t i = 0; i < rows_; ++i)
+      for (std::size_t j = 0; j < columns_; ++j) p_[i] += slice.gradient[i * columns_ + j] * start_[j];
+    return sum_of(p_);
+  }
+
+  std::optional<Message> decode(const Round& round) override {
+    for (const float x : round.sum) finite_ &= std::isfinite(x);
+    if (++round_ == 2) return std::nullopt;
+    float norm = 0;
+    for (const float x : p_) norm += x * x;
+    for (float& x : p_) x /= std::sqrt(norm) + 1e-30f;
+    std::fill(q_.begin(), q_.end(), 0.0f);
+    for (std::size_t i = 0; i < rows_; ++i)
+      for (std::size_t j = 0; j < columns_; ++j) q_[j] += slice_.gradient[i * columns_ + j] * p_[i];
+    return sum_of(q_);
+  }
+
+  bool finite() const override { return finite_; }
+
+  std::span<float> commit(const Outcome&) override {
+    for (std::size_t i = 0; i < rows_; ++i)
+      for (std::size_t j = 0; j < columns_; ++j) {
+        const std::size_t at = i * columns_ + j;
+        slice_.residual[at] = p_[i] * q_[j] / static_cast<float>(ranks_);
+        slice_.gradient[at] -= slice_.residual[at];
+      }
+    start_ = q_;  // the next step's power iteration starts here
+    return slice_.residual;
+  }
+
+  void discard() override {}
+
+ private:
+  static Message sum_of(std::vector<float>& values) {
+    Message message;
+    message.kind = Message::Kind::sum;
+    message.sum = values;
+    return message;
+  }
+  std::size_t rows_, columns_;
+  int ranks_;
+  std::vector<float> start_, p_, q_;
+  Slice slice_;
+  int round_ = 0;
+  bool finite_ = false;
+};
+
+constexpr std::size_t kRows = 6, kColumns = 5, kCount = kRows * kColumns;
+
+SimulatedRanks make_ranks(std::size_t count) {
+  std::vector<std::unique_ptr<Compressor>> compressors;
+  for (std::size_t r = 0; r < count; ++r)
+    compressors.push_back(std::make_unique<RankOne>(kRows, kColumns, static_cast<int>(count)));
+  return SimulatedRanks(std::move(compressors), kCount);
+}
+
+void fill(SimulatedRanks& ranks, std::uint32_t t) {
+  for (std::uint32_t r = 0; r < ranks.size(); ++r) {
+    const CounterRng rng(47, RngUse::test, t, r);
+    for (std::size_t i = 0; i < kCount; ++i) ranks[r].gradient[i] = rng.normal(i);
+  }
 }
 
 }  // namespace
@@ -100,25 +190,23 @@ TEST_CASE("an option's value is checked against its type, range and choices") {
 }
 
 TEST_CASE("unknown names and combinations without sense are refused by name, with the reason") {
-  CHECK(has(refusal(named("topkk")), "did you mean 'topk'"));
+  CHECK(says(refusal(named("topkk")), {"did you mean 'topk'"}));
   CompressOptions options = named("topk");
   options.select = "gausiank";
-  CHECK(has(refusal(options), "did you mean 'gaussiank'"));
+  CHECK(says(refusal(options), {"did you mean 'gaussiank'"}));
   options = named("topk");
   options.memory = "residul";
-  CHECK(has(refusal(options), "compress.memory"));
+  CHECK(says(refusal(options), {"compress.memory"}));
   options = named("topk");
   options.values = "bf15";
-  CHECK(has(refusal(options), "compress.values"));
-  CHECK(has(refusal(options), "did you mean 'bf16'"));
+  CHECK(says(refusal(options), {"compress.values", "did you mean 'bf16'"}));
   options = named("topk");
   options.codec = "rise";
-  CHECK(has(refusal(options), "compress.codec"));
-  CHECK(has(refusal(options), "did you mean 'rice'"));
+  CHECK(says(refusal(options), {"compress.codec", "did you mean 'rice'"}));
   for (const double capacity : {0.5, -1.0, std::nan("")}) {
     options = named("topk");
     options.capacity = capacity;
-    CHECK(has(refusal(options), "compress.capacity"));
+    CHECK(says(refusal(options), {"compress.capacity"}));
   }
   for (const std::string key : {"select", "memory", "codec", "values", "capacity"}) {
     options = named("dense");
@@ -127,19 +215,13 @@ TEST_CASE("unknown names and combinations without sense are refused by name, wit
      : key == "codec"  ? options.codec
                        : options.values) = key == "capacity" ? "" : "residual";
     if (key == "capacity") options.capacity = 2;
-    CHECK(has(refusal(options), "compress." + key));
-    CHECK(has(refusal(options), "dense, which"));
+    CHECK(says(refusal(options), {"compress." + key, "dense, which"}));
   }
   options = named("dense");
   options.lr_inside = true;
-  CHECK(has(refusal(options), "compress.lr_inside"));
+  CHECK(says(refusal(options), {"compress.lr_inside"}));
   CHECK(refusal(named("dense")) == "accepted");
-  CHECK(has(refusal(named("threshold")), "compress.threshold"));
-  for (const char* name : {"powersgd", "acpsgd", "signsgd", "qsgd", "terngrad"}) {
-    options = named(name);
-    options.codec = "rice";
-    CHECK(has(refusal(options), "compress.codec"));
-  }
+  CHECK(says(refusal(named("threshold")), {"compress.threshold"}));
 }
 
 TEST_CASE("an explicit key overrides the preset's choice") {
@@ -150,7 +232,7 @@ TEST_CASE("an explicit key overrides the preset's choice") {
   options.values = "fp32";
   const std::size_t d = 5000;
   SimulatedRanks mixed(options, whole_group(d, 1)), topk(named("topk"), whole_group(d, 1));
-  mixed[0].gradient = topk[0].gradient = random_vector(0, d);
+  mixed[0].gradient = topk[0].gradient = noise(d, 0);
   REQUIRE(mixed.step(0, 0.01));
   REQUIRE(topk.step(0, 0.01));
   CHECK(same_bits(mixed[0].gradient, topk[0].gradient));
@@ -170,7 +252,7 @@ TEST_CASE("several segments select each for itself and are sent in one block") {
   const std::vector<std::pair<std::size_t, std::size_t>> segments = {{0, 100}, {100, 107}, {107, 5000}};
   const GroupSpec spec{5000, segments, 1};
   SimulatedRanks ranks(named("topk"), spec);
-  std::vector<float> g = random_vector(1, 5000);
+  std::vector<float> g = noise(5000, 1);
   for (std::size_t i = 0; i < 100; ++i) g[i] *= 1000;  // one selection over all would take only from here
   ranks[0].gradient = g;
   REQUIRE(ranks.step(0, 0.02));
@@ -291,5 +373,68 @@ TEST_CASE("a segment's own density counts where it is above the step's") {
     for (std::size_t i = 0; i < 2000; ++i) ranks[0].gradient[i] = static_cast<float>(i + 1);
     REQUIRE(ranks.step(0, density));
     CHECK(ranks[0].compressor->selected() == entries);
+  }
+}
+
+TEST_CASE("the residual keeps the learning rate of the step it comes from") {
+  // a1 = 0.5 (3, 2) = (1.5, 1): 1.5 is sent, 1 stays. a2 = (0, 1) + 0.25 (0, 1) = (0, 1.25).
+  // a3 = 0.125 (1, 0).
+  CHECK(applied(true, kGradients, {0.5f, 0.25f, 0.125f}) == Steps{{1.5f, 0}, {0, 1.25f}, {0.125f, 0}});
+  // With the rate outside, u2 = (0, 2) + (0, 1) and all of it takes the second step's rate.
+  CHECK(applied(false, kGradients, {0.5f, 0.25f, 0.125f}) == Steps{{1.5f, 0}, {0, 0.75f}, {0.125f, 0}});
+}
+
+TEST_CASE("under a constant learning rate it makes no difference where the rate is applied") {
+  CHECK(applied(true, kGradients, {0.5f, 0.5f, 0.5f}) == applied(false, kGradients, {0.5f, 0.5f, 0.5f}));
+}
+
+TEST_CASE("a two-round compressor averages a rank-one gradient in one step") {
+  SimulatedRanks ranks = make_ranks(3);
+  for (std::size_t r = 0; r < 3; ++r)
+    for (std::size_t i = 0; i < kCount; ++i)
+      ranks[r].gradient[i] = (1.0f + static_cast<float>(i / kColumns)) *
+                             (2.0f + static_cast<float>(i % kColumns)) * static_cast<float>(r);
+  REQUIRE(ranks.step(0, 1.0));
+  for (std::size_t r = 0; r < 3; ++r) {
+    CHECK(same_bits(ranks[r].gradient, ranks[0].gradient));
+    for (std::size_t i = 0; i < kCount; ++i)
+      CHECK(ranks[r].average[i] ==
+            Approx((1.0f + static_cast<float>(i / kColumns)) * (2.0f + static_cast<float>(i % kColumns)))
+                .epsilon(1e-5));
+  }
+}
+
+TEST_CASE("a two-round compressor's error feedback delivers in time what one step leaves out") {
+  SimulatedRanks ranks = make_ranks(2);
+  std::vector<double> given(kCount), delivered(kCount);
+  for (std::uint32_t t = 0; t < 40; ++t) {
+    fill(ranks, t);
+    for (std::size_t r = 0; r < 2; ++r)
+      for (std::size_t i = 0; i < kCount; ++i) given[i] += ranks[r].gradient[i] / 2.0;
+    REQUIRE(ranks.step(t, 1.0));
+    for (std::size_t i = 0; i < kCount; ++i) delivered[i] += ranks[0].average[i];
+  }
+  for (std::size_t i = 0; i < kCount; ++i) {
+    const double kept = (ranks[0].residual[i] + ranks[1].residual[i]) / 2.0;
+    CHECK(delivered[i] + kept == Approx(given[i]).margin(1e-4));
+  }
+}
+
+TEST_CASE("a two-round compressor's skipped step changes nothing") {
+  SimulatedRanks skipped = make_ranks(2), straight = make_ranks(2);
+  for (std::uint32_t t = 0; t < 6; ++t) {
+    if (t % 2) {
+      fill(skipped, 100 + t);
+      skipped[1].gradient[3] = std::numeric_limits<float>::quiet_NaN();
+      REQUIRE_FALSE(skipped.step(t, 1.0));
+    }
+    fill(skipped, t);
+    fill(straight, t);
+    REQUIRE(skipped.step(t, 1.0));
+    REQUIRE(straight.step(t, 1.0));
+    for (std::size_t r = 0; r < 2; ++r) {
+      CHECK(same_bits(skipped[r].gradient, straight[r].gradient));
+      CHECK(same_bits(skipped[r].residual, straight[r].residual));
+    }
   }
 }

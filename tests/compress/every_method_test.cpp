@@ -3,10 +3,11 @@
 
 #include <numeric>
 
+#include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
+#include "compress/select/selector.h"
 #include "compress/sparse.h"
-#include "nn/base/check.h"
-#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -33,10 +34,53 @@ GroupSpec two_tensors(int ranks) {
   return spec;
 }
 
+// Every method, and what the memory and the form of momentum make of one.
+std::vector<CompressOptions> variants() {
+  std::vector<CompressOptions> all;
+  for (const std::string& method : methods()) all.push_back(options_for(method));
+  for (const std::string& memory : memories().names()) {
+    all.push_back(options_for("topk"));
+    all.back().memory = memory;
+  }
+  all.push_back(options_for("dgc"));
+  all.back().nesterov = true;
+  return all;
+}
+
+void check_same(SimulatedRanks& a, SimulatedRanks& b) {
+  REQUIRE(a.blocks() == b.blocks());
+  for (std::size_t r = 0; r < a.size(); ++r) {
+    REQUIRE(same_bits<float>(std::span<const float>(a[r].average), b[r].average));
+    REQUIRE(same_bits(a[r].residual, b[r].residual));
+    REQUIRE(a[r].compressor->state() == b[r].compressor->state());
+    CHECK(a[r].compressor->threshold() == b[r].compressor->threshold());
+  }
+}
+
 bool keeps_residual(const std::string& method) {
   if (!sparse_presets().contains(method))
     return method != "dense" && method != "qsgd" && method != "terngrad";
   return sparse_presets().find(method).memory == "residual";
+}
+
+bool refused(const std::string& select, const std::string& memory) {
+  return select == "regtopk" && memory == "ef21";
+}
+
+void run(const CompressOptions& options) {
+  const std::size_t n = 2500;
+  GroupSpec spec;
+  spec.numel = n;
+  spec.segments = {{0, 2300}, {2300, n}};
+  spec.ranks = 2;
+  SimulatedRanks ranks(options, spec);
+  for (std::int64_t step = 0; step < 4; ++step) {
+    for (std::size_t r = 0; r < 2; ++r) ranks[r].gradient = gradient_of(step, r, n);
+    REQUIRE(ranks.step(step, 0.03));
+    REQUIRE(same_bits<float>(std::span<const float>(ranks[0].average), ranks[1].average));
+    for (const float x : ranks[0].average) REQUIRE(std::isfinite(x));
+    for (const float x : ranks[0].residual) REQUIRE(std::isfinite(x));
+  }
 }
 
 }  // namespace
@@ -84,54 +128,56 @@ TEST_CASE("with error feedback nothing is lost: residuals plus what was applied 
 
 TEST_CASE("a step that is not committed leaves no trace in any method") {
   const GroupSpec spec = two_tensors(2);
-  for (const std::string& method : methods()) {
-    INFO(method);
-    SimulatedRanks ranks(options_for(method), spec), undisturbed(options_for(method), spec);
-    for (std::int64_t step = 0; step < 6; ++step) {
-      load_gradients(ranks, step, spec.numel);
-      load_gradients(undisturbed, step, spec.numel);
-      if (step == 1 || step == 3) {  // once refused by all, once a NaN on one rank
-        const auto state = ranks[0].compressor->state();
-        const auto residual = ranks[0].residual;
-        if (step == 3) ranks[1].gradient[17] = std::numeric_limits<float>::quiet_NaN();
-        REQUIRE_FALSE(ranks.step(step, 0.02, {}, step == 3));
-        CHECK(same_bits(ranks[0].residual, residual));
-        CHECK(ranks[0].compressor->state() == state);
+  for (const CompressOptions& options : variants())
+    for (const std::string why : {"not agreed on", "NaN", "infinity"}) {
+      INFO(options.name << " " << options.memory << ", " << why);
+      SimulatedRanks ranks(options, spec), undisturbed(options, spec);
+      for (std::int64_t step = 0; step < 6; ++step) {
+        if (step % 2 == 0) {  // the first step too
+          load_gradients(ranks, 100 + step, spec.numel);
+          for (float& x : ranks[0].gradient) x *= 50;
+          if (why == "NaN") ranks[1].gradient[17] = std::numeric_limits<float>::quiet_NaN();
+          if (why == "infinity") ranks[0].gradient[4097] = -std::numeric_limits<float>::infinity();
+          const auto state = ranks[0].compressor->state();
+          const auto residual = ranks[0].residual;
+          REQUIRE_FALSE(ranks.step(step, 0.03, {}, why != "not agreed on"));
+          CHECK(same_bits(ranks[0].residual, residual));
+          CHECK(ranks[0].compressor->state() == state);
+        }
         load_gradients(ranks, step, spec.numel);
+        load_gradients(undisturbed, step, spec.numel);
+        REQUIRE(ranks.step(step, 0.02));
+        REQUIRE(undisturbed.step(step, 0.02));
+        check_same(ranks, undisturbed);
       }
-      REQUIRE(ranks.step(step, 0.02));
-      REQUIRE(undisturbed.step(step, 0.02));
-      REQUIRE(same_bits<float>(std::span<const float>(ranks[0].average), undisturbed[0].average));
     }
-  }
 }
 
 TEST_CASE("the state of every method round-trips: a restarted run gives the bits of an uninterrupted one") {
   const GroupSpec spec = two_tensors(2);
-  for (const std::string& method : methods()) {
-    INFO(method);
-    SimulatedRanks whole(options_for(method), spec), restarted(options_for(method), spec);
-    for (std::int64_t step = 0; step < 12; ++step) {
-      if (step == 7)
-        for (std::size_t r = 0; r < 2; ++r) {
+  for (const CompressOptions& options : variants())
+    for (const std::int64_t cut : {0, 3, 4, 7}) {
+      INFO(options.name << " " << options.memory << " restarted at " << cut);
+      SimulatedRanks whole(options, spec), restarted(options, spec);
+      for (std::int64_t step = 0; step < 12; ++step) {
+        for (std::size_t r = 0; r < 2 && step == cut; ++r) {
           restarted[r].compressor->load_state(whole[r].compressor->state());
           restarted[r].residual = whole[r].residual;
         }
-      load_gradients(whole, step, spec.numel);
-      REQUIRE(whole.step(step, 0.02));
-      if (step < 7) continue;
-      load_gradients(restarted, step, spec.numel);
-      REQUIRE(restarted.step(step, 0.02));
-      REQUIRE(same_bits<float>(std::span<const float>(whole[0].average), restarted[0].average));
-    }
-    auto state = whole[0].compressor->state();
-    CHECK(state == restarted[0].compressor->state());
-    state.push_back(std::byte{0});
-    CHECK_THROWS_AS(restarted[0].compressor->load_state(state), Error);
-    state.resize(state.size() - 2 < state.size() ? state.size() - 2 : 0);
-    if (state.size() + 1 == whole[0].compressor->state().size())
+        load_gradients(whole, step, spec.numel);
+        REQUIRE(whole.step(step, 0.02));
+        if (step < cut) continue;
+        load_gradients(restarted, step, spec.numel);
+        REQUIRE(restarted.step(step, 0.02));
+        check_same(whole, restarted);
+      }
+      auto state = whole[0].compressor->state();
+      state.push_back(std::byte{0});
       CHECK_THROWS_AS(restarted[0].compressor->load_state(state), Error);
-  }
+      state.resize(state.size() - 2 < state.size() ? state.size() - 2 : 0);
+      if (state.size() + 1 == whole[0].compressor->state().size())
+        CHECK_THROWS_AS(restarted[0].compressor->load_state(state), Error);
+    }
 }
 
 TEST_CASE("vectors at the edge end well in every method") {
@@ -191,8 +237,14 @@ TEST_CASE("at density 1 every selection with error feedback averages as the dens
     for (std::int64_t step = 0; step < 4; ++step) {
       load_gradients(sparse, step, spec.numel);
       load_gradients(dense, step, spec.numel);
-      REQUIRE(sparse.step(step, 1.0));
-      REQUIRE(dense.step(step, 1.0));
+      for (std::size_t r = 0; r < 3; ++r) {
+        sparse[r].gradient[7] = dense[r].gradient[7] = -0.0f;
+        sparse[r].gradient[8] = dense[r].gradient[8] = std::numeric_limits<float>::denorm_min();
+      }
+      const std::vector<float> weights =
+          step % 2 ? std::vector<float>{0.5f, 1.25f, 1.25f} : std::vector<float>{};
+      REQUIRE(sparse.step(step, 1.0, weights));
+      REQUIRE(dense.step(step, 1.0, weights));
       CHECK(same_bits<float>(std::span<const float>(sparse[0].average), dense[0].average));
       CHECK(sparse[0].residual == std::vector<float>(spec.numel));
     }
@@ -209,4 +261,83 @@ TEST_CASE("finite gradients whose sum overflows skip the step in every method") 
       for (const float x : ranks[0].average) REQUIRE(std::isfinite(x));
     if (method == "dense" || method == "topk") CHECK(ranks[0].average.empty());
   }
+}
+
+TEST_CASE("every selection goes with every memory, except what is refused with its reason") {
+  for (const std::string& select : selectors().names())
+    for (const std::string& memory : memories().names()) {
+      INFO(select << " with " << memory);
+      CompressOptions options = options_for("topk");
+      options.select = select;
+      options.memory = memory;
+      if (refused(select, memory))
+        CHECK(user_error([&] { run(options); }, {select, memory, "makes no sense"}));
+      else
+        run(options);
+    }
+}
+
+TEST_CASE("every index codec goes with every value codec, under every memory") {
+  for (const std::string& memory : memories().names())
+    for (const std::string& code : index_codecs().names())
+      for (const std::string& values : value_codecs().names()) {
+        INFO(memory << ", " << code << ", " << values);
+        CompressOptions options = options_for("topk");
+        options.memory = memory;
+        options.codec = code;
+        options.values = values;
+        run(options);
+      }
+}
+
+TEST_CASE("the error of an inexact value codec stays in the residual, with every index codec") {
+  for (const std::string& code : index_codecs().names())
+    for (const std::string& values : value_codecs().names()) {
+      INFO(code << ", " << values);
+      CompressOptions options = options_for("topk");
+      options.codec = code;
+      options.values = values;
+      const std::size_t n = 800;
+      SimulatedRanks ranks(options, whole_group(n, 1));
+      const std::vector<float> g = gradient_of(0, 0, n);
+      ranks[0].gradient = g;
+      REQUIRE(ranks.step(0, 0.1));
+      std::size_t sent = 0, inexact = 0;
+      for (std::size_t i = 0; i < n; ++i) {
+        REQUIRE(ranks[0].residual[i] == g[i] - ranks[0].average[i]);
+        sent += ranks[0].average[i] != 0.0f;
+        inexact += ranks[0].average[i] != 0.0f && ranks[0].residual[i] != 0.0f;
+      }
+      CHECK(sent >= 72);  // of 80; int8 may round the smallest of a block to 0
+      CHECK((inexact > 0) == (values != "fp32"));
+    }
+}
+
+TEST_CASE("a learning rate inside the accumulator goes with plain memories only, and without momentum") {
+  CompressOptions options = options_for("topk");
+  options.lr_inside = true;
+  options.momentum = 0.9;
+  const auto refusal = [&] {
+    return error_text<UserError>([&] { make_compressor(options, whole_group(10, 1)); });
+  };
+  CHECK(says(refusal(), {"optimizer.momentum"}));
+  options.momentum = 0;
+  CHECK(refusal().empty());
+  for (const std::string memory : {"ef21", "dgc"}) {
+    options.memory = memory;
+    CHECK(says(refusal(), {"compress.memory: " + memory}));
+  }
+}
+
+TEST_CASE("an entry that the collective rejected stays in the residual, and was not sent as to selection") {
+  SimulatedRanks ranks(named("regtopk"), whole_group(4, 1));
+  ranks[0].gradient = {4, 3, 2, 1};
+  ranks[0].rejected = {0};
+  REQUIRE(ranks.step(0, 0.25));
+  REQUIRE(ranks.sent()[0].indices == std::vector<std::uint32_t>{0});
+  CHECK(ranks[0].residual == std::vector<float>{4, 3, 2, 1});
+  // Sent and accepted, the entry would count tanh(1/4) of its magnitude now, and the second one would be sent.
+  ranks[0].gradient.assign(4, 0);
+  REQUIRE(ranks.step(1, 0.25));
+  CHECK(ranks.sent()[0].indices == std::vector<std::uint32_t>{0});
 }

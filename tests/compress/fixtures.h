@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "nn/core/rng.h"
+
 namespace topknot::testing {
 
 // The selector fixture of length 10007: u_i = ((i * 7919) mod 10007) / 10007 - 0.5, then a power of it.
@@ -32,6 +34,25 @@ inline std::vector<std::uint32_t> plain_topk(const std::vector<float>& x, std::s
   order.resize(k);
   std::sort(order.begin(), order.end());
   return order;
+}
+
+// Bell-shaped with heavier tails for larger `power`; power 1 is a normal distribution.
+inline std::vector<float> noise(std::size_t n, std::uint32_t stream, double power = 1) {
+  const CounterRng rng(29, RngUse::test, stream);
+  std::vector<float> x(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const double z = rng.normal(i);
+    x[i] = static_cast<float>(std::copysign(std::pow(std::abs(z), power), z));
+  }
+  return x;
+}
+
+// The positions whose magnitude exceeds t: the definition.
+inline std::vector<std::uint32_t> positions_above(const std::vector<float>& x, double t) {
+  std::vector<std::uint32_t> positions;
+  for (std::size_t i = 0; i < x.size(); ++i)
+    if (std::abs(static_cast<double>(x[i])) > t) positions.push_back(static_cast<std::uint32_t>(i));
+  return positions;
 }
 
 inline std::uint64_t index_sum(const std::vector<std::uint32_t>& indices) {

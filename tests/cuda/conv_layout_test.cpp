@@ -1,5 +1,5 @@
 // The kernels around a convolution: exact, and in an order of sums that nothing but the shape decides.
-#include "nn/ops/cuda/conv_layout.h"
+#include "nn/ops/cuda/products.h"
 
 #include <cmath>
 

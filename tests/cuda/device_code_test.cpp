@@ -11,6 +11,7 @@
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
+#include "tests/support/positions.h"
 
 namespace topknot {
 namespace {
@@ -57,14 +58,7 @@ SparseVector crowded(std::size_t count, std::size_t numel, std::size_t before_ga
 }
 
 SparseVector scattered(std::size_t count, std::size_t numel, std::uint32_t stream) {
-  const CounterRng rng(9, RngUse::test, stream);
-  std::vector<std::uint32_t> all(numel);
-  for (std::size_t i = 0; i < numel; ++i) all[i] = static_cast<std::uint32_t>(i);
-  for (std::size_t i = 0; i < count; ++i)
-    std::swap(all[i], all[i + static_cast<std::size_t>(rng.uniform(i) * static_cast<float>(numel - i - 1))]);
-  all.resize(count);
-  std::sort(all.begin(), all.end());
-  return entries_at(std::move(all), stream);
+  return entries_at(testing::uniform_positions(numel, count, stream), stream);
 }
 
 Block written(cuda::DeviceCodec& code, const SparseVector& entries, cudaStream_t stream) {
@@ -115,9 +109,7 @@ Block padded(Block block, std::size_t length) {
 }
 
 bool same(const SparseVector& a, const SparseVector& b) {
-  return a.finite == b.finite && a.indices == b.indices && a.values.size() == b.values.size() &&
-         (a.values.empty() ||
-          std::memcmp(a.values.data(), b.values.data(), a.values.size() * sizeof(float)) == 0);
+  return a.finite == b.finite && a.indices == b.indices && same_bits(a.values, b.values);
 }
 
 std::uint32_t largest_of(const SparseVector& entries) {

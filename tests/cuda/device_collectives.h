@@ -1,13 +1,65 @@
 #pragma once
-// What every device communicator must do, for the tests of both.
+// Ranks as threads of a test, each with a context of its own, on one GPU or on one each; and what every device
+// communicator must do, for the tests of both.
 
 #include <cstring>
+#include <span>
+#include <vector>
 
+#include "dist/comm/cuda/device_communicator.h"
 #include "dist/comm/ordered_sum.h"
+#include "nn/core/cuda/context.h"
 #include "nn/core/rng.h"
-#include "tests/cuda/device_ranks.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/same_bits.h"
 
 namespace topknot {
+
+struct DeviceRank {
+  Communicator& host;
+  cuda::Context& context;
+  cuda::DeviceCommunicator& device;
+  int rank() const { return host.rank(); }
+  int size() const { return host.size(); }
+  cudaStream_t stream() const { return context.communication(); }
+};
+
+// What each rank threw, "" where nothing. `make`: make_device_threads (all on GPU 0) or make_nccl_communicator (rank
+// r on GPU r).
+using MakeDevice = std::unique_ptr<cuda::DeviceCommunicator> (*)(Communicator&, double);
+inline std::vector<std::string> errors_of_device_ranks(MakeDevice make, int ranks,
+                                                       const std::function<void(DeviceRank&)>& body,
+                                                       double timeout_s = 60) {
+  return errors_of_ranks("threads", ranks,
+                         [&](Communicator& host) {
+                           cuda::Context context({make == cuda::make_device_threads ? 0 : host.rank(),
+                                                  host.rank(), cuda::Precision::fp32, true});
+                           const cuda::Context::Use use(context);
+                           const auto device = make(host, timeout_s);
+                           DeviceRank rank{host, context, *device};
+                           body(rank);
+                           // Others' work may still use this rank's memory and events.
+                           device->wait(rank.stream());
+                           context.synchronize();
+                         },
+                         {timeout_s});
+}
+
+inline void run_device_ranks(MakeDevice make, int ranks, const std::function<void(DeviceRank&)>& body) {
+  for (const auto& error : errors_of_device_ranks(make, ranks, body))
+    if (!error.empty()) throw std::runtime_error(error);
+}
+
+// Bytes or numbers in GPU memory, copied on a stream and never waited for. `values` must stay as they are until the
+// stream has come to the copy.
+template <class T>
+void to_gpu(std::span<const T> values, T* to, cudaStream_t stream) {
+  TOPKNOT_CUDA(cudaMemcpyAsync(to, values.data(), values.size_bytes(), cudaMemcpyHostToDevice, stream));
+}
+template <class T>
+void from_gpu(const T* from, std::span<T> values, cudaStream_t stream) {
+  TOPKNOT_CUDA(cudaMemcpyAsync(values.data(), from, values.size_bytes(), cudaMemcpyDeviceToHost, stream));
+}
 
 // Sums of several magnitudes, so that another order of additions gives other bits.
 inline float rough(int rank, int round, std::size_t i) {
@@ -44,11 +96,6 @@ std::vector<T> ordered_sum_of_ranks(int ranks, int round, std::size_t n) {
 }
 
 template <class T>
-bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
-}
-
-template <class T>
 void all_reduce(DeviceRank& rank, T* data, std::size_t n, SumOrder order) {
   if constexpr (std::is_same_v<T, float>)
     rank.device.all_reduce(data, n, order, rank.stream());
@@ -75,7 +122,7 @@ std::ptrdiff_t wrong_sum(MakeDevice make, int ranks, std::span<const std::size_t
       all_reduce(rank, memory.data() + offset, n, SumOrder::ranks);
       from_gpu<T>(memory.data() + offset, sum, rank.stream());
       rank.device.wait(rank.stream());
-      if (!same_bytes(sum, expected[l]))
+      if (!same_bits(sum, expected[l]))
         wrong[static_cast<std::size_t>(rank.rank())] = static_cast<std::ptrdiff_t>(n);
     }
   });
@@ -114,7 +161,7 @@ int wrong_round(MakeDevice make, int ranks, std::size_t n) {
       for (int r = 0; r < ranks; ++r)
         for (const T value : rough_values<T>(r, round, n)) blocks_of_all.push_back(value);
       const auto at = static_cast<std::size_t>(round);
-      if (!same_bytes(sums[at], expected[at]) || !same_bytes(gathered[at], blocks_of_all))
+      if (!same_bits(sums[at], expected[at]) || !same_bits(gathered[at], blocks_of_all))
         wrong[static_cast<std::size_t>(rank.rank())] = round;
     }
   });

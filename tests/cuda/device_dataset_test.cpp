@@ -17,7 +17,7 @@ constexpr std::uint64_t kSeed = 77;
 
 LoaderOptions loader_options(bool augment) {
   LoaderOptions options;
-  options.batch = 5;
+  options.batch_size = 5;
   options.seed = kSeed;
   options.augment = augment;
   return options;

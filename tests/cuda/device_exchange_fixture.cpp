@@ -7,7 +7,6 @@
 #include <random>
 
 #include "dist/comm/communicator.h"
-#include "nn/core/cuda/device_kernels.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 
@@ -219,11 +218,11 @@ class EchoCommunicator final : public cuda::DeviceCommunicator {
   }
   void all_reduce(float* data, std::size_t n, SumOrder, cudaStream_t stream) override {
     count();
-    cuda::add_floats(stream, data, data, data, n);
+    cuda::add(stream, DType::f32, data, data, data, n);
   }
   void all_reduce_bfloat16(void* data, std::size_t n, SumOrder, cudaStream_t stream) override {
     count();
-    cuda::add_bfloat16(stream, data, data, data, n);
+    cuda::add(stream, DType::bf16, data, data, data, n);
   }
   void broadcast(std::byte*, std::size_t, int, cudaStream_t) override {}
   std::unique_ptr<cuda::DeviceCommunicator> split(Communicator&) override { throw Error("not split here"); }

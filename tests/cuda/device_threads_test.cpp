@@ -4,6 +4,7 @@
 #include "tests/cuda/device_collectives.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
+#include "train/network_check.h"
 
 namespace topknot {
 namespace {
@@ -61,6 +62,20 @@ TEST_CASE("threads on a GPU: after an abort every call throws") {
     rank.device.all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
   });
   for (const auto& error : errors) CHECK(says(error, {"enough"}));
+}
+
+TEST_CASE("ranks that share a GPU check what they send each other there") {
+  std::vector<std::vector<NetworkRow>> rows(2);
+  run_ranks("threads", 2, [&](Communicator& host) {
+    rows[static_cast<std::size_t>(host.rank())] = check_gpu_path(host, 0, 60);
+  });
+  for (const auto& mine : rows) {
+    REQUIRE(mine.size() == 6);
+    CHECK(mine[0].over == "GPU, threads");
+    CHECK(mine[5].bytes == 1 << 24);
+  }
+  CHECK(gpu_count() >= 1);
+  CHECK(gpu_name(0).find("0: ") == 0);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 #include "compress/state.h"
 #include "nn/core/cuda/context.h"
-#include "nn/core/cuda/graph.h"
+#include "nn/core/cuda/pool.h"
 #include "tests/compress/simulated_ranks.h"  // same_bits()
 
 namespace topknot::testing {

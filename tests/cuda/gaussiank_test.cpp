@@ -1,4 +1,4 @@
-// gaussiank on a GPU selects what the CPU's selects, from the same moments to the last bit.
+// gaussiank on a GPU goes through the CPU's levels, from the same moments to the last bit.
 #include "compress/select/selector.h"
 
 #include <algorithm>
@@ -13,8 +13,7 @@
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/select/select_once.h"
-#include "tests/cuda/one_range.h"
-#include "tests/cuda/select_pair.h"
+#include "tests/cuda/selectors.h"
 
 namespace topknot::testing {
 namespace {
@@ -27,20 +26,6 @@ int last_level(const Selector& selector) {
   if (trace.empty()) return 0;
   const gaussiank::Thresholds t = gaussiank::thresholds_from(trace.front().threshold);
   return static_cast<int>(std::find(t.level, t.level + gaussiank::kLevels, trace.back().threshold) - t.level);
-}
-
-TEST_CASE("gaussiank on a GPU is the CPU's over steps of error feedback, of any gradient and length") {
-  const OnGpu gpu;
-  for (const std::size_t n : {1u, 2u, 31u, 2047u, 2048u, 4095u, 4097u, 16400u}) {
-    SelectPair pair("gaussiank", {}, n);
-    pair.set_density(0.02);
-    CHECK(pair.capacity() == n);
-    for (std::uint32_t t = 0; t < 20; ++t) {
-      INFO(n << " elements, step " << t);
-      const int kind = t % 2 ? static_cast<int>(t / 2) % kGradients : 0;
-      pair.step(gradient_of(kind, n, t), 0.02, t % 7 != 3);
-    }
-  }
 }
 
 TEST_CASE(
@@ -63,21 +48,6 @@ TEST_CASE(
   pair.step(gradient_of(1, n, t++), 0.001);
 }
 
-TEST_CASE("gaussiank on a GPU keeps within compress.capacity as the CPU does") {
-  const OnGpu gpu;
-  for (const double capacity : {1.0, 1.5, 4.0}) {
-    CompressOptions options;
-    options.capacity = capacity;
-    SelectPair pair("gaussiank", options, 9000);
-    pair.set_density(0.01);
-    CHECK(pair.capacity() == static_cast<std::size_t>(90 * capacity));
-    for (std::uint32_t t = 0; t < 16; ++t) {
-      INFO("capacity " << capacity << ", step " << t);
-      pair.step(gradient_of(t % 3 == 2 ? static_cast<int>(t) % 8 : 0, 9000, t), 0.01);
-    }
-  }
-}
-
 TEST_CASE("gaussiank sends all where the mean is far from zero") {
   const OnGpu gpu;
   const std::size_t n = 5000;
@@ -87,14 +57,6 @@ TEST_CASE("gaussiank sends all where the mean is far from zero") {
   SelectPair pair("gaussiank", {}, n);
   pair.set_density(0.01);
   CHECK(pair.step(x, 0.01).indices.size() == n);
-}
-
-TEST_CASE("steps of gaussiank that were captured once are replayed with other numbers") {
-  const OnGpu gpu;
-  SelectPair pair("gaussiank", {}, 9000, true);
-  pair.set_density(0.01);
-  for (std::uint32_t t = 0; t < 12; ++t)
-    pair.step(gradient_of(static_cast<int>(t % 3 == 2 ? t % kGradients : 0), 9000, t), 0.01, t % 5 != 2);
 }
 
 // A selection that tells what it found out.

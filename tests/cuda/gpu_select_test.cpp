@@ -10,9 +10,7 @@
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/select/select_once.h"
-#include "tests/cuda/fixture.h"
-#include "tests/cuda/one_range.h"
-#include "tests/support/catch.h"
+#include "tests/cuda/selectors.h"
 
 namespace topknot::testing {
 namespace {

@@ -1,6 +1,5 @@
 // What a graph writes to belongs to it, also between its replays.
-#include "nn/core/cuda/device_kernels.h"
-#include "nn/core/cuda/graph.h"
+#include "nn/core/cuda/pool.h"
 #include "nn/core/tensor.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "nn/core/parameter.h"
-#include "nn/ops/cuda/activation.h"
+#include "nn/ops/cuda/layout.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/variables.h"

@@ -14,17 +14,13 @@
 #include "tests/train/broken_sample.h"
 #include "tests/train/dropout_model.h"
 #include "tests/train/made_up_text.h"
-#include "tests/train/small_run.h"
+#include "tests/train/resumed_run.h"
+#include "train/metrics/npy.h"
 
 using namespace topknot;
 using namespace topknot::testing;
 
 namespace {
-
-Keys joined(Keys keys, const Keys& more) {
-  keys.insert(keys.end(), more.begin(), more.end());
-  return keys;
-}
 
 // A few steps of a very small network, the density's change after an epoch of few steps among them;
 // `check_every` makes the host look, which ends what is in flight.
@@ -33,7 +29,20 @@ const Keys kOnGpu{"train.device=cuda",   "train.deterministic=true", "train.max_
                   "data.image_size=12",  "model.hidden=[12]"};
 
 Run on_gpu(const std::string& backend, int ranks, const Keys& keys) {
-  return train(backend, ranks, joined(kOnGpu, keys));
+  return train(backend, ranks, with(kOnGpu, keys));
+}
+
+// The gradients that a run records.
+std::vector<float> recorded(const std::string& device) {
+  const TempFolder temp;
+  start(temp,
+        {"train.device=" + device, "train.deterministic=true", "train.max_steps=3", "data.test_size=8",
+         "train.record_gradients=2", "compress.name=topk", "dist.ranks=1"},
+        false);
+  const NpyReader file(temp.at("run/gradients.npy"));
+  std::vector<float> values(file.numel());
+  file.read(0, std::span<float>(values));
+  return values;
 }
 
 }  // namespace
@@ -43,7 +52,7 @@ TEST_CASE("a run on a GPU learns what the CPU's does") {
     INFO(method);
     const Keys keys{std::string("compress.name=") + method, "dist.ordered_sum=true"};
     const Run gpu = on_gpu("threads", 2, keys);
-    const Run cpu = train("threads", 2, joined(joined(kOnGpu, keys), {"train.device=cpu"}));
+    const Run cpu = train("threads", 2, with(with(kOnGpu, keys), {"train.device=cpu"}));
     REQUIRE(gpu.metrics.steps.size() == cpu.metrics.steps.size());
     CHECK(gpu.metrics.steps.front().loss == Approx(cpu.metrics.steps.front().loss).epsilon(1e-5));
     CHECK(gpu.metrics.steps.back().loss == Approx(cpu.metrics.steps.back().loss).epsilon(0.05));
@@ -57,18 +66,18 @@ TEST_CASE("graphs and batches made on the GPU change no bit") {
   for (const auto& [method, ranks] : {Case{"dense", 2}, Case{"topk", 1}, Case{"topk", 3}, Case{"dgc", 2}}) {
     INFO(method << ", " << ranks << " ranks");
     const Keys keys{std::string("compress.name=") + method, "compress.warmup=[0.05]"};
-    const auto with = on_gpu("threads", ranks, joined(keys, {"data.on_device=true"})).checksums;
-    CHECK(with == on_gpu("threads", ranks, joined(keys, {"train.graphs=false"})).checksums);
-    CHECK(with == on_gpu("threads", ranks, joined(keys, {"data.on_device=false"})).checksums);
-    CHECK(with == on_gpu("threads", ranks, joined(keys, {"train.check_every=1"})).checksums);
+    const auto weights = on_gpu("threads", ranks, with(keys, {"data.on_device=true"})).checksums;
+    CHECK(weights == on_gpu("threads", ranks, with(keys, {"train.graphs=false"})).checksums);
+    CHECK(weights == on_gpu("threads", ranks, with(keys, {"data.on_device=false"})).checksums);
+    CHECK(weights == on_gpu("threads", ranks, with(keys, {"train.check_every=1"})).checksums);
   }
 }
 
 TEST_CASE("batches reach the GPU whole, however far the host is ahead") {
   for (const char* where : {"data.on_device=true", "data.on_device=false"}) {
     const Keys keys{"compress.name=topk", where, "data.train_size=128"};  // the host looks at an epoch's end
-    CHECK(on_gpu("threads", 2, joined(keys, {"train.check_every=0"})).checksums ==
-          on_gpu("threads", 2, joined(keys, {"train.check_every=1"})).checksums);
+    CHECK(on_gpu("threads", 2, with(keys, {"train.check_every=0"})).checksums ==
+          on_gpu("threads", 2, with(keys, {"train.check_every=1"})).checksums);
   }
 }
 
@@ -76,8 +85,8 @@ TEST_CASE("steps are reported whole and in order while later ones are under way"
   for (const char* backend : {"threads", "gloo"}) {
     const Keys keys{"compress.name=topk", "data.train_size=1024", "train.max_steps=75",  // one epoch
                     std::string("dist.backend=") + backend};
-    const Run far = on_gpu(backend, 2, joined(keys, {"train.check_every=0"}));
-    const Run near = on_gpu(backend, 2, joined(keys, {"train.check_every=1"}));
+    const Run far = on_gpu(backend, 2, with(keys, {"train.check_every=0"}));
+    const Run near = on_gpu(backend, 2, with(keys, {"train.check_every=1"}));
     REQUIRE(far.metrics.steps.size() == 75);
     for (std::size_t i = 0; i < 75; ++i) {
       CHECK(far.metrics.steps[i].step == static_cast<std::int64_t>(i) + 1);
@@ -91,8 +100,8 @@ TEST_CASE("steps are reported whole and in order while later ones are under way"
 
 TEST_CASE("batches made on the GPU are augmented anew each epoch, as the loader's are") {
   const Keys keys{"compress.name=topk", "data.augment=true"};  // three epochs
-  CHECK(on_gpu("threads", 2, joined(keys, {"data.on_device=true"})).checksums ==
-        on_gpu("threads", 2, joined(keys, {"data.on_device=false"})).checksums);
+  CHECK(on_gpu("threads", 2, with(keys, {"data.on_device=true"})).checksums ==
+        on_gpu("threads", 2, with(keys, {"data.on_device=false"})).checksums);
 }
 
 TEST_CASE("pictures that are decoded when they are needed reach the GPU, and are not kept there") {
@@ -101,18 +110,18 @@ TEST_CASE("pictures that are decoded when they are needed reach the GPU, and are
                   "data.test_size=0",       "data.batch_size=2",         "compress.name=topk",
                   "dist.ordered_sum=true"};
   const Run gpu = on_gpu("threads", 2, keys);
-  const Run cpu = train("threads", 2, joined(joined(kOnGpu, keys), {"train.device=cpu"}));
+  const Run cpu = train("threads", 2, with(with(kOnGpu, keys), {"train.device=cpu"}));
   CHECK(gpu.metrics.steps.front().loss == Approx(cpu.metrics.steps.front().loss).epsilon(1e-5));
   CHECK(gpu.test_loss == Approx(cpu.test_loss).epsilon(0.05));
-  CHECK(says(error_text([&] { on_gpu("threads", 1, joined(keys, {"data.on_device=true"})); }),
+  CHECK(says(error_text([&] { on_gpu("threads", 1, with(keys, {"data.on_device=true"})); }),
              {"data.on_device", "image_folder", "auto or false"}));
 }
 
 TEST_CASE("a GPU evaluates with the statistics that train.bn_stats asks for") {
   const Keys keys{"model.name=resnet20", "compress.name=topk", "train.max_steps=2", "data.batch_size=2",
                   "data.test_size=4"};
-  CHECK(on_gpu("threads", 2, joined(keys, {"train.bn_stats=mean"})).test_loss !=
-        on_gpu("threads", 2, joined(keys, {"train.bn_stats=local"})).test_loss);
+  CHECK(on_gpu("threads", 2, with(keys, {"train.bn_stats=mean"})).test_loss !=
+        on_gpu("threads", 2, with(keys, {"train.bn_stats=local"})).test_loss);
 }
 
 TEST_CASE("what a run has timed the next one takes from train.algorithm_cache") {
@@ -137,8 +146,8 @@ TEST_CASE("on GPUs, too, threads and gloo give the same bits") {
         Keys{"compress.name=regtopk", "compress.scope=tensor"}, Keys{"compress.name=signsgd"},
         Keys{"compress.name=topk", "exchange.collective=gtopk"}}) {
     INFO(keys.back());
-    const Run threads = on_gpu("threads", 3, joined(keys, {"data.shard=uneven:3"}));
-    const Run gloo = on_gpu("gloo", 3, joined(keys, {"data.shard=uneven:3", "dist.backend=gloo"}));
+    const Run threads = on_gpu("threads", 3, with(keys, {"data.shard=uneven:3"}));
+    const Run gloo = on_gpu("gloo", 3, with(keys, {"data.shard=uneven:3", "dist.backend=gloo"}));
     CHECK(threads.checksums == gloo.checksums);
   }
 }
@@ -150,9 +159,9 @@ TEST_CASE("clipping, micro-batches and weight decay are the CPU's") {
         Keys{"train.accumulate=2", "optimizer.nesterov=true"}, Keys{"data.name=synthetic_regression"},
         Keys{"train.accumulate=2", "model.name=test_dropout"}}) {
     INFO(keys.front());
-    const Keys all = joined({"compress.name=topk", "compress.density=0.1"}, keys);
+    const Keys all = with({"compress.name=topk", "compress.density=0.1"}, keys);
     const Run gpu = on_gpu("threads", 2, all);
-    const Run cpu = train("threads", 2, joined(joined(kOnGpu, all), {"train.device=cpu"}));
+    const Run cpu = train("threads", 2, with(with(kOnGpu, all), {"train.device=cpu"}));
     CHECK(gpu.metrics.steps[1].loss == Approx(cpu.metrics.steps[1].loss).epsilon(1e-4));
     CHECK(gpu.metrics.steps.back().loss == Approx(cpu.metrics.steps.back().loss).epsilon(0.02));
   }
@@ -190,11 +199,11 @@ TEST_CASE("memories that swap go on as without graphs after a bad step, which a 
        {Keys{"compress.name=topk"}, Keys{"compress.name=dgc"}, Keys{"compress.name=regtopk"},
         Keys{"compress.name=topk", "exchange.merge=none"}}) {
     INFO(method.front());
-    const Keys keys = joined({"data.name=broken_sample", "data.batch_size=2", "train.max_steps=24",
-                              "compress.density=0.1", "optimizer.momentum=0.9"},
-                             method);
+    const Keys keys = with({"data.name=broken_sample", "data.batch_size=2", "train.max_steps=24",
+                            "compress.density=0.1", "optimizer.momentum=0.9"},
+                           method);
     const Run replayed = on_gpu("threads", 2, keys);
-    const Run plain = on_gpu("threads", 2, joined(keys, {"train.graphs=false"}));
+    const Run plain = on_gpu("threads", 2, with(keys, {"train.graphs=false"}));
     CHECK(replayed.checksums == plain.checksums);
     std::vector<std::int64_t> bad;
     for (const StepRecord& step : replayed.metrics.steps)
@@ -215,7 +224,7 @@ TEST_CASE("convolutions, batch norm and pooling train on a GPU as on the CPU") {
                     "data.test_size=4",
                     "optimizer.lr=0.01"};
     const Run gpu = on_gpu("threads", 1, keys);
-    const Run cpu = train("threads", 1, joined(joined(kOnGpu, keys), {"train.device=cpu"}));
+    const Run cpu = train("threads", 1, with(with(kOnGpu, keys), {"train.device=cpu"}));
     for (std::size_t i = 0; i < 4; ++i)
       CHECK(gpu.metrics.steps[i].loss == Approx(cpu.metrics.steps[i].loss).epsilon(i == 0 ? 1e-4 : 0.05));
     CHECK(gpu.test_loss == Approx(cpu.test_loss).epsilon(0.05));
@@ -254,7 +263,7 @@ TEST_CASE("the parts of each step are timed by the GPU's clock, in graphs and wi
       CHECK(step.encode_s + step.communicate_s + step.decode_s > 0);
       CHECK(step.exposed_s >= 0);
     }
-    const Run plain = on_gpu("threads", 2, joined(keys, {"train.step_times=false"}));
+    const Run plain = on_gpu("threads", 2, with(keys, {"train.step_times=false"}));
     CHECK(plain.metrics.steps.back().forward_s == 0);
     CHECK(plain.checksums == timed.checksums);
   }
@@ -264,10 +273,9 @@ TEST_CASE("a GPU's steps are traced as the CPU's are") {
   using Json = nlohmann::json;
   for (const char* method : {"topk", "terngrad"}) {  // on the GPU, and staged
     const TempFolder temp;
-    run_in_directory(
-        small_run(temp, joined(joined(kOnGpu, {"dist.ranks=2", "exchange.merge=none"}),
-                               {std::string("compress.name=") + method, "train.profile_steps=2"})),
-        "threads");
+    run_in_directory(small_run(temp, with(with(kOnGpu, {"dist.ranks=2", "exchange.merge=none"}),
+                                          {std::string("compress.name=") + method, "train.profile_steps=2"})),
+                     "threads");
     for (const int rank : {0, 1}) {
       std::ifstream file(temp.at(fmt::format("run/trace_rank{}.json", rank)));
       std::map<std::pair<int, std::string>, int> events;  // by row
@@ -300,8 +308,8 @@ TEST_CASE(
       "optimizer.lr=2",      "optimizer.momentum=0",     "compress.name=topk",   "compress.density=0.1",
       "train.clip_global=1", "train.max_steps=20",       "train.eval_every=0.5", "compress.warmup=[]"};
   for (const char* dropout : {"model.dropout=0", "model.dropout=0.3"}) {
-    const Run gpu = on_gpu("threads", 2, joined(keys, {dropout}));
-    const Run cpu = train("threads", 2, joined(joined(kOnGpu, keys), {dropout, "train.device=cpu"}));
+    const Run gpu = on_gpu("threads", 2, with(keys, {dropout}));
+    const Run cpu = train("threads", 2, with(with(kOnGpu, keys), {dropout, "train.device=cpu"}));
     REQUIRE(gpu.metrics.steps.size() == 20);
     CHECK(gpu.metrics.steps[1].loss == Approx(cpu.metrics.steps[1].loss).epsilon(1e-4));
     CHECK(gpu.metrics.steps.back().loss == Approx(cpu.metrics.steps.back().loss).epsilon(0.02));
@@ -310,11 +318,28 @@ TEST_CASE(
     CHECK(gpu.metrics.end->held_out_loss.value() ==
           Approx(cpu.metrics.end->held_out_loss.value()).epsilon(0.02));
   }
-  const auto graphs = on_gpu("threads", 2, joined(keys, {"model.dropout=0.3"})).checksums;
-  CHECK(graphs == on_gpu("threads", 2, joined(keys, {"model.dropout=0.3", "train.graphs=false"})).checksums);
-  CHECK(graphs == on_gpu("threads", 2, joined(keys, {"model.dropout=0.3", "train.eval_every=0"})).checksums);
-  CHECK(graphs == on_gpu("gloo", 2, joined(keys, {"model.dropout=0.3", "dist.backend=gloo"})).checksums);
+  const auto graphs = on_gpu("threads", 2, with(keys, {"model.dropout=0.3"})).checksums;
+  CHECK(graphs == on_gpu("threads", 2, with(keys, {"model.dropout=0.3", "train.graphs=false"})).checksums);
+  CHECK(graphs == on_gpu("threads", 2, with(keys, {"model.dropout=0.3", "train.eval_every=0"})).checksums);
+  CHECK(graphs == on_gpu("gloo", 2, with(keys, {"model.dropout=0.3", "dist.backend=gloo"})).checksums);
   const Run bf16 =
-      on_gpu("threads", 1, joined(keys, {"model.dropout=0", "train.precision=bf16", "model.tied=true"}));
+      on_gpu("threads", 1, with(keys, {"model.dropout=0", "train.precision=bf16", "model.tied=true"}));
   CHECK(bf16.metrics.steps.back().loss < bf16.metrics.steps.front().loss);
+}
+
+TEST_CASE("recorded gradients of a GPU are the CPU's within rounding") {
+  const std::vector<float> gpu = recorded("cuda"), cpu = recorded("cpu");
+  REQUIRE(gpu.size() == cpu.size());
+  REQUIRE(gpu.size() > 100000);  // two steps of 74,002
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < gpu.size(); ++i)
+    error += (gpu[i] - cpu[i]) * (gpu[i] - cpu[i]), norm += cpu[i] * cpu[i];
+  CHECK(norm > 0);
+  CHECK(error < 1e-6 * norm);
+}
+
+TEST_CASE("a measured plan serves a run on a GPU") {
+  const std::vector<std::string> keys{"train.device=cuda", "compress.name=topk", "exchange.merge=mgwfbp",
+                                      "train.max_steps=3", "data.test_size=8"};
+  CHECK(train("threads", 2, keys).metrics.steps.size() == 3);
 }

@@ -59,7 +59,7 @@ std::vector<Case> all_rules() {
 
 using Slices = std::vector<std::pair<std::size_t, std::size_t>>;
 
-// Two steps on both; `shift`: floats by which the GPU's gradient is off a 16-byte address.
+// Two steps on both and a bad one on the GPU, which changes nothing; `shift`: floats by which the GPU's gradient is off a 16-byte address.
 void check_case(const Case& c, const Slices& slices, std::size_t shift) {
   const OnGpu gpu;
   Model here, there(gpu.device());
@@ -67,8 +67,12 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift) {
   const auto cpu = make_optimizer(c.options, *here.arena);
   const auto device = make_optimizer(c.options, *there.arena);
   DeviceVector<StepParameters> parameters(1);
-  const DeviceVector<StepStatus> status(std::vector<StepStatus>(1));
-  for (const std::uint32_t step : {0u, 1u}) {
+  DeviceVector<StepStatus> status(1);
+  for (const std::uint32_t step : {0u, 1u, 2u}) {
+    const bool bad = step == 2;
+    StepStatus word;
+    word.bad = bad;
+    status.set({word});
     StepParameters numbers;
     numbers.step = step, numbers.lr = 0.1 / (1 + step), numbers.gradient_scale = 1.0 / 3;
     parameters.set({numbers});
@@ -77,8 +81,9 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift) {
     shifted.insert(shifted.end(), gradient.begin(), gradient.end());
     const DeviceVector<float> there_gradient(shifted);
     for (const auto& [begin, end] : slices) {
-      cpu->update(begin, std::span(gradient).subspan(begin, end - begin),
-                  {step, numbers.lr, numbers.gradient_scale}, c.applied);
+      if (!bad)
+        cpu->update(begin, std::span(gradient).subspan(begin, end - begin),
+                    {step, numbers.lr, numbers.gradient_scale}, c.applied);
       device->update(begin, {there_gradient.data() + shift + begin, end - begin},
                      StepState{parameters.data(), status.data()}, c.applied);
     }
@@ -113,33 +118,6 @@ TEST_CASE("SGD on a GPU does not depend on how the arena is cut, nor on how a gr
   check_case(c, {{4, size}, {0, 4}}, 0);
 }
 
-TEST_CASE("a bad status changes neither weights nor the optimizer's state") {
-  for (const char* name : {"sgd", "adamw"}) {
-    const OnGpu gpu;
-    OptimizerOptions options;
-    options.name = name;
-    options.momentum = 0.9;
-    Model model(gpu.device());
-    const auto optimizer = make_optimizer(options, *model.arena);
-    const auto before = model.arena->host_weights();
-    const DeviceVector<float> gradient(gradient_of_step(before.size(), 1));
-    DeviceVector<StepParameters> parameters(std::vector<StepParameters>(1));
-    StepStatus bad;
-    bad.bad = 1;
-    DeviceVector<StepStatus> status(std::vector<StepStatus>{bad});
-    const auto update = [&] {
-      optimizer->update(0, {gradient.data(), gradient.size()}, StepState{parameters.data(), status.data()});
-      return model.arena->host_weights();
-    };
-    INFO(name);
-    CHECK(same_bits(update(), before));
-    for (const auto state : optimizer->state())
-      CHECK(to_host(state.data(), state.size()) == std::vector<float>(before.size()));
-    status.set({StepStatus{}});
-    CHECK_FALSE(same_bits(update(), before));
-  }
-}
-
 TEST_CASE("a captured update reads each step's learning rate and scale") {
   const OnGpu gpu;
   OptimizerOptions options;
@@ -162,18 +140,13 @@ TEST_CASE("a captured update reads each step's learning rate and scale") {
   }
 }
 
-TEST_CASE("an optimizer on a GPU refuses what the CPU's refuses") {
+TEST_CASE("an optimizer on a GPU refuses what has no kernels, and forms and slices as the CPU's") {
   const OnGpu gpu;
   Model model(gpu.device());
   const auto make = [&](const OptimizerOptions& o) {
     return error_text([&] { make_optimizer(o, *model.arena); });
   };
   OptimizerOptions options;
-  options.lr = -1;
-  CHECK(says(make(options), {"optimizer.lr"}));
-  options = {};
-  options.name = "sdg";
-  CHECK(says(make(options), {"sdg", "sgd"}));
   static const bool unported =
       (optimizers().add("unported", "without kernels", {[](const OptimizerOptions&, ParameterArena&) {
                           return std::unique_ptr<Optimizer>();

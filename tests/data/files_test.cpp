@@ -11,6 +11,7 @@
 
 #include "data/dataset.h"
 #include "data/recording.h"
+#include "data/speech.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"

@@ -6,7 +6,6 @@
 #include "data/loader.h"
 #include "nn/core/rng.h"
 #include "tests/data/picture_folder.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/standard_error.h"
 
@@ -36,9 +35,17 @@ int blue_of(const Dataset& data, std::int64_t index, std::vector<DamagedFile>* d
   return pixels.back();
 }
 
+// The sample's pixels, where every file can be read.
+Bytes decoded(const Dataset& data, std::int64_t index = 0, const CounterRng* random = nullptr) {
+  Bytes pixels(static_cast<std::size_t>(data.sample_shape().numel()));
+  std::vector<DamagedFile> damaged;
+  data.decode(index, random, pixels.data(), damaged);
+  return pixels;
+}
+
 LoaderOptions loader_options(int workers, bool train = true, int max_bad_files = 0) {
   LoaderOptions options;
-  options.batch = 3;
+  options.batch_size = 3;
   options.seed = 9;
   options.augment = train;
   options.train = train;
@@ -115,9 +122,7 @@ TEST_CASE("the centre of a picture begins where torchvision's does, for every re
       folder.write(name, pnm_picture(resize, resize, 1));
     DatasetOptions options = options_of(folder);
     options.resize = resize;
-    Bytes pixels(3 * 16 * 16);
-    std::vector<DamagedFile> damaged;
-    open(options)->decode(0, nullptr, pixels.data(), damaged);
+    const Bytes pixels = decoded(*open(options));
     const int first[] = {0, 0, 1, 2, 2, 2, 3, 4};  // of (0 .. 7) / 2
     INFO("of " << resize);
     CHECK(pixels[0] == 4 * first[resize - 16]);
@@ -131,9 +136,7 @@ TEST_CASE("the centre of a long and thin picture is its middle") {
   folder.write("train/classa/a.ppm", pnm_picture(70000, 1, 5));
   DatasetOptions options = options_of(folder);
   options.resize = 40000;
-  Bytes pixels(3 * 16 * 16);
-  std::vector<DamagedFile> damaged;
-  open(options)->decode(0, nullptr, pixels.data(), damaged);
+  const Bytes pixels = decoded(*open(options));
   for (std::size_t i = 0; i < 256; ++i) {
     CHECK(pixels[i] >= (4 * 34999) % 256);
     CHECK(pixels[i] <= (4 * 35000) % 256);
@@ -145,10 +148,7 @@ TEST_CASE("without augmentation a sample is the centre of the picture with its s
   DatasetOptions options = options_of(folder);
   options.resize = 20;
   const auto data = open(options, Split::test);
-  Bytes pixels(3 * 16 * 16);
-  std::vector<DamagedFile> damaged;
-  data->decode(0, nullptr, pixels.data(),
-               damaged);  // 30 x 40 becomes 20 x 26, of which 16 x 16 from (2, 5) on
+  const Bytes pixels = decoded(*data);  // 30 x 40 becomes 20 x 26, of which 16 x 16 from (2, 5) on
   for (int y = 0; y < 16; ++y)
     for (int x = 0; x < 16; ++x) {
       const double at_x = (x + 2 + 0.5) * 30 / 20 - 0.5, at_y = (y + 5 + 0.5) * 40 / 26 - 0.5;
@@ -170,13 +170,11 @@ TEST_CASE(
     "mirrored") {
   const Folder folder;
   const auto data = open(options_of(folder));
-  Bytes pixels(3 * 16 * 16);
-  std::vector<DamagedFile> damaged;
   int mirrored = 0;
   double least = 1, most = 0;
   for (std::uint32_t draw = 0; draw < 400; ++draw) {
     const CounterRng random(1, RngUse::augment, draw, 3);
-    data->decode(3, &random, pixels.data(), damaged);
+    const Bytes pixels = decoded(*data, 3, &random);
     const int left = pixels[16 * 8], right = pixels[16 * 8 + 15], top = pixels[256 + 8],
               bottom = pixels[256 + 15 * 16 + 8];
     mirrored += left > right;
@@ -199,9 +197,7 @@ TEST_CASE("a picture too long for any crop is cut in its centre") {
   folder.write("train/classa/a.ppm", pnm_picture(60, 2, 5));
   const auto data = open(options_of(folder));
   const CounterRng random(1, RngUse::augment, 0, 0);
-  Bytes pixels(3 * 16 * 16);
-  std::vector<DamagedFile> damaged;
-  data->decode(0, &random, pixels.data(), damaged);
+  const Bytes pixels = decoded(*data, 0, &random);
   // 3 x 2 pixels from column 28 on.
   CHECK(*std::min_element(pixels.begin(), pixels.begin() + 256) == 4 * 28);
   CHECK(*std::max_element(pixels.begin(), pixels.begin() + 256) == 4 * 30);

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "data/spectrogram.h"
+#include "data/speech.h"
 #include "nn/base/check.h"
 #include "tests/support/temp_folder.h"
 

@@ -5,9 +5,8 @@
 #include <numeric>
 #include <set>
 
-#include "nn/base/check.h"
+#include "data/length_sampler.h"
 #include "nn/core/rng.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
 using namespace topknot;
@@ -24,9 +23,9 @@ std::vector<std::int32_t> ten_labels(std::int64_t n) {
 std::vector<std::int64_t> dealt(const TrainSampler& sampler, int ranks, std::int64_t epoch) {
   std::vector<std::int64_t> all;
   for (int r = 0; r < ranks; ++r) {
-    const auto order = sampler.epoch(epoch, r);
-    REQUIRE(static_cast<std::int64_t>(order.shard().size()) == sampler.shard_size(r));
-    all.insert(all.end(), order.shard().begin(), order.shard().end());
+    const auto shard = sampler.shard(epoch, r);
+    REQUIRE(static_cast<std::int64_t>(shard.size()) == sampler.shard_size(r));
+    all.insert(all.end(), shard.begin(), shard.end());
   }
   return all;
 }
@@ -78,7 +77,7 @@ TEST_CASE("even shards are equal, disjoint, and drop other samples each epoch") 
       for (const auto i : dealt(sampler, ranks, epoch)) seen.insert(i);
     CHECK(seen.size() == 103);
     CHECK(sampler.weights() == std::vector<float>(static_cast<std::size_t>(ranks), 1.0f));
-    CHECK(sampler.steps_per_epoch() == 103 / ranks / 5);
+    CHECK(sampler.steps(0) == 103 / ranks / 5);
   }
 }
 
@@ -90,7 +89,7 @@ TEST_CASE("uneven shards cover every sample, largest to smallest by the ratio") 
   CHECK(sampler.shard_size(1) == 2667);
   CHECK(sampler.shard_size(2) == 1333);
   CHECK(sampler.shard_size(3) == 667);
-  CHECK(sampler.steps_per_epoch() == 533);
+  CHECK(sampler.steps(0) == 533);
   const auto weights = sampler.weights();
   CHECK(weights[0] == Approx(4 * 0.5333));
   CHECK(weights[3] == Approx(4 * 0.0667));
@@ -105,9 +104,8 @@ TEST_CASE("by_label gives each rank a run of classes and covers every sample") {
   std::int32_t previous_largest = 0;
   for (int r = 0; r < 4; ++r) {
     std::set<std::int32_t> classes;
-    const auto order = sampler.epoch(3, r);
     std::vector<std::int32_t> sequence;
-    for (const auto i : order.shard()) sequence.push_back(labels[static_cast<std::size_t>(i)]);
+    for (const auto i : sampler.shard(3, r)) sequence.push_back(labels[static_cast<std::size_t>(i)]);
     classes.insert(sequence.begin(), sequence.end());
     CHECK(classes.size() == 3);  // 2.5 classes of 100
     CHECK(*classes.begin() >= previous_largest);
@@ -120,13 +118,14 @@ TEST_CASE("a smaller shard goes round again in a new order while the largest goe
   const TrainSampler sampler(300, {}, parse_shard_rule("uneven:9"), 2, 10, 4);
   REQUIRE(sampler.shard_size(0) == 270);
   REQUIRE(sampler.shard_size(1) == 30);
-  REQUIRE(sampler.steps_per_epoch() == 27);
+  REQUIRE(sampler.steps(0) == 27);
   const auto order = sampler.epoch(0, 1);
+  const auto shard = sampler.shard(0, 1);
   std::vector<std::vector<std::int64_t>> rounds(9);
   for (int step = 0; step < 27; ++step)
-    for (const auto i : order.batch(step)) rounds[static_cast<std::size_t>(step / 3)].push_back(i);
-  for (const auto& round : rounds) CHECK(sorted(round) == sorted(order.shard()));
-  CHECK(rounds[0] == order.shard());
+    for (const auto i : order(step)) rounds[static_cast<std::size_t>(step / 3)].push_back(i);
+  for (const auto& round : rounds) CHECK(sorted(round) == sorted(shard));
+  CHECK(rounds[0] == shard);
   CHECK(std::set<std::vector<std::int64_t>>(rounds.begin(), rounds.end()).size() == 9);
 }
 
@@ -136,10 +135,10 @@ TEST_CASE("each rank shuffles each later round by numbers of its own") {
     const auto order = sampler.epoch(3, rank);
     const CounterRng rng(4, RngUse::shuffle, 3, static_cast<std::uint32_t>(rank) + 1);
     for (std::uint64_t round = 1; round < 4; ++round) {
-      auto expected = order.shard();
+      auto expected = sampler.shard(3, rank);
       for (std::size_t i = expected.size(); i > 1; --i)
         std::swap(expected[i - 1], expected[rng.below((round << 32) + i, static_cast<std::uint32_t>(i))]);
-      CHECK(order.batch(static_cast<std::int64_t>(round)) == expected);
+      CHECK(order(static_cast<std::int64_t>(round)) == expected);
     }
   }
 }
@@ -150,16 +149,16 @@ TEST_CASE("a batch that crosses the end of a round, or is larger than the shard,
   const auto order = crossing.epoch(0, 1);
   std::vector<std::int64_t> all;
   for (int step = 0; step < 7; ++step) {
-    const auto batch = order.batch(step);
+    const auto batch = order(step);
     CHECK(batch.size() == 4);
     all.insert(all.end(), batch.begin(), batch.end());
   }
   for (int round = 0; round < 4; ++round)
-    CHECK(sorted({all.begin() + 7 * round, all.begin() + 7 * round + 7}) == sorted(order.shard()));
+    CHECK(sorted({all.begin() + 7 * round, all.begin() + 7 * round + 7}) == sorted(crossing.shard(0, 1)));
 
   const TrainSampler small(6, {}, {}, 2, 10, 4);
-  CHECK(small.steps_per_epoch() == 1);
-  const auto batch = small.epoch(0, 0).batch(0);
+  CHECK(small.steps(0) == 1);
+  const auto batch = small.epoch(0, 0)(0);
   CHECK(batch.size() == 10);
   CHECK(std::set<std::int64_t>(batch.begin(), batch.end()).size() == 3);
 }
@@ -169,8 +168,8 @@ TEST_CASE("each sample comes once an epoch where shards are even") {
   std::vector<std::int64_t> all;
   for (int r = 0; r < 4; ++r) {
     const auto order = sampler.epoch(5, r);
-    for (int step = 0; step < sampler.steps_per_epoch(); ++step)
-      for (const auto i : order.batch(step)) all.push_back(i);
+    for (int step = 0; step < sampler.steps(0); ++step)
+      for (const auto i : order(step)) all.push_back(i);
   }
   CHECK(sorted(all) == iota(96));
 }
@@ -183,7 +182,7 @@ TEST_CASE("evaluation counts every sample once for any number of ranks and any b
         std::vector<std::int64_t> all;
         for (int r = 0; r < ranks; ++r)
           for (std::int64_t step = 0; step < sampler.steps(r); ++step) {
-            const auto part = sampler.batch(r, step);
+            const auto part = sampler.epoch(0, r)(step);
             CHECK(!part.empty());
             CHECK(static_cast<int>(part.size()) <= batch);
             all.insert(all.end(), part.begin(), part.end());
@@ -206,4 +205,47 @@ TEST_CASE("too few samples for the ranks, and by_label without labels, are the u
   CHECK_THROWS_AS(TrainSampler(20, {}, parse_shard_rule("uneven:1000"), 4, 1, 1), UserError);
   CHECK_THROWS_AS(TrainSampler(20, {}, parse_shard_rule("by_label"), 2, 1, 1), UserError);
   CHECK_THROWS_AS(TrainSampler(20, {}, {}, 2, 0, 1), UserError);
+}
+
+TEST_CASE(
+    "a length sampler's steps are neighbours in length, each sample at most once per epoch, over all ranks") {
+  constexpr int kRanks = 3;
+  const LengthSampler sampler(100, kRanks, 4, 7);
+  REQUIRE(sampler.steps(0) == 8);
+  constexpr int kEpochs = 2000;
+  std::vector<int> left_out(100, kEpochs);  // how often
+  for (std::int64_t number = 0; number < kEpochs; ++number) {
+    std::vector<EpochOrder> orders;
+    for (int rank = 0; rank < kRanks; ++rank) orders.push_back(sampler.epoch(number, rank));
+    std::set<std::int64_t> seen;
+    for (std::int64_t step = 0; step < 8; ++step) {
+      std::set<std::int64_t> of_step;
+      for (const EpochOrder& order : orders)
+        for (const std::int64_t sample : order(step)) {
+          REQUIRE((sample >= 0 && sample < 100));
+          of_step.insert(sample);
+          --left_out[static_cast<std::size_t>(sample)];
+        }
+      REQUIRE(of_step.size() == 12);
+      REQUIRE(*of_step.rbegin() - *of_step.begin() <= 11 + 4);  // neighbours but for what is left out
+      seen.insert(of_step.begin(), of_step.end());
+    }
+    REQUIRE(seen.size() == 96);
+  }
+  // Each alike, the shortest and the longest too: 80 times, of which the standard deviation is 8.8.
+  for (const int times : left_out) CHECK((times > 40 && times < 120));
+}
+
+TEST_CASE(
+    "a length sampler begins with the shortest, then takes an order of its own each epoch, the same for a "
+    "seed") {
+  const LengthSampler sampler(100, 2, 5, 7), same(100, 2, 5, 7), other(100, 2, 5, 8);
+  const auto first = sampler.samples(0);
+  CHECK(std::is_sorted(first.begin(), first.end()));
+  CHECK(sampler.samples(1) == same.samples(1));
+  CHECK(sampler.samples(1) != other.samples(1));
+  CHECK(sampler.samples(1) != sampler.samples(2));
+  CHECK(sampler.samples(1) != first);
+  CHECK(
+      user_error([] { LengthSampler(9, 2, 5, 1); }, {"data.batch_size", "9 samples", "2 ranks with 5 each"}));
 }

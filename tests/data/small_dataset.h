@@ -10,7 +10,7 @@
 
 namespace topknot {
 
-class SmallDataset final : public Dataset {
+class SmallDataset : public Dataset {
  public:
   SmallDataset(std::int64_t size, bool as_bytes, Shape shape = {2, 6, 7}, std::int64_t unreadable = -1,
                int failures = 1 << 30)

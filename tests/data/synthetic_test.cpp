@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "data/dataset.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
 using namespace topknot;

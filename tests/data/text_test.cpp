@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "data/loader.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -143,10 +142,11 @@ TEST_CASE("in training each row goes down a column of its own, and the columns c
     const std::int64_t length = tokens / (ranks * batch);
     std::set<std::int64_t> columns;
     for (int rank = 0; rank < ranks; ++rank) {
+      const EpochOrder order = sampler.epoch(0, rank);
       CHECK(sampler.steps(rank) == (length - 1) / window);
-      CHECK(sampler.windows(rank) == sampler.steps(rank) * batch);
+      CHECK(sampler.shard_size(rank) == sampler.steps(rank) * batch);
       for (std::int64_t step = 0; step < sampler.steps(rank); ++step) {
-        const auto rows = sampler.batch(rank, step);
+        const auto rows = order(step);
         REQUIRE(static_cast<std::int64_t>(rows.size()) == batch);
         for (std::size_t i = 0; i < rows.size(); ++i) {
           CHECK(rows[i] == (rank * batch + static_cast<std::int64_t>(i)) * length + step * window);
@@ -173,11 +173,12 @@ TEST_CASE("evaluation takes every window of the stream once, down columns that d
         std::vector<std::int64_t> seen, starts;
         std::int64_t least = 1 << 30, most = 0;
         for (int rank = 0; rank < ranks; ++rank) {
+          const EpochOrder order = sampler.epoch(0, rank);
           const std::int64_t steps = sampler.steps(rank);
           least = std::min(least, steps), most = std::max(most, steps);
           std::vector<std::int64_t> before;
           for (std::int64_t step = 0; step < steps; ++step) {
-            const auto rows = sampler.batch(rank, step);
+            const auto rows = order(step);
             CHECK(!rows.empty());
             CHECK(static_cast<std::int64_t>(rows.size()) <= batch);
             if (step == 0) starts.insert(starts.end(), rows.begin(), rows.end());
@@ -195,7 +196,7 @@ TEST_CASE("evaluation takes every window of the stream once, down columns that d
         for (std::size_t i = 0; i < seen.size(); ++i) CHECK(seen[i] == static_cast<std::int64_t>(i) * window);
         if (ranks <= batch) {
           const StreamSampler alone(tokens, window, 1, batch, false);
-          CHECK(starts == alone.batch(0, 0));
+          CHECK(starts == alone.epoch(0, 0)(0));
         }
       }
 }
@@ -209,7 +210,7 @@ TEST_CASE("a batch of windows has whole tokens, and the next ones as labels step
   const auto tokens = tokens_of(*data);
   for (const int workers : {0, 2}) {
     LoaderOptions options;
-    options.batch = 3, options.rank = 1, options.ranks = 2, options.workers = workers;
+    options.batch_size = 3, options.rank = 1, options.ranks = 2, options.workers = workers;
     Loader loader(*data, options);
     loader.start_epoch(5, 1);
     std::int64_t steps = 1;
@@ -250,7 +251,7 @@ TEST_CASE("an evaluation asks for every word but the first once, and masks what 
     std::int64_t losses = 0;
     for (int rank = 0; rank < 2; ++rank) {
       LoaderOptions options;
-      options.batch = 3, options.rank = rank, options.ranks = 2, options.train = false;
+      options.batch_size = 3, options.rank = rank, options.ranks = 2, options.train = false;
       Loader loader(*data, options);
       loader.start_epoch(0);
       for (Batch batch; loader.next(batch);) {

@@ -1,11 +1,8 @@
 // The worked examples of docs/extending.md: their files, compiled into this program, and the page that shows them.
 #include <filesystem>
 
-#include "dist/comm/communicator.h"
-#include "tests/support/catch.h"
 #include "tests/support/files.h"
-#include "tests/support/temp_folder.h"
-#include "train/trainer.h"
+#include "tests/train/small_run.h"
 
 using namespace topknot;
 
@@ -13,21 +10,12 @@ TEST_CASE("the example model and the example compressor are found by name and tr
   CHECK(models().contains("wide_net"));
   CHECK(compressors().contains("cyclic"));
 
-  const TempFolder temp;
-  const std::string folder = temp.at("run");
-  LoadedConfig loaded = load_config(
-      "", {"model.name=wide_net", "compress.name=cyclic", "compress.density=0.1", "compress.phase=3",
-           "dist.ranks=2", "data.train_size=512", "data.test_size=64", "train.max_steps=12", "train.epochs=2",
-           "optimizer.lr=0.05", "output.dir=" + folder, "output.overwrite=true"});
-  REQUIRE(loaded.problems.empty());
-  const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
-                         std::chrono::steady_clock::now()};
-  RunOutcome outcomes[2];
-  run_thread_ranks(2, 60, [&](Communicator& c) { outcomes[c.rank()] = run_rank(inputs, c); });
-  CHECK(outcomes[0].parameter_checksum == outcomes[1].parameter_checksum);
-  CHECK(outcomes[0].test_loss < 3.0);
-  CHECK(outcomes[0].test_accuracy == outcomes[1].test_accuracy);
+  const testing::Run run =
+      testing::train("threads", 2,
+                     {"model.name=wide_net", "compress.name=cyclic", "compress.density=0.1",
+                      "compress.phase=3", "compress.warmup=[]", "data.batch_size=32", "train.max_steps=12",
+                      "train.epochs=2", "optimizer.lr=0.05"});
+  CHECK(run.test_loss < 3.0);
 }
 
 TEST_CASE("the example's own key is a key like any other") {

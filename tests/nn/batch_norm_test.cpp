@@ -1,6 +1,6 @@
 #include "nn/ops/kernels.h"
 
-#include "tests/support/variables.h"
+#include "tests/support/batch_norm_case.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -8,65 +8,23 @@ using reference::absolute;
 
 namespace {
 
-struct Setup {
-  std::int64_t n, channels, height, width;
-  bool residual, relu, training;
-  Layout layout;
-  float mean;  // of the input
-};
-
-void check_setup(const Setup& s, int threads = 1) {
+void check_setup(const BatchNormSetup& s, Layout layout, int threads = 1) {
   const Threads scope(threads);
-  INFO(s.n << "x" << s.channels << "x" << s.height << "x" << s.width << (s.residual ? ", residual" : "")
-           << (s.relu ? ", relu" : "") << (s.training ? ", training" : ", evaluation")
-           << (s.layout == Layout::blocked ? ", blocked" : ", plain"));
-  const Shape shape{s.n, s.channels, s.height, s.width};
-  const reference::Images images{s.n, s.channels, s.height * s.width};
-  const auto size = static_cast<std::size_t>(s.channels);
-  Leaf x(shape, random_values(shape.numel(), 1, s.mean)),
-      gamma({s.channels}, random_values(s.channels, 2, 1)), beta({s.channels}, random_values(s.channels, 3)),
-      residual(shape, random_values(shape.numel(), 4));
-  const auto dy = random_values(shape.numel(), 5);
-  Buffer running_mean{"mean", random_values(s.channels, 6, s.mean)},
-      running_variance{"variance", std::vector<float>(size)};
-  std::vector<float>&mean = running_mean.values, &variance = running_variance.values;
-  for (std::size_t c = 0; c < size; ++c) variance[c] = 0.5f + 0.1f * static_cast<float>(c % 7);
-  const auto mean_before = mean, variance_before = variance;
-  const BatchNormState state{&running_mean, &running_variance, 0.3f, 1e-3f};
-
-  const Variable y = batch_norm(in_layout(x.variable(), s.layout), gamma.variable(), beta.variable(),
-                                s.residual ? in_layout(residual.variable(), s.layout) : Variable(), state,
-                                {s.training, s.relu});
-  CHECK(y.value().layout() == s.layout);
-  const auto actual = values_of(y);
-  backward(weighted_sum(y, dy));
-
-  const Array rx = as_double(values_of(x.variable()));
-  const auto r = reference::batch_norm(
-      images, rx, absolute(rx), as_double(values_of(gamma.variable())), as_double(values_of(beta.variable())),
-      s.residual ? as_double(values_of(residual.variable())) : Array(),
-      s.training ? Array() : as_double(mean_before), s.training ? Array() : as_double(variance_before),
-      static_cast<double>(1e-3f), s.relu, as_double(dy));
-  check_close("y", actual, r.y, r.y_scale, 2e-6);
-  check_close("dx", x.gradient(), r.dx, r.dx_scale, 2e-6);
-  check_close("dgamma", gamma.gradient(), r.dgamma, r.dgamma_scale, 2e-6);
-  check_close("dbeta", beta.gradient(), r.dbeta, r.dbeta_scale, 2e-6);
-  if (s.residual) check_close("dresidual", residual.gradient(), r.dresidual, 0);
-
-  if (!s.training) {
-    CHECK((mean == mean_before));
-    CHECK((variance == variance_before));
-    return;
-  }
-  Array new_mean(size), new_variance(size);
-  for (std::size_t c = 0; c < size; ++c) {
-    new_mean[c] = 0.7 * mean_before[c] + 0.3 * r.mean[c];
-    new_variance[c] = 0.7 * variance_before[c] + 0.3 * r.variance[c] * images.count() / (images.count() - 1);
-  }
-  Array mean_scale = absolute(new_mean);
-  for (double& v : mean_scale) v += 1;
-  check_close("running mean", mean, new_mean, mean_scale, 1e-6);
-  check_close("running variance", variance, new_variance, 5e-6);
+  INFO(s.str() << (layout == Layout::blocked ? ", blocked" : ", plain"));
+  const BatchNormCase c(s, DType::f32);
+  const Leaf x(s.shape(), c.x), gamma({s.channels}, c.gamma), beta({s.channels}, c.beta),
+      residual(s.shape(), s.residual ? c.residual : c.x);
+  Buffer mean{"mean", c.mean}, variance{"variance", c.variance};
+  const Variable y = batch_norm(in_layout(x.variable(), layout), gamma.variable(), beta.variable(),
+                                s.residual ? in_layout(residual.variable(), layout) : Variable(),
+                                {&mean, &variance, c.momentum, c.epsilon}, {s.training, s.relu});
+  CHECK(y.value().layout() == layout);
+  const auto values = values_of(y);
+  backward(weighted_sum(y, c.dy));
+  check_formula(c,
+                {values, x.gradient(), gamma.gradient(), beta.gradient(), residual.gradient(), mean.values,
+                 variance.values},
+                1);
 }
 
 }  // namespace
@@ -75,20 +33,20 @@ TEST_CASE("batch_norm agrees with the formula in every combination of its option
   for (const bool residual : {false, true})
     for (const bool relu : {false, true})
       for (const bool training : {false, true}) {
-        check_setup({3, 5, 4, 3, residual, relu, training, Layout::plain, 0.3f});
-        check_setup({3, 32, 5, 3, residual, relu, training, Layout::blocked, 0.3f});
+        check_setup({3, 5, 4, 3, residual, relu, training, 0.3f}, Layout::plain);
+        check_setup({3, 32, 5, 3, residual, relu, training, 0.3f}, Layout::blocked);
       }
 }
 
 TEST_CASE("batch_norm agrees with the formula on odd shapes: one image, one pixel, many images") {
   for (const Layout layout : {Layout::plain, Layout::blocked}) {
-    check_setup({1, 16, 7, 5, true, true, true, layout, 0.0f});
-    check_setup({9, 48, 1, 1, false, true, true, layout, -0.5f});
-    for (const int threads : {1, 2, 3}) check_setup({33, 16, 3, 2, true, false, true, layout, 0.5f}, threads);
-    check_setup({2, 64, 13, 13, true, true, true, layout, 0.0f});
-    check_setup({1, 16, 1, 1, false, true, false, layout, 0.0f});
+    check_setup({1, 16, 7, 5, true, true, true, 0.0f}, layout);
+    check_setup({9, 48, 1, 1, false, true, true, -0.5f}, layout);
+    for (const int threads : {1, 2, 3}) check_setup({33, 16, 3, 2, true, false, true, 0.5f}, layout, threads);
+    check_setup({2, 64, 13, 13, true, true, true, 0.0f}, layout);
+    check_setup({1, 16, 1, 1, false, true, false, 0.0f}, layout);
   }
-  check_setup({4, 1, 3, 3, false, false, true, Layout::plain, 0.0f});
+  check_setup({4, 1, 3, 3, false, false, true, 0.0f}, Layout::plain);
 }
 
 TEST_CASE("batch_norm of constant channels is beta, and its input gradient is finite") {

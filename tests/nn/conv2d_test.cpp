@@ -1,6 +1,4 @@
-#include "nn/ops/kernels.h"
-
-#include "tests/support/variables.h"
+#include "tests/support/conv_case.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -10,19 +8,7 @@ using reference::plus;
 
 namespace {
 
-struct Case {
-  Conv g;
-  bool bias;
-  Layout layout;
-
-  std::string str() const {
-    return g.str() + (bias ? ", bias" : "") + (layout == Layout::blocked ? ", blocked" : ", plain");
-  }
-  Shape x_shape() const { return {g.n, g.in, g.height, g.width}; }
-  ConvGeometry geometry() const { return g.geometry(); }
-  // Winograd's transformations cost some digits.
-  double tolerance() const { return g.kernel == 3 && g.stride == 1 ? 3e-5 : 3e-6; }
-};
+using Case = ConvCase;
 
 Case plain(Conv g, bool bias = false) {
   return {g, bias, Layout::plain};
@@ -30,32 +16,6 @@ Case plain(Conv g, bool bias = false) {
 // The layout that a layer before this one would have left.
 Case blocked(Conv g, bool bias = false) {
   return {g, bias, g.in % channel_block() == 0 ? Layout::blocked : Layout::plain};
-}
-
-void check_case(const Case& c, int threads = 1) {
-  const Threads scope(threads);
-  INFO(c.str() << ", " << threads << " threads");
-  const Conv& g = c.g;
-  Leaf x(c.x_shape(), random_values(g.x_size(), 1)),
-      w(c.geometry().weight_shape(), random_values(g.w_size(), 2)), b({g.out}, random_values(g.out, 3));
-  const auto dy = random_values(g.y_size(), 4);
-  const Variable y = conv2d(in_layout(x.variable(), c.layout), w.variable(),
-                            c.bias ? b.variable() : Variable(), c.geometry());
-  REQUIRE(y.shape() == Shape({g.n, g.out, g.out_height(), g.out_width()}));
-  CHECK(y.value().layout() == kernels_for<ConvKernels>(y).output_layout(c.geometry()));
-  backward(weighted_sum(y, dy));
-
-  const Array rx = as_double(values_of(x.variable())), rw = as_double(values_of(w.variable())),
-              rb = as_double(values_of(b.variable())), rdy = as_double(dy);
-  Array ry = reference::conv2d(g, rx, rw), ry_scale = reference::conv2d(g, absolute(rx), absolute(rw));
-  const reference::Images out{g.n, g.out, g.out_height() * g.out_width()};
-  if (c.bias) ry = add_bias(out, ry, rb), ry_scale = add_bias(out, ry_scale, absolute(rb));
-  check_close("y", values_of(y), ry, ry_scale, c.tolerance());
-  check_close("dx", x.gradient(), conv2d_input_gradient(g, rw, rdy),
-              conv2d_input_gradient(g, absolute(rw), absolute(rdy)), c.tolerance());
-  check_close("dw", w.gradient(), conv2d_weight_gradient(g, rx, rdy),
-              conv2d_weight_gradient(g, absolute(rx), absolute(rdy)), c.tolerance());
-  if (c.bias) check_close("db", b.gradient(), channel_sums(out, rdy), channel_sums(out, absolute(rdy)), 3e-6);
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ namespace {
 struct Model {
   ParameterStore store;
   ParameterArena* arena;
-  explicit Model(std::int64_t wide = 37) {
+  std::size_t matrices;  // elements
+  explicit Model(std::int64_t wide = 37) : matrices(static_cast<std::size_t>(21 + wide * 11)) {
     store.add("a.weight", {3, 7}, fill_normal);
     store.add("a.bias", {5}, fill_normal);
     store.add("b.weight", {wide, 11}, fill_normal);
@@ -37,53 +38,94 @@ std::vector<float> gradient_of_step(std::size_t size, std::uint32_t step) {
   return gradient;
 }
 
-// The plain formula in double, an element at a time.
-std::vector<double> reference(const Model& model, const OptimizerOptions& o, int steps,
-                              double gradient_scale) {
+// The rule in double, an element at a time; the learning rate falls from step to step.
+std::vector<double> by_formula(const Model& model, const OptimizerOptions& o, Applied form, int steps,
+                               double gradient_scale) {
   const auto weights = model.arena->weights();
   std::vector<double> w(weights.begin(), weights.end()), b(w.size(), 0.0);
   for (int step = 0; step < steps; ++step) {
+    const double lr = o.lr / (step + 1);
     const auto gradient = gradient_of_step(w.size(), step);
     for (std::size_t i = 0; i < w.size(); ++i) {
       const bool decays = o.decay_1d || model.at(i).shape().rank() > 1;
-      const double d = gradient[i] * gradient_scale + (decays ? o.weight_decay * w[i] : 0.0);
-      b[i] = step == 0 ? d : o.momentum * b[i] + d;  // PyTorch's first step
-      w[i] -= o.lr * (o.momentum == 0 ? d : o.nesterov ? d + o.momentum * b[i] : b[i]);
+      const double g = gradient[i] * gradient_scale, decay = decays ? o.weight_decay * w[i] : 0.0;
+      const double d = form == Applied::nothing ? g + decay : decay;  // what takes the optimizer's momentum
+      b[i] = step == 0 ? d : o.momentum * b[i] + d;                   // PyTorch's first step
+      w[i] -= lr * (o.nesterov ? d + o.momentum * b[i] : b[i]);
+      if (form == Applied::momentum) w[i] -= lr * g;
+      if (form == Applied::learning_rate) w[i] -= g;
     }
   }
   return w;
 }
 
+void check_close(std::span<const float> weights, const std::vector<double>& expected) {
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    INFO("element " << i);
+    REQUIRE(weights[i] == Approx(expected[i]).epsilon(2e-6).margin(2e-6));
+  }
+}
+
 }  // namespace
 
-TEST_CASE("SGD follows the plain formula in double, with momentum, Nesterov and decay") {
+TEST_CASE("SGD follows the formula in double: momentum, Nesterov, decay, what a gradient has in it already") {
   OptimizerOptions o;
   o.lr = 0.05;
-  double gradient_scale = 1;
-  SECTION("plain") {}
-  SECTION("momentum") {
-    o.momentum = 0.9;
-  }
-  SECTION("Nesterov") {
-    o.momentum = 0.9, o.nesterov = true;
-  }
-  SECTION("decay, not of 1-D parameters") {
-    o.momentum = 0.9, o.weight_decay = 0.1;
-  }
-  SECTION("decay of all") {
-    o.weight_decay = 0.1, o.decay_1d = true;
-  }
-  SECTION("everything") {
-    o.momentum = 0.8, o.nesterov = true, o.weight_decay = 0.1, gradient_scale = 0.25;
-  }
+  const Applied form = GENERATE(Applied::nothing, Applied::momentum, Applied::learning_rate);
+  o.momentum = GENERATE(0.0, 0.9);
+  o.nesterov = GENERATE(false, true);
+  o.weight_decay = GENERATE(0.0, 0.1);
+  o.decay_1d = GENERATE(false, true);
+  const double gradient_scale = GENERATE(1.0, 0.25);
+  if (o.nesterov && o.momentum == 0) return;  // no such optimizer
   Model model;
-  auto optimizer = make_optimizer(o, *model.arena);
-  const auto expected = reference(model, o, 5, gradient_scale);
-  for (int step = 0; step < 5; ++step)
-    optimizer->update(0, gradient_of_step(model.arena->size(), step), {step, o.lr, gradient_scale});
-  for (std::size_t i = 0; i < expected.size(); ++i)
-    CHECK(model.arena->weights()[i] == Approx(expected[i]).margin(2e-6));
+  const auto optimizer = make_optimizer(o, *model.arena);
   CHECK(optimizer->state().empty() == (o.momentum == 0));
+  const std::vector<float> first = gradient_of_step(model.arena->size(), 0);
+  if (form == Applied::learning_rate && o.momentum != 0) {
+    CHECK_THROWS_AS(optimizer->update(0, first, {0, o.lr}, form), Error);
+    return;
+  }
+  const auto expected = by_formula(model, o, form, 6, gradient_scale);
+  for (int step = 0; step < 6; ++step)
+    optimizer->update(0, gradient_of_step(first.size(), step), {step, o.lr / (step + 1), gradient_scale},
+                      form);
+  check_close(model.arena->weights(), expected);
+}
+
+TEST_CASE("without decay, a gradient that has momentum is stepped along as it is") {
+  OptimizerOptions o;
+  o.momentum = 0.9;
+  Model model;
+  const auto optimizer = make_optimizer(o, *model.arena);
+  std::vector<float> w(model.arena->weights().begin(), model.arena->weights().end());
+  for (std::uint32_t step = 0; step < 3; ++step) {
+    const std::vector<float> g = gradient_of_step(w.size(), step);
+    for (std::size_t i = 0; i < w.size(); ++i) w[i] -= 0.5f * g[i];
+    optimizer->update(0, g, {step, 0.5}, Applied::momentum);
+  }
+  for (std::size_t i = 0; i < w.size(); ++i) REQUIRE(model.arena->weights()[i] == w[i]);
+}
+
+TEST_CASE("slices of one step may differ in form: dense ones keep the optimizer's momentum") {
+  OptimizerOptions o;
+  o.lr = 0.1, o.momentum = 0.9, o.weight_decay = 0.01;
+  Model model;
+  const auto optimizer = make_optimizer(o, *model.arena);
+  const auto weights = model.arena->weights();
+  std::vector<double> w(weights.begin(), weights.end()), b(w.size(), 0.0);
+  for (std::uint32_t step = 0; step < 5; ++step) {
+    const std::vector<float> g = gradient_of_step(w.size(), step);
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      const bool compressed = i < model.matrices;
+      b[i] = o.momentum * b[i] + (compressed ? o.weight_decay * w[i] : g[i]);
+      w[i] -= o.lr * (b[i] + (compressed ? g[i] : 0.0));
+    }
+    const std::span<const float> all = g;
+    optimizer->update(0, all.first(model.matrices), {step, o.lr}, Applied::momentum);
+    optimizer->update(model.matrices, all.subspan(model.matrices), {step, o.lr}, Applied::nothing);
+  }
+  check_close(weights, w);
 }
 
 TEST_CASE("SGD gives the same bits for any cut into slices and any number of threads") {

@@ -6,10 +6,8 @@ set -euo pipefail
 root=$(cd "${1:?usage: faults.sh ROOT}" && pwd)
 command -v python3 >/dev/null || { echo "skipped: no python3"; exit 0; }
 export PYTHONDONTWRITEBYTECODE=1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-status=0
-complain() { echo "$1"; status=1; }
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 python3 "$root/scripts/plant-faults" --check || complain "scripts/faults.txt does not fit the sources"
 
@@ -64,37 +62,31 @@ END_OF_CMAKE
 table() {
   { printf 'tests: test_small\n%s: %s\n  %s\n' "$1" "$2" "$3"; printf '  %s\n' "${@:4}"; } >"$tree/scripts/faults.txt"
 }
-# expect STATUS TEXT ARGUMENTS...: plant-faults ends with STATUS and says TEXT.
-expect() {
-  local wanted=$1 text=$2 output got=0
-  shift 2
-  output=$(python3 "$tree/scripts/plant-faults" "$@" 2>&1) || got=$?
-  [ "$got" = "$wanted" ] || complain "plant-faults $* ended with $got, not $wanted: $output"
-  grep -qF -- "$text" <<<"$output" || complain "plant-faults $* does not say '$text': $output"
-}
+# plant STATUS TEXT ARGUMENTS...: plant-faults ends with STATUS and says TEXT.
+plant() { expect "$1" "$2" python3 "$tree/scripts/plant-faults" "${@:3}"; }
 
 table a.b Limits::words 'limit = 4 => limit = 5'
-expect 2 "a.b: 'limit = 4' occurs 0 times in Limits::words, not once" --check
+plant 2 "a.b: 'limit = 4' occurs 0 times in Limits::words, not once" --check
 table a.b Limits::words 'word => line'
-expect 2 "a.b: 'word' occurs 3 times in Limits::words, not once" --check
+plant 2 "a.b: 'word' occurs 3 times in Limits::words, not once" --check
 table a.b Limits::word 'word => line'
-expect 2 "a.b: nothing is called Limits::word" --check
+plant 2 "a.b: nothing is called Limits::word" --check
 table a.b Limits::words 'limit = 3 => limit = 3'
-expect 2 'a.b: it changes nothing' --check
+plant 2 'a.b: it changes nothing' --check
 table a.b Limits::words 'limit = 3 => limit = 4' 'because: of this'
-expect 2 "'  because: of this' is neither tests, nor an entry" --check
+plant 2 "'  because: of this' is neither tests, nor an entry" --check
 printf 'tests: test_small\na.b: Limits::words\n' >"$tree/scripts/faults.txt"
-expect 2 'a.b lacks OLD => NEW' --check
+plant 2 'a.b lacks OLD => NEW' --check
 printf 'a.b: Limits::words\n  limit = 3 => limit = 4\n' >"$tree/scripts/faults.txt"
-expect 2 'a.b lacks tests' --check
+plant 2 'a.b lacks tests' --check
 printf 'tests: test_large\na.b: Limits::words\n  limit = 3 => limit = 4\n' >"$tree/scripts/faults.txt"
-expect 2 "a.b: 'test_large' is no test program" --check
+plant 2 "a.b: 'test_large' is no test program" --check
 table a.b Limits::words 'word => line' 'after: word, '
-expect 0 '1 faults fit the sources' --check
+plant 0 '1 faults fit the sources' --check
 for name in 'Limits::most: return limit_' 'Limits::limit_: 7' 'Limits::Limits: word' 'kWord: 4, kOther' \
   'registered: word(1)' 'other: n = 2'; do
   table a.b "${name%: *}" "${name#*: } => x"
-  expect 0 '1 faults fit the sources' --check
+  plant 0 '1 faults fit the sources' --check
 done
 
 if command -v git >/dev/null; then
@@ -103,16 +95,16 @@ if command -v git >/dev/null; then
   git -C "$tree" init -q
   git -C "$tree" add .
   commit first
-  expect 0 'a.b: noticed test_small: three & no more' --work "$work/bench"
-  expect 0 '| a | 1 | 1 | 0 | 0 |' --work "$work/bench"  # from the results
+  plant 0 'a.b: noticed test_small: three & no more' --work "$work/bench"
+  plant 0 '| a | 1 | 1 | 0 | 0 |' --work "$work/bench"  # from the results
   table a.b Limits::words 'a word, =>'
   commit second
-  expect 1 'survived: a.b (Limits::words: a word,' --work "$work/bench"
+  plant 1 'survived: a.b (Limits::words: a word,' --work "$work/bench"
   table a.b Limits::words 'a word, =>' 'equivalent: nobody reads it'
-  expect 0 '| a | 1 | 0 | 1 | 0 |' --work "$work/bench"
+  plant 0 '| a | 1 | 0 | 1 | 0 |' --work "$work/bench"
   sed -i 's/limit = 3/limit = 2/' "$tree/nn/small.cpp"
   commit third
-  expect 2 'test_small does not pass without a fault: three & no more' --work "$work/bench" --again
+  plant 2 'test_small does not pass without a fault: three & no more' --work "$work/bench" --again
   git -C "$tree" status --porcelain | grep -v scripts/faults.txt && complain "plant-faults changed the user's tree"
 fi
 exit "$status"

@@ -6,31 +6,21 @@ set -euo pipefail
 root=$(cd "${1:?usage: kill_campaign.sh ROOT notices|KINDS [RUNS] TRAIN}" && pwd)
 what=${2:?notices, or kinds of disturbances}
 train=${!#}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 export TMPDIR=$work
 
-skip() { echo "skipped: $1"; exit 0; }
 command -v python3 >/dev/null || skip 'no python3'
 python3 -c 'import signal; signal.pidfd_send_signal' 2>/dev/null || skip 'no Python 3.9 on Linux'
 
-status=0
-complain() { echo "$1"; status=1; }
-
-# expect STATUS TEXT ARGUMENT...: the campaign ends with STATUS and says TEXT.
-expect() {
-  local wanted=$1 text=$2 got=0
-  shift 2
-  output=$("$root/scripts/kill-campaign" "$@" 2>&1 </dev/null) || got=$?
-  [ "$got" = "$wanted" ] || complain "'kill-campaign $*' ended with $got, not $wanted: $output"
-  grep -qF -- "$text" <<<"$output" || complain "'kill-campaign $*' does not say '$text': $output"
-}
+# campaign STATUS TEXT ARGUMENT...: the campaign ends with STATUS and says TEXT.
+campaign() { expect "$1" "$2" "$root/scripts/kill-campaign" "${@:3}"; }
 
 if [ "$what" = notices ]; then
-  expect 2 'known are killed, signalled' --train "$train" --only bombed
-  expect 2 'there is no program' --train "$work/none"
-  expect 2 '1 at least' --train "$train" --runs 0
-  expect 2 'no run is of these kinds: cut' --train "$train" --run 0 --only cut
+  campaign 2 'known are killed, signalled' --train "$train" --only bombed
+  campaign 2 'there is no program' --train "$work/none"
+  campaign 2 '1 at least' --train "$train" --runs 0
+  campaign 2 'no run is of these kinds: cut' --train "$train" --run 0 --only cut
   # Run 0 is a SIGKILL. This program leaves a process behind, and writes a step twice when it is resumed.
   cat >"$work/train" <<END
 #!/bin/sh
@@ -45,11 +35,11 @@ esac
 exec "$train" "\$@"
 END
   chmod +x "$work/train"
-  expect 1 '1 processes still ran' --train "$work/train" --run 0 --deadline 8
+  campaign 1 '1 processes still ran' --train "$work/train" --run 0 --deadline 8
   grep -qF 'metrics.jsonl has the steps [1' <<<"$output" || complain "a step that stands twice is not noticed: $output"
   if pgrep -f "^sleep 1000$$\$" >/dev/null; then complain 'the process is left'; fi
 else
-  expect 0 '' --train "$train" --only "$what" --runs "$3"
+  campaign 0 '' --train "$train" --only "$what" --runs "$3"
   if grep -q '^left out: ' <<<"$output"; then skip "$(grep '^left out: ' <<<"$output")"; fi
   grep -q '^| all |' <<<"$output" || complain "there is no table: $output"
   echo "$output"

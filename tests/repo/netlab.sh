@@ -7,23 +7,9 @@ root=$(cd "${1:?usage: netlab.sh ROOT arguments|lab [TRAIN]}" && pwd)
 part=${2:?which part: arguments or lab}
 train=${3:-}
 netlab=$root/scripts/netlab
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$work"
-
-skip() { echo "skipped: $1"; exit 0; }
-
-status=0
-complain() { echo "$1"; status=1; }
-
-# expect STATUS TEXT COMMAND...: it ends with STATUS and says TEXT. Its words stay in $output.
-expect() {
-  local wanted=$1 text=$2 got=0
-  shift 2
-  output=$("$@" 2>&1 </dev/null) || got=$?
-  [ "$got" = "$wanted" ] || complain "'$*' ended with $got, not $wanted: $output"
-  grep -qF -- "$text" <<<"$output" || complain "'$*' does not say '$text': $output"
-}
 
 # within SECONDS COMMAND...: it succeeds before long.
 within() {

@@ -3,20 +3,8 @@
 #   scripts.sh ROOT
 set -euo pipefail
 root=$(cd "${1:?usage: scripts.sh ROOT}" && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-status=0
-complain() { echo "$1"; status=1; }
-
-# expect STATUS TEXT COMMAND...: it ends with STATUS and says TEXT.
-expect() {
-  local wanted=$1 text=$2 output got=0
-  shift 2
-  output=$("$@" 2>&1) || got=$?
-  [ "$got" = "$wanted" ] || complain "'$*' ended with $got, not $wanted: $output"
-  grep -qF -- "$text" <<<"$output" || complain "'$*' does not say '$text': $output"
-}
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 while IFS= read -r file; do
   head -n 1 "$file" | grep -q '^#!.*bash' || continue

@@ -11,9 +11,10 @@
 namespace topknot::testing {
 
 // Small pictures of noise; sample 5 of the training split is broken.
-class BrokenSample final : public Dataset {
+class BrokenSample : public Dataset {
  public:
-  explicit BrokenSample(Split split) : broken_(split == Split::train ? 5 : -1) {}
+  explicit BrokenSample(Split split, std::string name = "broken_sample")
+      : name_(std::move(name)), broken_(split == Split::train ? 5 : -1) {}
   const std::string& name() const override { return name_; }
   std::int64_t size() const override { return 32; }
   Shape sample_shape() const override { return {3, 8, 8}; }
@@ -26,7 +27,7 @@ class BrokenSample final : public Dataset {
   }
 
  private:
-  std::string name_ = "broken_sample";
+  std::string name_;
   std::int64_t broken_;
 };
 inline const RegisterDataset broken_sample("broken_sample", "of the tests",

@@ -1,16 +1,38 @@
 // Whole runs of every registered method: ranks agree after each step, whatever the backend.
+#include <cmath>
+
 #include "compress/sparse.h"
-#include "tests/train/small_run.h"
+#include "optim/clip.h"
+#include "tests/compress/simulated_ranks.h"
+#include "tests/data/made_up_speech.h"
+#include "tests/support/bfloat16.h"
+#include "tests/train/made_up_text.h"
+#include "tests/train/resumed_run.h"
 
 using namespace topknot;
 using namespace topknot::testing;
+
+namespace {
+
+// The parameters' checksum of each rank after a short run; they are compared after each step too.
+std::vector<std::string> train_dgc(const std::string& backend, int ranks, const Keys& overrides) {
+  const Keys keys{"data.train_size=128",         "train.max_steps=24", "optimizer.momentum=0.9",
+                  "optimizer.weight_decay=1e-3", "compress.name=dgc",  "compress.warmup=[]"};
+  return train(backend, ranks, with(keys, overrides)).checksums;
+}
+
+Keys bf16_keys(const Keys& keys) {
+  return with({"train.precision=bf16", "train.device=cpu", "train.threads=1", "train.stop_after=0"}, keys);
+}
+
+}  // namespace
 
 TEST_CASE("200 steps of every method on 1, 2, 4 and 8 ranks: all ranks hold the same parameters") {
   for (const std::string& method : compressors().names())
     for (int ranks : {1, 2, 4, 8}) {
       INFO(method << ", " << ranks << " ranks");
-      auto keys = keys_of_method(method);
-      keys.insert(keys.end(), {"train.max_steps=200", "optimizer.lr=0.005", "train.threads=1"});
+      const Keys keys =
+          with(keys_of_method(method), {"train.max_steps=200", "optimizer.lr=0.005", "train.threads=1"});
       const Run run = train("threads", ranks, keys);  // which compares the checksums after every step
       CHECK(std::isfinite(run.test_loss));
     }
@@ -22,8 +44,8 @@ TEST_CASE(
   for (const std::string& method : compressors().names()) {
     INFO(method);
     const TempFolder temp;
-    auto keys = keys_of_method(method);
-    keys.insert(keys.end(), {"compress.mu=3", "schedule.gamma=0.5", "data.noise=0.1", "train.record_from=1"});
+    const Keys keys = with(keys_of_method(method),
+                           {"compress.mu=3", "schedule.gamma=0.5", "data.noise=0.1", "train.record_from=1"});
     const LoadedConfig first = small_run(temp, keys);
     CHECK_FALSE(unused_keys(first).empty());
     create_run_directory(first, {});
@@ -41,8 +63,7 @@ TEST_CASE(
 TEST_CASE("every method gives the same bits by threads and by gloo, with uneven shards") {
   for (const std::string& method : compressors().names()) {
     INFO(method);
-    auto keys = keys_of_method(method);
-    keys.insert(keys.end(), {"train.max_steps=10", "data.shard=uneven:3"});
+    const Keys keys = with(keys_of_method(method), {"train.max_steps=10", "data.shard=uneven:3"});
     const auto threads = train("threads", 3, keys).checksums;
     CHECK(threads == train("gloo", 3, keys).checksums);
     CHECK(threads == train("link", 3, keys).checksums);
@@ -58,5 +79,128 @@ TEST_CASE("dense groups of a compressed method can be sent in 16 bits, the same 
     CHECK(run.checksums != full.checksums);
     CHECK(run.test_loss == Approx(full.test_loss).epsilon(0.05));
     CHECK(run.metrics.steps.back().bytes_sent < full.metrics.steps.back().bytes_sent);
+  }
+}
+
+TEST_CASE("compress.warmup_epochs lowers the density exponentially, as the authors' code does") {
+  const Config config =
+      load_config("", {"compress.name=dgc", "compress.density=0.001", "compress.warmup_epochs=5"}).config;
+  const double expected[] = {0.316, 0.1, 0.0316, 0.01, 0.00316};
+  for (int epoch = 0; epoch < 5; ++epoch)
+    CHECK(density_at_epoch(config, epoch) == Approx(expected[epoch]).epsilon(2e-3));
+  CHECK(density_at_epoch(config, 5) == 0.001);
+  CHECK(density_at_epoch(config, 100) == 0.001);
+}
+
+TEST_CASE("local clipping at sqrt(N) thr leaves an average of independent shards with norm thr") {
+  const std::size_t d = 20000, ranks = 16;
+  const double thr = 0.4;
+  SimulatedRanks simulated(named("dgc"), whole_group(d, ranks));
+  for (std::uint32_t r = 0; r < ranks; ++r) {
+    const CounterRng rng(53, RngUse::test, r);
+    for (std::size_t i = 0; i < d; ++i) simulated[r].gradient[i] = rng.normal(i);
+    const double bound = std::sqrt(static_cast<double>(ranks)) * thr, norm = l2_norm(simulated[r].gradient);
+    REQUIRE(norm > bound);
+    scale(simulated[r].gradient, clip_factor(norm, bound));
+    REQUIRE(l2_norm(simulated[r].gradient) == Approx(bound).epsilon(1e-5));
+  }
+  REQUIRE(simulated.step(0, 1.0));
+  const double norm = l2_norm(simulated[0].average);
+  CHECK(norm > 0.9 * thr);
+  CHECK(norm < 1.1 * thr);
+}
+
+TEST_CASE("compress.clip clips each rank's gradient at sqrt(ranks) times it") {
+  const auto clipped = [](const std::string& key) {
+    return train_dgc("threads", 4, {key, "train.max_steps=6"});
+  };
+  CHECK(clipped("compress.clip=0.05") == clipped("train.clip_local=0.1"));
+  CHECK(clipped("compress.clip=0.05") != clipped("train.clip_local=0.05"));
+}
+
+TEST_CASE("one rank's gradient is clipped over the whole model, before the average as after it") {
+  const auto clipped = [](const std::string& key) {
+    return train_dgc("threads", 1,
+                     {key, "compress.name=dense", "train.max_steps=6", "optimizer.weight_decay=0"});
+  };
+  CHECK(clipped("train.clip_local=0.05") == clipped("train.clip_global=0.05"));
+  CHECK(clipped("train.clip_local=0.05") != clipped("train.clip_local=0.1"));
+}
+
+TEST_CASE("all ranks agree under DGC and EF21 with every part on, and threads equal gloo bit for bit") {
+  const std::vector<std::vector<std::string>> methods = {
+      {"compress.clip=1", "compress.warmup_epochs=2"},
+      {"optimizer.nesterov=true", "compress.scope=tensor", "compress.dense_1d=false"},
+      {"compress.momentum_masking=false", "compress.truncate=largest", "exchange.merge=none"},
+      {"compress.memory=residual", "compress.resample=false"},
+      {"compress.memory=ef21"},
+  };
+  for (const auto& method : methods) {
+    INFO(method[0]);
+    CHECK(train_dgc("threads", 4, method) == train_dgc("gloo", 4, method));
+  }
+}
+
+TEST_CASE("each part of DGC changes the run") {
+  const auto whole = train_dgc("threads", 2, {"compress.clip=0.5"});
+  CHECK(whole != train_dgc("threads", 2, {}));
+  CHECK(whole != train_dgc("threads", 2, {"compress.clip=0.5", "compress.momentum_masking=false"}));
+  CHECK(whole != train_dgc("threads", 2, {"compress.clip=0.5", "compress.memory=residual"}));
+  CHECK(whole != train_dgc("threads", 2, {"compress.clip=0.5", "compress.warmup_epochs=1"}));
+  CHECK(whole != train_dgc("threads", 2, {"compress.clip=0.5", "optimizer.nesterov=true"}));
+}
+
+TEST_CASE("bfloat16 on a CPU: ranks agree, threads equal gloo, runs repeat, and the loss is near fp32's") {
+  if (!multiplies_bfloat16()) return;
+  for (const char* model : {"resnet20", "lenet", "mobilenet_v2"})
+    for (const char* method : {"dense", "topk"}) {
+      INFO(model << " " << method);
+      const Keys keys{std::string("model.name=") + model, std::string("compress.name=") + method,
+                      "dist.ordered_sum=true", "train.max_steps=6"};
+      const Run narrow = train("threads", 2, bf16_keys(keys));
+      CHECK(narrow.checksums == train("gloo", 2, bf16_keys(keys)).checksums);
+      const Run wide = train("threads", 2, with(bf16_keys(keys), {"train.precision=fp32"}));
+      CHECK(narrow.checksums != wide.checksums);
+      // mobilenet_v2 ends in images of one pixel, whose batch norm is over four values.
+      const double spread = model == std::string("mobilenet_v2") ? 0.2 : 0.03;
+      CHECK(narrow.metrics.steps.front().loss == Approx(wide.metrics.steps.front().loss).epsilon(spread));
+      CHECK(narrow.metrics.steps.front().bytes_sent == wide.metrics.steps.front().bytes_sent);
+    }
+}
+
+TEST_CASE("bfloat16 on a CPU: a run of two compute threads repeats, and one goes on from a checkpoint") {
+  if (!multiplies_bfloat16()) return;
+  const Keys keys{"model.name=resnet20", "compress.name=dgc", "train.max_steps=12"};
+  const Run two = train("threads", 1, with(bf16_keys(keys), {"train.threads=2"}));
+  CHECK(two.checksums == train("threads", 1, with(bf16_keys(keys), {"train.threads=2"})).checksums);
+  const Keys resumed = with(bf16_keys(keys), {"data.train_size=256", "dist.ranks=2"});
+  check_same(whole(resumed), stopped_and_resumed(resumed, 5));
+}
+
+TEST_CASE(
+    "bfloat16 on a CPU: language models and speech, by threads and by gloo, from a checkpoint, with a loss "
+    "near fp32's") {
+  if (!multiplies_bfloat16()) return;
+  const MadeUpText text;
+  const MadeUpSpeech speech(8, 4);
+  const Keys of_text{"data.name=text",       "data.root=" + text.root(), "data.train_size=0",
+                     "data.test_size=0",     "data.sequence_length=10",  "model.name=lstm_lm",
+                     "model.width=24",       "model.dropout=0.2",        "optimizer.lr=5",
+                     "optimizer.momentum=0", "train.clip_global=0.5",    "compress.name=topk"};
+  const Keys of_speech{
+      "data.name=speech",  "data.root=" + speech.root(), "data.train_size=0", "data.test_size=0",
+      "data.batch_size=2", "model.name=deep_speech",     "model.width=8",     "model.layers=1",
+      "optimizer.lr=0.05", "train.clip_global=5",        "compress.name=topk"};
+  for (const Keys& keys : {of_text, of_speech}) {
+    INFO(keys.front());
+    const Keys narrow = bf16_keys(with(keys, {"dist.ranks=2", "train.max_steps=8", "dist.ordered_sum=true"}));
+    const Ended run = whole(narrow);
+    CHECK(whole(narrow, "gloo").checksum == run.checksum);
+    check_same(run, stopped_and_resumed(narrow, 5));
+    const Ended wide = whole(with(narrow, {"train.precision=fp32"}));
+    CHECK(wide.checksum != run.checksum);
+    for (const std::size_t i : {0, 7})
+      CHECK(run.metrics.steps.at(i).loss ==
+            Approx(wide.metrics.steps.at(i).loss).epsilon(i == 0 ? 0.03 : 0.15));
   }
 }

@@ -11,13 +11,7 @@
 namespace topknot::testing {
 namespace {
 
-using Strings = std::vector<std::string>;
 using Values = std::map<std::string, std::vector<float>>;  // by parameter
-
-Strings joined(Strings a, const Strings& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 
 Values values_of(const ParameterArena& arena) {
   Values values;
@@ -26,13 +20,13 @@ Values values_of(const ParameterArena& arena) {
   return values;
 }
 
-const Strings kSmallResnet = {"model.name=resnet20", "data.image_size=8", "data.train_size=32",
-                              "optimizer.weight_decay=0.1", "optimizer.lr=0.1"};
+const Keys kSmallResnet = {"model.name=resnet20", "data.image_size=8", "data.train_size=32",
+                           "optimizer.weight_decay=0.1", "optimizer.lr=0.1"};
 
 // Rank 0's parameters after so many steps of two ranks.
-Values after_steps(int steps, const Strings& overrides) {
+Values after_steps(int steps, const Keys& overrides) {
   const TempFolder temp;
-  const LoadedConfig loaded = small_run(temp, joined(joined(kSmallResnet, {"dist.ranks=2"}), overrides));
+  const LoadedConfig loaded = small_run(temp, with(with(kSmallResnet, {"dist.ranks=2"}), overrides));
   const RunData data = load_data(loaded.config);
   const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                          std::chrono::steady_clock::now()};
@@ -51,9 +45,9 @@ Values after_steps(int steps, const Strings& overrides) {
   return values;
 }
 
-std::unique_ptr<BuiltModel> model_of(const Strings& overrides) {
+std::unique_ptr<BuiltModel> model_of(const Keys& overrides) {
   const TempFolder temp;
-  const LoadedConfig loaded = small_run(temp, joined(kSmallResnet, overrides));
+  const LoadedConfig loaded = small_run(temp, with(kSmallResnet, overrides));
   return build_model(loaded.config, *load_data(loaded.config).train);
 }
 
@@ -106,7 +100,7 @@ TEST_CASE("frozen parameters are not exchanged, and gradient-sized memory is wit
   CHECK(head->store.arena().frozen().size() + 2 == whole->store.arena().parameters().size());
   CHECK(head->store.arena().host_weights().size() == whole->store.arena().size());
   const Run run =
-      train("threads", 2, joined(kSmallResnet, {"model.freeze=[stem,stage*]", "train.max_steps=2"}));
+      train("threads", 2, with(kSmallResnet, {"model.freeze=[stem,stage*]", "train.max_steps=2"}));
   CHECK(run.metrics.end->bytes_dense == 2 * 4 * 650);
 }
 
@@ -143,10 +137,9 @@ TEST_CASE("a model begins with the weights and statistics of model.init_from, fr
   Values expected = values_of(from->store.arena());
   for (const char* name : {"fc.weight", "fc.bias"}) expected[name] = values_of(drawn->store.arena()).at(name);
   CHECK(values_of(tuned->store.arena()) == expected);
+  const Keys others{file, "data.classes=4"};
   CHECK(user_error(
-      [&] {
-        model_of({file, "data.classes=4"});
-      },
+      [&] { model_of(others); },
       {temp.at("from.safetensors"), "fc.weight: [10, 64] F32 in the file, [4, 64] F32", "fc.bias"}));
   CHECK(user_error([&] { model_of({"model.init_from=" + temp.at("no")}); }, {temp.at("no"), "No such file"}));
   CHECK(user_error([&] { model_of({"model.reinit=fc"}); }, {"model.reinit", "model.init_from"}));
@@ -155,9 +148,9 @@ TEST_CASE("a model begins with the weights and statistics of model.init_from, fr
 TEST_CASE("a fine-tuned run gives the same bits over threads and gloo") {
   const TempFolder temp;
   write_model(*model_of({"seed=7"}), temp.at("from.safetensors"));
-  const Strings overrides =
-      joined(kSmallResnet, {"model.init_from=" + temp.at("from.safetensors"), "model.reinit=fc",
-                            "model.freeze=[stem,stage1]", "compress.name=topk", "train.max_steps=4"});
+  const Keys overrides =
+      with(kSmallResnet, {"model.init_from=" + temp.at("from.safetensors"), "model.reinit=fc",
+                          "model.freeze=[stem,stage1]", "compress.name=topk", "train.max_steps=4"});
   CHECK(train("threads", 2, overrides).checksums == train("gloo", 2, overrides).checksums);
 }
 

@@ -1,33 +1,25 @@
 #pragma once
 // Runs that stop and are resumed, and how they compare with one that does not stop.
 
+#include "tests/support/error_text.h"
 #include "tests/train/small_run.h"
 #include "train/metrics/run_config.h"
 #include "train/start.h"
 
 namespace topknot::testing {
 
-inline Keys with(Keys keys, const Keys& more) {
-  keys.insert(keys.end(), more.begin(), more.end());
-  return keys;
-}
-
 // One start of the run in temp/run; `more` on top of its keys.
 inline RunOutcome start(const TempFolder& temp, const Keys& keys, bool resume,
                         const std::string& backend = "threads", int gpus = 1) {
   const LoadedConfig loaded = resume ? load_resumed_config(temp.at("run"), keys) : small_run(temp, keys);
-  const RunData data = load_data(loaded.config);
-  const RunDirectory folder = resume ? RunDirectory{temp.at("run")} : create_run_directory(loaded, {});
-  RunInputs inputs{loaded.config, data, folder, true, std::chrono::steady_clock::now()};
-  inputs.resume = resume;
-  RunOutcome result;
-  run_ranks(backend, loaded.config.dist.ranks, [&](Communicator& communicator) {
-    RunInputs mine = inputs;
-    mine.gpu = communicator.rank() % gpus;
-    const RunOutcome outcome = run_rank(mine, communicator);
-    if (communicator.rank() == 0) result = outcome;
-  });
-  return result;
+  return outcomes_of(loaded, backend, gpus,
+                     resume ? std::optional(RunDirectory{temp.at("run")}) : std::nullopt)
+      .front();
+}
+
+// What a start throws.
+inline std::string start_error(const TempFolder& temp, const Keys& keys, bool resume = true) {
+  return error_text([&] { start(temp, keys, resume); });
 }
 
 struct Ended {
@@ -36,11 +28,15 @@ struct Ended {
   std::string groups = {};  // exchange.groups as the run planned them; [] where it did not
 };
 
-inline Ended whole(const Keys& keys, const std::string& backend = "threads", int gpus = 1) {
-  const TempFolder temp;
-  const RunOutcome outcome = start(temp, keys, false, backend, gpus);
+// The run in temp/run as its last start left it.
+inline Ended ended(const TempFolder& temp, const RunOutcome& outcome) {
   return {outcome.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl")),
           RunConfig(temp.at("run/config.yaml")).text("exchange.groups")};
+}
+
+inline Ended whole(const Keys& keys, const std::string& backend = "threads", int gpus = 1) {
+  const TempFolder temp;
+  return ended(temp, start(temp, keys, false, backend, gpus));
 }
 
 inline Ended stopped_and_resumed(const Keys& keys, int stop, const std::string& backend = "threads",
@@ -52,8 +48,7 @@ inline Ended stopped_and_resumed(const Keys& keys, int stop, const std::string& 
   CHECK(first.stop_signal == 0);
   const RunOutcome second = start(temp, keys, true, backend, gpus);
   CHECK_FALSE(second.stopped);
-  return {second.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl")),
-          RunConfig(temp.at("run/config.yaml")).text("exchange.groups")};
+  return ended(temp, second);
 }
 
 // No step stands twice or is missing, and what is no time is the same.

@@ -1,18 +1,21 @@
 // Whole runs: what all ranks, backends and repeated runs must agree on.
 #include <cmath>
 
+#include "nn/layers/layers.h"
+#include "nn/models/model.h"
 #include "tests/support/error_text.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/dropout_model.h"
 #include "tests/train/small_run.h"
 #include "train/runner.h"
+#include "train/start.h"
 
 using namespace topknot;
 using namespace topknot::testing;
 
 namespace {
 
-const std::vector<std::vector<std::string>> kMethods = {
+const std::vector<Keys> kMethods = {
     {"compress.name=topk"},
     {"compress.name=topk", "compress.scope=tensor", "exchange.merge=size:8000"},
     {"compress.name=topk", "compress.scope=model", "compress.dense_1d=false"},
@@ -21,6 +24,20 @@ const std::vector<std::vector<std::string>> kMethods = {
     {"compress.name=gaussiank", "compress.scope=tensor", "compress.capacity=2"},
     {"compress.name=dense", "dist.ordered_sum=true"},
 };
+
+int initialised = 0;
+
+// Counts the tensors that are given a value.
+const RegisterModel initialised_model(
+    "test_initialised", "of the tests", [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
+      const auto count = [](std::span<float>, const CounterRng&) { ++initialised; };
+      auto model = std::make_unique<Sequential>();
+      model->add<Flatten>();
+      model->add<Linear>(store, "output", options.input.numel(), options.outputs);
+      store.add("a", {8, 8}, count);
+      store.add("b", {8}, count);
+      return model;
+    });
 
 }  // namespace
 
@@ -82,23 +99,20 @@ TEST_CASE("two runs with one seed give the same parameters, another seed gives o
   for (const auto& method : kMethods) {
     const Run run = train("threads", 4, method);
     CHECK(run.checksums == train("threads", 4, method).checksums);
-    auto other = method;
-    other.push_back("seed=2");
-    CHECK(run.checksums != train("threads", 4, other).checksums);
+    CHECK(run.checksums != train("threads", 4, with(method, {"seed=2"})).checksums);
   }
 }
 
 TEST_CASE("topk at density 1 equals dense: bit for bit with one rank, within rounding with four") {
-  const std::vector<std::string> whole{"compress.name=topk", "compress.density=1", "compress.warmup=[]"};
-  const std::vector<std::string> dense{"compress.name=dense"};
+  const Keys whole{"compress.name=topk", "compress.density=1", "compress.warmup=[]"};
+  const Keys dense{"compress.name=dense"};
   CHECK(train("threads", 1, whole).checksums == train("threads", 1, dense).checksums);
   CHECK(train("threads", 4, whole).test_loss == Approx(train("threads", 4, dense).test_loss).epsilon(1e-4));
 }
 
 TEST_CASE("convolutions, batch norm and uneven shards: ranks agree, threads equal gloo") {
-  const std::vector<std::string> conv{"model.name=resnet20", "data.batch_size=2", "data.train_size=64",
-                                      "data.test_size=10",   "train.max_steps=4", "compress.name=topk",
-                                      "data.shard=uneven:3"};
+  const Keys conv{"model.name=resnet20", "data.batch_size=2",  "data.train_size=64", "data.test_size=10",
+                  "train.max_steps=4",   "compress.name=topk", "data.shard=uneven:3"};
   CHECK(train("threads", 3, conv).checksums == train("gloo", 3, conv).checksums);
 }
 
@@ -120,18 +134,15 @@ TEST_CASE("micro-batches are compressed once, as one step") {
 
 TEST_CASE("dropout leaves out other elements for each rank and micro-batch") {
   // Of one sample: with the same elements left out all three would make the same first step.
-  const std::vector<std::string> same{"model.name=test_dropout", "data.name=same_samples",
-                                      "data.batch_size=1",       "train.max_steps=1",
-                                      "compress.name=dense",     "optimizer.momentum=0"};
-  auto batches = same;
-  batches.push_back("train.accumulate=2");
+  const Keys same{"model.name=test_dropout", "data.name=same_samples", "data.batch_size=1",
+                  "train.max_steps=1",       "compress.name=dense",    "optimizer.momentum=0"};
   const std::string one = train("threads", 1, same).checksums[0];
-  CHECK(train("threads", 1, batches).checksums[0] != one);
+  CHECK(train("threads", 1, with(same, {"train.accumulate=2"})).checksums[0] != one);
   CHECK(train("threads", 2, same).checksums[0] != one);
 }
 
 TEST_CASE("clipping before compression bounds the step, over the model and tensor by tensor") {
-  const std::vector<std::string> plain{"optimizer.weight_decay=0"};
+  const Keys plain{"optimizer.weight_decay=0"};
   const double untrained = train("threads", 2, {"optimizer.weight_decay=0", "optimizer.lr=1e-30"}).test_loss;
   CHECK(train("threads", 2, plain).test_loss != Approx(untrained).epsilon(1e-3));
   // Steps that cannot be longer than this leave the model where it was.
@@ -143,17 +154,15 @@ TEST_CASE("clipping before compression bounds the step, over the model and tenso
 }
 
 TEST_CASE("clipping the average asks for the norm over all groups") {
-  const std::vector<std::string> clipped{"compress.name=dense", "train.clip_global=0.05"};
-  auto apart = clipped;
-  apart.push_back("exchange.merge=none");
-  CHECK(train("threads", 2, apart).test_loss == Approx(train("threads", 2, clipped).test_loss).epsilon(1e-4));
+  const Keys clipped{"compress.name=dense", "train.clip_global=0.05"};
+  CHECK(train("threads", 2, with(clipped, {"exchange.merge=none"})).test_loss ==
+        Approx(train("threads", 2, clipped).test_loss).epsilon(1e-4));
 }
 
 TEST_CASE("an epoch's loss over uneven shards is the mean over all samples") {
-  const std::vector<std::string> still{"optimizer.lr=1e-30", "optimizer.weight_decay=0", "data.train_size=32",
-                                       "data.batch_size=8",  "train.epochs=1",           "train.max_steps=0"};
-  auto uneven = still;
-  uneven.push_back("data.shard=uneven:3");  // 24 samples once, 8 three times
+  const Keys still{"optimizer.lr=1e-30", "optimizer.weight_decay=0", "data.train_size=32",
+                   "data.batch_size=8",  "train.epochs=1",           "train.max_steps=0"};
+  const Keys uneven = with(still, {"data.shard=uneven:3"});  // 24 samples once, 8 three times
   CHECK(train("threads", 2, uneven).metrics.epochs[0].train_loss ==
         Approx(train("threads", 1, still).metrics.epochs[0].train_loss).epsilon(1e-5));
 }
@@ -188,9 +197,8 @@ TEST_CASE("a run in which no step counted fails, however short it is") {
   const Keys broken = {"data.name=broken_sample", "data.batch_size=32", "dist.ranks=1"};
   for (const char* end : {"train.max_steps=3", "train.stop_after=3"}) {
     const TempFolder temp;
-    Keys keys = broken;
-    keys.push_back(end);
-    CHECK(says(error_text([&] { run_in_directory(small_run(temp, keys)); }),
+    const LoadedConfig loaded = small_run(temp, with(broken, {end}));
+    CHECK(says(error_text([&] { run_in_directory(loaded); }),
                {"no step of the run counted: all 3 were not finite", "model.init_from"}));
     const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
     CHECK((metrics.stop && metrics.stop->failed));
@@ -230,7 +238,7 @@ TEST_CASE("the first bad parameter is the first of the arena whose gradient hold
 
 TEST_CASE(
     "dense gradients may be sent as bfloat16: half the bytes, the same bits on every backend in rank order") {
-  const std::vector<std::string> settings = {"compress.values=bf16", "dist.ordered_sum=true"};
+  const Keys settings = {"compress.values=bf16", "dist.ordered_sum=true"};
   const Run threads = train("threads", 2, settings), gloo = train("gloo", 2, settings);
   CHECK(threads.checksums[0] == gloo.checksums[0]);
   CHECK(threads.metrics.end->bytes_sent * 2 == threads.metrics.end->bytes_dense);
@@ -240,12 +248,10 @@ TEST_CASE(
 }
 
 TEST_CASE("evaluations may come within an epoch, and change nothing of the training") {
-  const std::vector<std::string> settings = {"data.train_size=64", "data.batch_size=4", "train.epochs=2",
-                                             "train.max_steps=0"};  // 8 steps per epoch
+  const Keys settings = {"data.train_size=64", "data.batch_size=4", "train.epochs=2",
+                         "train.max_steps=0"};  // 8 steps per epoch
   const auto steps_of = [&](const std::string& every, std::string& checksum) {
-    std::vector<std::string> all = settings;
-    all.push_back("train.eval_every=" + every);
-    const Run run = train("threads", 2, all);
+    const Run run = train("threads", 2, with(settings, {"train.eval_every=" + every}));
     checksum = run.metrics.end->parameter_checksum;
     std::vector<std::int64_t> steps;
     for (const EvalRecord& eval : run.metrics.evals) steps.push_back(eval.step);
@@ -260,15 +266,14 @@ TEST_CASE("evaluations may come within an epoch, and change nothing of the train
 }
 
 TEST_CASE("a run ends at the first evaluation that reaches its target") {
-  const std::vector<std::string> settings = {"data.train_size=256", "train.epochs=20", "train.max_steps=0",
-                                             "train.eval_every=0.25"};  // 32 steps per epoch
+  const Keys settings = {"data.train_size=256", "train.epochs=20", "train.max_steps=0",
+                         "train.eval_every=0.25"};  // 32 steps per epoch
   const Run whole = train("threads", 2, settings);
   const double target = whole.metrics.evals[5].test.accuracy.value();
   std::size_t first = 0;
   while (whole.metrics.evals[first].test.accuracy < target) ++first;
-  std::vector<std::string> with_target = settings;
-  with_target.push_back("train.target_accuracy=" + std::to_string(target));  // of 64 samples: six decimals
-  const Run run = train("threads", 2, with_target);
+  const Run run =  // of 64 samples: six decimals
+      train("threads", 2, with(settings, {"train.target_accuracy=" + std::to_string(target)}));
   REQUIRE(run.metrics.end);
   CHECK(run.metrics.evals.size() == first + 1);
   CHECK(run.metrics.evals.back().step == whole.metrics.evals[first].step);
@@ -281,4 +286,48 @@ TEST_CASE("training that diverges stops with a message and names the step") {
       train("threads", 2,
             {"optimizer.lr=1e6", "optimizer.weight_decay=1", "train.max_skips=3", "train.check_every=0"}),
       Catch::Contains("diverged") && Catch::Contains("3 steps in a row"));
+}
+
+TEST_CASE("a rank's memory counts the moments of its optimizer") {
+  const TempFolder temp;
+  const auto buffers = [&](const Keys& keys) {
+    const LoadedConfig loaded = small_run(temp, keys);
+    const RunData data = load_data(loaded.config);
+    const double parameters =
+        static_cast<double>(build_model(loaded.config, *data.train)->store.arena().size());
+    return model_bytes(loaded.config, *data.train) / (4 * parameters);
+  };
+  CHECK(buffers({"optimizer.momentum=0"}) == 3);
+  CHECK(buffers({"optimizer.momentum=0.9"}) == 4);
+  CHECK(buffers({"optimizer.name=adamw"}) == 5);
+}
+
+TEST_CASE("a model that no machine holds is counted and refused without memory for it") {
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(temp, {"model.hidden=[1000000,1000000]"});
+  const RunData data = load_data(loaded.config);
+  CHECK(model_bytes(loaded.config, *data.train) > 16e12);
+  const RunCheck check = check_run(loaded.config, data);
+  REQUIRE(check.problems.size() == 1);
+  CHECK(says(check.problems[0].message, {"out of memory: the weights", "TB)"}));
+}
+
+TEST_CASE("the checks before a run give no weight a value") {
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(temp, {"model.name=test_initialised"});
+  const RunData data = load_data(loaded.config);
+  CHECK(check_run(loaded.config, data).problems.empty());
+  check_limits(loaded.config, data, 1, 1);
+  CHECK(initialised == 0);
+  build_model(loaded.config, *data.train);
+  CHECK(initialised == 2);
+}
+
+TEST_CASE("more ranks than a machine can hold are refused with the key to lower") {
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(temp, {});
+  const RunData data = load_data(loaded.config);
+  check_limits(loaded.config, data, 2, 1);
+  CHECK(user_error([&] { check_limits(loaded.config, data, 1 << 30, 1); },
+                   {"dist.ranks", "this machine", "lower"}));
 }

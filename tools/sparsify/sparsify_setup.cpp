@@ -14,7 +14,6 @@
 #include "nn/base/check.h"
 #include "nn/base/text.h"
 #include "train/config/config.h"
-#include "train/config/config_text.h"
 #include "train/setup.h"
 
 namespace topknot {

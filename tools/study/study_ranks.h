@@ -40,7 +40,7 @@ class StudyRanks {
       info.density = density;
       info.rank = static_cast<int>(r);
       blocks.push_back(compressors_[r]->encode({gradient_[r], residual_[r]}, info).block);
-      sent_[r] = *compressors_[r]->entries()->entries;
+      sent_[r] = *compressors_[r]->entries();
     }
     ++number_;
     for (std::size_t r = 0; r < size(); ++r) {

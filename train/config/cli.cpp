@@ -1,4 +1,4 @@
-#include "train/config/cli.h"
+#include "train/config/config.h"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,6 @@
 #include "nn/base/program.h"
 #include "nn/base/terminal.h"
 #include "nn/base/text.h"
-#include "train/config/config.h"
 
 namespace topknot {
 namespace {

@@ -14,7 +14,6 @@
 #include "nn/base/check.h"
 #include "nn/base/file.h"
 #include "nn/base/text.h"
-#include "train/config/config_text.h"
 
 namespace topknot {
 namespace {
@@ -89,9 +88,9 @@ bool has_tab_indentation(const std::string& text, int number) {
   return line.find('\t') < line.find_first_not_of(" \t");
 }
 
-class Loader {
+class ConfigReader {
  public:
-  explicit Loader(LoadedConfig& loaded) : loaded_(loaded) {}
+  explicit ConfigReader(LoadedConfig& loaded) : loaded_(loaded) {}
 
   void file(const std::string& path) {
     file_ = path;
@@ -260,9 +259,9 @@ const char* origin_name(Origin origin) {
 
 LoadedConfig load_config(const std::string& file, const std::vector<std::string>& overrides) {
   LoadedConfig loaded;
-  Loader loader(loaded);
-  if (!file.empty()) loader.file(file);
-  for (const auto& text : overrides) loader.override_with(text);
+  ConfigReader reader(loaded);
+  if (!file.empty()) reader.file(file);
+  for (const auto& text : overrides) reader.override_with(text);
   return loaded;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// The configuration of a run. Every key is declared once, as an Option (nn/base/options.h). Keys of single methods
+// The configuration of a run. Every key is declared once, as an Option (nn/base/registry.h). Keys of single methods
 // (compress.mu) are declared where the method is registered. All others have their default in `Config`, and name, range or
 // choices and one line of help in train/config/config_keys.cpp. The parser, --help, --validate, the effective config
 // in the run directory and the reference table of docs/configuration.md all come from config_keys().
@@ -17,7 +17,8 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "data/dataset.h"
+#include "data/loader.h"
+#include "dist/exchange/exchange.h"
 #include "dist/launch/launch.h"
 #include "nn/base/registry.h"
 #include "nn/models/model.h"
@@ -38,38 +39,32 @@ struct Config {
     std::vector<std::string> reinit, freeze;
   } model;
 
-  struct Data : DatasetOptions {
+  struct Data : DatasetOptions, LoaderKeys {
+    Data() { workers = 1; }
     std::string name = "synthetic_images";
-    int batch_size = 32;  // a rank
-    std::string shard = "even";
-    std::string augment = "auto";  // auto, true, false
-    int workers = 1;
+    std::string shard = "even";      // parse_shard_rule()
+    std::string augment = "auto";    // auto, true, false: resolve_augment()
     std::string on_device = "auto";  // auto, true, false
   } data;
 
   OptimizerOptions optimizer{.momentum = 0.9, .weight_decay = 1e-4};
   ScheduleOptions schedule;
 
-  struct Compress : CompressOptions {
+  struct Compress : CompressOptions, CompressKeys {
     double density = 0.001;
-    std::vector<double> warmup;   // densities of epoch 0, 1, ...
-    int warmup_epochs = 0;        // in place of the list: an exponential one
-    std::string scope = "group";  // model, group, tensor
+    std::vector<double> warmup;  // densities of epoch 0, 1, ...
+    int warmup_epochs = 0;       // in place of the list: an exponential one
     bool dense_1d = true;
     std::int64_t min_numel = 0;
-    std::string dense_values = "fp32";
     double clip = 0;  // 0: off
     std::string layer_density;
     // Of one message and of one byte, for layer_density auto: 1 Gbit/s Ethernet, in the code of LAGS-SGD.
     double alpha_s = 1.744e-3, beta_s_per_byte = 9e-9;
   } compress;
 
-  struct Exchange {
-    std::string merge = "auto";
-    std::vector<int> groups;  // the plan: parameters per group
-    std::string profile;      // a file of measured times; empty: measured where they are needed
-    std::string collective = "all_gather";
-    int ranks_per_host = 0;  // 0: no hierarchy
+  struct Exchange : ExchangeKeys {
+    Exchange() { merge = "auto"; }
+    std::string profile;  // a file of measured times; empty: measured where they are needed
   } exchange;
 
   struct Dist : DistKeys {
@@ -252,5 +247,59 @@ std::vector<std::string> list_names();
 // What --list prints, in lines of `width` columns; `section`: of `keys`, or "". Throws UserError for unknown names, and where
 // there are no configurations.
 std::string list_text(const std::string& list, const std::string& section = "", int width = 80);
+
+// Values to and from text: what the parser, the dump and the help share.
+
+// A value as it was written, in a YAML file or on the command line.
+struct RawValue {
+  bool list = false;
+  std::vector<std::string> items;  // one where it is no list
+  std::string shown() const;       // 3, [1, 2]
+};
+
+// "3" or "[1,2]" or, for a list key, "1,2". nullopt where a bracket is missing.
+std::optional<RawValue> parse_raw(const std::string& text, bool list_key);
+
+inline constexpr const char* kEmptyText = "\"\"";  // key_value() of a text that is empty
+
+bool is_list(const Key& key);
+
+// "optimizer" of "optimizer.lr"; "" of "seed".
+inline std::string section_of(const std::string& key) {
+  const auto dot = key.find('.');
+  return dot == std::string::npos ? "" : key.substr(0, dot);
+}
+// "lr" of "optimizer.lr".
+inline std::string last_part(const std::string& key) {
+  return key.substr(key.find('.') + 1);
+}
+
+// Writes the value into config; returns "" or what is wrong with it ("needs a number, not 'fast'").
+std::string set_key(const Key& key, const RawValue& value, Config& config);
+
+// As a YAML scalar: quoted where plain text would mean something else.
+std::string yaml_string(const std::string& text);
+
+// The command line of `train`: [FILE.yaml] [section.key=value ...] and a few flags.
+struct CommandLine {
+  std::string file;                    // "" where none is given
+  std::vector<std::string> overrides;  // "a.b=c", in order
+  std::string resume;                  // --resume: the run directory, or ""
+  bool validate = false;
+  bool dry_run = false;
+  bool dump_config = false;
+  bool check_network = false;
+  bool quiet = false, brief = false;
+  bool verbose = false;
+  // Not empty: print it on standard output and leave with 0 (--help, --list, --version, or no argument at all).
+  std::string text;
+};
+
+// Throws UserError for an unknown flag or an argument that is neither a file nor a.b=c.
+CommandLine parse_command_line(int argc, const char* const* argv);
+
+std::string teaching_text();  // what `train` alone prints: what it is, three examples, where to go on
+// --help: examples, flags, exit codes, every key by section, in lines of `width` columns.
+std::string help_text(int width = 80);
 
 }  // namespace topknot

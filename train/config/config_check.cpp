@@ -23,7 +23,6 @@
 #include "nn/base/text.h"
 #include "nn/core/device.h"
 #include "train/config/config.h"
-#include "train/config/config_text.h"
 
 namespace topknot {
 namespace {

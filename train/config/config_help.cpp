@@ -14,7 +14,6 @@
 #include "nn/base/text.h"
 #include "nn/models/model.h"
 #include "train/config/config.h"
-#include "train/config/config_text.h"
 
 namespace topknot {
 namespace {

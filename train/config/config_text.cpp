@@ -1,4 +1,4 @@
-#include "train/config/config_text.h"
+#include "train/config/config.h"
 
 #include <algorithm>
 #include <charconv>

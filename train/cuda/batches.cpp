@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "nn/base/check.h"
-#include "nn/ops/cuda/activation.h"
+#include "nn/ops/cuda/layout.h"
 #include "train/cuda/step_kernels.h"
 #include "train/setup.h"
 

@@ -10,7 +10,7 @@
 #include "dist/exchange/cuda/device_exchange.h"
 #include "nn/base/check.h"
 #include "nn/core/cuda/context.h"
-#include "nn/core/cuda/graph.h"
+#include "nn/core/cuda/pool.h"
 #include "train/cuda/batches.h"
 #include "train/cuda/step_kernels.h"
 #include "train/cuda/step_times.h"

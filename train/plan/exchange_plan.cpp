@@ -9,8 +9,8 @@
 #include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
 #include "nn/base/log.h"
+#include "train/checks.h"
 #include "train/metrics/output_file.h"
-#include "train/plan/exchange_measure.h"
 #include "train/plan/layer_density.h"
 
 namespace topknot {
@@ -46,12 +46,7 @@ CostModel serial(const CostModel& model) {
 
 // Rank 0's text, on every rank.
 std::string shared_text(CollectiveQueue& queue, std::string text) {
-  queue.run([&](Communicator& c) {
-    std::uint64_t length = text.size();
-    c.broadcast(std::as_writable_bytes(std::span(&length, 1)), 0);
-    text.resize(length);
-    c.broadcast(std::as_writable_bytes(std::span(text.data(), text.size())), 0);
-  });
+  queue.run([&](Communicator& c) { share(c, text); });
   return text;
 }
 
@@ -96,7 +91,8 @@ void log_choice(const ExchangeProfile& profile, const ParameterArena& arena, con
       fmt::format("exchange: exchange.merge={} plans {} groups of {} parameters; modelled makespan {} (none: "
                   "{}, all: {})",
                   options.merge, options.groups.size(), sent_layers(profile).size(),
-                  milliseconds(modelled_makespan(profile, options.groups)),
+                  milliseconds(modelled_makespan(
+                      profile, std::vector<std::size_t>(options.groups.begin(), options.groups.end()))),
                   milliseconds(modelled_makespan(profile, counts(arena, profile, "none"))),
                   milliseconds(modelled_makespan(profile, counts(arena, profile, "all")))));
 }
@@ -237,7 +233,7 @@ ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const 
   std::istringstream words(shared_text(queue, std::move(decided)));
   words >> options.collective;
   profile.collective = options.collective;
-  for (std::size_t count = 0; words >> count;) options.groups.push_back(count);
+  for (int count = 0; words >> count;) options.groups.push_back(count);
   // No parameter is compressed: there is nothing to plan.
   if (choice.planned && options.groups.empty()) options.merge = "all", choice.planned = false;
   if (root && path.empty()) write_file(folder.exchange_profile_json(), exchange_profile_json(profile));
@@ -247,7 +243,7 @@ ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const 
 }
 
 Config ResolvedExchange::effective(Config config) const {
-  if (choice.planned) config.exchange.groups.assign(options.groups.begin(), options.groups.end());
+  if (choice.planned) config.exchange.groups = options.groups;
   if (choice.chosen) config.exchange.collective = options.collective;
   return config;
 }

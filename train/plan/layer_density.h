@@ -49,7 +49,7 @@ std::vector<double> lags_densities(const std::vector<double>& times, const std::
                                    double alpha, double beta, int ranks, double base);
 
 // How long the parts of a step take on this machine: what layer densities and merge plans
-// (train/plan/exchange_measure.h) are made from. Seconds of the wall clock, medians over a few steps after warm-up.
+// (train/plan/exchange_profile.h) are made from. Seconds of the wall clock, medians over a few steps after warm-up.
 struct LayerTimes {
   // By parameter in arena order: from the parameter that backward finished before it; 0 for one that the loss
   // does not reach.

@@ -1,7 +1,6 @@
 #include "dist/exchange/cuda/device_times.h"
 
 #include "nn/base/check.h"
-#include "nn/core/cuda/device_kernels.h"
 
 namespace topknot::cuda {
 

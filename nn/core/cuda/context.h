@@ -8,6 +8,7 @@
 #include <cudnn.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -80,7 +81,6 @@ class Context {
 
   // Memory on this rank's GPU in the order of stream(). Contents are undefined. Throws OutOfMemory.
   void* allocate(std::size_t bytes);
-  void release(void* data) noexcept;
   std::shared_ptr<Pool> pool() const { return pool_; }
 
   // What an op caches for this rank (plans by shape, choices that were timed): one T, made at the first call, destroyed
@@ -108,6 +108,8 @@ class Context {
   std::map<std::type_index, std::shared_ptr<void>> kept_;
 };
 
+void release_to_pool(Pool& pool, void* data) noexcept;
+
 // Memory of the GPU that frees itself, in the order of the current context's stream.
 template <class T>
 class DeviceArray {
@@ -116,7 +118,7 @@ class DeviceArray {
   explicit DeviceArray(std::size_t size)
       : data_(size == 0 ? nullptr : static_cast<T*>(Context::current().allocate(size * sizeof(T))),
               [pool = Context::current().pool()](T* data) {
-                if (data) release_to(*pool, data);
+                if (data) release_to_pool(*pool, data);
               }),
         size_(size) {}
   T* data() const { return data_.get(); }
@@ -124,15 +126,9 @@ class DeviceArray {
   std::size_t bytes() const { return size_ * sizeof(T); }
 
  private:
-  static void release_to(Pool& pool, void* data);
   std::shared_ptr<T> data_;
   std::size_t size_ = 0;
 };
-void release_to_pool(Pool& pool, void* data) noexcept;
-template <class T>
-void DeviceArray<T>::release_to(Pool& pool, void* data) {
-  release_to_pool(pool, data);
-}
 
 // The same values in GPU memory; waits for the copy.
 template <class T>
@@ -209,6 +205,12 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 float milliseconds_between(const Event& from, const Event& to);
+
+// *at = the GPU's clock in nanoseconds, when the stream comes here. All streams of a GPU have one clock; it advances in steps of
+// up to about a microsecond.
+void write_time(cudaStream_t stream, std::uint64_t* at);
+// DeviceBackend::add on a stream. bfloat16 numbers are added as floats and rounded once.
+void add(cudaStream_t stream, DType type, const void* a, const void* b, void* out, std::size_t n);
 
 // "" where a GPU can be used; else why not, and what to do. A process's first call of CUDA: sets CUDA_DEVICE_MAX_CONNECTIONS
 // where the user has not.

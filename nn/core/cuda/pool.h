@@ -1,8 +1,12 @@
 #pragma once
 // GPU memory kept for reuse, for one stream: a block that was released is handed out again to later work of the
-// same stream, in whose order that is safe. Sizes are rounded up, so that the blocks of a step fit the next.
+// same stream, in whose order that is safe. Sizes are rounded up, so that the blocks of a step fit the next. And graphs, which
+// keep the memory that their kernels write to.
+
+#include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,6 +76,25 @@ class GraphMemory {
   friend class Pool;
   std::shared_ptr<Pool> pool_;
   Pool::FreeBlocks free_;
+};
+
+// Work on a stream as a CUDA graph: recorded once, then started again with one call.
+class Graph {
+ public:
+  Graph() = default;
+  // Records what `work` puts on the stream, and on streams that join it by events; nothing runs yet. `work` may
+  // not wait for the GPU; what memory it uses stays with `memory`.
+  // Rethrows what it throws.
+  Graph(cudaStream_t stream, GraphMemory& memory, const std::function<void()>& work);
+  ~Graph();
+  Graph(Graph&& other) noexcept;
+  Graph& operator=(Graph&& other) noexcept;
+
+  explicit operator bool() const { return executable_ != nullptr; }
+  void launch(cudaStream_t stream) const;
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
 };
 
 }  // namespace topknot::cuda

@@ -88,10 +88,11 @@ DnnlKernel::DnnlKernel(const dnnl::primitive& primitive, const Arguments& argume
 
 DnnlKernel::~DnnlKernel() = default;
 
-void DnnlKernel::run(int thread, std::initializer_list<const void*> pointers) const {
+void DnnlKernel::run(int thread, std::initializer_list<const void*> pointers, const void* last) const {
   PerThread& mine = *threads_.at(static_cast<std::size_t>(thread));
   std::size_t i = 0;
   for (const void* pointer : pointers) mine.memories[i++].set_data_handle(const_cast<void*>(pointer));
+  if (last) mine.memories[i++].set_data_handle(const_cast<void*>(last));
   float* scratch = nullptr;
   if (scratchpad_floats_) {
     scratch = cpu_backend().allocate(scratchpad_floats_);
@@ -103,6 +104,39 @@ void DnnlKernel::run(int thread, std::initializer_list<const void*> pointers) co
   if (scratch) cpu_backend().release(scratch, scratchpad_floats_);
   TOPKNOT_CHECK(status == dnnl_success,
                 fmt::format("oneDNN could not execute a primitive, status {}", static_cast<int>(status)));
+}
+
+struct DnnlPair::Kept {
+  std::shared_ptr<const DnnlPair> pair;
+  Tensor workspace;  // undefined where the primitives have none
+};
+
+DnnlPair::DnnlPair(const dnnl::primitive_desc& forward, DnnlKernel::Arguments forward_arguments,
+                   const dnnl::primitive_desc& backward, DnnlKernel::Arguments backward_arguments) {
+  const dnnl::memory::desc workspace = forward.workspace_desc();
+  if (workspace.get_size() > 0) {
+    forward_arguments.emplace_back(DNNL_ARG_WORKSPACE, workspace);
+    backward_arguments.emplace_back(DNNL_ARG_WORKSPACE, workspace);
+    workspace_floats_ = static_cast<std::int64_t>(workspace.get_size() / sizeof(float) + 1);
+  }
+  const auto kernel = [](const dnnl::primitive_desc& desc, const DnnlKernel::Arguments& arguments) {
+    return std::make_unique<DnnlKernel>(dnnl::primitive(desc), arguments, desc.scratchpad_desc(), 1);
+  };
+  forward_ = kernel(forward, forward_arguments);
+  backward_ = kernel(backward, backward_arguments);
+}
+
+std::shared_ptr<const void> DnnlPair::forward(std::shared_ptr<const DnnlPair> pair,
+                                              std::initializer_list<const void*> pointers) {
+  Tensor workspace = pair->workspace_floats_ ? Tensor::empty({pair->workspace_floats_}) : Tensor();
+  pair->forward_->run(0, pointers, workspace.defined() ? workspace.data() : nullptr);
+  return std::make_shared<Kept>(Kept{std::move(pair), std::move(workspace)});
+}
+
+void DnnlPair::backward(const std::shared_ptr<const void>& state,
+                        std::initializer_list<const void*> pointers) {
+  const Kept& kept = *static_cast<const Kept*>(state.get());
+  kept.pair->backward_->run(0, pointers, kept.workspace.defined() ? kept.workspace.data() : nullptr);
 }
 
 }  // namespace topknot

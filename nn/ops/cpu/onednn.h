@@ -32,8 +32,9 @@ class DnnlKernel {
   DnnlKernel(const dnnl::primitive& primitive, const Arguments& arguments,
              const dnnl::memory::desc& scratchpad, int threads, bool zero_scratchpad = false);
   ~DnnlKernel();
-  // Pointers in the order of the arguments. Different threads may run at once, each under its own number.
-  void run(int thread, std::initializer_list<const void*> pointers) const;
+  // Pointers in the order of the arguments; `last`: the last one, null where the list has it. Different threads may run at
+  // once, each under its own number.
+  void run(int thread, std::initializer_list<const void*> pointers, const void* last = nullptr) const;
 
  private:
   struct PerThread;
@@ -41,6 +42,23 @@ class DnnlKernel {
   std::size_t scratchpad_floats_ = 0;
   bool zero_scratchpad_;
   std::vector<std::unique_ptr<PerThread>> threads_;
+};
+
+// An op's forward and backward primitives, both threaded by oneDNN, and the workspace that one leaves to the other.
+class DnnlPair {
+ public:
+  // The arguments are without the workspace, which comes last.
+  DnnlPair(const dnnl::primitive_desc& forward, DnnlKernel::Arguments forward_arguments,
+           const dnnl::primitive_desc& backward, DnnlKernel::Arguments backward_arguments);
+  // Pointers in the order of the arguments. What forward() returns has the pair and its workspace for backward().
+  static std::shared_ptr<const void> forward(std::shared_ptr<const DnnlPair> pair,
+                                             std::initializer_list<const void*> pointers);
+  static void backward(const std::shared_ptr<const void>& state, std::initializer_list<const void*> pointers);
+
+ private:
+  struct Kept;
+  std::unique_ptr<DnnlKernel> forward_, backward_;
+  std::int64_t workspace_floats_ = 0;
 };
 
 // A primitive keeps the number of threads under which it is made: one, while this lives.

@@ -1,4 +1,4 @@
-// Batch norm on a GPU: our kernels, cuDNN's modes, and the choice between them.
+// Batch norm on a GPU: cuDNN's modes, and the choice between them and our kernels (batch_norm.cu).
 #include "nn/ops/cuda/batch_norm.h"
 
 #include <fmt/format.h>
@@ -13,76 +13,14 @@
 namespace topknot::cuda {
 namespace {
 
-BatchNormParameters parameters_of(const BatchNormArguments& call) {
-  const BatchNormState& s = call.state;
-  return {call.gamma.data(), call.beta.data(), s.mean->device, s.variance->device, s.momentum, s.epsilon};
-}
-
 // Whether cuDNN reads parameters in vectors is not documented, so it gets aligned ones only.
 bool aligned_for_cudnn(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
 }
 bool aligned_parameters(const BatchNormArguments& call) {
-  const BatchNormParameters p = parameters_of(call);
-  return aligned_for_cudnn(p.gamma) && aligned_for_cudnn(p.beta) && aligned_for_cudnn(p.running_mean) &&
-         aligned_for_cudnn(p.running_variance);
+  return aligned_for_cudnn(call.gamma.data()) && aligned_for_cudnn(call.beta.data()) &&
+         aligned_for_cudnn(call.state.mean->device) && aligned_for_cudnn(call.state.variance->device);
 }
-
-BatchNormTiles tiles_of(const Tensor& x) {
-  return batch_norm_tiles(x.numel() / x.dim(1), x.dim(1), x.dtype() == DType::bf16);
-}
-
-BatchNormStatistics statistics(const BatchNormKept& kept) {
-  float* at = kept.values.data();
-  const std::size_t channels = kept.values.size() / 4;
-  return {at, at + channels, at + 2 * channels, at + 3 * channels};
-}
-
-class KernelBatchNorm : public BatchNormMethod {
- public:
-  Tensor forward(const BatchNormArguments& call, BatchNormKept& kept) const override {
-    Context& context = Context::current();
-    const BatchNormTiles tiles = tiles_of(call.x);
-    kept.values = DeviceArray<float>(std::size_t{4} * tiles.channels);
-    float* partial = nullptr;
-    if (call.options.training) {
-      partial = static_cast<float*>(context.workspace(tiles.partial_floats() * sizeof(float)));
-      batch_norm_sums(context.stream(), tiles, call.x.data(), partial);
-    }
-    batch_norm_normalization(context.stream(), tiles, partial, parameters_of(call), statistics(kept));
-    Tensor y = Tensor::empty_like(call.x);
-    const void* residual = call.residual.defined() ? call.residual.data() : nullptr;
-    batch_norm_apply(context.stream(), tiles, call.x.data(), residual, call.options.relu, statistics(kept),
-                     y.data());
-    if (residual && call.options.relu) kept.y = y;
-    return y;
-  }
-
-  void backward(const BatchNormArguments& call, const BatchNormKept& kept, Tensor grad,
-                BatchNormGradients& out) const override {
-    Context& context = Context::current();
-    const BatchNormTiles tiles = tiles_of(call.x);
-    const BatchNormStatistics n = statistics(kept);
-    const std::size_t partial_floats = tiles.partial_floats();
-    auto* partial = static_cast<float*>(
-        context.workspace((partial_floats + std::size_t{3} * tiles.channels) * sizeof(float)));
-    float* coefficients = partial + partial_floats;
-    const BatchNormMask mask = !call.options.relu        ? BatchNormMask::none
-                               : call.residual.defined() ? BatchNormMask::stored
-                                                         : BatchNormMask::recomputed;
-    const bool stored = mask == BatchNormMask::stored;
-    Tensor g = !stored || grad.exclusive() ? grad : Tensor::empty_like(call.x);
-    batch_norm_backward_sums(context.stream(), tiles, mask, grad.data(), call.x.data(),
-                             stored ? kept.y.data() : nullptr, n, stored ? g.data() : nullptr, partial);
-    batch_norm_coefficients(context.stream(), tiles, partial, call.gamma.data(), n, call.options.training,
-                            {out.gamma.data, out.gamma.accumulate}, {out.beta.data, out.beta.accumulate},
-                            coefficients);
-    if (out.x.tensor.defined())
-      batch_norm_backward_apply(context.stream(), tiles, mask, g.data(), call.x.data(), n, coefficients,
-                                out.x.tensor.data(), out.x.accumulate);
-    if (out.want_residual) out.residual = std::move(g);
-  }
-};
 
 void check_supported(cudnnStatus_t status, const char* call, const char* file, int line) {
   if (status == CUDNN_STATUS_SUCCESS) return;
@@ -121,20 +59,18 @@ class CudnnBatchNorm : public BatchNormMethod {
 
   Tensor forward(const BatchNormArguments& call, BatchNormKept& kept) const override {
     Context& context = Context::current();
-    const BatchNormParameters p = parameters_of(call);
+    const BatchNormState& s = call.state;
     const auto channels = static_cast<std::size_t>(call.x.dim(1));
     kept.values = DeviceArray<float>(2 * channels);
     kept.reserve = DeviceArray<std::byte>(reserve_bytes_);
     Tensor y = Tensor::empty_like(call.x);
     TOPKNOT_OR_UNSUPPORTED(cudnnBatchNormalizationForwardTrainingEx(
         context.cudnn(), mode_, ops_, &kOne, &kZero, data_.get(), call.x.data(), z(),
-        z() ? call.residual.data() : nullptr, data_.get(), y.data(), parameters_.get(), p.gamma, p.beta,
-        p.momentum, p.running_mean, p.running_variance, p.epsilon, kept.values.data(),
+        z() ? call.residual.data() : nullptr, data_.get(), y.data(), parameters_.get(), call.gamma.data(),
+        call.beta.data(), s.momentum, s.mean->device, s.variance->device, s.epsilon, kept.values.data(),
         kept.values.data() + channels, activation(), context.workspace(forward_bytes_), forward_bytes_,
         kept.reserve.data(), reserve_bytes_));
-    if (!fused())
-      batch_norm_finish(context.stream(), tiles_of(call.x), y.data(),
-                        call.residual.defined() ? call.residual.data() : nullptr, call.options.relu);
+    if (!fused()) batch_norm_finish(y, call.residual, call.options.relu);
     if (call.options.relu) kept.y = y;
     return y;
   }
@@ -145,7 +81,7 @@ class CudnnBatchNorm : public BatchNormMethod {
     const auto channels = static_cast<std::size_t>(call.x.dim(1));
     if (call.options.relu && !fused()) {
       Tensor masked = grad.exclusive() ? grad : Tensor::empty_like(grad);
-      batch_norm_mask(context.stream(), tiles_of(call.x), grad.data(), kept.y.data(), masked.data());
+      batch_norm_mask(grad, kept.y, masked);
       grad = std::move(masked);
     }
     if (out.want_residual) out.residual = z() ? Tensor::empty_like(call.x) : grad;
@@ -265,7 +201,7 @@ std::shared_ptr<const BatchNormMethod> choose_method(const BatchNormArguments& c
     if (kept && *kept == AlgorithmCache::Numbers{static_cast<std::int64_t>(kind)})
       if (Fastest known = fastest_of({kind}, call); known.method) return known.method;
   const Fastest best = fastest_of(all, call);
-  if (!best.method) return std::make_shared<KernelBatchNorm>();
+  if (!best.method) return make_kernel_batch_norm();
   if (best.of_all) context.algorithm_cache().keep(key, {static_cast<std::int64_t>(best.kind)});
   return best.method;
 }
@@ -274,7 +210,7 @@ std::shared_ptr<const BatchNormMethod> method_for(const BatchNormArguments& call
   Context& context = Context::current();
   // One pixel per channel has no variance for cuDNN to correct.
   if (context.options().deterministic || !call.options.training || call.x.numel() == call.x.dim(1))
-    return std::make_shared<KernelBatchNorm>();
+    return make_kernel_batch_norm();
   const Tensor& x = call.x;
   auto& method =
       context.keep<Choices>()[{x.dim(0), x.dim(1), x.dim(2), x.dim(3), x.dtype() == DType::bf16,
@@ -333,7 +269,7 @@ const char* name_of(BatchNormKind kind) {
 }
 
 std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormArguments& like) {
-  if (kind == BatchNormKind::kernels) return std::make_unique<KernelBatchNorm>();
+  if (kind == BatchNormKind::kernels) return make_kernel_batch_norm();
   const bool fusable = like.options.relu && like.x.dtype() == DType::bf16 && like.x.dim(1) % 4 == 0;
   // The blocks of a persistent kernel wait for each other, so all of them must be resident at once. Beside NCCL's kernels or
   // another rank's they stall, and two such kernels may wait for each other for ever (pytorch#80259).

@@ -1,6 +1,9 @@
+// Batch norm by our kernels, over x as a matrix of rows = N H W pixels and `channels` columns, float or bfloat16.
+//
+// Forward in training: sums, normalization, apply: x is read twice, y written once. Backward: sums, coefficients, apply.
 #include "nn/ops/cuda/batch_norm.h"
 
-#include "nn/core/cuda/kernel_tools.h"
+#include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {
 namespace {
@@ -61,6 +64,17 @@ constexpr unsigned kMostBlocks = 1024;      // of a pass; enough for every card'
 constexpr std::int64_t kRowsPerThread = 4;  // at least, before more blocks are worth it
 constexpr int kChannelsPerBlock = 32;       // where partial sums are added up
 
+// [channels] floats each, in GPU memory: what the forward pass normalised by, and y = scale x + shift.
+struct BatchNormStatistics {
+  float *mean, *inverse_std, *scale, *shift;
+};
+
+struct BatchNormParameters {
+  const float *gamma, *beta;
+  float *running_mean, *running_variance;
+  float momentum, epsilon;
+};
+
 // A thread's elements: `count` of them (of packs), from `at` on, `stride` apart; `channel` is the first of its columns.
 struct Spot {
   std::int64_t at;
@@ -107,7 +121,7 @@ __device__ inline std::int64_t rows_of(const BatchNormTiles& t, unsigned chunk) 
   return left < t.chunk_rows ? left : t.chunk_rows;
 }
 
-// About the mean of four rows of the chunk: where the squares of x are much larger than the variance, its digits would
+// partial: sums of x - shift and of their squares, for each chunk, and the shift: the mean of four rows of the chunk. Where the squares of x are much larger than the variance, its digits would
 // cancel in a difference of sums about 0, or about the running mean, which may be anywhere.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
@@ -169,6 +183,7 @@ __device__ inline void add_chunks(const BatchNormTiles& t, const float* partial,
   }
 }
 
+// From the sums; moves the running statistics. partial null: from those, unmoved.
 __global__ void __launch_bounds__(kThreads)
     normalization_kernel(BatchNormTiles t, const float* partial, BatchNormParameters p,
                          BatchNormStatistics out) {
@@ -198,6 +213,7 @@ __device__ inline float relu_of(float v) {
   return v <= 0 ? 0.0f : v;  // so that NaN comes through
 }
 
+// y = scale x + shift (+ residual), then max(0, .) where relu.
 template <class T, int V, bool kResidual, bool kRelu>
 __global__ void __launch_bounds__(kThreads)
     apply_kernel(BatchNormTiles t, const T* __restrict__ x, const T* __restrict__ residual,
@@ -222,12 +238,20 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Where the forward pass ended with relu, a gradient counts where y > 0.
+enum class BatchNormMask {
+  none,
+  recomputed,  // y is worked out again from x; there was no residual
+  stored,      // y is read, and the masked gradient written, which may be over grad
+};
+
 // What y was, to know whether the gradient counts; as apply_kernel rounds it.
 template <class T>
 __device__ float masked_by(float grad, float y) {
   return as_float(from_float<T>(y)) <= 0 ? 0.0f : grad;
 }
 
+// partial: sums of the masked gradient g, and of g (x - mean), for each chunk. y, masked: where stored.
 template <class T, int V, BatchNormMask kMask>
 __global__ void __launch_bounds__(kThreads)
     backward_sums_kernel(BatchNormTiles t, const T* grad, const T* __restrict__ x, const T* __restrict__ y,
@@ -258,13 +282,15 @@ __global__ void __launch_bounds__(kThreads)
   reduce_rows<V>(t, s, sum, with_x, partial);
 }
 
-__device__ inline void put(BatchNormTarget target, unsigned c, float value) {
+__device__ inline void put(GradientTarget target, unsigned c, float value) {
   if (target.data) target.data[c] = target.accumulate ? target.data[c] + value : value;
 }
 
+// The gradients of gamma and beta, and dx = a g + b x + c: a, b, c in coefficients[3][channels]. `training`: mean and variance
+// depend on x.
 __global__ void __launch_bounds__(kThreads)
     coefficients_kernel(BatchNormTiles t, const float* partial, const float* gamma, BatchNormStatistics n,
-                        bool training, BatchNormTarget dgamma, BatchNormTarget dbeta, float* coefficients) {
+                        bool training, GradientTarget dgamma, GradientTarget dbeta, float* coefficients) {
   const unsigned c = blockIdx.x * kChannelsPerBlock + (threadIdx.x & (kChannelsPerBlock - 1));
   double totals[2] = {};
   add_chunks<false>(t, partial, c, totals);
@@ -281,6 +307,7 @@ __global__ void __launch_bounds__(kThreads)
       training ? static_cast<float>(-scale * totals[0] / count - b * mean) : 0.0f;
 }
 
+// dx (+)= a g + (b x + c). With kRecomputed g is the gradient still to be masked, else it is masked.
 template <class T, int V, bool kRecomputed, bool kAccumulate>
 __global__ void __launch_bounds__(kThreads)
     backward_apply_kernel(BatchNormTiles t, const T* __restrict__ grad, const T* __restrict__ x,
@@ -361,6 +388,82 @@ dim3 channel_grid(const BatchNormTiles& t) {
   return grid_for(t.channels, kChannelsPerBlock);
 }
 
+class KernelBatchNorm final : public BatchNormMethod {
+ public:
+  Tensor forward(const BatchNormArguments& call, BatchNormKept& kept) const override {
+    const BatchNormTiles t = tiles_of(call.x);
+    kept.values = DeviceArray<float>(std::size_t{4} * t.channels);
+    const BatchNormStatistics n = statistics(kept);
+    const BatchNormState& s = call.state;
+    float* partial = nullptr;
+    if (call.options.training)
+      partial = static_cast<float*>(Context::current().workspace(t.partial_floats() * sizeof(float)));
+    Tensor y = Tensor::empty_like(call.x);
+    by_type(t, [&](auto pack) {
+      using T = typename decltype(pack)::T;
+      constexpr int V = decltype(pack)::V;
+      const T* x = call.x.as<T>();
+      const T* residual = call.residual.defined() ? call.residual.as<T>() : nullptr;
+      if (partial) launch(sums_kernel<T, V>, grid_of(t), kThreads, compute_stream(), t, x, partial);
+      launch(normalization_kernel, channel_grid(t), kThreads, compute_stream(), t, partial,
+             BatchNormParameters{call.gamma.data(), call.beta.data(), s.mean->device, s.variance->device,
+                                 s.momentum, s.epsilon},
+             n);
+      const bool relu = call.options.relu;
+      const auto kernel = residual ? relu ? apply_kernel<T, V, true, true> : apply_kernel<T, V, true, false>
+                          : relu ? apply_kernel<T, V, false, true>
+                                   : apply_kernel<T, V, false, false>;
+      launch(kernel, grid_of(t), kThreads, compute_stream(), t, x, residual, n.scale, n.shift, y.as<T>());
+    });
+    if (call.residual.defined() && call.options.relu) kept.y = y;
+    return y;
+  }
+
+  void backward(const BatchNormArguments& call, const BatchNormKept& kept, Tensor grad,
+                BatchNormGradients& out) const override {
+    const BatchNormTiles t = tiles_of(call.x);
+    const BatchNormStatistics n = statistics(kept);
+    const std::size_t partial_floats = t.partial_floats();
+    auto* partial = static_cast<float*>(
+        Context::current().workspace((partial_floats + std::size_t{3} * t.channels) * sizeof(float)));
+    float* coefficients = partial + partial_floats;
+    const bool stored = call.options.relu && call.residual.defined(),
+               recomputed = call.options.relu && !stored;
+    Tensor g = !stored || grad.exclusive() ? grad : Tensor::empty_like(call.x);
+    by_type(t, [&](auto pack) {
+      using T = typename decltype(pack)::T;
+      constexpr int V = decltype(pack)::V;
+      const T* x = call.x.as<T>();
+      const auto sums = stored       ? backward_sums_kernel<T, V, BatchNormMask::stored>
+                        : recomputed ? backward_sums_kernel<T, V, BatchNormMask::recomputed>
+                                     : backward_sums_kernel<T, V, BatchNormMask::none>;
+      launch(sums, grid_of(t), kThreads, compute_stream(), t, grad.as<T>(), x,
+             stored ? kept.y.as<T>() : nullptr, n, stored ? g.as<T>() : nullptr, partial);
+      launch(coefficients_kernel, channel_grid(t), kThreads, compute_stream(), t, partial, call.gamma.data(),
+             n, call.options.training, out.gamma, out.beta, coefficients);
+      if (!out.x.tensor.defined()) return;
+      const bool add = out.x.accumulate;
+      const auto apply = recomputed ? add ? backward_apply_kernel<T, V, true, true>
+                                          : backward_apply_kernel<T, V, true, false>
+                         : add ? backward_apply_kernel<T, V, false, true>
+                                    : backward_apply_kernel<T, V, false, false>;
+      launch(apply, grid_of(t), kThreads, compute_stream(), t, g.as<T>(), x, n, coefficients,
+             out.x.tensor.as<T>());
+    });
+    if (out.want_residual) out.residual = std::move(g);
+  }
+
+ private:
+  static BatchNormTiles tiles_of(const Tensor& x) {
+    return batch_norm_tiles(x.numel() / x.dim(1), x.dim(1), is_bf16(x));
+  }
+  static BatchNormStatistics statistics(const BatchNormKept& kept) {
+    float* at = kept.values.data();
+    const std::size_t channels = kept.values.size() / 4;
+    return {at, at + channels, at + 2 * channels, at + 3 * channels};
+  }
+};
+
 }  // namespace
 
 BatchNormTiles batch_norm_tiles(std::int64_t rows, std::int64_t channels, bool bf16) {
@@ -384,89 +487,27 @@ BatchNormTiles batch_norm_tiles(std::int64_t rows, std::int64_t channels, bool b
   return t;
 }
 
-void batch_norm_sums(cudaStream_t stream, const BatchNormTiles& t, const void* x, float* partial) {
-  by_type(t, [&](auto pack) {
-    using P = decltype(pack);
-    launch(sums_kernel<typename P::T, P::V>, grid_of(t), kThreads, stream, t,
-           static_cast<const typename P::T*>(x), partial);
+std::unique_ptr<BatchNormMethod> make_kernel_batch_norm() {
+  return std::make_unique<KernelBatchNorm>();
+}
+
+void batch_norm_finish(Tensor& y, const Tensor& residual, bool relu) {
+  if (!residual.defined() && !relu) return;
+  by_type(y, [&](auto type) {
+    using T = decltype(type);
+    const auto kernel = !residual.defined() ? finish_kernel<T, false, true>
+                        : relu              ? finish_kernel<T, true, true>
+                                            : finish_kernel<T, true, false>;
+    launch(kernel, grid_for(elements(y), kThreads * kPack<T>), kThreads, compute_stream(), y.as<T>(),
+           residual.defined() ? residual.as<T>() : nullptr, elements(y));
   });
 }
 
-void batch_norm_normalization(cudaStream_t stream, const BatchNormTiles& t, const float* partial,
-                              const BatchNormParameters& parameters, const BatchNormStatistics& out) {
-  launch(normalization_kernel, channel_grid(t), kThreads, stream, t, partial, parameters, out);
-}
-
-void batch_norm_apply(cudaStream_t stream, const BatchNormTiles& t, const void* x, const void* residual,
-                      bool relu, const BatchNormStatistics& n, void* y) {
-  by_type(t, [&](auto pack) {
-    using P = decltype(pack);
-    using T = typename P::T;
-    const auto kernel = residual
-                            ? relu ? apply_kernel<T, P::V, true, true> : apply_kernel<T, P::V, true, false>
-                        : relu ? apply_kernel<T, P::V, false, true>
-                               : apply_kernel<T, P::V, false, false>;
-    launch(kernel, grid_of(t), kThreads, stream, t, static_cast<const T*>(x), static_cast<const T*>(residual),
-           n.scale, n.shift, static_cast<T*>(y));
-  });
-}
-
-void batch_norm_backward_sums(cudaStream_t stream, const BatchNormTiles& t, BatchNormMask mask,
-                              const void* grad, const void* x, const void* y, const BatchNormStatistics& n,
-                              void* masked, float* partial) {
-  by_type(t, [&](auto pack) {
-    using P = decltype(pack);
-    using T = typename P::T;
-    const auto kernel = mask == BatchNormMask::none ? backward_sums_kernel<T, P::V, BatchNormMask::none>
-                        : mask == BatchNormMask::recomputed
-                            ? backward_sums_kernel<T, P::V, BatchNormMask::recomputed>
-                            : backward_sums_kernel<T, P::V, BatchNormMask::stored>;
-    launch(kernel, grid_of(t), kThreads, stream, t, static_cast<const T*>(grad), static_cast<const T*>(x),
-           static_cast<const T*>(y), n, static_cast<T*>(masked), partial);
-  });
-}
-
-void batch_norm_coefficients(cudaStream_t stream, const BatchNormTiles& t, const float* partial,
-                             const float* gamma, const BatchNormStatistics& n, bool training,
-                             BatchNormTarget dgamma, BatchNormTarget dbeta, float* coefficients) {
-  launch(coefficients_kernel, channel_grid(t), kThreads, stream, t, partial, gamma, n, training, dgamma,
-         dbeta, coefficients);
-}
-
-void batch_norm_backward_apply(cudaStream_t stream, const BatchNormTiles& t, BatchNormMask mask,
-                               const void* g, const void* x, const BatchNormStatistics& n,
-                               const float* coefficients, void* dx, bool accumulate) {
-  by_type(t, [&](auto pack) {
-    using P = decltype(pack);
-    using T = typename P::T;
-    const auto kernel = mask == BatchNormMask::recomputed ? accumulate
-                                                                ? backward_apply_kernel<T, P::V, true, true>
-                                                                : backward_apply_kernel<T, P::V, true, false>
-                        : accumulate ? backward_apply_kernel<T, P::V, false, true>
-                                                          : backward_apply_kernel<T, P::V, false, false>;
-    launch(kernel, grid_of(t), kThreads, stream, t, static_cast<const T*>(g), static_cast<const T*>(x), n,
-           coefficients, static_cast<T*>(dx));
-  });
-}
-
-void batch_norm_finish(cudaStream_t stream, const BatchNormTiles& t, void* y, const void* residual,
-                       bool relu) {
-  if (!residual && !relu) return;
-  by_type(t, [&](auto pack) {
-    using T = typename decltype(pack)::T;
-    const auto kernel = residual ? relu ? finish_kernel<T, true, true> : finish_kernel<T, true, false>
-                                 : finish_kernel<T, false, true>;
-    launch(kernel, grid_for(t.elements(), kThreads * kPack<T>), kThreads, stream, static_cast<T*>(y),
-           static_cast<const T*>(residual), t.elements());
-  });
-}
-
-void batch_norm_mask(cudaStream_t stream, const BatchNormTiles& t, const void* grad, const void* y,
-                     void* masked) {
-  by_type(t, [&](auto pack) {
-    using T = typename decltype(pack)::T;
-    launch(mask_kernel<T>, grid_for(t.elements(), kThreads * kPack<T>), kThreads, stream,
-           static_cast<const T*>(grad), static_cast<const T*>(y), static_cast<T*>(masked), t.elements());
+void batch_norm_mask(const Tensor& grad, const Tensor& y, Tensor& masked) {
+  by_type(y, [&](auto type) {
+    using T = decltype(type);
+    launch(mask_kernel<T>, grid_for(elements(y), kThreads * kPack<T>), kThreads, compute_stream(),
+           grad.as<T>(), y.as<T>(), masked.as<T>(), elements(y));
   });
 }
 

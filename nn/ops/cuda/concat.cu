@@ -1,5 +1,5 @@
-#include "nn/ops/cuda/conv_layout.h"
 #include "nn/ops/cuda/op_tools.h"
+#include "nn/ops/cuda/products.h"
 
 namespace topknot::cuda {
 namespace {

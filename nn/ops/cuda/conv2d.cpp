@@ -5,8 +5,7 @@
 #include <optional>
 
 #include "nn/ops/cuda/conv_algorithms.h"
-#include "nn/ops/cuda/conv_layout.h"
-#include "nn/ops/cuda/gemm.h"
+#include "nn/ops/cuda/products.h"
 #include "nn/ops/kernels.h"
 
 namespace topknot::cuda {
@@ -30,16 +29,16 @@ class Pointwise final : public Products {
         weight_(weight_as(x.dtype(), weight)) {}
 
   void forward(const Tensor& x, Tensor& y) const override {
-    multiply(Context::current(), rows_, out_, in_, x.dtype(), {x.data(), false}, {weight_.data(), true}, 0.0f,
-             y.data(), y.dtype());
+    multiply(rows_, out_, in_, x.dtype(), {x.data(), false}, {weight_.data(), true}, false, y.data(),
+             y.dtype());
   }
   void input_gradient(const Tensor& grad, InputGradient& dx) const override {
-    multiply(Context::current(), rows_, in_, out_, grad.dtype(), {grad.data(), false},
-             {weight_.data(), false}, dx.accumulate ? 1.0f : 0.0f, dx.tensor.data(), grad.dtype());
+    multiply(rows_, in_, out_, grad.dtype(), {grad.data(), false}, {weight_.data(), false}, dx.accumulate,
+             dx.tensor.data(), grad.dtype());
   }
   void weight_gradient(const Tensor& x, const Tensor& grad, const GradientTarget& dw) const override {
-    multiply(Context::current(), out_, in_, rows_, x.dtype(), {grad.data(), true}, {x.data(), false},
-             dw.accumulate ? 1.0f : 0.0f, dw.data, DType::f32);
+    multiply(out_, in_, rows_, x.dtype(), {grad.data(), true}, {x.data(), false}, dw.accumulate, dw.data,
+             DType::f32);
   }
 
  private:

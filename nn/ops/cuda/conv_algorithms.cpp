@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "nn/base/log.h"
-#include "nn/core/cuda/device_kernels.h"
 
 namespace topknot::cuda {
 namespace {
@@ -212,74 +211,57 @@ class ConvChooser {
 
   // By cuDNN's heuristics, in their order.
   std::vector<Candidate> predicted() const {
-    int n = 0;
     switch (product_) {
-      case ConvProduct::output: {
-        std::array<cudnnConvolutionFwdAlgoPerf_t, kMostResults> results{};
-        if (!answered(cudnnGetConvolutionForwardAlgorithm_v7(handle_, x(), w(), conv(), y(), kMostResults, &n,
-                                                             results.data()),
-                      "cudnnGetConvolutionForwardAlgorithm_v7"))
-          return {};
-        return candidates(results, n);
-      }
-      case ConvProduct::input_gradient: {
-        std::array<cudnnConvolutionBwdDataAlgoPerf_t, kMostResults> results{};
-        if (!answered(cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, w(), y(), conv(), x(),
-                                                                  kMostResults, &n, results.data()),
-                      "cudnnGetConvolutionBackwardDataAlgorithm_v7"))
-          return {};
-        return candidates(results, n);
-      }
-      default: {
-        std::array<cudnnConvolutionBwdFilterAlgoPerf_t, kMostResults> results{};
-        if (!answered(cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, x(), y(), conv(), w(),
-                                                                    kMostResults, &n, results.data()),
-                      "cudnnGetConvolutionBackwardFilterAlgorithm_v7"))
-          return {};
-        return candidates(results, n);
-      }
+      case ConvProduct::output:
+        return predicted_by<cudnnConvolutionFwdAlgoPerf_t>(cudnnGetConvolutionForwardAlgorithm_v7,
+                                                           "cudnnGetConvolutionForwardAlgorithm_v7", x(), w(),
+                                                           conv(), y());
+      case ConvProduct::input_gradient:
+        return predicted_by<cudnnConvolutionBwdDataAlgoPerf_t>(cudnnGetConvolutionBackwardDataAlgorithm_v7,
+                                                               "cudnnGetConvolutionBackwardDataAlgorithm_v7",
+                                                               w(), y(), conv(), x());
+      default:
+        return predicted_by<cudnnConvolutionBwdFilterAlgoPerf_t>(
+            cudnnGetConvolutionBackwardFilterAlgorithm_v7, "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
+            x(), y(), conv(), w());
     }
   }
-
-  // None where timing failed: the heuristics' order stands then. A GPU that is lost fails in the next call.
-  template <class Result>
-  std::vector<Candidate> measured(cudnnStatus_t status, const std::array<Result, kMostResults>& results,
-                                  int n) const {
-    if (status == CUDNN_STATUS_SUCCESS) return candidates(results, n);
-    cudaGetLastError();
-    log_warning(
-        fmt::format("cuDNN cannot time {} ({}): its heuristics choose", name(), cudnnGetErrorString(status)));
-    return {};
+  template <class Result, class Call, class... Descriptors>
+  std::vector<Candidate> predicted_by(Call call, const char* name, Descriptors... descriptors) const {
+    std::array<Result, kMostResults> results{};
+    int n = 0;
+    if (!answered(call(handle_, descriptors..., kMostResults, &n, results.data()), name)) return {};
+    return candidates(results, n);
   }
 
   // Measured on this GPU.
   std::vector<Candidate> timed(const void* a, const void* b, void* out,
                                const DeviceArray<std::byte>& memory) const {
-    int n = 0;
-    cudnnStatus_t status{};
     switch (product_) {
-      case ConvProduct::output: {
-        std::array<cudnnConvolutionFwdAlgoPerf_t, kMostResults> results{};
-        status =
-            cudnnFindConvolutionForwardAlgorithmEx(handle_, x(), a, w(), b, conv(), y(), out, kMostResults,
-                                                   &n, results.data(), memory.data(), memory.bytes());
-        return measured(status, results, n);
-      }
-      case ConvProduct::input_gradient: {
-        std::array<cudnnConvolutionBwdDataAlgoPerf_t, kMostResults> results{};
-        status = cudnnFindConvolutionBackwardDataAlgorithmEx(handle_, w(), a, y(), b, conv(), x(), out,
-                                                             kMostResults, &n, results.data(), memory.data(),
-                                                             memory.bytes());
-        return measured(status, results, n);
-      }
-      default: {
-        std::array<cudnnConvolutionBwdFilterAlgoPerf_t, kMostResults> results{};
-        status = cudnnFindConvolutionBackwardFilterAlgorithmEx(handle_, x(), a, y(), b, conv(), w(), out,
-                                                               kMostResults, &n, results.data(),
-                                                               memory.data(), memory.bytes());
-        return measured(status, results, n);
-      }
+      case ConvProduct::output:
+        return timed_by<cudnnConvolutionFwdAlgoPerf_t>(cudnnFindConvolutionForwardAlgorithmEx, memory, x(), a,
+                                                       w(), b, conv(), y(), out);
+      case ConvProduct::input_gradient:
+        return timed_by<cudnnConvolutionBwdDataAlgoPerf_t>(cudnnFindConvolutionBackwardDataAlgorithmEx,
+                                                           memory, w(), a, y(), b, conv(), x(), out);
+      default:
+        return timed_by<cudnnConvolutionBwdFilterAlgoPerf_t>(cudnnFindConvolutionBackwardFilterAlgorithmEx,
+                                                             memory, x(), a, y(), b, conv(), w(), out);
     }
+  }
+  // None where timing failed: the heuristics' order stands then. A GPU that is lost fails in the next call.
+  template <class Result, class Call, class... Arguments>
+  std::vector<Candidate> timed_by(Call call, const DeviceArray<std::byte>& memory,
+                                  Arguments... arguments) const {
+    std::array<Result, kMostResults> results{};
+    int n = 0;
+    const cudnnStatus_t status =
+        call(handle_, arguments..., kMostResults, &n, results.data(), memory.data(), memory.bytes());
+    if (status == CUDNN_STATUS_SUCCESS) return candidates(results, n);
+    cudaGetLastError();
+    log_warning(
+        fmt::format("cuDNN cannot time {} ({}): its heuristics choose", name(), cudnnGetErrorString(status)));
+    return {};
   }
 
   cudnnStatus_t workspace_size(int algorithm, std::size_t& bytes) const {

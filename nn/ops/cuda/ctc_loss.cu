@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(kThreads)
 void backward(const Tensor& dz, std::int64_t sequences, const Tensor& grad, Tensor& out) {
   by_type(out, [&](auto type) {
     using T = decltype(type);
-    launch(ctc_scale_kernel<T>, grid_for(elements(dz), kThreads), kThreads, compute_stream(), dz.data(),
-           dz.numel(), static_cast<float>(sequences), grad.data(), out.as<T>());
+    launch_each(elements(dz), ctc_scale_kernel<T>, dz.data(), dz.numel(), static_cast<float>(sequences),
+                grad.data(), out.as<T>());
   });
 }
 

@@ -44,8 +44,7 @@ void map(const Tensor& a, const Tensor& b, Tensor& out, Fn fn) {
     const T *p = a.as<T>(), *q = b.as<T>();
     T* r = out.as<T>();
     const std::size_t packs = packed<kSize>(p) && packed<kSize>(q) && packed<kSize>(r) ? n / kSize : 0;
-    launch(map_kernel<T, Fn>, grid_for(packs + (n - packs * kSize), kThreads), kThreads, compute_stream(), fn,
-           p, q, r, packs, n);
+    launch_each(packs + (n - packs * kSize), map_kernel<T, Fn>, fn, p, q, r, packs, n);
   });
 }
 
@@ -73,21 +72,6 @@ struct ActivateGradient {
   Rule rule;
   __device__ float operator()(float x, float dy) const { return dy * rule.slope(x); }
 };
-
-// fn(rule) with the rule's own type.
-template <class Fn>
-void by_kind(const ActivationRule& rule, const Fn& fn) {
-  switch (rule.kind) {
-    case ActivationKind::clamp:
-      return fn(ClampRule{rule.low, rule.high});
-    case ActivationKind::hardswish:
-      return fn(HardswishRule{});
-    case ActivationKind::sigmoid:
-      return fn(SigmoidRule{});
-    case ActivationKind::silu:
-      return fn(SiluRule{});
-  }
-}
 
 void activation_forward(const ActivationRule& rule, const Tensor& x, Tensor& y) {
   by_kind(rule, [&](auto of) { map(x, x, y, Activate<decltype(of)>{of}); });
@@ -176,8 +160,7 @@ Tensor times_mask(const Tensor& t, const OpState& state) {
     const T* from = t.as<T>();
     T* to = out.as<T>();
     if (m.shape.channels > 1 && m.shape.pixels > 1)
-      launch(dropout_nhwc_kernel<T>, grid_for(n, kThreads), kThreads, compute_stream(), from, to, n, m.shape,
-             m.p, m.keep, m.stream, m.step);
+      launch_each(n, dropout_nhwc_kernel<T>, from, to, n, m.shape, m.p, m.keep, m.stream, m.step);
     else
       launch(dropout_kernel<T>, grid_for(n, kThreads * 4), kThreads, compute_stream(), from, to, n,
              packed<4>(from) && packed<4>(to), m.p, m.keep, m.stream, m.step);

@@ -38,8 +38,7 @@ void move_frames(bool gather, const Tensor& from, Tensor& to) {
   const FramesShape shape = shape_of(gather ? from : to);
   by_element_size(from, [&](auto element) {
     using W = decltype(element);
-    launch(frames_kernel<W>, grid_for(elements(from), kThreads), kThreads, compute_stream(), gather,
-           from.as<W>(), to.as<W>(), shape);
+    launch_each(elements(from), frames_kernel<W>, gather, from.as<W>(), to.as<W>(), shape);
   });
 }
 void gather(const Tensor& x, Tensor& rows) {
@@ -68,8 +67,7 @@ void mask(const Tensor& x, std::span<const std::int32_t> frames, Tensor& y) {
   const FramesShape shape = rows ? FramesShape{sequences, x.dim(1), 1, x.dim(0) / sequences} : shape_of(x);
   by_element_size(x, [&](auto element) {
     using W = decltype(element);
-    launch(mask_kernel<W>, grid_for(elements(x), kThreads), kThreads, compute_stream(), rows, x.as<W>(),
-           frames.data(), y.as<W>(), shape);
+    launch_each(elements(x), mask_kernel<W>, rows, x.as<W>(), frames.data(), y.as<W>(), shape);
   });
 }
 

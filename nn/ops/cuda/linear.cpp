@@ -1,6 +1,6 @@
 // The fully connected layer by cuBLAS. Under bf16 the weight is rounded to bfloat16 for the products of the step; its
 // gradient is summed, and kept, in fp32.
-#include "nn/ops/cuda/gemm.h"
+#include "nn/ops/cuda/products.h"
 #include "nn/ops/kernels.h"
 
 namespace topknot::cuda {
@@ -8,8 +8,8 @@ namespace {
 
 OpState forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {
   const auto w = std::make_shared<Tensor>(weight_as(x.dtype(), weight));
-  multiply(Context::current(), x.dim(0), weight.dim(0), x.dim(1), x.dtype(), {x.data(), false},
-           {w->data(), true}, 0.0f, y.data(), x.dtype());
+  multiply(x.dim(0), weight.dim(0), x.dim(1), x.dtype(), {x.data(), false}, {w->data(), true}, false,
+           y.data(), x.dtype());
   if (bias.defined()) add_bias(y, bias);
   return w;
 }
@@ -17,14 +17,13 @@ OpState forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Tenso
 void backward(const Tensor& x, const Tensor& weight, const Tensor& dy, const OpState& w,
               WeightedGradients& to) {
   const std::int64_t n = x.dim(0), features = x.dim(1), out = weight.dim(0);
-  Context& context = Context::current();
   bias_gradient(dy, to.bias);
   if (to.weight.data)
-    multiply(context, out, features, n, x.dtype(), {dy.data(), true}, {x.data(), false},
-             to.weight.accumulate ? 1.0f : 0.0f, to.weight.data, DType::f32);
+    multiply(out, features, n, x.dtype(), {dy.data(), true}, {x.data(), false}, to.weight.accumulate,
+             to.weight.data, DType::f32);
   if (to.x.tensor.defined())
-    multiply(context, n, features, out, x.dtype(), {dy.data(), false}, {state_as<Tensor>(w).data(), false},
-             to.x.accumulate ? 1.0f : 0.0f, to.x.tensor.data(), x.dtype());
+    multiply(n, features, out, x.dtype(), {dy.data(), false}, {state_as<Tensor>(w).data(), false},
+             to.x.accumulate, to.x.tensor.data(), x.dtype());
 }
 
 const RegisterKernels<LinearKernels> linear_registered(DeviceKind::cuda,

@@ -32,8 +32,8 @@ void filter(const Tensor& x, const Tensor& weight, std::int64_t shift, Tensor& y
   const LookaheadShape s = shape_of(x, weight);
   by_type(x, [&](auto type) {
     using T = decltype(type);
-    launch(lookahead_filter_kernel<T>, grid_for(static_cast<std::size_t>(s.rows * s.features), kThreads),
-           kThreads, compute_stream(), s, x.as<T>(), weight.data(), shift, y.as<T>());
+    launch_each(static_cast<std::size_t>(s.rows * s.features), lookahead_filter_kernel<T>, s, x.as<T>(),
+                weight.data(), shift, y.as<T>());
   });
 }
 
@@ -55,8 +55,8 @@ void weight_gradient(const Tensor& x, const Tensor& dy, std::int64_t batch, Tens
   const LookaheadShape s = shape_of(x, dw);
   by_type(x, [&](auto type) {
     using T = decltype(type);
-    launch(lookahead_weight_kernel<T>, grid_for(static_cast<std::size_t>(s.features * s.taps), kThreads),
-           kThreads, compute_stream(), s, x.as<T>(), dy.as<T>(), batch, dw.data());
+    launch_each(static_cast<std::size_t>(s.features * s.taps), lookahead_weight_kernel<T>, s, x.as<T>(),
+                dy.as<T>(), batch, dw.data());
   });
 }
 

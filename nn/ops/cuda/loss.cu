@@ -217,8 +217,7 @@ void squared_error_backward(const Tensor& y, const Tensor& target, const Tensor&
   const std::size_t n = elements(y);
   by_type(y, [&](auto type) {
     using T = decltype(type);
-    launch(squared_error_backward_kernel<T>, grid_for(n, kThreads), kThreads, compute_stream(), y.as<T>(),
-           target.data(), n, grad.data(), dy.as<T>());
+    launch_each(n, squared_error_backward_kernel<T>, y.as<T>(), target.data(), n, grad.data(), dy.as<T>());
   });
 }
 

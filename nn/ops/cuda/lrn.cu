@@ -11,9 +11,7 @@ struct LrnShape {
 };
 
 LrnShape shape_of(const LrnOptions& o, const Tensor& x) {
-  TOPKNOT_CHECK(
-      x.layout() == Layout::nhwc && x.numel() < std::int64_t{1} << 32,
-      "local_response_norm: an nhwc activation of fewer than 2^32 elements, not " + x.shape().str());
+  check_counted_nhwc("local_response_norm", x);
   return {word(x.numel()), word(x.dim(1)), word(o.size / 2), o.alpha, o.beta, o.k};
 }
 
@@ -58,22 +56,18 @@ __global__ void __launch_bounds__(kThreads) lrn_backward_kernel(const T* x, cons
 
 OpState forward(const LrnOptions& options, const Tensor& x, Tensor& y) {
   const LrnShape shape = shape_of(options, x);
-  if (shape.elements == 0) return nullptr;
   by_type(x, [&](auto type) {
     using T = decltype(type);
-    launch(lrn_forward_kernel<T>, grid_for(shape.elements, kThreads), kThreads, compute_stream(), x.as<T>(),
-           y.as<T>(), shape);
+    launch_each(shape.elements, lrn_forward_kernel<T>, x.as<T>(), y.as<T>(), shape);
   });
   return nullptr;
 }
 
 void backward(const LrnOptions& options, const OpState&, const Tensor& x, const Tensor& dy, Tensor& dx) {
   const LrnShape shape = shape_of(options, x);
-  if (shape.elements == 0) return;
   by_type(x, [&](auto type) {
     using T = decltype(type);
-    launch(lrn_backward_kernel<T>, grid_for(shape.elements, kThreads), kThreads, compute_stream(), x.as<T>(),
-           dy.as<T>(), dx.as<T>(), shape);
+    launch_each(shape.elements, lrn_backward_kernel<T>, x.as<T>(), dy.as<T>(), dx.as<T>(), shape);
   });
 }
 

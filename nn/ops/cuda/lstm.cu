@@ -1,9 +1,9 @@
 // The LSTM layer on a GPU: one product for the inputs of all steps, then per step a product with the recurrent weight and
 // a kernel for the gates. Under bf16 the products take inputs and outputs of the layer in bfloat16; sums, gates and cells
 // are fp32.
-#include "nn/ops/cuda/activation.h"
-#include "nn/ops/cuda/gemm.h"
+#include "nn/ops/cuda/layout.h"
 #include "nn/ops/cuda/op_tools.h"
+#include "nn/ops/cuda/products.h"
 
 namespace topknot::cuda {
 namespace {
@@ -110,13 +110,13 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
     TOPKNOT_CUDA(cudaMemsetAsync(kept->hidden.data(), 0, kept->hidden.bytes(), stream));
     device.fill_zero(kept->cells.data(), step_floats);
   }
-  multiply(context, rows, 4 * width, call.x.dim(1), type, {call.x.data(), false}, {kept->input.data(), true},
-           0.0f, kept->gates.data(), DType::f32);
+  multiply(rows, 4 * width, call.x.dim(1), type, {call.x.data(), false}, {kept->input.data(), true}, false,
+           kept->gates.data(), DType::f32);
   for (std::int64_t s = 0; s < call.steps; ++s) {
     const void* before = s == 0 ? kept->hidden.data() : from_row(y, (s - 1) * batch);
     const LstmStep step = step_of(call, *kept, s);
-    multiply(context, batch, 4 * width, width, type, {before, false}, {kept->recurrent.data(), true}, 1.0f,
-             step.gates, DType::f32);
+    multiply(batch, 4 * width, width, type, {before, false}, {kept->recurrent.data(), true}, true, step.gates,
+             DType::f32);
     by_type(bf16, [&](auto type_of_y) {
       using T = decltype(type_of_y);
       launch(gates_kernel<T>, grid_for(step.size(), kThreads), kThreads, stream, step, call.input_bias.data(),
@@ -146,8 +146,8 @@ void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, 
   for (std::int64_t s = call.steps - 1; s >= 0; --s) {
     const bool last = s + 1 == call.steps;
     if (!last)
-      multiply(context, batch, width, 4 * width, type, {from_row(rounded, (s + 1) * batch), false},
-               {kept.recurrent.data(), false}, 0.0f, later.data(), DType::f32);
+      multiply(batch, width, 4 * width, type, {from_row(rounded, (s + 1) * batch), false},
+               {kept.recurrent.data(), false}, false, later.data(), DType::f32);
     const LstmStep step = step_of(call, kept, s);
     by_type(bf16, [&](auto type_of_y) {
       using T = decltype(type_of_y);
@@ -161,18 +161,18 @@ void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, 
   bias_gradient(sums, out.input_bias);
   bias_gradient(sums, out.recurrent_bias);
   if (out.input.data)
-    multiply(context, 4 * width, in, rows, type, {rounded.data(), true}, {call.x.data(), false},
-             out.input.accumulate ? 1.0f : 0.0f, out.input.data, DType::f32);
+    multiply(4 * width, in, rows, type, {rounded.data(), true}, {call.x.data(), false}, out.input.accumulate,
+             out.input.data, DType::f32);
   if (out.recurrent.data) {
-    multiply(context, 4 * width, width, batch, type, {rounded.data(), true}, {kept.hidden.data(), false},
-             out.recurrent.accumulate ? 1.0f : 0.0f, out.recurrent.data, DType::f32);
+    multiply(4 * width, width, batch, type, {rounded.data(), true}, {kept.hidden.data(), false},
+             out.recurrent.accumulate, out.recurrent.data, DType::f32);
     if (call.steps > 1)
-      multiply(context, 4 * width, width, rows - batch, type, {from_row(rounded, batch), true},
-               {y.data(), false}, 1.0f, out.recurrent.data, DType::f32);
+      multiply(4 * width, width, rows - batch, type, {from_row(rounded, batch), true}, {y.data(), false},
+               true, out.recurrent.data, DType::f32);
   }
   if (out.x.tensor.defined())
-    multiply(context, rows, in, 4 * width, type, {rounded.data(), false}, {kept.input.data(), false},
-             out.x.accumulate ? 1.0f : 0.0f, out.x.tensor.data(), type);
+    multiply(rows, in, 4 * width, type, {rounded.data(), false}, {kept.input.data(), false}, out.x.accumulate,
+             out.x.tensor.data(), type);
 }
 
 const RegisterKernels<LstmKernels> lstm_registered(DeviceKind::cuda,

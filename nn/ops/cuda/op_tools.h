@@ -2,6 +2,9 @@
 // What the ops' .cu files share, beside nn/core/cuda/kernel_tools.h: tensors as kernels take them. A .cu file holds an op's
 // kernels, the functions that launch them on the current context's stream, and the registration of these.
 
+#include <string>
+#include <utility>
+
 #include "nn/core/cuda/kernel_tools.h"
 #include "nn/ops/kernels.h"
 
@@ -24,6 +27,18 @@ inline std::uint32_t word(std::int64_t value) {
 template <class Fn>
 void by_type(const Tensor& x, const Fn& fn) {
   by_type(is_bf16(x), fn);
+}
+
+// A thread for each of n elements on the current context's stream; nothing for none.
+template <class... P, class... A>
+void launch_each(std::size_t n, void (*kernel)(P...), A&&... arguments) {
+  if (n > 0) launch(kernel, grid_for(n, kThreads), kThreads, compute_stream(), std::forward<A>(arguments)...);
+}
+
+// Throws Error unless x is an nhwc activation whose elements can be counted in 32 bits.
+inline void check_counted_nhwc(const char* op, const Tensor& x) {
+  TOPKNOT_CHECK(x.layout() == Layout::nhwc && x.numel() < std::int64_t{1} << 32,
+                std::string(op) + ": an nhwc activation of fewer than 2^32 elements, not " + x.shape().str());
 }
 
 // For losses: *out = the sum of n values / by, as a float; in double, in a fixed order. In loss.cu.

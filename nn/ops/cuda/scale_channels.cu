@@ -9,8 +9,7 @@ struct ScaleShape {
 };
 
 ScaleShape shape_of(const Tensor& x) {
-  TOPKNOT_CHECK(x.layout() == Layout::nhwc && x.numel() < std::int64_t{1} << 32,
-                "scale_channels: an nhwc activation of fewer than 2^32 elements, not " + x.shape().str());
+  check_counted_nhwc("scale_channels", x);
   return {word(x.dim(0)), word(x.dim(2) * x.dim(3)), word(x.dim(1))};
 }
 
@@ -28,11 +27,9 @@ __global__ void __launch_bounds__(kThreads)
 void forward(const Tensor& x, const Tensor& s, Tensor& y) {
   const ScaleShape shape = shape_of(x);
   const std::uint32_t n = shape.images * shape.pixels * shape.channels;
-  if (n == 0) return;
   by_type(x, [&](auto type) {
     using T = decltype(type);
-    launch(scale_kernel<T>, grid_for(n, kThreads), kThreads, compute_stream(), x.as<T>(), s.as<T>(),
-           y.as<T>(), shape, n);
+    launch_each(n, scale_kernel<T>, x.as<T>(), s.as<T>(), y.as<T>(), shape, n);
   });
 }
 
@@ -55,8 +52,8 @@ void scale_gradient(const Tensor& x, const Tensor& dy, Tensor& ds) {
   const ScaleShape shape = shape_of(x);
   by_type(x, [&](auto type) {
     using T = decltype(type);
-    launch(scale_gradient_kernel<T>, grid_for(std::size_t{shape.images} * shape.channels, kThreads), kThreads,
-           compute_stream(), x.as<T>(), dy.as<T>(), ds.as<T>(), shape);
+    launch_each(std::size_t{shape.images} * shape.channels, scale_gradient_kernel<T>, x.as<T>(), dy.as<T>(),
+                ds.as<T>(), shape);
   });
 }
 

@@ -1,26 +1,42 @@
 // Blocks on the wire: what is written is read, and nothing else is.
 #include <cstring>
+#include <functional>
 
 #include "compress/codec/codec.h"
-#include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
+#include "tests/support/positions.h"
 
 using namespace topknot;
 using namespace topknot::testing;
 
 namespace {
 
+using Block = std::vector<std::byte>;
+
 struct Codes {
-  const IndexCodec* index = &index_codecs().find("raw");
-  const ValueCodec* value = &value_codecs().find("fp32");
-  std::vector<std::byte> write(const SparseVector& entries, std::size_t numel) const {
+  const IndexCodec* index;
+  const ValueCodec* value;
+  explicit Codes(const std::string& index_name = "raw", const std::string& value_name = "fp32")
+      : index(&index_codecs().find(index_name)), value(&value_codecs().find(value_name)) {}
+  Block write(const SparseVector& entries, std::size_t numel) const {
     return write_block(entries, numel, *index, *value);
+  }
+  Block write_at(const std::vector<std::uint32_t>& positions, std::size_t numel) const {
+    SparseVector entries{true, positions, {}};
+    for (std::size_t i = 0; i < positions.size(); ++i)
+      entries.values.push_back(static_cast<float>(i % 13) * 0.37f - 2.0f);
+    return write(entries, numel);
   }
   SparseVector read(std::span<const std::byte> block, std::size_t numel) const {
     SparseVector entries;
     read_block(block, numel, *index, *value, entries);
     return entries;
+  }
+  // "accepted", or why not.
+  std::string answer(std::span<const std::byte> block, std::size_t numel) const {
+    const std::string text = error_text<Error>([&] { read(block, numel); });
+    return text.empty() ? "accepted" : text;
   }
 };
 
@@ -29,9 +45,14 @@ SparseVector some_entries() {
 }
 
 template <class T>
-void put(std::vector<std::byte>& block, std::size_t at, T value) {
+Block with(Block block, std::size_t at, T value) {
   REQUIRE(at + sizeof value <= block.size());
   std::memcpy(block.data() + at, &value, sizeof value);
+  return block;
+}
+
+void check_says(const std::string& text, const std::string& part) {
+  CHECK(says(text, {part}));
 }
 
 }  // namespace
@@ -39,14 +60,14 @@ void put(std::vector<std::byte>& block, std::size_t at, T value) {
 TEST_CASE("a block reads back as it was written, 16 bytes of header and 8 an entry") {
   const Codes codes;
   const SparseVector entries = some_entries();
-  const std::vector<std::byte> block = codes.write(entries, 100);
+  const Block block = codes.write(entries, 100);
   CHECK(block.size() == 16 + 4 * 8);
   const SparseVector back = codes.read(block, 100);
   CHECK(back.finite);
   CHECK(back.indices == entries.indices);
   CHECK(same_bits(back.values, entries.values));
 
-  const SparseVector none = codes.read(codes.write({}, 100), 100);
+  const SparseVector none = codes.read(codes.write(SparseVector{}, 100), 100);
   CHECK((none.finite && none.indices.empty()));
   SparseVector broken;
   broken.finite = false;
@@ -54,7 +75,7 @@ TEST_CASE("a block reads back as it was written, 16 bytes of header and 8 an ent
 }
 
 TEST_CASE("the header is what docs/compress.md says") {
-  const std::vector<std::byte> block = Codes().write({true, {5}, {1.0f}}, 258);
+  const Block block = Codes().write(SparseVector{true, {5}, {1.0f}}, 258);
   const std::vector<unsigned> expected = {0x54, 0x4E, 0x4B, 0x54, 1, 1, 0, 0, 2, 1, 0,    0,
                                           1,    0,    0,    0,    5, 0, 0, 0, 0, 0, 0x80, 0x3F};
   REQUIRE(block.size() == expected.size());
@@ -63,83 +84,34 @@ TEST_CASE("the header is what docs/compress.md says") {
 
 TEST_CASE("a block cut anywhere, or with bytes left over, is refused") {
   const Codes codes;
-  const std::vector<std::byte> block = codes.write(some_entries(), 100);
+  const Block block = codes.write(some_entries(), 100);
   for (std::size_t length = 0; length < block.size(); ++length)
     CHECK_THROWS_AS(codes.read(std::span(block).first(length), 100), Error);
-  std::vector<std::byte> longer = block;
+  Block longer = block;
   longer.push_back(std::byte{0});
   CHECK_THROWS_AS(codes.read(longer, 100), Error);
 }
 
 TEST_CASE("a block that says something wrong is refused, and the message says what") {
   const Codes codes;
-  const std::vector<std::byte> good = codes.write(some_entries(), 100);
-  const auto with = [&](std::size_t at, auto value) {
-    std::vector<std::byte> block = good;
-    put(block, at, value);
-    return block;
-  };
-  const auto refusal = [&](const std::vector<std::byte>& block, std::size_t numel) -> std::string {
-    try {
-      codes.read(block, numel);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "accepted";
-  };
-  const auto says = [](const std::string& text, const std::string& part) {
-    INFO(text);
-    CHECK(text.find(part) != std::string::npos);
-  };
-  says(refusal(with(0, std::uint32_t{1}), 100), "version");
-  says(refusal(with(4, std::uint8_t{2}), 100), "version");
-  says(refusal(with(5, std::uint8_t{3}), 100), "flags");
-  says(refusal(with(6, std::uint8_t{1}), 100), "compress.codec");
-  says(refusal(with(7, std::uint8_t{1}), 100), "compress.values");
-  says(refusal(good, 101), "100 elements where the group has 101");
-  says(refusal(with(12, std::uint32_t{3}), 100), "bytes of values");
-  says(refusal(with(12, std::uint32_t{5}), 100), "position");  // the first value read as one
-  says(refusal(with(12, std::uint32_t{100}), 100), "shorter");
-  says(refusal(with(12, std::uint32_t{0xFFFFFFFF}), 100), "count");
-  says(refusal(with(5, std::uint8_t{0}), 100), "count");     // entries, yet not finite
-  says(refusal(with(20, std::uint32_t{4}), 100), "ascend");  // 0, 4, 4, 99
-  says(refusal(with(16, std::uint32_t{3}), 100), "ascend");  // 3, 3, 4, 99
-  says(refusal(with(28, std::uint32_t{100}), 100), "100 of 100");
-  says(refusal(with(28, std::uint32_t{0xFFFFFFFF}), 100), "position");
-  says(refusal(with(32, std::uint32_t{0x7F800000}), 100), "not finite");
-  says(refusal(with(32, std::uint32_t{0xFFC00000}), 100), "not finite");
-}
-
-TEST_CASE("random damage is refused, or changes values only") {
-  const Codes codes;
-  const std::vector<std::byte> good = codes.write(some_entries(), 100);
-  const CounterRng rng(37, RngUse::test);
-  std::size_t refused = 0;
-  for (std::uint32_t trial = 0; trial < 20000; ++trial) {
-    std::vector<std::byte> block = good;
-    const std::uint32_t changes = 1 + rng.below(8 * trial, 3);
-    for (std::uint32_t c = 0; c < changes; ++c)
-      block[rng.below(8 * trial + 2 * c + 1, static_cast<std::uint32_t>(block.size()))] =
-          static_cast<std::byte>(rng.bits(8 * trial + 2 * c + 2));
-    try {
-      const SparseVector entries = codes.read(block, 100);
-      REQUIRE(entries.indices.size() == entries.values.size());
-      for (std::size_t i = 0; i < entries.indices.size(); ++i) {
-        REQUIRE(entries.indices[i] < 100);
-        REQUIRE((i == 0 || entries.indices[i] > entries.indices[i - 1]));
-        REQUIRE(std::isfinite(entries.values[i]));
-      }
-    } catch (const Error&) {
-      ++refused;
-    }
-  }
-  CHECK(refused > 5000);
-  for (std::uint32_t trial = 0; trial < 2000; ++trial) {
-    std::vector<std::byte> noise(rng.below(trial, 200));
-    for (std::size_t i = 0; i < noise.size(); ++i)
-      noise[i] = static_cast<std::byte>(rng.bits(1000 * trial + i));
-    CHECK_THROWS_AS(codes.read(noise, 100), Error);
-  }
+  const Block good = codes.write(some_entries(), 100);
+  check_says(codes.answer(with(good, 0, std::uint32_t{1}), 100), "version");
+  check_says(codes.answer(with(good, 4, std::uint8_t{2}), 100), "version");
+  check_says(codes.answer(with(good, 5, std::uint8_t{3}), 100), "flags");
+  check_says(codes.answer(with(good, 6, std::uint8_t{1}), 100), "compress.codec");
+  check_says(codes.answer(with(good, 7, std::uint8_t{1}), 100), "compress.values");
+  check_says(codes.answer(good, 101), "100 elements where the group has 101");
+  check_says(codes.answer(with(good, 12, std::uint32_t{3}), 100), "bytes of values");
+  check_says(codes.answer(with(good, 12, std::uint32_t{5}), 100), "position");  // the first value read as one
+  check_says(codes.answer(with(good, 12, std::uint32_t{100}), 100), "shorter");
+  check_says(codes.answer(with(good, 12, std::uint32_t{0xFFFFFFFF}), 100), "count");
+  check_says(codes.answer(with(good, 5, std::uint8_t{0}), 100), "count");     // entries, yet not finite
+  check_says(codes.answer(with(good, 20, std::uint32_t{4}), 100), "ascend");  // 0, 4, 4, 99
+  check_says(codes.answer(with(good, 16, std::uint32_t{3}), 100), "ascend");  // 3, 3, 4, 99
+  check_says(codes.answer(with(good, 28, std::uint32_t{100}), 100), "100 of 100");
+  check_says(codes.answer(with(good, 28, std::uint32_t{0xFFFFFFFF}), 100), "position");
+  check_says(codes.answer(with(good, 32, std::uint32_t{0x7F800000}), 100), "not finite");
+  check_says(codes.answer(with(good, 32, std::uint32_t{0xFFC00000}), 100), "not finite");
 }
 
 TEST_CASE("a compressor refuses damaged blocks, a missing one, and its own come back changed") {
@@ -149,7 +121,7 @@ TEST_CASE("a compressor refuses damaged blocks, a missing one, and its own come 
   info.density = 0.5;
   const auto round = [&](auto&& change) {
     auto compressor = make();
-    std::vector<std::vector<std::byte>> blocks(2, compressor->encode({gradient, spare}, info).block);
+    std::vector<Block> blocks(2, compressor->encode({gradient, spare}, info).block);
     change(blocks);
     compressor->decode({blocks, {}});
   };
@@ -162,6 +134,134 @@ TEST_CASE("a compressor refuses damaged blocks, a missing one, and its own come 
 TEST_CASE("the largest finite value is sent") {
   const float largest = std::numeric_limits<float>::max();
   const Codes codes;
-  const SparseVector back = codes.read(codes.write({true, {2, 7}, {largest, -largest}}, 10), 10);
+  const SparseVector back = codes.read(codes.write(SparseVector{true, {2, 7}, {largest, -largest}}, 10), 10);
   CHECK(back.values == std::vector<float>{largest, -largest});
+}
+
+TEST_CASE("a block in any codes that is cut anywhere, or longer, is refused") {
+  for (const std::string& index : index_codecs().names())
+    for (const std::string& value : value_codecs().names()) {
+      INFO(index << ", " << value);
+      const Codes codes(index, value);
+      for (const auto& positions : {uniform_positions(500, 20, 1), uniform_positions(70000, 2, 1),
+                                    uniform_positions(300, 299, 1), uniform_positions(40, 40, 1)}) {
+        const std::size_t numel = positions.back() + 1;
+        const Block block = codes.write_at(positions, numel);
+        REQUIRE(codes.answer(block, numel) == "accepted");
+        for (std::size_t length = 0; length < block.size(); ++length)
+          REQUIRE(codes.answer(std::span(block).first(length), numel) != "accepted");
+        Block longer = block;
+        longer.push_back(std::byte{0});
+        CHECK(codes.answer(longer, numel) != "accepted");
+      }
+      Block empty = codes.write(SparseVector{}, 100);
+      CHECK(empty.size() == 16);
+      empty.push_back(std::byte{0});
+      CHECK(codes.answer(empty, 100) != "accepted");
+    }
+}
+
+TEST_CASE("a reader takes the layouts that its own compress.codec may write, and no other") {
+  const std::vector<std::uint32_t> positions = {1, 5, 9};
+  for (const std::string writer : {"raw", "run16", "rice", "bitmap"})
+    for (const std::string reader : {"raw", "run16", "rice", "bitmap", "auto"}) {
+      const std::string answer =
+          Codes(reader, "fp32").answer(Codes(writer, "fp32").write_at(positions, 60), 60);
+      if (reader == writer || reader == "auto")
+        CHECK(answer == "accepted");
+      else
+        check_says(answer, "compress.codec");
+    }
+  check_says(Codes("raw", "bf16").answer(Codes("raw", "fp32").write_at(positions, 60), 60),
+             "compress.values");
+  check_says(Codes("auto", "fp32")
+                 .answer(with(Codes("raw", "fp32").write_at(positions, 60), 6, std::uint8_t{200}), 60),
+             "compress.codec");
+}
+
+TEST_CASE("a short block that claims two thousand million entries is refused at once") {
+  const std::size_t numel = 0x7FFFFFFF;
+  for (const std::string& index : index_codecs().names())
+    for (const std::string& value : value_codecs().names()) {
+      const Codes codes(index, value);
+      for (const std::uint8_t layout : {0, 1, 2, 3, 4}) {
+        Block block = codes.write_at({5}, numel >> 12);
+        block = with(with(block, 6, layout), 8, std::uint32_t{0x7FFFFFFF});
+        const std::string answer = codes.answer(with(block, 12, std::uint32_t{0x7FFFFFFF}), numel);
+        CHECK((answer.find("shorter") != std::string::npos ||
+               answer.find("compress.codec") != std::string::npos));
+      }
+    }
+}
+
+TEST_CASE("run16: a filler with a value, a run beyond the group and a filler too many are refused") {
+  const Codes codes("run16", "fp32");
+  const Block block = codes.write_at({0, 70000}, 70001);  // words 0, 65535, 4464
+  REQUIRE(block.size() == 16 + 18);
+  check_says(codes.answer(with(block, 16 + 6 + 4, 1.0f), 70001), "filler");
+  check_says(codes.answer(with(block, 16 + 6 + 4, -0.0f), 70001), "filler");
+  check_says(codes.answer(with(block, 16 + 4, std::uint16_t{4465}), 70001), "70001");
+  check_says(codes.answer(with(block, 16 + 4, std::uint16_t{65535}), 70001), "runs lead to");
+  CHECK(codes.answer(with(block, 16 + 2, std::uint16_t{65534}), 70001) != "accepted");
+}
+
+TEST_CASE("rice: another parameter, part ends out of order, bits left over are refused") {
+  const Codes codes("rice", "fp32");
+  const std::size_t numel = 100000;
+  const Block block = codes.write_at(uniform_positions(numel, 3000, 4), numel);  // three parts
+  REQUIRE(block[16] == std::byte{5});
+  for (const int b : {0, 4, 6, 31, 64, 255})
+    check_says(codes.answer(with(block, 16, static_cast<std::uint8_t>(b)), numel), "Rice parameter");
+  std::uint32_t ends[3];
+  std::memcpy(ends, block.data() + 17, sizeof ends);
+  for (std::size_t part = 0; part < 3; ++part)
+    for (const std::uint32_t end : {ends[part] - 1, ends[part] + 1, ends[part] + 8, ends[part] - 8, 0u,
+                                    0xFFFFFFFFu, ends[(part + 1) % 3]})
+      check_says(codes.answer(with(block, 17 + 4 * part, end), numel), "Rice part");
+  // A bit of padding after the first part.
+  REQUIRE(ends[0] % 8 != 0);
+  const std::size_t padded = 17 + 12 + ends[0] / 8;
+  check_says(codes.answer(with(block, padded, block[padded] | std::byte{0x80}), numel), "Rice part");
+}
+
+TEST_CASE("bitmap: a bit too many, one too few, one beyond the group are refused") {
+  const Codes codes("bitmap", "fp32");
+  const Block block = codes.write_at({3, 9}, 12);
+  REQUIRE(block.size() == 16 + 2 + 8);
+  check_says(codes.answer(with(block, 16, std::uint8_t{0x18}), 12), "3 bits for 2");
+  check_says(codes.answer(with(block, 16, std::uint8_t{0}), 12), "1 bits for 2");
+  check_says(codes.answer(with(block, 17, std::uint8_t{0x12}), 12), "beyond the group");
+  CHECK(codes.answer(with(block, 16, std::uint8_t{1}), 12) == "accepted");  // another position
+}
+
+TEST_CASE("fp16 and int8: values that their scale cannot have are refused") {
+  const Codes half("raw", "fp16"), byte("raw", "int8");
+  const std::vector<std::uint32_t> positions = {1, 2};
+  const std::size_t at = 16 + 8;                     // of the value section
+  const Block halves = half.write_at(positions, 9);  // -2, -1.63: e = 1 - 14
+  REQUIRE(std::to_integer<std::int8_t>(halves[at]) == -13);
+  check_says(half.answer(with(halves, at, std::int8_t{114}), 9), "fp16 exponent");
+  check_says(half.answer(with(halves, at, std::int8_t{-126}), 9), "fp16 exponent");
+  check_says(half.answer(with(halves, at + 1, std::uint16_t{0x7C00}), 9), "fp16 value");  // infinity
+  check_says(half.answer(with(halves, at + 1, std::uint16_t{0x7E01}), 9), "fp16 value");  // NaN
+  check_says(half.answer(with(with(halves, at + 1, std::uint16_t{0}), at + 3, std::uint16_t{0x1000}), 9),
+             "fp16 value");  // this e has a larger m
+
+  const Block bytes = byte.write_at(positions, 9);
+  REQUIRE(bytes.size() == at + 4 + 2);
+  CHECK(std::to_integer<std::int8_t>(bytes[at + 4]) == -127);
+  check_says(byte.answer(with(bytes, at + 4, std::int8_t{-128}), 9), "int8 values");
+  check_says(byte.answer(with(bytes, at + 4, std::int8_t{5}), 9), "int8 values");
+  for (const float scale : {-2.0f, -0.0f, 1e-40f, std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()})
+    check_says(byte.answer(with(bytes, at, scale), 9), "int8 scale");
+  check_says(byte.answer(with(bytes, at, 0.0f), 9), "int8 values");
+}
+
+TEST_CASE("a Rice part that would end before it begins is refused by its length") {
+  const Codes codes("rice", "fp32");
+  std::vector<std::uint32_t> positions;
+  for (std::uint32_t i = 0; i < 2000; ++i) positions.push_back(9 * i);  // two parts
+  const Block block = codes.write_at(positions, 18000);
+  check_says(codes.answer(with(block, 16 + 1 + 4, std::uint32_t{8}), 18000), "a Rice part's length");
 }

@@ -2,13 +2,16 @@
 #include "compress/codec/codec.h"
 
 #include <omp.h>
-
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "compress/codec/code_bits.h"
 #include "nn/base/check.h"
+#include "nn/core/rng.h"
+#include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/positions.h"
 
@@ -57,6 +60,42 @@ void check_round_trip(const Positions& positions, std::size_t numel) {
 double bits_per_entry(const Positions& positions, std::size_t numel, const std::string& code) {
   const std::size_t bytes = block_of(positions, numel, code).size() - 16 - 4 * positions.size();
   return 8.0 * static_cast<double>(bytes) / static_cast<double>(positions.size());
+}
+
+constexpr float kMax = std::numeric_limits<float>::max(), kTiny = std::numeric_limits<float>::denorm_min();
+
+std::vector<float> through(const std::string& code, const std::vector<float>& values) {
+  const auto* const value_codec = &value_codecs().find(code);
+  std::vector<std::byte> bytes;
+  value_codec->encode(values, bytes);
+  REQUIRE(bytes.size() == value_codec->bytes(values.size()));
+  std::vector<float> back(values.size());
+  value_codec->decode(bytes, back);
+  return back;
+}
+
+std::vector<float> normal_values(std::size_t n, double scale, std::uint32_t seed) {
+  const CounterRng rng(seed, RngUse::test);
+  std::vector<float> values(n);
+  for (std::size_t i = 0; i < n; ++i) values[i] = static_cast<float>(scale * rng.normal(i));
+  return values;
+}
+
+float largest(const std::vector<float>& values) {
+  float m = 0;
+  for (const float value : values) m = std::max(m, std::abs(value));
+  return m;
+}
+
+// With positions drawn uniformly.
+std::size_t written_bytes(const std::string& codec, const std::string& values, std::size_t count,
+                          std::size_t numel) {
+  SparseVector entries;
+  entries.indices = uniform_positions(numel, count, 5);
+  REQUIRE(entries.indices.size() == count);
+  for (std::size_t i = 0; i < count; ++i)
+    entries.values.push_back(static_cast<float>(std::sin(static_cast<double>(i))));
+  return write_block(entries, numel, index_codecs().find(codec), value_codecs().find(values)).size();
 }
 
 }  // namespace
@@ -187,4 +226,115 @@ TEST_CASE("auto counts the values of fillers, and takes the lower number of equa
   CHECK(block_of({5}, 16, "auto")[kCode] == std::byte{1});
   // Three words by run16, and three values; 16 bytes by raw, 18 by the others.
   CHECK(block_of({10, 70000}, 100000, "auto")[kCode] == std::byte{0});
+}
+
+TEST_CASE("what decodes from finite values is finite, to the largest float and the smallest") {
+  const std::vector<std::vector<float>> cases = {{kMax},
+                                                 {-kMax, kMax, 1.0f},
+                                                 {kMax, kTiny},
+                                                 {std::nextafter(kMax, 0.0f), 0x1.ffdp127f, 0x1.ffep127f},
+                                                 {kTiny, -3 * kTiny},
+                                                 {0x1p-126f, 0x1p-127f},
+                                                 {0.0f, -0.0f},
+                                                 {0x1.ffffp13f, 65504.0f, 65520.0f, 1e6f},
+                                                 {}};
+  for (const std::string& code : value_codecs().names())
+    for (const std::vector<float>& values : cases) {
+      const std::vector<float> back = through(code, values);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        INFO(code << ": " << values[i] << " came back as " << back[i]);
+        CHECK(std::isfinite(back[i]));
+        CHECK(std::abs(back[i] - values[i]) <=
+              std::max(std::abs(values[i]) / 127, largest(values) / 254) + 0x1p-119f);
+      }
+    }
+}
+
+TEST_CASE("what a code has decoded it sends again without change") {
+  for (const std::string& code : value_codecs().names())
+    for (const double scale : {1e-38, 1e-30, 1e-3, 1.0, 1e37}) {
+      const std::vector<float> once = through(code, normal_values(1000, scale, 3));
+      CHECK(same_bits(through(code, once), once));
+    }
+}
+
+TEST_CASE("bf16 rounds to nearest, ties to even") {
+  const std::vector<float> values = {1.0f,          0x1.01p0f,  0x1.03p0f,    0x1.010002p0f,
+                                     0x1.00fffep0f, -0x1.01p0f, -0x1.03p0f,   0x1p-149f,
+                                     0x1.8p-134f,   0x1p-133f,  0x1.fffp127f, -0.0f};
+  const std::vector<float> expected = {1.0f,       1.0f, 0x1.04p0f, 0x1.02p0f, 1.0f,        -1.0f,
+                                       -0x1.04p0f, 0.0f, 0x1p-133f, 0x1p-133f, 0x1.fep127f, -0.0f};
+  CHECK(same_bits(through("bf16", values), expected));
+}
+
+TEST_CASE("fp16 keeps 11 bits of all that is within 2^-28 of the largest, whatever the scale") {
+  for (const double scale : {1e-30, 1e-6, 1.0, 1e6, 1e30}) {
+    std::vector<float> values = normal_values(5000, scale, 7);
+    for (std::size_t i = 0; i < values.size(); i += 3) values[i] *= 0x1p-10f;
+    const std::vector<float> back = through("fp16", values);
+    const float m = largest(values);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const float bound = std::max(std::abs(values[i]) * 0x1p-11f, m * 0x1.01p-39f);
+      REQUIRE(std::abs(back[i] - values[i]) <= bound);
+    }
+  }
+}
+
+// Independent of the code's bit arithmetic: the nearest multiple of the ulp, by the C library.
+TEST_CASE("fp16 rounds to the nearest half, ties to even") {
+  std::vector<float> values = {0x1p14f};  // fixes the scale at 1
+  const CounterRng rng(9, RngUse::test);
+  for (std::uint32_t i = 0; i < 4000; ++i)
+    values.push_back(std::ldexp(rng.uniform(2 * i) - 0.5f, static_cast<int>(rng.below(2 * i + 1, 40)) - 25));
+  for (const float tie : {0x1.002p0f, 0x1.006p0f, 0x1.8p-24f, 0x1p-25f, 0x1.000002p-25f, 0x1.ffep-15f})
+    values.insert(values.end(), {tie, -tie});
+  const std::vector<float> back = through("fp16", values);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    int exponent = 0;
+    std::frexp(values[i], &exponent);  // |x| in [2^(exponent - 1), 2^exponent)
+    const double ulp = std::ldexp(1.0, std::max(exponent - 11, -24));
+    INFO(values[i]);
+    REQUIRE(static_cast<double>(back[i]) == std::nearbyint(static_cast<double>(values[i]) / ulp) * ulp);
+  }
+}
+
+TEST_CASE("int8 is within half a step of each block's own largest magnitude") {
+  std::vector<float> values = normal_values(1000, 1.0, 13);
+  for (std::size_t i = 256; i < 512; ++i) values[i] *= 1e-4f;
+  for (std::size_t i = 512; i < 768; ++i) values[i] = 0;
+  const std::vector<float> back = through("int8", values);
+  for (std::size_t begin = 0; begin < values.size(); begin += 256) {
+    const std::size_t end = std::min(values.size(), begin + 256);
+    const float m = largest({values.begin() + static_cast<std::ptrdiff_t>(begin),
+                             values.begin() + static_cast<std::ptrdiff_t>(end)});
+    for (std::size_t i = begin; i < end; ++i) {
+      REQUIRE(std::abs(back[i] - values[i]) <= m / 254 * 1.0001f);
+      if (std::abs(values[i]) == m) REQUIRE(back[i] == values[i]);
+    }
+  }
+}
+
+TEST_CASE("a block takes what was expected: a header, the codec's positions, the values") {
+  const auto payload = [](const std::string& codec, const std::string& values) {
+    constexpr std::size_t kCount = 1000, kNumel = 1000000, kHeader = 16;
+    const std::size_t written = written_bytes(codec, values, kCount, kNumel);
+    CHECK(static_cast<double>(expected_block_bytes(codec, values, kCount, kNumel)) ==
+          Approx(static_cast<double>(written)).epsilon(0.01));
+    return written - kHeader;
+  };
+  CHECK(payload("raw", "fp32") == 8000);
+  CHECK(payload("run16", "fp32") == 6000);
+  CHECK(payload("run16", "bf16") == 4000);
+  CHECK(payload("bitmap", "fp32") == 125000 + 4000);
+  CHECK(payload("raw", "int8") == 4000 + 1000 + 4 * 4);
+  CHECK(payload("auto", "fp16") == payload("rice", "fp16"));
+}
+
+TEST_CASE("the expected bytes of Rice and fp16 hold from few entries to many") {
+  for (const double density : {1e-5, 1e-3, 0.1, 1.0}) {
+    constexpr std::size_t kNumel = 4000000;
+    const auto count = static_cast<std::size_t>(density * kNumel);
+    CHECK(static_cast<double>(expected_block_bytes("rice", "fp16", count, kNumel)) ==
+          Approx(static_cast<double>(written_bytes("rice", "fp16", count, kNumel))).epsilon(0.02));
+  }
 }

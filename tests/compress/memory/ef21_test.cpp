@@ -4,7 +4,7 @@
 #include "compress/memory/memory.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
-#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 
@@ -19,13 +19,6 @@ CompressOptions with_memory(const std::string& memory) {
   return options;
 }
 
-std::vector<float> random_vector(std::uint32_t stream, std::size_t n) {
-  const CounterRng rng(47, RngUse::test, stream);
-  std::vector<float> x(n);
-  for (std::size_t i = 0; i < n; ++i) x[i] = rng.normal(i);
-  return x;
-}
-
 // Ranks with different quadratics f_r(w) = sum_j a_rj (w_j - c_rj)^2 / 2, whose mean has its minimum at
 // sum_r a c / sum_r a. Returns the greatest distance to it after `steps` of gradient descent.
 double distance_to_optimum(const std::string& memory, int steps) {
@@ -33,9 +26,9 @@ double distance_to_optimum(const std::string& memory, int steps) {
   SimulatedRanks steppers(with_memory(memory), whole_group(d, ranks));
   std::vector<std::vector<float>> a(ranks), c(ranks);
   for (std::uint32_t r = 0; r < ranks; ++r) {
-    a[r] = random_vector(r, d);
+    a[r] = noise(d, r);
     for (float& x : a[r]) x = 0.5f + x * x / (1 + x * x);
-    c[r] = random_vector(10 + r, d);
+    c[r] = noise(d, 10 + r);
     for (float& x : c[r]) x *= 10;  // far apart: a rank's gradient does not vanish at the optimum
   }
   std::vector<double> w(d);
@@ -74,7 +67,7 @@ TEST_CASE("the estimate is the weighted mean of what all ranks hold, at all time
   std::vector<std::vector<float>> h(ranks, std::vector<float>(d));  // by the paper's formula
   for (std::uint32_t t = 0; t < 20; ++t) {
     std::vector<std::vector<float>> g(ranks);
-    for (std::uint32_t r = 0; r < ranks; ++r) steppers[r].gradient = g[r] = random_vector(3 * t + r, d);
+    for (std::uint32_t r = 0; r < ranks; ++r) steppers[r].gradient = g[r] = noise(d, 3 * t + r);
     REQUIRE(steppers.step(t, 0.01, weights));
     for (std::size_t r = 0; r < ranks; ++r) {
       const SparseVector& sent = steppers.sent()[r];
@@ -99,7 +92,7 @@ TEST_CASE("the first committed step sends the whole gradient, also after steps t
   SimulatedRanks ranks(with_memory("ef21"), whole_group(500, 2));
   const auto fill = [&](std::uint32_t stream) {
     for (std::uint32_t p = 0; p < 2; ++p) {
-      const std::vector<float> g = random_vector(stream + p, 500);
+      const std::vector<float> g = noise(500, stream + p);
       ranks[p].gradient.assign(g.begin(), g.end());
     }
   };
@@ -116,54 +109,6 @@ TEST_CASE("the first committed step sends the whole gradient, also after steps t
   fill(6);
   REQUIRE(ranks.step(1, 0.01));
   CHECK(ranks[0].compressor->selected() == 5);
-}
-
-TEST_CASE("a skipped step of EF21 changes nothing") {
-  SimulatedRanks skipped(with_memory("ef21"), whole_group(900, 2)),
-      straight(with_memory("ef21"), whole_group(900, 2));
-  const bool broken = GENERATE(false, true);
-  for (std::uint32_t t = 0; t < 8; ++t) {
-    for (std::uint32_t p = 0; p < 2; ++p) {
-      const std::vector<float> g = random_vector(2 * t + p, 900);
-      straight[p].gradient.assign(g.begin(), g.end());
-      skipped[p].gradient.assign(g.rbegin(), g.rend());
-    }
-    if (broken) skipped[0].gradient[0] = HUGE_VALF;
-    REQUIRE_FALSE(skipped.step(t, 0.01, {}, broken));
-    for (std::size_t p = 0; p < 2; ++p) skipped[p].gradient = straight[p].gradient;
-    REQUIRE(skipped.step(t, 0.01));
-    REQUIRE(straight.step(t, 0.01));
-    REQUIRE(same_bits(skipped[0].gradient, straight[0].gradient));
-    REQUIRE(same_bits(skipped[1].residual, straight[1].residual));
-    REQUIRE(skipped[1].compressor->state() == straight[1].compressor->state());
-  }
-}
-
-TEST_CASE("EF21 goes on from its saved state with the same bits") {
-  const std::size_t d = 900;
-  const std::uint32_t saved_at = GENERATE(0u, 3u);
-  SimulatedRanks straight(with_memory("ef21"), whole_group(d, 2)),
-      resumed(with_memory("ef21"), whole_group(d, 2));
-  for (std::uint32_t t = 0; t < 6; ++t) {
-    if (t == saved_at)
-      for (std::size_t p = 0; p < 2; ++p) {
-        resumed[p].residual = straight[p].residual;
-        resumed[p].compressor->load_state(straight[p].compressor->state());
-      }
-    for (std::uint32_t p = 0; p < 2; ++p) {
-      const std::vector<float> g = random_vector(2 * t + p, d);
-      straight[p].gradient.assign(g.begin(), g.end());
-      resumed[p].gradient = straight[p].gradient;
-    }
-    REQUIRE(straight.step(t, 0.01));
-    if (t < saved_at) continue;
-    REQUIRE(resumed.step(t, 0.01));
-    REQUIRE(resumed.blocks() == straight.blocks());
-    REQUIRE(same_bits(resumed[0].gradient, straight[0].gradient));
-  }
-  std::vector<std::byte> state = straight[0].compressor->state();
-  state.pop_back();
-  CHECK_THROWS_AS(resumed[0].compressor->load_state(state), Error);
 }
 
 TEST_CASE("EF21 refuses a state that has an estimate before its first step") {

@@ -3,15 +3,13 @@
 #include "compress/select/dgc_rule.h"
 #include "compress/select/selector.h"
 
-#include <omp.h>
-
 #include <array>
 #include <functional>
 #include <limits>
 
 #include "nn/base/check.h"
 #include "nn/core/rng.h"
-#include "tests/compress/fixtures.h"
+#include "tests/compress/select/select_once.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 
@@ -19,8 +17,6 @@ using namespace topknot;
 using namespace topknot::testing;
 
 namespace {
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<float> normal_vector(std::uint32_t stream, std::size_t n) {
   const CounterRng rng(41, RngUse::test, stream);
@@ -40,14 +36,8 @@ struct Case {
   Selection select(std::vector<float>* sum = nullptr) const {
     const auto selector = make_selector("dgc_sampled", options);
     std::vector<float> x = u;
-    Selection selected;
-    SelectStep info;
-    info.k = dgc::selected_count(density, x.size());
-    info.density = density;
-    info.step = step;
-    info.rank = rank;
-    info.position = position;
-    selector->select(x, addend, info, selected);
+    const Selection selected =
+        select_once(*selector, x, addend, {density, step, rank, position, dgc::selected_count});
     if (sum) *sum = x;
     return selected;
   }
@@ -202,16 +192,12 @@ TEST_CASE("at most k entries of a normal vector are selected, and nearly always 
   const auto selector = make_selector("dgc_sampled");
   int selections = 0, enough = 0, truncated_or_exact = 0;
   const auto run = [&](std::vector<float>& x, std::int64_t step) {
-    Selection selected;
-    SelectStep info;
-    info.density = 0.001;
-    info.k = dgc::selected_count(info.density, x.size());
-    info.step = step;
-    selector->select(x, {}, info, selected);
-    REQUIRE(selected.indices.size() <= info.k);
+    const std::size_t k = dgc::selected_count(0.001, x.size());
+    const Selection selected = select_once(*selector, x, {}, {0.001, step, 0, 0, dgc::selected_count});
+    REQUIRE(selected.indices.size() <= k);
     ++selections;
-    enough += static_cast<double>(selected.indices.size()) >= 0.8 * static_cast<double>(info.k);
-    truncated_or_exact += selected.indices.size() == info.k;
+    enough += static_cast<double>(selected.indices.size()) >= 0.8 * static_cast<double>(k);
+    truncated_or_exact += selected.indices.size() == k;
   };
   for (std::uint32_t draw = 0; draw < 2; ++draw) {
     auto x = normal_vector(500 + draw, 2359296);
@@ -246,24 +232,6 @@ TEST_CASE("the sample's start follows step, rank and position, and nothing else"
   CHECK(differs([](Case& x, int i) { x.options.seed = static_cast<std::uint64_t>(i); }));
 }
 
-TEST_CASE("the selection does not depend on the number of threads") {
-  const int before = omp_get_max_threads();
-  Case c;
-  c.u = normal_vector(2, 400000);
-  c.addend = normal_vector(3, 400000);
-  const bool all_equal = GENERATE(false, true);  // overflows the list of what exceeds the threshold
-  if (all_equal) c.u.assign(400000, 2), c.addend.clear();
-  c.options.set("resample", GENERATE(true, false));
-  omp_set_num_threads(1);
-  const Selection one = c.select();
-  omp_set_num_threads(3);
-  const Selection three = c.select();
-  omp_set_num_threads(before);
-  CHECK(one.indices == three.indices);
-  CHECK(same_bits(one.values, three.values));
-  CHECK(one.threshold == three.threshold);
-}
-
 TEST_CASE("zeros, equal values, denormals and huge values end, and send no more than k") {
   using Limits = std::numeric_limits<float>;
   Case c;
@@ -292,26 +260,6 @@ TEST_CASE("a few entries among zeros all are sent, wherever they stand") {
   const Selection selected = c.select();
   for (const std::uint32_t i : at)
     CHECK(std::binary_search(selected.indices.begin(), selected.indices.end(), i));
-}
-
-TEST_CASE("a NaN or an Inf anywhere selects nothing and says so") {
-  const std::size_t d = GENERATE(1, 50, 30000);
-  const std::size_t at = GENERATE(0, 1);
-  Case c;
-  c.density = GENERATE(0.01, 1.0);
-  for (const double bad : {kNan, -kNan, HUGE_VAL, -HUGE_VAL}) {
-    c.u = normal_vector(4, d);
-    c.u[at * (d - 1)] = static_cast<float>(bad);
-    const Selection selected = c.select();
-    CHECK_FALSE(selected.finite);
-    CHECK(selected.indices.empty());
-  }
-  c.u.assign(d, std::numeric_limits<float>::max());  // finite in both, not in the sum
-  c.addend = c.u;
-  CHECK_FALSE(c.select().finite);
-  c.u.assign(d, static_cast<float>(kNan));
-  c.addend.clear();
-  CHECK_FALSE(c.select().finite);
 }
 
 TEST_CASE("at density 1 every entry is sent") {

@@ -3,7 +3,6 @@
 #include <map>
 #include <set>
 
-#include "tests/compress/fixtures.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/support/catch.h"
 

@@ -1,6 +1,5 @@
 #include "compress/select/selector.h"
 
-#include "tests/compress/fixtures.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/support/catch.h"
 

@@ -1,15 +1,12 @@
 #include "compress/select/selector.h"
 
-#include <omp.h>
-
 #include <cmath>
 #include <limits>
 
 #include "compress/select/regtopk_score.h"
 #include "compress/sparse.h"
-#include "compress/state.h"
 #include "nn/core/rng.h"
-#include "tests/compress/fixtures.h"
+#include "tests/compress/select/select_once.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 
@@ -50,19 +47,6 @@ std::vector<std::uint32_t> by_definition(const std::vector<float>& a, const Reme
   return plain_topk(scores, k);
 }
 
-Selection select(Selector& selector, std::vector<float>& u, std::size_t k,
-                 const std::vector<float>& addend = {}) {
-  Selection selected;
-  SelectStep step;
-  step.k = k;
-  selector.select(u, addend, step, selected);
-  return selected;
-}
-
-void commit(Selector& selector, const Selection& selected, const std::vector<float>& average, double weight) {
-  selector.commit({selected, average, weight});
-}
-
 }  // namespace
 
 TEST_CASE("variant B's guard is not weighted: 20 ranks of which two send 4e-10") {
@@ -94,7 +78,7 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
       u[j] = static_cast<float>(rng.normal(j) * (j % 50 == 0 ? 40.0f : 1.0f));
       a[j] = u[j] + residual[j];
     }
-    const Selection selected = select(*selector, u, k, residual);
+    const Selection selected = select_k(*selector, u, k, residual);
     REQUIRE(same_bits(u, a));
     REQUIRE(selected.indices == by_definition(a, last, k, options));
     for (std::size_t i = 0; i < k; ++i) REQUIRE(selected.values[i] == a[selected.indices[i]]);
@@ -127,9 +111,9 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
 TEST_CASE("regtopk's first step is plain Top-k, also after a discarded one") {
   std::vector<float> x = fixture("cubic");
   const auto selector = make_selector("regtopk", regtopk(GENERATE(1.0, 4.0), "A", GENERATE(1e4, 1e8)));
-  CHECK(select(*selector, x, 100).indices == plain_topk(x, 100));
+  CHECK(select_k(*selector, x, 100).indices == plain_topk(x, 100));
   selector->discard();
-  CHECK(select(*selector, x, 100).indices == plain_topk(x, 100));
+  CHECK(select_k(*selector, x, 100).indices == plain_topk(x, 100));
 }
 
 TEST_CASE("regtopk: sent and residual are the accumulated gradient, bit for bit") {
@@ -165,14 +149,14 @@ TEST_CASE("regtopk with mu near 0 is Top-k that skips what the others cancelled"
   const CounterRng rng(7, RngUse::test);
   for (std::size_t j = 0; j < d; ++j)
     first[j] = rng.normal(j), second[j] = first[j] + 0.1f * rng.normal(d + j);
-  const auto sent = select(*selector, first, k);
+  const auto sent = select_k(*selector, first, k);
   std::vector<float> skipped = second;
   for (std::size_t i = 0; i < k; ++i) {
     average[sent.indices[i]] = i % 3 == 0 ? 0 : rng.normal(3 * d + i) * sent.values[i];
     if (i % 3 == 0) skipped[sent.indices[i]] = 0;
   }
   commit(*selector, sent, average, 0.5);
-  const auto next = select(*selector, second, k);
+  const auto next = select_k(*selector, second, k);
   CHECK(next.indices == plain_topk(skipped, k));
   CHECK(next.indices != plain_topk(second, k));
 }
@@ -229,73 +213,11 @@ TEST_CASE("regtopk: variant A keeps the full weight of an entry that was sent as
   for (const std::string variant : {"A", "B"}) {
     const auto selector = make_selector("regtopk", regtopk(4, variant));
     std::vector<float> zeros(3), next = {-2, 1.9f, 0};
-    const auto sent = select(*selector, zeros, 1);
+    const auto sent = select_k(*selector, zeros, 1);
     REQUIRE(sent.indices == std::vector<std::uint32_t>{0});
     commit(*selector, sent, zeros, 0.5);
-    CHECK(select(*selector, next, 1).indices[0] == (variant == "A" ? 0 : 1));
+    CHECK(select_k(*selector, next, 1).indices[0] == (variant == "A" ? 0 : 1));
   }
-}
-
-TEST_CASE("regtopk forgets a discarded step and goes on from its saved state") {
-  const std::size_t d = 4000, k = 40;
-  const auto draw = [&](std::uint32_t t) {
-    std::vector<float> u(d);
-    for (std::size_t j = 0; j < d; ++j)
-      u[j] = CounterRng(9, RngUse::test, t).normal(j) * (j < 80 ? 3.0f : 1.0f);
-    return u;
-  };
-  const auto advance = [&](Selector& selector, std::uint32_t t) {
-    std::vector<float> u = draw(t), average(d);
-    const auto selected = select(selector, u, k);
-    for (std::size_t i = 0; i < k; ++i)
-      average[selected.indices[i]] = 0.3f * CounterRng(9, RngUse::test, t, 1).normal(i) * selected.values[i];
-    commit(selector, selected, average, 0.25);
-    return selected.indices;
-  };
-  const std::string variant = GENERATE("A", "B");
-  const auto plain = make_selector("regtopk", regtopk(2, variant)),
-             disturbed = make_selector("regtopk", regtopk(2, variant));
-  for (std::uint32_t t = 0; t < 10; ++t) {
-    std::vector<float> u = draw(100 + t);
-    if (t == 3) u[17] = std::numeric_limits<float>::quiet_NaN();
-    const auto dropped = select(*disturbed, u, k);
-    REQUIRE(dropped.finite == (t != 3));
-    REQUIRE(dropped.indices.size() == (t == 3 ? 0 : k));
-    disturbed->discard();
-    REQUIRE(advance(*plain, t) == advance(*disturbed, t));
-  }
-  StateWriter writer;
-  plain->save(writer);
-  const std::vector<std::byte> bytes = writer.take();
-  const auto restored = make_selector("regtopk", regtopk(2, variant)),
-             fresh = make_selector("regtopk", regtopk(2, variant));
-  StateReader reader(bytes);
-  restored->load(reader);
-  reader.finish();
-  bool differs = false;
-  for (std::uint32_t t = 10; t < 15; ++t) {
-    const auto indices = advance(*plain, t);
-    REQUIRE(advance(*restored, t) == indices);
-    differs |= advance(*fresh, t) != indices;
-  }
-  CHECK(differs);
-  StateReader cut(std::span<const std::byte>(bytes).first(bytes.size() / 2));
-  CHECK_THROWS_AS(fresh->load(cut), Error);
-}
-
-TEST_CASE("regtopk sees a NaN or Inf anywhere and selects nothing") {
-  const std::size_t at = GENERATE(0u, 4095u, 9999u);
-  const bool later = GENERATE(true, false);
-  std::vector<float> x = fixture("cubic");
-  x.resize(10000);
-  const auto selector = make_selector("regtopk", regtopk());
-  if (later) commit(*selector, select(*selector, x, 20), std::vector<float>(x.size()), 1.0);
-  std::vector<float> residual(x.size());
-  residual[at] = GENERATE(std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity());
-  const auto selected = select(*selector, x, 20, residual);
-  CHECK_FALSE(selected.finite);
-  CHECK(selected.indices.empty());
-  CHECK(selected.values.empty());
 }
 
 TEST_CASE("regtopk sends exactly k of zeros, constants, denormals, and all at density 1") {
@@ -306,7 +228,7 @@ TEST_CASE("regtopk sends exactly k of zeros, constants, denormals, and all at de
   const auto selector = make_selector("regtopk", options);
   Remembered last;
   for (int t = 0; t < 4; ++t) {
-    const auto selected = select(*selector, x, k);
+    const auto selected = select_k(*selector, x, k);
     REQUIRE(selected.finite);
     REQUIRE(selected.indices.size() == k);
     // Denormal scores below a common factor round; there the definition's order is by its own rounding.
@@ -317,29 +239,6 @@ TEST_CASE("regtopk sends exactly k of zeros, constants, denormals, and all at de
     last = {std::vector<bool>(d), std::vector<float>(d), average, 0.5};
     for (const std::uint32_t i : selected.indices) last.mask[i] = true, last.sent[i] = x[i];
   }
-}
-
-TEST_CASE("regtopk's selection does not depend on the number of threads") {
-  const std::size_t d = 400000;
-  std::vector<std::vector<std::uint32_t>> results;
-  const int before = omp_get_max_threads();
-  for (const int threads : {1, 2, 3}) {
-    omp_set_num_threads(threads);
-    const auto selector = make_selector("regtopk", regtopk());
-    std::vector<std::uint32_t> all;
-    for (std::uint32_t t = 0; t < 4; ++t) {
-      std::vector<float> u(d);
-      for (std::size_t j = 0; j < d; ++j)
-        u[j] = CounterRng(13, RngUse::test, t).normal(j) * (j < 900 ? 9.0f : 1.0f);
-      const auto selected = select(*selector, u, 400);
-      all.insert(all.end(), selected.indices.begin(), selected.indices.end());
-      commit(*selector, selected, std::vector<float>(d), 0.5);
-    }
-    results.push_back(all);
-  }
-  omp_set_num_threads(before);
-  CHECK(results[1] == results[0]);
-  CHECK(results[2] == results[0]);
 }
 
 TEST_CASE("regtopk validates its options and refuses the ef21 memory") {

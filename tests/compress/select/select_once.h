@@ -1,12 +1,11 @@
 #pragma once
-// One selection by a selector on its own, and the vectors that selectors are tried on.
+// One selection by a selector on its own, its commit and its state.
 
-#include <cmath>
-#include <string>
 #include <vector>
 
 #include "compress/select/selector.h"
-#include "nn/core/rng.h"
+#include "compress/state.h"
+#include "tests/compress/fixtures.h"
 
 namespace topknot::testing {
 
@@ -34,24 +33,37 @@ inline Selection select_once(Selector& selector, std::vector<float>& u, const st
 inline Selection select_from_copy(Selector& selector, std::vector<float> u, const Asked& asked) {
   return select_once(selector, u, {}, asked);
 }
-
-// Bell-shaped with heavier tails for larger `power`; power 1 is a normal distribution.
-inline std::vector<float> noise(std::size_t n, std::uint32_t stream, double power = 1) {
-  const CounterRng rng(29, RngUse::test, stream);
-  std::vector<float> x(n);
-  for (std::size_t i = 0; i < n; ++i) {
-    const double z = rng.normal(i);
-    x[i] = static_cast<float>(std::copysign(std::pow(std::abs(z), power), z));
-  }
-  return x;
+// As many as `k`, whatever the density makes of it.
+inline Selection select_k(Selector& selector, std::vector<float>& u, std::size_t k,
+                          const std::vector<float>& addend = {}) {
+  Selection selected;
+  SelectStep step;
+  step.k = k;
+  step.density = static_cast<double>(k) / static_cast<double>(u.size());
+  selector.select(u, addend, step, selected);
+  return selected;
 }
 
-// The positions whose magnitude exceeds t: the definition.
-inline std::vector<std::uint32_t> positions_above(const std::vector<float>& x, double t) {
-  std::vector<std::uint32_t> positions;
-  for (std::size_t i = 0; i < x.size(); ++i)
-    if (std::abs(static_cast<double>(x[i])) > t) positions.push_back(static_cast<std::uint32_t>(i));
-  return positions;
+// Everything that was selected is sent exactly and accepted.
+inline void commit(Selector& selector, const Selection& selected, const std::vector<float>& average,
+                   double weight) {
+  SelectOutcome outcome;
+  outcome.indices = selected.indices;
+  outcome.sent = selected.values;
+  outcome.average = average;
+  outcome.weight = weight;
+  selector.commit(outcome);
+}
+
+inline std::vector<std::byte> saved(const Selector& selector) {
+  StateWriter writer;
+  selector.save(writer);
+  return writer.take();
+}
+inline void restore(Selector& selector, const std::vector<std::byte>& bytes) {
+  StateReader reader(bytes);
+  selector.load(reader);
+  reader.finish();
 }
 
 // Ascending positions of x, each with its value.

@@ -1,8 +1,10 @@
 #include "compress/select/selector.h"
 
+#include <cmath>
+
+#include "compress/select/passes/quantiles.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
-#include "tests/compress/fixtures.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
@@ -20,9 +22,7 @@ struct Carried {
   bool operator==(const Carried&) const = default;
 };
 Carried carried(const Selector& selector) {
-  StateWriter writer;
-  selector.save(writer);
-  const std::vector<std::byte> bytes = writer.take();
+  const std::vector<std::byte> bytes = saved(selector);
   StateReader reader(bytes);
   Carried read;
   read.stages = reader.get<std::int32_t>();
@@ -186,43 +186,6 @@ TEST_CASE("a fixed number of stages does not change") {
   CHECK(carried(*selector) == Carried{});
 }
 
-TEST_CASE("sidco goes on from saved state as if it had not stopped, and forgets what was discarded") {
-  const CompressOptions options = sidco_options("exponential", 0);
-  const auto original = make_selector("sidco", options);
-  const auto vector = [](std::uint32_t t) { return noise(20000, t, t < 13 ? 0.3 : 2.5); };
-  for (std::uint32_t t = 0; t < 13; ++t) {
-    select_from_copy(*original, vector(t), {0.01});
-    const auto before = carried(*original);
-    original->discard();
-    CHECK(carried(*original) == before);
-    select_from_copy(*original, vector(t), {0.01});
-    CHECK(carried(*original) == before);
-    original->commit({});
-  }
-  CHECK(carried(*original).stages > 1);
-  CHECK(carried(*original).steps == 3);
-  StateWriter writer;
-  original->save(writer);
-  const std::vector<std::byte> bytes = writer.take();
-  const auto loaded = make_selector("sidco", options), fresh = make_selector("sidco", options);
-  StateReader reader(bytes);
-  loaded->load(reader);
-  reader.finish();
-  CHECK(carried(*loaded) == carried(*original));
-  int differs = 0;
-  for (std::uint32_t t = 13; t < 30; ++t) {
-    const auto a = select_from_copy(*original, vector(t), {0.01}),
-               b = select_from_copy(*loaded, vector(t), {0.01});
-    REQUIRE(a.indices == b.indices);
-    REQUIRE(a.threshold == b.threshold);
-    differs += select_from_copy(*fresh, vector(t), {0.01}).threshold != a.threshold;
-    original->commit({});
-    loaded->commit({});
-    fresh->commit({});
-  }
-  CHECK(differs > 0);  // the state mattered
-}
-
 TEST_CASE("sidco validates its state and its options") {
   const auto selector = make_selector("sidco");
   for (const auto& [stages, steps, sum] :
@@ -231,9 +194,7 @@ TEST_CASE("sidco validates its state and its options") {
     writer.put<std::int32_t>(stages);
     writer.put<std::int32_t>(steps);
     writer.put(sum);
-    const auto bytes = writer.take();
-    StateReader reader(bytes);
-    CHECK_THROWS_AS(selector->load(reader), Error);
+    CHECK_THROWS_AS(restore(*selector, writer.take()), Error);
   }
   CHECK_THROWS_WITH(make_selector("sidco", sidco_options("laplace", 0)),
                     Catch::Contains("compress.distribution"));
@@ -275,4 +236,65 @@ TEST_CASE("sidco fits once where the density is that of its first stage") {
   CHECK(selector->diagnostics().trace.size() == 1);
   select_from_copy(*selector, noise(5000, 1), {0.249});
   CHECK(selector->diagnostics().trace.size() == 3);
+}
+
+TEST_CASE(
+    "the gamma tail of shape 1 is exponential, of whole shapes a Poisson sum, of a half a normal tail") {
+  for (const double x : {1e-8, 0.1, 0.9, 1.0, 2.5, 7.0, 40.0, 300.0}) {
+    CHECK(gamma_tail(1.0, x) == Approx(std::exp(-x)).epsilon(1e-13));
+    CHECK(gamma_tail(0.5, x) == Approx(std::erfc(std::sqrt(x))).epsilon(1e-12));
+    for (const int n : {2, 5, 30}) {
+      double term = std::exp(-x), sum = 0;
+      for (int i = 0; i < n; term *= x / ++i) sum += term;
+      CHECK(gamma_tail(n, x) == Approx(sum).epsilon(1e-12));
+    }
+  }
+  CHECK(gamma_tail(3.0, 0.0) == 1.0);
+}
+
+TEST_CASE("the gamma quantile agrees with tables of the chi-square distribution") {
+  // Half the chi-square quantile with 2 * shape degrees of freedom.
+  struct Row {
+    double freedom, tail, value;
+  };
+  for (const auto& [freedom, tail, value] :
+       {Row{1, 0.05, 3.841458820694124}, Row{2, 0.05, 5.991464547107979}, Row{5, 0.01, 15.08627246938899},
+        Row{10, 0.05, 18.307038053275146}, Row{10, 0.95, 3.940299136119060},
+        Row{100, 0.025, 129.5611971858366}, Row{1, 0.95, 0.003932140000019522}})
+    CHECK(2 * gamma_tail_quantile(freedom / 2, tail) == Approx(value).epsilon(1e-11));
+}
+
+TEST_CASE("the gamma quantile has closed forms at shapes 1 and a half") {
+  for (const double q : {0.99, 0.5, 0.25, 0.01, 0.001, 1e-6, 1e-12}) {
+    CHECK(gamma_tail_quantile(1.0, q) == Approx(-std::log(q)).epsilon(1e-13));
+    const double z = normal_quantile(q / 2);
+    CHECK(gamma_tail_quantile(0.5, q) == Approx(0.5 * z * z).epsilon(1e-11));
+  }
+}
+
+TEST_CASE("the gamma quantile inverts the tail over all shapes that a fit can give") {
+  for (const double shape : {0.02, 0.026, 0.1, 0.7, 1.3, 9.0, 250.0, 1e4, 9e5})
+    for (const double q : {0.9, 0.25, 0.05, 0.001, 1e-5}) {
+      INFO(shape << " " << q);
+      const double x = gamma_tail_quantile(shape, q);
+      // Below the least double the answer is 0, whose tail is 1.
+      if (x == 0)
+        CHECK(std::log(1 - q) + std::lgamma(shape + 1) < shape * std::log(1e-300));
+      else
+        CHECK(gamma_tail(shape, x) == Approx(q).epsilon(shape < 1000 ? 1e-11 : 1e-8));
+    }
+}
+
+TEST_CASE("the gamma quantile of a huge shape is continuous with that below it") {
+  for (const double q : {0.25, 0.001})
+    CHECK(gamma_tail_quantile(1.0000001e6, q) / gamma_tail_quantile(0.9999999e6, q) ==
+          Approx(1.0000002).epsilon(1e-9));
+  CHECK(gamma_tail_quantile(1e12, 0.001) == Approx(1e12).epsilon(1e-5));
+}
+
+TEST_CASE("what is outside the gamma distribution is refused") {
+  CHECK_THROWS_AS(gamma_tail_quantile(0, 0.5), Error);
+  CHECK_THROWS_AS(gamma_tail_quantile(1, 0), Error);
+  CHECK_THROWS_AS(gamma_tail_quantile(1, 1), Error);
+  CHECK_THROWS_AS(gamma_tail(1, -1), Error);
 }

@@ -1,12 +1,10 @@
 #include "compress/select/selector.h"
 
-#include <omp.h>
-
 #include <limits>
 
 #include "compress/select/passes/passes.h"
 #include "nn/core/rng.h"
-#include "tests/compress/fixtures.h"
+#include "tests/compress/select/select_once.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 
@@ -14,15 +12,6 @@ using namespace topknot;
 using namespace topknot::testing;
 
 namespace {
-
-Selection select(Selector& selector, std::vector<float>& u, const std::vector<float>& addend, std::size_t k) {
-  Selection selected;
-  SelectStep step;
-  step.k = k;
-  step.density = static_cast<double>(k) / static_cast<double>(u.size());
-  selector.select(u, addend, step, selected);
-  return selected;
-}
 
 // Whether the selection is the definition's, with the values of x.
 bool is_topk(const Selection& selected, const std::vector<float>& x, std::size_t k) {
@@ -41,7 +30,7 @@ bool is_topk(const Selection& selected, const std::vector<float>& x, std::size_t
 TEST_CASE("exact topk gives the golden selection") {
   std::vector<float> x = fixture("cubic");
   const auto selector = make_selector("topk");
-  const auto selected = select(*selector, x, {}, 100);
+  const auto selected = select_k(*selector, x, 100);
   CHECK(index_sum(selected.indices) == 492308);
   CHECK(selected.threshold == Approx(0.970319568).epsilon(1e-6));
   double kept = 0, all = 0;
@@ -72,7 +61,7 @@ TEST_CASE("topk equals its definition over a long run of error feedback, whateve
     const std::size_t k = std::max<std::size_t>(1, t == 0 ? d : t % 30 < 15 ? d / 100 : d / 7);
     std::vector<float> sum(d);
     for (std::size_t i = 0; i < d; ++i) sum[i] = u[i] + residual[i];
-    const auto selected = select(*selector, u, residual, k);
+    const auto selected = select_k(*selector, u, k, residual);
     REQUIRE(is_topk(selected, sum, k));
     REQUIRE(same_bits(u, sum));
     (selector->diagnostics().exact ? slow : fast) += 1;
@@ -100,12 +89,12 @@ TEST_CASE("topk does not depend on the carried threshold") {
       for (int step = 0; step < 41; ++step) {
         std::vector<float> taught(x.size());
         std::fill_n(taught.begin(), 20, margin == 0.1 && step % 2 ? 2 * carried : carried);
-        select(*selector, taught, {}, 20);
+        select_k(*selector, taught, 20);
         selector->commit({});
       }
       REQUIRE(selector->diagnostics().carried.kth == key_of(carried));
       if (carried > 0) REQUIRE(selector->diagnostics().carried.margin == Approx(margin).epsilon(1e-12));
-      CHECK(is_topk(select(*selector, x, {}, 20), x, 20));
+      CHECK(is_topk(select_k(*selector, x, 20), x, 20));
     }
 }
 
@@ -121,11 +110,11 @@ TEST_CASE("ties at the k-th magnitude go to the lower index, also when there are
   x[50000] = 0.75f;
   x[7] = 0.0f;
   const auto selector = make_selector("topk");
-  const auto selected = select(*selector, x, {}, 10);
+  const auto selected = select_k(*selector, x, 10);
   CHECK(selected.indices == std::vector<std::uint32_t>{0, 1, 2, 3, 4, 5, 6, 8, 50000, 99999});
   CHECK(is_topk(selected, x, 10));
   std::fill(x.begin(), x.end(), 0.0f);
-  CHECK(is_topk(select(*selector, x, {}, 10), x, 10));
+  CHECK(is_topk(select_k(*selector, x, 10), x, 10));
 }
 
 TEST_CASE("denormal numbers are ordered like all others") {
@@ -134,64 +123,8 @@ TEST_CASE("denormal numbers are ordered like all others") {
     x[i] = std::numeric_limits<float>::denorm_min() * float((i * 31) % 9000);
   const auto selector = make_selector("topk");
   for (int step = 0; step < 3; ++step) {
-    CHECK(is_topk(select(*selector, x, {}, 50), x, 50));
+    CHECK(is_topk(select_k(*selector, x, 50), x, 50));
     selector->commit({});
-  }
-}
-
-TEST_CASE("a NaN or Inf anywhere is seen and nothing is selected") {
-  const std::size_t d = 40000;
-  const std::size_t at = GENERATE(0u, 17u, 12345u, 39999u);
-  const double bad =
-      GENERATE(std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
-               -std::numeric_limits<double>::infinity());
-  const CounterRng rng(5, RngUse::test);
-  std::vector<float> x(d), residual(d);
-  for (std::size_t i = 0; i < d; ++i) x[i] = static_cast<float>(rng.normal(i));
-  const auto selector = make_selector("topk");
-  std::vector<float> first = x;
-  select(*selector, first, {}, 40);
-  selector->commit({});
-  for (const bool in_residual : {false, true}) {
-    std::vector<float> u = x, r = residual;
-    (in_residual ? r : u)[at] = static_cast<float>(bad);
-    const auto before = selector->diagnostics().carried;
-    const auto selected = select(*selector, u, r, 40);
-    CHECK_FALSE(selected.finite);
-    CHECK(selected.indices.empty());
-    selector->discard();
-    CHECK(selector->diagnostics().carried == before);
-  }
-  CHECK(is_topk(select(*selector, x, residual, 40), x, 40));
-}
-
-TEST_CASE("selections do not depend on the number of threads") {
-  const std::size_t d = 600001, k = 600;
-  const CounterRng rng(11, RngUse::test);
-  std::vector<float> gradient(d), residual(d);
-  for (std::size_t i = 0; i < d; ++i) {
-    gradient[i] = rng.normal(i);
-    residual[i] = 0.5f * rng.normal(d + i);
-  }
-  const int before = omp_get_max_threads();
-  std::vector<std::vector<std::uint32_t>> indices;
-  std::vector<std::vector<float>> sums;
-  for (const int threads : {1, 2, 3, 7}) {
-    omp_set_num_threads(threads);
-    const auto selector = make_selector("topk");
-    for (int step = 0; step < 3; ++step) {
-      std::vector<float> u = gradient;
-      const auto selected = select(*selector, u, residual, k);
-      CHECK(selector->diagnostics().exact == (step == 0));
-      indices.push_back(selected.indices);
-      sums.push_back(u);
-      selector->commit({});
-    }
-  }
-  omp_set_num_threads(before);
-  for (std::size_t i = 1; i < indices.size(); ++i) {
-    CHECK(indices[i] == indices[0]);
-    CHECK(same_bits(sums[i], sums[0]));
   }
 }
 
@@ -204,7 +137,7 @@ TEST_CASE("in steady state the carried threshold leaves few candidates and no fa
   for (std::uint32_t t = 0; t < 200; ++t) {
     const CounterRng rng(13, RngUse::test, t);
     for (std::size_t i = 0; i < d; ++i) u[i] = rng.uniform(i) - 0.5f + (rng.bits(i) % 64 == 0 ? 1.0f : 0.0f);
-    const auto selected = select(*selector, u, residual, k);
+    const auto selected = select_k(*selector, u, k, residual);
     selector->commit({});
     residual = u;
     for (const std::uint32_t i : selected.indices) residual[i] = 0;

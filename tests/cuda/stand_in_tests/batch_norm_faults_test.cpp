@@ -1,4 +1,4 @@
-// Batch norm, pooling and losses where the order of blocks, cuDNN's failures and captures are the test's to choose.
+// Batch norm and pooling where cuDNN's failures and captures are the test's to choose.
 #include <cudnn.h>
 
 #include <filesystem>
@@ -17,47 +17,6 @@ namespace {
 
 using namespace testing;
 using cuda::BatchNormKind;
-
-// Runs `work` with blocks and threads in ascending and in descending order.
-template <class Work>
-auto both_orders(const Work& work) {
-  const stand_in::Settings settings;
-  const auto ascending = work();
-  stand_in::machine().reverse = true;
-  return std::pair(ascending, work());
-}
-
-TEST_CASE("batch norm's bits do not depend on the order of blocks and threads") {
-  for (const cuda::Precision precision : {cuda::Precision::fp32, cuda::Precision::bf16}) {
-    OnGpu gpu(precision);
-    for (const std::int64_t channels : {5, 24}) {
-      const BatchNormProbe p({17, channels, 7, 5, true, true}, gpu.context().activation_type());
-      const auto [one, other] = both_orders([&] { return by_op(p); });
-      CHECK((one == other));
-    }
-  }
-}
-
-TEST_CASE("pooling and losses have the same bits in any order of blocks and threads") {
-  const OnGpu gpu;
-  const auto results = [&] {
-    const CaughtInput x(gpu_tensor(random_values(2 * 40 * 9, 1), {2, 40, 3, 3}, Layout::nhwc, DType::f32));
-    const DeviceVector<std::int32_t> labels(std::vector<std::int32_t>{3, 39});
-    const DeviceVector<double> hits(std::vector<double>{0});
-    const Variable pooled = global_average_pool(x.variable());
-    const Variable loss = softmax_cross_entropy(pooled, {labels.data(), 2});
-    const Variable other = mean_squared_error(pooled, Tensor::zeros({2, 40}, Layout::plain, gpu.device()));
-    count_correct(pooled.value(), {labels.data(), 2}, 5, hits.data());
-    std::vector<float> all{loss.value().to_vector()[0], other.value().to_vector()[0],
-                           static_cast<float>(hits.host()[0])};
-    backward(add(loss, other));
-    const auto dx = x.gradient();
-    all.insert(all.end(), dx.begin(), dx.end());
-    return all;
-  };
-  const auto [one, other] = both_orders(results);
-  CHECK(same_bits(one, other));
-}
 
 TEST_CASE("every method of batch norm is there where its conditions hold, and rejects where not") {
   const OnGpu gpu;

@@ -1,6 +1,6 @@
 // The CUDA counterpart of docs/extending.md's example compressor selects what the CPU's selects.
 #include "compress/compressor.h"
-#include "tests/cuda/select_pair.h"
+#include "tests/cuda/selectors.h"
 
 namespace topknot::testing {
 namespace {

@@ -1,7 +1,7 @@
 // What fails on a GPU ends in one message.
 #include <cstdlib>
 
-#include "nn/core/cuda/graph.h"
+#include "nn/core/cuda/pool.h"
 #include "nn/core/tensor.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/stand_in/machine.h"

@@ -18,7 +18,7 @@ Run run_of(const std::string& backend, int ranks, Keys keys) {
 
 }  // namespace
 
-TEST_CASE("nccl: processes train to the weights of threads on one card") {
+TEST_CASE("nccl: processes train to the weights of threads on one card, with graphs or without") {
   const stand_in::Gpus gpus(3);
   const std::vector<std::pair<int, Keys>> cases{{3, {"compress.name=topk"}},
                                                 {2, {"compress.name=gaussiank", "compress.capacity=2"}},
@@ -29,7 +29,9 @@ TEST_CASE("nccl: processes train to the weights of threads on one card") {
                                                 {2, {"compress.name=dense", "dist.ordered_sum=true"}}};
   for (const auto& [ranks, keys] : cases) {
     INFO(keys.front());
-    CHECK(run_of("nccl", ranks, keys).checksums == run_of("threads", ranks, keys).checksums);
+    const auto weights = run_of("nccl", ranks, keys).checksums;
+    CHECK(run_of("nccl", ranks, with(keys, {"train.graphs=false"})).checksums == weights);
+    CHECK(run_of("threads", ranks, keys).checksums == weights);
   }
 }
 
@@ -48,13 +50,16 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("nccl: a GPU that is lost inside a host ends every rank of every host") {
-  const stand_in::Gpus gpus(4);
-  stand_in::fail("cudaGraphLaunch", cudaErrorIllegalAddress, 6);
-  const std::string text = error_text([] {
-    run_of("nccl", 4, {"compress.name=topk", "exchange.ranks_per_host=2", "dist.timeout_s=5"});
-  });
-  CHECK(says(text, {"rank "}));
+TEST_CASE("nccl: a GPU that is lost during a run ends every rank, of every host, with one message") {
+  for (const auto& [ranks, keys] :
+       std::vector<std::pair<int, Keys>>{{2, {}}, {4, {"exchange.ranks_per_host=2"}}}) {
+    const stand_in::Gpus gpus(ranks);
+    stand_in::fail("cudaGraphLaunch", cudaErrorIllegalAddress, 6);
+    const std::string text = error_text([&, &ranks = ranks, &keys = keys] {
+      run_of("nccl", ranks, with(keys, {"compress.name=topk", "dist.timeout_s=5"}));
+    });
+    CHECK(says(text, {"rank "}));
+  }
 }
 
 TEST_CASE("graphs of densities that are past are gone, since their buffers are") {
@@ -68,18 +73,6 @@ TEST_CASE("graphs of densities that are past are gone, since their buffers are")
   };
   REQUIRE(most("[]") > 0);
   CHECK(most("[0.5,0.4,0.3,0.2]") == most("[]"));
-}
-
-TEST_CASE("nccl: steps without graphs lead to the same weights") {
-  const stand_in::Gpus gpus(3);
-  for (const Keys& keys : {Keys{"compress.name=topk"}, Keys{"compress.name=dgc", "compress.scope=tensor"},
-                           Keys{"compress.name=regtopk", "exchange.merge=none"},
-                           Keys{"compress.name=dense", "dist.ordered_sum=true"}}) {
-    INFO(keys.front());
-    Keys plain = keys;
-    plain.push_back("train.graphs=false");
-    CHECK(run_of("nccl", 2, plain).checksums == run_of("nccl", 2, keys).checksums);
-  }
 }
 
 TEST_CASE("nccl: blocks, threads and branches of graphs in the other order lead to the same weights") {
@@ -108,14 +101,6 @@ TEST_CASE("a method without kernels goes through the CPU under nccl, to the same
   const stand_in::Gpus gpus(2);
   const Keys keys{"compress.name=powersgd"};
   CHECK(run_of("nccl", 2, keys).checksums == run_of("threads", 2, keys).checksums);
-}
-
-TEST_CASE("a GPU that is lost during a run ends every rank with one message") {
-  const stand_in::Gpus gpus(2);
-  const auto fail_later = [] { stand_in::fail("cudaGraphLaunch", cudaErrorIllegalAddress, 6); };
-  fail_later();
-  const std::string text = error_text([] { run_of("nccl", 2, {"compress.name=topk", "dist.timeout_s=5"}); });
-  CHECK(says(text, {"rank "}));
 }
 
 TEST_CASE("nccl: a run that stops and is resumed ends with the bits of one that does not stop") {

@@ -7,7 +7,7 @@
 
 #include "dist/rendezvous/socket.h"
 #include "nn/base/program.h"
-#include "nn/core/cuda/graph.h"
+#include "nn/core/cuda/pool.h"
 #include "tests/cuda/device_collectives.h"
 #include "tests/cuda/stand_in/machine.h"
 #include "tests/cuda/stand_in/nccl_stand_in.h"

@@ -1,10 +1,15 @@
 #include "dist/comm/communicator.h"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "tests/dist/ranks.h"
-#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
+#include "tests/support/text.h"
 
 namespace topknot {
 namespace {
@@ -70,6 +75,38 @@ Sums sum_in_rank_order(int ranks, const std::vector<std::size_t>& lengths, float
     }
   }
   return sums;
+}
+
+using Value = std::function<float(int, std::size_t)>;
+
+// What all ranks hold.
+std::vector<float> sum_of(const std::string& backend, int ranks, std::size_t length, SumOrder order,
+                          const Value& value) {
+  std::vector<std::vector<BFloat16>> results(static_cast<std::size_t>(ranks));
+  run_ranks(backend, ranks, [&](Communicator& c) {
+    std::vector<BFloat16> data(length);
+    for (std::size_t i = 0; i < length; ++i) data[i] = to_bfloat16(value(c.rank(), i));
+    c.all_reduce(std::span<BFloat16>(data), order);
+    results[static_cast<std::size_t>(c.rank())] = data;
+  });
+  for (const auto& result : results)
+    if (length > 0 && std::memcmp(result.data(), results[0].data(), length * sizeof(BFloat16)) != 0)
+      throw std::runtime_error("the ranks hold different sums");
+  std::vector<float> sums(length);
+  to_float(results[0].data(), length, sums.data());
+  return sums;
+}
+
+float rough(int rank, std::size_t i) {
+  return std::sin(static_cast<float>(rank * 77 + 1) * static_cast<float>(i + 3)) *
+         static_cast<float>(i % 13 + 1);
+}
+
+// The sum over the ranks of `c` of what each brings.
+float sum_of(Communicator& c, float mine, std::size_t length) {
+  std::vector<float> data(length, mine);
+  c.all_reduce(std::span<float>(data), SumOrder::ranks);
+  return std::equal(data.begin() + 1, data.end(), data.begin()) ? data[0] : -1.0f;
 }
 
 }  // namespace
@@ -224,6 +261,189 @@ TEST_CASE("ranks that disagree about the configuration all get the same message"
           std::string::npos);
     CHECK(errors[1] == errors[0]);
     CHECK(errors[2] == errors[0]);
+  }
+}
+
+TEST_CASE("sums of small whole numbers in bfloat16 are exact in any order") {
+  const auto value = [](int rank, std::size_t i) {
+    return static_cast<float>((rank * 5 + static_cast<int>(i % 977)) % 31 - 15);
+  };
+  for (const std::string backend : {"threads", "gloo"})
+    for (const int ranks : {1, 2, 3, 5, 8})
+      for (const std::size_t length : {0, 1, 1000, 8193, 300007})
+        for (const SumOrder order : {SumOrder::ranks, SumOrder::library}) {
+          const std::vector<float> sums = sum_of(backend, ranks, length, order, value);
+          bool exact = true;
+          for (std::size_t i = 0; i < length; ++i) {
+            float expected = 0;
+            for (int r = 0; r < ranks; ++r) expected += value(r, i);
+            exact = exact && sums[i] == expected;
+          }
+          INFO(backend << " " << ranks << " ranks, " << length);
+          CHECK(exact);
+        }
+}
+
+TEST_CASE("in the order of ranks, bfloat16 is added in floats and rounded once, the same on every backend") {
+  for (const int ranks : {2, 3, 4}) {
+    for (const std::size_t length : {1000, 20011}) {
+      const std::vector<float> threads = sum_of("threads", ranks, length, SumOrder::ranks, rough);
+      CHECK(threads == sum_of("gloo", ranks, length, SumOrder::ranks, rough));
+      bool right = true;
+      for (std::size_t i = 0; i < length; ++i) {
+        float expected = to_float(to_bfloat16(rough(0, i)));
+        for (int r = 1; r < ranks; ++r) expected += to_float(to_bfloat16(rough(r, i)));
+        right = right && threads[i] == to_float(to_bfloat16(expected));
+      }
+      CHECK(right);
+    }
+  }
+}
+
+TEST_CASE("around the ring, bfloat16 loses at most one rounding per addition") {
+  const int ranks = 4;
+  const std::size_t length = 100003;
+  const std::vector<float> sums = sum_of("gloo", ranks, length, SumOrder::library, rough);
+  bool near = true;
+  for (std::size_t i = 0; i < length; ++i) {
+    double expected = 0, magnitudes = 0;
+    for (int r = 0; r < ranks; ++r) {
+      const double value = to_float(to_bfloat16(rough(r, i)));
+      expected += value, magnitudes += std::fabs(value);
+    }
+    near = near && std::fabs(sums[i] - expected) <= ranks * magnitudes / 256;
+  }
+  CHECK(near);
+}
+
+TEST_CASE("a split joins the ranks of one color in their order, for any colors") {
+  const std::vector<std::vector<int>> colorings = {
+      {0}, {5, 5}, {1, 0}, {0, 1, 0, 1}, {7, -3, 7, 7, 2}, {0, 0, 1, 1, 2, 2}, {3, 3, 3, 3, 3, 3, 3}};
+  for (const auto& backend : kBackends)
+    for (const auto& colors : colorings) {
+      const int ranks = static_cast<int>(colors.size());
+      INFO(backend << " with " << ranks << " ranks");
+      std::vector<int> wrong(ranks);
+      run_ranks(backend, ranks, [&](Communicator& c) {
+        const int me = c.rank();
+        const auto part = c.split(colors[me]);
+        const int place = static_cast<int>(std::count(colors.begin(), colors.begin() + me, colors[me]));
+        const int members = static_cast<int>(std::count(colors.begin(), colors.end(), colors[me]));
+        if (part->rank() != place || part->size() != members || part->backend() != c.backend()) ++wrong[me];
+        float expected = 0;
+        for (int r = 0; r < ranks; ++r) expected += colors[r] == colors[me] ? static_cast<float>(1 << r) : 0;
+        for (const std::size_t length : {5u, 20000u})
+          if (sum_of(*part, static_cast<float>(1 << me), length) != expected) ++wrong[me];
+      });
+      CHECK(wrong == std::vector<int>(ranks, 0));
+    }
+}
+
+TEST_CASE("calls on a communicator, on its splits and on theirs follow each other without mixing") {
+  for (const auto& backend : kBackends) {
+    std::vector<int> wrong(6);
+    run_ranks(backend, 6, [&](Communicator& c) {
+      const int me = c.rank();
+      const auto half = c.split(me / 3);          // 0 1 2 | 3 4 5
+      const auto column = c.split(me % 3);        // 0 3 | 1 4 | 2 5
+      const auto rest = half->split(me % 3 > 0);  // 0 | 1 2 | 3 | 4 5
+      for (int round = 0; round < 10; ++round) {
+        const std::size_t length = round % 2 == 0 ? 3 : 9001;
+        const float mine = static_cast<float>(1 << me), shift = static_cast<float>(1 << (me / 3 * 3));
+        if (sum_of(*half, mine, length) != 7 * shift) ++wrong[me];
+        if (sum_of(c, mine, length) != 63) ++wrong[me];
+        if (sum_of(*rest, mine, length) != (me % 3 == 0 ? shift : 6 * shift)) ++wrong[me];
+        if (sum_of(*column, mine, length) != static_cast<float>(9 << (me % 3))) ++wrong[me];
+      }
+    });
+    CHECK(wrong == std::vector<int>(6, 0));
+  }
+}
+
+TEST_CASE("a split outlives the communicator that it came from") {
+  for (const auto& backend : kBackends) {
+    std::vector<std::unique_ptr<Communicator>> parts(4);
+    std::vector<float> sums(4);
+    const auto errors =
+        errors_of_ranks(backend, 4, [&](Communicator& c) { parts[c.rank()] = c.split(c.rank() % 2); });
+    CHECK(errors == std::vector<std::string>(4));
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 4; ++r)
+      threads.emplace_back([&, r] {
+        sums[r] = sum_of(*parts[r], static_cast<float>(1 << r), 9000);
+        parts[r].reset();
+      });
+    for (auto& thread : threads) thread.join();
+    CHECK(sums == std::vector<float>{5, 10, 5, 10});
+  }
+}
+
+TEST_CASE("abort ends the calls on splits, the rank's own and those of others") {
+  for (const auto& backend : kBackends) {
+    const auto errors = errors_of_ranks(backend, 4,
+                                        [&](Communicator& c) {
+                                          const auto pair = c.split(c.rank() / 2);
+                                          const auto odd = c.split(c.rank() % 2);
+                                          c.barrier();
+                                          if (c.rank() == 3) throw std::runtime_error("no more memory");
+                                          // 2 waits for 3; 1 for 3; 0 for 1, who never comes.
+                                          (c.rank() == 1 ? *odd : *pair).barrier();
+                                        },
+                                        {600, false});
+    for (int r = 0; r < 3; ++r) CHECK(says(errors[r], {"rank " + std::to_string(r), "barrier"}));
+    CHECK(errors[3] == "no more memory");
+  }
+}
+
+TEST_CASE("aborting a communicator ends its splits") {
+  for (const auto& backend : kBackends) {
+    const auto errors = errors_of_ranks(backend, 2,
+                                        [&](Communicator& c) {
+                                          const auto part = c.split(0);
+                                          c.barrier();
+                                          if (c.rank() == 0) c.abort("the disk is full");
+                                          part->barrier();
+                                        },
+                                        {600, false});
+    for (const auto& error : errors) CHECK(says(error, {"rank 0: the disk is full"}));
+  }
+}
+
+TEST_CASE("a rank that ends inside a split's call ends the others by the deadline") {
+  for (const auto& backend : kBackends) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto errors = errors_of_ranks(backend, 4,
+                                        [&](Communicator& c) {
+                                          const auto part = c.split(c.rank() / 2);
+                                          part->barrier();
+                                          if (c.rank() == 1) return;  // without a word
+                                          std::vector<float> data(20000);
+                                          part->all_reduce(std::span<float>(data), SumOrder::ranks);
+                                          c.barrier();
+                                        },
+                                        {4.0, false});
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
+    CHECK(errors[1].empty());
+    for (const int r : {0, 2, 3}) {
+      INFO(backend << " " << r << ": " << errors[r]);
+      CHECK_FALSE(errors[r].empty());
+    }
+    CHECK(contains(errors[0], "all_reduce"));
+  }
+}
+
+TEST_CASE("a rank that does not come to a split ends the others at the deadline") {
+  for (const auto& backend : kBackends) {
+    const auto errors =
+        errors_of_ranks(backend, 3,
+                        [&](Communicator& c) {
+                          c.barrier();
+                          if (c.rank() == 2)
+                            return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+                          c.split(0);
+                        },
+                        {1.0, false});
+    for (int r = 0; r < 2; ++r) CHECK(says(errors[r], {"split #2", "rank 2 did not come"}));
   }
 }
 

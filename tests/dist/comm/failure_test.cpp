@@ -1,14 +1,15 @@
 // What happens when a rank does not come, gives up, leaves, or makes another call than the others. Every case
 // must end by itself: a hang is a failure that ctest's timeout shows.
-
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
 #include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <thread>
 
 #include "tests/dist/ranks.h"
-#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/free_port.h"
 #include "tests/support/text.h"
 
@@ -32,6 +33,43 @@ struct Gate {
     return changed.wait_for(lock, std::chrono::seconds(60), [&] { return finished >= count; });
   }
 };
+
+constexpr double kTimeout = 3;
+
+// A process that runs `body`, which says when to suspend it by a byte and goes on when it reads one. Its exit code.
+template <class Body>
+int code_of_suspended(const Body& body) {
+  int ready[2], go_on[2];
+  REQUIRE(pipe(ready) == 0);
+  REQUIRE(pipe(go_on) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(100);
+    int code = 0;
+    try {
+      body([&] {
+        char byte = 'x';
+        if (write(ready[1], &byte, 1) != 1 || read(go_on[0], &byte, 1) != 1) std::_Exit(70);
+      });
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      code = 1;
+    }
+    std::_Exit(code);
+  }
+  char byte;
+  REQUIRE(read(ready[0], &byte, 1) == 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the others to wait
+  kill(child, SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::duration<double>(kTimeout + 1));
+  kill(child, SIGCONT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the others to look at the clock
+  CHECK(write(go_on[1], "x", 1) == 1);
+  int status = 0;
+  waitpid(child, &status, 0);
+  for (const int fd : {ready[0], ready[1], go_on[0], go_on[1]}) close(fd);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
 
 }  // namespace
 
@@ -58,9 +96,8 @@ TEST_CASE("a rank that never comes ends the others' call at the deadline") {
                                           {1.0, false});
       INFO(backend << ": " << errors[0] << " | " << errors[1] << " | " << errors[2]);
       for (int r = 0; r < 2; ++r) {
-        CHECK(contains(errors[r], "rank " + std::to_string(r) + ": all_reduce #2"));
-        CHECK(contains(errors[r], "rank 2 did not come"));
-        CHECK(contains(errors[r], "dist.timeout_s (1 s)"));
+        CHECK(says(errors[r], {"rank " + std::to_string(r) + ": all_reduce #2", "rank 2 did not come",
+                               "dist.timeout_s (1 s)"}));
       }
       CHECK(errors[2].empty());
     }
@@ -81,8 +118,8 @@ TEST_CASE("abort ends the others' calls at once, with the reason") {
     for (const int r : {0, 2, 3}) {
       INFO(backend << ": " << errors[r]);
       // In the sum, or still on the way to it.
-      CHECK(contains(errors[r], "rank " + std::to_string(r) + ": "));
-      CHECK(contains(errors[r], "first error: rank 1: the loss is not a number"));
+      CHECK(says(errors[r],
+                 {"rank " + std::to_string(r) + ": ", "first error: rank 1: the loss is not a number"}));
     }
   }
 }
@@ -143,10 +180,7 @@ TEST_CASE("abort from another thread of a rank ends its own call") {
                                           throw std::runtime_error(text);
                                         },
                                         {600, false});
-    for (const auto& error : errors) {
-      INFO(backend << ": " << error);
-      CHECK(contains(error, "rank 0: stopped from outside"));
-    }
+    for (const auto& error : errors) CHECK(says(error, {"rank 0: stopped from outside"}));
   }
 }
 
@@ -181,10 +215,7 @@ TEST_CASE("a rank that leaves early ends the others' calls") {
                                           if (c.rank() != 1) c.barrier();
                                         },
                                         {20, false});
-    for (const int r : {0, 2}) {
-      INFO(backend << ": " << errors[r]);
-      CHECK(contains(errors[r], "barrier #2"));
-    }
+    for (const int r : {0, 2}) CHECK(says(errors[r], {"barrier #2"}));
     CHECK(errors[1].empty());
   }
 }
@@ -197,8 +228,7 @@ TEST_CASE("a rank that waits alone for one that leaves gets an error at once") {
                                         std::this_thread::sleep_for(std::chrono::milliseconds(200));
                                       },
                                       {5, false});
-  INFO(errors[0]);
-  CHECK(contains(errors[0], "rank 1 ended while the others went on"));
+  CHECK(says(errors[0], {"rank 1 ended while the others went on"}));
 }
 
 TEST_CASE("ranks that make different calls get an error that names them") {
@@ -210,12 +240,9 @@ TEST_CASE("ranks that make different calls get an error that names them") {
       else
         c.broadcast(std::as_writable_bytes(std::span(data)), 1);
     });
-    for (const auto& error : errors) {
-      INFO(backend << ": " << error);
-      CHECK(contains(error, "do not make the same calls"));
-      CHECK(contains(error, "all_reduce #1 of 80000 bytes"));
-      CHECK(contains(error, "broadcast #1 of 80000 bytes"));
-    }
+    for (const auto& error : errors)
+      CHECK(says(error, {"do not make the same calls", "all_reduce #1 of 80000 bytes",
+                         "broadcast #1 of 80000 bytes"}));
   }
 }
 
@@ -256,8 +283,7 @@ TEST_CASE("gloo: where rank 0 serves the rendezvous and is silent, no rank names
   kill(first, SIGKILL);
   waitpid(first, nullptr, 0);
   for (const std::string& error : errors) {
-    INFO(error);
-    CHECK(contains(error, "rank 0, which serves the rendezvous, does not answer"));
+    CHECK(says(error, {"rank 0, which serves the rendezvous, does not answer"}));
   }
   CHECK(contains(errors[1], "rank 2: send_receive"));
   CHECK_FALSE(contains(errors[1], "rank 1"));
@@ -270,12 +296,9 @@ TEST_CASE("ranks that sum different lengths get an error that names them") {
         std::vector<float> data(count + c.rank());
         c.all_reduce(std::span<float>(data), SumOrder::library);
       });
-      for (const auto& error : errors) {
-        INFO(backend << ": " << error);
-        CHECK(contains(error, "do not make the same calls"));
-        CHECK(contains(error, std::to_string(4 * count) + " bytes"));
-        CHECK(contains(error, std::to_string(4 * count + 4) + " bytes"));
-      }
+      for (const auto& error : errors)
+        CHECK(says(error, {"do not make the same calls", std::to_string(4 * count) + " bytes",
+                           std::to_string(4 * count + 4) + " bytes"}));
     }
 }
 
@@ -311,6 +334,33 @@ TEST_CASE("run_thread_ranks throws the error that ended the others, though their
     }
   };
   CHECK_THROWS_AS(run_thread_ranks(3, 60, body), UserError);
+}
+
+TEST_CASE("ranks that were suspended together for longer than dist.timeout_s go on") {
+  for (const std::string backend : {"threads", "link", "gloo"}) {
+    INFO(backend);
+    CHECK(code_of_suspended([&](const auto& suspended) {
+            run_ranks(backend, 2,
+                      [&](Communicator& c) {
+                        c.barrier();
+                        if (c.rank() == 1) suspended();
+                        float one = 1;
+                        c.all_reduce(std::span<float>(&one, 1), SumOrder::ranks);
+                        if (one != 2) throw std::runtime_error("another sum");
+                      },
+                      {kTimeout, false});
+          }) == 0);
+  }
+}
+
+TEST_CASE("ranks that are suspended while they meet go on") {
+  CHECK(code_of_suspended([&](const auto& suspended) {
+          TcpStoreServer server("127.0.0.1", 0, 2, kTimeout);
+          std::thread first([&] { TcpStoreClient("127.0.0.1", server.port(), 0, 2, kTimeout); });
+          suspended();
+          TcpStoreClient("127.0.0.1", server.port(), 1, 2, kTimeout);
+          first.join();
+        }) == 0);
 }
 
 }  // namespace topknot

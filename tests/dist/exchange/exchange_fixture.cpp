@@ -146,6 +146,15 @@ void write_gradient(Parameter& parameter, std::int64_t step, int rank,
   }
 }
 
+void backward(Exchange& exchange, ParameterArena& arena, std::int64_t step, int rank,
+              const std::function<float(std::int64_t, int, std::size_t)>& value) {
+  arena.clear_gradients();
+  for (Parameter* parameter : arena.parameters()) {
+    write_gradient(*parameter, step, rank, value);
+    exchange.ready(*parameter);
+  }
+}
+
 std::vector<float> averages(Exchange& exchange, std::size_t size) {
   std::vector<float> result(size);
   for (const Group& group : exchange.groups()) {

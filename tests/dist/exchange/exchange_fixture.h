@@ -11,6 +11,8 @@
 #include "dist/comm/collective_queue.h"
 #include "dist/exchange/exchange.h"
 #include "nn/core/rng.h"
+#include "optim/optimizer.h"
+#include "tests/dist/ranks.h"
 #include "tests/support/test_ranks.h"
 
 namespace topknot::testing {
@@ -53,6 +55,10 @@ inline float gradient_value(std::int64_t step, int rank, std::size_t element) {
 void write_gradient(Parameter& parameter, std::int64_t step, int rank,
                     const std::function<float(std::int64_t, int, std::size_t)>& value = gradient_value);
 
+// The backward pass of a step: every parameter's gradient in the arena's order.
+void backward(Exchange& exchange, ParameterArena& arena, std::int64_t step, int rank,
+              const std::function<float(std::int64_t, int, std::size_t)>& value = gradient_value);
+
 // The averages of all groups, laid out as the arena.
 std::vector<float> averages(Exchange& exchange, std::size_t size);
 // The residual side of the arena, by groups.
@@ -84,5 +90,49 @@ struct RankRecord {
 // One rank of it, over any communicator; without calls.
 RankRecord run_rank(Communicator& communicator, const RunPlan& plan);
 std::vector<RankRecord> run(const RunPlan& plan);
+
+// By step. The average is empty where the step was skipped; accumulated: u of the compressed part.
+struct TrainedRank {
+  std::vector<StepResult> results;
+  std::vector<std::vector<float>> averages, residuals, accumulated, weights;
+};
+
+// Trains a fresh model with SGD on the gradients of `plan`. An empty backend stands for the test's own.
+template <class Model>
+std::vector<TrainedRank> train(const RunPlan& plan, const OptimizerOptions& sgd = {},
+                               const std::string& backend = "threads") {
+  std::vector<TrainedRank> records(static_cast<std::size_t>(plan.ranks));
+  const auto body = [&](Communicator& communicator) {
+    const int rank = communicator.rank();
+    TrainedRank& record = records[static_cast<std::size_t>(rank)];
+    Model model;
+    CollectiveQueue queue(communicator);
+    Exchange exchange(*model.arena, queue, plan.options);
+    const auto optimizer = make_optimizer(sgd, *model.arena);
+    std::vector<float> u(model.arena->size());
+    exchange.observe([&](const Group& group, std::span<const float> values) {
+      std::copy(values.begin(), values.end(), u.begin() + static_cast<std::ptrdiff_t>(group.begin));
+    });
+    for (std::int64_t step = 0; step < plan.steps; ++step) {
+      exchange.begin_step(step, plan.density, plan.weights);
+      backward(exchange, *model.arena, step, rank, plan.gradient);
+      record.results.push_back(exchange.finish(!plan.loss_finite || plan.loss_finite(step, rank)));
+      const bool committed = record.results.back().committed;
+      record.averages.push_back(committed ? averages(exchange, model.arena->size()) : std::vector<float>());
+      record.residuals.push_back(residuals(exchange, *model.arena));
+      record.accumulated.push_back(u);
+      if (committed)
+        for (const Group& group : exchange.groups())
+          optimizer->update(group.begin, exchange.averaged(group), {step, sgd.lr});
+      const auto weights = model.arena->weights();
+      record.weights.emplace_back(weights.begin(), weights.end());
+    }
+  };
+  if (backend.empty())
+    run_ranks(plan.ranks, plan.overlaps, body);
+  else
+    topknot::run_ranks(backend, plan.ranks, body);
+  return records;
+}
 
 }  // namespace topknot::testing

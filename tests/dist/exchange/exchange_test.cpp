@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 
+#include "compress/compressor.h"
 #include "tests/dist/exchange/exchange_fixture.h"
 #include "tests/support/catch.h"
+#include "tests/support/same_bits.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -24,6 +27,21 @@ ExchangeOptions method(const std::string& name, const std::string& merge = "all"
   options.compress.name = name;
   options.merge = merge;
   return options;
+}
+
+const std::string kMethods[] = {"powersgd", "acpsgd", "signsgd", "qsgd", "terngrad"};
+
+RunPlan plan_of(const std::string& name, const std::string& merge) {
+  RunPlan plan;
+  plan.options.compress.name = name;
+  plan.options.compress.set("rank", 1);
+  plan.options.compress.set("min_compression", 1.0);
+  plan.options.merge = merge;
+  plan.ranks = 3;
+  plan.steps = 20;
+  plan.density = 0.1;
+  plan.weights = {0.5f, 1.75f, 0.75f};
+  return plan;
 }
 
 }  // namespace
@@ -247,10 +265,7 @@ TEST_CASE("spans say in which round a group was decoded", "[exchange]") {
     CollectiveQueue queue(communicator);
     Exchange exchange(*model.arena, queue, method("test_common_scale"));
     exchange.begin_step(0, 1.0);
-    for (Parameter* parameter : model.arena->parameters()) {
-      write_gradient(*parameter, 0, 0);
-      exchange.ready(*parameter);
-    }
+    backward(exchange, *model.arena, 0, 0);
     exchange.finish(true);
     for (const ExchangeSpan& span : exchange.spans())
       if (span.kind == ExchangeSpan::Kind::decode && span.group == 0) rounds.push_back(span.round);
@@ -276,4 +291,115 @@ TEST_CASE("what topk and dense send is what the plan promised", "[exchange]") {
           if (name == "topk" && density == 0.01)
             CHECK(stats.selected == (scope == "tensor" || merge == "none" ? 4u : merge == "all" ? 1u : 3u));
         }
+}
+
+// A golden trace, computed in exact arithmetic: d = 4, k = 1, two ranks, lr 0.1. Gradients are ten
+// times as large here, so that they are whole numbers and ties are exact, and lr is a tenth.
+TEST_CASE("topk with error feedback and momentum follows the golden trace", "[exchange]") {
+  RunPlan plan;
+  plan.options.compress.name = "topk";
+  plan.density = 0.25;
+  plan.steps = 4;
+  plan.gradient = [](std::int64_t t, int rank, std::size_t j) {
+    return static_cast<float>((3 * t + 5 * rank + 7 * static_cast<std::int64_t>(j)) % 11 - 5);
+  };
+  OptimizerOptions sgd;
+  sgd.lr = 0.01;
+  sgd.momentum = 0.9;
+  const double expected[4][4] = {
+      {1.025, 1.02, 1, 1}, {1.0325, 1.003, 1, 1}, {1.03925, 1.0027, 1, 0.97}, {1.080325, 1.00243, 1, 0.918}};
+  for (const bool overlaps : {false, true}) {
+    plan.overlaps = overlaps;
+    const auto records = train<FourWeights>(plan, sgd, "");
+    for (const TrainedRank& record : records)
+      for (int step = 0; step < 4; ++step)
+        for (int i = 0; i < 4; ++i)
+          CHECK(record.weights[step][i] == Approx(expected[step][i]).epsilon(0).margin(5e-7));
+    CHECK(same_bits(records[0].weights[3], records[1].weights[3]));
+    CHECK(records[0].residuals.back() == std::vector<float>{3, 0, -1, 0});
+    CHECK(records[1].residuals.back() == std::vector<float>{0, 6, -3, -3});
+  }
+}
+
+TEST_CASE("topk of density 1 trains as dense does: the same bits with one rank, else within rounding",
+          "[exchange]") {
+  OptimizerOptions sgd;
+  sgd.momentum = 0.9;
+  sgd.weight_decay = 1e-3;
+  for (const int ranks : {1, 3, 4}) {
+    RunPlan plan;
+    plan.ranks = ranks;
+    plan.steps = 6;
+    plan.options.compress.name = "dense";
+    const auto dense = train<TinyModel>(plan, sgd, "");
+    for (const std::string merge : {"none", "all"})
+      for (const std::string scope : {"group", "tensor"}) {
+        plan.options.compress.name = "topk";
+        plan.options.merge = merge;
+        plan.options.scope = scope;
+        const auto topk = train<TinyModel>(plan, sgd, "");
+        for (int rank = 0; rank < ranks; ++rank) {
+          CHECK(same_bits(topk[rank].weights.back(), topk[0].weights.back()));
+          if (ranks == 1) CHECK(same_bits(topk[rank].weights.back(), dense[rank].weights.back()));
+          for (std::size_t i = 0; i < dense[rank].weights.back().size(); ++i)
+            REQUIRE(topk[rank].weights.back()[i] == Approx(dense[rank].weights.back()[i]).margin(1e-5));
+        }
+      }
+  }
+}
+
+TEST_CASE("every compressor leaves the same weights on all ranks and on every backend", "[exchange]") {
+  OptimizerOptions sgd;
+  sgd.momentum = 0.9;
+  for (const std::string& name : compressors().names())
+    for (const int ranks : {1, 2, 4, 8}) {
+      RunPlan plan;
+      plan.ranks = ranks;
+      plan.steps = 10;
+      plan.density = 0.1;
+      plan.options.compress.name = name;
+      plan.options.compress.momentum = sgd.momentum;
+      plan.options.compress.set("threshold", 0.5);
+      plan.options.merge = "size:100";
+      plan.options.ordered_sum = true;
+      const std::vector<float> expected = train<TinyModel>(plan, sgd, "")[0].weights.back();
+      for (const std::string backend : {"threads", "gloo"})
+        for (const TrainedRank& record : train<TinyModel>(plan, sgd, backend)) {
+          INFO(name << " over " << backend << " with " << ranks << " ranks");
+          CHECK(same_bits(record.weights.back(), expected));
+        }
+    }
+}
+
+TEST_CASE("twenty steps of each low-rank and quantised method end in the same bits on three ranks",
+          "[exchange]") {
+  for (const std::string& name : kMethods)
+    for (const std::string merge : {"none", "all"}) {
+      INFO(name << ", merge " << merge);
+      RunPlan plan = plan_of(name, merge);
+      const auto records = run(plan);
+      plan.overlaps = true;
+      const auto overlapped = run(plan);
+      for (int step = 0; step < plan.steps; ++step)
+        for (std::size_t rank = 0; rank < 3; ++rank) {
+          REQUIRE(records[rank].results[step].committed);
+          CHECK(records[rank].averages[step] == records[0].averages[step]);
+          CHECK(overlapped[rank].averages[step] == records[0].averages[step]);
+          CHECK(overlapped[rank].residuals[step] == records[rank].residuals[step]);
+        }
+      if (name == "qsgd" || name == "terngrad") continue;
+      // With error feedback what was applied and what is left are all gradients of the run.
+      for (std::size_t i = 0; i < kCompressible; ++i) {
+        double given = 0, there = 0;
+        for (std::size_t rank = 0; rank < 3; ++rank) {
+          const double weight = plan.weights[rank];
+          for (int step = 0; step < plan.steps; ++step)
+            given += weight * static_cast<double>(gradient_value(step, static_cast<int>(rank), i));
+          there += weight * static_cast<double>(records[rank].residuals.back()[i]);
+        }
+        for (int step = 0; step < plan.steps; ++step)
+          there += 3.0 * static_cast<double>(records[0].averages[step][i]);
+        CHECK(there == Approx(given).margin(1e-4));
+      }
+    }
 }

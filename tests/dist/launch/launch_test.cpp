@@ -1,13 +1,19 @@
 #include "dist/launch/launch.h"
 
+#include <fmt/format.h>
+#include <sched.h>
 #include <sys/mman.h>
-
+#include <algorithm>
+#include <fstream>
+#include <limits>
 #include <map>
+#include <thread>
 
 #include "dist/comm/communicator.h"
 #include "dist/rendezvous/socket.h"
 #include "tests/dist/ranks.h"
-#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/text.h"
 
 namespace topknot {
@@ -32,12 +38,16 @@ DistOptions gloo(std::optional<int> ranks = {}, std::string master = "") {
 }
 
 std::string error_of(const DistOptions& options, const Variables& variables) {
-  try {
-    plan_launch(options, from(variables));
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
+  return error_text<UserError>([&] { plan_launch(options, from(variables)); });
+}
+
+// How the ranks start, and where this one is among them.
+std::string text(const LaunchPlan& plan) {
+  if (plan.kind == LaunchPlan::Kind::threads) return fmt::format("{} threads", plan.size);
+  if (plan.kind == LaunchPlan::Kind::spawn)
+    return fmt::format("{} copies at {}", plan.size, host_port_text(plan.host, plan.port));
+  return fmt::format("rank {} of {} by {}, local {}, at {}", plan.rank, plan.size, plan.launcher,
+                     plan.local_rank, host_port_text(plan.host, plan.port));
 }
 
 const Variables torchrun = {{"RANK", "5"},
@@ -80,72 +90,40 @@ TEST_CASE("settings of NCCL become variables of its environment") {
 
 TEST_CASE("without a launcher, threads runs dist.ranks threads and gloo starts copies") {
   DistOptions options;
-  auto plan = plan_launch(options, from({}));
-  CHECK(plan.kind == LaunchPlan::Kind::threads);
-  CHECK(plan.size == 1);
+  CHECK(text(plan_launch(options, from({}))) == "1 threads");
   options.ranks = 4;
-  plan = plan_launch(options, from({}));
-  CHECK(plan.kind == LaunchPlan::Kind::threads);
-  CHECK(plan.size == 4);
-
-  plan = plan_launch(gloo(4), from({}));
-  CHECK(plan.kind == LaunchPlan::Kind::spawn);
-  CHECK(plan.size == 4);
-  CHECK(plan.host == "127.0.0.1");
-  CHECK(plan.port == 0);
-  CHECK(plan_launch(gloo(4, "127.0.0.1:4711"), from({})).port == 4711);
-
-  plan = plan_launch(gloo(), from({}));
-  CHECK(plan.kind == LaunchPlan::Kind::process);
-  CHECK(plan.size == 1);
+  CHECK(text(plan_launch(options, from({}))) == "4 threads");
+  CHECK(text(plan_launch(gloo(4), from({}))) == "4 copies at 127.0.0.1:0");
+  CHECK(text(plan_launch(gloo(4, "127.0.0.1:4711"), from({}))) == "4 copies at 127.0.0.1:4711");
+  const auto alone = plan_launch(gloo(), from({}));
+  CHECK(alone.kind == LaunchPlan::Kind::process);
+  CHECK(alone.size == 1);
 }
 
 TEST_CASE("torchrun gives rank, size and master, one port above its own") {
-  const auto plan = plan_launch(gloo(), from(torchrun));
-  CHECK(plan.kind == LaunchPlan::Kind::process);
-  CHECK(plan.launcher == "torchrun");
-  CHECK(plan.rank == 5);
-  CHECK(plan.size == 8);
-  CHECK(plan.local_rank == 1);
-  CHECK(plan.host == "node0");
-  CHECK(plan.port == 29501);
-  const auto given = plan_launch(gloo(8, "node9:1234"), from(torchrun));
-  CHECK(given.host == "node9");
-  CHECK(given.port == 1234);
+  CHECK(text(plan_launch(gloo(), from(torchrun))) == "rank 5 of 8 by torchrun, local 1, at node0:29501");
+  CHECK(text(plan_launch(gloo(8, "node9:1234"), from(torchrun))) ==
+        "rank 5 of 8 by torchrun, local 1, at node9:1234");
 }
 
-TEST_CASE("mpirun, srun and PMI give rank and size, dist.master the rendezvous") {
-  auto plan = plan_launch(gloo({}, "node0:29500"), from(mpirun));
-  CHECK(plan.launcher == "mpirun");
-  CHECK(plan.rank == 3);
-  CHECK(plan.size == 4);
-  CHECK(plan.local_rank == 1);
-  CHECK(plan.host == "node0");
-  CHECK(plan.port == 29500);
-  plan = plan_launch(gloo({}, "[fe80::1]:29500"), from(srun));
-  CHECK(plan.launcher == "srun");
-  CHECK(plan.rank == 2);
-  CHECK(plan.size == 4);
-  CHECK(plan.host == "fe80::1");
-  plan = plan_launch(gloo({}, "node0:29500"), from({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}));
-  CHECK(plan.launcher == "PMI");
-  CHECK(plan.rank == 1);
-  CHECK(plan.size == 2);
-  for (const char* address : {"::1", "[::1]"})
-    CHECK(plan_launch(gloo(), from(both(srun, {{"MASTER_ADDR", address}, {"MASTER_PORT", "29500"}}))).host ==
-          "::1");
-  plan = plan_launch(gloo(), from(both(srun, {{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}})));
-  CHECK(plan.host == "node0");
-  CHECK(plan.port == 29501);
+TEST_CASE("mpirun, srun's step and PMI give rank and size, dist.master the rendezvous") {
+  CHECK(text(plan_launch(gloo({}, "node0:29500"), from(mpirun))) ==
+        "rank 3 of 4 by mpirun, local 1, at node0:29500");
+  CHECK(text(plan_launch(gloo({}, "[fe80::1]:29500"), from(srun))) ==  // not the allocation's tasks
+        "rank 2 of 4 by srun, local 0, at [fe80::1]:29500");
+  CHECK(text(plan_launch(gloo({}, "node0:29500"), from({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}))) ==
+        "rank 1 of 2 by PMI, local -1, at node0:29500");
+  for (const auto& [address, place] :
+       {std::pair("::1", "[::1]"), std::pair("[::1]", "[::1]"), std::pair("node0", "node0")})
+    CHECK(text(plan_launch(gloo(), from(both(srun, {{"MASTER_ADDR", address}, {"MASTER_PORT", "29500"}})))) ==
+          std::string("rank 2 of 4 by srun, local 0, at ") + place + ":29501");
 }
 
 TEST_CASE("mpirun and srun without a master are an error that names dist.master") {
   for (const auto& [name, variables] :
        {std::pair<std::string, Variables>{"mpirun", mpirun}, {"srun", srun}}) {
     const auto error = error_of(gloo(), variables);
-    INFO(error);
-    CHECK(contains(error, name));
-    CHECK(contains(error, "dist.master=HOST:PORT"));
+    CHECK(says(error, {name, "dist.master=HOST:PORT"}));
   }
   CHECK(plan_launch(gloo(), from({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}})).size == 1);
 }
@@ -165,17 +143,9 @@ TEST_CASE("the ranks of this machine are those that the launcher names, or all t
 
 TEST_CASE("two launchers that contradict each other are an error; one inside srun's allocation is not") {
   const auto error = error_of(gloo({}, "node0:29500"), both(torchrun, mpirun));
-  INFO(error);
-  CHECK(contains(error, "torchrun says rank 5 of 8"));
-  CHECK(contains(error, "mpirun says rank 3 of 4"));
+  CHECK(says(error, {"torchrun says rank 5 of 8", "mpirun says rank 3 of 4"}));
   CHECK(plan_launch(gloo(), from(both(torchrun, srun))).launcher == "torchrun");
   CHECK(plan_launch(gloo({}, "node0:29500"), from(both(mpirun, srun))).launcher == "mpirun");
-}
-
-TEST_CASE("srun's step counts its tasks, not the allocation's") {
-  const auto plan = plan_launch(gloo({}, "node0:29500"), from(srun));
-  CHECK(plan.size == 4);
-  CHECK(plan.rank == 2);
 }
 
 TEST_CASE("a batch script and a shell of srun start the ranks that they ask for") {
@@ -183,9 +153,7 @@ TEST_CASE("a batch script and a shell of srun start the ranks that they ask for"
                                      both({{"SLURM_NTASKS", "1"}}, batch_script)}) {
     auto options = gloo(4);
     options.ranks_insist = true;
-    const auto plan = plan_launch(options, from(variables));
-    CHECK(plan.kind == LaunchPlan::Kind::spawn);
-    CHECK(plan.size == 4);
+    CHECK(text(plan_launch(options, from(variables))) == "4 copies at 127.0.0.1:0");
   }
 }
 
@@ -196,9 +164,7 @@ TEST_CASE(
   CHECK(plan_launch(given, from(torchrun)).size == 8);
   given.ranks_insist = true;
   const auto error = error_of(given, torchrun);
-  INFO(error);
-  CHECK(contains(error, "dist.ranks is 4"));
-  CHECK(contains(error, "torchrun started 8"));
+  CHECK(says(error, {"dist.ranks is 4", "torchrun started 8"}));
   given.ranks = 8;
   CHECK(error_of(given, torchrun).empty());
 }
@@ -216,14 +182,9 @@ TEST_CASE("auto is threads by itself and in a batch script, and a process under 
   for (const Variables& variables :
        {Variables{}, batch_script, Variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}},
         Variables{{"TOPKNOT_RANK", "2"}, {"TOPKNOT_RANKS", "4"}, {"TOPKNOT_MASTER", "127.0.0.1:4711"}}}) {
-    const auto plan = plan_launch(options, from(variables));
-    CHECK(plan.kind == LaunchPlan::Kind::threads);
-    CHECK(plan.size == 4);
+    CHECK(text(plan_launch(options, from(variables))) == "4 threads");
   }
-  const auto plan = plan_launch(options, from(torchrun));
-  CHECK(plan.kind == LaunchPlan::Kind::process);
-  CHECK(plan.rank == 5);
-  CHECK(plan.size == 8);
+  CHECK(text(plan_launch(options, from(torchrun))) == "rank 5 of 8 by torchrun, local 1, at node0:29501");
   options.master = "node0:29500";
   CHECK(plan_launch(options, from(mpirun)).launcher == "mpirun");
   CHECK(plan_launch(options, from(srun)).launcher == "srun");
@@ -264,8 +225,7 @@ TEST_CASE("values that cannot be are errors that name the key or the variable") 
   for (const char* master : {"node0", "node0:", ":1", "node0:0", "node0:65536", "node0:12x"}) {
     const auto error = error_of(gloo({}, master), mpirun);
     INFO(master << ": " << error);
-    CHECK(contains(error, "dist.master"));
-    CHECK(contains(error, "HOST:PORT"));
+    CHECK(says(error, {"dist.master", "HOST:PORT"}));
   }
 }
 
@@ -320,10 +280,96 @@ TEST_CASE("a copy that was started finds its place, whatever dist.ranks says") {
   const Fd proof = new_proof();
   const auto plan = plan_launch(gloo(4), from(copy_of(proof)));
   CHECK(plan.kind == LaunchPlan::Kind::process);
-  CHECK(plan.launcher == "spawn");
-  CHECK(plan.rank == 2);
-  CHECK(plan.size == 4);
+  CHECK(text(plan).starts_with("rank 2 of 4 by spawn, "));
   CHECK(plan.port == 4711);
+}
+
+TEST_CASE("lists of cores are read as Linux writes them") {
+  CHECK(parse_core_list("0-3,8,10-11") == std::vector<int>{0, 1, 2, 3, 8, 10, 11});
+  CHECK(parse_core_list("5") == std::vector<int>{5});
+  for (const char* wrong : {"", "x", "3-1", "-1", "1-", "1;2", "0-99999999", "1 2"})
+    CHECK(parse_core_list(wrong).empty());
+}
+
+TEST_CASE("a thread keeps to those of its cores that are next to a device") {
+  const TempFolder temp;
+  const auto kept = [&](const std::string& list) {
+    std::filesystem::create_directories(temp.at("0000:3b:00.0"));
+    std::ofstream(temp.at("0000:3b:00.0/local_cpulist")) << list << '\n';
+    std::pair<int, int> result;  // what it says, and the thread's cores afterwards
+    std::thread([&] {
+      result.first = keep_to_cores_near("0000:3B:00.0", temp.at(""));
+      cpu_set_t cores;
+      sched_getaffinity(0, sizeof cores, &cores);
+      result.second = CPU_COUNT(&cores);
+    }).join();
+    return result;
+  };
+  cpu_set_t allowed;
+  REQUIRE(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+  const int all = CPU_COUNT(&allowed);
+  int first = 0;
+  while (!CPU_ISSET(first, &allowed)) ++first;
+  CHECK(kept("0-1023") == std::pair(0, all));
+  CHECK(kept("") == std::pair(0, all));
+  CHECK(kept("nonsense") == std::pair(0, all));
+  CHECK(kept(std::to_string(first)) == (all > 1 ? std::pair(1, 1) : std::pair(0, all)));
+  CHECK(keep_to_cores_near("0000:99:00.0", temp.at("")) == 0);
+}
+
+TEST_CASE("the CPU quota is the least of a process' control groups and those above them, version 1 or 2") {
+  const TempFolder temp;
+  const auto write = [&](const std::string& file, const std::string& text) {
+    std::filesystem::create_directories(std::filesystem::path(temp.at(file)).parent_path());
+    std::ofstream(temp.at(file)) << text << '\n';
+  };
+  const auto quota = [&](const std::string& groups) {
+    write("groups", groups);
+    return cpu_quota(temp.at("groups"), temp.at("mount"));
+  };
+  const double none = std::numeric_limits<double>::infinity();
+  CHECK(cpu_quota(temp.at("missing"), temp.at("mount")) == none);
+  CHECK(quota("0::/a/b") == none);
+  write("mount/a/b/cpu.max", "max 100000");
+  CHECK(quota("0::/a/b") == none);
+  write("mount/a/b/cpu.max", "350000 100000");
+  CHECK(quota("0::/a/b") == 3.5);
+  write("mount/a/cpu.max", "200000 100000");
+  CHECK(quota("0::/a/b") == 2);
+  CHECK(quota("0::/a/b/c") == 2);
+  write("mount/cpu.max", "50000 100000");
+  CHECK(quota("0::/a/b") == 0.5);
+  CHECK(quota("0::/") == 0.5);
+  CHECK(quota("0::/../elsewhere") == 0.5);  // a container, whose own group is the root of the mount
+
+  CHECK(quota("1:name=systemd:/a\n3:cpuset:/a\n4:cpu,cpuacct:/j") == none);
+  write("mount/cpu/j/cpu.cfs_quota_us", "-1");
+  write("mount/cpu/j/cpu.cfs_period_us", "100000");
+  CHECK(quota("4:cpu,cpuacct:/j") == none);
+  write("mount/cpu/j/cpu.cfs_quota_us", "150000");
+  CHECK(quota("4:cpu,cpuacct:/j") == 1.5);
+  CHECK(quota("4:cpuacct,cpu:/j/k\n0::/") == 0.5);
+  write("mount/cpu/cpu.cfs_quota_us", "25000");
+  write("mount/cpu/cpu.cfs_period_us", "100000");
+  CHECK(quota("4:cpuacct,cpu:/j/k\n0::/") == 0.25);
+  for (const char* damaged : {"", "0", "::", "0:", "x", "4:cpu"}) CHECK(quota(damaged) == none);
+}
+
+TEST_CASE("the cores that may be used are those of the affinity mask") {
+  cpu_set_t allowed;
+  REQUIRE(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+  const double quota = cpu_quota();
+  CHECK(usable_cores() == std::max(1, static_cast<int>(std::min<double>(CPU_COUNT(&allowed), quota))));
+  int found = 0;
+  std::thread([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int core = 0; CPU_COUNT(&one) == 0; ++core)
+      if (CPU_ISSET(core, &allowed)) CPU_SET(core, &one);
+    sched_setaffinity(0, sizeof one, &one);
+    found = usable_cores();
+  }).join();
+  CHECK(found == 1);
 }
 
 }  // namespace topknot

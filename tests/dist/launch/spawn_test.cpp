@@ -1,39 +1,35 @@
 // Real processes: the test program starts copies of itself, which run the hidden case below.
-
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <thread>
 
 #include "dist/launch/launch.h"
 #include "nn/base/program.h"
-#include "tests/support/catch.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/error_text.h"
+#include "tests/support/files.h"
 #include "tests/support/standard_error.h"
+#include "tests/support/temp_folder.h"
 
 namespace topknot {
 namespace {
 
-// A folder of its own for the words that the copies leave.
-struct Folder {
-  std::string path;
-  Folder() {
-    char name[] = "/tmp/topknot-spawn-XXXXXX";
-    path = mkdtemp(name);
-  }
-  ~Folder() {
-    for (int r = 0; r < 8; ++r) std::remove(file(r).c_str());
-    rmdir(path.c_str());
-  }
-  std::string file(int rank) const { return path + "/" + std::to_string(rank); }
-  std::string text(int rank) const {
-    std::ifstream in(file(rank));
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+// For the words that the copies leave.
+struct Folder : TempFolder {
+  std::string text(int rank) const { return text_of(at(std::to_string(rank))); }
 };
+
+// Whether `done` came true within a minute.
+template <class Done>
+bool wait_until(const Done& done) {
+  for (int i = 0; i < 1200 && !done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  return done();
+}
 
 DistOptions options_of(int ranks, double timeout_s = 120) {
   DistOptions options;
@@ -46,7 +42,7 @@ DistOptions options_of(int ranks, double timeout_s = 120) {
 int run_copies(const std::string& mode, const Folder& folder, int ranks, double grace_s = 20,
                double timeout_s = 120) {
   setenv("SPAWN_TEST_MODE", mode.c_str(), 1);
-  setenv("SPAWN_TEST_FOLDER", folder.path.c_str(), 1);
+  setenv("SPAWN_TEST_FOLDER", folder.str().c_str(), 1);
   std::string program = "spawn_test", name = "a copy started by a spawn test";
   char* argv[] = {program.data(), name.data(), nullptr};
   const auto options = options_of(ranks, timeout_s);
@@ -108,6 +104,65 @@ void copy_body(Communicator& c, const std::string& mode, std::ofstream& out) {
     for (;;) c.barrier();
 }
 
+constexpr int kNoInterrupt = 77;
+
+// A process that runs `body` and ends as a program would: with 128 + the signal where Interrupted, by that signal, comes out
+// of it. `send`: it signals itself after half a second. Called while this process has one thread, as fork() wants it.
+template <class Body>
+pid_t start(int signal, bool send, const Body& body) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  alarm(100);  // no case waits without end
+  install_stop_handlers();
+  StopGracePeriod::alive = std::chrono::milliseconds(1500);
+  if (send)
+    std::thread([signal] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      kill(getpid(), signal);
+    }).detach();
+  int code = kNoInterrupt;
+  try {
+    body();
+  } catch (const Interrupted& interrupted) {
+    code = std::string(interrupted.what()).find("stopped by " + signal_name(signal)) == std::string::npos
+               ? 76
+               : 128 + interrupted.signal;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    code = 75;
+  }
+  std::_Exit(code);
+}
+
+int code_of(pid_t child) {
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+template <class Body>
+int code_of(int signal, const Body& body) {
+  return code_of(start(signal, true, body));
+}
+
+// One rank's part on its own thread; its exception comes out where the thread is joined.
+void run_two(const std::string& backend, const std::function<void(Communicator&)>& body) {
+  std::exception_ptr first;
+  std::mutex mutex;
+  errors_of_ranks(backend, 2,
+                  [&](Communicator& c) {
+                    try {
+                      body(c);
+                    } catch (...) {
+                      const std::lock_guard lock(mutex);
+                      if (!first) first = std::current_exception();
+                      throw;
+                    }
+                  },
+                  {0, false});
+  if (first) std::rethrow_exception(first);
+}
+
 }  // namespace
 
 // Ends the process itself: nothing of the test program's own report is wanted.
@@ -166,8 +221,7 @@ TEST_CASE("an error in one copy reaches the others unchanged") {
   CHECK(run_copies("throws", folder, 4) == 3);
   CHECK(folder.text(1) == "10 the disk is full");
   for (const int r : {0, 2, 3}) {
-    INFO(folder.text(r));
-    CHECK(folder.text(r).find("first error: rank 1: the disk is full") != std::string::npos);
+    CHECK(says(folder.text(r), {"first error: rank 1: the disk is full"}));
   }
 }
 
@@ -186,12 +240,9 @@ TEST_CASE("the exit code is that of the rank at fault, whichever rank the launch
       if (folder.text(r).find("barrier #") == std::string::npos) return false;
     return true;
   };
-  for (int i = 0; i < 1200 && !ended(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  CHECK(ended());
+  CHECK(wait_until(ended));
   kill(launcher, SIGCONT);
-  int status = 0;
-  waitpid(launcher, &status, 0);
-  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGKILL));
+  CHECK(code_of(launcher) == 128 + SIGKILL);
 }
 
 // Where a rank is stopped, the others cannot agree on a step: they give up soon, without any deadline of their own.
@@ -209,21 +260,17 @@ TEST_CASE("a stop signal ends ranks that wait for a stopped one, and that one to
       }
       return false;
     };
-    for (int i = 0; i < 600 && !one_is_stopped(); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    CHECK(one_is_stopped());
+    CHECK(wait_until(one_is_stopped));
     const auto begin = std::chrono::steady_clock::now();
     kill(launcher, signal);
-    int status = 0;
-    waitpid(launcher, &status, 0);
+    const int code = code_of(launcher);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 128 + signal));
+    CHECK(code == 128 + signal);
     CHECK(seconds < 15);  // 2 where the machine has nothing else to do; dist.timeout_s is 120
     for (const int r : {0, 2}) {
       INFO(seconds << " s, rank " << r << ": " << folder.text(r));
-      CHECK(folder.text(r).find("stopped by " + signal_name(signal) + " while waiting for rank 1") !=
-            std::string::npos);
-      CHECK(folder.text(r).find(" (silent for") != std::string::npos);
+      CHECK(says(folder.text(r),
+                 {"stopped by " + signal_name(signal) + " while waiting for rank 1", " (silent for"}));
     }
   }
 }
@@ -267,17 +314,14 @@ TEST_CASE("a signal to the launcher reaches all copies, which die with it") {
         if (folder.text(r) != "6") return false;
       return true;
     };
-    for (int i = 0; i < 600 && !written(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    CHECK(written());
+    CHECK(wait_until(written));
     std::vector<std::string> copies;
     const std::string children =
         "/proc/" + std::to_string(launcher) + "/task/" + std::to_string(launcher) + "/children";
     std::ifstream list(children);
     for (std::string pid; list >> pid;) copies.push_back(pid);
     kill(launcher, signal);
-    int status = 0;
-    waitpid(launcher, &status, 0);
-    if (signal != SIGKILL) CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 128 + signal));
+    CHECK(code_of(launcher) == 128 + signal);  // SIGKILL's too: it ends the launcher itself
     // Gone, or waiting to be collected by whoever inherited them.
     const auto alive = [&] {
       int count = 0;
@@ -288,9 +332,84 @@ TEST_CASE("a signal to the launcher reaches all copies, which die with it") {
       }
       return count;
     };
-    for (int i = 0; i < 200 && alive() > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    CHECK(alive() == 0);
+    CHECK(wait_until([&] { return alive() == 0; }));
   }
+}
+
+TEST_CASE("a stop signal ends a rank that connects, or waits for the others to come, without a deadline") {
+  for (const int signal : kStopSignals) {
+    const int port = local_port(listen_on("127.0.0.1", 0).get());
+    CHECK(code_of(signal, [&] { TcpStoreClient("127.0.0.1", port, 1, 2, 0); }) == 128 + signal);
+    CHECK(code_of(signal, [&] { TcpStoreClient("no-such-host.invalid", port, 1, 2, 0); }) == 128 + signal);
+    CHECK(code_of(signal, [&] {
+            const TcpStoreServer server("127.0.0.1", 0, 2, 0);
+            TcpStoreClient("127.0.0.1", server.port(), 1, 2, 0);
+          }) == 128 + signal);
+  }
+}
+
+TEST_CASE("a stop signal ends a wait for a value that nobody sets") {
+  CHECK(code_of(SIGTERM, [&] {
+          const TcpStoreServer server("127.0.0.1", 0, 1, 0);
+          TcpStoreClient client("127.0.0.1", server.port(), 0, 1, 0);
+          client.get("key", Patience(0));
+        }) == 128 + SIGTERM);
+}
+
+TEST_CASE("a stop signal ends a collective in which a rank is missing") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    INFO(backend);
+    CHECK(code_of(SIGINT, [&] {
+            run_two(backend, [](Communicator& c) {
+              if (c.rank() == 1) {
+                // Ends when the other one has given up.
+                while (c.first_error().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                return;
+              }
+              c.barrier();
+            });
+          }) == 128 + SIGINT);
+  }
+}
+
+TEST_CASE(
+    "a collective goes on after a stop signal where the ranks come, so that they can agree on the stop") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    INFO(backend);
+    CHECK(code_of(SIGTERM, [&] {
+            run_two(backend, [](Communicator& c) {
+              for (int i = 0; i < 6; ++i) {
+                // Longer than kSilent in all, and alive.
+                if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+                c.barrier();
+              }
+            });
+          }) == kNoInterrupt);
+  }
+}
+
+TEST_CASE("a stop signal ends the wait for a transfer over an emulated link") {
+  CHECK(code_of(SIGTERM, [&] {
+          // Some 1000 s, longer than the alarm allows.
+          run_thread_ranks(
+              2, 0,
+              [](Communicator& c) {
+                const std::vector<std::byte> block(120'000);
+                std::vector<std::vector<std::byte>> all;
+                c.all_gather(block, all);
+              },
+              make_emulated_link("1000", "0s", 1));
+        }) == kNoInterrupt);
+}
+
+TEST_CASE("a rank that was not signalled ends with the signal of the one that gave up") {
+  const int port = local_port(listen_on("127.0.0.1", 0).get());
+  const pid_t other = start(SIGUSR1, false, [&] {
+    const TcpStoreServer server("127.0.0.1", port, 3, 60);
+    TcpStoreClient("127.0.0.1", port, 0, 3, 60);
+  });
+  CHECK(code_of(SIGUSR1, [&] { TcpStoreClient("127.0.0.1", port, 1, 3, 60); }) == 128 + SIGUSR1);
+  CHECK(code_of(other) == 128 + SIGUSR1);
 }
 
 }  // namespace topknot

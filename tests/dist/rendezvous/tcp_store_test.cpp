@@ -1,25 +1,19 @@
 #include "dist/rendezvous/tcp_store.h"
 
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <atomic>
+#include <cstring>
+
 #include "dist/comm/communicator.h"
-#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
+#include "tests/support/free_port.h"
 #include "tests/support/text.h"
 
 namespace topknot {
 namespace {
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
-int free_port() {
-  return local_port(listen_on("127.0.0.1", 0).get());
-}
 
 JoinOptions options_of(int rank, int size, int port, double timeout_s) {
   JoinOptions options;
@@ -29,6 +23,99 @@ JoinOptions options_of(int rank, int size, int port, double timeout_s) {
   options.timeout_s = timeout_s;
   options.serve_store = rank == 0;
   return options;
+}
+
+constexpr double kTimeout = 60;
+const std::string kToken = "the job's token";
+
+// What comes back until the connection closes, or for a second where it stays open.
+std::string answer(int fd) {
+  std::string text;
+  for (;;) {
+    pollfd entry{fd, POLLIN, 0};
+    char bytes[4096];
+    if (poll(&entry, 1, 1000) <= 0) return text;
+    const ssize_t n = recv(fd, bytes, sizeof bytes, 0);
+    if (n <= 0) return text;
+    text.append(bytes, static_cast<std::size_t>(n));
+  }
+}
+
+std::string send_to(int port, std::string_view bytes) {
+  const Fd fd = connect_to("127.0.0.1", port, Patience(20));
+  write_all(fd.get(), bytes, deadline_in(5));
+  return answer(fd.get());
+}
+
+std::string hello(int rank, int size, const std::string& token) {
+  return encode_frame(Frame::hello, encode_hello({rank, size, token}));
+}
+
+std::string frame_header(std::uint32_t type, std::uint32_t bytes) {
+  const std::uint32_t header[2] = {type, bytes};
+  return {reinterpret_cast<const char*>(header), sizeof header};
+}
+
+struct Stranger {
+  const char* name;
+  void (*visit)(int port);
+};
+
+// A rank that is refused throws; the text says why.
+void check_refused(int port, int rank, int size, const std::string& token, const std::string& why) {
+  const std::string error =
+      error_text<UserError>([&] { TcpStoreClient("127.0.0.1", port, rank, size, kTimeout, token); });
+  CHECK(says(error, {"refuses this process", why}));
+}
+
+const Stranger kStrangers[] = {
+    {"HTTP", [](int port) { CHECK(send_to(port, "GET / HTTP/1.1\r\nHost: rank0\r\n\r\n").empty()); }},
+    {"zeros", [](int port) { CHECK(send_to(port, std::string(100'000, '\0')).empty()); }},
+    {"the hello of an earlier version",
+     [](int port) {
+       const std::string old = frame_header(1, 8) + std::string("\1\0\0\0\2\0\0\0", 8);
+       CHECK(send_to(port, old).find("another version") != std::string::npos);
+     }},
+    {"half a hello", [](int port) { send_to(port, hello(1, 2, kToken).substr(0, 20)); }},
+    {"a frame of 4 GB", [](int port) { CHECK(send_to(port, frame_header(1, 0xffffffff)).empty()); }},
+    {"an abort from no rank",
+     [](int port) { CHECK(send_to(port, encode_frame(Frame::abort, "\033[2Jgone")).empty()); }},
+    {"a wrong size", [](int port) { check_refused(port, 1, 3, kToken, "was started for 3 ranks"); }},
+    {"a rank that does not exist", [](int port) { check_refused(port, 7, 2, kToken, "no rank 7 among 2"); }},
+    {"a negative rank", [](int port) { check_refused(port, -1, 2, kToken, "no rank -1"); }},
+    {"another job", [](int port) { check_refused(port, 1, 2, "another", "tokens differ"); }},
+    {"a job without a token", [](int port) { check_refused(port, 1, 2, "", "tokens differ"); }},
+    {"many silent connections",
+     [](int port) {
+       std::vector<Fd> silent;
+       for (int i = 0; i < 300; ++i) silent.push_back(connect_to("127.0.0.1", port, Patience(20)));
+     }},
+};
+
+// Two ranks meet and exchange values while `visit` runs before, between and after.
+template <class Body>
+std::vector<std::string> errors_of_run(const Body& visit) {
+  TcpStoreServer server("127.0.0.1", 0, 2, kTimeout, kToken);
+  std::vector<std::string> errors(2);
+  const auto rank = [&](int r) {
+    try {
+      TcpStoreClient client("127.0.0.1", server.port(), r, 2, kTimeout, kToken);
+      client.set(std::to_string(r), "here");
+      client.get(std::to_string(1 - r), Patience(kTimeout));
+      if (r == 0) visit(server.port(), "during");
+      client.set("again " + std::to_string(r), "here");
+      client.get("again " + std::to_string(1 - r), Patience(kTimeout));
+    } catch (const std::exception& error) {
+      errors[r] = error.what();
+    }
+  };
+  visit(server.port(), "before");
+  std::thread first([&] { rank(1); });
+  visit(server.port(), "at the start");
+  rank(0);
+  first.join();
+  errors.push_back(server.first_reason());
+  return errors;
 }
 
 }  // namespace
@@ -46,7 +133,7 @@ TEST_CASE("values that one rank sets come to a rank that waits for them") {
   client.set("key", value);
   CHECK(client.get("answer", Patience(20)) == value + "!");
   CHECK_THROWS_AS(client.get("nobody sets this", Patience(0.05)), CollectiveError);
-  CHECK(error_of([&] {
+  CHECK(error_text([&] {
           client.get("address", Patience(0.05), 1);
         }).rfind("rank 1 did not publish 'address' at ", 0) == 0);
   CHECK(client.address() == "127.0.0.1");
@@ -68,7 +155,7 @@ TEST_CASE("ranks meet and exchange over IPv6's loopback address, and rank 0 list
   float sums[2] = {1, 2};
   std::string errors[2];
   const auto rank = [&](int r) {
-    errors[r] = error_of([&] {
+    errors[r] = error_text([&] {
       JoinOptions options = options_of(r, 2, port, 20);
       options.host = "::1";
       const auto communicator = make_gloo_communicator(options);
@@ -93,75 +180,52 @@ TEST_CASE("an IPv6 address is in brackets where a port follows, in keys and in m
   CHECK(host_port_text(place.host, place.port) == "[fd00::5]:29600");
   CHECK(host_port_text("node0", 1) == "node0:1");
   for (const char* text : {"::1", "::1:29600", "fd00::5:29600"})
-    CHECK(contains(error_of([&] { parse_host_port(text, "dist.master"); }), "[ADDRESS]:PORT"));
-  CHECK(contains(error_of([&] { parse_host_port("[::1]", "dist.master"); }), "HOST:PORT"));
+    CHECK(contains(error_text([&] { parse_host_port(text, "dist.master"); }), "[ADDRESS]:PORT"));
+  CHECK(contains(error_text([&] { parse_host_port("[::1]", "dist.master"); }), "HOST:PORT"));
 }
 
 TEST_CASE("a master port in use is a user's error that names port and key") {
   const Fd taken = listen_on("127.0.0.1", 0);
   const int port = local_port(taken.get());
   CHECK_THROWS_AS(make_gloo_communicator(options_of(0, 2, port, 2)), UserError);
-  const auto error = error_of([&] { make_gloo_communicator(options_of(0, 2, port, 2)); });
-  INFO(error);
-  CHECK(contains(error, "port " + std::to_string(port) + " is in use"));
-  CHECK(contains(error, "dist.master"));
+  const auto error = error_text([&] { make_gloo_communicator(options_of(0, 2, port, 2)); });
+  CHECK(says(error, {"port " + std::to_string(port) + " is in use", "dist.master"}));
   // The same where all addresses are listened on.
-  CHECK(contains(error_of([&] { listen_on("node0", port); }), "is in use"));
+  CHECK(contains(error_text([&] { listen_on("node0", port); }), "is in use"));
 }
 
 TEST_CASE("a master that is not there is an error at the deadline that names it") {
   const int port = free_port();
-  const auto error = error_of([&] { make_gloo_communicator(options_of(1, 2, port, 0.5)); });
-  INFO(error);
-  CHECK(contains(error, "rank 1"));
-  CHECK(contains(error, "dist.master 127.0.0.1:" + std::to_string(port)));
+  const auto error = error_text([&] { make_gloo_communicator(options_of(1, 2, port, 0.5)); });
+  CHECK(says(error, {"rank 1", "dist.master 127.0.0.1:" + std::to_string(port)}));
 }
 
 TEST_CASE("a master's name that does not resolve is a user's error") {
   auto options = options_of(1, 2, 4711, 1);
   options.host = "no-such-host.invalid";
   const auto start = Clock::now();
-  const auto error = error_of([&] { make_gloo_communicator(options); });
-  INFO(error);
-  CHECK(contains(error, "dist.master"));
-  CHECK(contains(error, "no-such-host.invalid"));
+  const auto error = error_text([&] { make_gloo_communicator(options); });
+  CHECK(says(error, {"dist.master", "no-such-host.invalid"}));
   CHECK(Clock::now() - start > std::chrono::milliseconds(900));  // it may be known before the deadline
 }
 
 TEST_CASE("a silent program on the master's port is an error at the deadline") {
   const Fd silent = listen_on("127.0.0.1", 0);
   const auto error =
-      error_of([&] { make_gloo_communicator(options_of(1, 2, local_port(silent.get()), 0.5)); });
-  INFO(error);
-  CHECK(contains(error, "did not all meet at dist.master"));
+      error_text([&] { make_gloo_communicator(options_of(1, 2, local_port(silent.get()), 0.5)); });
+  CHECK(says(error, {"did not all meet at dist.master"}));
 }
 
 TEST_CASE("a rank that does not come to the start is named to those that did") {
   const int port = free_port();
   std::string errors[2];
   std::thread other(
-      [&] { errors[1] = error_of([&] { make_gloo_communicator(options_of(1, 3, port, 1)); }); });
-  errors[0] = error_of([&] { make_gloo_communicator(options_of(0, 3, port, 1)); });
+      [&] { errors[1] = error_text([&] { make_gloo_communicator(options_of(1, 3, port, 1)); }); });
+  errors[0] = error_text([&] { make_gloo_communicator(options_of(0, 3, port, 1)); });
   other.join();
   for (const auto& error : errors) {
-    INFO(error);
-    CHECK(contains(error, "rank 2 did not come to 127.0.0.1:" + std::to_string(port)));
+    CHECK(says(error, {"rank 2 did not come to 127.0.0.1:" + std::to_string(port)}));
   }
-}
-
-TEST_CASE("a stray connection does not disturb the rendezvous") {
-  TcpStoreServer server("127.0.0.1", 0, 2, 20);
-  const Fd stray = connect_to("127.0.0.1", server.port(), Patience(5));
-  CHECK(write_all(stray.get(), "GET / HTTP/1.1\r\nHost: nobody\r\n\r\n", deadline_in(5)));
-  const Fd silent = connect_to("127.0.0.1", server.port(), Patience(5));
-  std::string errors[2];
-  std::thread other([&] {
-    errors[1] = error_of([&] { TcpStoreClient("127.0.0.1", server.port(), 1, 2, 20).set("a", "b"); });
-  });
-  errors[0] = error_of([&] { TcpStoreClient("127.0.0.1", server.port(), 0, 2, 20).get("a", Patience(10)); });
-  other.join();
-  CHECK(errors[0].empty());
-  CHECK(errors[1].empty());
 }
 
 TEST_CASE("the rank at fault has not started the call, or is silent where all have") {
@@ -192,6 +256,91 @@ TEST_CASE("peers are alive where each was heard of lately") {
   CHECK(peers_alive({{1, 0}, {1, 1000}}, 0));
   CHECK(peers_alive({{1, 90000}, {1, 1000}}, 0));  // its own beats do not count
   CHECK_FALSE(peers_alive({{1, 0}, {1, 1500}}, 0));
+}
+
+TEST_CASE("a stranger is refused, before and during a run, and the run goes on") {
+  for (const Stranger& stranger : kStrangers) {
+    const auto errors = errors_of_run([&](int port, const char* when) {
+      INFO(stranger.name << " " << when);
+      stranger.visit(port);
+    });
+    INFO(stranger.name);
+    for (const auto& error : errors) CHECK(error.empty());
+  }
+}
+
+TEST_CASE("a second process of a rank is refused, and the first one goes on") {
+  const auto errors = errors_of_run([&](int port, const char* when) {
+    if (std::strcmp(when, "during") == 0) check_refused(port, 1, 2, kToken, "rank 1 is here already");
+  });
+  for (const auto& error : errors) CHECK(error.empty());
+}
+
+TEST_CASE("a sender that takes its time keeps nobody waiting") {
+  TcpStoreServer server("127.0.0.1", 0, 1, kTimeout, kToken);
+  const Fd slow = connect_to("127.0.0.1", server.port(), Patience(20));
+  const std::string bytes = hello(0, 1, kToken);
+  for (std::size_t i = 0; i + 1 < bytes.size(); i += 8) {
+    write_all(slow.get(), bytes.substr(i, 4), deadline_in(5));
+    if (i == 16) TcpStoreClient("127.0.0.1", server.port(), 0, 1, kTimeout, kToken).set("a", "b");
+  }
+  CHECK(server.first_reason().empty());
+}
+
+TEST_CASE("a rank that missed the start learns which connection was refused instead") {
+  TcpStoreServer server("127.0.0.1", 0, 2, 2, kToken);
+  std::string error;
+  std::thread other([&] {
+    error = error_text<CollectiveError>([&] { TcpStoreClient("127.0.0.1", server.port(), 0, 2, 2, kToken); });
+  });
+  check_refused(server.port(), 1, 3, kToken, "was started for 3 ranks");
+  other.join();
+  CHECK(says(error, {"rank 1 did not come", "rank 1 was started for 3 ranks"}));
+}
+
+TEST_CASE("a reason is escaped before anyone prints it") {
+  TcpStoreServer server("127.0.0.1", 0, 2, kTimeout);
+  std::string reason;
+  std::thread other([&] {
+    TcpStoreClient client("127.0.0.1", server.port(), 1, 2, kTimeout);
+    reason = client.first_reason(std::chrono::seconds(20));
+  });
+  {
+    TcpStoreClient client("127.0.0.1", server.port(), 0, 2, kTimeout);
+    client.abort("\033[2Jred\a\x9b\nsecond line");
+    other.join();
+  }
+  CHECK(reason == "\\x1b[2Jred\\x07\\x9b\\nsecond line");
+  CHECK(server.first_reason() == reason);
+}
+
+TEST_CASE("without file descriptors the rendezvous waits without spinning, and goes on when there are some") {
+  TcpStoreServer server("127.0.0.1", 0, 1, kTimeout);
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const Fd visitor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(server.port()));
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(visitor.get()) + 1;
+  setrlimit(RLIMIT_NOFILE, &none);
+  const bool connected = connect(visitor.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  const auto processor_seconds = [] {
+    rusage use{};
+    getrusage(RUSAGE_SELF, &use);
+    return static_cast<double>(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+           1e-6 * static_cast<double>(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
+  };
+  const double used = processor_seconds();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  const double spent = processor_seconds() - used;
+  setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(connected);
+  CHECK(spent < 0.5);
+  TcpStoreClient("127.0.0.1", server.port(), 0, 1, kTimeout).set("a", "b");
+  CHECK(server.first_reason().empty());
 }
 
 }  // namespace topknot

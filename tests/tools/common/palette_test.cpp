@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tools/common/page.h"
 

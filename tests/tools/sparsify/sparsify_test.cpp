@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "nn/core/rng.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"

@@ -5,16 +5,22 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <map>
 #include <sstream>
 
+#include "compress/select/selector.h"
 #include "nn/base/check.h"
+#include "nn/core/rng.h"
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
 #include "tools/study/study_regression.h"
+#include "tools/study/study_selection.h"
 #include "tools/study/study_toy.h"
+#include "train/metrics/npy.h"
 
-using namespace topknot;
-
+namespace topknot {
 namespace {
 
 CompressOptions method(const std::string& name, double mu = 4, const std::string& variant = "A") {
@@ -45,6 +51,42 @@ std::string complaint(const std::string& text) {
 
 constexpr const char* kHeader =
     "run,seeds,accuracy,spread,ratio_up,sent_per_step,received_per_step,seconds,skipped_steps\n";
+
+constexpr std::size_t kSteps = 12, kNumel = 3000;
+
+void normal_gradient(std::size_t t, std::span<float> out) {
+  const CounterRng rng(5, RngUse::test, static_cast<std::uint32_t>(t));
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = rng.normal(i);
+}
+
+void run(const std::vector<std::string>& given) {
+  const Study& study = studies().find("selection");
+  study.run(StudyArguments("selection", study.keys, given));
+}
+
+// Topk and residual by the definition, in the study's own arithmetic.
+double naive_energy(double density, std::size_t skip) {
+  const auto k = static_cast<std::size_t>(density * kNumel);
+  std::vector<float> gradient(kNumel), residual(kNumel);
+  double sum = 0;
+  for (std::size_t t = 0; t < kSteps; ++t) {
+    normal_gradient(t, gradient);
+    for (std::size_t i = 0; i < kNumel; ++i) residual[i] += gradient[i];
+    std::vector<std::size_t> order(kNumel);
+    for (std::size_t i = 0; i < kNumel; ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return std::abs(residual[a]) > std::abs(residual[b]);
+    });
+    double all = 0, taken = 0;
+    for (std::size_t i = 0; i < kNumel; ++i) {
+      const double square = static_cast<double>(residual[order[i]]) * residual[order[i]];
+      all += square;
+      if (i < k) taken += square, residual[order[i]] = 0;
+    }
+    if (t >= skip) sum += taken / all;
+  }
+  return sum / static_cast<double>(kSteps - skip);
+}
 
 }  // namespace
 
@@ -147,3 +189,143 @@ TEST_CASE("study accuracy refuses what is no summary") {
   CHECK(complaint(std::string(kHeader) + "topk-dx,1,3,,1,1,1,1,0\n").find("holds no number") !=
         std::string::npos);
 }
+
+TEST_CASE("selection study: every registered selector is measured, topk first and threshold last") {
+  const auto methods = selection_methods();
+  std::vector<std::string> names;
+  for (const auto& method : methods)
+    if (names.empty() || names.back() != method.options.select) names.push_back(method.options.select);
+  CHECK(names.front() == "topk");
+  CHECK(names.back() == "threshold");
+  auto registered = selectors().names();
+  std::sort(names.begin(), names.end());
+  std::sort(registered.begin(), registered.end());
+  CHECK(names == registered);
+}
+
+TEST_CASE("selection study: topk has exactly k and its own energy, others are held against it") {
+  const auto methods = selection_methods();
+  const std::vector<double> densities = {0.1, 0.01};
+  const auto rows = selection_quality(methods, densities, kSteps, kNumel, 4, normal_gradient);
+  REQUIRE(rows.size() == methods.size() * densities.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const SelectionQuality& row = rows[i];
+    CAPTURE(row.label, row.density, row.count_mean, row.energy_to_topk);
+    CHECK(row.label == methods[i % methods.size()].label);
+    CHECK(row.density == densities[i / methods.size()]);
+    CHECK(row.k == (row.density == 0.1 ? 300 : 30));
+    CHECK(row.steps == kSteps - 4);
+    CHECK(row.count_least <= row.count_mean);
+    CHECK(row.count_mean <= row.count_greatest);
+    if (row.label == "topk") {
+      CHECK(row.count_least == 1);
+      CHECK(row.count_mean == 1);
+      CHECK(row.count_greatest == 1);
+      CHECK(row.within == 1);
+      CHECK(row.energy_to_topk == 1);
+      CHECK(row.energy == Approx(naive_energy(row.density, 4)).epsilon(1e-12));
+    }
+    if (row.label == "randk") {
+      CHECK(row.count_mean == 1);
+      CHECK(row.energy_to_topk < 0.6);  // the k largest of a normal vector hold far more than any k
+      CHECK(row.energy == Approx(row.density).epsilon(0.6));
+    }
+    if (row.label ==
+        "threshold") {  // topk's median k-th magnitude: too many in some steps, too few in others
+      CHECK(row.count_least < 1);
+      CHECK(row.count_greatest > 1);
+    }
+    // No k entries hold more than the k largest.
+    if (row.count_greatest <= 1) CHECK(row.energy_to_topk <= 1);
+  }
+}
+
+TEST_CASE("selection study: a vector of zeros has nothing to capture") {
+  auto methods = selection_methods();
+  std::erase_if(methods, [](const SelectionMethod& method) { return method.label != "topk"; });
+  const auto rows = selection_quality(
+      methods, {0.01}, 3, 500, 0, [](std::size_t, std::span<float> out) { std::ranges::fill(out, 0.0f); });
+  CHECK(rows.at(0).count_mean == 1);
+  CHECK(std::isnan(rows.at(0).energy));
+}
+
+TEST_CASE("selection study: cost is measured for every method, with topk's k") {
+  const auto methods = selection_methods();
+  const auto rows = selection_cost(methods, 5000, 0.01, 3, 2);
+  REQUIRE(rows.size() == methods.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    CAPTURE(rows[i].label);
+    CHECK(rows[i].label == methods[i].label);
+    CHECK(rows[i].size == 5000);
+    CHECK(rows[i].rounds == 3);
+    CHECK(rows[i].step_ms > 0);
+    CHECK(rows[i].ratio > 0);
+    CHECK(rows[i].ratio_least <= rows[i].ratio);
+    CHECK(rows[i].ratio <= rows[i].ratio_greatest);
+    if (rows[i].label == "topk") {
+      CHECK(rows[i].k == 50);
+      CHECK(rows[i].count == 1);
+    }
+  }
+}
+
+TEST_CASE("selection study: tables and plots of both parts are written") {
+  const TempFolder temp;
+  std::vector<float> values(kSteps * kNumel);
+  for (std::size_t t = 0; t < kSteps; ++t) normal_gradient(t, std::span(values).subspan(t * kNumel, kNumel));
+  write_npy(temp.at("g.npy"), {kSteps, kNumel}, std::span<const float>(values));
+  run({"in=" + temp.at("g.npy"), "densities=0.1", "skip=2", "max_log2=16", "rounds=1",
+       "out=" + temp.at("out")});
+  const auto methods = selection_methods();
+  const auto quality = json_lines_of(temp.at("out/selection_quality.jsonl"));
+  const auto cost = json_lines_of(temp.at("out/selection_cost.jsonl"));
+  REQUIRE(quality.size() == methods.size());
+  REQUIRE(cost.size() == methods.size());
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    CHECK(quality[i].at("selector") == methods[i].label);
+    CHECK(cost[i].at("selector") == methods[i].label);
+    CHECK(cost[i].at("size") == 65536);
+  }
+  CHECK(quality[0].at("energy_to_topk") == 1.0);
+  for (const std::string name : {"count.svg", "energy.svg", "cost.svg", "quality.csv", "cost.csv"}) {
+    CAPTURE(name);
+    const std::string text = text_of(temp.at("out/selection_" + name));
+    for (const auto& method : methods) CHECK_THAT(text, Catch::Contains(method.label));
+  }
+}
+
+TEST_CASE("selection study: wrong input gets one clear message") {
+  const TempFolder temp;
+  const std::string out = "out=" + temp.at("out");
+  CHECK_THROWS_WITH(run({"in=" + temp.at("none.npy"), out}), Catch::Contains("none.npy"));
+  CHECK_THROWS_AS(run({"in=" + temp.at("none.npy"), out}), UserError);
+
+  std::vector<float> values(24, 1.0f);
+  write_npy(temp.at("flat.npy"), {24}, std::span<const float>(values));
+  CHECK_THROWS_WITH(run({"in=" + temp.at("flat.npy"), out}),
+                    Catch::Contains("has shape [24]") && Catch::Contains("[steps, elements]"));
+  write_npy(temp.at("ranks.npy"), {2, 3, 4}, std::span<const float>(values));
+  CHECK_THROWS_WITH(run({"in=" + temp.at("ranks.npy"), out}), Catch::Contains("[2, 3, 4]"));
+  write_npy(temp.at("short.npy"), {4, 6}, std::span<const float>(values));
+  CHECK_THROWS_WITH(run({"in=" + temp.at("short.npy"), "skip=4", out}),
+                    Catch::Contains("skip is 4") && Catch::Contains("has 4 steps"));
+  values[13] = std::numeric_limits<float>::quiet_NaN();
+  write_npy(temp.at("nan.npy"), {4, 6}, std::span<const float>(values));
+  CHECK_THROWS_WITH(run({"in=" + temp.at("nan.npy"), "skip=0", out}), Catch::Contains("step 2 has a NaN"));
+
+  CHECK_THROWS_WITH(run({"max_log=16", out}), Catch::Contains("did you mean 'max_log2'"));
+  CHECK_THROWS_WITH(run({"max_log2=12", out}), Catch::Contains("needs 0, or 16 to 30"));
+  CHECK_THROWS_WITH(run({"max_log2=0", out}), Catch::Contains("nothing to do"));
+  CHECK_THROWS_WITH(run({"in=" + temp.at("short.npy"), "densities=2", out}),
+                    Catch::Contains("densities of study selection"));
+  CHECK_THROWS_WITH(run({"max_log2=16", "density=0", out}), Catch::Contains("density of study selection"));
+  // Of the part that does not run too.
+  for (const std::string key : {"densities", "skip"})
+    CHECK_THROWS_WITH(run({"max_log2=16", "rounds=1", key + "=abc", out}),
+                      Catch::Contains(key + " of study selection"));
+  for (const std::string key : {"density", "rounds", "threads"})
+    CHECK_THROWS_WITH(run({"in=" + temp.at("short.npy"), "skip=0", "max_log2=0", key + "=abc", out}),
+                      Catch::Contains(key + " of study selection"));
+}
+
+}  // namespace topknot

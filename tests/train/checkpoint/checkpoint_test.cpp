@@ -14,7 +14,6 @@
 #include <thread>
 
 #include "nn/base/checksum.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"

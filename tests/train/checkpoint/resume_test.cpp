@@ -1,10 +1,12 @@
 // A run that stops and is resumed ends with the bits of one that does not stop.
-#include "train/checkpoint/resume.h"
+#include "train/checkpoint/checkpointer.h"
 
+#include <fmt/format.h>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
@@ -12,8 +14,10 @@
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
 #include "nn/base/checksum.h"
+#include "tests/data/picture_folder.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
+#include "tests/train/made_up_text.h"
 #include "tests/train/model_copy.h"
 #include "tests/train/resumed_run.h"
 
@@ -71,6 +75,33 @@ void set_value(const CheckpointStore& store, const std::string& name, const std:
 
 std::vector<std::int64_t> saved_steps(const TempFolder& temp) {
   return CheckpointStore(temp.at("run/checkpoints")).steps();
+}
+
+Keys text_keys(const std::string& root) {
+  return {"data.name=text",    "data.root=" + root,  "data.train_size=0",      "data.test_size=0",
+          "data.batch_size=4", "model.name=lstm_lm", "model.width=8",          "model.layers=1",
+          "train.max_steps=6", "train.threads=1",    "data.sequence_length=10"};
+}
+
+// The folder with the words of a line of train.txt in reverse order.
+void reverse_line(const std::string& root, std::size_t number) {
+  std::istringstream in(text_of(root + "/train.txt"));
+  std::string text;
+  std::size_t at = 0;
+  for (std::string line; std::getline(in, line); ++at) {
+    if (at == number) {
+      std::istringstream words(line);
+      line.clear();
+      for (std::string word; words >> word;) line = word + (line.empty() ? "" : " ") + line;
+    }
+    text += line + "\n";
+  }
+  std::ofstream(root + "/train.txt") << text;
+}
+
+std::string stopped_with(const TempFolder& temp, const Keys& keys) {
+  start(temp, with(keys, {"train.stop_after=3"}), false);
+  return temp.at("run");
 }
 
 }  // namespace
@@ -135,11 +166,11 @@ TEST_CASE("a run may be resumed many times, and a finished one changes nothing")
     REQUIRE(starts < 10);
     last = start(temp, keys, true);
   }
-  const Ended resumed{last.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
+  const Ended resumed = ended(temp, last);
   check_same(whole(with(base(), {"compress.name=dgc"})), resumed);
   const std::string written = text_of(temp.at("run/config.yaml"));
   CHECK(says(written, {"# command line"}));
-  const Ended again{start(temp, keys, true).parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))};
+  const Ended again = ended(temp, start(temp, keys, true));
   check_same(resumed, again);
   CHECK(text_of(temp.at("run/config.yaml")) == written);  // with the origins of the first start
 }
@@ -161,7 +192,7 @@ TEST_CASE("a checkpoint learns of the evaluation that its stop had left out, for
   CHECK(after.position.evaluation.loss == made.test.loss);
   fs::remove_all(store.path(33));
   const RunOutcome last = start(temp, base(2), true);  // from step 32 again, which is not evaluated again
-  check_same(whole(base(2)), {last.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl"))});
+  check_same(whole(base(2)), ended(temp, last));
 }
 
 TEST_CASE("a resumed run leaves the recorded gradients as they are") {
@@ -177,8 +208,7 @@ TEST_CASE("a resumed run leaves the recorded gradients as they are") {
 TEST_CASE("a longer run goes on from a finished one") {
   const TempFolder temp;
   start(temp, with(base(), {"train.max_steps=20"}), false);
-  const Ended longer{start(temp, base(), true).parameter_checksum,
-                     read_metrics(temp.at("run/metrics.jsonl"))};
+  const Ended longer = ended(temp, start(temp, base(), true));
   const Ended expected = whole(base());
   CHECK(longer.checksum == expected.checksum);
   CHECK(longer.metrics.steps.size() == 40);
@@ -199,8 +229,7 @@ TEST_CASE("another number of ranks is refused unless the residuals' fate is give
   for (const char* rule : {"sum", "reset"}) {
     fs::remove_all(copy.at("run"));
     fs::copy(temp.at("run"), copy.at("run"), fs::copy_options::recursive);
-    CHECK(says(error_text([&] { start(copy, with(base(2), keys), true); }),
-               {"4 ranks", "2", "resume.residuals=sum"}));
+    CHECK(says(start_error(copy, with(base(2), keys)), {"4 ranks", "2", "resume.residuals=sum"}));
     const RunOutcome outcome =
         start(copy, with(base(2), {"compress.name=topk", std::string("resume.residuals=") + rule}), true);
     CHECK_FALSE(outcome.stopped);
@@ -292,7 +321,7 @@ TEST_CASE("with sum, shards of unequal size are refused: their ranks' residuals 
   const TempFolder temp;
   const std::vector<std::string> uneven = {"compress.name=topk", "data.shard=uneven:3"};
   start(temp, with(base(4), with(uneven, {"train.stop_after=5"})), false);
-  CHECK(says(error_text([&] { start(temp, with(base(2), with(uneven, {"resume.residuals=sum"})), true); }),
+  CHECK(says(start_error(temp, with(base(2), with(uneven, {"resume.residuals=sum"}))),
              {"resume.residuals: sum does not go with data.shard uneven"}));
 }
 
@@ -366,9 +395,8 @@ TEST_CASE(
     const std::string metrics = text_of(temp.at("run/metrics.jsonl"));
     set_value(CheckpointStore(temp.at("run/checkpoints")), file, tensor, 3,
               std::numeric_limits<float>::infinity());
-    CHECK(says(error_text([&] { start(temp, keys, true); }),
-               {("step-000000019/" + file).c_str(), ("\"" + tensor + "\"").c_str(),
-                "values is NaN or infinite, the first at index 3"}));
+    CHECK(says(start_error(temp, keys), {("step-000000019/" + file).c_str(), ("\"" + tensor + "\"").c_str(),
+                                         "values is NaN or infinite, the first at index 3"}));
     CHECK(text_of(temp.at("run/metrics.jsonl")) == metrics);
   }
 }
@@ -427,7 +455,7 @@ TEST_CASE("a run without a checkpoint that can be read says so") {
   const TempFolder temp;
   start(temp, with(base(2), {"train.checkpoint_keep=0", "train.stop_after=3"}), false);
   CHECK_FALSE(fs::exists(temp.at("run/checkpoints")));
-  CHECK(says(error_text([&] { start(temp, base(2), true); }), {"checkpoints", "no complete checkpoint"}));
+  CHECK(says(start_error(temp, base(2)), {"checkpoints", "no complete checkpoint"}));
 }
 
 TEST_CASE("a run that cannot save goes on to its end, and then fails") {
@@ -441,4 +469,100 @@ TEST_CASE("a run that cannot save goes on to its end, and then fails") {
   CHECK(says(error_text([&] { run_ranks("threads", 2, [&](Communicator& c) { run_rank(inputs, c); }); }),
              {"the last checkpoint could not be written"}));
   CHECK(read_metrics(folder.metrics_jsonl()).end);
+}
+
+TEST_CASE(
+    "a run does not go on with another text: both checksums are named, and resume.data=accept overrides") {
+  const MadeUpText text(40);
+  const Keys keys = text_keys(text.root());
+  const TempFolder temp;
+  const std::string run = stopped_with(temp, keys);
+  const Manifest manifest = CheckpointStore(run + "/checkpoints").manifest(3);
+  const std::string vocabulary = "the checksum of the vocabulary or the classes' names";
+  const std::string then = manifest.data.at(vocabulary);
+  reverse_line(text.root(), 0);
+  const DataFingerprint now = data_fingerprint(load_data(small_run(temp, keys).config));
+  REQUIRE(now.at(vocabulary) != then);
+  const auto resume = [&] { start(temp, with(keys, {"train.stop_after=1"}), true); };
+  CHECK(says(error_text(resume),
+             {vocabulary.c_str(), now.at(vocabulary).c_str(), then.c_str(), "resume.data=accept"}));
+  CHECK(user_error(
+      [&] {
+        check_resumable(CheckpointStore(run + "/checkpoints"), load_resumed_config(run, keys).config, now);
+      },
+      {then.c_str()}));
+  start(temp, with(keys, {"train.stop_after=1", "resume.data=accept"}), true);
+  CHECK(text_of(run + "/config.yaml").find("accept") == std::string::npos);
+  resume();  // the new checkpoint is of these data
+  reverse_line(text.root(), 30);
+  CHECK(says(error_text(resume), {"the checksum of training samples: ", ", was "}));
+}
+
+TEST_CASE("data that lie in another folder are the same data") {
+  const MadeUpText text(40);
+  const Keys keys = text_keys(text.root());
+  const TempFolder temp, moved;
+  stopped_with(temp, keys);
+  fs::copy(text.root(), moved.str(), fs::copy_options::recursive);
+  const Ended resumed = ended(temp, start(temp, with(keys, {"data.root=" + moved.str()}), true));
+  check_same(whole(keys), resumed);
+}
+
+TEST_CASE("a run does not go on with pictures whose classes, names, sizes or contents are others") {
+  const std::vector<std::pair<const char*, std::function<void(const PictureFolder&)>>> changes = {
+      {"the classes' names",
+       [](const PictureFolder& folder) {
+         for (const char* split : {"train/", "val/"})
+           fs::rename(folder.at(split + std::string("classb")), folder.at(split + std::string("classbb")));
+       }},
+      {"the checksum of test samples",
+       [](const PictureFolder& folder) {
+         fs::rename(folder.at("val/classa/v0.PPM"), folder.at("val/classa/v00.PPM"));
+       }},
+      {"the checksum of training samples",
+       [](const PictureFolder& folder) { folder.write("train/classa/p0.ppm", pnm_picture(40, 30, 3)); }},
+      {"the number of test samples",
+       [](const PictureFolder& folder) { folder.write("val/classa/v9.PPM", pnm_picture(40, 30, 3)); }}};
+  for (const auto& [what, change] : changes) {
+    INFO(what);
+    const PictureFolder folder;
+    const Keys keys = {"data.name=image_folder", "data.root=" + folder.str(), "data.image_size=8",
+                       "data.train_size=0",      "data.test_size=0",          "train.max_steps=6"};
+    const TempFolder temp;
+    stopped_with(temp, keys);
+    change(folder);
+    CHECK(says(start_error(temp, keys), {what, "resume.data=accept"}));
+  }
+}
+
+TEST_CASE("the sizes of all files count, also of those whose content is not read") {
+  const TempFolder folder;
+  for (const char* split : {"train", "val"})
+    for (const char* name : {"a", "b"})
+      for (int i = 0; i < 600; ++i)
+        folder.write(std::string(split) + "/" + name + "/" + std::to_string(10000 + i) + ".ppm", {1, 2});
+  DatasetOptions options;
+  options.root = folder.str();
+  const auto sum = [&] { return data_checksum(*make_dataset("image_folder", options, Split::train)); };
+  const std::uint64_t before = sum();
+  folder.write("train/a/10001.ppm", {1, 3});  // of 1200 files every fourth is read
+  CHECK(sum() == before);
+  folder.write("train/a/10001.ppm", {1, 2, 3});
+  CHECK(sum() != before);
+}
+
+TEST_CASE("a checkpoint that does not say of which data goes on") {
+  const TempFolder temp;
+  const Keys keys = {"train.max_steps=6"};
+  const std::string run = stopped_with(temp, keys);
+  const std::string path = CheckpointStore(run + "/checkpoints").path(3) + "/manifest.json";
+  nlohmann::ordered_json body = nlohmann::ordered_json::parse(text_of(path)).at("manifest");
+  REQUIRE(body.erase("data") == 1);
+  const std::string text = body.dump();
+  Checksum checksum;
+  checksum.update(std::as_bytes(std::span(text)));
+  std::ofstream(path) << fmt::format(R"({{"checksum":"{:016x}","manifest":{}}})", checksum.value(), text)
+                      << "\n";
+  const Ended resumed = ended(temp, start(temp, keys, true));
+  check_same(whole(keys), resumed);
 }

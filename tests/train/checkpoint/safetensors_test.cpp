@@ -3,7 +3,6 @@
 #include <cstring>
 #include <string>
 
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"

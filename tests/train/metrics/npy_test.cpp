@@ -4,7 +4,6 @@
 #include <cstring>
 #include <limits>
 
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <map>
 
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"

@@ -15,28 +15,15 @@ namespace {
 
 constexpr double kAlpha = 1.744e-3, kBeta = 3.6e-8;  // the authors' 1 Gbit/s Ethernet
 
-std::string checksum_in(const TempFolder& temp, const std::vector<std::string>& overrides) {
-  const LoadedConfig loaded = small_run(temp, overrides);
-  const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
-                         std::chrono::steady_clock::now()};
-  std::vector<std::string> checksums(static_cast<std::size_t>(loaded.config.dist.ranks));
-  run_ranks("threads", loaded.config.dist.ranks, [&](Communicator& communicator) {
-    checksums[static_cast<std::size_t>(communicator.rank())] =
-        run_rank(inputs, communicator).parameter_checksum;
-  });
-  for (const auto& checksum : checksums) CHECK(checksum == checksums[0]);
-  return checksums[0];
+std::string checksum_in(const TempFolder& temp, const Keys& overrides) {
+  const std::vector<RunOutcome> ranks = outcomes_of(small_run(temp, overrides));
+  for (const RunOutcome& rank : ranks) CHECK(rank.parameter_checksum == ranks[0].parameter_checksum);
+  return ranks[0].parameter_checksum;
 }
 
-std::vector<std::string> lags_keys() {
+Keys lags_keys() {
   return {"compress.name=lags", "compress.scope=tensor", "compress.lr_inside=true",
           "compress.warmup=[]", "optimizer.momentum=0",  "dist.ranks=2"};
-}
-
-std::vector<std::string> with(std::vector<std::string> keys, const std::vector<std::string>& more) {
-  keys.insert(keys.end(), more.begin(), more.end());
-  return keys;
 }
 
 }  // namespace
@@ -86,7 +73,7 @@ TEST_CASE("a file of layer densities is checked against the model") {
 }
 
 TEST_CASE("a run under measured densities is the run under the file it writes: measuring changes nothing") {
-  const std::vector<std::string> conv{
+  const Keys conv{
       "model.name=resnet20", "data.batch_size=2",  "data.train_size=24",     "data.test_size=4",
       "train.max_steps=4",   "compress.alpha_s=0", "compress.density=0.001", "compress.beta_s_per_byte=1e-9"};
   const TempFolder first, second, third;
@@ -123,10 +110,9 @@ TEST_CASE("a layer's own density decides how much of it is sent") {
 
 TEST_CASE("lags with the rate inside equals topk with the rate outside, bit for bit where the rate is 1/32") {
   const TempFolder inside, outside, falling_inside, falling_outside;
-  const std::vector<std::string> keys{"optimizer.lr=0.03125", "optimizer.weight_decay=0",
-                                      "train.max_steps=30"};
+  const Keys keys{"optimizer.lr=0.03125", "optimizer.weight_decay=0", "train.max_steps=30"};
   const auto base = with(lags_keys(), keys);
-  const std::vector<std::string> topk{"compress.name=topk", "compress.lr_inside=false"};
+  const Keys topk{"compress.name=topk", "compress.lr_inside=false"};
   CHECK(checksum_in(inside, base) == checksum_in(outside, with(base, topk)));
   const auto falling = with(base, {"schedule.name=cosine", "train.epochs=1"});
   CHECK(checksum_in(falling_inside, falling) != checksum_in(falling_outside, with(falling, topk)));

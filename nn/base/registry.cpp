@@ -1,0 +1,61 @@
+#include "nn/base/registry.h"
+
+#include <algorithm>
+
+namespace topknot {
+namespace {
+
+// The value in the option's own type, or a value of the wrong type as it is.
+OptionValue converted(const Option& option, const OptionValue& value) {
+  const int* integer = std::get_if<int>(&value);
+  if (integer && std::holds_alternative<double>(option.standard)) return static_cast<double>(*integer);
+  return value;
+}
+
+}  // namespace
+
+std::string range_text(const Option& option) {
+  std::string text;
+  for (const std::string& choice : option.choices) text += (text.empty() ? "" : " | ") + choice;
+  if (!option.choices.empty()) return text;
+  constexpr double kOpen = 1e299;
+  const bool low = option.least > -kOpen, high = option.greatest < kOpen;
+  const std::string least = format_number(option.least), greatest = format_number(option.greatest);
+  if (low && high)
+    return option.above ? "above " + least + ", at most " + greatest : least + " to " + greatest;
+  if (low) return (option.above ? "above " : "at least ") + least;
+  return high ? "at most " + greatest : "";
+}
+
+std::string number_problem(const Option& option, double number) {
+  const bool fits =
+      number <= option.greatest && (option.above ? number > option.least : number >= option.least);
+  return fits ? "" : "must be " + range_text(option) + ", not " + format_number(number);
+}
+
+std::string choice_problem(const Option& option, const std::string& text) {
+  const auto& choices = option.choices;
+  if (choices.empty() || std::find(choices.begin(), choices.end(), text) != choices.end()) return "";
+  const std::string meant = nearest_name(text, choices);
+  return "must be " + range_text(option) + ", not '" + text + "'" +
+         (meant.empty() ? "" : "; did you mean '" + meant + "'?");
+}
+
+std::string option_problem(const Option& option, const OptionValue& given) {
+  const OptionValue value = converted(option, given);
+  if (value.index() != option.standard.index()) return "has a value of another type";
+  if (const auto* text = std::get_if<std::string>(&value)) return choice_problem(option, *text);
+  if (const int* integer = std::get_if<int>(&value)) return number_problem(option, *integer);
+  if (const double* number = std::get_if<double>(&value)) return number_problem(option, *number);
+  return "";
+}
+
+OptionValue OptionValues::checked(const Option& option) const {
+  const auto found = given_.find(option.name);
+  if (found == given_.end()) return option.standard;
+  if (const std::string problem = option_problem(option, found->second); !problem.empty())
+    throw UserError(section_ + "." + option.name + " " + problem);
+  return converted(option, found->second);
+}
+
+}  // namespace topknot

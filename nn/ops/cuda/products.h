@@ -1,0 +1,62 @@
+#pragma once
+// What linear layers, LSTMs and convolutions share on a GPU: products of row-major matrices by cuBLAS, the weight in the order
+// and type of a product and its gradient in the arena's, the bias and its gradient, and a copy of channels. `bf16`: of bfloat16
+// numbers instead of floats; arithmetic is in float.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "nn/core/autograd.h"
+#include "nn/core/cuda/context.h"
+
+namespace topknot::cuda {
+
+struct Operand {
+  const void* data;
+  bool transposed;  // stored as the transpose of what takes part in the product
+};
+
+// c = op(a) op(b), or with `add` c += that, on the current context's stream, where op(a) is [m, k], op(b) is [k, n] and c is [m, n],
+// all contiguous and none of them empty. `inputs` is the type of a and b; c has it too, or is f32. Sums are in fp32, with
+// the inputs' products in the precision that Context::options() states. Deterministic for a context's one stream.
+// Throws Error for sizes of 2^31 and more.
+void multiply(std::int64_t m, std::int64_t n, std::int64_t k, DType inputs, Operand a, Operand b, bool add,
+              void* c, DType output);
+
+// A parameter's value as an operand of the given type: itself, or a converted copy.
+Tensor weight_as(DType type, const Tensor& weight);
+
+struct FilterShape {
+  std::int64_t out, in, taps;  // taps: height times width of the kernel
+  std::size_t size() const { return static_cast<std::size_t>(out * in * taps); }
+};
+
+// filter [out, taps, in] (KRSC, which cuDNN wants beside NHWC activations), rounded to bfloat16 where asked for, from
+// the arena's weight [out, in, taps] (OIHW).
+void filter_from_weight(cudaStream_t stream, const float* weight, void* filter, bool bf16, FilterShape shape);
+// The way back: weight = filter, or weight += filter.
+void weight_from_filter(cudaStream_t stream, const void* filter, bool bf16, float* weight, bool accumulate,
+                        FilterShape shape);
+
+// y[..., c] += bias[c]. The channel is the fastest dimension of y in memory: nhwc, or [N, out].
+void add_bias(Tensor& y, const Tensor& bias);
+void add_bias(cudaStream_t stream, void* y, bool bf16, const float* bias, std::size_t rows,
+              std::size_t channels);
+
+// The sum of the output's gradient over all but the channel, written or added to the bias' gradient; nothing where that
+// is not wanted.
+void bias_gradient(const Tensor& dy, const GradientTarget& target);
+// sums[c] = sum over the rows of x[i, c], or sums[c] += that. Summed in an order that rows and channels decide, so
+// with the same bits in every run. `scratch`: column_sums_scratch() floats, or null where that is 0.
+std::size_t column_sums_scratch(std::size_t rows, std::size_t channels);
+void column_sums(cudaStream_t stream, const void* x, bool bf16, std::size_t rows, std::size_t channels,
+                 float* scratch, float* sums, bool accumulate);
+
+// In N, H, W, C order: channels from + i from_step of x, which has from_channels, become channels to + i to_step of y, for
+// i < count, in each of `rows` pixels; with `accumulate` they are added. Fewer than 2^32 elements. In concat.cu.
+struct ChannelCopy {
+  std::uint32_t rows, count, from_channels, from, from_step, to_channels, to, to_step;
+};
+void copy_channels(cudaStream_t stream, bool bf16, const void* x, void* y, ChannelCopy copy, bool accumulate);
+
+}  // namespace topknot::cuda

@@ -1,0 +1,271 @@
+// The programs sparsify, bench and predict as a user runs them.
+#include <filesystem>
+#include <fstream>
+
+#include "tests/cli/command.h"
+#include "tests/support/error_text.h"
+#include "tests/support/files.h"
+#include "tests/support/temp_folder.h"
+#include "train/metrics/metrics.h"
+#include "train/metrics/npy.h"
+#include "train/plan/exchange_profile.h"
+
+using namespace topknot;
+
+namespace {
+
+struct Bench {
+  TempFolder temp;
+  std::string input = temp.at("g.npy"), out = temp.at("out.jsonl");
+  Bench() { write_npy(input, {2, 2, 3}, std::vector<float>{1, -4, 2, 0.5f, 0, 8, 1, 1, 1, 2, 2, 2}); }
+  std::size_t files() const {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(temp.str()),
+                                                  std::filesystem::directory_iterator()));
+  }
+};
+
+void check_sparsify_refuses(const CommandOutcome& outcome, std::initializer_list<const char*> words) {
+  check_refused(outcome, words, "sparsify: ");
+}
+
+const std::string kSmall =
+    " model.name=mlp model.hidden=[8] data.train_size=64 data.test_size=16 data.batch_size=4 "
+    "train.threads=1 ";
+
+struct Recorded {
+  TempFolder temp;
+  std::string folder = temp.at("rec");
+  CommandOutcome outcome = bench("--record " + folder + kSmall + "train.record_from=2 --steps 4");
+};
+
+void check_predict_refuses(const CommandOutcome& outcome, std::initializer_list<const char*> words) {
+  check_refused(outcome, words, "predict: ");
+}
+
+// A folder with the profile of a run.
+struct Profiled {
+  TempFolder temp;
+  Profiled() {
+    ExchangeProfile p;
+    p.model = "mlp", p.method = "topk", p.density = 0.01, p.ranks = 2, p.backend = "gloo", p.overlaps = true;
+    p.parameters = {{"w", 100000, true, 0.02, 0.02}, {"bias", 10, false, 0, 0.02}};
+    p.forward_s = 0.01, p.backward_s = 0.02, p.update_s = 0.001;
+    p.groups = {{100000, 8000, 0, 0.001, 0.001}};
+    p.dense = {10, 40, 0, 0, 0};
+    p.link = {1e-4, 1e-8, 0};
+    p.gather = {1e-4, 1e-8, 2};
+    p.reduce = {2e-4, 1e-8, 2};
+    std::ofstream(temp.at("exchange_profile.json")) << exchange_profile_json(p);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("sparsify writes its lines and sums them up") {
+  const Bench bench;
+  const CommandOutcome outcome =
+      sparsify(bench.input + " --compressor topk --density 0.4 --weights 1,3 --out " + bench.out);
+  CHECK(outcome.ended(0));
+  CHECK(says(outcome.output,
+             {"2 steps of 2 ranks, 3 elements; mean count 1 = 1 k", "24 up, 24 down; dense over up: 0.5"}));
+  const std::string lines = text_of(bench.out);
+  CHECK(lines.starts_with(
+      R"({"step":0,"rank":0,"count":1,"threshold":4,"indices":[1],"values":[-4],"bytes_up":24})"));
+  CHECK(contains(lines,
+                 "\n"
+                 R"({"step":0,"aggregate":true,"indices":[1,2],"values":[-1,6],)"
+                 R"("bytes_down":[24,24],"dense_bytes":12})"
+                 "\n"));
+  CHECK(bench.files() == 2);
+}
+
+TEST_CASE("sparsify writes to standard output, to links and to devices without replacing them") {
+  const Bench bench;
+  const std::string command = bench.input + " --compressor topk memory=none --density 1 --out ";
+  const CommandOutcome outcome = sparsify(command + "-");
+  CHECK(outcome.ended(0));
+  CHECK(outcome.count("\"aggregate\":true") == 2);
+  CHECK(sparsify(command + "/dev/stdout | cat").count("\"aggregate\":true") == 2);
+  CHECK(std::filesystem::is_character_file("/dev/null"));
+  CHECK(sparsify(command + "/dev/null").ended(0));
+  CHECK(std::filesystem::is_character_file("/dev/null"));
+  bench.temp.write("real.jsonl", {});
+  std::filesystem::create_symlink("real.jsonl", bench.temp.at("link.jsonl"));
+  CHECK(sparsify(command + bench.temp.at("link.jsonl")).ended(0));
+  CHECK(std::filesystem::is_symlink(bench.temp.at("link.jsonl")));
+  CHECK(std::filesystem::file_size(bench.temp.at("real.jsonl")) > 0);
+}
+
+TEST_CASE("sparsify prints its help, and the compressors") {
+  check_help(sparsify, {"--weights", "--tensors", "Examples", "key=value"});
+  const CommandOutcome list = sparsify("--list");
+  CHECK(says(list.output, {"\ntopk  ", "dense  "}));
+}
+
+TEST_CASE("sparsify validates its arguments") {
+  const Bench bench;
+  const std::string out = " --out " + bench.out;
+  check_sparsify_refuses(sparsify("--compressor topk" + out), {"no input"});
+  check_sparsify_refuses(sparsify(bench.input + out), {"--compressor", "--list"});
+  check_sparsify_refuses(sparsify(bench.input + " --compressor topk"), {"--out"});
+  check_sparsify_refuses(sparsify(bench.input + " --compresor topk" + out), {"--compresor", "--help"});
+  check_sparsify_refuses(sparsify(bench.input + " --compressor topk --density 2" + out),
+                         {"compress.density"});
+  check_sparsify_refuses(sparsify(bench.temp.at("absent.npy") + " --compressor topk" + out), {"absent.npy"});
+  CHECK(bench.files() == 1);
+}
+
+TEST_CASE("sparsify refuses outputs that cannot be written, and leaves nothing") {
+  const Bench bench;
+  const std::string command = bench.input + " --compressor topk --out ";
+  check_sparsify_refuses(sparsify(command + bench.temp.at("no/out.jsonl")), {"no/out.jsonl", "No such file"});
+  check_sparsify_refuses(sparsify(command + bench.temp.str()), {"is a folder"});
+  check_sparsify_refuses(sparsify(command + bench.input), {"is the input"});
+  const TempFolder other;
+  other.write("g.npy", {'o'});
+  check_sparsify_refuses(sparsify(command + other.at("g.npy")), {"g.npy: exists already"});
+  check_sparsify_refuses(sparsify(command + "/dev/full"), {"/dev/full", "No space left"});
+  CHECK(sparsify(command + "- > /dev/full").ended(2));
+  CHECK(bench.files() == 1);
+}
+
+TEST_CASE("sparsify leaves an earlier output as it was where a run fails") {
+  const Bench bench;
+  bench.temp.write("out.jsonl", {'o', 'l', 'd'});
+  // A limit on the size of files stands in for a disk that fills up on the way.
+  write_npy(bench.input, {400, 100}, std::vector<float>(40000, 1.0f));
+  const CommandOutcome outcome =
+      run_command("trap \"\" XFSZ; ulimit -f 16; " TOPKNOT_BIN "/sparsify " + bench.input +
+                  " --compressor topk --density 1 --out " + bench.out);
+  check_sparsify_refuses(outcome, {"out.jsonl", "File too large"});
+  CHECK(std::filesystem::file_size(bench.out) == 3);
+  CHECK(bench.files() == 2);
+}
+
+TEST_CASE("sparsify that is interrupted leaves nothing but an earlier output") {
+  const Bench bench;
+  const std::string big = bench.temp.at("big.npy");
+  write_npy(big, {2000, 20000}, std::vector<float>(2000 * 20000, 1.0f));
+  std::ofstream(bench.out) << "earlier";
+  // The part appears when the run has begun.
+  const CommandOutcome outcome =
+      run_command("exec 3>&1; " TOPKNOT_BIN "/sparsify " + big + " --compressor topk --density 0.5 --out " +
+                  bench.out + " >&3 2>&1 & p=$!; until ls " + bench.temp.str() +
+                  " | grep -q part; do sleep 0.01; done; kill -INT $p; wait $p");
+  CHECK(outcome.ended(130));
+  CHECK(outcome.has("interrupted; no output was written"));
+  CHECK(bench.files() == 3);
+  CHECK(text_of(bench.out) == "earlier");
+}
+
+TEST_CASE("sparsify reports keys without effect, and takes a key once") {
+  const Bench bench;
+  const std::string command = bench.input + " --out " + bench.out + " --compressor ";
+  CHECK(sparsify(command + "topk mu=3").has("note: compress.mu is for regtopk and changes nothing here"));
+  CHECK(sparsify(command + "powersgd").has("note: without --tensors the input is one vector"));
+  CHECK_FALSE(sparsify(command + "powersgd --tensors 3").has("note: without"));
+  check_sparsify_refuses(sparsify(command + "topk --density 0.1 density=0.2"), {"given twice"});
+}
+
+TEST_CASE("bench records a run and replays it, by threads and by processes") {
+  const Recorded recorded;
+  INFO(recorded.outcome.output);
+  REQUIRE(recorded.outcome.code == 0);
+  const NpyReader reader(recorded.folder + "/gradients.npy");
+  CHECK(reader.shape()[0] == 4);
+  CHECK(read_metrics(recorded.folder + "/metrics.jsonl").steps.size() == 6);
+
+  for (const char* backend : {"threads", "gloo"}) {
+    const std::string out = recorded.temp.at(std::string("out-") + backend);
+    const CommandOutcome outcome =
+        bench("--replay " + recorded.folder + " compress.name=topk compress.density=0.01 dist.ranks=3 " +
+              "dist.backend=" + backend + " --steps 2 --out " + out);
+    CHECK(outcome.ended(0));
+    for (const char* word : {"4 recorded steps", "topk at density 0.01", "3 ranks by", "encode",
+                             "communicate", "exposed", "decode", "a rank sends"})
+      CHECK(outcome.count(word) == 1);
+    CHECK(outcome.has(backend));
+    const Metrics metrics = read_metrics(out + "/metrics.jsonl");
+    CHECK(metrics.steps.size() == 7);
+    CHECK(metrics.end.has_value());
+    for (const char* file : {"bench.json", "config.yaml", "environment.json", "metrics.csv"})
+      CHECK(std::filesystem::exists(out + "/" + file));
+    CHECK(compare(out + " --out " + recorded.temp.at("report.html")).ended(0));
+  }
+}
+
+TEST_CASE("bench prints its help") {
+  check_help(bench, {"--record", "--replay", "--compute", "--out", "Examples"});
+}
+
+TEST_CASE("bench validates its arguments and the recording") {
+  const Recorded recorded;
+  REQUIRE(recorded.outcome.code == 0);
+  const std::string replay = "--replay " + recorded.folder + " ";
+  check_refused(bench("--replay " + recorded.temp.at("absent")), {"absent", "no such folder", "--record"});
+  check_refused(bench("--record x --replay y"), {"--record DIR or --replay DIR"});
+  check_refused(bench("dist.ranks=2"), {"--record DIR or --replay DIR"});
+  check_refused(bench(replay + "--steps 0"), {"--steps"});
+  check_refused(bench(replay + "--meet --compute 0.1"), {"--meet"});
+  check_refused(bench("--record x --meet"), {"--meet is for --replay"});
+  check_refused(bench(replay + "--setps 3"), {"--setps", "--help"});
+  check_refused(bench(replay + "compress.name=tpok"), {"did you mean", "topk"});
+  check_refused(bench(replay + "compress.denisty=0.1"), {"did you mean", "density"});
+  check_refused(bench(replay + "config.yaml"), {"takes its configuration from"});
+  check_refused(bench("--record " + recorded.folder + kSmall), {"already holds a run"});
+  // Nothing is made where the configuration is wrong.
+  const std::string out = recorded.temp.at("out");
+  check_refused(bench(replay + "compress.layer_density=auto compress.scope=tensor --out " + out),
+                {"layer_density"});
+  CHECK_FALSE(std::filesystem::exists(out));
+}
+
+TEST_CASE("predict prints its help") {
+  check_help(predict, {"--ranks", "--rate", "--measured", "--papers", "Examples", "exchange.merge=optimal"});
+}
+
+TEST_CASE("predict --papers needs no run and names claims and sources") {
+  const CommandOutcome outcome = predict("--papers");
+  CHECK(outcome.ended(0));
+  for (const char* word : {"GaussianK", "DGC", "OMGS", "MODELLED", "Claim", "arXiv 1911.08772", "figure 6"})
+    CHECK(outcome.has(word));
+  check_predict_refuses(predict("somewhere --papers"), {"--papers"});
+  check_predict_refuses(predict("--papers --out somewhere"), {"--papers", "--out"});
+}
+
+TEST_CASE("predict prints tables and writes what it printed") {
+  const Profiled run;
+  const std::string out = run.temp.at("a/b");
+  const CommandOutcome outcome =
+      predict(run.temp.str() + " --ranks 1,4,64 --rate measured,100mbit --merge all --out " + out);
+  CHECK(outcome.ended(0));
+  CHECK(outcome.count("modelled speed-up") == 2);
+  CHECK(says(outcome.output, {"topk 0.01, merge all", "dense, merge all", "1.00 (100%)", "Assumptions"}));
+  for (const char* name : {"csv", "json", "html"})
+    CHECK(std::filesystem::file_size(out + "/prediction." + name) > 500);
+}
+
+TEST_CASE("a run may follow a list of predict") {
+  const Profiled run;
+  CHECK(predict("--rate measured,100mbit " + run.temp.str()).ended(0));
+}
+
+TEST_CASE("predict validates its arguments") {
+  const Profiled run;
+  const TempFolder empty;
+  const std::string good = run.temp.str() + " ";
+  check_predict_refuses(predict("--rate 1gbit"), {"no run given"});
+  check_predict_refuses(predict(empty.str()), {"no exchange_profile.json", "exchange.merge=optimal"});
+  check_predict_refuses(predict(good + "--rate fast"), {"--rate", "fast"});
+  check_predict_refuses(predict(good + "--ranks 2,x"), {"--ranks", "x"});
+  check_predict_refuses(predict(good + "--ranks 0"), {"--ranks", "0"});
+  check_predict_refuses(predict(good + "--ranks 2.5"), {"--ranks", "2.5"});
+  check_predict_refuses(predict(good + "--latency -1"), {"--latency", "-1"});
+  check_predict_refuses(predict(good + "--merge some"), {"some"});
+  check_predict_refuses(predict(good + "--method dgc"), {"--method", "dgc"});
+  check_predict_refuses(predict(good + "--collective tree"), {"--collective", "tree"});
+  check_predict_refuses(predict(good + "--measured " + empty.str()), {"--measured", "metrics.jsonl"});
+  check_predict_refuses(predict(good + good), {"two of the runs"});
+  check_predict_refuses(predict(good + "--out /dev/null/x"), {"--out", "/dev/null/x"});
+  check_predict_refuses(predict(good + "--wrong"), {"--wrong", "--help"});
+}

@@ -1,0 +1,370 @@
+// Whole runs on texts, on speech and on folders of pictures.
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "nn/ops/ops.h"
+#include "tests/data/made_up_speech.h"
+#include "tests/data/picture_folder.h"
+#include "tests/support/error_text.h"
+#include "tests/support/files.h"
+#include "tests/support/standard_error.h"
+#include "tests/train/made_up_text.h"
+#include "tests/train/resumed_run.h"
+#include "train/checkpoint/model_file.h"
+#include "train/checks.h"
+#include "train/evaluate.h"
+#include "train/status.h"
+
+namespace topknot::testing {
+namespace {
+
+// 1600 tokens: 19 steps per epoch on one rank of 4 columns, 9 on two.
+Keys lm_keys(const MadeUpText& text, const Keys& more = {}) {
+  return with({"data.name=text", "data.root=" + text.root(), "data.train_size=0", "data.test_size=0",
+               "data.sequence_length=20", "model.name=lstm_lm", "model.width=24", "model.layers=2",
+               "model.dropout=0", "optimizer.lr=5", "optimizer.momentum=0", "optimizer.weight_decay=0",
+               "train.clip_global=0.5", "compress.density=0.05", "train.threads=1"},
+              more);
+}
+
+// lstm_lm whose logits are NaN in one step of rank 0, and that keeps the state with which each of its training steps
+// begins there.
+struct BrokenStep {
+  static constexpr std::uint32_t kBroken = 3;
+  static inline std::vector<std::vector<float>> states;
+};
+class BrokenLm final : public Module {
+ public:
+  BrokenLm(ParameterStore& store, const ModelOptions& options)
+      : store_(store), inner_(make_model("lstm_lm", store, options)) {}
+  bool reads_tokens() const override { return true; }
+  Variable forward(const Variable& x, const ForwardContext& context) override {
+    if (context.training && context.rank == 0) BrokenStep::states.push_back(store_.buffers().back()->values);
+    Variable y = inner_->forward(x, context);
+    if (context.training && context.rank == 0 && context.step == BrokenStep::kBroken)
+      y.value().data()[0] = std::numeric_limits<float>::quiet_NaN();
+    return y;
+  }
+
+ private:
+  ParameterStore& store_;
+  ModulePtr inner_;
+};
+const RegisterModel broken_lm("test_broken_lm", "of the tests",
+                              [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
+                                return std::make_unique<BrokenLm>(store, options);
+                              });
+
+Keys speech_keys(const MadeUpSpeech& speech) {
+  return {"data.name=speech",   "data.root=" + speech.root(), "data.train_size=0",  "data.test_size=0",
+          "data.batch_size=2",  "model.name=deep_speech",     "model.width=8",      "model.layers=1",
+          "dist.ranks=2",       "compress.density=0.1",       "optimizer.lr=0.05",  "train.max_steps=7",
+          "train.stop_after=0", "train.eval_every=1",         "train.clip_global=5"};
+}
+
+Keys keys_of(const PictureFolder& folder, const Keys& more = {}) {
+  return with(
+      {"data.name=image_folder", "data.root=" + folder.str(), "data.image_size=12", "data.train_size=0",
+       "data.test_size=0", "data.batch_size=2", "train.max_steps=8", "compress.name=topk"},
+      more);
+}
+
+}  // namespace
+
+TEST_CASE("a language model learns a made-up text: what is left is the choice of the subject") {
+  const MadeUpText text(1600);  // long enough not to be known by heart
+  const Run run = train("threads", 1,
+                        lm_keys(text, {"train.max_steps=500", "train.eval_every=1", "model.width=32",
+                                       "optimizer.lr=1", "optimizer.momentum=0.9", "train.clip_global=2"}));
+  const auto& steps = run.metrics.steps;
+  // 26 words; a quarter of the tokens has 8 equally likely values, the others are certain.
+  CHECK(steps.front().loss == Approx(std::log(26.0)).margin(0.05));
+  const double least = std::log(kSubjects) / 4;
+  CHECK(run.test_loss > 0.95 * least);
+  CHECK(run.test_loss < 1.15 * least);
+  REQUIRE(run.metrics.starts.size() == 1);
+  CHECK(run.metrics.starts[0].metric == Metric::perplexity());
+  CHECK(run.metrics.starts[0].task == "text, 26 words");
+  REQUIRE(run.metrics.end);
+  for (const EvalRecord& eval : run.metrics.evals) {
+    CHECK(eval.test.perplexity.value() == Approx(std::exp(eval.test.loss)));
+    CHECK_FALSE(eval.test.accuracy);
+  }
+  CHECK(run.metrics.end->test.perplexity.value() == Approx(std::exp(run.test_loss)));
+  const double held_out_loss = run.metrics.end->held_out_loss.value();
+  CHECK(held_out_loss > 0.95 * least);
+  CHECK(held_out_loss != run.test_loss);
+  CHECK(run.metrics.end->held_out_perplexity.value() == Approx(std::exp(held_out_loss)));
+  // A state that is carried tells where in the line a window begins: 80 tokens of a step, of all of which it counts.
+  CHECK(steps.back().images_per_second > 80);
+}
+
+TEST_CASE(
+    "language models: ranks agree, and threads equal gloo, with dense, topk and dgc, tied and with dropout") {
+  const MadeUpText text;
+  for (const Keys& keys : {Keys{"compress.name=dense", "dist.ordered_sum=true"}, Keys{"compress.name=topk"},
+                           Keys{"compress.name=dgc", "optimizer.momentum=0.5", "optimizer.lr=0.5"},
+                           Keys{"compress.name=topk", "model.tied=true", "model.dropout=0.3"}}) {
+    INFO(keys.front() << " " << keys.back());
+    const Keys all = lm_keys(text, with({"train.max_steps=12"}, keys));
+    const Run threads = train("threads", 3, all);
+    CHECK(threads.checksums == train("gloo", 3, all).checksums);
+    CHECK(threads.metrics.steps.back().loss < threads.metrics.steps.front().loss);
+  }
+}
+
+TEST_CASE("a language model goes on bit for bit from the middle of an epoch, by threads and by gloo") {
+  const MadeUpText text;
+  for (const Keys& keys :
+       {Keys{"compress.name=dense", "dist.ordered_sum=true"}, Keys{"compress.name=topk", "model.dropout=0.3"},
+        Keys{"compress.name=dgc", "optimizer.momentum=0.5", "train.accumulate=2"}}) {
+    INFO(keys.front());
+    const Keys all = lm_keys(
+        text,
+        with({"dist.ranks=2", "train.max_steps=24", "train.stop_after=0", "train.eval_every=0.5"}, keys));
+    const Ended expected = whole(all);
+    const Ended resumed = stopped_and_resumed(all, 14);
+    check_same(expected, resumed);
+    check_same(expected, stopped_and_resumed(all, 14, "gloo"));
+    CHECK(expected.metrics.end->held_out_loss == resumed.metrics.end->held_out_loss);
+  }
+}
+
+TEST_CASE("the state is carried through an epoch and begins anew with the next") {
+  const MadeUpText text;
+  BrokenStep::states.clear();
+  const Keys keys = lm_keys(text, {"model.name=test_broken_lm", "train.max_steps=40", "train.max_skips=2"});
+  const Run run = train("threads", 1, keys);
+  const auto& states = BrokenStep::states;
+  REQUIRE(states.size() == 40);
+  const std::vector<float> zeros(states[0].size(), 0.0f);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    INFO("step " << i);
+    CHECK((states[i] == zeros) == (i % 19 == 0));
+  }
+  SECTION("a discarded step leaves the state as it was before") {
+    REQUIRE(run.metrics.steps[BrokenStep::kBroken].skipped);
+    CHECK(states[BrokenStep::kBroken + 1] == states[BrokenStep::kBroken]);
+    CHECK(states[BrokenStep::kBroken + 2] != states[BrokenStep::kBroken + 1]);
+  }
+}
+
+TEST_CASE(
+    "evaluations of a language model count every window once, whatever the ranks, and disturb nothing") {
+  const MadeUpText text;
+  const Keys keys = lm_keys(text, {"train.max_steps=1", "optimizer.lr=0.0001"});
+  const double alone = train("threads", 1, keys).test_loss;
+  for (const int ranks : {2, 3, 4})
+    CHECK(train("threads", ranks, keys).test_loss == Approx(alone).epsilon(1e-5));
+  const Keys longer = lm_keys(text, {"train.max_steps=12", "compress.name=topk"});
+  CHECK(train("threads", 2, with(longer, {"train.eval_every=0.25"})).checksums ==
+        train("threads", 2, longer).checksums);
+}
+
+TEST_CASE("micro-batches go on through the text, and carry the state") {
+  const MadeUpText text;
+  BrokenStep::states.clear();
+  train("threads", 1,
+        lm_keys(text, {"model.name=test_broken_lm", "train.max_steps=1", "train.accumulate=3"}));
+  REQUIRE(BrokenStep::states.size() == 3);
+  CHECK(BrokenStep::states[1] != BrokenStep::states[0]);
+  CHECK(BrokenStep::states[2] != BrokenStep::states[1]);
+}
+
+TEST_CASE("a language model's file has its parameters and no state, and a run can begin from it") {
+  const MadeUpText text;
+  const TempFolder temp;
+  const Keys keys = lm_keys(text, {"train.max_steps=5"});
+  start(temp, keys, false);
+  const std::string file = temp.at("run/checkpoints/step-000000005/model.safetensors");
+  const SafetensorsFile model = SafetensorsFile::read(file);
+  CHECK(model.find("rnn.weight_hh_l1"));
+  CHECK_FALSE(model.find("rnn.hidden_l0"));
+  CHECK(SafetensorsFile::read(temp.at("run/checkpoints/step-000000005/rank-0000.safetensors"))
+            .find("statistics.rnn.hidden_l0"));
+  const Run from = train("threads", 1, lm_keys(text, {"train.max_steps=1", "model.init_from=" + file}));
+  CHECK(from.metrics.steps[0].loss < 0.95 * std::log(26.0));
+  const std::string status = status_text(temp.at("run"));
+  CHECK(says(status, {"validation perplexity", "tokens/s"}));
+}
+
+TEST_CASE("models and data that do not go together, and texts that do not fit, are the user's errors") {
+  const MadeUpText text;
+  const auto refused = [&](const Keys& keys, std::initializer_list<std::string> parts) {
+    return says(error_text([&] { train("threads", 1, lm_keys(text, keys)); }), parts);
+  };
+  CHECK(refused({"model.name=mlp"}, {"model.name: mlp does not read tokens", "lstm_lm"}));
+  CHECK(refused({"data.name=synthetic_images", "data.train_size=64", "data.test_size=8"},
+                {"model.name: lstm_lm reads tokens", "synthetic_images"}));
+  CHECK(refused({"data.sequence_length=390", "data.batch_size=5"},
+                {"data.batch_size", "data.sequence_length"}));
+  CHECK(refused({"data.shard=by_label"}, {"data.shard", "even"}));
+  CHECK(refused({"data.augment=true"}, {"data.augment", "text"}));
+}
+
+TEST_CASE("a run on speech goes on bit for bit from the middle of an epoch, over threads and gloo") {
+  const MadeUpSpeech speech(16, 5);  // 4 steps per epoch
+  for (const std::string method : {"dense", "topk", "dgc"}) {
+    INFO(method);
+    const Keys keys = with(speech_keys(speech), keys_of_method(method));
+    const Ended threads = whole(keys);
+    check_same(threads, stopped_and_resumed(keys, 6));
+    CHECK(whole(keys, "gloo").checksum == threads.checksum);
+  }
+}
+
+TEST_CASE("speech: the loss falls, and evaluations record word and character error rates") {
+  const MadeUpSpeech speech(16, 5);
+  const Ended run = whole(with(speech_keys(speech), {"compress.name=dense", "train.max_steps=24"}));
+  REQUIRE(run.metrics.steps.size() == 24);
+  CHECK(run.metrics.steps.back().loss < 0.6 * run.metrics.steps.front().loss);
+  REQUIRE(run.metrics.end);
+  REQUIRE(run.metrics.starts.size() == 1);
+  CHECK(run.metrics.starts[0].metric == Metric::word_errors());
+  REQUIRE_FALSE(run.metrics.evals.empty());
+  const EvalRecord& last = run.metrics.evals.back();
+  CHECK(last.test.word_error_rate.value() == Approx(1 - last.test.accuracy.value()));
+  CHECK((last.test.word_error_rate.value() > 0 && last.test.character_error_rate.value() > 0));
+  CHECK(run.metrics.end->test.word_error_rate == last.test.word_error_rate);
+  CHECK(run.metrics.end->test.character_error_rate == last.test.character_error_rate);
+}
+
+TEST_CASE("a run on speech goes on without damaged recordings up to data.max_bad_files, and says so") {
+  const MadeUpSpeech speech(16, 5);
+  std::filesystem::resize_file(speech.at("train3.wav"),
+                               std::filesystem::file_size(speech.at("train3.wav")) - 2);
+  const Keys keys = with(speech_keys(speech), {"compress.name=dense"});
+  CHECK(says(error_text([&] { whole(keys); }), {"train.tsv:4: ", "train3.wav", "data.max_bad_files=1"}));
+  const StandardError errors;
+  CHECK(whole(with(keys, {"data.max_bad_files=1"})).metrics.steps.size() == 7);
+  CHECK(says(errors.text(),
+             {"on speech (15 training and 5 test recordings, 29 classes)", "train3.wav", "left out"}));
+}
+
+TEST_CASE("speech: rates are over all words and characters, and frames those that the model gives") {
+  EvaluationSums sums;
+  sums.loss = 6, sums.samples = 2, sums.word_errors = 1, sums.words = 5, sums.character_errors = 3,
+  sums.characters = 12;
+  CHECK(sums.mean().loss == 3);
+  CHECK(sums.mean().accuracy == Approx(0.8));
+  CHECK(sums.mean().second == Approx(0.25));
+
+  const MadeUpSpeech speech(4, 2);
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(temp, speech_keys(speech));
+  const RunData data = load_data(loaded.config);
+  const auto model = build_model(loaded.config, *data.train);
+  Batch batch;
+  batch.frames = {13, 26};
+  CHECK((output_frames(*model->module, batch) == std::vector<std::int32_t>{7, 13}));  // every second one
+}
+
+TEST_CASE(
+    "speech: an evaluation is the same with other batches, and a step's loss is that of recordings without "
+    "padding") {
+  const MadeUpSpeech speech(4, 5);
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(
+      temp, with(speech_keys(speech),
+                 {"dist.ranks=1", "data.batch_size=4", "compress.name=dense", "train.max_steps=1"}));
+  const RunData data = load_data(loaded.config);
+  const auto model = build_model(loaded.config, *data.train);
+  const auto batches_of = [&](std::int64_t size, bool train) {
+    LoaderOptions options;
+    options.batch = size, options.train = train, options.seed = loaded.config.seed;
+    return std::make_unique<HostBatches>(train ? *data.train : *data.test, options, *model->module);
+  };
+
+  std::vector<double> losses;
+  for (const std::int64_t size : {1, 2, 5})
+    losses.push_back(evaluation_sums(*model, *batches_of(size, false), [](auto, auto) { return true; }).loss);
+  CHECK(losses[1] == Approx(losses[0]));
+  CHECK(losses[2] == Approx(losses[0]));
+
+  const auto batches = batches_of(4, true);
+  batches->start_epoch(0, 0);
+  const Batch& batch = *batches->of_step(0).host;
+  REQUIRE(std::set(batch.frames.begin(), batch.frames.end()).size() > 1);
+  const auto frames = output_frames(*model->module, batch);
+  const auto loss_of = [&](std::span<const std::int32_t> of) {
+    ForwardContext context;
+    context.frames = of;
+    return batch_loss(model->forward(batch.images, context), view_of(batch, frames)).value().data()[0];
+  };
+  const float masked = loss_of(frames);
+  const Ended run = whole(with(speech_keys(speech), {"dist.ranks=1", "data.batch_size=4",
+                                                     "compress.name=dense", "train.max_steps=1"}));
+  REQUIRE(run.metrics.steps.size() == 1);
+  CHECK(run.metrics.steps[0].loss == Approx(masked));
+  CHECK(std::abs(loss_of({}) - masked) > 1e-3f * masked);
+}
+
+TEST_CASE("speech: a transcript too long for its recording, and models of another task, are refused") {
+  const MadeUpSpeech speech(4, 2);
+  const auto problem = [&](const Keys& keys) {
+    const TempFolder temp;
+    const LoadedConfig loaded = small_run(temp, with(speech_keys(speech), keys));
+    std::string text;
+    for (const Problem& one : check_run(loaded.config, load_data(loaded.config)).problems)
+      text += one.message + "\n";
+    return text;
+  };
+  CHECK(problem({"data.batch_size=1"}).empty());
+  CHECK(problem({"data.batch_size=1", "model.name=mlp"}).find("does not transcribe") != std::string::npos);
+  CHECK(problem({"data.batch_size=1", "data.name=synthetic_images"}).find("spectrograms") !=
+        std::string::npos);
+  CHECK(problem({"data.batch_size=4"}).find("data.batch_size: 4 samples do not fill") != std::string::npos);
+  std::ofstream(speech.at("test.tsv")) << "test0.wav\tA MUCH TOO LONG SENTENCE\n";
+  const std::string text = problem({"data.batch_size=1"});
+  CHECK(says(text, {"test0.wav", "of 24 characters takes 25 frames"}));
+}
+
+TEST_CASE(
+    "a run on a folder of pictures has the same bits over threads and gloo, with any number of workers") {
+  const PictureFolder folder;
+  const auto checksums = train("threads", 2, keys_of(folder)).checksums;
+  CHECK(train("gloo", 2, keys_of(folder)).checksums == checksums);
+  for (const char* workers : {"data.workers=0", "data.workers=3"})
+    CHECK(train("threads", 2, keys_of(folder, {workers})).checksums == checksums);
+  CHECK(train("threads", 2, keys_of(folder, {"data.augment=false"})).checksums != checksums);
+}
+
+TEST_CASE("a damaged picture ends a run above data.max_bad_files and is passed over below") {
+  const PictureFolder folder;
+  folder.write("train/classb/p1.ppm", {'P', '6'});
+  CHECK(says(error_text([&] { train("threads", 1, keys_of(folder)); }),
+             {"training picture", "train/classb/p1.ppm", "data.max_bad_files=1"}));
+  CHECK(train("threads", 2, keys_of(folder, {"data.max_bad_files=1"})).metrics.steps.size() == 8);
+}
+
+TEST_CASE("the start of a run says how many samples and classes there are, and once what is not read") {
+  const PictureFolder folder;
+  folder.write("train/classa/x.webp", {1});
+  const StandardError errors;
+  train("threads", 2, keys_of(folder));
+  const std::string text = errors.text(), warning = "not read: *.webp (1)";
+  CHECK(says(text, {"on image_folder (12 training and 6 test samples, 3 classes), 2 ranks by", warning}));
+  CHECK(text.find(warning) == text.rfind(warning));
+}
+
+TEST_CASE("ranks with other pictures notice it before the first step") {
+  const PictureFolder folder, other;
+  other.write("val/classa/v0.PPM", pnm_picture(9, 9, 9));
+  const TempFolder temp;
+  std::vector<RunData> data;
+  for (const PictureFolder* root : {&folder, &other})
+    data.push_back(load_data(small_run(temp, keys_of(*root)).config));
+  std::vector<std::string> messages(2);
+  run_ranks("threads", 2, [&](Communicator& communicator) {
+    const auto rank = static_cast<std::size_t>(communicator.rank());
+    messages[rank] =
+        error_text<UserError>([&] { check_same_data(communicator, data_fingerprint(data[rank])); });
+  });
+  for (const std::string& message : messages) {
+    CHECK(message.find("the checksum of test samples is") != std::string::npos);
+    CHECK(message.find("training") == std::string::npos);
+  }
+}
+
+}  // namespace topknot::testing
