@@ -9,9 +9,6 @@
 #include <vector>
 
 #include "data/loader.h"
-#include "data/recording.h"
-#include "data/spectrogram.h"
-#include "data/transcript.h"
 #include "data/speech.h"
 #include "tests/data/made_up_speech.h"
 #include "tests/support/error_text.h"

@@ -65,11 +65,12 @@ class HangingTraining final : public BrokenSample {
 
   bool training_;
 };
-const RegisterDataset hanging_training("hanging_training", "of the tests",
-                                       [](const DatasetOptions&, Split split) {
-                                         return std::unique_ptr<Dataset>(
-                                             std::make_unique<HangingTraining>(split));
-                                       });
+const bool hanging_training_registered =
+    (datasets().add("hanging_training", "of the tests",
+                    [](const DatasetOptions&, Split split) {
+                      return std::unique_ptr<Dataset>(std::make_unique<HangingTraining>(split));
+                    }),
+     true);
 
 }  // namespace
 

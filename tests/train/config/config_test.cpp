@@ -15,7 +15,6 @@
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
-#include "train/config/cli.h"
 #include "tests/support/text.h"
 
 namespace topknot {
