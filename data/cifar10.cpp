@@ -69,12 +69,9 @@ class Cifar10 final : public Dataset {
   std::int64_t size_ = 0;
 };
 
-const RegisterDataset cifar10_registered("cifar10",
-                                         "60000 colour pictures of 32 x 32 in 10 classes; needs data.root",
-                                         [](const DatasetOptions& options,
-                                            Split split) -> std::unique_ptr<Dataset> {
-                                           return std::make_unique<Cifar10>(options, split);
-                                         });
+const bool cifar10_registered =
+    (add_dataset<Cifar10>("cifar10", "60000 colour pictures of 32 x 32 in 10 classes; needs data.root"),
+     true);
 
 }  // namespace
 }  // namespace topknot

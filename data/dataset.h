@@ -121,11 +121,13 @@ using DatasetFactory = std::unique_ptr<Dataset> (*)(const DatasetOptions&, Split
 // options out of range.
 Registry<DatasetFactory>& datasets();
 
-struct RegisterDataset {
-  RegisterDataset(const std::string& name, const std::string& help, DatasetFactory factory) {
-    datasets().add(name, help, factory);
-  }
-};
+// A Set is made of options and a split.
+template <class Set>
+void add_dataset(const std::string& name, const std::string& help) {
+  datasets().add(name, help, [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
+    return std::make_unique<Set>(options, split);
+  });
+}
 
 std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOptions& options, Split split);
 

@@ -332,12 +332,11 @@ class ImageFolder final : public Dataset {
   std::string warning_;
 };
 
-const RegisterDataset image_folder_registered(
-    "image_folder",
-    "pictures in a folder per class (ImageNet, Imagenette), read as they are needed; needs data.root",
-    [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
-      return std::make_unique<ImageFolder>(options, split);
-    });
+const bool image_folder_registered =
+    (add_dataset<ImageFolder>(
+         "image_folder",
+         "pictures in a folder per class (ImageNet, Imagenette), read as they are needed; needs data.root"),
+     true);
 
 }  // namespace
 }  // namespace topknot

@@ -97,11 +97,9 @@ class Mnist final : public Dataset {
   std::int64_t size_ = 0;
 };
 
-const RegisterDataset mnist_registered(
-    "mnist", "70000 handwritten digits, grey, 28 x 28, in 10 classes; needs data.root",
-    [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
-      return std::make_unique<Mnist>(options, split);
-    });
+const bool mnist_registered =
+    (add_dataset<Mnist>("mnist", "70000 handwritten digits, grey, 28 x 28, in 10 classes; needs data.root"),
+     true);
 
 }  // namespace
 }  // namespace topknot

@@ -139,11 +139,8 @@ class Speech final : public Dataset {
   std::vector<std::string> left_out_;  // a warning each
 };
 
-const RegisterDataset speech_registered("speech",
-                                        "recordings with transcripts: train.tsv and test.tsv in data.root",
-                                        [](const DatasetOptions& options, Split split) {
-                                          return std::unique_ptr<Dataset>(new Speech(options, split));
-                                        });
+const bool speech_registered =
+    (add_dataset<Speech>("speech", "recordings with transcripts: train.tsv and test.tsv in data.root"), true);
 
 }  // namespace
 

@@ -177,12 +177,11 @@ class SyntheticImages final : public Dataset {
   std::vector<std::uint8_t> pictures_;
 };
 
-const RegisterDataset synthetic_images_registered(
-    "synthetic_images",
-    "textured patches in noise, 3 x 32 x 32 and 10 classes or as asked for; needs no files",
-    [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
-      return std::make_unique<SyntheticImages>(options, split);
-    });
+const bool synthetic_images_registered =
+    (add_dataset<SyntheticImages>(
+         "synthetic_images",
+         "textured patches in noise, 3 x 32 x 32 and 10 classes or as asked for; needs no files"),
+     true);
 
 }  // namespace
 }  // namespace topknot

@@ -73,11 +73,11 @@ class SyntheticRegression final : public Dataset {
   std::vector<float> inputs_, values_;
 };
 
-const RegisterDataset synthetic_regression_registered(
-    "synthetic_regression", "a noisy linear teacher on normal inputs; mean squared error, needs no files",
-    [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
-      return std::make_unique<SyntheticRegression>(options, split);
-    });
+const bool synthetic_regression_registered =
+    (add_dataset<SyntheticRegression>(
+         "synthetic_regression",
+         "a noisy linear teacher on normal inputs; mean squared error, needs no files"),
+     true);
 
 }  // namespace
 }  // namespace topknot

@@ -127,12 +127,10 @@ class Text final : public Dataset {
   std::vector<std::int32_t> tokens_;
 };
 
-const RegisterDataset text_registered(
-    "text",
-    "words of a text, to predict the next: the Penn Treebank's files, or train.txt, valid.txt and test.txt",
-    [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
-      return std::make_unique<Text>(options, split);
-    });
+const bool text_registered = (add_dataset<Text>("text",
+                                                "words of a text, to predict the next: the Penn Treebank's "
+                                                "files, or train.txt, valid.txt and test.txt"),
+                              true);
 
 }  // namespace
 }  // namespace topknot

@@ -10,7 +10,6 @@
 #include <iterator>
 
 #include "data/dataset.h"
-#include "data/recording.h"
 #include "data/speech.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"

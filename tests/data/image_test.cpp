@@ -7,7 +7,6 @@
 #include <map>
 
 #include "data/dataset.h"
-#include "data/resample.h"
 #include "data/transforms.h"
 #include "nn/core/rng.h"
 #include "tests/data/small_dataset.h"

@@ -107,7 +107,7 @@ struct Signalled {
 LoaderOptions evaluation(int workers,
                          std::chrono::milliseconds stop_patience = std::chrono::milliseconds(200)) {
   LoaderOptions options;
-  options.batch = 4;
+  options.batch_size = 4;
   options.train = false;
   options.workers = workers;
   options.stop_patience = stop_patience;

@@ -5,7 +5,6 @@
 #include <numeric>
 #include <set>
 
-#include "data/length_sampler.h"
 #include "nn/core/rng.h"
 #include "tests/support/error_text.h"
 

@@ -9,10 +9,7 @@
 #include <vector>
 
 #include "data/loader.h"
-#include "data/recording.h"
-#include "data/spectrogram.h"
 #include "data/speech.h"
-#include "data/transcript.h"
 #include "tests/data/made_up_speech.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"

@@ -15,7 +15,7 @@ clean_tree() {
   printf '#include "nn/core/core.h"\n' >nn/ops/cpu/op.cpp
   printf 'Registry<F>& models();\nconst RegisterModel one("model_a", "help");\n' >nn/models/a.cpp
   printf 'const RegisterModel more[] = {\n    {"model_b", "x", f<1>},\n    {"model_c", "y", g},\n};\n' >nn/models/b.cpp
-  printf 'const RegisterDataset d("data_a",\n  "help");\n' >data/a.cpp
+  printf 'const bool d = (add_dataset<D>("data_a",\n  "help"), true);\n' >data/a.cpp
   printf 'compressors().add(\n    "method_a", "help", f);\n' >compress/a.cpp
   printf 'add_sparse("method_b",\n  "help", p);\nadd_selector<A>("select_a", "help");\n' >compress/b.cpp
   printf 'add_memory<M>("memory_a", "help");\nindex_codecs().add("code_a", "help", f);\n' >compress/c.cpp

@@ -34,7 +34,7 @@ check() {  # LIST TYPE FOLDER [CALL]
 }
 
 check models RegisterModel nn/models
-check datasets RegisterDataset data
+check datasets RegisterDataset data 'add_dataset<[A-Za-z0-9]+>'
 check compressors RegisterCompressor compress 'compressors\(\)\.add|add_sparse'
 check selections RegisterSelector compress 'add_selector<[A-Za-z]+>'
 check memories RegisterMemory compress 'add_memory<[A-Za-z0-9]+>'

@@ -30,10 +30,11 @@ class BrokenSample : public Dataset {
   std::string name_;
   std::int64_t broken_;
 };
-inline const RegisterDataset broken_sample("broken_sample", "of the tests",
-                                           [](const DatasetOptions&, Split split) {
-                                             return std::unique_ptr<Dataset>(
-                                                 std::make_unique<BrokenSample>(split));
-                                           });
+inline const bool broken_sample_registered =
+    (datasets().add("broken_sample", "of the tests",
+                    [](const DatasetOptions&, Split split) {
+                      return std::unique_ptr<Dataset>(std::make_unique<BrokenSample>(split));
+                    }),
+     true);
 
 }  // namespace topknot::testing

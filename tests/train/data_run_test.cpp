@@ -270,14 +270,14 @@ TEST_CASE(
                  {"dist.ranks=1", "data.batch_size=4", "compress.name=dense", "train.max_steps=1"}));
   const RunData data = load_data(loaded.config);
   const auto model = build_model(loaded.config, *data.train);
-  const auto batches_of = [&](std::int64_t size, bool train) {
+  const auto batches_of = [&](int size, bool train) {
     LoaderOptions options;
-    options.batch = size, options.train = train, options.seed = loaded.config.seed;
+    options.batch_size = size, options.train = train, options.seed = loaded.config.seed;
     return std::make_unique<HostBatches>(train ? *data.train : *data.test, options, *model->module);
   };
 
   std::vector<double> losses;
-  for (const std::int64_t size : {1, 2, 5})
+  for (const int size : {1, 2, 5})
     losses.push_back(evaluation_sums(*model, *batches_of(size, false), [](auto, auto) { return true; }).loss);
   CHECK(losses[1] == Approx(losses[0]));
   CHECK(losses[2] == Approx(losses[0]));

@@ -28,9 +28,12 @@ class SameSamples final : public Dataset {
  private:
   std::string name_ = "same_samples";
 };
-inline const RegisterDataset same_samples("same_samples", "of the tests", [](const DatasetOptions&, Split) {
-  return std::unique_ptr<Dataset>(std::make_unique<SameSamples>());
-});
+inline const bool same_samples_registered =
+    (datasets().add("same_samples", "of the tests",
+                    [](const DatasetOptions&, Split) {
+                      return std::unique_ptr<Dataset>(std::make_unique<SameSamples>());
+                    }),
+     true);
 
 inline ModulePtr make_dropout_model(ParameterStore& store, const ModelOptions& options) {
   auto model = std::make_unique<Sequential>();

@@ -32,9 +32,12 @@ class StoppingTest final : public BrokenSample {
  private:
   bool test_;
 };
-const RegisterDataset stopping_test("stopping_test", "of the tests", [](const DatasetOptions&, Split split) {
-  return std::unique_ptr<Dataset>(std::make_unique<StoppingTest>(split));
-});
+const bool stopping_test_registered =
+    (datasets().add("stopping_test", "of the tests",
+                    [](const DatasetOptions&, Split split) {
+                      return std::unique_ptr<Dataset>(std::make_unique<StoppingTest>(split));
+                    }),
+     true);
 
 std::atomic<int> training_reads{0};
 int hang_at = 0;               // this read of a training sample hangs; 0: none does
@@ -62,11 +65,12 @@ class HangingTraining final : public BrokenSample {
 
   bool training_;
 };
-const RegisterDataset hanging_training("hanging_training", "of the tests",
-                                       [](const DatasetOptions&, Split split) {
-                                         return std::unique_ptr<Dataset>(
-                                             std::make_unique<HangingTraining>(split));
-                                       });
+const bool hanging_training_registered =
+    (datasets().add("hanging_training", "of the tests",
+                    [](const DatasetOptions&, Split split) {
+                      return std::unique_ptr<Dataset>(std::make_unique<HangingTraining>(split));
+                    }),
+     true);
 
 }  // namespace
 

@@ -6,7 +6,6 @@
 
 #include "data/dataset.h"
 #include "data/image.h"
-#include "data/resample.h"
 #include "nn/base/check.h"
 #include "tests/fuzz/inputs/input_target.h"
 

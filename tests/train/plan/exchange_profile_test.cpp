@@ -11,9 +11,8 @@
 #include "tests/train/made_up_text.h"
 #include "tests/train/small_run.h"
 #include "train/evaluate.h"
-#include "train/plan/exchange_measure.h"
 #include "train/plan/exchange_plan.h"
-#include "train/plan/step_cost.h"
+#include "train/setup.h"
 
 using namespace topknot;
 using namespace topknot::testing;
