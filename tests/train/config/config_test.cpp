@@ -16,7 +16,6 @@
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/text.h"
-#include "train/config/cli.h"
 
 namespace topknot {
 namespace {
