@@ -1,7 +1,14 @@
 // Every selection on a GPU is the CPU's, entry by entry, over steps that are committed, refused and replayed; so is the
-// state that it saves. Over the emulator tanh is the CPU's; a GPU's may differ in the last bit of a double, which these
+// state that it saves. Then what topk, DGC's sample and RegTop-k each carry from step to step. Over the emulator tanh is the CPU's; a GPU's may differ in the last bit of a double, which these
 // data do not show.
+#include <cmath>
+#include <tuple>
+
 #include "compress/select/dgc_rule.h"
+#include "compress/select/selector.h"
+#include "nn/base/check.h"
+#include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
 #include "tests/cuda/selectors.h"
 
 namespace topknot::testing {
@@ -117,6 +124,290 @@ TEST_CASE("gaussiank on a GPU has room for what compress.capacity lets through")
     pair.set_density(0.01);
     CHECK(pair.capacity() == (capacity == 0 ? 9000 : static_cast<std::size_t>(90 * capacity)));
   }
+}
+
+TEST_CASE("topk on a GPU through a long vector, a warm-up of densities and a refused step") {
+  const OnGpu gpu;
+  const std::size_t n = 70000;
+  SelectPair pair("topk", {}, n);
+  std::uint32_t t = 0;
+  for (const double density : {1.0, 0.05, 0.01, 0.001}) {
+    pair.set_density(density);
+    CHECK(pair.capacity() == target_count(density, n));
+    for (int i = 0; i < (density == 1.0 ? 1 : 3); ++i, ++t) pair.step(gradient_of(0, n, t), density, i != 1);
+  }
+  pair.step(gradient_of(7, n, t++), 0.001);
+  pair.step(gradient_of(1, n, t++), 0.001);
+}
+
+TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in steady state") {
+  const OnGpu gpu;
+  const std::size_t n = 20000, k = 200;
+  const auto cpu = make_selector("topk");
+  const auto selector = cuda::make_device_selector("topk", {}, {{0, n}});
+  const OneRange one(n, 0.01, *selector);
+  const DeviceVector<float> u_gpu(n), r_gpu(n);
+  DeviceVector<StepParameters> parameters(1);
+  DeviceVector<StepStatus> status(1);
+  StepParameters step;
+  step.density = 0.01;
+  parameters.set({step});
+  std::vector<float> residual(n);
+  int good_lists = 0, long_lists = 0;
+  for (std::uint32_t t = 0; t < 40; ++t) {
+    std::vector<float> u = gradient_of(t == 30 ? 7 : t == 31 ? 12 : 0, n, t);
+    if (t >= 15 && t < 20)  // more above the bound than the list holds
+      for (float& x : u) x *= 1e4f;
+    if (t >= 36) {  // just k above the bound
+      for (std::size_t i = 0; i < n; ++i) u[i] = i % 100 == 0 ? 10.0f : 0.0f;
+      std::fill(residual.begin(), residual.end(), 0.0f);
+    }
+    const bool good = t % 6 != 5 && t != 31;
+    cuda::Accumulate a;
+    a.u = u_gpu.data(), a.residual = r_gpu.data();
+    to_device(u_gpu.data(), u);
+    to_device(r_gpu.data(), residual);
+    StepStatus said;
+    said.bad = !good;
+    status.set({said});
+    selector->select(gpu.stream(), one.ranges(), a, parameters.data());
+    selector->commit(gpu.stream(), one.ranges(), status.data(), {});
+    Selection expected;
+    SelectStep step;
+    step.k = k;
+    cpu->select(u, residual, step, expected);
+    if (good)
+      cpu->commit({});
+    else
+      cpu->discard();
+    const cuda::DeviceDiagnostics now = selector->diagnostics(0);
+    INFO("step " << t);
+    CHECK(now.carried.kth == cpu->diagnostics().carried.kth);
+    CHECK(now.carried.margin == cpu->diagnostics().carried.margin);
+    if (!expected.finite) continue;
+    CHECK((now.list == ListState::good) == !cpu->diagnostics().exact);
+    CHECK(to_host(one.ranges().choices, 1)[0].whole == cpu->diagnostics().exact);
+    good_lists += now.list == ListState::good;
+    long_lists += now.list == ListState::too_many;
+    CHECK(one.indices() == expected.indices);
+    if (!good) continue;
+    residual = u;
+    for (const std::uint32_t i : expected.indices) residual[i] = 0;
+  }
+  CHECK(good_lists > 20);
+  CHECK(long_lists > 0);
+}
+
+TEST_CASE("a step that takes everything teaches topk on a GPU no bound") {
+  const OnGpu gpu;
+  const std::size_t n = 300;
+  const auto selector = cuda::make_device_selector("topk", {}, {{0, n}});
+  const OneRange one(n, 1.0, *selector);
+  DeviceVector<float> u(n);
+  u.set(gradient_of(0, n, 1));
+  StepParameters told;
+  told.density = 1.0;
+  DeviceVector<StepParameters> parameters(1);
+  parameters.set({told});
+  DeviceVector<StepStatus> status(1);
+  status.set({StepStatus()});
+  cuda::Accumulate a;
+  a.u = u.data();
+  selector->select(gpu.stream(), one.ranges(), a, parameters.data());
+  selector->commit(gpu.stream(), one.ranges(), status.data(), {});
+  CHECK(selector->diagnostics(0).carried.kth == -1);
+}
+
+TEST_CASE("topk on a GPU gives the golden selection") {
+  const OnGpu gpu;
+  SelectPair pair("topk", {}, 10007);
+  pair.set_density(0.01);
+  const auto selected = pair.step(fixture("cubic"), 0.01);
+  CHECK(index_sum(selected.indices) == 492308);  // golden: float64, ties by lower index
+}
+
+CompressOptions dgc_options(bool resample, const std::string& truncate, double ratio = 0.01) {
+  CompressOptions options;
+  options.set("resample", resample);
+  options.set("truncate", truncate);
+  options.set("sample_ratio", ratio);
+  options.seed = 0x123456789abcull;
+  return options;
+}
+
+TEST_CASE("after ten changes of the threshold the GPU, too, sends the first k") {
+  const OnGpu gpu;
+  const double density = 0.001;
+  const std::size_t n = 18432, k = 19;
+  const SampleGeometry geometry = dgc::geometry_of(n, density, 0.01);
+  const CompressOptions options = dgc_options(GENERATE(true, false), "lowest");
+  // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may be sent. Then a sample
+  // of little, so that the threshold rises and falls again.
+  const CounterRng rng(options.seed, RngUse::compress, 0, 0);
+  const std::size_t start = rng.below(0, static_cast<std::uint32_t>(geometry.stride));
+  std::vector<float> u(n, 0);
+  for (std::size_t i = 0; i < 2 * k; ++i)
+    u[start + i * geometry.stride + 1] = 0.12f + 0.0001f * static_cast<float>(i);
+  for (std::size_t i = 0; i < geometry.top_samples; ++i)
+    u[start + (n / geometry.stride - 1 - i) * geometry.stride] = 1;
+  BothSelectors both("dgc_sampled", options, n, 0, density);
+  Asked asked;
+  asked.density = density;
+  both.select(gpu.stream(), u, {}, asked);
+  CHECK(both.expected.indices.size() == k);
+  CHECK(both.expected.threshold < 0.12);
+  for (std::size_t i = 0; i < geometry.top_samples; ++i)
+    u[start + (n / geometry.stride - 1 - i) * geometry.stride] = 0.0900f;
+  both.select(gpu.stream(), u, {}, asked);
+  for (std::size_t i = 0; i < n; i += 2)
+    if (u[i] == 0) u[i] = 0.05f;
+  both.select(gpu.stream(), u, {}, asked);
+  u.assign(n, 0.5f);
+  for (std::size_t i = 0; i < n; i += 3) u[i] = 0.52f;
+  both.select(gpu.stream(), u, {}, asked);
+}
+
+TEST_CASE("the sample sees what momentum makes of the gradient") {
+  const OnGpu gpu;
+  const std::size_t n = 20000;
+  const bool nesterov = GENERATE(false, true);
+  BothSelectors both("dgc_sampled", dgc_options(true, "lowest"), n, 0, 0.001);
+  const std::vector<float> g = noise(n, 1), r = noise(n, 2), v = noise(n, 3, 3);
+  std::vector<float> u(n), next(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    next[i] = nesterov ? 0.9f * (v[i] + g[i]) : 0.9f * v[i] + g[i];
+    u[i] = r[i] + (nesterov ? next[i] + g[i] : next[i]);
+  }
+  DeviceVector<float> velocity(v), next_velocity(n);
+  Asked asked;
+  asked.density = 0.001;
+  both.set_inputs(g, r, asked);
+  cuda::Accumulate accumulate;
+  accumulate.u = both.u.data();
+  accumulate.residual = both.residual.data();
+  accumulate.velocity = velocity.data();
+  accumulate.next_velocity = next_velocity.data();
+  accumulate.momentum = 0.9f;
+  accumulate.nesterov = nesterov;
+  both.gpu->select(gpu.stream(), both.memory.ranges(), accumulate, both.parameters.data());
+  both.compare(u, {}, asked);
+  CHECK(same_bits(next_velocity.host(), next));
+  CHECK(same_bits(velocity.host(), v));
+}
+
+TEST_CASE("the GPU, too, keeps the sampled threshold where just k entries reach it") {
+  const OnGpu gpu;
+  // 50 entries of 2 at every 9th position: whoever samples these falls from 2 to 1.6, which 100 reach.
+  std::vector<float> u(10000, 0.1f);
+  for (std::size_t i = 0; i < 50; ++i) u[9 * i] = 2.0f, u[9000 + i] = 1.7f;
+  BothSelectors both("dgc_sampled", dgc_options(true, "largest", 0.1), u.size(), 0, 0.01);
+  int met = 0;
+  for (std::int64_t step = 0; step < 60; ++step) {
+    Asked asked;
+    asked.step = step;
+    both.select(gpu.stream(), u, {}, asked);
+    met += both.expected.threshold == static_cast<double>(2.0f * 0.8f);
+  }
+  CHECK(met > 0);
+}
+
+TEST_CASE("the sampled selection validates its options on a GPU too") {
+  const OnGpu gpu;
+  CompressOptions options;
+  options.set("truncate", "middle");
+  CHECK_THROWS_AS(cuda::make_device_selector("dgc_sampled", options, {{0, 10}}), UserError);
+}
+
+CompressOptions regtopk_options(double mu = 4, const std::string& variant = "A", double q = 1e8) {
+  CompressOptions options;
+  options.set("mu", mu);
+  options.set("variant", variant);
+  options.set("q", q);
+  return options;
+}
+
+Asked at(double density, std::int64_t step = 0) {
+  Asked asked;
+  asked.density = density;
+  asked.step = step;
+  return asked;
+}
+
+// A gradient that moves slowly, so that the carried bound holds now and then.
+std::vector<float> drifting(std::size_t n, std::uint32_t step) {
+  std::vector<float> x = noise(n, 1, 2);
+  const std::vector<float> change = noise(n, 100 + step);
+  for (std::size_t i = 0; i < n; ++i) x[i] += 0.2f * change[i];
+  return x;
+}
+
+TEST_CASE("RegTop-k on the GPU lists what a common factor below 1 lets rise above the bound") {
+  const OnGpu gpu;
+  const CompressOptions options = regtopk_options(1, "A", 0.3);  // tanh(1.3) is 0.86
+  BothSelectors both("regtopk", options, 200, 0, 0.01);
+  std::vector<float> u(200, 0.01f), average(200);
+  u[3] = 1, u[50] = 0.9f;
+  both.select(gpu.stream(), u, {}, at(0.01));
+  REQUIRE(both.expected.indices == std::vector<std::uint32_t>{3, 50});
+  average[3] = 50, average[50] = 0.9f;  // entry 3 survived many times over, entry 50 just so
+  both.set_outcome(false, both.expected.values, average, 1, 1);
+  both.put_commit(gpu.stream(), 1);
+  both.commit_cpu(false);
+  u[3] = 0.88f;  // below the bound of 0.98 * 0.9; its score is 1.02
+  u[50] = 0.95f, u[60] = 0.93f, u[70] = 0.9f;
+  both.select(gpu.stream(), u, {}, at(0.01));
+  CHECK(both.expected.indices == std::vector<std::uint32_t>{3, 60});
+}
+
+TEST_CASE("RegTop-k on the GPU keeps its last entries where a higher density needs more room") {
+  const OnGpu gpu;
+  const std::size_t n = 3000;
+  BothSelectors both("regtopk", regtopk_options(), n, 0, 0.01);
+  std::uint32_t step = 0;
+  for (const double density : {0.01, 0.01, 0.1, 0.1}) {
+    both.set_density(density);
+    both.select(gpu.stream(), drifting(n, step), {}, at(density, step));
+    both.commit(gpu.stream(), false, 1, 2, step);
+    ++step;
+  }
+}
+
+TEST_CASE("RegTop-k saved on either device goes on on the other") {
+  const OnGpu gpu;
+  const std::size_t n = 2000;
+  BothSelectors first("regtopk", regtopk_options(1), n, 0, 0.05);
+  for (std::uint32_t step = 0; step < 3; ++step) {
+    first.select(gpu.stream(), drifting(n, step), {}, at(0.05, step));
+    first.commit(gpu.stream(), false, 1, 2, step);
+  }
+  const std::vector<std::byte> of_gpu = saved(*first.gpu), of_cpu = saved(*first.cpu);
+  BothSelectors second("regtopk", regtopk_options(1), n, 0, 0.01);  // room for fewer than were sent
+  StateReader to_cpu(of_gpu), to_gpu(of_cpu);
+  second.cpu->load(to_cpu);
+  second.gpu->load(to_gpu);
+  CHECK(saved(*second.gpu) == of_gpu);
+  for (std::uint32_t step = 3; step < 6; ++step) {
+    second.select(gpu.stream(), drifting(n, step), {}, at(0.01, step));
+    second.commit(gpu.stream(), false, 1, 2, step);
+  }
+}
+
+TEST_CASE("states of RegTop-k that name wrong entries are refused by the GPU") {
+  const OnGpu gpu;
+  const auto load = [&](const std::vector<std::uint32_t>& indices) {
+    StateWriter writer;
+    writer.put_list(indices);
+    writer.put_list(std::vector<double>(indices.size()));
+    writer.put_list(std::vector<double>(indices.size()));
+    writer.put(1.0);
+    const std::vector<std::byte> bytes = writer.take();
+    StateReader reader(bytes);
+    cuda::make_device_selector("regtopk", regtopk_options(), {{0, 10}})->load(reader);
+  };
+  load({1, 9});
+  CHECK_THROWS_AS(load({9, 1}), Error);
+  CHECK_THROWS_AS(load({1, 10}), Error);
+  CHECK_THROWS_AS(cuda::make_device_selector("regtopk", regtopk_options(-1), {{0, 10}}), UserError);
 }
 
 }  // namespace
