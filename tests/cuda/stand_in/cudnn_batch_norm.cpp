@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "tests/cuda/stand_in/cudnn_descriptors.h"
-#include "tests/cuda/stand_in/cudnn_handle.h"
 #include "tests/cuda/stand_in/machine.h"
 
 using namespace topknot::stand_in;

@@ -7,7 +7,6 @@
 #include <mutex>
 
 #include "tests/cuda/stand_in/cudnn_descriptors.h"
-#include "tests/cuda/stand_in/cudnn_handle.h"
 #include "tests/cuda/stand_in/machine.h"
 
 namespace topknot::stand_in {

@@ -1,4 +1,4 @@
-// cuDNN's descriptors of tensors, filters and convolutions, on the machine of machine.h.
+// cuDNN's handle and its descriptors of tensors, filters and convolutions, on the machine of machine.h.
 #include "tests/cuda/stand_in/cudnn_descriptors.h"
 
 #include "tests/cuda/stand_in/machine.h"
@@ -35,6 +35,24 @@ bool set_dims(cudnnTensorFormat_t format, const std::array<int, 4>& dims, std::a
 }  // namespace
 
 extern "C" {
+
+cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
+  return create("cudnnCreate", handle);
+}
+cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
+  delete handle;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
+  handle->stream = stream;
+  return CUDNN_STATUS_SUCCESS;
+}
+const char* cudnnGetErrorString(cudnnStatus_t status) {
+  return status == CUDNN_STATUS_SUCCESS ? "success" : "cuDNN failed";
+}
+std::size_t cudnnGetVersion() {
+  return CUDNN_VERSION;
+}
 
 cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t* descriptor) {
   return create("cudnnCreateTensorDescriptor", descriptor);

@@ -1,5 +1,5 @@
 #pragma once
-// cuDNN's tensor, filter and convolution descriptors as the stand-ins of its operations read them: dense, in four
+// cuDNN's handle, and its tensor, filter and convolution descriptors as the stand-ins of its operations read them: dense, in four
 // dimensions, float or bfloat16. What cuDNN refuses on creation is refused here.
 
 #include <cuda_bf16.h>
@@ -7,6 +7,10 @@
 
 #include <array>
 #include <cstddef>
+
+struct cudnnContext {  // the handle
+  cudaStream_t stream = nullptr;
+};
 
 struct cudnnTensorStruct {
   cudnnDataType_t type = CUDNN_DATA_FLOAT;
