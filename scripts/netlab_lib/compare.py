@@ -222,6 +222,7 @@ def compare(arguments):
         # After each group, so that an interrupted comparison has the reports of its finished runs.
         write_reports(out, spec, cells, summarise(cells, spec))
     rows = summarise(cells, spec)
-    print(write_reports(out, spec, cells, rows), end="", flush=True)
-    log_line(f"written: table.md, table.csv, results.json and report.html in {out}")
+    table, files = write_reports(out, spec, cells, rows)
+    print(table, end="", flush=True)
+    log_line(f"written: {files} in {out}")
     return 1 if any(row["failed"] for row in rows) else 0

@@ -1,25 +1,30 @@
-"""The table of a comparison, as Markdown, CSV, JSON and a self-contained HTML page."""
+"""The table of a comparison, as Markdown, CSV and JSON, and its page, which the program `compare` draws from the JSON."""
 
 import csv
-import html
 import io
 import os
 import platform
 import re
+import secrets
+import shutil
+import subprocess
 
 from .cli import write_json
 from .figures import parts
 from .files import write_text
-from .palette import method_colour, page_style, part_colour
 from .rate import show_bits
+from .runner import log_line
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 COLUMNS = ("hosts", "rate", "method", "rounds", "step_s", "step_lowest_s", "step_highest_s", "images_per_second",
            "communicate_s", "exposed_s", "encode_s", "decode_s", "bytes_sent", "bytes_received", "speedup", "training_s",
            "measured_bits", "nominal_bits", "cpu_bound")
 HEADS = ("method", "step ms (range)", "items/s", "communicate ms", "exposed ms", "encode ms", "decode ms", "sent per step",
          "speed-up over {}")
-COLOURS = {"compute": part_colour("forward"), "encode and decode": part_colour("encode"),
-           "exposed communication": part_colour("exposed communication"), "step": part_colour("data")}
+# The parts of a bar, each with the part of tools/common/palette.h whose colour it has.
+COLOURS = {"compute": "forward", "encode and decode": "encode", "exposed communication": "exposed communication",
+           "step": "data"}
 NOTE = ("Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Speed-up: "
         "median of the ratios within a round. Items: images, or tokens of a text, of all ranks. Measured rate: the lowest of the rounds. Sent: upload of one rank per step. "
         "All hosts share this machine's cores.")
@@ -101,47 +106,49 @@ def compressor(name, command):
     return given[-1] if given else re.split(r"[^A-Za-z_]", name)[0]
 
 
-def bars(spec, group):
-    """One bar per method; the bars of a group have one scale."""
-    longest = max((row["step_s"] for row in group if row["step_s"]), default=None)
-    if not longest:
-        return ""
-    lines = ['<div class="bars">']
-    for row in group:
-        name = html.escape(row["method"])
-        colour = method_colour(compressor(row["method"], spec["methods"][row["method"]]))
-        lines.append(f'<b><i class="swatch" style="background:{colour}"></i>{name}</b><div class="bar">')
-        for part, value in (parts(row) or [("step", row["step_s"])]) if row["step_s"] else []:
-            wide = 100 * min(value, row["step_s"]) / longest
-            lines.append(f'<i style="width:{wide:.2f}%;background:{COLOURS[part]}" title="{name}, {part}: {value * 1000:.2f} ms"></i>')
-        lines.append(f'<span>{ms(row["step_s"]) + " ms" if row["step_s"] else "failed"}</span></div>')
-    return "\n".join(lines + ["</div>"])
+def bar(spec, row):
+    """A method's step, in seconds by part."""
+    steps = (parts(row) or [("step", row["step_s"])]) if row["step_s"] else []
+    return {"name": row["method"], "method": compressor(row["method"], spec["methods"][row["method"]]),
+            "seconds": row["step_s"], "label": ms(row["step_s"]) + " ms" if row["step_s"] else "failed",
+            "parts": [{"name": part, "colour_of": COLOURS[part], "seconds": value} for part, value in steps]}
 
 
 def page(spec, rows):
-    title = html.escape(spec.get("title") or "netlab: methods compared")
-    heads = "".join(f"<th>{html.escape(head)}</th>" for head in heads_of(spec))
-    legend = "".join(f'<span><i style="background:{colour}"></i>{name if name != "step" else "whole step (parts not recorded)"}'
-                     "</span>" for name, colour in COLOURS.items())
-    body = []
-    for heading, group in groups(rows):
-        table = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row_cells(spec, row)) + "</tr>" for row in group)
-        body.append(f"<h2>{html.escape(heading)}</h2>\n{bars(spec, group)}\n"
-                    f"<div class=\"scroll\"><table><thead><tr>{heads}</tr></thead><tbody>{table}</tbody></table></div>")
-    failed = "".join(f"<li>{html.escape(line)}</li>" for line in failures(rows))
-    commands = "".join(f"<p class=\"note\"><b>{html.escape(name)}</b>: <code>{html.escape(' '.join(command))}</code></p>"
-                       for name, command in spec["methods"].items())
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{page_style()}</style></head><body><main>
-<h1>{title}</h1>
-<p class="sub">{html.escape(note(spec))} {html.escape(machine())}</p>
-<div class="legend">{legend}</div>
-{"".join(body)}
-{"<h2>Failed</h2><ul>" + failed + "</ul>" if failed else ""}
-<h2>Commands</h2>{commands}
-</main></body></html>
-"""
+    """What the page shows, as tools/compare/lab_page.cpp reads it."""
+    return {"title": spec.get("title") or "netlab: methods compared", "note": f"{note(spec)} {machine()}",
+            "legend": [{"name": name if name != "step" else "whole step (parts not recorded)", "colour_of": part}
+                       for name, part in COLOURS.items()],
+            "groups": [{"heading": heading, "bars": [bar(spec, row) for row in group], "header": heads_of(spec),
+                        "rows": [row_cells(spec, row) for row in group]} for heading, group in groups(rows)],
+            "failed": failures(rows),
+            "commands": [[name, " ".join(command)] for name, command in spec["methods"].items()]}
+
+
+def find_compare(spec):
+    """The program `compare` beside a `train` that the SPEC's commands name, else in build/bin; None if neither is there. Not on
+    PATH, where ImageMagick has a program of that name."""
+    trains = [shutil.which(word) for command in spec["methods"].values() for word in command if os.path.basename(word) == "train"]
+    for folder in [os.path.dirname(train) for train in trains if train] + [os.path.join(ROOT, "build", "bin")]:
+        if os.access(os.path.join(folder, "compare"), os.X_OK):
+            return os.path.join(folder, "compare")
+    return None
+
+
+def draw(out, spec):
+    """Draws report.html from results.json; False, with a message, if that cannot be done."""
+    results, report = os.path.join(out, "results.json"), os.path.join(out, "report.html")
+    program = find_compare(spec)
+    if not program:
+        log_line(f"no program compare beside train or in build/bin; 'compare {results} --out {report}' draws the page")
+        return False
+    part = os.path.join(out, f"report.part-{secrets.randbits(32)}.html")  # as write_text(): never through a link
+    drawn = subprocess.run([program, results, "--out", part], capture_output=True, text=True, check=False)
+    if drawn.returncode:
+        log_line(f"the page is not drawn: {drawn.stderr.strip()}")
+        return False
+    os.replace(part, report)
+    return True
 
 
 def machine():
@@ -154,15 +161,15 @@ def machine():
 
 
 def write_reports(out, spec, cells, rows):
-    """Writes table.md, table.csv, results.json and report.html; returns the Markdown table."""
+    """Writes table.md, table.csv, results.json and report.html; returns the Markdown table and the names of the files."""
     table = markdown(spec, rows)
     write_text(os.path.join(out, "table.md"), table)
-    write_text(os.path.join(out, "report.html"), page(spec, rows))
     text = io.StringIO()
     sheet = csv.writer(text, lineterminator="\n")
     sheet.writerow(COLUMNS)
     for row in rows:
         sheet.writerow(["" if row[name] is None else row[name] for name in COLUMNS])
     write_text(os.path.join(out, "table.csv"), text.getvalue())
-    write_json(os.path.join(out, "results.json"), {"machine": machine(), "spec": spec, "rows": rows, "runs": cells})
-    return table
+    write_json(os.path.join(out, "results.json"),
+               {"machine": machine(), "spec": spec, "rows": rows, "runs": cells, "page": page(spec, rows)})
+    return table, "table.md, table.csv, results.json and report.html" if draw(out, spec) else "table.md, table.csv and results.json"

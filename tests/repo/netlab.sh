@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # scripts/netlab: what it refuses and how it counts (anywhere), and real labs (as root, where the kernel has what they need).
-#   netlab.sh ROOT arguments
+#   netlab.sh ROOT arguments [COMPARE]
 #   netlab.sh ROOT lab TRAIN
 set -euo pipefail
-root=$(cd "${1:?usage: netlab.sh ROOT arguments|lab [TRAIN]}" && pwd)
+root=$(cd "${1:?usage: netlab.sh ROOT arguments|lab [PROGRAM]}" && pwd)
 part=${2:?which part: arguments or lab}
-train=${3:-}
+program=${3:-}  # compare of the part arguments, train of the part lab
 netlab=$root/scripts/netlab
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -130,32 +130,59 @@ assert rows[0]["training_s"] is None and rows[1]["training_s"] == 90 * 1 + 10 * 
 END
 }
 
-# The page has the colours of the C++ programs' pages (tools/common/palette.def), and shows what it says.
+# The page shows what results.json says, in the colours of all pages.
 test_page() {
-  python3 -B - "$root" <<'END' || complain 'the page is wrong'
-import re, sys
-root = sys.argv[1]
+  [ -x "$program" ] || { complain "no compare at '$program'"; return 0; }
+  python3 -B - "$root" "$program" <<'END' || complain 'the page is wrong'
+import os, re, sys
+root, compare = sys.argv[1:]
 sys.path.insert(0, root + "/scripts")
+from netlab_lib import report
 from netlab_lib.figures import summarise
-from netlab_lib.palette import method_colour
-from netlab_lib.report import markdown, page
-colours = dict(re.findall(r'METHOD\("([a-z_]+)", "(#[0-9a-f]{6})"\)', open(root + "/tools/common/palette.def").read()))
-assert len(colours) > 15 and all(method_colour(name) == colour for name, colour in colours.items())
-assert method_colour("of_my_own") == "#1870f8"  # as tests/tools/common/palette_test.cpp has it
-spec = {"rates": ["1gbit"], "hosts": [2], "baseline": "dense", "methods": {"dense": ["train"], "topk 1 %": ["train", "compress.name=topk"]}}
+colours = dict(re.findall(r'\{"([a-z_]+)", "(#[0-9a-f]{6})"\}', open(root + "/tools/common/palette.cpp").read()))
+os.mkdir("bin")
+os.symlink(compare, "bin/compare")  # as beside the train that the commands name
+open("bin/train", "w").close()
+os.chmod("bin/train", 0o755)
+spec = {"rates": ["1gbit"], "hosts": [2], "baseline": "dense",
+        "methods": {"dense": ["bin/train"], "topk <1 %>": ["bin/train", "compress.name=topk"], "new": ["true", "compress.name=of_my_own"]}}
 step = {name: 0.1 for name in ("encode_s", "decode_s", "communicate_s", "exposed_s", "bytes_sent", "bytes_received",
                                "images_per_second")}
 cells = [{"hosts": 2, "rate": "1gbit", "round": 1, "method": name, "figures": dict(step, step_s=1)} for name in spec["methods"]]
-text = page(spec, summarise(cells, spec))
-for part in (colours["dense"], colours["topk"], "exposed communication: 100.00 ms", "prefers-color-scheme: dark", "1000.0 ms"):
+cells[2] = dict(cells[2], figures=None, problem="exit code 5; no luck")
+def written():
+    os.makedirs("drawn", exist_ok=True)
+    open("elsewhere", "w").close()
+    if not os.path.lexists("drawn/report.html"):
+        os.symlink("../elsewhere", "drawn/report.html")  # no other file is written through a link
+    table, files = report.write_reports("drawn", spec, cells, summarise(cells, spec))
+    assert files.endswith("report.html") and not os.path.getsize("elsewhere"), files
+    assert sorted(os.listdir("drawn")) == ["report.html", "results.json", "table.csv", "table.md"], os.listdir("drawn")
+    return open("drawn/report.html").read(), table
+text, _ = written()
+# "new" is in no list: tests/tools/common/palette_test.cpp has its colour
+for part in (colours["dense"], colours["topk"], "#1870f8", "exposed communication 100.0 ms", "prefers-color-scheme: dark",
+             "<span>1000.0 ms</span>", "<span>failed</span>", "topk &lt;1 %&gt;", "<h1>netlab: methods compared</h1>",
+             "<h2>2 hosts, links of 1gbit, measured TCP rate -</h2>", "compute</span>", "All hosts share this machine",
+             "<li>2 hosts, 1gbit, new: exit code 5; no luck</li>", "<code>bin/train compress.name=topk</code>"):
     assert part in text, part
 assert "training s" not in text
-spec["steps"] = {"dense": [9000, 0], "topk 1 %": [1500, 300]}
-for text, cell in ((page(spec, summarise(cells, spec)), "<td>{}</td>"), (markdown(spec, summarise(cells, spec)), " {} |")):
-    for part in (cell.format("9,000"), cell.format("1,500"), "dense 9,000, topk 1 % 1,500 (300 at the step time of dense)"):
-        assert part in text, part
+spec["steps"] = {"dense": [9000, 0], "topk <1 %>": [1500, 300]}
+text, table = written()
+for got, cell, less, more in ((text, "<td>{}</td>", "&lt;", "&gt;"), (table, " {} |", "<", ">")):
+    for part in (cell.format("9,000"), cell.format("1,500"),
+                 f"dense 9,000, topk {less}1 %{more} 1,500 (300 at the step time of dense)"):
+        assert part in got, part
 assert "<script" not in text and "http" not in text and "src=" not in text
+spec["methods"] = {name: ["true"] for name in spec["methods"]}
+report.ROOT = "nowhere"
+assert report.find_compare(spec) is None and not report.draw("drawn", spec)
 END
+  expect 2 'stands alone' "$program" drawn/results.json drawn --out page.html
+  expect 2 'stands alone' "$program" drawn/results.json --out page.csv
+  echo '{}' >other.json
+  expect 2 'other.json: not a results.json' "$program" other.json --out page.html
+  [ ! -e page.html ] || complain 'compare wrote a page of nothing'
 }
 
 can_make_labs() {
@@ -263,8 +290,8 @@ test_ended() {  # SIGNAL CODE
 }
 
 test_cut() {
-  [ -x "$train" ] || { complain "no train at '$train'"; return 0; }
-  expect 1 'host 1 is cut' timeout 100 "$netlab" --hosts 2 --rate 1gbit --no-measure --cut 1 --after 3 --log cut -- "$train" \
+  [ -x "$program" ] || { complain "no train at '$program'"; return 0; }
+  expect 1 'host 1 is cut' timeout 100 "$netlab" --hosts 2 --rate 1gbit --no-measure --cut 1 --after 3 --log cut -- "$program" \
     "$root/configs/demo_dense.yaml" dist.backend=gloo dist.timeout_s=5 train.epochs=1000 data.test_size=64 output.dir=cut/run
   grep -q 'gave up after dist.timeout_s (5 s)' <<<"$output" || complain "rank 0 does not say what happened: $output"
   grep -q 'gave up after dist.timeout_s (5 s)' cut/host1.log || complain "rank 1 does not say what happened"
@@ -277,7 +304,8 @@ echo x >>"runs-$1"
 mkdir -p "$2"
 for i in 1 2 3 4 5 6 7 8; do echo "{\"event\":\"step\",\"step\":$i,\"time_s\":$((i * $3))}"; done >"$2/metrics.jsonl"
 END
-  spec '{"dense": ["sh", "method.sh", "dense", "{out}", "4"], "half": ["sh", "method.sh", "half", "{out}", "2"],
+  # The last word: beside it lies the program that draws the page.
+  spec '{"dense": ["sh", "method.sh", "dense", "{out}", "4", "'"$program"'"], "half": ["sh", "method.sh", "half", "{out}", "2"],
          "bad": ["sh", "-c", "echo no luck with {hosts} at {rate}, seed {round}, {data}; exit 5"]}'
   mkdir set
   expect 1 "2 hosts, 100mbit, round 2, bad: exit code 5; host 0: no luck with 2 at 100mbit, seed 2, $PWD/set" \
@@ -286,6 +314,7 @@ END
     complain "the table is wrong: $(cat compared/table.md)"
   grep -q '^| bad | failed |' compared/table.md || complain 'the failing method is not in the table'
   grep -q '^2,100mbit,dense,2,4' compared/table.csv || complain "the CSV is wrong: $(cat compared/table.csv)"
+  [ -s compared/report.html ] || complain 'there is no report'
   if grep -qE 'https?://|<script' compared/report.html; then complain 'the report is not self-contained'; fi
   python3 -c 'import json; assert len(json.load(open("compared/results.json"))["runs"]) == 6' || complain 'results.json is wrong'
   expect 0 'written' "$netlab" compare spec.json --out compared --only dense --only half

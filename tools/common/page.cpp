@@ -11,8 +11,7 @@
 namespace topknot {
 namespace {
 
-// Text and lines have a contrast of 4.5 and more on their background in both schemes. The page of scripts/netlab has this
-// style too: its palette.py reads it from here.
+// Text and lines have a contrast of 4.5 and more on their background in both schemes.
 constexpr const char* kPageStyle = R"(
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c2126; --text: #3b434a; --faint: #59626b; --rule: #d9dde1;
   --grid: #e4e7ea; --head: #8a939b; --warn: #fdf6e7; }
@@ -95,6 +94,16 @@ svg .reference { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 1.5 3; }
 @page { size: A4 landscape; margin: 12mm; }
 )";
 
+std::string milliseconds(double seconds) {
+  return seconds < 0.00995 ? fmt::format("{:.2f}", 1000 * seconds) : fmt::format("{:.1f}", 1000 * seconds);
+}
+
+std::string hatched() {
+  const std::string colour = part_colour("exposed communication");
+  return fmt::format("background:repeating-linear-gradient(45deg,#fff 0 2px,{0} 2px 4px);border-color:{0}",
+                     colour);
+}
+
 // Columns on a terminal: code points, which is right for the few signs used here.
 std::size_t width(const std::string& text) {
   return static_cast<std::size_t>(std::count_if(
@@ -150,6 +159,39 @@ std::string table_html(const Table& table, const char* cls,
     html += "</tr>";
   }
   return html + "</tbody></table></div>\n";
+}
+
+std::string bars_html(const std::vector<Bar>& bars) {
+  double longest = 0;
+  for (const Bar& bar : bars) longest = std::max({longest, bar.total, bar.hidden});
+  if (!(longest > 0)) return "";
+  const auto width = [&](double seconds) { return fmt::format("width:{:.2f}%", 100 * seconds / longest); };
+  std::string html = "<div class=\"bars\">";
+  for (const Bar& bar : bars) {
+    html += "<b>" + bar.mark + escape(bar.name) + "</b><div class=\"bar\">";
+    for (const BarPart& part : bar.parts)
+      if (part.seconds > 0)
+        html += fmt::format(R"(<i style="{};background:{};color:{}" title="{}: {} {} ms">{}</i>)",
+                            width(std::min(part.seconds, bar.total)), part.colour,
+                            luminance(part.colour) > 0.18 ? "#111" : "#fff", escape(bar.name),
+                            escape(part.name), milliseconds(part.seconds), milliseconds(part.seconds));
+    html += "<span>" + (bar.label.empty() ? milliseconds(bar.total) + " ms" : escape(bar.label)) +
+            "</span></div>";
+    if (bar.hidden > 0.002 * longest)
+      html += fmt::format(
+          R"(<div class="bar hidden"><i style="{};{}" title="{}: hidden communication {} ms"></i><span>{} hidden</span></div>)",
+          width(bar.hidden), hatched(), escape(bar.name), milliseconds(bar.hidden), milliseconds(bar.hidden));
+  }
+  return html + "</div>";
+}
+
+std::string bars_legend(const std::vector<BarPart>& parts, bool hidden) {
+  std::string html = "<div class=\"legend\">";
+  for (const BarPart& part : parts)
+    html += fmt::format(R"(<span><i style="background:{}"></i>{}</span>)", part.colour, escape(part.name));
+  if (hidden)
+    html += "<span><i style=\"" + hatched() + "\"></i>hidden communication, beside the computation</span>";
+  return html + "</div>";
 }
 
 }  // namespace topknot

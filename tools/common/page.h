@@ -21,4 +21,25 @@ std::string table_text(const Table& table);  // aligned, for a terminal
 std::string table_html(const Table& table, const char* cls = nullptr,
                        const std::function<std::string(std::size_t row)>& mark = {});
 
+// A part of a step's time.
+struct BarPart {
+  std::string name, colour;  // "#rrggbb"
+  double seconds = 0;        // not drawn where it is not above 0
+};
+
+// A step: its parts one after the other, each with its milliseconds.
+struct Bar {
+  std::string name;
+  std::string mark = {};  // HTML before the name
+  std::vector<BarPart> parts = {};
+  double total = 0;        // seconds
+  std::string label = {};  // behind the parts; "": the total in milliseconds
+  double hidden = 0;       // seconds of communication beside the computation: a narrow bar below
+};
+
+// The bars on one scale, as HTML; "" where all are empty.
+std::string bars_html(const std::vector<Bar>& bars);
+// The names of the parts; with `hidden` that of the narrow bar too.
+std::string bars_legend(const std::vector<BarPart>& parts, bool hidden);
+
 }  // namespace topknot

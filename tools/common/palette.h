@@ -9,7 +9,7 @@
 
 namespace topknot {
 
-// "#rrggbb" of a compressor by its name. One that is not in palette.def has a colour chosen by its name.
+// "#rrggbb" of a compressor by its name. One that is not listed in palette.cpp has a colour chosen by its name.
 std::string method_colour(std::string_view method);
 // Of a part of a step: "data", "forward", "exposed communication", ... Throws Error for any other.
 std::string part_colour(std::string_view part);

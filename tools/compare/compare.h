@@ -150,5 +150,8 @@ std::string comparison_json(const Comparison& comparison);
 
 // The whole page, self-contained: no network, no script.
 std::string report_html(const Comparison& comparison);
+// The same of a results.json that `scripts/netlab compare` wrote, whose "page" has the texts of its tables and the seconds
+// of its bars. Throws UserError where it is none.
+std::string lab_html(const std::string& path);
 
 }  // namespace topknot

@@ -1,5 +1,6 @@
 // compare RUN... [--out FILE]... [--target VALUE]
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <iostream>
@@ -19,7 +20,7 @@ constexpr const char* kText =
     "compare: puts runs of `train` side by side.\n\n"
     "  compare RUN... [--out FILE]... [--target VALUE]\n\n"
     "RUN is a run directory, a folder of run directories, or a table of runs that scripts/study-runs wrote "
-    "(.csv).\n"
+    "(.csv). The results.json of `scripts/netlab compare` stands alone; its page is drawn.\n"
     "A table is printed, and a self-contained page written.\n"
     "Runs that differ in seed alone are one method: mean and spread. Speed-ups are over the dense run. Runs "
     "of\n"
@@ -65,6 +66,19 @@ double parse_target(std::string text, const Metric& metric) {
   return value;
 }
 
+bool is_lab(const std::string& argument) {
+  return argument.ends_with(".json");
+}
+
+bool is_page(const std::string& file) {
+  return file.ends_with(".html");
+}
+
+void print_reports(const std::vector<std::string>& out) {
+  for (const std::string& file : out) std::cout << "Report: " << file << "\n";
+  std::cout.flush();
+}
+
 int run(int argc, char** argv) {
   std::vector<std::string> arguments, out;
   std::string target;
@@ -83,14 +97,22 @@ int run(int argc, char** argv) {
       if (std::filesystem::equivalent(argument, file, error))
         throw UserError("--out: " + file + " is an input; choose another name");
   }
+  if (std::ranges::any_of(arguments, is_lab)) {
+    if (arguments.size() > 1 || !target.empty() || !std::ranges::all_of(out, is_page))
+      misuse("compare",
+             "the results.json of netlab stands alone, and its page (.html) is all that is written");
+    const std::string page = lab_html(arguments[0]);
+    for (const std::string& file : out) write_file(file, page);
+    print_reports(out);
+    return 0;
+  }
   std::vector<Run> runs = read_runs(arguments);
   std::optional<double> wanted;
   if (!target.empty()) wanted = parse_target(target, runs.front().metric);
   const Comparison comparison = compare_runs(std::move(runs), wanted);
   for (const std::string& file : out) write_file(file, format_of(file).text(comparison));
   std::cout << comparison_text(comparison) << "\n";
-  for (const std::string& file : out) std::cout << "Report: " << file << "\n";
-  std::cout.flush();
+  print_reports(out);
   return 0;
 }
 

@@ -140,50 +140,23 @@ const Part kParts[] = {
     {"other", &StepTimes::other},
 };
 
-std::string milliseconds(double seconds) {
-  return seconds < 0.00995 ? fmt::format("{:.2f}", 1000 * seconds) : fmt::format("{:.1f}", 1000 * seconds);
-}
-
-std::string hatched() {
-  const std::string colour = part_colour("exposed communication");
-  return fmt::format("background:repeating-linear-gradient(45deg,#fff 0 2px,{0} 2px 4px);border-color:{0}",
-                     colour);
-}
-
-// One bar per method: the parts of a step one after the other, hidden communication below.
+// One bar per method, hidden communication below.
 std::string time_bars(const Comparison& c) {
-  double longest = 0;
-  for (const Method& m : c.methods) longest = std::max({longest, m.times.total, m.times.hidden});
-  if (!(longest > 0)) return "";
-  const auto width = [&](double seconds) { return fmt::format("width:{:.2f}%", 100 * seconds / longest); };
-  std::string html = "<div class=\"bars\">";
+  std::vector<Bar> bars;
   for (const Method& m : c.methods) {
-    html += "<b>" + escape(m.name) + "</b><div class=\"bar\">";
-    for (const Part& part : kParts) {
-      const double seconds = m.times.*part.seconds;
-      if (!(seconds > 0)) continue;
-      const std::string colour = part_colour(part.name);
-      html += fmt::format(R"(<i style="{};background:{};color:{}" title="{}: {} {} ms">{}</i>)",
-                          width(seconds), colour, luminance(colour) > 0.18 ? "#111" : "#fff", escape(m.name),
-                          part.name, milliseconds(seconds), milliseconds(seconds));
-    }
-    html += fmt::format("<span>{} ms</span></div>", milliseconds(m.times.total));
-    if (m.times.hidden > 0.002 * longest)
-      html += fmt::format(
-          R"(<div class="bar hidden"><i style="{};{}" title="{}: hidden communication {} ms"></i><span>{} hidden</span></div>)",
-          width(m.times.hidden), hatched(), escape(m.name), milliseconds(m.times.hidden),
-          milliseconds(m.times.hidden));
+    Bar bar{.name = m.name, .total = m.times.total, .hidden = m.times.hidden};
+    for (const Part& part : kParts)
+      bar.parts.push_back({part.name, part_colour(part.name), m.times.*part.seconds});
+    bars.push_back(std::move(bar));
   }
-  return html + "</div>";
+  return bars_html(bars);
 }
 
 // Names and colours of its parts, as HTML.
 std::string time_bars_legend() {
-  std::string html;
-  for (const Part& part : kParts)
-    html += fmt::format(R"(<span><i style="background:{}"></i>{}</span>)", part_colour(part.name), part.name);
-  return html + "<span><i style=\"" + hatched() +
-         "\"></i>hidden communication, beside the computation</span>";
+  std::vector<BarPart> parts;
+  for (const Part& part : kParts) parts.push_back({part.name, part_colour(part.name)});
+  return bars_legend(parts, true);
 }
 
 // The distribution of the accumulated gradient and the contraction of top-k.
@@ -415,7 +388,7 @@ std::string report_html(const Comparison& c) {
         "left out. Exposed communication is what the computation had to wait for; hidden communication ran "
         "beside "
         "it and costs no time." +
-        network_note(c) + "</p><div class=\"legend\">" + time_bars_legend() + "</div>" + bars + "</div>" +
+        network_note(c) + "</p>" + time_bars_legend() + bars + "</div>" +
         table_html(c, time_table(c), true, "");
 
   html += distribution_section(c);
