@@ -22,7 +22,7 @@ COLUMNS = ("hosts", "rate", "method", "rounds", "step_s", "step_lowest_s", "step
            "measured_bits", "nominal_bits", "cpu_bound")
 HEADS = ("method", "step ms (range)", "items/s", "communicate ms", "exposed ms", "encode ms", "decode ms", "sent per step",
          "speed-up over {}")
-# The parts of a bar, each with the part of tools/common/palette.h whose colour it has.
+# The parts of a bar, each with the part of tools/common/chart.h whose colour it has.
 COLOURS = {"compute": "forward", "encode and decode": "encode", "exposed communication": "exposed communication",
            "step": "data"}
 NOTE = ("Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Speed-up: "

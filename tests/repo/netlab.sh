@@ -139,7 +139,7 @@ root, compare = sys.argv[1:]
 sys.path.insert(0, root + "/scripts")
 from netlab_lib import report
 from netlab_lib.figures import summarise
-colours = dict(re.findall(r'\{"([a-z_]+)", "(#[0-9a-f]{6})"\}', open(root + "/tools/common/palette.cpp").read()))
+colours = dict(re.findall(r'\{"([a-z_]+)", "(#[0-9a-f]{6})"\}', open(root + "/tools/common/chart.cpp").read()))
 os.mkdir("bin")
 os.symlink(compare, "bin/compare")  # as beside the train that the commands name
 open("bin/train", "w").close()

@@ -1,16 +1,42 @@
 #pragma once
-// Line charts as SVG text: scales with round ticks, panels side by side. Sizes are in the drawing's own units, about CSS
-// pixels at full width. Pointing at a panel shows the values there, by <title> alone. Text and grid take their colours from
-// the page's style (tools/common/page.h), light or dark.
+// Line charts as SVG text, and the one palette of all pages and plots: scales with round ticks, panels side by side, a fixed
+// colour per method. Sizes are in the drawing's own units, about CSS pixels at full width. Pointing at a panel shows the
+// values there, by <title> alone. Text and grid take their colours from the page's style (tools/common/page.h), light or dark.
 
+#include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "tools/common/palette.h"
-
 namespace topknot {
+
+// "#rrggbb" of a compressor by its name. One that is not listed has a colour chosen by its name.
+std::string method_colour(std::string_view method);
+// Of a part of a step: "data", "forward", "exposed communication", ... Throws Error for any other.
+std::string part_colour(std::string_view part);
+
+// WCAG 2.2's relative luminance of "#rrggbb", 0 to 1.
+double luminance(const std::string& colour);
+
+// Shapes of dots: circle, square, triangle, diamond, cross, and the first four open.
+inline constexpr std::size_t kMarkers = 9;
+
+struct LineStyle {
+  std::string colour;
+  std::string dash;  // stroke-dasharray, "" for a whole line
+  // Where lines are told apart by their dots, by which a single point is known: the legend shows it.
+  std::optional<std::size_t> marker = {};
+};
+
+// What a line stands for: a method, and what tells the lines of one method apart, such as the merge plan.
+struct PlannedMethod {
+  std::string method, plan;
+};
+// The styles of the lines of one page: the method's colour, and where a method has several lines a dash for each. A plan
+// has the same dash under all such methods where that is free.
+std::vector<LineStyle> line_styles(const std::vector<PlannedMethod>& lines);
 
 struct Point {
   double x = 0, y = 0;
@@ -54,6 +80,8 @@ struct Line {
   std::string title;                       // its name when pointed at; "": not shown
   std::optional<std::size_t> marker = {};  // of kMarkers, the shape of its dots; none: a small circle
 };
+
+Line line_of(const LineStyle& style, const std::string& title);
 
 struct Band {
   std::vector<Point> upper, lower;

@@ -127,13 +127,8 @@ void name_methods(Comparison& c) {
   for (std::size_t i = 0; i < c.methods.size(); ++i) {
     const std::string& compressor = c.methods[i].compressor;
     for (const auto& row : c.differing) {
-      bool tells = false;
-      for (std::size_t j = 0; j < c.methods.size(); ++j)
-        tells = tells || (c.methods[j].compressor == compressor && row.values[j] != row.values[i]);
-      if (!tells) continue;
-      // An empty text is the method's own choice, and "-" a default that no run shows; the others' values tell them apart.
-      if (row.values[i] != "\"\"" && row.values[i] != "-")
-        keys[i].brief += " " + row.key.substr(row.key.rfind('.') + 1) + "=" + row.values[i];
+      if (!tells_apart(c, row, i)) continue;
+      keys[i].brief += brief_key(row, i);
       keys[i].full += (keys[i].full.empty() ? "" : " ") + row.key + "=" + row.values[i];
     }
     lettered[compressor] = lettered[compressor] || keys[i].brief.size() > kLongestKeys;
@@ -205,12 +200,10 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
     return sent > 0 ? std::round(r.bytes_dense) / sent : kAbsent;
   });
   method.dense_ratio = ratio.mean;
-  for (double StepTimes::*part :
-       {&StepTimes::data, &StepTimes::forward, &StepTimes::backward, &StepTimes::encode, &StepTimes::exposed,
-        &StepTimes::decode, &StepTimes::update, &StepTimes::other, &StepTimes::total, &StepTimes::hidden})
-    method.times.*part = over(runs, method, [&](const Run& r) {
-                           return r.metrics.steps.empty() ? kAbsent : r.times.*part;
-                         }).mean;
+  for (const StepPart& part : kStepParts)
+    method.times.*part.seconds = over(runs, method, [&](const Run& r) {
+                                   return r.metrics.steps.empty() ? kAbsent : r.times.*part.seconds;
+                                 }).mean;
 }
 
 // The first evaluation that reaches the target; null where none does.
@@ -362,6 +355,20 @@ void warn(Comparison& c) {
 }
 
 }  // namespace
+
+bool tells_apart(const Comparison& c, const DifferingKey& key, std::size_t method) {
+  for (std::size_t j = 0; j < c.methods.size(); ++j)
+    if (c.methods[j].compressor == c.methods[method].compressor && key.values[j] != key.values[method])
+      return true;
+  return false;
+}
+
+std::string brief_key(const DifferingKey& key, std::size_t method) {
+  // An empty text is the method's own choice, and "-" a default that no run shows; the others' values tell them apart.
+  const std::string& value = key.values[method];
+  if (value == "\"\"" || value == "-") return "";
+  return " " + key.key.substr(key.key.rfind('.') + 1) + "=" + value;
+}
 
 bool has(const Comparison& comparison, Stat Method::*stat) {
   return std::any_of(comparison.methods.begin(), comparison.methods.end(),

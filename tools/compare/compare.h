@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/common/chart.h"
 #include "tools/common/page.h"
-#include "tools/common/palette.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/run_config.h"
 
@@ -29,6 +29,24 @@ struct StepTimes {
   double total = 0;
   double hidden = 0;  // communication that ran beside the computation; not part of total
 };
+
+// All of them, total first. `column`: as a file for programs names it; `head`: as a table does; `part`: as the palette does,
+// null where it is no part of a bar.
+struct StepPart {
+  const char *column, *head, *part;
+  double StepTimes::*seconds;
+};
+inline constexpr StepPart kStepParts[] = {
+    {"step_s", "step", nullptr, &StepTimes::total},
+    {"data_s", "data", "data", &StepTimes::data},
+    {"forward_s", "forward", "forward", &StepTimes::forward},
+    {"backward_s", "backward", "backward", &StepTimes::backward},
+    {"encode_s", "encode", "encode", &StepTimes::encode},
+    {"exposed_s", "exposed comm.", "exposed communication", &StepTimes::exposed},
+    {"decode_s", "decode", "decode", &StepTimes::decode},
+    {"update_s", "update", "update", &StepTimes::update},
+    {"other_s", "other", "other", &StepTimes::other},
+    {"hidden_s", "hidden comm.", nullptr, &StepTimes::hidden}};
 
 struct Run {
   std::string path;
@@ -123,6 +141,10 @@ std::vector<Run> read_runs(const std::vector<std::string>& arguments);
 // differ: their numbers have no common scale; and for a target where no run has evaluations.
 Comparison compare_runs(std::vector<Run> runs, std::optional<double> target);
 
+// Whether the key tells this method from another one of its compressor.
+bool tells_apart(const Comparison& comparison, const DifferingKey& key, std::size_t method);
+// " density=0.01": the last part of the key's name, and the method's value; "" where that is absent or the method's own choice.
+std::string brief_key(const DifferingKey& key, std::size_t method);
 bool has(const Comparison& comparison, Stat Method::*stat);       // some method has this figure
 bool has_times(const Comparison& comparison);                     // of steps: runs of a table have none
 bool reaches(const Metric& metric, double value, double target);  // as good as the target or better
@@ -147,6 +169,20 @@ std::string comparison_text(const Comparison& comparison);  // what `compare` pr
 // where absent.
 std::string comparison_csv(const Comparison& comparison);
 std::string comparison_json(const Comparison& comparison);
+
+// The drawings of the page, as HTML: each against training time, epoch and step, side by side.
+std::string loss_chart(const Comparison& comparison);
+std::string quality_chart(const Comparison& comparison);  // of the metric; "" where nothing was evaluated
+std::string bytes_chart(const Comparison& comparison);
+// The last value of the metric against the bits that a rank sends per parameter and step, means over complete runs: a point
+// per method, joined where methods differ only in how much they send (density, threshold, rank, levels). "" where none was
+// evaluated and sent something.
+std::string bits_chart(const Comparison& comparison);
+// The same as files by themselves; UserError in place of "". Of the epochs: that panel of quality_chart() alone, for runs
+// whose times compare nothing.
+std::string quality_svg(const Comparison& comparison);
+std::string epochs_svg(const Comparison& comparison);
+std::string bits_svg(const Comparison& comparison);
 
 // The whole page, self-contained: no network, no script.
 std::string report_html(const Comparison& comparison);

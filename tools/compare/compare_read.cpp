@@ -63,9 +63,7 @@ StepTimes mean_times(const std::vector<StepRecord>& steps) {
     ++count;
   }
   if (count == 0) return sum;
-  for (double* part : {&sum.data, &sum.forward, &sum.backward, &sum.encode, &sum.exposed, &sum.decode,
-                       &sum.update, &sum.other, &sum.total, &sum.hidden})
-    *part /= count;
+  for (const StepPart& part : kStepParts) sum.*part.seconds /= count;
   return sum;
 }
 

@@ -1,5 +1,3 @@
-#include "tools/compare/report_charts.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +8,7 @@
 #include <unordered_map>
 
 #include "nn/base/check.h"
-#include "tools/common/chart.h"
+#include "tools/compare/compare.h"
 
 namespace topknot {
 namespace {
@@ -222,21 +220,18 @@ std::vector<Panel> panels_of(const Comparison& c, const std::vector<Drawn>& draw
                              .dash = "",
                              .title = ""});
     for (const auto& d : drawn) {
-      const LineStyle& style_of_method = c.styles[d.method];
       const auto thin = [&](double deviations) {
         return scaled(thin_out(d.mean.points(axis, deviations), kMeanPoints), unit);
       };
       const bool spread =
           std::any_of(d.mean.deviation.begin(), d.mean.deviation.end(), [](double v) { return v > 0; });
-      if (style.bands && spread) panel.bands.push_back({thin(1), thin(-1), style_of_method.colour});
-      panel.lines.push_back({.points = thin(0),
-                             .colour = style_of_method.colour,
-                             .width = d.incomplete ? kThin : 2,
-                             .opacity = 1,
-                             .dash = style_of_method.dash,
-                             .dots = style.dots,
-                             .cross_at_end = d.incomplete,
-                             .title = d.title});
+      if (style.bands && spread) panel.bands.push_back({thin(1), thin(-1), c.styles[d.method].colour});
+      Line line = line_of(c.styles[d.method], d.title);
+      line.points = thin(0);
+      line.width = d.incomplete ? kThin : 2;
+      line.dots = style.dots;
+      line.cross_at_end = d.incomplete;
+      panel.lines.push_back(std::move(line));
     }
     panels.push_back(std::move(panel));
   }
@@ -306,13 +301,8 @@ std::vector<Family> families_of(const Comparison& c) {
     const Method& method = c.methods[i];
     if (!method.complete || !std::isfinite(method.last.mean) || !std::isfinite(bits_of(method))) continue;
     std::string keys;
-    for (const DifferingKey& row : c.differing) {
-      if (amounts.count(row.key) || row.values[i] == "-" || row.values[i] == "\"\"") continue;
-      bool tells = false;
-      for (std::size_t j = 0; j < c.methods.size(); ++j)
-        tells |= c.methods[j].compressor == method.compressor && row.values[j] != row.values[i];
-      if (tells) keys += " " + row.key.substr(row.key.rfind('.') + 1) + "=" + row.values[i];
-    }
+    for (const DifferingKey& row : c.differing)
+      if (!amounts.count(row.key) && tells_apart(c, row, i)) keys += brief_key(row, i);
     const auto known = std::find_if(families.begin(), families.end(), [&](const Family& f) {
       return f.compressor == method.compressor && f.keys == keys;
     });
@@ -344,12 +334,8 @@ std::vector<Panel> bits_panels(const Comparison& c, const std::vector<Family>& f
   Range bits, values;
   Panel panel;
   for (const Family& family : families) {
-    Line line{.points = {},
-              .colour = family.style.colour,
-              .dash = family.style.dash,
-              .dots = true,
-              .title = family.name(),
-              .marker = family.style.marker};
+    Line line = line_of(family.style, family.name());
+    line.dots = true;
     for (const Method* method : family.members) {
       const double x = bits_of(*method), y = method->last.mean, spread = method->last.deviation;
       bits.include(x);

@@ -9,7 +9,6 @@
 #include "tools/common/chart.h"
 #include "tools/common/page.h"
 #include "tools/compare/compare.h"
-#include "tools/compare/report_charts.h"
 
 namespace topknot {
 namespace {
@@ -122,41 +121,21 @@ std::string chart(const std::string& title, const std::string& text, const std::
          (text.empty() ? "" : "<p class=\"note\">" + text + "</p>") + figure + "</div>\n";
 }
 
-// The parts of a step's time, as bars.
-
-struct Part {
-  const char* name;
-  double StepTimes::*seconds;
-};
-
-const Part kParts[] = {
-    {"data", &StepTimes::data},
-    {"forward", &StepTimes::forward},
-    {"backward", &StepTimes::backward},
-    {"encode", &StepTimes::encode},
-    {"exposed communication", &StepTimes::exposed},
-    {"decode", &StepTimes::decode},
-    {"update", &StepTimes::update},
-    {"other", &StepTimes::other},
-};
+// The parts of a step's time in seconds, without what ran beside the computation.
+std::vector<BarPart> parts_of(const StepTimes& times) {
+  std::vector<BarPart> parts;
+  for (const StepPart& step : kStepParts)
+    if (step.part) parts.push_back({step.part, part_colour(step.part), times.*step.seconds});
+  return parts;
+}
 
 // One bar per method, hidden communication below.
 std::string time_bars(const Comparison& c) {
   std::vector<Bar> bars;
-  for (const Method& m : c.methods) {
-    Bar bar{.name = m.name, .total = m.times.total, .hidden = m.times.hidden};
-    for (const Part& part : kParts)
-      bar.parts.push_back({part.name, part_colour(part.name), m.times.*part.seconds});
-    bars.push_back(std::move(bar));
-  }
+  for (const Method& m : c.methods)
+    bars.push_back(
+        {.name = m.name, .parts = parts_of(m.times), .total = m.times.total, .hidden = m.times.hidden});
   return bars_html(bars);
-}
-
-// Names and colours of its parts, as HTML.
-std::string time_bars_legend() {
-  std::vector<BarPart> parts;
-  for (const Part& part : kParts) parts.push_back({part.name, part_colour(part.name)});
-  return bars_legend(parts, true);
 }
 
 // The distribution of the accumulated gradient and the contraction of top-k.
@@ -388,7 +367,7 @@ std::string report_html(const Comparison& c) {
         "left out. Exposed communication is what the computation had to wait for; hidden communication ran "
         "beside "
         "it and costs no time." +
-        network_note(c) + "</p>" + time_bars_legend() + bars + "</div>" +
+        network_note(c) + "</p>" + bars_legend(parts_of({}), true) + bars + "</div>" +
         table_html(c, time_table(c), true, "");
 
   html += distribution_section(c);

@@ -148,14 +148,10 @@ std::string charts(const PredictReport& report, const std::vector<LegendEntry>& 
                            .dash = kLinear.dash,
                            .title = ""});
     for (const auto& curve : curves_of(report, network)) {
-      Line line;
+      Line line = line_of(style_of(legend, curve.name), curve.name + " (modelled)");
       for (const Prediction* p : curve.points)
         line.points.push_back({static_cast<double>(p->ranks), p->*figure});
-      const LineStyle& style = style_of(legend, curve.name);
-      line.colour = style.colour;
-      line.dash = style.dash;
       line.dots = true;
-      line.title = curve.name + " (modelled)";
       panel.lines.push_back(line);
     }
     panels.push_back(panel);

@@ -1,4 +1,4 @@
-#include "tools/common/palette.h"
+#include "tools/common/chart.h"
 
 #include <algorithm>
 #include <map>

@@ -11,7 +11,6 @@
 #include "tests/support/files.h"
 #include "tests/tools/compare/made_runs.h"
 #include "tools/common/chart.h"
-#include "tools/compare/report_charts.h"
 #include "train/recorder.h"
 
 namespace topknot {

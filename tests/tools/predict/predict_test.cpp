@@ -6,7 +6,7 @@
 
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
-#include "tools/common/palette.h"
+#include "tools/common/chart.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
 #include "train/run_directory.h"
