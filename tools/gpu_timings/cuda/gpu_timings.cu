@@ -6,8 +6,8 @@
 #include "nn/base/check.h"
 #include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
+#include "nn/core/cuda/kernel_tools.h"
 #include "nn/core/cuda/pool.h"
-#include "tools/gpu_timings/cuda/gradient_stream.h"
 #include "tools/gpu_timings/gpu_timings.h"
 
 namespace topknot::gpu_timings {
@@ -17,6 +17,29 @@ using namespace cuda;
 
 constexpr double kDensity = 0.001;
 constexpr int kWarmUp = 8, kTimed = 11;
+
+// Mixes the bits of a number (the finaliser of MurmurHash3).
+__device__ std::uint32_t mixed(std::uint32_t x) {
+  x ^= x >> 16, x *= 0x85ebca6bu;
+  x ^= x >> 13, x *= 0xc2b2ae35u;
+  return x ^ x >> 16;
+}
+
+__global__ void __launch_bounds__(kThreads) fill_kernel(float* gradient, std::size_t n, std::uint32_t step) {
+  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= n) return;
+  const std::uint32_t seed = mixed(static_cast<std::uint32_t>(i) ^ mixed(step));
+  float sum = 0;  // of four uniform numbers: near enough to normal
+  for (std::uint32_t j = 1; j <= 4; ++j)
+    sum += static_cast<float>(mixed(seed + j * 0x9e3779b9u) >> 8) * 0x1p-24f;
+  const float scale = exp2f(-6.64f * static_cast<float>(i * 20 / n) / 19.0f);
+  gradient[i] = (sum - 2.0f) * scale;
+}
+
+// Nearly normal numbers, others in each step; 20 layers whose scales span two decades, as gradients have.
+void fill_gradient(cudaStream_t stream, float* gradient, std::size_t n, std::uint32_t step) {
+  if (n > 0) launch(fill_kernel, grid_for(n, kThreads), kThreads, stream, gradient, n, step);
+}
 
 // Bytes per element that encoding moves in steady state: gradient and residual read, their sum written; gaussiank
 // reads the sum a second time; dgc reads and writes the velocity too.
