@@ -4,18 +4,21 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
+#include "dist/comm/ordered_sum.h"
 #include "nn/base/check.h"
 #include "nn/base/program.h"
 #include "nn/base/text.h"
+#include "nn/core/step.h"
 #include "optim/clip.h"
-#include "tools/sparsify/sparsify_ranks.h"
-#include "tools/sparsify/sparsify_setup.h"
 #include "train/metrics/npy.h"
 #include "train/metrics/output_check.h"
 #include "train/metrics/output_file.h"
@@ -24,6 +27,155 @@ namespace topknot {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// One rank in a step.
+struct RankStep {
+  std::size_t count = 0;  // entries sent
+  double threshold = 0;   // Compressor::threshold()
+  std::size_t over_capacity = 0;
+  // Messages of all rounds, as ExchangeStats counts them: a sum counts its length once each way, a gather
+  // brings the blocks of the other ranks.
+  std::size_t bytes_up = 0, bytes_down = 0;
+  // The contribution before its weight, as the ranks decoded it, where the method reports it. Without indices the
+  // values are of all positions.
+  bool known = false;
+  std::vector<std::uint32_t> indices;
+  std::vector<float> values;
+};
+
+struct RanksStep {
+  bool committed = false;  // false: a NaN or Inf; the step was discarded on all ranks
+  std::vector<RankStep> ranks;
+  std::span<const float> average;  // where committed; until the next step
+};
+
+// The ranks in one thread: their compressors are driven through encode, decode and commit or discard as the exchange drives
+// them (dist/exchange/exchange.h), each rank with its two memories.
+class SparsifyRanks {
+ public:
+  // Throws UserError where the options make no sense together.
+  SparsifyRanks(const CompressOptions& options, const GroupSpec& group);
+
+  // Where a step's gradient goes before step().
+  std::span<float> gradient(std::size_t rank) { return memories_[rank].gradient; }
+  // `info.rank` is set here. Throws Error where ranks differ in the average.
+  RanksStep step(const StepContext& info);
+  Applied applied() const { return compressors_[0]->applied(); }
+
+ private:
+  struct Memories {
+    std::vector<float> gradient, residual;
+  };
+  std::size_t size() const { return compressors_.size(); }
+  // Carries one round of messages; returns those of the next, or none.
+  std::vector<Message> round(std::vector<Message>& messages, std::vector<RankStep>& ranks);
+  // After commit: which memory holds the average; it becomes `gradient`.
+  std::span<const float> settle(std::size_t rank, std::span<float> average);
+
+  std::string name_;
+  std::vector<std::unique_ptr<Compressor>> compressors_;  // by rank, as the memories
+  std::vector<Memories> memories_;
+};
+
+// In rank order, as the collectives of compressed methods do.
+template <class T>
+void add_up(std::vector<Message>& messages, std::span<T> Message::*sum) {
+  const std::span<T> total = messages[0].*sum;
+  std::vector<const T*> sources;
+  for (const Message& message : messages) sources.push_back((message.*sum).data());
+  ordered_sum(std::span<const T* const>(sources), total.data(), total.size());
+  for (std::size_t r = 1; r < messages.size(); ++r)
+    std::copy(total.begin(), total.end(), (messages[r].*sum).begin());
+}
+
+SparsifyRanks::SparsifyRanks(const CompressOptions& options, const GroupSpec& group) : name_(options.name) {
+  for (int r = 0; r < group.ranks; ++r) {
+    compressors_.push_back(make_compressor(options, group));
+    memories_.push_back({std::vector<float>(group.numel), std::vector<float>(group.numel)});
+  }
+}
+
+RanksStep SparsifyRanks::step(const StepContext& info) {
+  RanksStep result;
+  result.ranks.resize(size());
+  std::vector<Message> messages;
+  for (std::size_t r = 0; r < size(); ++r) {
+    RankStep& rank = result.ranks[r];
+    if (name_ == "dense") {  // it sends its gradient and keeps no copy
+      rank.known = true;
+      rank.values = memories_[r].gradient;
+    }
+    StepContext own = info;
+    own.rank = static_cast<int>(r);
+    messages.push_back(compressors_[r]->encode({memories_[r].gradient, memories_[r].residual}, own));
+    rank.count = compressors_[r]->selected();
+    rank.threshold = compressors_[r]->threshold();
+    rank.over_capacity = compressors_[r]->over_capacity();
+  }
+  while (!messages.empty()) messages = round(messages, result.ranks);
+
+  result.committed = true;
+  for (const auto& compressor : compressors_) result.committed &= compressor->finite();
+  for (std::size_t r = 0; r < size(); ++r) {
+    if (!result.committed) {
+      compressors_[r]->discard();
+      continue;
+    }
+    RankStep& rank = result.ranks[r];
+    if (const auto own = compressors_[r]->contributed()) {
+      rank.known = true;
+      rank.indices.assign(own->indices.begin(), own->indices.end());
+      rank.values.assign(own->values.begin(), own->values.end());
+    }
+    result.average = settle(r, compressors_[r]->commit({}));
+  }
+  return result;
+}
+
+std::vector<Message> SparsifyRanks::round(std::vector<Message>& messages, std::vector<RankStep>& ranks) {
+  std::vector<std::vector<std::byte>> blocks;
+  std::size_t block_bytes = 0;
+  for (const Message& message : messages) {
+    TOPKNOT_CHECK(message.kind == messages[0].kind && message.sum.size() == messages[0].sum.size() &&
+                      message.sum_bfloat16.size() == messages[0].sum_bfloat16.size(),
+                  "ranks disagree on a message");
+    if (message.kind == Message::Kind::block) block_bytes += message.bytes();
+  }
+  const bool sum = messages[0].kind != Message::Kind::block;
+  for (std::size_t r = 0; r < size(); ++r) {
+    const std::size_t bytes = messages[r].bytes();
+    ranks[r].bytes_up += bytes;
+    if (size() > 1) ranks[r].bytes_down += sum ? bytes : block_bytes - bytes;
+  }
+  if (messages[0].kind == Message::Kind::sum)
+    add_up(messages, &Message::sum);
+  else if (sum)
+    add_up(messages, &Message::sum_bfloat16);
+  else
+    for (Message& message : messages) blocks.push_back(std::move(message.block));
+
+  std::vector<Message> next;
+  for (std::size_t r = 0; r < size(); ++r) {
+    Round received;
+    received.blocks = blocks;
+    received.sum = messages[r].sum;
+    received.sum_bfloat16 = messages[r].sum_bfloat16;
+    if (auto message = compressors_[r]->decode(received)) next.push_back(std::move(*message));
+  }
+  TOPKNOT_CHECK(next.empty() || next.size() == size(), "ranks disagree on another round");
+  return next;
+}
+
+std::span<const float> SparsifyRanks::settle(std::size_t rank, std::span<float> average) {
+  Memories& own = memories_[rank];
+  if (average.data() == own.residual.data()) std::swap(own.gradient, own.residual);
+  TOPKNOT_CHECK(average.data() == own.gradient.data() && average.size() == own.gradient.size(),
+                "the average is in neither memory");
+  const std::vector<float>& first = memories_[0].gradient;
+  TOPKNOT_CHECK(first.empty() || std::memcmp(first.data(), average.data(), average.size_bytes()) == 0,
+                "ranks disagree on the average");
+  return average;
+}
 
 constexpr std::size_t kMostRanks = 1024;  // as dist.ranks
 

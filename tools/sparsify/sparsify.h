@@ -1,12 +1,13 @@
 #pragma once
 // A compressor on gradients from a .npy file, its memory carried from step to step, with the average over ranks;
-// the messages as JSON lines. docs/sparsify.md describes
-// input and output.
+// the messages as JSON lines. docs/sparsify.md describes input and output.
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "compress/compressor.h"
 
 namespace topknot {
 
@@ -34,5 +35,21 @@ struct SparsifySummary {
 SparsifySummary sparsify(const SparsifyOptions& options);
 
 std::string summary_text(const SparsifySummary& summary);  // one line
+
+// The options of `sparsify` as the compressors take them.
+
+struct SparsifySetup {
+  CompressOptions compress;
+  GroupSpec group;
+  double density = 1, lr = 1;
+  double clip = 0;              // greatest norm of a rank's gradient; 0: off
+  std::vector<double> weights;  // by rank, mean 1
+  bool momentum_given = false, lr_given = false;
+  std::vector<std::string> notes;  // settings without effect
+};
+
+// For steps of `ranks` ranks and `numel` elements. Throws UserError: unknown keys and names with a
+// suggestion, values out of range, keys without meaning here, sizes and weights that do not fit.
+SparsifySetup sparsify_setup(const SparsifyOptions& options, std::size_t ranks, std::size_t numel);
 
 }  // namespace topknot

@@ -1,4 +1,4 @@
-#include "tools/sparsify/sparsify_setup.h"
+#include "tools/sparsify/sparsify.h"
 
 #include <fmt/format.h>
 
@@ -100,8 +100,8 @@ bool owns_momentum(const CompressOptions& options) {
   return parts && memories().contains(parts->memory) && memories().find(parts->memory).traits.owns_momentum;
 }
 
-}  // namespace
-
+// "64x27,64,10x64x3x3": [rows, the other dimensions] each, one vector where there is one number. Throws
+// UserError where the sizes do not add up to numel.
 std::vector<TensorSpec> parse_tensors(const std::string& text, std::size_t numel) {
   std::vector<TensorSpec> tensors;
   const auto wrong = [&](const std::string& part) {
@@ -133,6 +133,8 @@ std::vector<TensorSpec> parse_tensors(const std::string& text, std::size_t numel
     throw UserError(fmt::format("--tensors: the shapes have {} elements, and the input {}", begin, numel));
   return tensors;
 }
+
+}  // namespace
 
 SparsifySetup sparsify_setup(const SparsifyOptions& options, std::size_t ranks, std::size_t numel) {
   SparsifySetup setup;
