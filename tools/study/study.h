@@ -3,7 +3,9 @@
 // registers its name, its keys and a function; it prints a table and writes its results into the folder that
 // its key `out` names.
 
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -44,6 +46,20 @@ struct StudyRows {
   std::string csv, jsonl;
   void add(const nlohmann::ordered_json& row);  // each with the names of the first one
 };
+
+// body(0) to body(count - 1) on all cores. Throws what the last one that failed did, when all have ended.
+template <class Body>
+void in_parallel(std::size_t count, const Body& body) {
+  std::exception_ptr failure;
+#pragma omp parallel for schedule(dynamic, 1)
+  for (std::size_t i = 0; i < count; ++i) try {
+      body(i);
+    } catch (...) {
+#pragma omp critical(study_failure)
+      failure = std::current_exception();
+    }
+  if (failure) std::rethrow_exception(failure);
+}
 
 struct Study {
   std::vector<StudyKey> keys;

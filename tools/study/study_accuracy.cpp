@@ -110,16 +110,13 @@ void run_accuracy(const StudyArguments& arguments) {
   for (auto& [method, points] : methods) {
     std::sort(points.begin(), points.end(), [](const Row& a, const Row& b) { return a.density < b.density; });
     legend.push_back({method, styles[legend.size()]});
-    Line by_density, by_ratio;
+    Line by_density = line_of(legend.back().style, method), by_ratio = by_density;
     for (const Row& row : points) {
       by_density.points.push_back({row.density, row.accuracy});
       by_ratio.points.push_back({row.ratio, row.accuracy});
-      panels[0].marks.push_back({by_density.points.back(), legend.back().style.colour});
-      panels[1].marks.push_back({by_ratio.points.back(), legend.back().style.colour});
+      panels[0].marks.push_back({by_density.points.back(), by_density.colour});
+      panels[1].marks.push_back({by_ratio.points.back(), by_density.colour});
     }
-    by_density.colour = by_ratio.colour = legend.back().style.colour;
-    by_density.dash = by_ratio.dash = legend.back().style.dash;
-    by_density.title = by_ratio.title = method;
     panels[0].lines.push_back(std::move(by_density));
     panels[1].lines.push_back(std::move(by_ratio));
   }

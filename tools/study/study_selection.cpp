@@ -1,4 +1,7 @@
 // `study selection`: the entries that each selector selects of recorded gradients, and its cost over sizes.
+
+#include "tools/study/study_selection.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +18,6 @@
 #include "tools/common/chart.h"
 #include "tools/common/page.h"
 #include "tools/study/study.h"
-#include "tools/study/study_selection.h"
 #include "train/metrics/npy.h"
 #include "train/metrics/output_file.h"
 
@@ -130,7 +132,7 @@ std::string selection_cost_plot(const std::vector<SelectionCost>& rows) {
   const std::vector<LineStyle> styles = line_styles(lines);
   double lo = 1, hi = 2, first = 64, last = 0;
   for (std::size_t m = 0; m < labels.size(); ++m) {
-    Line line;
+    Line line = line_of(styles[m], labels[m]);
     for (const SelectionCost& row : rows) {
       if (row.label != labels[m]) continue;
       const double size = std::log2(static_cast<double>(row.size));
@@ -140,10 +142,7 @@ std::string selection_cost_plot(const std::vector<SelectionCost>& rows) {
       first = std::min(first, size);
       last = std::max(last, size);
     }
-    line.colour = styles[m].colour;
-    line.dash = styles[m].dash;
     line.dots = true;
-    line.title = labels[m];
     legend.push_back({labels[m], styles[m]});
     panel.lines.push_back(std::move(line));
   }

@@ -15,10 +15,9 @@
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
-#include "tools/study/study_regression.h"
 #include "tools/study/study_selection.h"
-#include "tools/study/study_toy.h"
 #include "train/metrics/npy.h"
+#include "tools/study/study_regtopk.h"
 
 namespace topknot {
 namespace {

@@ -1,26 +1,90 @@
 // `study regression`: how far RegTop-k, Top-k and dense SGD end from the optimum, over the sparsity S.
-#include "tools/study/study_regression.h"
+// `study toy`: RegTop-k's toy problem, step by step.
+
+#include "tools/study/study_regtopk.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
 
+#include "nn/base/check.h"
 #include "nn/base/text.h"
 #include "nn/core/rng.h"
 #include "nn/core/simd.h"
 #include "tools/common/chart.h"
 #include "tools/common/page.h"
 #include "tools/study/study.h"
-#include "tools/study/study_ranks.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {
 namespace {
+
+// The ranks in one thread: the shipped compressors, whose blocks arrive at once.
+class StudyRanks {
+ public:
+  // options.name: a sparse method with exact values, or dense: the plain average.
+  StudyRanks(const CompressOptions& options, std::size_t numel, int ranks)
+      : gradient_(static_cast<std::size_t>(ranks), std::vector<float>(numel)),
+        residual_(gradient_),
+        sent_(gradient_.size()) {
+    if (options.name == "dense") {
+      dense_.resize(numel);
+      return;
+    }
+    const GroupSpec group{numel, {{0, numel}}, ranks};
+    for (int r = 0; r < ranks; ++r) compressors_.push_back(make_compressor(options, group));
+  }
+
+  std::size_t size() const { return gradient_.size(); }
+  // Where rank r's gradient goes before step().
+  std::span<float> gradient(std::size_t r) { return gradient_[r]; }
+  // One step; returns the average, until the next step. Throws Error where a gradient is not finite.
+  std::span<const float> step(double density) {
+    if (compressors_.empty()) return average_all();
+    std::vector<std::vector<std::byte>> blocks;
+    for (std::size_t r = 0; r < size(); ++r) {
+      StepContext info;
+      info.step = number_;
+      info.density = density;
+      info.rank = static_cast<int>(r);
+      blocks.push_back(compressors_[r]->encode({gradient_[r], residual_[r]}, info).block);
+      sent_[r] = *compressors_[r]->entries();
+    }
+    ++number_;
+    for (std::size_t r = 0; r < size(); ++r) {
+      Round round;
+      round.blocks = blocks;
+      compressors_[r]->decode(round);
+      TOPKNOT_CHECK(compressors_[r]->finite(), "a gradient that is not finite");
+      if (compressors_[r]->commit({}).data() == residual_[r].data()) std::swap(gradient_[r], residual_[r]);
+    }
+    return gradient_[0];
+  }
+  // Of the last step, by rank; without entries where the method is dense.
+  const std::vector<SparseVector>& sent() const { return sent_; }
+
+ private:
+  std::span<const float> average_all() {
+    std::fill(dense_.begin(), dense_.end(), 0.0f);
+    for (const auto& gradient : gradient_)
+      for (std::size_t j = 0; j < dense_.size(); ++j) dense_[j] += gradient[j];
+    for (float& x : dense_) x *= 1.0f / static_cast<float>(size());
+    return dense_;
+  }
+
+  std::vector<std::vector<float>> gradient_, residual_;
+  std::vector<std::unique_ptr<Compressor>> compressors_;  // empty: dense
+  std::vector<SparseVector> sent_;
+  std::vector<float> dense_;
+  std::int64_t number_ = 0;
+};
 
 constexpr double kLearningRate = 0.01;
 constexpr double kCentreVariance = 5, kNoiseVariance = 0.5;
@@ -109,6 +173,34 @@ double regression_distance(const RegressionProblem& problem, const CompressOptio
   return std::log10(squares);
 }
 
+ToyTrace toy_trace(const CompressOptions& options, int iterations) {
+  constexpr double points[2][2] = {{100, 1}, {-100, 1}};
+  constexpr double learning_rate = 0.9;
+  std::array<double, 2> w = {0, 1};
+  StudyRanks ranks(options, 2, 2);
+  ToyTrace trace;
+  const auto record = [&] {
+    double loss = 0;
+    for (const auto& x : points) loss += std::log1p(std::exp(-(w[0] * x[0] + w[1] * x[1]))) / 2;
+    trace.loss.push_back(loss);
+    trace.weights.push_back(w);
+  };
+  record();
+  for (int t = 0; t < iterations; ++t) {
+    for (std::size_t r = 0; r < 2; ++r) {
+      const auto& x = points[r];
+      const double slope = -1 / (1 + std::exp(w[0] * x[0] + w[1] * x[1]));
+      for (std::size_t j = 0; j < 2; ++j) ranks.gradient(r)[j] = static_cast<float>(slope * x[j]);
+    }
+    const std::span<const float> average = ranks.step(0.5);
+    for (std::size_t j = 0; j < 2; ++j) w[j] -= learning_rate * static_cast<double>(average[j]);
+    if (!ranks.sent()[0].indices.empty())
+      trace.sent.push_back({ranks.sent()[0].indices.at(0), ranks.sent()[1].indices.at(0)});
+    record();
+  }
+  return trace;
+}
+
 namespace {
 
 struct Method {
@@ -152,17 +244,6 @@ void run_regression(const StudyArguments& arguments) {
         if (m > 0 || s == 0) runs.push_back({m, s, i});  // dense has no S
   std::printf("%zu runs of %d steps, 20 workers, J = 100\n", runs.size(), iterations);
   std::fflush(stdout);
-  std::exception_ptr failure;
-  const auto in_parallel = [&](std::size_t count, const auto& body) {
-#pragma omp parallel for schedule(dynamic, 1)
-    for (std::size_t i = 0; i < count; ++i) try {
-        body(i);
-      } catch (...) {
-#pragma omp critical(study_regression_failure)
-        failure = std::current_exception();
-      }
-    if (failure) std::rethrow_exception(failure);
-  };
   in_parallel(seeds.size(),
               [&](std::size_t i) { problems[i] = make_regression(static_cast<std::uint64_t>(seeds[i])); });
   in_parallel(runs.size(), [&](std::size_t i) {
@@ -199,7 +280,7 @@ void run_regression(const StudyArguments& arguments) {
   for (const double share : shares) table.rows.push_back({fmt::format("{:.2f}", share)});
   Panel panel;
   for (std::size_t m = 0; m < methods.size(); ++m) {
-    Line line;
+    Line line = line_of(styles[m], methods[m].label);
     Band band;
     for (std::size_t s = 0; s < shares.size(); ++s) {
       std::vector<double> values;
@@ -216,10 +297,8 @@ void run_regression(const StudyArguments& arguments) {
       if (std::isfinite(hi)) highest = std::max(highest, hi);
       if (std::isfinite(lo)) lowest = std::min(lowest, lo);
     }
-    line.colour = band.colour = styles[m].colour;
-    line.dash = styles[m].dash;
+    band.colour = line.colour;
     line.dots = m > 0;
-    line.title = methods[m].label;
     panel.lines.push_back(line);
     panel.bands.push_back(band);
     legend.push_back({methods[m].label, styles[m]});
@@ -251,6 +330,86 @@ const bool study_regression_registered = [] {
                   {"seeds", "1,2,3,4,5", "one problem each"},
                   {"out", "studies/regression", "folder of regression.csv, .jsonl and .svg"}},
                  run_regression});
+  return true;
+}();
+
+void run_toy(const StudyArguments& arguments) {
+  const int iterations = static_cast<int>(arguments.integer("iterations", 1, 1000000));
+  std::vector<std::string> labels = {"dense", "topk"};
+  std::vector<CompressOptions> methods(2);
+  methods[0].name = "dense";
+  methods[1].name = "topk";
+  for (const double mu : arguments.numbers("mu", 1e-6, 1e9)) {
+    labels.push_back("regtopk A, mu " + short_text(mu));
+    methods.emplace_back().name = "regtopk";
+    methods.back().set("mu", mu);
+  }
+  const std::string out = arguments.folder();
+  std::vector<ToyTrace> traces;
+  for (const CompressOptions& options : methods) traces.push_back(toy_trace(options, iterations));
+
+  std::string csv = "step", lines;
+  for (const std::string& label : labels) csv += ",\"" + label + "\"";
+  csv += "\n";
+  Table table;
+  table.header = {"step"};
+  for (const std::string& label : labels) table.header.push_back(label);
+  for (int t = 0; t <= iterations; ++t) {
+    const auto at = static_cast<std::size_t>(t);
+    const bool shown = t <= 2 || t == 4 || t == 10 || t == 50 || t == 100 || t == 101 || t == iterations;
+    if (shown) table.rows.push_back({std::to_string(t)});
+    csv += std::to_string(t);
+    for (std::size_t m = 0; m < methods.size(); ++m) {
+      csv += "," + fmt::format("{:.17g}", traces[m].loss[at]);
+      if (shown) table.rows.back().push_back(fmt::format("{:.9g}", traces[m].loss[at]));
+      nlohmann::ordered_json line = {{"step", t}, {"method", methods[m].name}};
+      if (methods[m].name == "regtopk") line["mu"] = methods[m].given<double>("mu");
+      line["loss"] = traces[m].loss[at];
+      line["weights"] = traces[m].weights[at];
+      if (at < traces[m].sent.size()) line["sends"] = traces[m].sent[at];
+      lines += line.dump() + "\n";
+    }
+    csv += "\n";
+  }
+
+  Panel panel;
+  std::vector<LegendEntry> legend;
+  std::vector<PlannedMethod> drawn;
+  for (std::size_t m = 0; m < methods.size(); ++m) drawn.push_back({methods[m].name, labels[m]});
+  std::vector<LineStyle> styles = line_styles(drawn);
+  styles[0].dash = "6 4";  // dense lies on topk
+  double lowest = 1;
+  for (std::size_t m = 0; m < methods.size(); ++m) {
+    Line line = line_of(styles[m], labels[m]);
+    for (std::size_t t = 0; t < traces[m].loss.size(); ++t) {
+      line.points.push_back({static_cast<double>(t), traces[m].loss[t]});
+      if (traces[m].loss[t] > 0) lowest = std::min(lowest, traces[m].loss[t]);
+    }
+    legend.push_back({labels[m], styles[m]});
+    panel.lines.push_back(std::move(line));
+  }
+  std::rotate(panel.lines.begin(), panel.lines.begin() + 1, panel.lines.end());  // dense lies on top
+  panel.x.hi = iterations;
+  panel.x.ticks = linear_ticks(0, iterations, 10, Unit::plain);
+  panel.x.label = "steps";
+  panel.y.lo = lowest / 2;
+  panel.y.hi = 1;
+  panel.y.logarithmic = true;
+  panel.y.ticks = log_ticks(panel.y.lo, panel.y.hi, Unit::plain);
+  panel.y.label = "loss";
+  write_file(out + "/toy.csv", csv);
+  write_file(out + "/toy.jsonl", lines);
+  write_file(out + "/toy.svg", stand_alone_plot({panel}, legend, "Loss of the toy problem over steps"));
+  std::printf("Loss after so many steps\n%s\nWritten: toy.csv, toy.jsonl and toy.svg in %s\n",
+              table_text(table).c_str(), out.c_str());
+}
+
+const bool study_toy_registered = [] {
+  studies().add("toy", "RegTop-k's toy problem: two workers whose large entries cancel, step by step",
+                {{{"iterations", "150", "steps"},
+                  {"mu", "1,2,4", "RegTop-k's mu"},
+                  {"out", "studies/toy", "folder of toy.csv, .jsonl and .svg"}},
+                 run_toy});
   return true;
 }();
 
