@@ -128,7 +128,7 @@ struct Comparison {
 // that this version does not know.
 Run read_run(const std::string& folder);
 
-// The rows of a runs.csv that scripts/study-runs wrote (docs/results/*.csv), as complete runs without steps and evaluations. The
+// The rows of a runs.csv that scripts/train-runs wrote (docs/results/*.csv), as complete runs without steps and evaluations. The
 // configuration of a run is its row's keys alone, its path the table's with the run's name behind it. Throws UserError with the line:
 // no such file, a column or compress.name missing, a value that is no number, a metric that this version does not know.
 std::vector<Run> read_table(const std::string& path);

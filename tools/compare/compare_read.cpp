@@ -1,4 +1,4 @@
-// Runs, read: from run directories, and from a table of runs, as scripts/study-runs writes it.
+// Runs, read: from run directories, and from a table of runs, as scripts/train-runs writes it.
 
 #include <fmt/format.h>
 
@@ -213,7 +213,7 @@ class Row {
   const std::string& text(const std::string& column) const {
     const auto cell = cells_.find(column);
     if (cell == cells_.end())
-      throw UserError(place_ + ": no column '" + column + "', so this is no runs.csv of scripts/study-runs");
+      throw UserError(place_ + ": no column '" + column + "', so this is no runs.csv of scripts/train-runs");
     return cell->second;
   }
 

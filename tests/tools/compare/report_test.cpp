@@ -356,7 +356,7 @@ TEST_CASE("what is no table of runs is refused with its line") {
   CHECK(refused("", {"empty"}));
   CHECK(refused(kHeader, {"no run in it"}));
   CHECK(refused(kHeader + good + "dense,2\n", {"runs.csv:3: 2 cells, and the header has 15"}));
-  CHECK(refused("method,runs\ntopk,3\n", {"runs.csv:2", "no column", "study-runs"}));
+  CHECK(refused("method,runs\ntopk,3\n", {"runs.csv:2", "no column", "train-runs"}));
   CHECK(refused(kHeader + row("dense", 1, "high", 4000, "compress.name=dense"),
                 {"value is 'high', no number"}));
   CHECK(refused(kHeader + row("dense", 1, "", 4000, "compress.name=dense"), {"value is '', no number"}));

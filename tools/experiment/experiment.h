@@ -1,5 +1,5 @@
 #pragma once
-// Small experiments on one process: `study NAME [key=value ...]`. A study is one file that
+// Small experiments on one process: `experiment NAME [key=value ...]`. A experiment is one file that
 // registers its name, its keys and a function; it prints a table and writes its results into the folder that
 // its key `out` names.
 
@@ -15,17 +15,17 @@
 
 namespace topknot {
 
-struct StudyKey {
+struct ExperimentKey {
   std::string name, value;  // value: the default
   std::string help;
 };
 
 // The keys' values: defaults, overridden by the command line. Each throws UserError that names the key.
-class StudyArguments {
+class ExperimentArguments {
  public:
   // `given` are texts key=value. Throws UserError for unknown and repeated keys.
-  StudyArguments(const std::string& study, const std::vector<StudyKey>& keys,
-                 const std::vector<std::string>& given);
+  ExperimentArguments(const std::string& experiment, const std::vector<ExperimentKey>& keys,
+                      const std::vector<std::string>& given);
 
   const std::string& text(const std::string& key) const;
   std::int64_t integer(const std::string& key, std::int64_t lo, std::int64_t hi) const;
@@ -37,12 +37,12 @@ class StudyArguments {
 
  private:
   [[noreturn]] void refuse(const std::string& key, const std::string& needs) const;
-  std::string study_;
+  std::string experiment_;
   std::map<std::string, std::string> values_;
 };
 
-// The rows of a study's results, as CSV (a header with the names; numbers with six digits) and as JSON lines.
-struct StudyRows {
+// The rows of a experiment's results, as CSV (a header with the names; numbers with six digits) and as JSON lines.
+struct ExperimentRows {
   std::string csv, jsonl;
   void add(const nlohmann::ordered_json& row);  // each with the names of the first one
 };
@@ -55,19 +55,19 @@ void in_parallel(std::size_t count, const Body& body) {
   for (std::size_t i = 0; i < count; ++i) try {
       body(i);
     } catch (...) {
-#pragma omp critical(study_failure)
+#pragma omp critical(experiment_failure)
       failure = std::current_exception();
     }
   if (failure) std::rethrow_exception(failure);
 }
 
-struct Study {
-  std::vector<StudyKey> keys;
-  void (*run)(const StudyArguments& arguments);
+struct Experiment {
+  std::vector<ExperimentKey> keys;
+  void (*run)(const ExperimentArguments& arguments);
 };
-Registry<Study>& studies();
+Registry<Experiment>& experiments();
 
-std::string studies_help();                        // `study`, `study --help`
-std::string study_help(const std::string& study);  // `study NAME --help`; throws UserError
+std::string experiments_help();                              // `experiment`, `experiment --help`
+std::string experiment_help(const std::string& experiment);  // `experiment NAME --help`; throws UserError
 
 }  // namespace topknot

@@ -1,7 +1,7 @@
-// `study regression`: how far RegTop-k, Top-k and dense SGD end from the optimum, over the sparsity S.
-// `study toy`: RegTop-k's toy problem, step by step.
+// `experiment regression`: how far RegTop-k, Top-k and dense SGD end from the optimum, over the sparsity S.
+// `experiment toy`: RegTop-k's toy problem, step by step.
 
-#include "tools/study/study_regtopk.h"
+#include "tools/experiment/regtopk.h"
 
 #include <fmt/format.h>
 
@@ -20,17 +20,17 @@
 #include "nn/core/simd.h"
 #include "tools/common/chart.h"
 #include "tools/common/page.h"
-#include "tools/study/study.h"
+#include "tools/experiment/experiment.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {
 namespace {
 
 // The ranks in one thread: the shipped compressors, whose blocks arrive at once.
-class StudyRanks {
+class Ranks {
  public:
   // options.name: a sparse method with exact values, or dense: the plain average.
-  StudyRanks(const CompressOptions& options, std::size_t numel, int ranks)
+  Ranks(const CompressOptions& options, std::size_t numel, int ranks)
       : gradient_(static_cast<std::size_t>(ranks), std::vector<float>(numel)),
         residual_(gradient_),
         sent_(gradient_.size()) {
@@ -157,7 +157,7 @@ double regression_distance(const RegressionProblem& problem, const CompressOptio
   for (const auto& values : problem.matrix) matrix.emplace_back(values.begin(), values.end());
   for (const auto& values : problem.rhs) rhs.emplace_back(values.begin(), values.end());
   std::vector<float> w(problem.start.begin(), problem.start.end());
-  StudyRanks ranks(options, problem.dims, problem.ranks);
+  Ranks ranks(options, problem.dims, problem.ranks);
   for (int t = 0; t < iterations; ++t) {
     for (std::size_t r = 0; r < ranks.size(); ++r)
       gradient_at(matrix[r].data(), rhs[r].data(), w.data(), w.size(), ranks.gradient(r).data());
@@ -177,7 +177,7 @@ ToyTrace toy_trace(const CompressOptions& options, int iterations) {
   constexpr double points[2][2] = {{100, 1}, {-100, 1}};
   constexpr double learning_rate = 0.9;
   std::array<double, 2> w = {0, 1};
-  StudyRanks ranks(options, 2, 2);
+  Ranks ranks(options, 2, 2);
   ToyTrace trace;
   const auto record = [&] {
     double loss = 0;
@@ -229,7 +229,7 @@ struct Run {
   double distance = 0;  // log10 of its square
 };
 
-void run_regression(const StudyArguments& arguments) {
+void run_regression(const ExperimentArguments& arguments) {
   const int iterations = static_cast<int>(arguments.integer("iterations", 1, 1000000));
   const std::vector<double> shares = arguments.numbers("s", 0.01, 1);
   const std::vector<Method> methods = methods_of(arguments.numbers("mu", 1e-6, 1e9));
@@ -322,18 +322,18 @@ void run_regression(const StudyArguments& arguments) {
   std::printf("\nWritten: regression.csv, regression.jsonl and regression.svg in %s\n", out.c_str());
 }
 
-const bool study_regression_registered = [] {
-  studies().add("regression", "RegTop-k's linear regression: distance to the optimum over the sparsity",
-                {{{"iterations", "2500", "steps"},
-                  {"s", "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.0", "shares of entries that are sent"},
-                  {"mu", "1,4,10", "RegTop-k's mu; variant B runs at 4 alone where several are given"},
-                  {"seeds", "1,2,3,4,5", "one problem each"},
-                  {"out", "studies/regression", "folder of regression.csv, .jsonl and .svg"}},
-                 run_regression});
+const bool regression_registered = [] {
+  experiments().add("regression", "RegTop-k's linear regression: distance to the optimum over the sparsity",
+                    {{{"iterations", "2500", "steps"},
+                      {"s", "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.0", "shares of entries that are sent"},
+                      {"mu", "1,4,10", "RegTop-k's mu; variant B runs at 4 alone where several are given"},
+                      {"seeds", "1,2,3,4,5", "one problem each"},
+                      {"out", "studies/regression", "folder of regression.csv, .jsonl and .svg"}},
+                     run_regression});
   return true;
 }();
 
-void run_toy(const StudyArguments& arguments) {
+void run_toy(const ExperimentArguments& arguments) {
   const int iterations = static_cast<int>(arguments.integer("iterations", 1, 1000000));
   std::vector<std::string> labels = {"dense", "topk"};
   std::vector<CompressOptions> methods(2);
@@ -404,12 +404,12 @@ void run_toy(const StudyArguments& arguments) {
               table_text(table).c_str(), out.c_str());
 }
 
-const bool study_toy_registered = [] {
-  studies().add("toy", "RegTop-k's toy problem: two workers whose large entries cancel, step by step",
-                {{{"iterations", "150", "steps"},
-                  {"mu", "1,2,4", "RegTop-k's mu"},
-                  {"out", "studies/toy", "folder of toy.csv, .jsonl and .svg"}},
-                 run_toy});
+const bool toy_registered = [] {
+  experiments().add("toy", "RegTop-k's toy problem: two workers whose large entries cancel, step by step",
+                    {{{"iterations", "150", "steps"},
+                      {"mu", "1,2,4", "RegTop-k's mu"},
+                      {"out", "studies/toy", "folder of toy.csv, .jsonl and .svg"}},
+                     run_toy});
   return true;
 }();
 

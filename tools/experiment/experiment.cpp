@@ -1,4 +1,4 @@
-#include "tools/study/study.h"
+#include "tools/experiment/experiment.h"
 
 #include <fmt/format.h>
 
@@ -35,17 +35,19 @@ std::vector<V> parse_list(const std::string& text, V lo, V hi) {
 
 }  // namespace
 
-StudyArguments::StudyArguments(const std::string& study, const std::vector<StudyKey>& keys,
-                               const std::vector<std::string>& given)
-    : study_(study) {
+ExperimentArguments::ExperimentArguments(const std::string& experiment,
+                                         const std::vector<ExperimentKey>& keys,
+                                         const std::vector<std::string>& given)
+    : experiment_(experiment) {
   std::vector<std::string> names, seen;
-  for (const StudyKey& key : keys) values_[key.name] = key.value, names.push_back(key.name);
+  for (const ExperimentKey& key : keys) values_[key.name] = key.value, names.push_back(key.name);
   for (const std::string& text : given) {
     const auto equals = text.find('=');
     if (equals == std::string::npos)
-      throw UserError("'" + text + "' is not key=value; 'study " + study + " --help' lists the keys");
+      throw UserError("'" + text + "' is not key=value; 'experiment " + experiment +
+                      " --help' lists the keys");
     const std::string name = text.substr(0, equals);
-    if (values_.count(name) == 0) throw UserError(unknown_name_message("key of " + study, name, names));
+    if (values_.count(name) == 0) throw UserError(unknown_name_message("key of " + experiment, name, names));
     if (std::find(seen.begin(), seen.end(), name) != seen.end())
       throw UserError("'" + name + "' is given twice; give it once");
     seen.push_back(name);
@@ -53,35 +55,36 @@ StudyArguments::StudyArguments(const std::string& study, const std::vector<Study
   }
 }
 
-void StudyArguments::refuse(const std::string& key, const std::string& needs) const {
-  throw UserError(key + " of study " + study_ + " needs " + needs + ", not '" + values_.at(key) + "'");
+void ExperimentArguments::refuse(const std::string& key, const std::string& needs) const {
+  throw UserError(key + " of experiment " + experiment_ + " needs " + needs + ", not '" + values_.at(key) +
+                  "'");
 }
 
-const std::string& StudyArguments::text(const std::string& key) const {
+const std::string& ExperimentArguments::text(const std::string& key) const {
   return values_.at(key);
 }
 
-std::int64_t StudyArguments::integer(const std::string& key, std::int64_t lo, std::int64_t hi) const {
+std::int64_t ExperimentArguments::integer(const std::string& key, std::int64_t lo, std::int64_t hi) const {
   std::int64_t value = 0;
   if (!parse(text(key), value) || value < lo || value > hi)
     refuse(key, fmt::format("a whole number from {} to {}", lo, hi));
   return value;
 }
 
-std::vector<double> StudyArguments::numbers(const std::string& key, double lo, double hi) const {
+std::vector<double> ExperimentArguments::numbers(const std::string& key, double lo, double hi) const {
   const auto values = parse_list(text(key), lo, hi);
   if (values.empty()) refuse(key, fmt::format("numbers from {:g} to {:g}, as in 1,2", lo, hi));
   return values;
 }
 
-std::vector<std::int64_t> StudyArguments::integers(const std::string& key, std::int64_t lo,
-                                                   std::int64_t hi) const {
+std::vector<std::int64_t> ExperimentArguments::integers(const std::string& key, std::int64_t lo,
+                                                        std::int64_t hi) const {
   const auto values = parse_list(text(key), lo, hi);
   if (values.empty()) refuse(key, fmt::format("whole numbers from {} to {}, as in 1,2", lo, hi));
   return values;
 }
 
-std::string StudyArguments::folder(const std::string& key) const {
+std::string ExperimentArguments::folder(const std::string& key) const {
   if (text(key).empty()) refuse(key, "a folder");
   std::error_code error;
   std::filesystem::create_directories(text(key), error);
@@ -91,7 +94,7 @@ std::string StudyArguments::folder(const std::string& key) const {
   return text(key);
 }
 
-void StudyRows::add(const nlohmann::ordered_json& row) {
+void ExperimentRows::add(const nlohmann::ordered_json& row) {
   if (csv.empty()) {
     for (const auto& [name, value] : row.items()) csv += (csv.empty() ? "" : ",") + name;
     csv += "\n";
@@ -105,24 +108,27 @@ void StudyRows::add(const nlohmann::ordered_json& row) {
   jsonl += row.dump() + "\n";
 }
 
-Registry<Study>& studies() {
-  static Registry<Study> registry("study");
+Registry<Experiment>& experiments() {
+  static Registry<Experiment> registry("experiment");
   return registry;
 }
 
-std::string studies_help() {
+std::string experiments_help() {
   std::string text =
-      "study: small experiments on one process; each prints a table and writes its numbers and plots.\n\n"
-      "  study NAME [key=value ...]\n"
-      "  study NAME --help            its keys\n\nStudies:\n";
-  for (const std::string& name : studies().names())
-    text += fmt::format("  {:<20}{}\n", name, studies().help(name));
-  return text + "\nExamples:\n  study toy\n  study regression iterations=1000 s=0.6 out=studies/quick\n";
+      "experiment: small experiments on one process; each prints a table and writes its numbers and "
+      "plots.\n\n"
+      "  experiment NAME [key=value ...]\n"
+      "  experiment NAME --help            its keys\n\nExperiments:\n";
+  for (const std::string& name : experiments().names())
+    text += fmt::format("  {:<20}{}\n", name, experiments().help(name));
+  return text +
+         "\nExamples:\n  experiment toy\n  experiment regression iterations=1000 s=0.6 out=studies/quick\n";
 }
 
-std::string study_help(const std::string& study) {
-  std::string text = "study " + study + ": " + (studies().find(study), studies().help(study)) + "\n\n";
-  for (const StudyKey& key : studies().find(study).keys)
+std::string experiment_help(const std::string& experiment) {
+  std::string text = "experiment " + experiment + ": " +
+                     (experiments().find(experiment), experiments().help(experiment)) + "\n\n";
+  for (const ExperimentKey& key : experiments().find(experiment).keys)
     text += fmt::format("  {:<14}{} (default: {})\n", key.name, key.help, key.value);
   return text;
 }

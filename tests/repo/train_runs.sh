@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# scripts/study-runs: the lists of runs are valid; a small study is made, interrupted, resumed to the same bits and compared.
-#   study_runs.sh ROOT TRAIN
+# scripts/train-runs: the lists of runs are valid; a small list is made, interrupted, resumed to the same bits and compared.
+#   train_runs.sh ROOT TRAIN
 set -euo pipefail
-root=$(cd "${1:?usage: study_runs.sh ROOT TRAIN}" && pwd)
-BUILD=$(cd "$(dirname "${2:?usage: study_runs.sh ROOT TRAIN}")/.." && pwd)
+root=$(cd "${1:?usage: train_runs.sh ROOT TRAIN}" && pwd)
+BUILD=$(cd "$(dirname "${2:?usage: train_runs.sh ROOT TRAIN}")/.." && pwd)
 export BUILD
 command -v python3 >/dev/null || { echo 'skipped: no python3'; exit 0; }
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# study STATUS TEXT ARGUMENT...: study-runs ends with STATUS and says TEXT.
-study() { expect "$1" "$2" "$root/scripts/study-runs" "${@:3}"; }
+# train_runs STATUS TEXT ARGUMENT...: train-runs ends with STATUS and says TEXT.
+train_runs() { expect "$1" "$2" "$root/scripts/train-runs" "${@:3}"; }
 checksums() { cut -d, -f7 "$1/runs.csv"; }
 
 mkdir "$work/data"  # CIFAR-10, recordings, texts and pictures
@@ -36,8 +36,8 @@ keys compress.density=0.01  # of what follows
 run topk 1 compress.name=topk
 END
 small=("$work/list" --out "$work/out")
-study 0 '| dense | 2 |' "${small[@]}" --jobs 1
-study 0 '3 of 3 finished' "${small[@]}" --status
+train_runs 0 '| dense | 2 |' "${small[@]}" --jobs 1
+train_runs 0 '3 of 3 finished' "${small[@]}" --status
 checksums "$work/out" >"$work/whole"
 [ "$(sort -u "$work/whole" | wc -l)" = 4 ] || complain "not three checksums: $(cat "$work/whole")"
 
@@ -46,7 +46,7 @@ cat >"$work/speech" <<END
 config $root/configs/papers/gk_lstm_an4.yaml
 run speech 1 model.width=8 model.layers=1 data.batch_size=2 dist.ranks=2 train.max_steps=1 train.epochs=1
 END
-study 0 'word error rate' "$work/speech" --data "$work/data" --out "$work/spoken"
+train_runs 0 'word error rate' "$work/speech" --data "$work/data" --out "$work/spoken"
 grep -q '^| speech | 1 | [0-9.]* %' "$work/spoken/summary.md" || complain "speech: $(cat "$work/spoken/summary.md")"
 
 # Of a text the perplexity of the test set stands beside that of the validation set.
@@ -55,56 +55,56 @@ config $root/configs/papers/ptb_small.yaml
 keys model.width=8 data.batch_size=2 dist.ranks=2 train.max_steps=1
 run text 2 compress.name=dense
 END
-study 0 '| run | seeds | perplexity | minus dense | each seed | test perplexity | minus dense |' "$work/written" --data "$work/data" --out "$work/text"
+train_runs 0 '| run | seeds | perplexity | minus dense | each seed | test perplexity | minus dense |' "$work/written" --data "$work/data" --out "$work/text"
 grep -Eq '^text,1,[^,]*,perplexity,[0-9.]+,[0-9.]+,' "$work/text/runs.csv" || complain "text: $(cat "$work/text/runs.csv")"
 grep -Eq '^\| text \| 2 \| [0-9.]+ ± [0-9.]+ \|  \| [0-9., ]+ \| [0-9.]+ ± [0-9.]+ \|' "$work/text/summary.md" ||
   complain "text: $(cat "$work/text/summary.md")"
 
 # Keys behind -- are keys of every run, in the table too: runs with others are not mixed with these.
-study 0 'train.max_steps=2' "$work/list" --only 'topk-s1' --out "$work/more" -- train.max_steps=2
+train_runs 0 'train.max_steps=2' "$work/list" --only 'topk-s1' --out "$work/more" -- train.max_steps=2
 grep -q "$work/base.yaml,.*train.max_steps=2$" "$work/more/runs.csv" || complain "keys behind --: $(cat "$work/more/runs.csv")"
-study 2 'topk-s1 was made with other keys' "$work/list" --out "$work/rest" --with "$work/more/runs.csv"
-study 2 'topk-s1 was made with other keys' "$work/list" --out "$work/out" --check "$work/more/runs.csv"
+train_runs 2 'topk-s1 was made with other keys' "$work/list" --out "$work/rest" --with "$work/more/runs.csv"
+train_runs 2 'topk-s1 was made with other keys' "$work/list" --out "$work/out" --check "$work/more/runs.csv"
 sed 's/,train.max_steps=2$//; s/ train.max_steps=2$//' "$work/more/runs.csv" >"$work/other.csv"
-study 2 'topk-s1 ended with other bits than' "$work/list" --out "$work/out" --with "$work/other.csv"
+train_runs 2 'topk-s1 ended with other bits than' "$work/list" --out "$work/out" --with "$work/other.csv"
 
 # What trains for another number of steps has no difference to dense.
-study 0 '' "$work/list" --only dense-s1 --out "$work/longer" --with "$work/other.csv"
+train_runs 0 '' "$work/list" --only dense-s1 --out "$work/longer" --with "$work/other.csv"
 grep -Eq '^\| topk \| 1 \| [0-9.]+ % \|  \|' "$work/longer/summary.md" || complain "other steps: $(cat "$work/longer/summary.md")"
 grep -Eq '^\| topk \| 1 \| [0-9.]+ % \| [+-]' "$work/out/summary.md" || complain "as many steps: $(cat "$work/out/summary.md")"
 
 # Again: nothing is made anew, and everything is as before; of some runs alone too.
-study 0 '' "${small[@]}"
-study 0 '| dense | 2 |' "${small[@]}" --only topk-s1
+train_runs 0 '' "${small[@]}"
+train_runs 0 '| dense | 2 |' "${small[@]}" --only topk-s1
 checksums "$work/out" | cmp -s - "$work/whole" || complain "with --only: $(cat "$work/out/runs.csv")"
-study 0 '3 runs compared, 0 outside' "${small[@]}" --check "$work/out/runs.csv"
+train_runs 0 '3 runs compared, 0 outside' "${small[@]}" --check "$work/out/runs.csv"
 sed -E 's/^(dense,1,.*,20,)[0-9]+/\17/' "$work/out/runs.csv" >"$work/other.csv"
-study 1 'the same bits, OTHER FIGURES: sent_per_step' "${small[@]}" --check "$work/other.csv"
-study 0 '1 runs compared, 0 outside, 0 not judged; 2 of the table are not finished here' "$work/list" --out "$work/longer" --check "$work/out/runs.csv"
-study 0 '2 runs compared, 0 outside' "${small[@]}" --only 'topk-*' --only dense-s2 --check "$work/out/runs.csv"
+train_runs 1 'the same bits, OTHER FIGURES: sent_per_step' "${small[@]}" --check "$work/other.csv"
+train_runs 0 '1 runs compared, 0 outside, 0 not judged; 2 of the table are not finished here' "$work/list" --out "$work/longer" --check "$work/out/runs.csv"
+train_runs 0 '2 runs compared, 0 outside' "${small[@]}" --only 'topk-*' --only dense-s2 --check "$work/out/runs.csv"
 sed -E 's/^(dense,[12],[^,]*,accuracy),[^,]*,,[^,]*/\1,99.99,,0/' "$work/out/runs.csv" >"$work/other.csv"
-study 1 'OUTSIDE' "${small[@]}" --check "$work/other.csv"
-study 1 '1 runs compared, 1 outside, 0 not judged' "${small[@]}" --only dense-s1 --check "$work/other.csv"  # by both seeds of the table
+train_runs 1 'OUTSIDE' "${small[@]}" --check "$work/other.csv"
+train_runs 1 '1 runs compared, 1 outside, 0 not judged' "${small[@]}" --only dense-s1 --check "$work/other.csv"  # by both seeds of the table
 sed -E 's/^(topk,1,[^,]*,accuracy),[^,]*,,[^,]*/\1,99.99,,0/' "$work/out/runs.csv" >"$work/other.csv"
-study 0 '3 runs compared, 0 outside, 1 not judged' "${small[@]}" --check "$work/other.csv"
-study 1 '1 runs compared, 0 outside, 1 not judged' "${small[@]}" --only topk-s1 --check "$work/other.csv"
-study 2 'not a runs.csv' "${small[@]}" --check "$work/list"
-study 2 'not a runs.csv' "${small[@]}" --check "$work/data/a.wav"
-study 2 'Is a directory' "${small[@]}" --check "$work/out"
-study 2 'the row of topk-s1 is damaged' "${small[@]}" --check <(sed '/^topk/s/,20,.*//' "$work/out/runs.csv")
-study 2 'not a text file' "$work/data/a.wav" --list
+train_runs 0 '3 runs compared, 0 outside, 1 not judged' "${small[@]}" --check "$work/other.csv"
+train_runs 1 '1 runs compared, 0 outside, 1 not judged' "${small[@]}" --only topk-s1 --check "$work/other.csv"
+train_runs 2 'not a runs.csv' "${small[@]}" --check "$work/list"
+train_runs 2 'not a runs.csv' "${small[@]}" --check "$work/data/a.wav"
+train_runs 2 'Is a directory' "${small[@]}" --check "$work/out"
+train_runs 2 'the row of topk-s1 is damaged' "${small[@]}" --check <(sed '/^topk/s/,20,.*//' "$work/out/runs.csv")
+train_runs 2 'not a text file' "$work/data/a.wav" --list
 BUILD=$work study 2 "'make build' builds it" "$work/list" --validate
 
 # Runs of an earlier table are not made again, and stand in the new one.
 grep -v '^topk,' "$work/out/runs.csv" >"$work/earlier.csv"
-study 0 '1 of 1 finished' "$work/list" --out "$work/rest" --with "$work/earlier.csv"
-study 0 '3 of 3 finished' "$work/list" --out "$work/rest" --with "$work/earlier.csv" --status
+train_runs 0 '1 of 1 finished' "$work/list" --out "$work/rest" --with "$work/earlier.csv"
+train_runs 0 '3 of 3 finished' "$work/list" --out "$work/rest" --with "$work/earlier.csv" --status
 [ ! -e "$work/rest/dense-s1" ] || complain 'a run of an earlier table was made again'
 checksums "$work/rest" | cmp -s - "$work/whole" || complain "with an earlier table: $(cat "$work/rest/runs.csv")"
 sed 's/^\(dense,1\),[^,]*/\1,0000000/' "$work/earlier.csv" >"$work/other.csv"
-study 2 'dense-s1 was made by commit 0000000' "$work/list" --out "$work/rest" --with "$work/other.csv"
+train_runs 2 'dense-s1 was made by commit 0000000' "$work/list" --out "$work/rest" --with "$work/other.csv"
 sed 's/compress.name=dense/compress.name=topk/' "$work/earlier.csv" >"$work/other.csv"
-study 2 'dense-s1 was made with other keys' "$work/list" --out "$work/rest" --with "$work/other.csv"
+train_runs 2 'dense-s1 was made with other keys' "$work/list" --out "$work/rest" --with "$work/other.csv"
 
 # What several seeds of several methods show together: dense 90 and 92, a 88 and 90, b 86 and 88.
 cat >"$work/three" <<END
@@ -118,35 +118,35 @@ END
     keys=compress.name=topk; [ "${row%%,*}" = dense ] && keys=compress.name=dense; [ "${row%%,*}" = b ] && keys="$keys compress.density=0.02"
     grep '^dense,1,' "$work/out/runs.csv" | awk -F, -v OFS=, -v row="$row" -v keys="$keys" '{ split(row, r, ","); $1 = r[1]; $2 = r[2]; $5 = r[3]; $NF = keys; print }'
   done; } >"$work/made.csv"
-study 0 'All 4 runs but dense together, minus dense: -3.00 ± 1.22, its standard error by the deviation within methods, 1.41' "$work/three" --out "$work/together" --with "$work/made.csv"
-study 0 'over that within: 2.00 (1 and 3 degrees of freedom)' "$work/three" --out "$work/together" --with "$work/made.csv"
+train_runs 0 'All 4 runs but dense together, minus dense: -3.00 ± 1.22, its standard error by the deviation within methods, 1.41' "$work/three" --out "$work/together" --with "$work/made.csv"
+train_runs 0 'over that within: 2.00 (1 and 3 degrees of freedom)' "$work/three" --out "$work/together" --with "$work/made.csv"
 
 # Interrupted inside a run, which goes on from its checkpoint to the same bits.
 small=("$work/list" --out "$work/cut")
-"$root/scripts/study-runs" "${small[@]}" -- train.stop_after=5 >"$work/log" 2>&1 && complain 'stopped runs count as finished'
+"$root/scripts/train-runs" "${small[@]}" -- train.stop_after=5 >"$work/log" 2>&1 && complain 'stopped runs count as finished'
 grep -q '3 of 3 runs failed' "$work/log" || complain "stopped runs are not told: $(cat "$work/log")"
-until "$root/scripts/study-runs" "${small[@]}" -- train.stop_after=5 >"$work/log" 2>&1; do
+until "$root/scripts/train-runs" "${small[@]}" -- train.stop_after=5 >"$work/log" 2>&1; do
   grep -q 'goes on' "$work/log" || { complain "a run does not go on: $(cat "$work/log")"; break; }
 done
 checksums "$work/cut" | cmp -s - "$work/whole" || complain "resumed runs end with other bits: $(cat "$work/cut/runs.csv")"
 
 # Runs of another commit or of other settings are not mixed with these: of other keys, another order of them, another configuration.
-study 2 'was made with other settings (compress.density: 0.01, now 0.02)' <(sed 's/0.01/0.02/' "$work/list") --out "$work/out"
-study 2 'compress.name: topk, now dense)' <(sed 's/=topk/=topk compress.name=dense/' "$work/list") --out "$work/out"
+train_runs 2 'was made with other settings (compress.density: 0.01, now 0.02)' <(sed 's/0.01/0.02/' "$work/list") --out "$work/out"
+train_runs 2 'compress.name: topk, now dense)' <(sed 's/=topk/=topk compress.name=dense/' "$work/list") --out "$work/out"
 sed -i 's/batch_size: 8/batch_size: 4/' "$work/base.yaml"
-study 2 '(data.batch_size: 8, now 4)' "$work/list" --out "$work/out"
+train_runs 2 '(data.batch_size: 8, now 4)' "$work/list" --out "$work/out"
 sed -i 's/batch_size: 4/batch_size: 8/' "$work/base.yaml"
 cp "$work/base.yaml" "$work/copy.yaml"
-study 2 'dense-s1 was made with other config' "$work/list" --config "$work/copy.yaml" --out "$work/none" --with "$work/earlier.csv"
+train_runs 2 'dense-s1 was made with other config' "$work/list" --config "$work/copy.yaml" --out "$work/none" --with "$work/earlier.csv"
 cp -r "$work/out" "$work/resumed"
 sed -i '1s/"revision":"[^"]*"/"revision":"0000000"/' "$work/resumed/topk-s1/metrics.jsonl"
-study 2 'topk-s1 was made by commit 0000000 and ' "$work/list" --out "$work/resumed"
+train_runs 2 'topk-s1 was made by commit 0000000 and ' "$work/list" --out "$work/resumed"
 sed -i -E 's/"revision": "[^"]*"/"revision": "0000000"/' "$work/out/dense-s1/environment.json"
-study 2 'a folder holds the runs of one commit' "$work/list" --out "$work/out"
+train_runs 2 'a folder holds the runs of one commit' "$work/list" --out "$work/out"
 rm "$work/out/dense-s1/environment.json"
-study 2 ' and unknown, ' "$work/list" --out "$work/out"
+train_runs 2 ' and unknown, ' "$work/list" --out "$work/out"
 mkfifo "$work/out/dense-s1/environment.json"  # not waited for
-study 2 ' and unknown, ' "$work/list" --out "$work/out"
+train_runs 2 ' and unknown, ' "$work/list" --out "$work/out"
 rm "$work/out/dense-s1/environment.json"
 
 # The program becomes another one between two runs.
@@ -170,19 +170,19 @@ BUILD=$work/changing study 2 'does not run: see' "$work/list" --out "$work/begun
 # A value that was not finite is shown, and is in the mean.
 cp -r "$work/cut" "$work/diverged"
 sed -i '$s/"test_accuracy":[0-9.]*/"test_accuracy":null/' "$work/diverged/dense-s2/metrics.jsonl"
-study 0 '| dense | 2 | nan' "$work/list" --out "$work/diverged" -- train.stop_after=5
+train_runs 0 '| dense | 2 | nan' "$work/list" --out "$work/diverged" -- train.stop_after=5
 
 # A key that train refuses is told before the first run begins.
 echo 'run wrong 1 compress.density=2' >>"$work/list"
-study 2 'wrong-s1 is no valid configuration' "$work/list" --out "$work/none"
+train_runs 2 'wrong-s1 is no valid configuration' "$work/list" --out "$work/none"
 [ -z "$(ls "$work/none")" ] || complain 'a list with a wrong key has begun'
 
-study 2 'there is no list' "$work/nowhere" --out "$work/none"
-study 2 "did you mean 'keys'?" <(echo 'kays a=b') --list
-study 2 "no 'config FILE' stands above" <(echo 'run a 1') --list
-study 2 "expected 'run NAME SEEDS" <(echo 'run a none') --list
-study 2 '--out DIR is missing' "$work/list"
-study 2 "no run is called 'x*'" "$work/list" --only 'topk*' --only 'x*' --list
-study 2 'no seed up to --seeds 0' "$work/list" --seeds 0 --list
-study 2 'the number of cores' "$work/list" --out "$work/none" --jobs 1000
+train_runs 2 'there is no list' "$work/nowhere" --out "$work/none"
+train_runs 2 "did you mean 'keys'?" <(echo 'kays a=b') --list
+train_runs 2 "no 'config FILE' stands above" <(echo 'run a 1') --list
+train_runs 2 "expected 'run NAME SEEDS" <(echo 'run a none') --list
+train_runs 2 '--out DIR is missing' "$work/list"
+train_runs 2 "no run is called 'x*'" "$work/list" --only 'topk*' --only 'x*' --list
+train_runs 2 'no seed up to --seeds 0' "$work/list" --seeds 0 --list
+train_runs 2 'the number of cores' "$work/list" --out "$work/none" --jobs 1000
 exit "$status"

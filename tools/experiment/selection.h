@@ -1,6 +1,6 @@
 #pragma once
 // The selection of each selector and its cost, under error feedback (memory `residual`) on one rank: over
-// recorded gradients, and over synthetic ones of many sizes. `study selection` makes tables and plots of it.
+// recorded gradients, and over synthetic ones of many sizes. `experiment selection` makes tables and plots of it.
 
 #include <cstdint>
 #include <functional>

@@ -1,5 +1,5 @@
-// The studies but selection. Golden values: computed in float64, ties by lower index.
-#include "tools/study/study.h"
+// The experiments but selection. Golden values: computed in float64, ties by lower index.
+#include "tools/experiment/experiment.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,9 +15,9 @@
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
-#include "tools/study/study_selection.h"
+#include "tools/experiment/regtopk.h"
+#include "tools/experiment/selection.h"
 #include "train/metrics/npy.h"
-#include "tools/study/study_regtopk.h"
 
 namespace topknot {
 namespace {
@@ -30,12 +30,12 @@ CompressOptions method(const std::string& name, double mu = 4, const std::string
   return options;
 }
 
-// Of `study accuracy`.
+// Of `experiment accuracy`.
 void draw(const TempFolder& temp, const std::string& text) {
   std::ofstream(temp.at("summary.csv")) << text;
-  const Study& study = studies().find("accuracy");
-  study.run(
-      StudyArguments("accuracy", study.keys, {"in=" + temp.at("summary.csv"), "out=" + temp.at("out")}));
+  const Experiment& experiment = experiments().find("accuracy");
+  experiment.run(ExperimentArguments("accuracy", experiment.keys,
+                                     {"in=" + temp.at("summary.csv"), "out=" + temp.at("out")}));
 }
 
 std::string complaint(const std::string& text) {
@@ -59,11 +59,11 @@ void normal_gradient(std::size_t t, std::span<float> out) {
 }
 
 void run(const std::vector<std::string>& given) {
-  const Study& study = studies().find("selection");
-  study.run(StudyArguments("selection", study.keys, given));
+  const Experiment& experiment = experiments().find("selection");
+  experiment.run(ExperimentArguments("selection", experiment.keys, given));
 }
 
-// Topk and residual by the definition, in the study's own arithmetic.
+// Topk and residual by the definition, in the experiment's own arithmetic.
 double naive_energy(double density, std::size_t skip) {
   const auto k = static_cast<std::size_t>(density * kNumel);
   std::vector<float> gradient(kNumel), residual(kNumel);
@@ -149,25 +149,27 @@ TEST_CASE("the regression's optimum is where the ranks' gradients cancel") {
   CHECK(largest_sum < 1e-10);
 }
 
-TEST_CASE("a study's keys: defaults, lists, and clear refusals") {
-  const std::vector<StudyKey> keys = {{"iterations", "2500", ""}, {"s", "0.1,0.6", ""}, {"out", "x", ""}};
-  const StudyArguments arguments("regression", keys, {"iterations=10"});
+TEST_CASE("a experiment's keys: defaults, lists, and clear refusals") {
+  const std::vector<ExperimentKey> keys = {
+      {"iterations", "2500", ""}, {"s", "0.1,0.6", ""}, {"out", "x", ""}};
+  const ExperimentArguments arguments("regression", keys, {"iterations=10"});
   CHECK(arguments.integer("iterations", 1, 100) == 10);
   CHECK(arguments.numbers("s", 0, 1) == std::vector<double>{0.1, 0.6});
   const auto made = [&](const std::vector<std::string>& given) {
-    return StudyArguments("regression", keys, given);
+    return ExperimentArguments("regression", keys, given);
   };
   CHECK_THROWS_WITH(made({"iteration=1"}), Catch::Contains("did you mean 'iterations'"));
   CHECK_THROWS_WITH(made({"iterations"}), Catch::Contains("not key=value"));
   CHECK_THROWS_WITH(made({"s=1", "s=2"}), Catch::Contains("twice"));
-  CHECK_THROWS_WITH(made({"iterations=1e3"}).integer("iterations", 1, 10000),
-                    Catch::Contains("iterations of study regression needs a whole number from 1 to 10000"));
+  CHECK_THROWS_WITH(
+      made({"iterations=1e3"}).integer("iterations", 1, 10000),
+      Catch::Contains("iterations of experiment regression needs a whole number from 1 to 10000"));
   for (const std::string bad : {"s=", "s=0.1,,0.2", "s=2", "s=nan", "s=0.5x"})
     CHECK_THROWS_AS(made({bad}).numbers("s", 0, 1), UserError);
-  CHECK_THROWS_WITH(studies().find("regresion"), Catch::Contains("did you mean 'regression'"));
+  CHECK_THROWS_WITH(experiments().find("regresion"), Catch::Contains("did you mean 'regression'"));
 }
 
-TEST_CASE("study accuracy draws a line a method, and dense as the reference") {
+TEST_CASE("experiment accuracy draws a line a method, and dense as the reference") {
   const TempFolder temp;
   draw(temp, std::string(kHeader) +
                  "dense,3,66.71,0.60,1.00,1,1,1,0\ntopk-d0.001,1,42.65,,724,1,1,1,0\ntopk-d0.01,1,62.49,,79,"
@@ -180,7 +182,7 @@ TEST_CASE("study accuracy draws a line a method, and dense as the reference") {
   CHECK(svg.str().find("dgc_full") == std::string::npos);
 }
 
-TEST_CASE("study accuracy refuses what is no summary") {
+TEST_CASE("experiment accuracy refuses what is no summary") {
   CHECK(complaint("a,b\n").find("not a summary.csv") != std::string::npos);
   CHECK(complaint(kHeader).find("no row is named") != std::string::npos);
   CHECK(complaint(std::string(kHeader) + "topk-d0.1,1,x,,1,1,1,1,0\n").find("holds no number") !=
@@ -189,7 +191,7 @@ TEST_CASE("study accuracy refuses what is no summary") {
         std::string::npos);
 }
 
-TEST_CASE("selection study: every registered selector is measured, topk first and threshold last") {
+TEST_CASE("selection experiment: every registered selector is measured, topk first and threshold last") {
   const auto methods = selection_methods();
   std::vector<std::string> names;
   for (const auto& method : methods)
@@ -202,7 +204,7 @@ TEST_CASE("selection study: every registered selector is measured, topk first an
   CHECK(names == registered);
 }
 
-TEST_CASE("selection study: topk has exactly k and its own energy, others are held against it") {
+TEST_CASE("selection experiment: topk has exactly k and its own energy, others are held against it") {
   const auto methods = selection_methods();
   const std::vector<double> densities = {0.1, 0.01};
   const auto rows = selection_quality(methods, densities, kSteps, kNumel, 4, normal_gradient);
@@ -239,7 +241,7 @@ TEST_CASE("selection study: topk has exactly k and its own energy, others are he
   }
 }
 
-TEST_CASE("selection study: a vector of zeros has nothing to capture") {
+TEST_CASE("selection experiment: a vector of zeros has nothing to capture") {
   auto methods = selection_methods();
   std::erase_if(methods, [](const SelectionMethod& method) { return method.label != "topk"; });
   const auto rows = selection_quality(
@@ -248,7 +250,7 @@ TEST_CASE("selection study: a vector of zeros has nothing to capture") {
   CHECK(std::isnan(rows.at(0).energy));
 }
 
-TEST_CASE("selection study: cost is measured for every method, with topk's k") {
+TEST_CASE("selection experiment: cost is measured for every method, with topk's k") {
   const auto methods = selection_methods();
   const auto rows = selection_cost(methods, 5000, 0.01, 3, 2);
   REQUIRE(rows.size() == methods.size());
@@ -268,7 +270,7 @@ TEST_CASE("selection study: cost is measured for every method, with topk's k") {
   }
 }
 
-TEST_CASE("selection study: tables and plots of both parts are written") {
+TEST_CASE("selection experiment: tables and plots of both parts are written") {
   const TempFolder temp;
   std::vector<float> values(kSteps * kNumel);
   for (std::size_t t = 0; t < kSteps; ++t) normal_gradient(t, std::span(values).subspan(t * kNumel, kNumel));
@@ -293,7 +295,7 @@ TEST_CASE("selection study: tables and plots of both parts are written") {
   }
 }
 
-TEST_CASE("selection study: wrong input gets one clear message") {
+TEST_CASE("selection experiment: wrong input gets one clear message") {
   const TempFolder temp;
   const std::string out = "out=" + temp.at("out");
   CHECK_THROWS_WITH(run({"in=" + temp.at("none.npy"), out}), Catch::Contains("none.npy"));
@@ -316,15 +318,15 @@ TEST_CASE("selection study: wrong input gets one clear message") {
   CHECK_THROWS_WITH(run({"max_log2=12", out}), Catch::Contains("needs 0, or 16 to 30"));
   CHECK_THROWS_WITH(run({"max_log2=0", out}), Catch::Contains("nothing to do"));
   CHECK_THROWS_WITH(run({"in=" + temp.at("short.npy"), "densities=2", out}),
-                    Catch::Contains("densities of study selection"));
-  CHECK_THROWS_WITH(run({"max_log2=16", "density=0", out}), Catch::Contains("density of study selection"));
+                    Catch::Contains("densities of experiment selection"));
+  CHECK_THROWS_WITH(run({"max_log2=16", "density=0", out}), Catch::Contains("density of experiment selection"));
   // Of the part that does not run too.
   for (const std::string key : {"densities", "skip"})
     CHECK_THROWS_WITH(run({"max_log2=16", "rounds=1", key + "=abc", out}),
-                      Catch::Contains(key + " of study selection"));
+                      Catch::Contains(key + " of experiment selection"));
   for (const std::string key : {"density", "rounds", "threads"})
     CHECK_THROWS_WITH(run({"in=" + temp.at("short.npy"), "skip=0", "max_log2=0", key + "=abc", out}),
-                      Catch::Contains(key + " of study selection"));
+                      Catch::Contains(key + " of experiment selection"));
 }
 
 }  // namespace topknot

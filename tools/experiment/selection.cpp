@@ -1,6 +1,6 @@
-// `study selection`: the entries that each selector selects of recorded gradients, and its cost over sizes.
+// `experiment selection`: the entries that each selector selects of recorded gradients, and its cost over sizes.
 
-#include "tools/study/study_selection.h"
+#include "tools/experiment/selection.h"
 
 #include <fmt/format.h>
 
@@ -17,7 +17,7 @@
 #include "nn/core/threads.h"
 #include "tools/common/chart.h"
 #include "tools/common/page.h"
-#include "tools/study/study.h"
+#include "tools/experiment/experiment.h"
 #include "train/metrics/npy.h"
 #include "train/metrics/output_file.h"
 
@@ -163,7 +163,7 @@ std::string selection_cost_plot(const std::vector<SelectionCost>& rows) {
 
 // All keys, whether or not they are used: a wrong one is an error in any case.
 struct SelectionArguments {
-  explicit SelectionArguments(const StudyArguments& arguments)
+  explicit SelectionArguments(const ExperimentArguments& arguments)
       : in(arguments.text("in")),
         densities(arguments.numbers("densities", 1e-9, 1)),
         skip(static_cast<std::size_t>(arguments.integer("skip", 0, 1000000000))),
@@ -200,7 +200,7 @@ void run_quality(const SelectionArguments& arguments, const std::string& out) {
       selection_quality(selection_methods(), densities, steps, numel, skip,
                         [&](std::size_t t, std::span<float> gradient) { reader.read(t * numel, gradient); });
 
-  StudyRows results;
+  ExperimentRows results;
   for (const SelectionQuality& row : rows)
     results.add({{"selector", row.label},
                  {"density", row.density},
@@ -243,7 +243,7 @@ void run_cost(const SelectionArguments& arguments, const std::string& out) {
   const std::int64_t rounds = arguments.rounds;
   const int threads = arguments.threads > 0 ? set_team_size(arguments.threads) : team_size();
   std::vector<SelectionCost> rows;
-  StudyRows results;
+  ExperimentRows results;
   for (std::int64_t log2 = kLeastLog2; log2 <= arguments.max_log2; log2 += 2) {
     const std::size_t size = std::size_t{1} << log2;
     const std::size_t needed = selection_cost_bytes(size), available = available_bytes();
@@ -299,21 +299,22 @@ void run_cost(const SelectionArguments& arguments, const std::string& out) {
   std::printf("\nWritten: selection_cost.csv, .jsonl and .svg in %s\n", out.c_str());
 }
 
-void run_selection(const StudyArguments& given) {
+void run_selection(const ExperimentArguments& given) {
   const SelectionArguments arguments(given);
   const std::int64_t max_log2 = arguments.max_log2;
   if (max_log2 != 0 && max_log2 < kLeastLog2)
-    throw UserError(
-        fmt::format("max_log2 of study selection needs 0, or 16 to 30, not '{}'", given.text("max_log2")));
+    throw UserError(fmt::format("max_log2 of experiment selection needs 0, or 16 to 30, not '{}'",
+                                given.text("max_log2")));
   if (max_log2 == 0 && arguments.in.empty())
-    throw UserError("study selection has nothing to do: give in=gradients.npy, or max_log2 of at least 16");
+    throw UserError(
+        "experiment selection has nothing to do: give in=gradients.npy, or max_log2 of at least 16");
   const std::string out = given.folder();
   if (!arguments.in.empty()) run_quality(arguments, out);
   if (max_log2 != 0) run_cost(arguments, out);
 }
 
-const bool study_selection_registered = [] {
-  studies().add(
+const bool selection_registered = [] {
+  experiments().add(
       "selection", "each selector: selected count and captured energy on recorded gradients; cost over sizes",
       {{{"in", "", "recorded gradients, .npy of [steps, elements], for count and energy; none: cost alone"},
         {"densities", "0.1,0.01,0.001,0.0001", "of the recorded gradients"},

@@ -1,4 +1,4 @@
-// `study accuracy`: draws a summary.csv of scripts/study-runs: test accuracy over density, and over how
+// `experiment accuracy`: draws a summary.csv of scripts/train-runs: test accuracy over density, and over how
 // many times less than dense a rank sends. Rows are named METHOD-dDENSITY; `dense` is the reference; other rows
 // stay in the table.
 #include <fmt/format.h>
@@ -13,7 +13,7 @@
 #include "nn/base/check.h"
 #include "nn/base/file.h"
 #include "tools/common/chart.h"
-#include "tools/study/study.h"
+#include "tools/experiment/experiment.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {
@@ -36,21 +36,21 @@ double number_of(const std::vector<std::string>& cells, std::size_t column, cons
     return std::stod(cells.at(column));
   } catch (const std::exception&) {
     throw UserError(
-        fmt::format("{}: column {} holds no number; the file is not a summary.csv of scripts/study-runs",
+        fmt::format("{}: column {} holds no number; the file is not a summary.csv of scripts/train-runs",
                     where, column + 1));
   }
 }
 
 std::vector<Row> read_summary(const std::string& path) {
   if (path.empty())
-    throw UserError("in=FILE is missing; scripts/study-runs writes summary.csv into its folder");
+    throw UserError("in=FILE is missing; scripts/train-runs writes summary.csv into its folder");
   std::ifstream in = open_stream(path);
   std::vector<Row> rows;
   std::string line;
   std::getline(in, line);
   if (line.rfind("run,seeds,accuracy,", 0) != 0)
     throw UserError("in=" + path +
-                    ": not a summary.csv of scripts/study-runs, which begins with run,seeds,accuracy");
+                    ": not a summary.csv of scripts/train-runs, which begins with run,seeds,accuracy");
   for (int number = 2; std::getline(in, line); ++number) {
     const auto cells = cells_of(line);
     const std::string where = fmt::format("{}:{}", path, number);
@@ -70,7 +70,7 @@ std::vector<Row> read_summary(const std::string& path) {
   return rows;
 }
 
-void run_accuracy(const StudyArguments& arguments) {
+void run_accuracy(const ExperimentArguments& arguments) {
   const std::vector<Row> rows = read_summary(arguments.text("in"));
   std::map<std::string, std::vector<Row>> methods;
   double dense = 0, lo = 1, greatest_ratio = 10, highest = 10;
@@ -125,11 +125,12 @@ void run_accuracy(const StudyArguments& arguments) {
   std::printf("Written: accuracy.svg in %s\n", out.c_str());
 }
 
-const bool study_accuracy_registered = [] {
-  studies().add(
-      "accuracy", "the summary of scripts/study-runs as a plot: accuracy over density and bytes",
-      {{{"in", "", "summary.csv of the study script"}, {"out", "studies/accuracy", "folder of accuracy.svg"}},
-       run_accuracy});
+const bool accuracy_registered = [] {
+  experiments().add("accuracy",
+                    "the summary of scripts/train-runs as a plot: accuracy over density and bytes",
+                    {{{"in", "", "summary.csv of scripts/train-runs"},
+                      {"out", "studies/accuracy", "folder of accuracy.svg"}},
+                     run_accuracy});
   return true;
 }();
 

@@ -1,4 +1,4 @@
-// What `study selection` measures: the entries that each selector selects of recorded gradients, and its cost over sizes.
+// What `experiment selection` measures: the entries that each selector selects of recorded gradients, and its cost over sizes.
 
 #include <fmt/format.h>
 
@@ -18,8 +18,8 @@
 #include "nn/core/device.h"
 #include "nn/core/rng.h"
 #include "nn/core/simd.h"
-#include "tools/study/study.h"
-#include "tools/study/study_selection.h"
+#include "tools/experiment/experiment.h"
+#include "tools/experiment/selection.h"
 
 namespace topknot {
 namespace {
