@@ -8,9 +8,8 @@ import signal
 import tempfile
 
 from . import Interrupted, LabError, sweep
-from .files import write_text
-from .lab import MOST_HOSTS, Lab, check_system
-from .rate import parse_rate, show_bits
+from .files import write_json
+from .lab import MOST_HOSTS, Lab, check_system, parse_rate, show_bits
 from .runner import Run, find_program, log_line
 from .speed import measure
 
@@ -95,10 +94,6 @@ def variables(lab, rate, measured):
     if measured:
         result["NETLAB_MEASURED_BITS"] = f"{measured['lowest_bits']:.0f}"
     return result
-
-
-def write_json(path, content):
-    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def check(options, command):

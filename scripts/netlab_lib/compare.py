@@ -10,10 +10,10 @@ import re
 import shutil
 
 from . import LabError, sweep
-from .cli import DAY_S, Parser, describe, link_record, limit, variables, whole, write_json
+from .cli import DAY_S, Parser, describe, link_record, limit, variables, whole
 from .figures import figures, summarise
-from .lab import MOST_HOSTS, Lab, check_system
-from .rate import parse_rate
+from .files import write_json
+from .lab import MOST_HOSTS, Lab, check_system, parse_rate
 from .report import write_reports
 from .runner import Run, find_program, log_line, tail
 from .speed import measure

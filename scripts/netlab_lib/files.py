@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import json
 import os
 import secrets
 
@@ -10,3 +11,7 @@ def write_text(path, text):
     with open(part, "x", encoding="utf-8", newline="") as out:
         out.write(text)
     os.replace(part, path)
+
+
+def write_json(path, content):
+    write_text(path, json.dumps(content, indent=1) + "\n")

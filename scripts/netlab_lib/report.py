@@ -9,10 +9,9 @@ import secrets
 import shutil
 import subprocess
 
-from .cli import write_json
 from .figures import parts
-from .files import write_text
-from .rate import show_bits
+from .files import write_json, write_text
+from .lab import show_bits
 from .runner import log_line
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -95,7 +95,7 @@ sys.path.insert(0, sys.argv[1])
 import os
 from netlab_lib.files import write_text
 from netlab_lib.figures import figures, parts, summarise
-from netlab_lib.rate import burst_bytes, parse_rate
+from netlab_lib.lab import burst_bytes, parse_rate
 from netlab_lib.report import markdown
 os.symlink("metrics.jsonl", "table.md.part")  # no other file is written through a link
 write_text("table.md", "a table\n")
