@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
-#include <sstream>
 
 #include "nn/base/check.h"
 #include "nn/base/file.h"
@@ -23,13 +22,6 @@ struct Row {
   std::string method;
   double density = 0, accuracy = 0, ratio = 0;
 };
-
-std::vector<std::string> cells_of(const std::string& line) {
-  std::vector<std::string> cells;
-  std::stringstream stream(line);
-  for (std::string cell; std::getline(stream, cell, ',');) cells.push_back(cell);
-  return cells;
-}
 
 double number_of(const std::vector<std::string>& cells, std::size_t column, const std::string& where) {
   try {

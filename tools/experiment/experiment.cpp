@@ -24,8 +24,7 @@ bool parse(const std::string& text, V& value) {
 template <class V>
 std::vector<V> parse_list(const std::string& text, V lo, V hi) {
   std::vector<V> values;
-  std::istringstream items(text);
-  for (std::string item; std::getline(items, item, ',');) {
+  for (const std::string& item : cells_of(text)) {
     V value;
     if (!parse(item, value) || !(value >= lo && value <= hi)) return {};
     values.push_back(value);
@@ -34,6 +33,13 @@ std::vector<V> parse_list(const std::string& text, V lo, V hi) {
 }
 
 }  // namespace
+
+std::vector<std::string> cells_of(const std::string& line) {
+  std::vector<std::string> cells;
+  std::istringstream stream(line);
+  for (std::string cell; std::getline(stream, cell, ',');) cells.push_back(cell);
+  return cells;
+}
 
 ExperimentArguments::ExperimentArguments(const std::string& experiment,
                                          const std::vector<ExperimentKey>& keys,

@@ -41,6 +41,9 @@ class ExperimentArguments {
   std::map<std::string, std::string> values_;
 };
 
+// The text between commas; nothing behind the last one.
+std::vector<std::string> cells_of(const std::string& line);
+
 // The rows of a experiment's results, as CSV (a header with the names; numbers with six digits) and as JSON lines.
 struct ExperimentRows {
   std::string csv, jsonl;

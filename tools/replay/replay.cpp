@@ -33,10 +33,10 @@ std::unique_ptr<Dataset> smallest_data(const Config& config) {
   return make_dataset(config.data.name, options, Split::test);
 }
 
-enum Field { kStep, kEncode, kCommunicate, kExposed, kDecode, kSent, kReceived, kSelected, kFields };
-using Figures = std::array<double, kFields>;
+// A rank's, in the order of kReplayFigures.
+using Figures = std::array<double, std::size(kReplayFigures)>;
 
-OverRanks over_ranks(const std::vector<Figures>& all, Field field) {
+OverRanks over_ranks(const std::vector<Figures>& all, std::size_t field) {
   OverRanks result{all[0][field], all[0][field], all[0][field], 0};
   for (const Figures& figures : all) {
     result.least = std::min(result.least, figures[field]);
@@ -55,14 +55,8 @@ ReplayStep gathered(CollectiveQueue& queue, const Figures& mine) {
     std::memcpy(all[r].data(), blocks[r].data(), sizeof(Figures));
   }
   ReplayStep step;
-  step.step_s = over_ranks(all, kStep);
-  step.encode_s = over_ranks(all, kEncode);
-  step.communicate_s = over_ranks(all, kCommunicate);
-  step.exposed_s = over_ranks(all, kExposed);
-  step.decode_s = over_ranks(all, kDecode);
-  step.bytes_sent = over_ranks(all, kSent);
-  step.bytes_received = over_ranks(all, kReceived);
-  step.selected = over_ranks(all, kSelected);
+  for (std::size_t i = 0; i < std::size(kReplayFigures); ++i)
+    step.*kReplayFigures[i].figure = over_ranks(all, i);
   return step;
 }
 

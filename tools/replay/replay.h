@@ -82,6 +82,21 @@ struct ReplayStep {
   double threshold = 0;  // rank 0's
 };
 
+// Those of all ranks by their names in bench.json: seconds, then counts.
+struct ReplayFigure {
+  const char* key;
+  OverRanks ReplayStep::*figure;
+};
+inline constexpr ReplayFigure kReplayFigures[] = {{"step_s", &ReplayStep::step_s},
+                                                  {"encode_s", &ReplayStep::encode_s},
+                                                  {"communicate_s", &ReplayStep::communicate_s},
+                                                  {"exposed_s", &ReplayStep::exposed_s},
+                                                  {"decode_s", &ReplayStep::decode_s},
+                                                  {"bytes_sent", &ReplayStep::bytes_sent},
+                                                  {"bytes_received", &ReplayStep::bytes_received},
+                                                  {"selected", &ReplayStep::selected}};
+inline constexpr std::size_t kReplaySeconds = 5;  // of these
+
 struct ReplayResult {
   std::vector<ReplayStep> steps;  // all, those of the warm-up first
   std::size_t groups = 0;

@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "nn/base/text.h"
 #include "tools/replay/replay.h"
@@ -12,19 +13,6 @@ namespace topknot {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct FigureName {
-  const char* key;
-  OverRanks ReplayStep::*figure;
-};
-constexpr FigureName kSeconds[] = {{"step_s", &ReplayStep::step_s},
-                                   {"encode_s", &ReplayStep::encode_s},
-                                   {"communicate_s", &ReplayStep::communicate_s},
-                                   {"exposed_s", &ReplayStep::exposed_s},
-                                   {"decode_s", &ReplayStep::decode_s}};
-constexpr FigureName kCounts[] = {{"bytes_sent", &ReplayStep::bytes_sent},
-                                  {"bytes_received", &ReplayStep::bytes_received},
-                                  {"selected", &ReplayStep::selected}};
 
 // Over the steps that count.
 double median(const ReplayResult& result, OverRanks ReplayStep::*figure, double OverRanks::*which) {
@@ -61,8 +49,7 @@ std::string bench_json(const ReplayReport& report, const ReplayResult& result) {
   json["meet"] = report.options.meet;
   json["steps"] = report.options.steps;
   json["warm_up_steps"] = kWarmUpSteps;
-  for (const FigureName& name : kSeconds) json["medians"][name.key] = medians(result, name.figure);
-  for (const FigureName& name : kCounts) json["medians"][name.key] = medians(result, name.figure);
+  for (const auto& [key, figure] : kReplayFigures) json["medians"][key] = medians(result, figure);
   json["bytes_dense"] = 4 * result.parameters;
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
@@ -135,13 +122,12 @@ std::string replay_table(const ReplayReport& report, const ReplayResult& result)
       count_text(config.dist.ranks, "rank"), report.backend,
       count_text(static_cast<std::int64_t>(result.groups), "group"), report.options.steps);
   text += fmt::format("{:<14} {:>12} {:>12} {:>12}\n", "milliseconds", "rank 0", "least", "largest");
-  for (const FigureName& name : kSeconds) {
-    std::string row = name.key;
+  for (const auto& [key, figure] : std::span(kReplayFigures).first(kReplaySeconds)) {
+    std::string row = key;
     row.resize(row.size() - 2);  // "_s"
-    text += fmt::format("{:<14} {:>12.3f} {:>12.3f} {:>12.3f}\n", row,
-                        1e3 * median(result, name.figure, &OverRanks::rank0),
-                        1e3 * median(result, name.figure, &OverRanks::least),
-                        1e3 * median(result, name.figure, &OverRanks::largest));
+    text += fmt::format(
+        "{:<14} {:>12.3f} {:>12.3f} {:>12.3f}\n", row, 1e3 * median(result, figure, &OverRanks::rank0),
+        1e3 * median(result, figure, &OverRanks::least), 1e3 * median(result, figure, &OverRanks::largest));
   }
   const double sent = median(result, &ReplayStep::bytes_sent, &OverRanks::mean);
   const double received = median(result, &ReplayStep::bytes_received, &OverRanks::mean);
