@@ -76,7 +76,7 @@ class Training {
 
   float step() {
     arena_.clear_gradients();
-    exchange_.begin_step(step_++, 1.0);
+    exchange_.begin_step({.step = step_++});
     const Variable loss = softmax_cross_entropy(model_->forward(Variable(images_), context_), labels_);
     const float value = loss.value().data()[0];
     backward(loss, [&](Parameter& parameter) { exchange_.ready(parameter); });

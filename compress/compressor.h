@@ -121,7 +121,7 @@ struct StepContext {
   double density = 1.0;   // of this step, after warm-up; in (0, 1]
   // Aggregation weights by rank, relative: 1 for each rank with equal shards, always with mean 1. The average
   // is sum_r(weight[r] * g_r) / P. In the gradients' memory.
-  std::span<const float> weights;
+  std::span<const float> weights = {};
   int rank = 0;
   double lr = 1.0;  // the step's learning rate, for compress.lr_inside
   // Of gradients in GPU memory, there too: kernels read the parameters, and write to the status what they find.

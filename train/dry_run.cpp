@@ -130,7 +130,7 @@ StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& 
   const auto group = make_thread_group(1, config.dist.timeout_s);
   CollectiveQueue queue(*group[0]);
   Exchange exchange(arena, queue, options);
-  exchange.begin_step(0, density_at_epoch(config, 0), {}, config.optimizer.lr);
+  exchange.begin_step({.density = density_at_epoch(config, 0), .lr = config.optimizer.lr});
   const int batch = config.data.batch_size, most = std::min(batch, kMostSamples);
   const Pass small = count_pass(config, data, model, 1, {});
   const Pass large =

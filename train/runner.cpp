@@ -38,15 +38,13 @@ class CpuRunner final : public Runner {
                    folder_.path, exchange_->groups(), communicator_.rank(), communicator_.overlaps());
   }
 
-  void begin_step(const StepRequest& request, double awaited_s) override {
-    stats_ = {};
-    stats_.times.data_s = awaited_s;
+  void begin_step(const StepContext& context, double awaited_s) override {
+    times_ = {.data_s = awaited_s};
     in_hooks_ = 0;
-    trace_->begin_step(request.step);
+    trace_->begin_step(context.step);
   }
   void run(const StepParts& parts) override { parts.compute(), parts.communicate(), parts.apply(); }
   void in_phase(Phase phase, const std::function<void()>& work) override {
-    StepRecord& times = stats_.times;
     double untimed = 0;
     const auto timed = [&](double& total, TraceRow row, const char* name) {
       const Stopwatch watch(total);
@@ -55,12 +53,12 @@ class CpuRunner final : public Runner {
     };
     switch (phase) {
       case Phase::data:
-        return timed(times.data_s, TraceRow::compute, "data");
+        return timed(times_.data_s, TraceRow::compute, "data");
       case Phase::forward:
-        return timed(times.forward_s, TraceRow::compute, "forward");
+        return timed(times_.forward_s, TraceRow::compute, "forward");
       case Phase::backward:
         backward_begin_ = Clock::now();
-        return timed(times.backward_s, TraceRow::compute, "backward");
+        return timed(times_.backward_s, TraceRow::compute, "backward");
       case Phase::hook: {
         const Stopwatch watch(in_hooks_);
         return work();
@@ -68,32 +66,24 @@ class CpuRunner final : public Runner {
       case Phase::clip:
         return timed(untimed, TraceRow::compute, "clip");
       case Phase::update:
-        return timed(times.update_s, TraceRow::compute, "update");
+        return timed(times_.update_s, TraceRow::compute, "update");
       case Phase::metrics:
         return timed(untimed, TraceRow::wait, "metrics");
       case Phase::evaluate:
         return work();
     }
   }
-  void end_step(const StepResult& result, const float* loss) override {
-    stats_.loss = *loss;
-    stats_.committed = result.committed;
-    stats_.bad_rank = result.bad_rank;
-    if (!result.committed) stats_.bad_parameter = first_bad_parameter(*arena_);
-    stats_.bytes_sent = result.stats.bytes_sent;
-    stats_.bytes_received = result.stats.bytes_received;
-    stats_.selected = result.stats.selected;
-    stats_.threshold = result.stats.threshold;
-    stats_.times.backward_s -= in_hooks_;  // the exchange accounts for what happens there
-    stats_.times.encode_s = result.stats.encode;
-    stats_.times.communicate_s = result.stats.communicate;
-    stats_.times.decode_s = result.stats.decode;
-    stats_.times.exposed_s = result.stats.exposed;
-    stats_.times.makespan_s = measured_makespan(exchange_->spans(), backward_begin_);
+  void end_step(const StepReport& report, const float* loss) override {
+    report_ = report;
+    report_.loss = *loss;
+    if (!report.committed()) report_.bad_parameter = first_bad_parameter(*arena_);
+    times_.backward_s -= in_hooks_;  // the exchange accounts for what happens there
+    times_.makespan_s = measured_makespan(exchange_->spans(), backward_begin_);
+    report_.times += times_;
   }
 
   std::int64_t steps_ahead() const override { return 1; }
-  std::vector<StepStats> stats(std::size_t) override { return {stats_}; }
+  std::vector<StepReport> reports(std::size_t) override { return {report_}; }
   void reported() override { trace_->end_step(exchange_->spans()); }
   std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) override {
     for (const HostCopy& copy : copies) std::memcpy(copy.to, copy.from.data(), copy.from.size_bytes());
@@ -109,8 +99,9 @@ class CpuRunner final : public Runner {
   const ParameterArena* arena_ = nullptr;
   Exchange* exchange_ = nullptr;
   std::optional<StepTrace> trace_;
-  StepStats stats_;                   // of the last step
-  double in_hooks_ = 0;               // seconds of its backward pass
+  StepReport report_;                 // of the last step
+  StepSeconds times_;                 // outside of the exchange
+  double in_hooks_ = 0;               // seconds of the backward pass
   Clock::time_point backward_begin_;  // of the pass that drives the exchange
 };
 

@@ -13,27 +13,10 @@
 #include "dist/comm/collective_queue.h"
 #include "dist/exchange/exchange.h"
 #include "train/batches.h"
-#include "train/metrics/metrics.h"
 
 namespace topknot {
 
 struct RunInputs;
-
-struct StepRequest {
-  std::int64_t step = 0;  // steps done before
-  double density = 1, lr = 0;
-};
-
-// What this rank knows of a step that was made.
-struct StepStats {
-  double loss = 0;         // the mean over its micro-batches
-  bool committed = true;   // the same on all ranks, as bad_rank
-  int bad_rank = -1;       // as StepResult::bad_rank
-  int bad_parameter = -1;  // of a step that was not committed: first_bad_parameter(), here
-  std::uint64_t bytes_sent = 0, bytes_received = 0, selected = 0;
-  double threshold = 0;
-  StepRecord times;  // only its times, as far as they are known
-};
 
 // The parts of a step, in order. Compute and apply can be captured in graphs, and communicate with them where
 // Exchange::capture() says so.
@@ -56,20 +39,20 @@ class Runner {
   virtual void begin_run(std::int64_t total_steps) = 0;
 
   // `awaited_s`: seconds that await() of the batches took.
-  virtual void begin_step(const StepRequest& request, double awaited_s) = 0;
+  virtual void begin_step(const StepContext& context, double awaited_s) = 0;
   virtual void run(const StepParts& parts) = 0;
   // Times `work`; `hook` lies within backward, and is the exchange's time.
   enum class Phase { data, forward, backward, hook, clip, update, metrics, evaluate };
   virtual void in_phase(Phase phase, const std::function<void()>& work) = 0;
   // On a GPU, the steps of the run's micro-batches, one number for each part: ForwardContext::gpu_step. Else null.
   virtual const std::uint32_t* gpu_steps() const { return nullptr; }
-  // The step's result, for stats(). `loss` as in run().
-  virtual void end_step(const StepResult& result, const float* loss) = 0;
+  // Completes the exchange's report, for reports(). `loss` as in run().
+  virtual void end_step(const StepReport& report, const float* loss) = 0;
 
-  // Steps that may be made whose statistics were not asked for; the same on all ranks.
+  // Steps that may be made whose reports were not asked for; the same on all ranks.
   virtual std::int64_t steps_ahead() const = 0;
-  // Of the oldest `count` steps whose statistics were not asked for, in order; waits for these steps alone.
-  virtual std::vector<StepStats> stats(std::size_t count) = 0;
+  // Of the oldest `count` steps whose reports were not asked for, in order; waits for these steps alone.
+  virtual std::vector<StepReport> reports(std::size_t count) = 0;
   virtual void reported() {}  // the last step
 
   struct HostCopy {

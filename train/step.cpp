@@ -52,7 +52,6 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
       exchange_(runner_->make_exchange(arena_, queue_, resolved_.options)),
       train_(runner_->make_batches(*inputs.data.train, *model_->module, true)),
       test_(runner_->make_batches(*inputs.data.test, *model_->module, false)),
-      weights_(train_->loader().weights()),
       hook_([this](Parameter& parameter) { send(parameter); }),
       recorder_(config_, inputs.folder, arena_, exchange_.get(), root_, inputs.resume) {
   std::int64_t floats = 0;
@@ -89,12 +88,12 @@ void Step::finish() {
   runner_->finish();
 }
 
-void Step::make(const StepRequest& request) {
-  runner_->begin_step(request, std::exchange(awaited_s_, 0.0));
-  exchange_->begin_step(request.step, request.density, weights_, request.lr);
-  recorder_.begin_step(request.step);
+void Step::make(const StepContext& context) {
+  runner_->begin_step(context, std::exchange(awaited_s_, 0.0));
+  exchange_->begin_step(context);
+  recorder_.begin_step(context.step);
   runner_->run(
-      {[&] { compute(request.step); }, [&] { exchange_->communicate(); }, [&] { apply(); }, loss_.data()});
+      {[&] { compute(context.step); }, [&] { exchange_->communicate(); }, [&] { apply(); }, loss_.data()});
   runner_->end_step(exchange_->end_step(), loss_.data());
 }
 

@@ -48,11 +48,12 @@ class Step {
   // Waits until the next step's data are there, or until a stop signal, and counts the time in that step's. On a GPU it
   // returns at once.
   void await_batch();
-  void make(const StepRequest& request);
-  // Steps that may be made whose statistics were not asked for; the same on all ranks.
+  // Of `context` as Exchange::begin_step().
+  void make(const StepContext& context);
+  // Steps that may be made whose reports were not asked for; the same on all ranks.
   std::int64_t steps_ahead() const { return runner_->steps_ahead(); }
-  // Of the oldest `count` steps whose statistics were not asked for, in order; waits for these steps alone.
-  std::vector<StepStats> stats(std::size_t count) { return runner_->stats(count); }
+  // Of the oldest `count` steps whose reports were not asked for, in order; waits for these steps alone.
+  std::vector<StepReport> reports(std::size_t count) { return runner_->reports(count); }
   // Once the trainer has reported a step.
   void end_step(const StepRecord& record, MetricsWriter* metrics);
 
@@ -64,7 +65,7 @@ class Step {
   std::optional<Evaluation> evaluate(Split split, const EvaluationHook& hook);
   void check_parameters(const std::string& when);
 
-  // Where all statistics were asked for. state() copies what this rank has, weights and optimizer on rank 0
+  // Where all reports were asked for. state() copies what this rank has, weights and optimizer on rank 0
   // only; it reuses the memory of `state`, which is complete once what it returns has been called: by any thread, beside
   // further steps, before the next state(). A GPU's copy to the host waits until then; empty where nothing does.
   // load_state() takes both from there on every rank; throws UserError where it does not fit the model or the method.
@@ -112,8 +113,7 @@ class Step {
   Tensor kept_statistics_;
   const std::unique_ptr<Exchange> exchange_;
   const std::unique_ptr<Batches> train_, test_;
-  const std::vector<float> weights_;  // aggregation weights by rank
-  const GradientHook hook_;           // send()
+  const GradientHook hook_;  // send()
   Recorder recorder_;
   int clips_ = 0,
       cuts_ = 0;  // gradients of this start that warn_of_much_clipping() has looked at, and that were cut

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -24,12 +23,6 @@
 namespace topknot {
 namespace {
 
-// What the ranks add up of a step.
-struct StepSums {
-  double loss, bytes_sent, bytes_received, selected;
-  double bad_parameter;  // 1 + its index, of the bad rank; of rank 0 if none is known to be bad
-};
-
 // How many ranks have received each of kStopSignals.
 struct SignalSums {
   std::array<double, std::size(kStopSignals)> of{};
@@ -47,21 +40,31 @@ struct SignalSums {
 
 // What the ranks add up when they report steps: one message.
 struct ReportSums {
-  std::vector<StepSums> steps;
+  struct OfStep {
+    double loss, bytes_sent, bytes_received, selected;
+    double bad_parameter;  // 1 + its index, of the bad rank; of rank 0 if none is known to be bad
+  };
+  std::vector<OfStep> steps;
   SignalSums signals;
   double checkpoint_ready = 0;  // ranks that have done their part of a checkpoint
 
+  // Visits every number, in the message's order.
+  template <class Visit>
+  void each(const Visit& visit) {
+    for (OfStep& step : steps)
+      for (double OfStep::*number : {&OfStep::loss, &OfStep::bytes_sent, &OfStep::bytes_received,
+                                     &OfStep::selected, &OfStep::bad_parameter})
+        visit(step.*number);
+    for (double& ranks : signals.of) visit(ranks);
+    visit(checkpoint_ready);
+  }
+
   void all_reduce(Step& step) {
-    constexpr std::size_t kStep = sizeof(StepSums) / sizeof(double), kSignals = std::size(kStopSignals);
-    std::vector<double> words(steps.size() * kStep + kSignals + 1);
-    double* const signals_at = words.data() + steps.size() * kStep;
-    std::memcpy(words.data(), steps.data(), steps.size() * sizeof(StepSums));
-    std::copy(signals.of.begin(), signals.of.end(), signals_at);
-    words.back() = checkpoint_ready;
-    step.all_reduce(words);
-    std::memcpy(steps.data(), words.data(), steps.size() * sizeof(StepSums));
-    std::copy_n(signals_at, kSignals, signals.of.begin());
-    checkpoint_ready = words.back();
+    std::vector<double> numbers;
+    each([&](double number) { numbers.push_back(number); });
+    step.all_reduce(numbers);
+    auto next = numbers.begin();
+    each([&](double& number) { number = *next++; });
   }
 };
 
@@ -252,7 +255,7 @@ class Trainer {
     record.density = config_.compress.name == "dense"
                          ? 1.0
                          : density_at_epoch(config_, static_cast<int>(step() / plan_.steps_per_epoch));
-    step_.make({step(), record.density, record.lr});
+    step_.make({.step = step(), .density = record.density, .weights = weights_, .lr = record.lr});
     record.step = ++position_.step;
     position_.evaluated = false;
     pending_.push_back(record);
@@ -271,36 +274,36 @@ class Trainer {
   // ranks have done their part of a checkpoint, and how many have received each of the signals that ask for a stop.
   // Returns the highest of these signals, the same on every rank, or 0.
   int report(std::size_t count) {
-    const std::vector<StepStats> stats = step_.stats(count);
-    TOPKNOT_CHECK(stats.size() == count, "one set of statistics per step");
+    const std::vector<StepReport> reports = step_.reports(count);
+    TOPKNOT_CHECK(reports.size() == count, "one report per step");
     // The loss counts as the rank's gradient does, by the weight of its shard.
     const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
     ReportSums sums;
-    for (const StepStats& step : stats)
+    for (const StepReport& step : reports)
       sums.steps.push_back(
           {step.loss * weight, static_cast<double>(step.bytes_sent), static_cast<double>(step.bytes_received),
-           static_cast<double>(step.selected),
-           communicator_.rank() == std::max(step.bad_rank, 0) ? step.bad_parameter + 1.0 : 0.0});
+           static_cast<double>(step.status.selected),
+           communicator_.rank() == std::max(step.status.bad_rank, 0) ? step.bad_parameter + 1.0 : 0.0});
     sums.signals.add_own();
     if (checkpointer_) sums.checkpoint_ready = checkpointer_->ready();
     sums.all_reduce(step_);
-    const double seconds = seconds_since(last_report_) / static_cast<double>(stats.size());
+    const double seconds = seconds_since(last_report_) / static_cast<double>(reports.size());
     last_report_ = Clock::now();
     const double ranks = communicator_.size();
-    for (std::size_t i = 0; i < stats.size(); ++i) {
-      const StepSums& sum = sums.steps[i];
-      StepRecord record = stats[i].times;
-      record.step = pending_[i].step, record.lr = pending_[i].lr, record.density = pending_[i].density;
+    for (std::size_t i = 0; i < reports.size(); ++i) {
+      const ReportSums::OfStep& sum = sums.steps[i];
+      StepRecord record = pending_[i];
+      static_cast<StepSeconds&>(record) = reports[i].times;
       record.loss = sum.loss / ranks;
       const ByteCount bytes{
           static_cast<std::uint64_t>(sum.bytes_sent), static_cast<std::uint64_t>(sum.bytes_received),
           static_cast<std::uint64_t>(communicator_.size()) * sizeof(float) * step_.arena().size()};
       record.selected = sum.selected / ranks;
-      record.threshold = stats[i].threshold;
-      record.skipped = !stats[i].committed;
+      record.threshold = reports[i].status.threshold;
+      record.skipped = !reports[i].committed();
       reporter_.complete(record, bytes, seconds);
       if (root_) warn_of_more_than_dense(record, bytes);
-      note_skip(record.step, stats[i], static_cast<int>(sum.bad_parameter) - 1);
+      note_skip(record.step, reports[i], static_cast<int>(sum.bad_parameter) - 1);
       reporter_.step(record, seconds);
       step_.end_step(record, root_ ? reporter_.metrics() : nullptr);
       position_.epoch_loss += record.loss, ++position_.epoch_loss_steps;
@@ -322,18 +325,19 @@ class Trainer {
   }
 
   // `bad_parameter`: as that of the bad rank; of rank 0 where none is known to be bad.
-  void note_skip(std::int64_t step, const StepStats& stats, int bad_parameter) {
-    if (stats.committed) {
+  void note_skip(std::int64_t step, const StepReport& report, int bad_parameter) {
+    if (report.committed()) {
       position_.skips_in_a_row = 0;
       return;
     }
     ++position_.skipped;
     ++position_.skips_in_a_row;
-    std::string who = stats.bad_rank >= 0 ? " on rank " + std::to_string(stats.bad_rank) : "";
+    const int bad_rank = report.status.bad_rank;
+    std::string who = bad_rank >= 0 ? " on rank " + std::to_string(bad_rank) : "";
     if (bad_parameter >= 0)
       who += ", first in the gradient of " +
              step_.arena().parameters()[static_cast<std::size_t>(bad_parameter)]->name();
-    if (stats.bad_rank == communicator_.rank() && !root_)  // in the log of its host too
+    if (bad_rank == communicator_.rank() && !root_)  // in the log of its host too
       log_warning("step " + std::to_string(step) + " is not finite here" + who);
     reporter_.note("step " + std::to_string(step) + " skipped by all ranks: NaN or infinity" + who);
     if (position_.skips_in_a_row >= config_.train.max_skips)

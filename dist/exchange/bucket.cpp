@@ -129,11 +129,11 @@ void Bucket::discard() {
   compressor->discard();
 }
 
-void Bucket::add_stats(ExchangeStats& stats) const {
+void Bucket::add_to(StepStatus& status) const {
   if (!group.compressed) return;
-  stats.selected += compressor->selected();
-  stats.over_capacity += compressor->over_capacity();
-  stats.threshold = compressor->threshold();
+  status.selected += compressor->selected();
+  status.over_capacity += compressor->over_capacity();
+  status.threshold = compressor->threshold();
 }
 
 void Bucket::save(StateWriter& writer) const {

@@ -48,7 +48,7 @@ struct Bucket {
   void discard();
 
   // Adds the entries of the step under way, or of the last one, as far as the host knows them.
-  void add_stats(ExchangeStats& stats) const;
+  void add_to(StepStatus& status) const;
   // State beside the residual, between steps. May wait for a GPU.
   void save(StateWriter& writer) const;
   void load(StateReader& reader);
@@ -66,7 +66,7 @@ struct Bucket {
   Slice slice;
   Message message;
   int round = 0;
-  std::uint64_t bytes_sent = 0, bytes_received = 0;  // as ExchangeStats says
+  std::uint64_t bytes_sent = 0, bytes_received = 0;  // as StepReport says
 
   // Where a sparse collective carries the first round's message: what it adds, and what it brings back.
   bool adds_entries = false;

@@ -57,37 +57,38 @@ const Bucket& Exchange::bucket_of(const Group& group) const {
   throw Error("not a group of this exchange");
 }
 
-ExchangeStats Exchange::stats() const {
-  ExchangeStats stats;
+StepReport Exchange::report() const {
+  StepReport report;
   for (const Bucket& bucket : buckets_) {
-    bucket.add_stats(stats);
+    bucket.add_to(report.status);
     if (!transport_->traits().counts_bytes) continue;
-    stats.bytes_sent += bucket.bytes_sent;
-    stats.bytes_received += bucket.bytes_received;
+    report.bytes_sent += bucket.bytes_sent;
+    report.bytes_received += bucket.bytes_received;
   }
-  return stats;
+  return report;
 }
 
-void Exchange::begin_step(std::int64_t step, double density, std::span<const float> weights, double lr) {
+void Exchange::begin_step(const StepContext& step) {
   TOPKNOT_CHECK(!in_step_, "begin_step() before the end of the step before");
-  TOPKNOT_CHECK(density > 0 && density <= 1, "density must be in (0, 1]");
+  TOPKNOT_CHECK(step.density > 0 && step.density <= 1, "density must be in (0, 1]");
   const Transport::Traits& traits = transport_->traits();
   const std::size_t ranks = static_cast<std::size_t>(traits.ranks);
-  TOPKNOT_CHECK(weights.empty() || weights.size() == ranks, "one aggregation weight per rank");
-  if (weights.empty())
+  TOPKNOT_CHECK(step.weights.empty() || step.weights.size() == ranks, "one aggregation weight per rank");
+  if (step.weights.empty())
     weights_.assign(ranks, 1.0f);
   else
-    weights_.assign(weights.begin(), weights.end());
-  if (std::exchange(density_, density) != density) ++densities_;
+    weights_.assign(step.weights.begin(), step.weights.end());
+  if (std::exchange(density_, step.density) != step.density) ++densities_;
   for (Bucket& bucket : buckets_) {
     bucket.missing = bucket.group.parameters.size();
     bucket.bytes_sent = bucket.bytes_received = 0;
   }
-  context_ = transport_->begin({step, density, weights_, traits.rank, lr}, buckets_);
+  context_ = transport_->begin({step.step, step.density, weights_, traits.rank, step.lr}, buckets_);
   for (auto& [parameter, place] : places_) place.ready = false;
   next_to_send_ = 0;
   // A replayed graph calls nothing up to end_step(); what it does not fill in is known here.
-  result_ = {!traits.decides_on_host, -1, stats()};
+  report_ = report();
+  committed_ = !traits.decides_on_host;
   in_step_ = true;
 }
 
@@ -186,19 +187,22 @@ void Exchange::decode_and_commit() {
     transport_->around(ExchangeSpan::Kind::commit, bucket, [&] { in_residual = bucket.commit(); });
     bucket.swaps = transport_->committed(bucket, in_residual);
   }
-  result_ = {agreed.commit, agreed.bad_rank, stats()};
-  transport_->finish(result_);
+  committed_ = agreed.commit;
+  report_ = report();
+  report_.status.bad = !agreed.commit;
+  report_.status.bad_rank = agreed.bad_rank;
+  transport_->finish(report_);
 }
 
-StepResult Exchange::end_step() {
+StepReport Exchange::end_step() {
   TOPKNOT_CHECK(in_step_, "end_step() outside a step");
   for (const Bucket& bucket : buckets_)
     if (bucket.swaps) arena_.swap_gradient_and_residual(bucket.group.begin, bucket.group.end);
   in_step_ = false;
-  return result_;
+  return report_;
 }
 
-StepResult Exchange::finish(bool local_finite) {
+StepReport Exchange::finish(bool local_finite) {
   const float loss = local_finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
   complete(&loss);
   communicate();
@@ -207,7 +211,7 @@ StepResult Exchange::finish(bool local_finite) {
 }
 
 std::span<float> Exchange::averaged(const Group& group) {
-  TOPKNOT_CHECK(result_.committed, "there is an average only after a committed step");
+  TOPKNOT_CHECK(committed_, "there is an average only after a committed step");
   // Until end_step() the arena still calls the average's memory the residual's.
   const bool in_residual = in_step_ && bucket_of(group).swaps;
   return in_residual ? arena_.residual(group.begin, group.end) : arena_.gradient(group.begin, group.end);

@@ -99,32 +99,6 @@ struct ExchangeSpan {
   std::chrono::steady_clock::time_point begin, end;
 };
 
-// Where the time of a step went, in seconds; bytes and counts of this rank. On a GPU only the bytes are known to the
-// host.
-struct ExchangeStats {
-  double encode = 0;
-  double communicate = 0;  // inside the collectives, waiting for slower ranks included
-  double decode = 0;       // commit included, which writes the average
-  double exposed = 0;      // communication that the compute thread had to wait for
-  // Messages of all groups and rounds, headers included, as payload: an all-reduce counts its length once.
-  // The one byte of the agreement is not counted. With hosts of several ranks: what is sent between hosts,
-  // which is the first rank's of each; 0 on the others.
-  std::uint64_t bytes_sent = 0;
-  std::uint64_t bytes_received = 0;  // the same, from all other ranks; an all-reduce counts its length once
-  std::uint64_t selected = 0;        // entries sent in compressed groups
-  std::uint64_t over_capacity = 0;   // entries selected that compress.capacity kept back
-  double threshold = 0;              // of the last compressed group
-};
-
-// The outcome of a step. On a GPU the outcome stays in GPU memory (StepStatus), and only the bytes are known here.
-struct StepResult {
-  bool committed = false;  // false: some rank saw a NaN or Inf; nothing has changed and there is no average
-  // The first rank that did, where known: a dense sum does not tell whose NaN it holds. Where only gradients
-  // show it, a host of several ranks is named by its first.
-  int bad_rank = -1;
-  ExchangeStats stats;
-};
-
 struct Bucket;
 class Transport;
 
@@ -140,9 +114,9 @@ class Exchange {
   // In the order in which they are sent: arena order, about the order in which backward finishes them.
   const std::vector<Group>& groups() const { return groups_; }
 
-  // Before the backward pass; not part of a graph. `weights` as in StepContext; empty means equal shards.
-  // `lr`, the step's learning rate, is needed where a method applies it itself (compress.lr_inside).
-  void begin_step(std::int64_t step, double density, std::span<const float> weights = {}, double lr = 1.0);
+  // Before the backward pass; not part of a graph. Of `step` are used: step, density, weights in host memory (empty: equal
+  // shards), and lr, which a method needs that applies it itself (compress.lr_inside).
+  void begin_step(const StepContext& step);
   // Parameters and status of the step, in the arena's kind of memory, at the same place in every step: written by
   // begin_step(), and by decode_and_commit().
   StepState step_state();
@@ -157,11 +131,11 @@ class Exchange {
   void communicate();
   void decode_and_commit();
   // Whether the step was committed, from decode_and_commit() on. On a GPU always true: its kernels look at StepStatus.
-  bool committed() const { return result_.committed; }
-  // Not part of a graph. All ranks get the same `committed` and `bad_rank`.
-  StepResult end_step();
+  bool committed() const { return committed_; }
+  // Not part of a graph. All ranks get the same committed() and bad_rank; on a GPU the host knows only the bytes.
+  StepReport end_step();
   // complete() to end_step(). `local_finite`: this rank's loss was finite. For arenas in host memory.
-  StepResult finish(bool local_finite);
+  StepReport finish(bool local_finite);
 
   // The averaged gradient of a group, from decode_and_commit() of a committed step to the next begin_step(); in the
   // arena's memory. May be changed in place (clipping).
@@ -211,7 +185,7 @@ class Exchange {
   void encode(Bucket& bucket);
   void encode_host_sum(Bucket& bucket);
   bool decode(Bucket& bucket);
-  ExchangeStats stats() const;
+  StepReport report() const;
   const Bucket& bucket_of(const Group& group) const;
 
   ParameterArena& arena_;
@@ -226,7 +200,9 @@ class Exchange {
   Bucket* deferred_ = nullptr;
   std::size_t next_to_send_ = 0;
   bool in_step_ = false;
-  StepResult result_;  // of the step under way, or of the last one
+  // Of the step under way, or of the last one.
+  StepReport report_;
+  bool committed_ = false;
   double density_ = 0;
   std::uint64_t densities_ = 0;  // how often the density has changed
 };

@@ -48,7 +48,7 @@ void HostTransport::around(Kind kind, const Bucket& bucket, const Work& work) {
   if (kind == Kind::commit) return work();
   const auto begin = Clock::now();
   work();
-  double& total = kind == Kind::encode ? times_.encode : times_.decode;
+  double& total = kind == Kind::encode ? times_.encode_s : times_.decode_s;
   total += note(kind, bucket.index, bucket.round, begin, Clock::now());
 }
 
@@ -62,8 +62,8 @@ void HostTransport::wait_for(Ticket ticket, int group, int round) {
   const CollectiveQueue::Times ran = queue_.wait(ticket);
   outstanding_.erase(std::find(outstanding_.begin(), outstanding_.end(), ticket));
   if (queue_.communicator().overlaps()) note(Kind::wait, group, round, begin, Clock::now());
-  times_.communicate += note(Kind::communicate, group, round, ran.begin, ran.end);
-  times_.exposed += ran.waited;
+  times_.communicate_s += note(Kind::communicate, group, round, ran.begin, ran.end);
+  times_.exposed_s += ran.waited;
 }
 
 double HostTransport::note(Kind kind, int group, int round, Clock::time_point begin, Clock::time_point end) {
@@ -172,17 +172,10 @@ Transport::Agreed HostTransport::agree(std::span<const Bucket> buckets) {
   return agreed;
 }
 
-void HostTransport::finish(StepResult& result) {
-  status_.bad = !result.committed;
-  status_.bad_rank = result.bad_rank;
-  status_.selected = result.stats.selected;
-  status_.over_capacity = result.stats.over_capacity;
-  status_.threshold = result.stats.threshold;
-  times_.decode += note(Kind::commit, ExchangeSpan::kAgreement, 0, commit_begin_, Clock::now());
-  result.stats.encode = times_.encode;
-  result.stats.communicate = times_.communicate;
-  result.stats.decode = times_.decode;
-  result.stats.exposed = times_.exposed;
+void HostTransport::finish(StepReport& report) {
+  status_ = report.status;
+  times_.decode_s += note(Kind::commit, ExchangeSpan::kAgreement, 0, commit_begin_, Clock::now());
+  report.times = times_;
 }
 
 void HostTransport::quiesce() noexcept {

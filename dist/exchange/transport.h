@@ -39,7 +39,7 @@ class Transport {
   };
   struct Agreed {
     bool commit = true;
-    int bad_rank = -1;  // as StepResult::bad_rank
+    int bad_rank = -1;  // as StepStatus::bad_rank
   };
   using Work = std::function<void()>;
 
@@ -79,8 +79,8 @@ class Transport {
   virtual Agreed agree(std::span<const Bucket> buckets) = 0;
   // The bucket was committed. Returns whether the arena's memories swap.
   virtual bool committed(const Bucket&, bool in_residual) { return in_residual; }
-  // After the last commit or discard. Adds its times to the result's.
-  virtual void finish(StepResult& result) = 0;
+  // After the last commit or discard. Fills in its times.
+  virtual void finish(StepReport& report) = 0;
 
   // Between steps, where residuals do not lie in the arena.
   virtual void residual_to_arena(const Bucket&) const {}
@@ -109,7 +109,7 @@ class HostTransport : public Transport {
   void start_agreement() override { submit_flag(loss_finite_); }
   void receive_agreement() override { finite_losses_ = receive_flags(); }
   Agreed agree(std::span<const Bucket> buckets) override;
-  void finish(StepResult& result) override;
+  void finish(StepReport& report) override;
   void quiesce() noexcept override;
 
  private:
@@ -142,9 +142,9 @@ class HostTransport : public Transport {
   // Of the step under way.
   StepParameters parameters_;
   StepStatus status_;
-  std::int64_t number_ = 0;   // from 1, as errors name it
-  int rank_ = 0;              // among those that encode for themselves
-  ExchangeStats times_ = {};  // only its times
+  std::int64_t number_ = 0;  // from 1, as errors name it
+  int rank_ = 0;             // among those that encode for themselves
+  StepSeconds times_;
   bool loss_finite_ = true;
   std::vector<std::byte> flag_;  // this rank's, on its way
   Blocks flags_;

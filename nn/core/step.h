@@ -1,6 +1,6 @@
 #pragma once
-// A step's input and its results in the memory of the device that computes it: on a GPU, kernels and captured graphs run
-// without the host.
+// A step's input and its results. Parameters and status lie in the memory of the device that computes the step: on a GPU,
+// kernels and captured graphs run without the host.
 
 #include <cstdint>
 
@@ -17,9 +17,11 @@ struct StepParameters {
 
 // Results of a step; cleared before the step.
 struct StepStatus {
-  std::uint32_t bad = 0;       // 1: some rank's gradient, or a sum, was not finite; the same on all ranks
-  std::int32_t bad_rank = -1;  // the first rank of which that is known; the same on all ranks
-  std::uint64_t selected = 0;  // entries this rank sent, over all groups
+  std::uint32_t bad = 0;  // 1: some rank's gradient, or a sum, was not finite; the same on all ranks
+  // The first rank of which that is known, the same on all ranks: a dense sum does not tell whose NaN it holds. Where only
+  // gradients show it, a host of several ranks is named by its first.
+  std::int32_t bad_rank = -1;
+  std::uint64_t selected = 0;       // entries this rank sent, over all groups
   std::uint64_t over_capacity = 0;  // entries this rank selected and kept back
   double threshold = 0;             // of the last compressed group of this rank
 };
@@ -29,6 +31,43 @@ enum class Applied {
   nothing,        // the averaged gradient
   momentum,       // before the average (DGC); the optimizer's own momentum is for weight decay
   learning_rate,  // before the average (LAGS-SGD)
+};
+
+// Where a rank's time went in a step, in seconds; 0 where unknown.
+struct StepSeconds {
+  double data_s = 0, forward_s = 0;
+  double backward_s = 0;  // without what the exchange does in its hooks
+  double encode_s = 0;
+  double communicate_s = 0;  // inside the collectives, waiting for slower ranks included
+  double decode_s = 0;       // commit included, which writes the average
+  double update_s = 0;
+  double exposed_s = 0;  // communication that the compute thread had to wait for
+  // From the start of the backward pass (with train.accumulate, the last one) to the end of the last group's
+  // first collective.
+  double makespan_s = 0;
+
+  StepSeconds& operator+=(const StepSeconds& other) {
+    data_s += other.data_s, forward_s += other.forward_s, backward_s += other.backward_s;
+    encode_s += other.encode_s, communicate_s += other.communicate_s, decode_s += other.decode_s;
+    update_s += other.update_s, exposed_s += other.exposed_s, makespan_s += other.makespan_s;
+    return *this;
+  }
+};
+
+// What a rank knows of a step that was made. The exchange fills in the status, the bytes and its own times, the runner
+// (train/runner.h) the rest. On a GPU the kernels write loss and status, which the host reads later.
+struct StepReport {
+  double loss = 0;    // the mean over this rank's micro-batches
+  StepStatus status;  // where bad, nothing has changed and there is no average
+  // Messages of all groups and rounds, headers included, as payload: an all-reduce counts its length once.
+  // The one byte of the agreement is not counted. With hosts of several ranks: what is sent between hosts,
+  // which is the first rank's of each; 0 on the others.
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;  // the same, from all other ranks
+  int bad_parameter = -1;            // of a bad step: first_bad_parameter(), here
+  StepSeconds times;
+
+  bool committed() const { return status.bad == 0; }
 };
 
 struct StepState {

@@ -135,20 +135,20 @@ std::vector<ExchangeRecord> run_on_cpu(const ExchangePlan& plan) {
     CollectiveQueue queue(communicator);
     Exchange exchange(arena, queue, plan.options);
     for (std::int64_t step = 0; step < plan.steps; ++step) {
-      exchange.begin_step(step, plan.density(step), plan.weights, 0.1);
+      exchange.begin_step({.step = step, .density = plan.density(step), .weights = plan.weights, .lr = 0.1});
       arena.clear_gradients();
       for (Parameter* parameter : order_of(plan, arena, step, rank)) {
         write_gradient(plan, *parameter, {}, step, rank);
         exchange.ready(*parameter);
       }
-      const StepResult result = exchange.finish(std::isfinite(plan.loss(step, rank)));
+      const StepReport report = exchange.finish(std::isfinite(plan.loss(step, rank)));
       ExchangeRecord::Step& now = record.steps.emplace_back();
-      now.committed = result.committed, now.bad_rank = result.bad_rank;
-      now.selected = result.stats.selected;
+      now.committed = report.committed(), now.bad_rank = report.status.bad_rank;
+      now.selected = report.status.selected;
       if (now.committed)
         now.average = gather(exchange.groups(), arena, [&](const Group& g) { return exchange.averaged(g); });
       now.residual = residual_of(exchange.groups(), arena);
-      record.bytes_sent = result.stats.bytes_sent, record.bytes_received = result.stats.bytes_received;
+      record.bytes_sent = report.bytes_sent, record.bytes_received = report.bytes_received;
     }
     record.state = exchange.state();
   });
@@ -179,7 +179,7 @@ ExchangeRecord run_rank(const ExchangePlan& plan, Communicator& communicator,
       exchange->load_state(state);
     }
     ParameterArena& arena = *model->arena;
-    exchange->begin_step(step, plan.density(step), plan.weights, 0.1);
+    exchange->begin_step({.step = step, .density = plan.density(step), .weights = plan.weights, .lr = 0.1});
     arena.clear_gradients();
     const auto order = order_of(plan, arena, step, device.rank());
     for (Parameter* parameter : order) write_gradient(plan, *parameter, gpu, step, device.rank());
@@ -191,8 +191,8 @@ ExchangeRecord run_rank(const ExchangePlan& plan, Communicator& communicator,
     now.committed = status.bad == 0, now.bad_rank = status.bad_rank, now.selected = status.selected;
     const auto averaged = [&](const Group& g) { return exchange->averaged(g); };
     if (now.committed) now.average = gather(exchange->groups(), arena, averaged);
-    const ExchangeStats stats = exchange->end_step().stats;
-    record.bytes_sent = stats.bytes_sent, record.bytes_received = stats.bytes_received;
+    const StepReport report = exchange->end_step();
+    record.bytes_sent = report.bytes_sent, record.bytes_received = report.bytes_received;
     if (now.committed && !same_bits(gather(exchange->groups(), arena, averaged), now.average))
       throw Error("end_step() lost the average");
     if (exchange->capture() == DeviceExchange::Capture::none) exchange->state();  // residuals to the GPU

@@ -94,8 +94,8 @@ TEST_CASE(
         Step step(inputs, communicator);
         step.start_epoch(0, 0);
         const auto steps = [&](int first) {
-          for (int i = first; i < first + 3; ++i) step.make({i, 0.1, 0.05});
-          for (const StepStats& stats : step.stats(3)) CHECK(stats.committed);
+          for (int i = first; i < first + 3; ++i) step.make({.step = i, .density = 0.1, .lr = 0.05});
+          for (const StepReport& report : step.reports(3)) CHECK(report.committed());
         };
         steps(0);
         state.model.weights.assign(step.arena().host_weights().size(), kNotYet);

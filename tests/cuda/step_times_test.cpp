@@ -32,18 +32,18 @@ TEST_CASE(
   const cuda::StepTimes step(times, marks, clock.data());
   CHECK(step.pieces.size() == 6);
   CHECK(step.spans.size() == 6);
-  StepRecord record;
-  step.add_to(record);
+  StepSeconds total;
+  step.add_to(total);
   const auto nanoseconds = [](double seconds) { return Approx(1e9 * seconds).margin(1e-3); };
-  CHECK(nanoseconds(record.data_s) == 1);
-  CHECK(nanoseconds(record.forward_s) == 5);
-  CHECK(nanoseconds(record.backward_s) == 7 + 27 - 6 - 3);
-  CHECK(nanoseconds(record.encode_s) == 6);
-  CHECK(nanoseconds(record.communicate_s) == 34);
-  CHECK(nanoseconds(record.exposed_s) == 3 + 19);
-  CHECK(nanoseconds(record.decode_s) == 7);
-  CHECK(nanoseconds(record.update_s) == 8);
-  CHECK(nanoseconds(record.makespan_s) == 47);  // from the begin of the second backward pass
+  CHECK(nanoseconds(total.data_s) == 1);
+  CHECK(nanoseconds(total.forward_s) == 5);
+  CHECK(nanoseconds(total.backward_s) == 7 + 27 - 6 - 3);
+  CHECK(nanoseconds(total.encode_s) == 6);
+  CHECK(nanoseconds(total.communicate_s) == 34);
+  CHECK(nanoseconds(total.exposed_s) == 3 + 19);
+  CHECK(nanoseconds(total.decode_s) == 7);
+  CHECK(nanoseconds(total.update_s) == 8);
+  CHECK(nanoseconds(total.makespan_s) == 47);  // from the begin of the second backward pass
 }
 
 }  // namespace

@@ -35,8 +35,8 @@ Values after_steps(int steps, const Keys& overrides) {
     Step step(inputs, communicator);
     step.start_epoch(0, 0);
     for (int i = 0; i < steps; ++i) {
-      step.make({i, 0.1, loaded.config.optimizer.lr});
-      CHECK(step.stats(1)[0].committed);
+      step.make({.step = i, .density = 0.1, .lr = loaded.config.optimizer.lr});
+      CHECK(step.reports(1)[0].committed());
     }
     step.check_parameters("at the end");
     step.finish();

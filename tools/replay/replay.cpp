@@ -189,7 +189,7 @@ ReplayResult replay_rank(const Recording& recording, const Config& config, const
     if (options.meet) meeting.emplace(queue);
     auto start = Clock::now();
     trace.begin_step(step);
-    exchange.begin_step(step, density, {}, config.optimizer.lr);
+    exchange.begin_step({.step = step, .density = density, .lr = config.optimizer.lr});
     {
       const StepTrace::Span span(trace, TraceRow::compute, "backward");
       ready_all(arena, exchange, options.compute_s);
@@ -200,20 +200,22 @@ ReplayResult replay_rank(const Recording& recording, const Config& config, const
       meeting->hold();
       start = Clock::now();
     }
-    const StepResult done = exchange.finish(true);
+    const StepReport done = exchange.finish(true);
     seconds += seconds_since(start);
     trace.end_step(exchange.spans());
-    if (!done.committed)
+    if (!done.committed())
       throw UserError(fmt::format(
           "gradients.npy holds a NaN or an infinity: step {} of the replay{}; record another run", step + 1,
-          done.bad_rank < 0 ? ""
-                            : fmt::format(", recorded step {} (from 0)",
-                                          replay_row(step, done.bad_rank, ranks, recording.steps()).row)));
-    const ExchangeStats& s = done.stats;
-    result.steps.push_back(gathered(
-        queue, {seconds, s.encode, s.communicate, s.exposed, s.decode, static_cast<double>(s.bytes_sent),
-                static_cast<double>(s.bytes_received), static_cast<double>(s.selected)}));
-    result.steps.back().threshold = s.threshold;
+          done.status.bad_rank < 0
+              ? ""
+              : fmt::format(", recorded step {} (from 0)",
+                            replay_row(step, done.status.bad_rank, ranks, recording.steps()).row)));
+    const StepSeconds& times = done.times;
+    result.steps.push_back(
+        gathered(queue, {seconds, times.encode_s, times.communicate_s, times.exposed_s, times.decode_s,
+                         static_cast<double>(done.bytes_sent), static_cast<double>(done.bytes_received),
+                         static_cast<double>(done.status.selected)}));
+    result.steps.back().threshold = done.status.threshold;
     if (observer) observer(step, exchange, arena);
   }
   return result;

@@ -75,7 +75,7 @@ struct OverRanks {
   double rank0 = 0, least = 0, largest = 0, mean = 0;
 };
 
-// One step, seconds and bytes as ExchangeStats has them, of all ranks.
+// One step, seconds and bytes as StepReport has them, of all ranks.
 struct ReplayStep {
   OverRanks step_s;  // begin_step() to the end of finish(), what compute_s slept included
   OverRanks encode_s, communicate_s, exposed_s, decode_s, bytes_sent, bytes_received, selected;

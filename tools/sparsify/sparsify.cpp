@@ -33,7 +33,7 @@ struct RankStep {
   std::size_t count = 0;  // entries sent
   double threshold = 0;   // Compressor::threshold()
   std::size_t over_capacity = 0;
-  // Messages of all rounds, as ExchangeStats counts them: a sum counts its length once each way, a gather
+  // Messages of all rounds, as StepReport counts them: a sum counts its length once each way, a gather
   // brings the blocks of the other ranks.
   std::size_t bytes_up = 0, bytes_down = 0;
   // The contribution before its weight, as the ranks decoded it, where the method reports it. Without indices the

@@ -91,19 +91,19 @@ class CudaRunner final : public Runner {
                    folder_.path, exchange_->groups(), communicator_.rank(), true);
   }
 
-  void begin_step(const StepRequest& request, double) override {
+  void begin_step(const StepContext& context, double) override {
     nvtxRangePushA("step");
     // Another density has other buffers. NCCL may have registered the old ones for the graphs: these go first, when the GPU
     // is done with them.
-    if (std::exchange(density_, request.density) != request.density && !graphs_.empty()) {
+    if (std::exchange(density_, context.density) != context.density && !graphs_.empty()) {
       wait(context_.stream());
       graphs_.clear();
     }
-    step_ = request.step;
+    step_ = context.step;
     times().clear();
     times().around({"data"}, context_.stream(), [&] { train_->begin_step(); });
     const auto parts = static_cast<std::uint32_t>(gpu_steps_.size());
-    count_up(context_.stream(), gpu_steps_.data(), static_cast<std::uint32_t>(request.step) * parts, parts);
+    count_up(context_.stream(), gpu_steps_.data(), static_cast<std::uint32_t>(context.step) * parts, parts);
   }
 
   // Eagerly at first, so that algorithms are chosen and memory is there, then as graphs.
@@ -149,8 +149,8 @@ class CudaRunner final : public Runner {
     work();
   }
   const std::uint32_t* gpu_steps() const override { return gpu_steps_.data(); }
-  void end_step(const StepResult& result, const float*) override {
-    TOPKNOT_CHECK(pending_.size() < kStepsAhead, "stats() comes at least every steps_ahead() steps");
+  void end_step(const StepReport& report, const float*) override {
+    TOPKNOT_CHECK(pending_.size() < kStepsAhead, "reports() comes at least every steps_ahead() steps");
     std::byte* const to = slot(steps_);
     TOPKNOT_CUDA(
         cudaMemcpyAsync(to, result_.data(), sizeof(StepReport), cudaMemcpyDeviceToHost, context_.stream()));
@@ -159,21 +159,21 @@ class CudaRunner final : public Runner {
                                    cudaMemcpyDeviceToHost, context_.stream()));
     there_[steps_ % kStepsAhead].record(context_.stream());
     ++steps_;
-    pending_.push_back({step_, result.stats, times().marks(), exchange_->spans()});
+    pending_.push_back({step_, report, times().marks(), exchange_->spans()});
     nvtxRangePop();
   }
 
   std::int64_t steps_ahead() const override { return records() ? 1 : std::int64_t{kStepsAhead}; }
-  std::vector<StepStats> stats(std::size_t count) override {
-    TOPKNOT_CHECK(count > 0 && count <= pending_.size(), "statistics of steps that were not made");
+  std::vector<StepReport> reports(std::size_t count) override {
+    TOPKNOT_CHECK(count > 0 && count <= pending_.size(), "reports of steps that were not made");
     // By a stream of its own, so that later steps need not be done.
     there_[(steps_ - pending_.size() + count - 1) % kStepsAhead].wait(reading_.get());
     wait(reading_.get());
-    std::vector<StepStats> stats;
+    std::vector<StepReport> reports;
     for (std::size_t i = 0; i < count; ++i)
-      stats.push_back(outcome(pending_[i], slot(steps_ - pending_.size() + i)));
+      reports.push_back(outcome(pending_[i], slot(steps_ - pending_.size() + i)));
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
-    return stats;
+    return reports;
   }
 
   // Within the GPU now; to the host, over a bus that is much slower, later, on a stream of its own. Where the GPU has no
@@ -229,37 +229,27 @@ class CudaRunner final : public Runner {
   }
   DeviceTimes& times() { return exchange_->times(); }
 
-  // A step that stats() was not asked for.
+  // A step that reports() was not asked for.
   struct Pending {
     std::int64_t step = 0;  // of the run
-    ExchangeStats exchange;
+    StepReport report;      // of the exchange
     std::vector<DeviceTimes::Mark> marks;
     std::vector<ExchangeSpan> spans;  // of a staged exchange, on the host
   };
-  // What the host gets of a step: a StepReport and the clock of its marks. Steps are counted from this start on.
+  // What the host gets of a step: a StepReport with loss and status, and the clock of its marks. Steps are counted from this start on.
   std::size_t slot_bytes() const { return sizeof(StepReport) + clock_bytes_; }
   std::byte* slot(std::size_t step) const { return results_->data() + step % kStepsAhead * slot_bytes(); }
-  StepStats outcome(const Pending& step, const std::byte* from) {
-    StepReport report;
-    std::memcpy(&report, from, sizeof report);
-    StepStats stats;
-    stats.loss = report.loss;
-    stats.committed = report.status.bad == 0;
-    stats.bad_rank = report.status.bad_rank;
-    stats.selected = report.status.selected;
-    stats.threshold = report.status.threshold;
-    stats.bytes_sent = step.exchange.bytes_sent;
-    stats.bytes_received = step.exchange.bytes_received;
-    stats.times.encode_s = step.exchange.encode;
-    stats.times.communicate_s = step.exchange.communicate;
-    stats.times.decode_s = step.exchange.decode;
-    stats.times.exposed_s = step.exchange.exposed;
+  StepReport outcome(const Pending& step, const std::byte* from) {
+    StepReport on_gpu;
+    std::memcpy(&on_gpu, from, sizeof on_gpu);
+    StepReport report = step.report;
+    report.loss = on_gpu.loss, report.status = on_gpu.status;
     StepTimes times(this->times(), step.marks,
                     reinterpret_cast<const std::uint64_t*>(from + sizeof(StepReport)));
-    if (!times.pieces.empty()) times.add_to(stats.times);
+    if (!times.pieces.empty()) times.add_to(report.times);
     times.spans.insert(times.spans.end(), step.spans.begin(), step.spans.end());
     trace_->add_step(step.step, times.pieces, times.spans);
-    return stats;
+    return report;
   }
 
   struct MarkedGraph {

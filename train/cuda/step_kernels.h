@@ -10,12 +10,7 @@
 
 namespace topknot::cuda {
 
-// What the host reads of a step.
-struct StepReport {
-  StepStatus status;
-  float loss = 0;
-};
-
+// Loss and status of *result, in GPU memory.
 void write_result(cudaStream_t stream, const StepStatus* status, const float* loss, StepReport* result);
 // values[i] = first + i, for i < n
 void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n);

@@ -29,28 +29,28 @@ StepTimes::StepTimes(const DeviceTimes& times, std::span<const DeviceTimes::Mark
   }
 }
 
-void StepTimes::add_to(StepRecord& record) const {
+void StepTimes::add_to(StepSeconds& total) const {
   DeviceTimes::Time backward_begin, backward_end;
   for (const StepTrace::Piece& piece : pieces) {
     const auto is = [&](const char* name) { return std::strcmp(piece.name, name) == 0; };
-    if (is("data")) record.data_s += seconds(piece);
-    if (is("forward")) record.forward_s += seconds(piece);
-    if (is("update")) record.update_s += seconds(piece);
+    if (is("data")) total.data_s += seconds(piece);
+    if (is("forward")) total.forward_s += seconds(piece);
+    if (is("update")) total.update_s += seconds(piece);
     if (!is("backward")) continue;
-    record.backward_s += seconds(piece);
+    total.backward_s += seconds(piece);
     backward_begin = piece.begin, backward_end = piece.end;  // the last one drives the exchange
   }
   for (const ExchangeSpan& span : spans) {
-    double& total = span.kind == Kind::encode        ? record.encode_s
-                    : span.kind == Kind::communicate ? record.communicate_s
-                    : span.kind == Kind::wait        ? record.exposed_s
-                                                     : record.decode_s;
-    total += seconds(span);
+    double& piece = span.kind == Kind::encode        ? total.encode_s
+                    : span.kind == Kind::communicate ? total.communicate_s
+                    : span.kind == Kind::wait        ? total.exposed_s
+                                                     : total.decode_s;
+    piece += seconds(span);
     const bool computes = span.kind != Kind::communicate;
     if (computes && span.begin >= backward_begin && span.end <= backward_end)
-      record.backward_s -= seconds(span);
+      total.backward_s -= seconds(span);
   }
-  record.makespan_s = measured_makespan(spans, backward_begin);
+  total.makespan_s = measured_makespan(spans, backward_begin);
 }
 
 }  // namespace topknot::cuda

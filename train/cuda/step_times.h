@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "dist/exchange/cuda/device_times.h"
-#include "train/metrics/metrics.h"
+#include "nn/core/step.h"
 #include "train/trace.h"
 
 namespace topknot::cuda {
@@ -16,7 +16,7 @@ struct StepTimes {
   // `clock`: two times per mark, as DeviceTimes::clock() had them after the step.
   StepTimes(const DeviceTimes& times, std::span<const DeviceTimes::Mark> marks, const std::uint64_t* clock);
   // As the runner on a CPU has them. backward_s is without encoding and waits.
-  void add_to(StepRecord& record) const;
+  void add_to(StepSeconds& total) const;
 };
 
 }  // namespace topknot::cuda

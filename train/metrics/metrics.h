@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "nn/core/step.h"
+
 namespace topknot {
 
 // The first steps pay for caches and memory: rates and step times leave them out.
@@ -38,7 +40,7 @@ struct ByteCount {
 
 // One training step. Numbers that belong to a rank (bytes, seconds) are the mean over ranks where the trainer
 // has it, else rank 0's; bytes are counted as ByteCount defines.
-struct StepRecord {
+struct StepRecord : StepSeconds {
   std::int64_t step = 0;  // 1 after the first step
   double epoch = 0;       // epochs done, with fraction
   double time_s = 0;      // since the first step began
@@ -47,16 +49,10 @@ struct StepRecord {
   double density = 1;
   double selected = 0;  // entries that a rank sent
   double threshold = 0;
-  double bytes_sent = 0;      // payload that one rank uploads in this step, headers included
-  double bytes_received = 0;  // the same of its download: the messages of the other ranks
-  double bytes_dense = 0;     // 4 per parameter
-  double bytes_ratio = 0;     // dense over sent; 0 where nothing was sent
-  double data_s = 0, forward_s = 0, backward_s = 0, encode_s = 0, communicate_s = 0, decode_s = 0,
-         update_s = 0;
-  double exposed_s = 0;  // the part of communicate_s that the compute thread waited for
-  // From the start of the backward pass (with train.accumulate, the last one) to the end of the last group's
-  // first collective; 0 where unknown.
-  double makespan_s = 0;
+  double bytes_sent = 0;         // payload that one rank uploads in this step, headers included
+  double bytes_received = 0;     // the same of its download: the messages of the other ranks
+  double bytes_dense = 0;        // 4 per parameter
+  double bytes_ratio = 0;        // dense over sent; 0 where nothing was sent
   bool skipped = false;          // some rank saw a NaN or Inf; nothing changed
   double images_per_second = 0;  // all ranks, this step; of a text: tokens
 };

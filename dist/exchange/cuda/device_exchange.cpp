@@ -41,7 +41,7 @@ class DeviceTransport final : public Transport {
   void start_agreement() override;
   void receive_agreement() override;
   Agreed agree(std::span<const Bucket> buckets) override;
-  void finish(StepResult&) override {}
+  void finish(StepReport&) override {}
   void quiesce() noexcept override;
 
  private:

@@ -92,8 +92,8 @@ class StagedTransport final : public HostTransport {
                                  cudaMemcpyHostToDevice, compute()));
     return false;
   }
-  void finish(StepResult& result) override {
-    HostTransport::finish(result);
+  void finish(StepReport& report) override {
+    HostTransport::finish(report);
     step_.set_status(compute(), *HostTransport::step_state().status);
   }
 

@@ -48,7 +48,7 @@ std::vector<std::string> errors_of(const MakeDeviceExchange& make, Disturb distu
                            const auto device = cuda::make_device_communicator(communicator, 20);
                            const auto exchange = make(*model.arena, queue, *device);
                            for (int step = 0; step < 4; ++step) {
-                             exchange->begin_step(step, 0.1, {}, 0.1);
+                             exchange->begin_step({.step = step, .density = 0.1, .lr = 0.1});
                              model.arena->clear_gradients();
                              bool first = true;
                              for (Parameter* parameter : model.arena->parameters()) {
@@ -127,7 +127,7 @@ TEST_CASE("the parameters of a step reach the GPU whole, however far the host is
   constexpr int kSteps = 50;
   const cuda::DeviceArray<StepParameters> log(kSteps);
   for (int step = 0; step < kSteps; ++step) {
-    exchange->begin_step(step, 0.5, {}, 1.0 / (1 + step));
+    exchange->begin_step({.step = step, .density = 0.5, .lr = 1.0 / (1 + step)});
     exchange->complete(nullptr);
     exchange->communicate();
     exchange->decode_and_commit();

@@ -33,9 +33,9 @@ struct Run {
       : queue(communicator), exchange(*model.arena, queue, options), rank(communicator.rank()) {}
 
   std::vector<float> step(std::int64_t number) {
-    exchange.begin_step(number, 0.2);
+    exchange.begin_step({.step = number, .density = 0.2});
     backward(exchange, *model.arena, number, rank);
-    if (!exchange.finish(true).committed) throw Error("a finite step was skipped");
+    if (!exchange.finish(true).committed()) throw Error("a finite step was skipped");
     return averages(exchange, model.arena->size());
   }
 };
@@ -83,11 +83,11 @@ TEST_CASE("a step that any rank sees as not finite is skipped by all and leaves 
         const auto clean = run(without);
         const bool compressed = way.name != "dense" && fault.element < 61;
         for (int rank = 0; rank < plan.ranks; ++rank) {
-          const StepResult& skipped = records[rank].results[2];
-          CHECK(!skipped.committed);
-          CHECK(skipped.bad_rank == (compressed || fault.element < 0 ? 1 : -1));
+          const StepReport& skipped = records[rank].results[2];
+          CHECK(!skipped.committed());
+          CHECK(skipped.status.bad_rank == (compressed || fault.element < 0 ? 1 : -1));
           CHECK(records[rank].residuals[2] == records[rank].residuals[1]);
-          CHECK(records[rank].results[3].committed);
+          CHECK(records[rank].results[3].committed());
           CHECK(records[rank].averages[3] == clean[rank].averages[3]);
           CHECK(records[rank].residuals[3] == clean[rank].residuals[3]);
         }
@@ -105,7 +105,7 @@ TEST_CASE("of several ranks that are not finite the first one is named", "[excha
       plan.gradient = [&](std::int64_t step, int rank, std::size_t i) {
         return bad(rank) && i == 5 ? std::nanf("") : gradient_value(step, rank, i);
       };
-    for (const RankRecord& record : run(plan)) CHECK(record.results[0].bad_rank == 1);
+    for (const RankRecord& record : run(plan)) CHECK(record.results[0].status.bad_rank == 1);
   }
 }
 
@@ -113,9 +113,9 @@ TEST_CASE("with one rank, a NaN skips the step and names the rank", "[exchange]"
   RunPlan plan = plan_of("dense", "all");
   plan.ranks = plan.steps = 1;
   plan.gradient = [](std::int64_t, int, std::size_t) { return std::nanf(""); };
-  const StepResult result = run(plan)[0].results[0];
-  CHECK(!result.committed);
-  CHECK(result.bad_rank == 0);
+  const StepReport result = run(plan)[0].results[0];
+  CHECK(!result.committed());
+  CHECK(result.status.bad_rank == 0);
 }
 
 TEST_CASE("finite gradients whose sum overflows skip the step too, and no rank is blamed", "[exchange]") {
@@ -123,8 +123,8 @@ TEST_CASE("finite gradients whose sum overflows skip the step too, and no rank i
   plan.steps = 1;
   plan.gradient = [](std::int64_t, int, std::size_t) { return std::numeric_limits<float>::max(); };
   for (const RankRecord& record : run(plan)) {
-    CHECK(!record.results[0].committed);
-    CHECK(record.results[0].bad_rank == -1);
+    CHECK(!record.results[0].committed());
+    CHECK(record.results[0].status.bad_rank == -1);
   }
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("whether a sum could overflow is asked of the weighted values", "[exch
       plan.gradient = [&](std::int64_t, int rank, std::size_t i) {
         return rank < 2 && i < 61 ? large : 1.0f;
       };
-      for (const RankRecord& record : run(plan)) CHECK(record.results[0].committed == light);
+      for (const RankRecord& record : run(plan)) CHECK(record.results[0].committed() == light);
     }
 }
 
@@ -173,13 +173,14 @@ TEST_CASE("calls out of turn are errors", "[exchange]") {
     fails("ready outside a step", [&] { exchange.ready(head); });
     fails("finish outside a step", [&] { exchange.finish(true); });
     fails("an average before a step", [&] { exchange.averaged(exchange.groups()[0]); });
-    fails("density 0", [&] { exchange.begin_step(0, 0.0); });
-    fails("weights of two ranks", [&] { exchange.begin_step(0, 1.0, std::vector<float>{1, 1}); });
-    exchange.begin_step(0, 1.0);
-    fails("begin_step twice", [&] { exchange.begin_step(1, 1.0); });
+    fails("density 0", [&] { exchange.begin_step({.density = 0.0}); });
+    const std::vector<float> weights{1, 1};
+    fails("weights of two ranks", [&] { exchange.begin_step({.weights = weights}); });
+    exchange.begin_step({.step = 0});
+    fails("begin_step twice", [&] { exchange.begin_step({.step = 1}); });
     exchange.ready(head);
     fails("ready twice", [&] { exchange.ready(head); });
-    TOPKNOT_CHECK(!exchange.finish(false).committed, "a loss that is not finite");
+    TOPKNOT_CHECK(!exchange.finish(false).committed(), "a loss that is not finite");
     fails("an average after a skipped step", [&] { exchange.averaged(exchange.groups()[0]); });
   });
   SUCCEED();

@@ -184,14 +184,14 @@ RankRecord run_rank(Communicator& communicator, const RunPlan& plan) {
     std::vector<std::size_t> order(parameters.size());
     std::iota(order.begin(), order.end(), 0);
     if (plan.order) order = plan.order(step, rank);
-    exchange.begin_step(step, plan.density, plan.weights);
+    exchange.begin_step({.step = step, .density = plan.density, .weights = plan.weights});
     model.arena->clear_gradients();
     for (const std::size_t position : order) {
       write_gradient(*parameters[position], step, rank, plan.gradient);
       exchange.ready(*parameters[position]);
     }
     record.results.push_back(exchange.finish(!plan.loss_finite || plan.loss_finite(step, rank)));
-    const bool committed = record.results.back().committed;
+    const bool committed = record.results.back().committed();
     record.averages.push_back(committed ? averages(exchange, model.arena->size()) : std::vector<float>());
     record.residuals.push_back(residuals(exchange, *model.arena));
   }

@@ -81,7 +81,7 @@ struct RunPlan {
 };
 
 struct RankRecord {
-  std::vector<StepResult> results;
+  std::vector<StepReport> results;
   std::vector<std::vector<float>> averages;   // by step; empty where the step was skipped
   std::vector<std::vector<float>> residuals;  // by step
   std::vector<std::string> calls;
@@ -93,7 +93,7 @@ std::vector<RankRecord> run(const RunPlan& plan);
 
 // By step. The average is empty where the step was skipped; accumulated: u of the compressed part.
 struct TrainedRank {
-  std::vector<StepResult> results;
+  std::vector<StepReport> results;
   std::vector<std::vector<float>> averages, residuals, accumulated, weights;
 };
 
@@ -114,10 +114,10 @@ std::vector<TrainedRank> train(const RunPlan& plan, const OptimizerOptions& sgd 
       std::copy(values.begin(), values.end(), u.begin() + static_cast<std::ptrdiff_t>(group.begin));
     });
     for (std::int64_t step = 0; step < plan.steps; ++step) {
-      exchange.begin_step(step, plan.density, plan.weights);
+      exchange.begin_step({.step = step, .density = plan.density, .weights = plan.weights});
       backward(exchange, *model.arena, step, rank, plan.gradient);
       record.results.push_back(exchange.finish(!plan.loss_finite || plan.loss_finite(step, rank)));
-      const bool committed = record.results.back().committed;
+      const bool committed = record.results.back().committed();
       record.averages.push_back(committed ? averages(exchange, model.arena->size()) : std::vector<float>());
       record.residuals.push_back(residuals(exchange, *model.arena));
       record.accumulated.push_back(u);

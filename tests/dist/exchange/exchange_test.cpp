@@ -58,7 +58,7 @@ TEST_CASE("a dense average is the sum in rank order over the number of ranks", "
       const auto records = run(plan);
       for (int step = 0; step < plan.steps; ++step)
         for (const RankRecord& record : records) {
-          REQUIRE(record.results[step].committed);
+          REQUIRE(record.results[step].committed());
           for (std::size_t i = 0; i < kSize; ++i) {
             float sum = gradient_value(step, 0, i);
             for (int rank = 1; rank < ranks; ++rank) sum = sum + gradient_value(step, rank, i);
@@ -158,7 +158,7 @@ TEST_CASE("a group completed early is sent as soon as its predecessors are, befo
     TinyModel model;
     CollectiveQueue queue(communicator);
     Exchange exchange(*model.arena, queue, plan.options);
-    exchange.begin_step(0, 1.0);
+    exchange.begin_step({.step = 0});
     for (const std::size_t position : {1, 2, 0, 4, 3}) {
       write_gradient(*model.arena->parameters()[position], 0, 0);
       exchange.ready(*model.arena->parameters()[position]);
@@ -228,11 +228,12 @@ TEST_CASE("a second round follows in the same order, and its average reaches all
 TEST_CASE("bytes, entries and the plan's bytes are those of the messages", "[exchange]") {
   RunPlan plan;
   plan.options = method("test_rotate");
-  const auto stats = run(plan)[1].results[0].stats;
-  CHECK(stats.selected == 21);  // of 61, every third from 0
-  CHECK(stats.bytes_sent == (1 + 21) * 4 + 7 * 4);
-  CHECK(stats.bytes_received == stats.bytes_sent);  // the other rank's block, and the sum
-  CHECK((stats.encode > 0 && stats.communicate > 0 && stats.decode > 0 && stats.exposed > 0));
+  const StepReport report = run(plan)[1].results[0];
+  CHECK(report.status.selected == 21);  // of 61, every third from 0
+  CHECK(report.bytes_sent == (1 + 21) * 4 + 7 * 4);
+  CHECK(report.bytes_received == report.bytes_sent);  // the other rank's block, and the sum
+  CHECK((report.times.encode_s > 0 && report.times.communicate_s > 0 && report.times.decode_s > 0 &&
+         report.times.exposed_s > 0));
 }
 
 TEST_CASE("entries that a capacity keeps back are counted over all groups", "[exchange]") {
@@ -241,9 +242,9 @@ TEST_CASE("entries that a capacity keeps back are counted over all groups", "[ex
   plan.options.compress.set("threshold", 1e-6);
   plan.options.compress.capacity = 1;
   plan.density = 0.1;
-  const auto stats = run(plan)[1].results[0].stats;
-  CHECK(stats.selected == 6);        // of 33, 6, 10 and 12 entries: 3, 1, 1 and 1
-  CHECK(stats.over_capacity == 55);  // all the others, which exceed the threshold
+  const StepReport report = run(plan)[1].results[0];
+  CHECK(report.status.selected == 6);        // of 33, 6, 10 and 12 entries: 3, 1, 1 and 1
+  CHECK(report.status.over_capacity == 55);  // all the others, which exceed the threshold
 }
 
 TEST_CASE("dense groups in 16 bits are sent whole, whatever the density", "[exchange]") {
@@ -254,7 +255,7 @@ TEST_CASE("dense groups in 16 bits are sent whole, whatever the density", "[exch
   const auto average = run(plan)[0].averages[0];
   for (std::size_t i = kCompressible; i < kSize; ++i)
     CHECK(average[i] == Approx((gradient_value(0, 0, i) + gradient_value(0, 1, i)) / 2).margin(0.02));
-  CHECK(run(plan)[0].results[0].stats.bytes_sent ==
+  CHECK(run(plan)[0].results[0].bytes_sent ==
         planned_bytes(*TinyModel().arena, plan.options, plan.ranks, plan.density));
 }
 
@@ -264,7 +265,7 @@ TEST_CASE("spans say in which round a group was decoded", "[exchange]") {
     TinyModel model;
     CollectiveQueue queue(communicator);
     Exchange exchange(*model.arena, queue, method("test_common_scale"));
-    exchange.begin_step(0, 1.0);
+    exchange.begin_step({.step = 0});
     backward(exchange, *model.arena, 0, 0);
     exchange.finish(true);
     for (const ExchangeSpan& span : exchange.spans())
@@ -283,13 +284,15 @@ TEST_CASE("what topk and dense send is what the plan promised", "[exchange]") {
           plan.options.scope = scope;
           plan.density = density;
           const std::uint64_t planned = planned_bytes(*TinyModel().arena, plan.options, 1, density);
-          const auto stats = run(plan)[0].results[0].stats;
-          CHECK(stats.bytes_sent == planned);
+          const StepReport report = run(plan)[0].results[0];
+          CHECK(report.bytes_sent == planned);
           if (name == "dense") CHECK(planned == 4 * kSize);
           // Of 33, 6, 10 and 12 entries: 3, 1, 1 and 1 where each tensor selects alone.
-          if (name == "topk" && density == 0.1 && scope == "tensor") CHECK(stats.selected == 6);
+          if (name == "topk" && density == 0.1 && scope == "tensor") CHECK(report.status.selected == 6);
           if (name == "topk" && density == 0.01)
-            CHECK(stats.selected == (scope == "tensor" || merge == "none" ? 4u : merge == "all" ? 1u : 3u));
+            CHECK(report.status.selected == (scope == "tensor" || merge == "none" ? 4u
+                                             : merge == "all"                     ? 1u
+                                                                                  : 3u));
         }
 }
 
@@ -382,7 +385,7 @@ TEST_CASE("twenty steps of each low-rank and quantised method end in the same bi
       const auto overlapped = run(plan);
       for (int step = 0; step < plan.steps; ++step)
         for (std::size_t rank = 0; rank < 3; ++rank) {
-          REQUIRE(records[rank].results[step].committed);
+          REQUIRE(records[rank].results[step].committed());
           CHECK(records[rank].averages[step] == records[0].averages[step]);
           CHECK(overlapped[rank].averages[step] == records[0].averages[step]);
           CHECK(overlapped[rank].residuals[step] == records[rank].residuals[step]);

@@ -147,9 +147,8 @@ TEST_CASE("a hierarchy steps as so many ranks as hosts would, each with its host
           CHECK(records[r].averages == host.averages);
           CHECK(records[r].residuals == host.residuals);
           const bool leads = r % shape.ranks_per_host == 0;
-          CHECK(records[r].results[2].stats.bytes_sent == (leads ? host.results[2].stats.bytes_sent : 0));
-          CHECK(records[r].results[2].stats.bytes_received ==
-                (leads ? host.results[2].stats.bytes_received : 0));
+          CHECK(records[r].results[2].bytes_sent == (leads ? host.results[2].bytes_sent : 0));
+          CHECK(records[r].results[2].bytes_received == (leads ? host.results[2].bytes_received : 0));
         }
       }
 }
@@ -259,11 +258,11 @@ TEST_CASE("one rank's NaN makes all hosts skip the step, which leaves no trace")
     plan.loss_finite = [](std::int64_t step, int rank) { return step != 2 || rank != 3; };
     const auto records = run_on(backend, plan);
     for (const RankRecord& record : records) {
-      CHECK(record.results[0].committed);
-      CHECK_FALSE(record.results[1].committed);
-      CHECK(record.results[1].bad_rank == 2);  // a gradient: its host's first rank
-      CHECK_FALSE(record.results[2].committed);
-      CHECK(record.results[2].bad_rank == 3);  // a loss: the rank itself
+      CHECK(record.results[0].committed());
+      CHECK_FALSE(record.results[1].committed());
+      CHECK(record.results[1].status.bad_rank == 2);  // a gradient: its host's first rank
+      CHECK_FALSE(record.results[2].committed());
+      CHECK(record.results[2].status.bad_rank == 3);  // a loss: the rank itself
       CHECK(record.residuals[1] == record.residuals[0]);
       CHECK(record.residuals[2] == record.residuals[0]);
     }
@@ -278,7 +277,7 @@ TEST_CASE("a rank that gives up in a step ends all ranks of all hosts") {
                                           CollectiveQueue queue(communicator);
                                           RunPlan plan = plan_of({2, 2}, "topk", "none");
                                           Exchange exchange(*model.arena, queue, plan.options);
-                                          exchange.begin_step(0, 0.2);
+                                          exchange.begin_step({.density = 0.2});
                                           model.arena->clear_gradients();
                                           // All have their splits.
                                           queue.run([](Communicator& c) { c.barrier(); });

@@ -107,7 +107,7 @@ TEST_CASE("residuals and what was applied are the gradients that came in, on bit
         }
         for (const TrainedRank& record : records) {
           CHECK(same_bits(record.weights.back(), records[0].weights.back()));
-          CHECK(record.results.back().stats.bytes_sent > 0);
+          CHECK(record.results.back().bytes_sent > 0);
         }
       }
 }
@@ -124,9 +124,8 @@ TEST_CASE("a sparse collective beside the backward pass, over TCP, leaves the bi
         INFO(collective << " with " << ranks << " ranks");
         CHECK(same_bits(gloo[rank].weights.back(), threads[0].weights.back()));
         CHECK(same_bits(gloo[rank].residuals.back(), threads[rank].residuals.back()));
-        CHECK(gloo[rank].results.back().stats.bytes_sent == threads[rank].results.back().stats.bytes_sent);
-        CHECK(gloo[rank].results.back().stats.bytes_received ==
-              threads[rank].results.back().stats.bytes_received);
+        CHECK(gloo[rank].results.back().bytes_sent == threads[rank].results.back().bytes_sent);
+        CHECK(gloo[rank].results.back().bytes_received == threads[rank].results.back().bytes_received);
       }
     }
 }
@@ -187,7 +186,7 @@ TEST_CASE("what a sparse collective has learnt goes from each committed step to 
     CollectiveQueue queue(communicator);
     Exchange exchange(*model.arena, queue, plan.options);
     for (std::size_t step = 0; step < states.size(); ++step) {
-      exchange.begin_step(static_cast<std::int64_t>(step), plan.density);
+      exchange.begin_step({.step = static_cast<std::int64_t>(step), .density = plan.density});
       backward(exchange, *model.arena, static_cast<std::int64_t>(step), communicator.rank());
       exchange.finish(step != 2);
       if (communicator.rank() == 0) states[step] = exchange.state();

@@ -43,12 +43,15 @@ TEST_CASE("a metrics.jsonl that lost its end with the machine goes on at the beg
   const std::string path = temp.at("metrics.jsonl");
   MetricsWriter(path).write(StartRecord{});
   const auto first = std::filesystem::file_size(path);
-  MetricsWriter(path).write(StepRecord{.step = 1});
+  StepRecord step;
+  step.step = 1;
+  MetricsWriter(path).write(step);
   const auto whole = std::filesystem::file_size(path);
   std::filesystem::resize_file(path, whole - 5);
   truncate_metrics(path, whole);
   CHECK(std::filesystem::file_size(path) == first);
-  MetricsWriter(path).write(StepRecord{.step = 2});
+  step.step = 2;
+  MetricsWriter(path).write(step);
   const Metrics metrics = read_metrics(path);
   CHECK(metrics.starts.size() == 1);
   REQUIRE(metrics.steps.size() == 1);
