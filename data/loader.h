@@ -82,6 +82,7 @@ class Loader {
   // Starts an epoch at `first_step` (a resumed run goes straight there); batches in work are dropped.
   // Before the first next().
   void start_epoch(std::int64_t epoch, std::int64_t first_step = 0);
+  std::int64_t epoch() const { return epoch_; }  // started last
   // The next step's batch, false after the last one. Rethrows what making the batch threw, again at each call
   // until the next start_epoch(). Damaged files are counted here, where the order does not depend on the workers: each is
   // named in a warning when it is first met, and the one too many in a UserError. After a stop signal it goes on waiting for

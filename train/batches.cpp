@@ -1,5 +1,7 @@
 #include "train/batches.h"
 
+#include <memory>
+
 #include "nn/base/check.h"
 #include "nn/ops/ops.h"
 
@@ -23,18 +25,37 @@ Variable batch_loss(const Variable& output, const BatchView& batch, double label
              : softmax_cross_entropy(output, batch.labels, static_cast<float>(label_smoothing));
 }
 
-const BatchView& HostBatches::of_step(int) {
-  const BatchView* batch = next();
-  TOPKNOT_CHECK(batch, "an epoch has fewer batches than its steps");
-  return *batch;
+void Batches::await() {
+  if (step_.empty()) loader_.await_batch();
 }
 
-const BatchView* HostBatches::next() {
-  batch_ = {}, view_ = {};
-  if (!loader_.next(batch_)) return nullptr;
-  frames_ = output_frames(model_, batch_);
-  view_ = view_of(batch_, frames_);
-  return &view_;
+const BatchView* Batches::bring(int part) {
+  const BatchView* batch = bring_(loader_, part);
+  TOPKNOT_CHECK(batch, "an epoch has fewer batches than its steps");
+  return batch;
+}
+
+void Batches::begin_step() {
+  for (std::size_t part = 0; part < step_.size(); ++part) step_[part] = bring(static_cast<int>(part));
+}
+
+const BatchView& Batches::of_step(int part) {
+  return step_.empty() ? *bring(part) : *step_[static_cast<std::size_t>(part)];
+}
+
+Batches::Bring in_host_memory(const Module& model) {
+  struct Current {
+    Batch batch;
+    std::vector<std::int32_t> frames;
+    BatchView view;
+  };
+  return [&model, current = std::make_shared<Current>()](Loader& loader, int) -> const BatchView* {
+    auto& [batch, frames, view] = *current;
+    batch = {}, view = {};  // their memory goes before that of the next batch comes
+    if (!loader.next(batch)) return nullptr;
+    frames = output_frames(model, batch);
+    return &(view = view_of(batch, frames));
+  };
 }
 
 }  // namespace topknot

@@ -2,7 +2,9 @@
 // Batches where the model computes: what a loader gives, in the memory of the run's device.
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "data/loader.h"
@@ -31,39 +33,39 @@ std::vector<std::int32_t> output_frames(const Module& module, const Batch& batch
 // classification with recordings.
 Variable batch_loss(const Variable& output, const BatchView& batch, double label_smoothing = 0);
 
-// A loader's batches on a device. The data set and the model must outlive them.
+// A loader's batches where the model computes.
 class Batches {
  public:
-  virtual ~Batches() = default;
-  virtual const Loader& loader() const = 0;
-  virtual void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0) = 0;
-  // Waits until the next batch's data are there, or until a stop signal. On a GPU it returns at once.
-  virtual void await() {}
-  // Micro-batch `part` of the step under way, valid until its end or the next part. On a GPU a step's batches are there before
-  // it begins, at the same addresses in every step.
-  virtual const BatchView& of_step(int part) = 0;
-  // The next batch of an evaluation, valid until the one after it; null after the last one.
-  virtual const BatchView* next() = 0;
-};
+  // Brings the loader's next batch to the memory of the run's device, as micro-batch `part` of a step; null after the epoch's
+  // last one. The view stays at its place, its contents until the next batch of this part.
+  using Bring = std::function<const BatchView*(Loader& loader, int part)>;
 
-class HostBatches final : public Batches {
- public:
-  HostBatches(const Dataset& dataset, const LoaderOptions& options, const Module& model)
-      : loader_(dataset, options), model_(model) {}
-  const Loader& loader() const override { return loader_; }
-  void start_epoch(std::int64_t epoch, std::int64_t first_batch) override {
+  // `ahead`: so many batches of a step are brought before it begins, those of a GPU at the same addresses in every step;
+  // 0: each when it is asked for. The data set and what `bring` refers to must outlive them.
+  Batches(const Dataset& dataset, const LoaderOptions& options, Bring bring, int ahead = 0)
+      : loader_(dataset, options), bring_(std::move(bring)), step_(static_cast<std::size_t>(ahead)) {}
+
+  const Loader& loader() const { return loader_; }
+  void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0) {
     loader_.start_epoch(epoch, first_batch);
   }
-  void await() override { loader_.await_batch(); }
-  const BatchView& of_step(int part) override;
-  const BatchView* next() override;
+  // Waits until the next batch's data are there, or until a stop signal; if batches come ahead it returns at once.
+  void await();
+  void begin_step();
+  // Micro-batch `part` of the step under way, valid until its end or the next part.
+  const BatchView& of_step(int part);
+  // The next batch of an evaluation, valid until the one after it; null after the last one.
+  const BatchView* next() { return bring_(loader_, 0); }
 
  private:
+  const BatchView* bring(int part);
+
   Loader loader_;
-  const Module& model_;
-  Batch batch_;
-  std::vector<std::int32_t> frames_;
-  BatchView view_;
+  const Bring bring_;
+  std::vector<const BatchView*> step_;  // those that came ahead, by part
 };
+
+// Leaves a batch in the loader's memory. The model must outlive it.
+Batches::Bring in_host_memory(const Module& model);
 
 }  // namespace topknot

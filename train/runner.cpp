@@ -30,8 +30,9 @@ class CpuRunner final : public Runner {
     return exchange;
   }
   std::unique_ptr<Batches> make_batches(const Dataset& dataset, const Module& model, bool train) override {
-    return std::make_unique<HostBatches>(
-        dataset, loader_options(config_, dataset, train, communicator_.rank(), communicator_.size()), model);
+    return std::make_unique<Batches>(
+        dataset, loader_options(config_, dataset, train, communicator_.rank(), communicator_.size()),
+        in_host_memory(model));
   }
   void begin_run(std::int64_t total_steps) override {
     trace_.emplace(TraceRange{config_.train.profile_from, config_.train.profile_steps, total_steps},

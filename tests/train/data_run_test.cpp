@@ -273,7 +273,8 @@ TEST_CASE(
   const auto batches_of = [&](int size, bool train) {
     LoaderOptions options;
     options.batch_size = size, options.train = train, options.seed = loaded.config.seed;
-    return std::make_unique<HostBatches>(train ? *data.train : *data.test, options, *model->module);
+    return std::make_unique<Batches>(train ? *data.train : *data.test, options,
+                                     in_host_memory(*model->module));
   };
 
   std::vector<double> losses;

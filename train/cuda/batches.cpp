@@ -3,10 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <deque>
+#include <utility>
+#include <vector>
 
+#include "data/cuda/device_dataset.h"
 #include "nn/base/check.h"
 #include "nn/ops/cuda/layout.h"
+#include "nn/core/cuda/context.h"
 #include "train/cuda/step_kernels.h"
 #include "train/setup.h"
 
@@ -35,57 +41,77 @@ bool fits_on_device(const Config& config, const Dataset& dataset) {
          total / 4 / static_cast<std::size_t>(config.dist.ranks);
 }
 
-LoaderOptions options_of(const Config& config, const Dataset& dataset, bool train, int rank, int ranks,
-                         bool samples) {
-  LoaderOptions options = loader_options(config, dataset, train, rank, ranks);
-  options.samples = samples;
-  if (!samples) options.workers = 0;
-  options.bytes = true;
-  return options;
-}
+class DeviceBatches {
+ public:
+  // With `parts` batches per step.
+  DeviceBatches(const Config& config, const Dataset& dataset, const Module& model, bool train, int parts);
+  bool has_data() const { return data_ != nullptr; }
+  const BatchView* bring(Loader& loader, int part);  // as Batches::Bring, on the context's stream
 
-}  // namespace
+ private:
+  struct DeviceBatch {
+    BatchView view;  // of what follows
+    DeviceArray<std::int32_t> labels, lengths, frames;
+    Batch host;  // transcription: the batch that they came from, without its images
+    std::int64_t size = 0;
+  };
+  // A batch on its way: page-locked memory, its copy on the GPU, and when that has come and been read.
+  struct Staging {
+    std::unique_ptr<PinnedMemory> memory;
+    DeviceArray<std::byte> device;
+    Event arrived, read;
+  };
+  // The next one, of at least `bytes`, which nothing reads any more.
+  Staging& staging(std::size_t bytes);
+  // Copies the first `bytes` by the stream of copies, and lets the compute stream wait for them.
+  void send(Staging& staging, std::size_t bytes);
+  void shape(DeviceBatch& batch, const Batch& from);
+  void copy(const Batch& from, DeviceBatch& to);
+  // Of this set's pictures, [n, C, H, W] on the GPU.
+  void normalise(const std::byte* bytes, Tensor& images);
+  void make(const Batch& from, std::int64_t epoch, DeviceBatch& to);
 
-CudaBatches::CudaBatches(const Config& config, const Dataset& dataset, const Module& model, bool train,
-                         int rank, int ranks, int parts)
+  const Dataset& dataset_;
+  const Module& model_;
+  std::unique_ptr<DeviceDataset> data_;  // null: batches come from the loader
+  DeviceArray<std::uint32_t> epoch_{1};  // for data_
+  std::int64_t epoch_there_ = -1;        // that was written to it last
+  std::vector<DeviceBatch> batches_;     // one per part
+  DeviceArray<float> statistics_;        // of the channels, where batches come as bytes
+  Stream copies_;                        // beside the steps
+  std::deque<Staging> staging_;          // used in turn; a step's batches at least
+  std::size_t next_staging_ = 0;
+};
+
+DeviceBatches::DeviceBatches(const Config& config, const Dataset& dataset, const Module& model, bool train,
+                             int parts)
     : dataset_(dataset),
       model_(model),
       data_(fits_on_device(config, dataset)
                 ? std::make_unique<DeviceDataset>(
                       dataset, train && resolve_augment(config.data.augment, dataset), config.seed)
                 : nullptr),
-      loader_(dataset, options_of(config, dataset, train, rank, ranks, !data_)),
       batches_(static_cast<std::size_t>(parts)),
       staging_(std::max(kStagings, batches_.size())) {}
 
-void CudaBatches::start_epoch(std::int64_t epoch, std::int64_t first_batch) {
-  count_up(Context::current().stream(), epoch_.data(), static_cast<std::uint32_t>(epoch), 1);
-  loader_.start_epoch(epoch, first_batch);
-}
-
-void CudaBatches::begin_step() {
-  for (int part = 0; part < static_cast<int>(batches_.size()); ++part)
-    TOPKNOT_CHECK(bring(part), "an epoch has fewer batches than its steps");
-}
-
-bool CudaBatches::bring(int part) {
+const BatchView* DeviceBatches::bring(Loader& loader, int part) {
   Batch batch;
-  if (!loader_.next(batch)) return false;
+  if (!loader.next(batch)) return nullptr;
   DeviceBatch& to = batches_[static_cast<std::size_t>(part)];
   shape(to, batch);
   to.view.losses = data_ ? batch.size() : batch.losses();
   if (data_)
-    make(batch, to);
+    make(batch, loader.epoch(), to);
   else
     copy(batch, to);
-  if (batch.frames.empty()) return true;
+  if (batch.frames.empty()) return &to.view;
   to.host = std::move(batch);
   to.host.images = {};
   to.view.host = &to.host;
-  return true;
+  return &to.view;
 }
 
-void CudaBatches::shape(DeviceBatch& batch, const Batch& from) {
+void DeviceBatches::shape(DeviceBatch& batch, const Batch& from) {
   const std::int64_t size = from.size();
   const Context& context = Context::current();
   BatchView& view = batch.view;
@@ -114,7 +140,7 @@ void CudaBatches::shape(DeviceBatch& batch, const Batch& from) {
   view.frames = span_of(batch.frames);
 }
 
-CudaBatches::Staging& CudaBatches::staging(std::size_t bytes) {
+DeviceBatches::Staging& DeviceBatches::staging(std::size_t bytes) {
   Staging& next = staging_[next_staging_++ % staging_.size()];
   next.arrived.synchronize();  // at once for an event that was never recorded
   if (!next.memory || next.memory->size() < bytes) {
@@ -126,7 +152,7 @@ CudaBatches::Staging& CudaBatches::staging(std::size_t bytes) {
   return next;
 }
 
-void CudaBatches::send(Staging& staging, std::size_t bytes) {
+void DeviceBatches::send(Staging& staging, std::size_t bytes) {
   staging.read.wait(copies_.get());
   TOPKNOT_CUDA(cudaMemcpyAsync(staging.device.data(), staging.memory->data(), bytes, cudaMemcpyHostToDevice,
                                copies_.get()));
@@ -134,7 +160,7 @@ void CudaBatches::send(Staging& staging, std::size_t bytes) {
   staging.arrived.wait(Context::current().stream());
 }
 
-void CudaBatches::copy(const Batch& from, DeviceBatch& to) {
+void DeviceBatches::copy(const Batch& from, DeviceBatch& to) {
   const cudaStream_t stream = Context::current().stream();
   struct Part {
     const void* from;
@@ -178,7 +204,7 @@ void CudaBatches::copy(const Batch& from, DeviceBatch& to) {
   staged.read.record(stream);
 }
 
-void CudaBatches::normalise(const std::byte* bytes, Tensor& images) {
+void DeviceBatches::normalise(const std::byte* bytes, Tensor& images) {
   if (statistics_.size() == 0) statistics_ = device_statistics(dataset_);
   const Shape shape = dataset_.sample_shape();
   const auto word = [](std::int64_t value) { return static_cast<std::uint32_t>(value); };
@@ -195,8 +221,10 @@ void CudaBatches::normalise(const std::byte* bytes, Tensor& images) {
   make_batch_images(Context::current().stream(), stored, batch, false, {}, nullptr);
 }
 
-void CudaBatches::make(const Batch& from, DeviceBatch& to) {
+void DeviceBatches::make(const Batch& from, std::int64_t epoch, DeviceBatch& to) {
   const cudaStream_t stream = Context::current().stream();
+  if (std::exchange(epoch_there_, epoch) != epoch)
+    count_up(stream, epoch_.data(), static_cast<std::uint32_t>(epoch), 1);
   const std::size_t bytes = from.indices.size() * sizeof(std::int32_t);
   Staging& host = staging(bytes);
   auto* indices = reinterpret_cast<std::int32_t*>(host.memory->data());
@@ -206,6 +234,20 @@ void CudaBatches::make(const Batch& from, DeviceBatch& to) {
   data_->make_batch(stream, reinterpret_cast<const std::int32_t*>(host.device.data()), from.size(),
                     epoch_.data(), to.view.images, to.labels.data(), to.view.targets);
   host.read.record(stream);
+}
+
+}  // namespace
+
+std::unique_ptr<Batches> make_device_batches(const Config& config, const Dataset& dataset,
+                                             const Module& model, bool train, int rank, int ranks) {
+  const int parts = train ? config.train.accumulate : 1;
+  const auto device = std::make_shared<DeviceBatches>(config, dataset, model, train, parts);
+  LoaderOptions options = loader_options(config, dataset, train, rank, ranks);
+  options.samples = !device->has_data();
+  if (device->has_data()) options.workers = 0;
+  options.bytes = true;
+  return std::make_unique<Batches>(
+      dataset, options, [device](Loader& loader, int part) { return device->bring(loader, part); }, parts);
 }
 
 }  // namespace topknot::cuda

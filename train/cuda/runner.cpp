@@ -76,8 +76,8 @@ class CudaRunner final : public Runner {
     return exchange;
   }
   std::unique_ptr<Batches> make_batches(const Dataset& dataset, const Module& model, bool train) override {
-    auto batches = std::make_unique<CudaBatches>(config_, dataset, model, train, communicator_.rank(),
-                                                 communicator_.size(), train ? config_.train.accumulate : 1);
+    auto batches =
+        make_device_batches(config_, dataset, model, train, communicator_.rank(), communicator_.size());
     if (train) train_ = batches.get();
     return batches;
   }
@@ -280,7 +280,7 @@ class CudaRunner final : public Runner {
   Context::Use use_;
   std::unique_ptr<DeviceCommunicator> collectives_;  // null: they are the host's
   DeviceExchange* exchange_ = nullptr;
-  CudaBatches* train_ = nullptr;
+  Batches* train_ = nullptr;
   DeviceArray<std::uint32_t> gpu_steps_;  // one per micro-batch
   DeviceArray<StepReport> result_;
   std::size_t clock_bytes_ = 0;

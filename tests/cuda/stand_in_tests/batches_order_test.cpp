@@ -1,4 +1,6 @@
 // How far the host goes on while the GPU is at earlier steps.
+#include <fmt/format.h>
+
 #include <chrono>
 
 #include "tests/cuda/fixture.h"
@@ -18,12 +20,13 @@ TEST_CASE("however many batches make a step, the host brings them while the GPU 
     const stand_in::Settings settings;
     OnGpu gpu;
     const TempFolder temp;
-    const LoadedConfig loaded = small_run(temp, {where, "data.batch_size=2", "data.train_size=200"});
+    const LoadedConfig loaded = small_run(
+        temp, {where, "data.batch_size=2", "data.train_size=200", fmt::format("train.accumulate={}", parts)});
     const RunData data = load_data(loaded.config);
     const auto model = build_model(loaded.config, *data.train);
-    cuda::CudaBatches batches(loaded.config, *data.train, *model->module, true, 0, 1, parts);
-    batches.start_epoch(0, 0);
-    const auto bring = [&] { batches.begin_step(); };
+    const auto batches = cuda::make_device_batches(loaded.config, *data.train, *model->module, true, 0, 1);
+    batches->start_epoch(0);
+    const auto bring = [&] { batches->begin_step(); };
     bring();
     bool ended = false, waited = false;  // the step before; whether the host waited for it
     const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(2);
