@@ -91,4 +91,12 @@ void keep_config_effective(const RunDirectory& folder, const Config& config,
 
 std::string now_utc();  // 2026-11-22T03:50:00Z
 
+// What `train status RUN` prints, while the run goes on or afterwards, one line each: the run; whether it is running,
+// finished, stopped, failed (with the error) or was killed; steps, loss; throughput of the last steps and the time left;
+// the last evaluation; the last checkpoint. Throws UserError where `run` is no run directory.
+std::string status_text(const std::string& run);
+
+// `train status RUN`, from "status" on. Prints status_text(); returns the exit code.
+int status_command(int argc, const char* const* argv);
+
 }  // namespace topknot

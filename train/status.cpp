@@ -1,4 +1,4 @@
-#include "train/status.h"
+#include "train/run_directory.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,6 @@
 #include "train/checkpoint/checkpoint.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/run_config.h"
-#include "train/run_directory.h"
 #include "train/setup.h"
 
 namespace topknot {

@@ -10,9 +10,9 @@
 #include "train/checkpoint/model_file.h"
 #include "train/config/config.h"
 #include "train/network_check.h"
+#include "train/run_directory.h"
 #include "train/setup.h"
 #include "train/start.h"
-#include "train/status.h"
 
 using namespace topknot;
 

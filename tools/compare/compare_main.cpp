@@ -8,7 +8,6 @@
 #include "nn/base/program.h"
 #include "tools/common/options.h"
 #include "tools/compare/compare.h"
-#include "train/metrics/output_check.h"
 #include "train/metrics/output_file.h"
 
 using namespace topknot;

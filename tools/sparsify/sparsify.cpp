@@ -20,7 +20,6 @@
 #include "nn/core/step.h"
 #include "optim/clip.h"
 #include "train/metrics/npy.h"
-#include "train/metrics/output_check.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {

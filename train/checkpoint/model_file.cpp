@@ -18,7 +18,6 @@
 #include "nn/base/terminal.h"
 #include "nn/base/text.h"
 #include "train/checkpoint/checkpoint.h"
-#include "train/metrics/output_check.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {

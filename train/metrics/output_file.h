@@ -1,5 +1,5 @@
 #pragma once
-// Files that appear whole or not at all.
+// Files that appear whole or not at all, and what they may take the place of.
 
 #include <cstdint>
 #include <cstdio>
@@ -33,5 +33,16 @@ nlohmann::ordered_json json_number(double value);
 std::optional<std::int64_t> whole_number(const nlohmann::ordered_json& json);
 
 void write_file(const std::string& path, std::string_view text);
+
+// What a file that a user names for output may take the place of.
+enum class Replace {
+  nothing,  // no file that is there
+  reports,  // a file that is no model, no .npy file and no file of a run directory
+  all,      // any file
+};
+
+// Throws UserError where `path` lies in the checkpoints of a run, by whatever links and relative names, and where it is a
+// file that `replace` does not allow; the message ends with `remedy`. Pipes, devices and "-" pass.
+void check_output(const std::string& path, Replace replace, const std::string& remedy);
 
 }  // namespace topknot
