@@ -235,8 +235,7 @@ std::uint64_t Reporter::metrics_bytes() const {
 
 void Reporter::count(const StepRecord& record, const ByteCount& bytes, double seconds) {
   bytes_ += bytes;
-  seconds_.push_back(
-      {seconds, record.encode_s, record.communicate_s, record.exposed_s, record.decode_s, record.makespan_s});
+  seconds_.push_back({record, seconds});
 }
 
 void Reporter::note_best(const Evaluation& evaluation) {
@@ -402,7 +401,7 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
     for (std::size_t i = warm_up; i < seconds_.size(); ++i) values.push_back(seconds_[i].*figure);
     return values;
   };
-  const std::vector<double> steady = steady_steps(&Seconds::step);
+  const std::vector<double> steady = steady_steps(&Seconds::step_s);
   const double total = std::accumulate(steady.begin(), steady.end(), 0.0);
   const double images = static_cast<double>(images_per_step()) * static_cast<double>(steady.size());
   end.images_per_second = total > 0 ? images / total : 0;
@@ -411,13 +410,13 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   end.steps = steps;
   end.skipped_steps = skipped;
   const auto median = [&](double Seconds::*figure) { return quantile(steady_steps(figure), 0.5); };
-  end.step_p50_s = median(&Seconds::step);
+  end.step_p50_s = median(&Seconds::step_s);
   end.step_p95_s = quantile(steady, 0.95);
-  end.encode_p50_s = median(&Seconds::encode);
-  end.communicate_p50_s = median(&Seconds::communicate);
-  end.exposed_p50_s = median(&Seconds::exposed);
-  end.decode_p50_s = median(&Seconds::decode);
-  end.makespan_p50_s = median(&Seconds::makespan);
+  end.encode_p50_s = median(&Seconds::encode_s);
+  end.communicate_p50_s = median(&Seconds::communicate_s);
+  end.exposed_p50_s = median(&Seconds::exposed_s);
+  end.decode_p50_s = median(&Seconds::decode_s);
+  end.makespan_p50_s = median(&Seconds::makespan_s);
   end.modelled_makespan_s = modelled_makespan;
   metrics_->write(end);
   write_metrics_csv(read_metrics(folder_.metrics_jsonl()), folder_.metrics_csv());

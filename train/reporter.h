@@ -16,8 +16,8 @@
 #include "train/evaluate.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/tensorboard.h"
+#include "train/setup.h"
 #include "train/step.h"
-#include "train/trainer.h"
 
 namespace topknot {
 
@@ -139,8 +139,8 @@ class Reporter {
   const Clock::time_point program_start_;
   Clock::time_point first_step_;
   double startup_seconds_ = 0, train_seconds_ = 0, eval_seconds_ = 0;
-  struct Seconds {
-    double step, encode, communicate, exposed, decode, makespan;
+  struct Seconds : StepSeconds {
+    double step_s = 0;  // the whole
   };
   std::vector<Seconds> seconds_;  // by step
   ByteCount bytes_;               // of all ranks and steps

@@ -11,7 +11,6 @@
 #include "train/plan/exchange_plan.h"
 #include "train/setup.h"
 #include "train/trace.h"
-#include "train/trainer.h"
 
 namespace topknot {
 namespace {

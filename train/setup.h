@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "dist/exchange/exchange.h"
 #include "nn/layers/layers.h"
 #include "train/config/config.h"
+#include "train/run_directory.h"
 
 namespace topknot {
 
@@ -25,6 +27,18 @@ struct RunData {
 };
 RunData load_data(const Config& config);
 DatasetOptions dataset_options(const Config& config);
+
+// What all ranks of a process share.
+struct RunInputs {
+  const Config& config;
+  const RunData& data;
+  RunDirectory folder;  // written by rank 0 only
+  bool quiet = false;
+  std::chrono::steady_clock::time_point program_start;
+  std::map<std::string, Origin> origins = {};  // of the configuration's keys, for config.yaml
+  bool resume = false;                         // from the newest checkpoint of `folder`
+  int gpu = 0;                                 // index of this process's GPU, where train.device is cuda
+};
 
 // A model with its parameters laid out and set: by the seed, or from model.init_from. The same bits on every rank.
 // Throws UserError: a file that cannot be read or does not fit, a pattern of model.freeze or model.reinit that matches

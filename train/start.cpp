@@ -16,7 +16,6 @@
 #include "nn/ops/cpu/onednn.h"
 #include "train/checkpoint/checkpointer.h"
 #include "train/checkpoint/model_file.h"
-#include "train/trainer.h"
 
 namespace topknot {
 namespace {

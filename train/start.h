@@ -51,6 +51,18 @@ double model_bytes(const Config& config, const Dataset& data);
 // is known before the first step: samples, batches, the model, and the stacks of threads.
 void check_limits(const Config& config, const RunData& data, int ranks, int processes);
 
+struct RunOutcome {
+  int stop_signal = 0;   // the signal that stopped the run on all ranks; 0: none
+  bool stopped = false;  // before its end, by a signal or train.stop_after: metrics have no `end` record
+  double test_accuracy = 0, test_loss = 0;
+  std::string parameter_checksum;  // 16 hexadecimal digits
+  std::string result;              // rank 0's, of a run that came to its end: lines for standard output
+};
+
+// The whole of training, the same code for every rank of every backend (train/trainer.cpp): trains to the end, or until a signal or train.stop_after asks for a stop. Collective. Throws on any error; the caller tells the
+// peers.
+RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator);
+
 // Trains as `loaded` says, which must have passed check_config(); `argv` is repeated in environment.json and
 // by copies of this process. Returns the exit code: 0, that of a copy, or 128 + the signal that stopped the
 // run.

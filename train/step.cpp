@@ -10,7 +10,7 @@
 #include "nn/core/autograd.h"
 #include "nn/core/step.h"
 #include "train/checks.h"
-#include "train/trainer.h"
+#include "train/setup.h"
 
 namespace topknot {
 
@@ -52,7 +52,7 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
       exchange_(runner_->make_exchange(arena_, queue_, resolved_.options)),
       train_(runner_->make_batches(*inputs.data.train, *model_->module, true)),
       test_(runner_->make_batches(*inputs.data.test, *model_->module, false)),
-      hook_([this](Parameter& parameter) { send(parameter); }),
+      hook_([this](Parameter& parameter) { gradient_final(parameter); }),
       recorder_(config_, inputs.folder, arena_, exchange_.get(), root_, inputs.resume) {
   std::int64_t floats = 0;
   for (const std::span<float> statistics : statistics_)
@@ -116,7 +116,7 @@ void Step::compute(std::int64_t step) {
   }
   if (step == 0) warn_of_unused_parameters();
   if (clip_model_) runner_->in_phase(Phase::clip, [&] { clip_and_send_all(); });
-  exchange_->complete(loss_.data());
+  exchange_->end_backward(loss_.data());
 }
 
 void Step::apply() {
@@ -131,8 +131,7 @@ void Step::apply() {
   restore_statistics_if_bad();
 }
 
-// A parameter's gradient is final.
-void Step::send(Parameter& parameter) {
+void Step::gradient_final(Parameter& parameter) {
   runner_->in_phase(Phase::hook, [&] {
     recorder_.take(parameter);
     Parameter* const one = &parameter;

@@ -1,7 +1,7 @@
 #pragma once
-// One rank's model, exchange and optimizer, and the step that they make together, written once for all devices: forward,
-// backward with the exchange in its hooks, clipping, agreement, update. The trainer (train/trainer.h) says which step to make, with
-// which rates; the device's runner (train/runner.h) carries it out.
+// A rank's replica: its weights, statistics, optimizer, exchange and data, built by the configuration, and the training step
+// on them, written once for all devices: forward, backward with the exchange in its hooks, clipping, agreement, update. The
+// trainer (train/trainer.cpp) says which step to make, with which rates; the device's runner (train/runner.h) carries it out.
 
 #include <cstdint>
 #include <functional>
@@ -81,7 +81,7 @@ class Step {
   void compute(std::int64_t step);
   void apply();
   ForwardContext forward_context(std::int64_t step, int part, const BatchView& batch) const;
-  void send(Parameter& parameter);
+  void gradient_final(Parameter& parameter);  // in the backward pass's hook
   void clip_and_send_all();
   void clip(std::span<Parameter* const> parameters);
   void warn_of_much_clipping();
@@ -113,7 +113,7 @@ class Step {
   Tensor kept_statistics_;
   const std::unique_ptr<Exchange> exchange_;
   const std::unique_ptr<Batches> train_, test_;
-  const GradientHook hook_;  // send()
+  const GradientHook hook_;  // gradient_final()
   Recorder recorder_;
   int clips_ = 0,
       cuts_ = 0;  // gradients of this start that warn_of_much_clipping() has looked at, and that were cut

@@ -1,5 +1,3 @@
-#include "train/trainer.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,6 +16,7 @@
 #include "train/checks.h"
 #include "train/metrics/metrics.h"
 #include "train/reporter.h"
+#include "train/start.h"
 #include "train/step.h"
 
 namespace topknot {

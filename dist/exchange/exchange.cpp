@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "compress/state.h"
-#include "dist/exchange/bucket.h"
 #include "dist/exchange/transport.h"
 #include "nn/base/check.h"
 
@@ -85,7 +84,7 @@ void Exchange::begin_step(const StepContext& step) {
   }
   context_ = transport_->begin({step.step, step.density, weights_, traits.rank, step.lr}, buckets_);
   for (auto& [parameter, place] : places_) place.ready = false;
-  next_to_send_ = 0;
+  next_to_start_ = 0;
   // A replayed graph calls nothing up to end_step(); what it does not fill in is known here.
   report_ = report();
   committed_ = !traits.decides_on_host;
@@ -99,19 +98,19 @@ void Exchange::ready(Parameter& parameter) {
   TOPKNOT_CHECK(!std::exchange(place->second.ready, true),
                 fmt::format("'{}' was ready before", parameter.name()));
   Bucket& bucket = buckets_[place->second.group];
-  if (--bucket.missing == 0) completed(bucket);
+  if (--bucket.missing == 0) gradient_ready(bucket);
 }
 
 // Groups are sent strictly in their order: one that is complete early waits for its predecessors.
-void Exchange::completed(Bucket& bucket) {
+void Exchange::gradient_ready(Bucket& bucket) {
   bucket.slice = transport_->take(bucket, slice(bucket.group));
   if (transport_->traits().encodes_early) encode(bucket);
   if (!transport_->traits().sends_early) return;
-  for (; next_to_send_ < buckets_.size() && buckets_[next_to_send_].missing == 0; ++next_to_send_)
-    send(buckets_[next_to_send_]);
+  for (; next_to_start_ < buckets_.size() && buckets_[next_to_start_].missing == 0; ++next_to_start_)
+    start(buckets_[next_to_start_]);
 }
 
-void Exchange::send(Bucket& bucket) {
+void Exchange::start(Bucket& bucket) {
   transport_->await_gradient(bucket);
   if (transport_->hierarchical()) {
     transport_->start_host_sum(bucket);
@@ -136,14 +135,14 @@ void Exchange::encode(Bucket& bucket) {
     observer_(bucket.group, bucket.compressor->accumulated());
 }
 
-void Exchange::complete(const float* loss) {
+void Exchange::end_backward(const float* loss) {
   TOPKNOT_CHECK(in_step_, "the end of a step without begin_step()");
   bool zeroed = false;
   for (Bucket& bucket : buckets_) {
     if (bucket.missing == 0) continue;
     if (!std::exchange(zeroed, true)) arena_.zero_unwritten_gradients();
     bucket.missing = 0;
-    completed(bucket);
+    gradient_ready(bucket);
   }
   transport_->take_loss(loss);
 }
@@ -152,7 +151,7 @@ void Exchange::communicate() {
   TOPKNOT_CHECK(in_step_, "communicate() outside a step");
   transport_->begin_collectives();
   if (!transport_->traits().sends_early)
-    for (Bucket& bucket : buckets_) send(bucket);
+    for (Bucket& bucket : buckets_) start(bucket);
   if (deferred_) encode_host_sum(*std::exchange(deferred_, nullptr));
   transport_->start_agreement();
 }
@@ -204,7 +203,7 @@ StepReport Exchange::end_step() {
 
 StepReport Exchange::finish(bool local_finite) {
   const float loss = local_finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
-  complete(&loss);
+  end_backward(&loss);
   communicate();
   decode_and_commit();
   return end_step();

@@ -1,12 +1,12 @@
 #pragma once
 // Carries gradients from the backward pass to the averaged gradient. The exchange is the only scheduler of a step: it
 // knows which group is complete, in which order groups are sent, and when all of them are committed or discarded. What a
-// group's compressor does is in its Bucket (dist/exchange/bucket.h); where gradients lie and how a collective is waited
+// group's compressor does is in its Bucket (dist/exchange/transport.h); where gradients lie and how a collective is waited
 // for is the business of the Transport (dist/exchange/transport.h). A step, on every rank:
 //
 //   begin_step()
 //   ready(parameter) ...   in the hook: encodes the group that this completes, and starts its collective
-//   complete(loss)         encodes the groups with parameters that were not ready
+//   end_backward(loss)     encodes the groups with parameters that were not ready
 //   communicate()          starts the collectives that have not been, and the agreement of the ranks
 //   decode_and_commit()    decodes, lets all ranks agree that the step is finite, commits or discards
 //   end_step()             swaps the memories of the slices
@@ -127,14 +127,14 @@ class Exchange {
   // Parameters that were not ready join the step as they stand; those that no backward pass wrote to are zeroed
   // first. `loss`: this rank's, one float in the arena's kind of memory, or null; where it is not finite all ranks
   // discard the step.
-  void complete(const float* loss);
+  void end_backward(const float* loss);
   void communicate();
   void decode_and_commit();
   // Whether the step was committed, from decode_and_commit() on. On a GPU always true: its kernels look at StepStatus.
   bool committed() const { return committed_; }
   // Not part of a graph. All ranks get the same committed() and bad_rank; on a GPU the host knows only the bytes.
   StepReport end_step();
-  // complete() to end_step(). `local_finite`: this rank's loss was finite. For arenas in host memory.
+  // end_backward() to end_step(). `local_finite`: this rank's loss was finite. For arenas in host memory.
   StepReport finish(bool local_finite);
 
   // The averaged gradient of a group, from decode_and_commit() of a committed step to the next begin_step(); in the
@@ -143,7 +143,7 @@ class Exchange {
   // What averaged() has in it already, for Optimizer::update().
   Applied applied(const Group& group) const;
 
-  // What of a step may be captured in a graph: all from ready() to decode_and_commit(); or ready() to complete() in one
+  // What of a step may be captured in a graph: all from ready() to decode_and_commit(); or ready() to end_backward() in one
   // graph and decode_and_commit() in another, with communicate() between them in every step, outside of graphs
   // (threads, whose ranks meet on the host); or nothing. For `parts`, ready() starts no collective.
   enum class Capture { none, parts, whole };
@@ -180,8 +180,8 @@ class Exchange {
     bool ready;
   };
   Slice slice(const Group& group) const;
-  void completed(Bucket& bucket);
-  void send(Bucket& bucket);
+  void gradient_ready(Bucket& bucket);
+  void start(Bucket& bucket);
   void encode(Bucket& bucket);
   void encode_host_sum(Bucket& bucket);
   bool decode(Bucket& bucket);
@@ -198,7 +198,7 @@ class Exchange {
   StepContext context_;  // as compressors are given it
   // With ranks_per_host: whose host's sum is under way. It is encoded when the next one's sum is, or in communicate().
   Bucket* deferred_ = nullptr;
-  std::size_t next_to_send_ = 0;
+  std::size_t next_to_start_ = 0;
   bool in_step_ = false;
   // Of the step under way, or of the last one.
   StepReport report_;

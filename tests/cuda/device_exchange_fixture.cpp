@@ -95,7 +95,7 @@ void exchange_step(DeviceExchange& exchange, const std::vector<Parameter*>& orde
                    Graphs* graphs) {
   const auto encode = [&] {
     for (Parameter* parameter : order) exchange.ready(*parameter);
-    exchange.complete(loss);
+    exchange.end_backward(loss);
   };
   if (!graphs || exchange.capture() == DeviceExchange::Capture::none) {
     encode();

@@ -10,7 +10,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/temp_folder.h"
 #include "train/metrics/metrics.h"
-#include "train/trainer.h"
+#include "train/start.h"
 
 namespace topknot::testing {
 

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "data/cuda/device_dataset.h"
+#include "dist/exchange/cuda/step_kernels.h"
 #include "nn/base/check.h"
 #include "nn/ops/cuda/layout.h"
 #include "nn/core/cuda/context.h"
-#include "train/cuda/step_kernels.h"
 #include "train/setup.h"
 
 namespace topknot::cuda {

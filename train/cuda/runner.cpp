@@ -8,15 +8,14 @@
 
 #include "dist/comm/cuda/device_communicator.h"
 #include "dist/exchange/cuda/device_exchange.h"
+#include "dist/exchange/cuda/step_kernels.h"
 #include "nn/base/check.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/pool.h"
 #include "train/cuda/batches.h"
-#include "train/cuda/step_kernels.h"
 #include "train/cuda/step_times.h"
 #include "train/runner.h"
 #include "train/setup.h"
-#include "train/trainer.h"
 
 namespace topknot {
 namespace cuda {
@@ -118,7 +117,7 @@ class CudaRunner final : public Runner {
     const Work last = [&] {
       const NvtxRange range("decode and update");
       parts.apply();
-      write_result(context_.stream(), exchange_->step_state().status, parts.loss, result_.data());
+      write_report(context_.stream(), exchange_->step_state().status, parts.loss, result_.data());
     };
     StepGraphs* graphs = capture == Capture::none ? nullptr : &graphs_[exchange_->capture_key()];
     if (!graphs || !graphs->warm) {

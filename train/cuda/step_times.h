@@ -1,9 +1,9 @@
 #pragma once
-// The times of a step on a GPU, from the marks that it left (dist/exchange/cuda/device_times.h).
+// The times of a step on a GPU, from the marks that it left (DeviceTimes).
 
 #include <vector>
 
-#include "dist/exchange/cuda/device_times.h"
+#include "dist/exchange/cuda/device_exchange.h"
 #include "nn/core/step.h"
 #include "train/trace.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "dist/exchange/bucket.h"
+#include "dist/exchange/transport.h"
 #include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
 #include "nn/base/log.h"

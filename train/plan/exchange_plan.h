@@ -13,7 +13,7 @@
 #include "dist/plan/schedule.h"
 #include "train/plan/exchange_profile.h"
 #include "train/run_directory.h"
-#include "train/trainer.h"
+#include "train/setup.h"
 
 namespace topknot {
 

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "dist/exchange/bucket.h"
+#include "dist/exchange/transport.h"
 #include "nn/base/check.h"
 #include "nn/base/clock.h"
 #include "nn/base/file.h"

@@ -11,10 +11,11 @@
 
 #include "compress/codec/cuda/device_codec.h"
 #include "compress/cuda/device_compressor.h"
-#include "dist/exchange/cuda/device_exchange_kernels.h"
+#include "dist/exchange/cuda/step_kernels.h"
 #include "dist/sparse/cuda/device_hierarchy.h"
 #include "nn/base/check.h"
 #include "nn/base/log.h"
+#include "nn/core/cuda/device_kernels.h"
 
 namespace topknot::cuda {
 namespace {
@@ -323,6 +324,41 @@ void DeviceStep::begin(cudaStream_t stream, const StepContext& context) {
 void DeviceStep::set_status(cudaStream_t stream, const StepStatus& status) {
   copy(stream, kStatus, kStatus + sizeof status,
        [&](std::byte* to) { std::memcpy(to + kStatus, &status, sizeof status); });
+}
+
+void DeviceTimes::turn_on(std::size_t most) {
+  clock_ = DeviceArray<std::uint64_t>(2 * most);
+  const cudaStream_t stream = Context::current().stream();
+  TOPKNOT_CUDA(cudaMemsetAsync(clock_.data(), 0, clock_.bytes(), stream));
+  write_time(stream, clock_.data());
+  TOPKNOT_CUDA(cudaMemcpyAsync(&zero_, clock_.data(), sizeof zero_, cudaMemcpyDeviceToHost, stream));
+  TOPKNOT_CUDA(cudaStreamSynchronize(stream));
+  host_zero_ = std::chrono::steady_clock::now();
+}
+
+std::size_t DeviceTimes::begin(const Mark& mark, cudaStream_t stream) {
+  if (!on()) return 0;
+  const std::size_t place = 2 * marks_.size();
+  TOPKNOT_CHECK(place + 1 < clock_.size(), "more marks than a step was said to have");
+  marks_.push_back(mark);
+  write_time(stream, clock_.data() + place);
+  return place;
+}
+
+void DeviceTimes::end(std::size_t place, cudaStream_t stream) {
+  if (on()) write_time(stream, clock_.data() + place + 1);
+}
+
+std::vector<DeviceTimes::Mark> DeviceTimes::since(std::size_t first) const {
+  return {marks_.begin() + static_cast<std::ptrdiff_t>(first), marks_.end()};
+}
+
+void DeviceTimes::append(const std::vector<Mark>& marks) {
+  marks_.insert(marks_.end(), marks.begin(), marks.end());
+}
+
+DeviceTimes::Time DeviceTimes::host_time(std::uint64_t nanoseconds) const {
+  return host_zero_ + std::chrono::nanoseconds(static_cast<std::int64_t>(nanoseconds - zero_));
 }
 
 std::string what_needs_the_host(const ExchangeOptions& options) {

@@ -59,7 +59,7 @@ std::vector<std::string> errors_of(const MakeDeviceExchange& make, Disturb distu
                                if (std::exchange(first, false)) disturb(step, 0, communicator.rank());
                              }
                              disturb(step, 1, communicator.rank());
-                             exchange->complete(nullptr);
+                             exchange->end_backward(nullptr);
                              exchange->communicate();
                              disturb(step, 2, communicator.rank());
                              exchange->decode_and_commit();
@@ -128,7 +128,7 @@ TEST_CASE("the parameters of a step reach the GPU whole, however far the host is
   const cuda::DeviceArray<StepParameters> log(kSteps);
   for (int step = 0; step < kSteps; ++step) {
     exchange->begin_step({.step = step, .density = 0.5, .lr = 1.0 / (1 + step)});
-    exchange->complete(nullptr);
+    exchange->end_backward(nullptr);
     exchange->communicate();
     exchange->decode_and_commit();
     TOPKNOT_CUDA(cudaMemcpyAsync(log.data() + step, exchange->step_state().parameters, sizeof(StepParameters),

@@ -1,4 +1,4 @@
-#include "dist/exchange/cuda/device_exchange_kernels.h"
+#include "dist/exchange/cuda/step_kernels.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
@@ -39,6 +39,15 @@ __global__ void agree_kernel(const std::byte* first, std::size_t stride, int sta
   }
 }
 
+__global__ void report_kernel(const StepStatus* status, const float* loss, StepReport* report) {
+  report->status = *status;
+  report->loss = *loss;
+}
+
+__global__ void count_up_kernel(std::uint32_t* values, std::uint32_t first, std::uint32_t n) {
+  for (std::uint32_t i = threadIdx.x; i < n; i += blockDim.x) values[i] = first + i;
+}
+
 }  // namespace
 
 void write_rank_status(cudaStream_t stream, const float* loss, int rank, RankStatus* mine) {
@@ -53,6 +62,14 @@ void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int
            StepStatus* status) {
   launch(agree_kernel, 1, 1, stream, reinterpret_cast<const std::byte*>(first), stride, statuses,
          ranks_per_host, status);
+}
+
+void write_report(cudaStream_t stream, const StepStatus* status, const float* loss, StepReport* report) {
+  launch(report_kernel, 1, 1, stream, status, loss, report);
+}
+
+void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n) {
+  launch(count_up_kernel, 1, 32, stream, values, first, n);
 }
 
 }  // namespace topknot::cuda

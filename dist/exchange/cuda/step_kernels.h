@@ -1,5 +1,5 @@
 #pragma once
-// The agreement of the ranks on whether a step is finite, on a GPU.
+// Kernels that write a step's status, its report and its counters in GPU memory, where graphs find them.
 
 #include <cuda_runtime_api.h>
 
@@ -10,7 +10,7 @@
 
 namespace topknot::cuda {
 
-// What a rank, or a host for its ranks, tells the others beside its groups: in the trailer of a compressed group's block
+// The agreement of the ranks on whether a step is finite: what a rank, or a host for its ranks, tells the others beside its groups: in the trailer of a compressed group's block
 // (kTrailerBytes) or, where all groups are dense, by a collective of its own.
 struct RankStatus {
   std::int32_t bad_rank = -1;          // the first rank whose loss is not finite
@@ -25,5 +25,10 @@ void join_rank_statuses(cudaStream_t stream, const RankStatus* first, int ranks,
 // without one the status stays as decoding has left it, but for a host's number, which becomes its first rank's.
 void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int statuses, int ranks_per_host,
            StepStatus* status);
+
+// Loss and status of *report.
+void write_report(cudaStream_t stream, const StepStatus* status, const float* loss, StepReport* report);
+// values[i] = first + i, for i < n
+void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n);
 
 }  // namespace topknot::cuda
