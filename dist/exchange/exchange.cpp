@@ -24,17 +24,20 @@ std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOption
 }
 
 Exchange::Exchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options)
-    : Exchange(
-          arena, plan_groups(arena, options), std::make_unique<HostTransport>(queue, options),
-          [&](const Group& group, int index, int ranks) { return Bucket(group, index, options, ranks); }) {}
+    : Exchange(arena, plan_groups(arena, options), std::make_unique<HostTransport>(queue, options), options) {
+}
 
 Exchange::Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<Transport> transport,
-                   const MakeBucket& make_bucket)
+                   const ExchangeOptions& options, std::vector<std::unique_ptr<Compressor>> compressors)
     : arena_(arena), groups_(std::move(groups)), transport_(std::move(transport)) {
   buckets_.reserve(groups_.size());  // they stay where they are: jobs of a queue work on them
   for (std::size_t index = 0; index < groups_.size(); ++index) {
-    buckets_.push_back(make_bucket(groups_[index], static_cast<int>(index), transport_->traits().encoding));
-    for (const Parameter* parameter : groups_[index].parameters) places_[parameter] = {index, false};
+    const Group& group = groups_[index];
+    buckets_.emplace_back(group, static_cast<int>(index), options,
+                          compressors.empty()
+                              ? make_group_compressor(group, options, transport_->traits().encoding)
+                              : std::move(compressors[index]));
+    for (const Parameter* parameter : group.parameters) places_[parameter] = {index, false};
   }
 }
 

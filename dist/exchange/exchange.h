@@ -168,11 +168,9 @@ class Exchange {
   void load_state(std::span<const std::byte> bytes);
 
  protected:
-  // `groups`: plan_groups() of this arena. `make_bucket`: of the group at this place, for so many messages in a
-  // step.
-  using MakeBucket = std::function<Bucket(const Group& group, int index, int ranks)>;
+  // `groups`: plan_groups() of this arena. `compressors`: by group; empty: those of gradients in host memory.
   Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<Transport> transport,
-           const MakeBucket& make_bucket);
+           const ExchangeOptions& options, std::vector<std::unique_ptr<Compressor>> compressors = {});
 
  private:
   struct Place {

@@ -62,6 +62,12 @@ CompressOptions group_options(const Group& group, const ExchangeOptions& options
   return options.compress;
 }
 
+std::unique_ptr<Compressor> make_group_compressor(const Group& group, const ExchangeOptions& options,
+                                                  int ranks) {
+  return make_compressor(group_options(group, options),
+                         group_spec(group, options.scope, ranks, options.layer_density));
+}
+
 double group_density(const Group& group, const ExchangeOptions& options, double of_step) {
   return sent_whole(group, options) ? 1.0 : of_step;
 }
@@ -80,13 +86,9 @@ std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& 
   return bytes;
 }
 
-Bucket::Bucket(const Group& group, int index, std::unique_ptr<Compressor> compressor)
-    : group(group), index(index), compressor(std::move(compressor)) {}
-
-Bucket::Bucket(const Group& group, int index, const ExchangeOptions& options, int ranks)
-    : Bucket(group, index,
-             make_compressor(group_options(group, options),
-                             group_spec(group, options.scope, ranks, options.layer_density))) {
+Bucket::Bucket(const Group& group, int index, const ExchangeOptions& options,
+               std::unique_ptr<Compressor> compressor)
+    : group(group), index(index), compressor(std::move(compressor)) {
   every_entry = sent_whole(group, options);
   const CollectiveType& type = collectives().find(options.collective);
   if (!type.make || !group.compressed) return;
@@ -170,7 +172,7 @@ HostTransport::HostTransport(CollectiveQueue& queue, const ExchangeOptions& opti
 
 StepContext HostTransport::begin(const StepContext& context, std::span<Bucket> buckets) {
   collectives_.resize(buckets.size());
-  parameters_ = {.step = context.step, .lr = context.lr, .density = context.density, .rank = context.rank};
+  parameters_ = parameters_of(context);
   status_ = {};
   number_ = context.step + 1;
   spans_.clear();

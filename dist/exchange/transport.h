@@ -27,6 +27,9 @@ namespace topknot {
 // The compress.* options of a group: the configured ones, or for a dense group of a compressed method those of
 // compress.dense_values. Throws UserError where they do not go with exchange.collective.
 CompressOptions group_options(const Group& group, const ExchangeOptions& options);
+// The compressor of a group whose gradient is in host memory. `ranks`: how many messages the group has in a step; with
+// exchange.ranks_per_host a host sends one. Throws UserError where the options do not go together.
+std::unique_ptr<Compressor> make_group_compressor(const Group& group, const ExchangeOptions& options, int ranks);
 // A dense group in a value codec is sent whole; else the density of the step holds.
 double group_density(const Group& group, const ExchangeOptions& options, double of_step);
 
@@ -36,12 +39,10 @@ void check_collective(const ExchangeOptions& options);
 // A group of parameters on its way through a step: what its compressor makes of the gradient, and what a transport brings
 // back. The exchange knows when each call is due. An exception out of any function leaves the step half done.
 struct Bucket {
-  // Of a group whose compressor is the caller's; all_gather and sums carry its messages. `index`: the group's place in
-  // the order of sending. The group outlives the bucket.
-  Bucket(const Group& group, int index, std::unique_ptr<Compressor> compressor);
-  // Of gradients in host memory. Throws UserError where the options do not go together. `ranks`: how many messages the
-  // group has in a step; with exchange.ranks_per_host a host sends one.
-  Bucket(const Group& group, int index, const ExchangeOptions& options, int ranks);
+  // `index`: the group's place in the order of sending. The group outlives the bucket. Throws UserError where the options do
+  // not go together.
+  Bucket(const Group& group, int index, const ExchangeOptions& options,
+         std::unique_ptr<Compressor> compressor);
 
   // The group's gradient, in `slice`, is final. Both of its memories are the bucket's until commit() or discard().
   void encode(const StepContext& context);
@@ -84,6 +85,11 @@ struct Bucket {
   std::size_t k = 0;
   SparseSum sum;
 };
+
+// Of a step on a host: what its optimizer and kernels read.
+inline StepParameters parameters_of(const StepContext& context) {
+  return {.step = context.step, .lr = context.lr, .density = context.density, .rank = context.rank};
+}
 
 // Of a rank. All calls come from its compute thread, in the order in which they stand here; those of different buckets
 // interleave.

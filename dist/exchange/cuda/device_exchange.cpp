@@ -311,8 +311,7 @@ void DeviceStep::copy(cudaStream_t stream, std::size_t begin, std::size_t end, F
 void DeviceStep::begin(cudaStream_t stream, const StepContext& context) {
   TOPKNOT_CHECK(context.weights.size() == static_cast<std::size_t>(ranks_),
                 "one aggregation weight per rank");
-  const StepParameters parameters{
-      .step = context.step, .lr = context.lr, .density = context.density, .rank = context.rank};
+  const StepParameters parameters = parameters_of(context);
   copy(stream, 0, memory_.size(), [&](std::byte* to) {
     const StepStatus status;
     std::memcpy(to, &parameters, sizeof parameters);
@@ -384,10 +383,8 @@ std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, Collect
   if (hierarchical) hierarchy = std::make_unique<DeviceHierarchy>(queue, device, options.ranks_per_host);
   auto transport = std::make_unique<DeviceTransport>(device, std::move(hierarchy), options, groups);
   DeviceTimes& times = transport->times();
-  return std::make_unique<DeviceExchange>(
-      arena, std::move(groups), std::move(transport), times, [&](const Group& group, int index, int) {
-        return Bucket(group, index, std::move(compressors[static_cast<std::size_t>(index)]));
-      });
+  return std::make_unique<DeviceExchange>(arena, std::move(groups), std::move(transport), times, options,
+                                          std::move(compressors));
 }
 
 std::unique_ptr<DeviceExchange> make_device_exchange(ParameterArena& arena, CollectiveQueue& queue,

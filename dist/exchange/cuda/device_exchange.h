@@ -111,8 +111,10 @@ class DeviceExchange final : public Exchange {
  public:
   // `times`: the transport's.
   DeviceExchange(ParameterArena& arena, std::vector<Group> groups, std::unique_ptr<Transport> transport,
-                 DeviceTimes& times, const MakeBucket& make_bucket)
-      : Exchange(arena, std::move(groups), std::move(transport), make_bucket), times_(times) {}
+                 DeviceTimes& times, const ExchangeOptions& options,
+                 std::vector<std::unique_ptr<Compressor>> compressors = {})
+      : Exchange(arena, std::move(groups), std::move(transport), options, std::move(compressors)),
+        times_(times) {}
   // Where the pieces of its steps are marked, once it is on: at most seven for each group, and two more.
   DeviceTimes& times() { return times_; }
   std::size_t most_marks() const { return 7 * groups().size() + 2; }

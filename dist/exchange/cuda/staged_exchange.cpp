@@ -147,9 +147,7 @@ std::unique_ptr<DeviceExchange> make_staged_exchange(ParameterArena& arena, Coll
   std::vector<Group> groups = plan_groups(arena, options);
   auto transport = std::make_unique<StagedTransport>(arena, queue, options, groups);
   DeviceTimes& times = transport->times();
-  return std::make_unique<DeviceExchange>(
-      arena, std::move(groups), std::move(transport), times,
-      [&](const Group& group, int index, int ranks) { return Bucket(group, index, options, ranks); });
+  return std::make_unique<DeviceExchange>(arena, std::move(groups), std::move(transport), times, options);
 }
 
 }  // namespace topknot::cuda
