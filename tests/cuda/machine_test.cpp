@@ -1,5 +1,5 @@
 // Memory, copies and sums of a GPU, and the memory of graphs.
-#include "nn/core/cuda/graph.h"
+#include "nn/core/cuda/pool.h"
 #include "nn/core/parameter.h"
 #include "nn/core/rng.h"
 #include "tests/cuda/fixture.h"

@@ -14,7 +14,7 @@
 #include "train/checkpoint/model_file.h"
 #include "train/checks.h"
 #include "train/evaluate.h"
-#include "train/status.h"
+#include "train/run_directory.h"
 
 namespace topknot::testing {
 namespace {

@@ -12,7 +12,6 @@
 #include "train/checkpoint/model_file.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
-#include "train/status.h"
 
 using namespace topknot;
 using namespace topknot::testing;

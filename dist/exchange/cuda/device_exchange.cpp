@@ -15,7 +15,6 @@
 #include "dist/sparse/cuda/device_hierarchy.h"
 #include "nn/base/check.h"
 #include "nn/base/log.h"
-#include "nn/core/cuda/device_kernels.h"
 
 namespace topknot::cuda {
 namespace {

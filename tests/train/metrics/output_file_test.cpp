@@ -9,7 +9,6 @@
 #include "tests/support/temp_folder.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/npy.h"
-#include "train/metrics/output_check.h"
 #include "train/metrics/output_file.h"
 #include "train/metrics/run_config.h"
 
