@@ -79,7 +79,7 @@ class RankOne final : public Compressor {
 
   bool finite() const override { return finite_; }
 
-  std::span<float> commit(const Outcome&) override {
+  std::span<float> commit(std::span<const std::uint32_t>) override {
     for (std::size_t i = 0; i < rows_; ++i)
       for (std::size_t j = 0; j < columns_; ++j) {
         const std::size_t at = i * columns_ + j;
