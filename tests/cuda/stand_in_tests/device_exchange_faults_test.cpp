@@ -111,9 +111,9 @@ TEST_CASE("memory for the exchange that is not to be had is said to be short", "
   ExchangeModel model(gpu.device());
   const auto alone = make_thread_group(1, 20);
   CollectiveQueue queue(*alone[0]);
-  const auto device = echo_communicator();
+  EchoCommunicator device;
   stand_in::fail("cudaMalloc", cudaErrorMemoryAllocation);
-  CHECK_THROWS_AS(on_gpu(options_of("topk"))(*model.arena, queue, *device), cuda::OutOfMemory);
+  CHECK_THROWS_AS(on_gpu(options_of("topk"))(*model.arena, queue, device), cuda::OutOfMemory);
 }
 
 TEST_CASE("the parameters of a step reach the GPU whole, however far the host is ahead",
@@ -122,8 +122,8 @@ TEST_CASE("the parameters of a step reach the GPU whole, however far the host is
   ExchangeModel model(gpu.device());
   const auto alone = make_thread_group(1, 20);
   CollectiveQueue queue(*alone[0]);
-  const auto device = echo_communicator();
-  const auto exchange = cuda::make_gpu_exchange(*model.arena, queue, *device, options_of("dense"));
+  EchoCommunicator device;
+  const auto exchange = cuda::make_gpu_exchange(*model.arena, queue, device, options_of("dense"));
   constexpr int kSteps = 50;
   const cuda::DeviceArray<StepParameters> log(kSteps);
   for (int step = 0; step < kSteps; ++step) {
