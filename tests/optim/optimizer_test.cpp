@@ -7,6 +7,7 @@
 #include "nn/core/rng.h"
 #include "optim/optimizer.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/fill_normal.h"
 
 using namespace topknot;
@@ -49,11 +50,11 @@ std::vector<double> by_formula(const Model& model, const OptimizerOptions& o, Ap
     for (std::size_t i = 0; i < w.size(); ++i) {
       const bool decays = o.decay_1d || model.at(i).shape().rank() > 1;
       const double g = gradient[i] * gradient_scale, decay = decays ? o.weight_decay * w[i] : 0.0;
-      const double d = form == Applied::nothing ? g + decay : decay;  // what takes the optimizer's momentum
+      const double d = applied == Applied::nothing ? g + decay : decay;  // what takes the optimizer's momentum
       b[i] = step == 0 ? d : o.momentum * b[i] + d;                   // PyTorch's first step
       w[i] -= lr * (o.nesterov ? d + o.momentum * b[i] : b[i]);
-      if (form == Applied::momentum) w[i] -= lr * g;
-      if (form == Applied::learning_rate) w[i] -= g;
+      if (applied == Applied::momentum) w[i] -= lr * g;
+      if (applied == Applied::learning_rate) w[i] -= g;
     }
   }
   return w;
@@ -82,7 +83,7 @@ TEST_CASE("SGD follows the formula in double: momentum, Nesterov, decay, what a 
   const auto optimizer = make_optimizer(o, *model.arena);
   CHECK(optimizer->state().empty() == (o.momentum == 0));
   const std::vector<float> first = gradient_of_step(model.arena->size(), 0);
-  if (form == Applied::learning_rate && o.momentum != 0) {
+  if (applied == Applied::learning_rate && o.momentum != 0) {
     CHECK_THROWS_AS(optimizer->update(0, first, {0, o.lr}, form), Error);
     return;
   }
@@ -210,4 +211,99 @@ TEST_CASE("optimizer options that make no sense name their key") {
     INFO(error.what());
     CHECK(std::string(error.what()).find(key) != std::string::npos);
   }
+}
+
+namespace {
+
+OptimizerOptions adamw_options() {
+  OptimizerOptions options;
+  options.name = "adamw";
+  options.weight_decay = 0.1;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("adamw agrees with its formula, in any slices, decay of matrices alone or of all") {
+  for (const bool decay_1d : {false, true})
+    for (const std::int64_t rows : {std::int64_t{7}, std::int64_t{7000}}) {
+      Model model(rows);
+      ParameterArena& arena = *model.arena;
+      OptimizerOptions options = adamw_options();
+      options.decay_1d = decay_1d;
+      options.beta1 = 0.8, options.beta2 = 0.99, options.epsilon = 1e-3;
+      const auto optimizer = make_optimizer(options, arena);
+      const auto weights = arena.weights();
+      std::vector<double> w(weights.begin(), weights.end()), m(w.size()), v(w.size());
+      for (std::int64_t step = 0; step < 8; ++step) {
+        const double lr = 0.05 / static_cast<double>(1 + step), scale = step == 3 ? 0.25 : 1;
+        const auto gradient = gradient_of_step(w.size(), static_cast<std::uint32_t>(step));
+        const double t = static_cast<double>(step + 1);
+        for (std::size_t i = 0; i < w.size(); ++i) {
+          const double g = scale * gradient[i];
+          if (i < model.matrices || decay_1d) w[i] -= lr * options.weight_decay * w[i];
+          m[i] = 0.8 * m[i] + 0.2 * g;
+          v[i] = 0.99 * v[i] + 0.01 * g * g;
+          w[i] -= lr * (m[i] / (1 - std::pow(0.8, t))) / (std::sqrt(v[i] / (1 - std::pow(0.99, t))) + 1e-3);
+        }
+        const std::span<const float> all = gradient;
+        optimizer->update(50, all.subspan(50), {step, lr, scale});
+        optimizer->update(0, all.first(50), {step, lr, scale});
+      }
+      double worst = 0;
+      for (std::size_t i = 0; i < w.size(); ++i) worst = std::max(worst, std::abs(weights[i] - w[i]));
+      CHECK(worst < 1e-5);
+      CHECK(optimizer->state().size() == 2);
+      CHECK_THROWS_AS(optimizer->update(0, std::vector<float>(w.size() + 1), {0, 0.1}), Error);
+    }
+}
+
+TEST_CASE("options of adamw out of range are the user's errors, and only plain gradients are taken") {
+  Model model;
+  OptimizerOptions options = adamw_options();
+  CHECK(make_optimizer(options, *model.arena)->takes(Applied::nothing));
+  CHECK_FALSE(make_optimizer(options, *model.arena)->takes(Applied::momentum));
+  CHECK_FALSE(make_optimizer(options, *model.arena)->takes(Applied::learning_rate));
+  options.beta2 = 1;
+  CHECK(user_error([&] { make_optimizer(options, *model.arena); }, {"optimizer.beta2", "[0, 1)"}));
+  options.beta2 = 0.9;
+  options.epsilon = 0;
+  CHECK(user_error([&] { make_optimizer(options, *model.arena); }, {"optimizer.epsilon", "greater than 0"}));
+}
+
+namespace {
+
+// By torch.optim.SGD and AdamW of PyTorch 2.15: one parameter [1, 5], w_i = (i - 2) / 2 at first, gradient
+// sin(1 + i + 3 t) (i + 1), learning rate 0.1 / (1 + t), weight decay 0.1.
+std::vector<float> after_six_steps(const OptimizerOptions& options) {
+  ParameterStore store;
+  store.add("weight", {1, 5}, [](std::span<float> values, const CounterRng&) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = (static_cast<float>(i) - 2) / 2;
+  });
+  ParameterArena& arena = store.build([](const Parameter&) { return true; }, 1);
+  const auto optimizer = make_optimizer(options, arena);
+  for (int t = 0; t < 6; ++t) {
+    std::vector<float> gradient;
+    for (int i = 0; i < 5; ++i) gradient.push_back(static_cast<float>(std::sin(1 + i + 3 * t) * (i + 1)));
+    optimizer->update(0, gradient, {t, 0.1 / (1 + t)});
+  }
+  return {arena.weights().begin(), arena.weights().end()};
+}
+
+void check_equal(const std::vector<float>& actual, const std::vector<double>& expected) {
+  REQUIRE(actual.size() == expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) CHECK(actual[i] == Approx(expected[i]).margin(2e-6));
+}
+
+}  // namespace
+
+TEST_CASE("SGD with momentum, Nesterov's too, and AdamW make PyTorch's steps") {
+  OptimizerOptions options;
+  options.momentum = 0.9, options.weight_decay = 0.1;
+  check_equal(after_six_steps(options), {-1.0632957, -0.7050453, -0.027572, 0.896603, 1.5646321});
+  options.nesterov = true;
+  check_equal(after_six_steps(options), {-1.0877641, -0.7742932, -0.0261821, 1.046288, 1.7585392});
+  options = {};
+  options.name = "adamw", options.weight_decay = 0.1;
+  check_equal(after_six_steps(options), {-1.0895883, -0.5949361, -0.0877359, 0.6033455, 1.0836763});
 }
