@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
+#include <thread>
 
 #include "nn/base/check.h"
+#include "nn/core/pass_cost.h"
+#include "nn/core/tensor.h"
 #include "tests/support/catch.h"
 
 using namespace topknot;
@@ -64,3 +68,19 @@ TEST_CASE("a build with TOPKNOT_POISON hands out NaNs: fresh memory, memory used
 #endif
 }
 #endif
+
+TEST_CASE(
+    "the memory of a pass is that of its thread's tensors, without what goes from before and from other "
+    "threads") {
+  std::optional<PassCost> cost(std::in_place);
+  Tensor before = Tensor::empty({1000}), elsewhere;
+  std::thread([&] { elsewhere = Tensor::empty({1000}); }).join();
+  CHECK(cost->peak_bytes() == 4000);
+  cost.reset();
+  cost.emplace();  // in the same place
+  before = Tensor();
+  elsewhere = Tensor();
+  CHECK(Tensor::empty({1000}).defined());
+  CHECK(Tensor::empty({500}).defined());
+  CHECK(cost->peak_bytes() == 4000);
+}
