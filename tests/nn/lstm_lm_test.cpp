@@ -2,6 +2,7 @@
 
 #include "nn/models/model.h"
 #include "nn/ops/ops.h"
+#include "tests/support/slope.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;
@@ -62,23 +63,9 @@ TEST_CASE("the gradient of every parameter of the language model is the loss's s
     };
     backward(lm.loss());
     CHECK(lm.store.arena().zero_unwritten_gradients().empty());
-    for (Parameter* p : lm.store.arena().parameters()) {
+    for (Parameter* const& p : lm.store.arena().parameters()) {
       INFO(p->name() << (tied ? ", tied" : ""));
-      const std::vector<float> before(p->value(), p->value() + p->numel()),
-          g(p->gradient(), p->gradient() + p->numel());
-      double norm = 0;
-      for (const float v : g) norm += static_cast<double>(v) * v;
-      norm = std::sqrt(norm);
-      REQUIRE(norm > 0);
-      const double h = 0.01;
-      double side[2];
-      for (const int s : {0, 1}) {
-        for (std::size_t i = 0; i < g.size(); ++i)
-          p->value()[i] = static_cast<float>(before[i] + (s ? h : -h) * g[i] / norm);
-        side[s] = loss_value();
-      }
-      std::copy(before.begin(), before.end(), p->value());
-      CHECK((side[1] - side[0]) / (2 * h) == Approx(norm).epsilon(0.02));
+      check_slope({&p, 1}, loss_value, 0.01);
     }
   }
 }

@@ -8,6 +8,7 @@
 
 #include "nn/core/pass_cost.h"
 #include "nn/ops/ops.h"
+#include "tests/support/slope.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;
@@ -49,32 +50,8 @@ struct Built {
 
 const Shape kCifar{3, 32, 32}, kMnist{1, 28, 28};
 
-// The derivative of the loss along the gradient of `parameters` is that gradient's norm.
 void check_slope(Built& b, const Variable& x, std::span<Parameter* const> parameters) {
-  std::vector<std::vector<float>> before;
-  double norm = 0;
-  for (const Parameter* p : parameters) {
-    before.emplace_back(p->value(), p->value() + p->numel());
-    for (std::size_t i = 0; i < p->numel(); ++i)
-      norm += static_cast<double>(p->gradient()[i]) * p->gradient()[i];
-  }
-  norm = std::sqrt(norm);
-  REQUIRE(norm > 0);
-  // A step whose effect is well above the loss's rounding and small enough to cross few of ReLU's kinks.
-  const double h = std::min(5e-4 / norm, 3e-3);
-  double loss[2];
-  for (const int side : {0, 1}) {
-    for (std::size_t k = 0; k < parameters.size(); ++k)
-      for (std::size_t i = 0; i < parameters[k]->numel(); ++i)
-        parameters[k]->value()[i] =
-            static_cast<float>(before[k][i] + (side ? h : -h) * parameters[k]->gradient()[i] / norm);
-    loss[side] = b.loss_value(x);
-  }
-  for (std::size_t k = 0; k < parameters.size(); ++k)
-    std::copy(before[k].begin(), before[k].end(), parameters[k]->value());
-  INFO(parameters[0]->name() << ", " << parameters.size() << " parameters: gradient norm " << norm
-                             << ", step " << h);
-  CHECK((loss[1] - loss[0]) / (2 * h) == Approx(norm).epsilon(0.02));
+  testing::check_slope(parameters, [&] { return b.loss_value(x); });
 }
 
 void check_each_slope(Built& b, const Variable& x) {
