@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/cuda/device_vector.h"
-#include "tests/support/variables.h"
+#include "tests/support/probe.h"
 
 namespace topknot::testing {
 
@@ -42,5 +42,13 @@ class CaughtInput {
   std::shared_ptr<Tensor> gradient_;
   Variable variable_;
 };
+
+// On the current context's GPU, in its type, or on the CPU.
+inline Probe probe(const Op& op, const std::vector<Input>& inputs, const std::vector<float>& dy,
+                   bool on_gpu) {
+  if (!on_gpu) return probe(op, inputs, dy, Device{}, DType::f32);
+  const cuda::Context& context = cuda::Context::current();
+  return probe(op, inputs, dy, context.device(), context.activation_type());
+}
 
 }  // namespace topknot::testing

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <limits>
 
-#include "tests/cuda/probe.h"
+#include "nn/ops/cuda/activation.h"
+#include "tests/cuda/fixture.h"
+#include "tests/cuda/gpu_leaf.h"
 #include "tests/support/ctc_reference.h"
 
 namespace topknot {

@@ -2,12 +2,11 @@
 // differ by roundings of activations alone, 2^-8 of the largest each.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "nn/core/simd.h"
 #include "nn/ops/kernels.h"
 #include "tests/support/bfloat16.h"
-#include "tests/support/variables.h"
+#include "tests/support/probe.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -16,44 +15,27 @@ namespace {
 
 constexpr double kRounding = 1.0 / 256;
 
-// An input of the op: an activation, cast and laid out, or a parameter, which stays plain and fp32.
-struct Input {
+// An input of random values.
+struct Made {
   Shape shape;
   Layout layout = Layout::plain;
   bool parameter = false;
   float mean = 0, scale = 1;
 };
-using Op = std::function<Variable(const std::vector<Variable>&)>;
 
-std::vector<float> rounded(std::vector<float> values) {
-  for (float& v : values) v = to_float(to_bfloat16(v));
-  return values;
-}
-
-struct Result {
-  std::vector<float> value;
-  std::vector<std::vector<float>> gradients;
-};
-
-Result run(const std::vector<Input>& inputs, const Op& op, DType type, const std::vector<float>& dy) {
-  std::vector<std::unique_ptr<Leaf>> leaves;
-  std::vector<Variable> variables;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const Input& in = inputs[i];
-    auto values = random_values(in.shape.numel(), static_cast<std::uint32_t>(i), in.mean);
+Probe run(const std::vector<Made>& made, const Op& op, DType type, const std::vector<float>& dy) {
+  std::vector<Input> inputs;
+  for (const Made& in : made) {
+    auto values = random_values(in.shape.numel(), static_cast<std::uint32_t>(inputs.size()), in.mean);
     for (float& v : values) v *= in.scale;
-    leaves.push_back(std::make_unique<Leaf>(in.shape, rounded(values)));
-    const Variable& leaf = leaves.back()->variable();
-    variables.push_back(in.parameter ? leaf : cast(in_layout(leaf, in.layout), type));
+    inputs.push_back({in.shape, rounded_to(DType::bf16, values), in.layout, in.parameter});
   }
-  const Variable y = op(variables);
-  CHECK(y.value().dtype() == (y.value().numel() == 1 ? DType::f32 : type));
-  const Variable wide = cast(y, DType::f32);
-  Result result{values_of(wide), {}};
-  if (dy.empty()) return result;
-  backward(weighted_sum(wide, dy));
-  for (const auto& leaf : leaves) result.gradients.push_back(leaf->gradient());
-  return result;
+  const auto watched = [&](std::span<const Variable> x) {
+    const Variable y = op(x);
+    CHECK(y.value().dtype() == (y.value().numel() == 1 ? DType::f32 : type));
+    return y;
+  };
+  return probe(watched, inputs, dy, Device{}, type);
 }
 
 void compare(const std::string& what, const std::vector<float>& actual, const std::vector<float>& expected,
@@ -68,15 +50,15 @@ void compare(const std::string& what, const std::vector<float>& actual, const st
 }
 
 // `roundings`: of the value, and of the gradients, in parts of the largest.
-void check_op(const std::string& name, const std::vector<Input>& inputs, const Op& op, double of_value = 1,
+void check_op(const std::string& name, const std::vector<Made>& inputs, const Op& op, double of_value = 1,
               double of_gradients = 2) {
   INFO(name);
   // What a rounding moves over the corner of a ReLU takes no part in the gradients.
   const auto y = run(inputs, op, DType::bf16, {}).value, y32 = run(inputs, op, DType::f32, {}).value;
-  auto dy = rounded(random_values(static_cast<std::int64_t>(y.size()), 99));
+  auto dy = rounded_to(DType::bf16, random_values(static_cast<std::int64_t>(y.size()), 99));
   for (std::size_t i = 0; i < dy.size(); ++i)
     if ((y[i] == 0) != (y32[i] == 0)) dy[i] = 0;
-  const Result narrow = run(inputs, op, DType::bf16, dy), wide = run(inputs, op, DType::f32, dy);
+  const Probe narrow = run(inputs, op, DType::bf16, dy), wide = run(inputs, op, DType::f32, dy);
   compare("value", narrow.value, wide.value, of_value);
   for (std::size_t i = 0; i < inputs.size(); ++i)
     compare("gradient " + std::to_string(i), narrow.gradients[i], wide.gradients[i], of_gradients);
@@ -105,14 +87,14 @@ TEST_CASE(
     const Shape x{5, g.in, winograd ? 21 : 9, winograd ? 20 : 8};
     check_op("conv " + std::to_string(g.in) + " to " + std::to_string(g.out),
              {{x, layout}, {weight, {}, true, 0, scale}},
-             [&](const std::vector<Variable>& v) { return conv2d(v[0], v[1], {}, g); });
+             [&](std::span<const Variable> v) { return conv2d(v[0], v[1], {}, g); });
     check_op(
         "with bias", {{x, layout}, {weight, {}, true, 0, scale}, {{g.out}, {}, true}},
-        [&](const std::vector<Variable>& v) { return conv2d(v[0], v[1], v[2], g); }, 2);
+        [&](std::span<const Variable> v) { return conv2d(v[0], v[1], v[2], g); }, 2);
     // An input that two ops share adds up its gradients.
     check_op(
         "shared input", {{x, layout}, {weight, {}, true, 0, scale}},
-        [&](const std::vector<Variable>& v) {
+        [&](std::span<const Variable> v) {
           return add(conv2d(v[0], v[1], {}, g), conv2d(v[0], v[1], {}, g));
         },
         2, 3);
@@ -132,13 +114,13 @@ TEST_CASE("batch norm in bfloat16, alone and behind a convolution, agrees with f
           return std::pair{Buffer{"mean", std::vector<float>(static_cast<std::size_t>(n), 0.1f)},
                            Buffer{"variance", std::vector<float>(static_cast<std::size_t>(n), 1.5f)}};
         };
-        const std::vector<Input> of_norm = {{{7, channels, 5, 6}, layout, false, 0.5f},
-                                            {{channels}, {}, true, 1},
-                                            {{channels}, {}, true},
-                                            {{7, channels, 5, 6}, layout}};
+        const std::vector<Made> of_norm = {{{7, channels, 5, 6}, layout, false, 0.5f},
+                                           {{channels}, {}, true, 1},
+                                           {{channels}, {}, true},
+                                           {{7, channels, 5, 6}, layout}};
         check_op(
             "batch_norm", of_norm,
-            [&](const std::vector<Variable>& v) {
+            [&](std::span<const Variable> v) {
               auto [mean, variance] = state(channels);
               return batch_norm(v[0], v[1], v[2], v[3], {&mean, &variance, 0.1f, 1e-5f}, {training, relu});
             },
@@ -150,7 +132,7 @@ TEST_CASE("batch norm in bfloat16, alone and behind a convolution, agrees with f
              {{g.out}, {}, true, 1},
              {{g.out}, {}, true},
              {{7, g.out, 5, 6}, out}},
-            [&](const std::vector<Variable>& v) {
+            [&](std::span<const Variable> v) {
               auto [mean, variance] = state(g.out);
               return conv_bn(v[0], v[1], v[2], v[3], v[4], g, {&mean, &variance, 0.1f, 1e-5f},
                              {training, relu});
@@ -162,44 +144,41 @@ TEST_CASE("batch norm in bfloat16, alone and behind a convolution, agrees with f
 TEST_CASE("the other ops in bfloat16 agree with fp32, in either layout") {
   if (!multiplies_bfloat16()) return;
   const std::int64_t c = 2 * channel_block();
-  using V = std::vector<Variable>;
+  using V = std::span<const Variable>;
   for (const Layout layout : {Layout::plain, Layout::blocked}) {
-    const Input x{{3, c, 8, 6}, layout};
+    const Made x{{3, c, 8, 6}, layout};
     for (const PoolKind kind : {PoolKind::max, PoolKind::average})
       check_op(
           "pool", {x},
-          [=](const V& v) {
+          [=](V v) {
             return pool(v[0], {kind, 3, 2, 1});
           },
           1, 3);
-    check_op("mean", {x}, [](const V& v) { return global_average_pool(v[0]); });
-    check_op("relu", {x}, [](const V& v) { return relu(v[0]); });
-    check_op("relu6", {x}, [](const V& v) { return clamp(v[0], 0, 6); });
-    check_op("hardswish", {x}, [](const V& v) { return hardswish(v[0]); });
-    check_op("silu", {x}, [](const V& v) { return silu(v[0]); });
-    check_op("sigmoid", {x}, [](const V& v) { return sigmoid(v[0]); });
-    check_op("add", {x, x}, [](const V& v) { return add(v[0], v[1]); });
-    check_op("dropout", {x}, [](const V& v) { return dropout(v[0], 0.4f, CounterRng(1, RngUse::dropout)); });
-    check_op("shortcut", {x}, [=](const V& v) { return subsample_and_pad(v[0], 2 * c); });
-    check_op("concat", {x, x}, [](const V& v) { return concat({v[0], v[1], v[0]}); });
-    check_op("slice", {x}, [=](const V& v) { return slice_channels(v[0], c / 2, c / 2); });
-    check_op("shuffle", {x}, [](const V& v) { return channel_shuffle(v[0], 4); });
-    check_op("pad", {x}, [](const V& v) { return pad_end(v[0], 1, 2, 0.5f); });
-    check_op("scale", {x, {{3, c}}}, [](const V& v) { return scale_channels(v[0], v[1]); });
-    check_op("lrn", {x}, [](const V& v) { return local_response_norm(v[0], {}); });
-    check_op("flatten", {x}, [](const V& v) { return flatten(v[0]); });
+    check_op("mean", {x}, [](V v) { return global_average_pool(v[0]); });
+    check_op("relu", {x}, [](V v) { return relu(v[0]); });
+    check_op("relu6", {x}, [](V v) { return clamp(v[0], 0, 6); });
+    check_op("hardswish", {x}, [](V v) { return hardswish(v[0]); });
+    check_op("silu", {x}, [](V v) { return silu(v[0]); });
+    check_op("sigmoid", {x}, [](V v) { return sigmoid(v[0]); });
+    check_op("add", {x, x}, [](V v) { return add(v[0], v[1]); });
+    check_op("dropout", {x}, [](V v) { return dropout(v[0], 0.4f, CounterRng(1, RngUse::dropout)); });
+    check_op("shortcut", {x}, [=](V v) { return subsample_and_pad(v[0], 2 * c); });
+    check_op("concat", {x, x}, [](V v) { return concat({v[0], v[1], v[0]}); });
+    check_op("slice", {x}, [=](V v) { return slice_channels(v[0], c / 2, c / 2); });
+    check_op("shuffle", {x}, [](V v) { return channel_shuffle(v[0], 4); });
+    check_op("pad", {x}, [](V v) { return pad_end(v[0], 1, 2, 0.5f); });
+    check_op("scale", {x, {{3, c}}}, [](V v) { return scale_channels(v[0], v[1]); });
+    check_op("lrn", {x}, [](V v) { return local_response_norm(v[0], {}); });
+    check_op("flatten", {x}, [](V v) { return flatten(v[0]); });
   }
-  check_op("frames", {{{3, c, 8, 6}, Layout::blocked}}, [](const V& v) { return frames_to_rows(v[0]); });
+  check_op("frames", {{{3, c, 8, 6}, Layout::blocked}}, [](V v) { return frames_to_rows(v[0]); });
   check_op(
-      "lookahead", {{{12, 7}}, {{7, 3}, {}, true}}, [](const V& v) { return lookahead(v[0], 2, v[1]); }, 2,
-      2);
+      "lookahead", {{{12, 7}}, {{7, 3}, {}, true}}, [](V v) { return lookahead(v[0], 2, v[1]); }, 2, 2);
   check_op("linear", {{{9, 20}}, {{12, 20}, {}, true, 0, 0.2f}, {{12}, {}, true}},
-           [](const V& v) { return linear(v[0], v[1], v[2]); });
+           [](V v) { return linear(v[0], v[1], v[2]); });
   const std::vector<std::int32_t> labels{0, 5, kNoLabel, 11};
-  check_op("cross-entropy", {{{4, 12}}}, [&](const V& v) { return softmax_cross_entropy(v[0], labels); });
-  check_op("squared error", {{{4, 3}}}, [](const V& v) {
-    return mean_squared_error(v[0], Tensor::zeros({4, 3}));
-  });
+  check_op("cross-entropy", {{{4, 12}}}, [&](V v) { return softmax_cross_entropy(v[0], labels); });
+  check_op("squared error", {{{4, 3}}}, [](V v) { return mean_squared_error(v[0], Tensor::zeros({4, 3})); });
 }
 
 TEST_CASE(
@@ -219,7 +198,7 @@ TEST_CASE(
              {{4 * width, width}, {}, true, 0, scale},
              {{4 * width}, {}, true},
              {{4 * width}, {}, true}},
-            [&](const std::vector<Variable>& v) {
+            [&](std::span<const Variable> v) {
               const auto size = static_cast<std::size_t>(batch * width);
               Buffer hidden{"h", std::vector<float>(size, 0.5f)}, cell{"c", std::vector<float>(size, -1.0f)};
               const LstmState state = carried ? LstmState{&hidden, &cell} : LstmState{};

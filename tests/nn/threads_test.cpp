@@ -1,48 +1,48 @@
 // What must not depend on the number of compute threads.
 #include "nn/core/threads.h"
 #include "nn/ops/ops.h"
-#include "tests/support/variables.h"
+#include "tests/support/probe.h"
 
 using namespace topknot;
 using namespace topknot::testing;
 
 namespace {
 
-struct Results {
-  std::vector<std::vector<float>> all;
-  bool operator==(const Results&) const = default;
-};
-
-Results run_batch_norm(int threads, Layout layout) {
+// Value, gradients, and statistics behind them.
+Probe run_batch_norm(int threads, Layout layout) {
   const Threads scope(threads);
   const Shape shape{7, 32, 9, 5};
-  Leaf x(shape, random_values(shape.numel(), 1)), gamma({32}, random_values(32, 2)),
-      beta({32}, random_values(32, 3));
   Buffer mean{"mean", std::vector<float>(32, 0.0f)}, variance{"variance", std::vector<float>(32, 1.0f)};
-  const Variable y = batch_norm(in_layout(x.variable(), layout), gamma.variable(), beta.variable(), {},
-                                {&mean, &variance}, {true, true});
-  Results r{{values_of(y), mean.values, variance.values}};
-  backward(weighted_sum(y, random_values(shape.numel(), 4)));
-  for (const Leaf* leaf : {&x, &gamma, &beta}) r.all.push_back(leaf->gradient());
+  Probe r = probe(
+      [&](auto v) {
+        return batch_norm(v[0], v[1], v[2], {}, {&mean, &variance}, {true, true});
+      },
+      {{shape, random_values(shape.numel(), 1), layout},
+       {{32}, random_values(32, 2), {}, true},
+       {{32}, random_values(32, 3), {}, true}},
+      random_values(shape.numel(), 4), Device{}, DType::f32);
+  r.gradients.insert(r.gradients.end(), {mean.values, variance.values});
   return r;
 }
 
-// With batch norm: all but the weight's gradient, whose sum is taken by thread.
-Results run_conv(int threads, const reference::Conv& g, bool with_batch_norm) {
+// All but the weight's gradient, whose sum is taken by thread.
+Probe run_conv(int threads, const reference::Conv& g, bool with_batch_norm) {
   const Threads scope(threads);
-  const ConvGeometry geometry = g.geometry();
-  const Layout layout = g.in % channel_block() == 0 ? Layout::blocked : Layout::plain;
-  Leaf x({g.n, g.in, g.height, g.width}, random_values(g.x_size(), 1)),
-      w(geometry.weight_shape(), random_values(g.w_size(), 2)), gamma({g.out}, random_values(g.out, 3)),
-      beta({g.out}, random_values(g.out, 4));
   Buffer mean{"mean", std::vector<float>(static_cast<std::size_t>(g.out))}, variance(mean);
-  const Variable in = in_layout(x.variable(), layout);
-  const Variable y = with_batch_norm ? conv_bn(in, w.variable(), gamma.variable(), beta.variable(), {},
-                                               geometry, {&mean, &variance}, {true, true})
-                                     : conv2d(in, w.variable(), beta.variable(), geometry);
-  Results r{{values_of(y), mean.values, variance.values}};
-  backward(weighted_sum(y, random_values(g.y_size(), 5)));
-  for (const Leaf* leaf : {&x, &gamma, &beta}) r.all.push_back(leaf->gradient());
+  const auto op = [&](std::span<const Variable> v) {
+    return with_batch_norm
+               ? conv_bn(v[0], v[1], v[2], v[3], {}, g.geometry(), {&mean, &variance}, {true, true})
+               : conv2d(v[0], v[1], v[2], g.geometry());
+  };
+  std::vector<Input> inputs{{{g.n, g.in, g.height, g.width},
+                             random_values(g.x_size(), 1),
+                             g.in % channel_block() == 0 ? Layout::blocked : Layout::plain},
+                            {g.geometry().weight_shape(), random_values(g.w_size(), 2), {}, true},
+                            {{g.out}, random_values(g.out, 3), {}, true}};
+  if (with_batch_norm) inputs.push_back({{g.out}, random_values(g.out, 4), {}, true});
+  Probe r = probe(op, inputs, random_values(g.y_size(), 5), Device{}, DType::f32);
+  r.gradients.erase(r.gradients.begin() + 1);
+  r.gradients.insert(r.gradients.end(), {mean.values, variance.values});
   return r;
 }
 
@@ -64,7 +64,7 @@ struct Layer {
 
 TEST_CASE("batch_norm: values, gradients and statistics have the same bits for any thread count") {
   for (const Layout layout : {Layout::plain, Layout::blocked}) {
-    const Results one = run_batch_norm(1, layout);
+    const Probe one = run_batch_norm(1, layout);
     CHECK((run_batch_norm(2, layout) == one));
     CHECK((run_batch_norm(3, layout) == one));
   }
@@ -77,7 +77,7 @@ TEST_CASE("conv2d and conv_bn: values and input gradients have the same bits for
           reference::Conv{5, 16, 9, 9, 32, 3, 2, 1}, reference::Conv{3, 64, 5, 5, 64, 3, 1, 1},
           reference::Conv{3, 128, 4, 4, 128, 3, 1, 1}, reference::Conv{3, 6, 7, 7, 16, 5, 1, 0}}) {
       INFO(g.str() << (with_batch_norm ? ", batch norm" : ""));
-      const Results one = run_conv(1, g, with_batch_norm);
+      const Probe one = run_conv(1, g, with_batch_norm);
       CHECK((run_conv(2, g, with_batch_norm) == one));
       CHECK((run_conv(3, g, with_batch_norm) == one));
     }
@@ -114,17 +114,16 @@ TEST_CASE("conv2d has the same bits where OpenMP gives fewer threads than it may
 namespace {
 
 // Of a fully connected layer; before and after it, what oneDNN makes primitives for.
-std::vector<std::vector<float>> run_linear() {
-  Leaf x({64, 400}, random_values(64 * 400, 1)), w({120, 400}, random_values(120 * 400, 2));
-  const Variable y = linear(x.variable(), w.variable(), {});
-  backward(weighted_sum(y, random_values(64 * 120, 3)));
-  return {values_of(y), x.gradient(), w.gradient()};
+Probe run_linear() {
+  return probe([](auto v) { return linear(v[0], v[1], {}); },
+               {{{64, 400}, random_values(64 * 400, 1)}, {{120, 400}, random_values(120 * 400, 2), {}, true}},
+               random_values(64 * 120, 3), Device{}, DType::f32);
 }
 
 }  // namespace
 
 TEST_CASE("a team is settled at the size that OpenMP gives, and linear has its results in it") {
-  std::vector<std::vector<float>> one;
+  Probe one;
   {
     const Threads scope(1);
     one = run_linear();
@@ -133,7 +132,7 @@ TEST_CASE("a team is settled at the size that OpenMP gives, and linear has its r
   CHECK(team_size() == 3);
   const int levels = omp_get_max_active_levels();
   omp_set_max_active_levels(0);  // no region has more than one thread
-  CHECK(run_linear() == one);
+  CHECK((run_linear() == one));
   CHECK(team_size() == 1);
   CHECK(omp_get_max_threads() == 1);
   omp_set_max_active_levels(levels);

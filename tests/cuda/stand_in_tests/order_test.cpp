@@ -7,7 +7,6 @@
 #include "optim/optimizer.h"
 #include "tests/cuda/batch_norm_probe.h"
 #include "tests/cuda/compressor_ranks.h"
-#include "tests/cuda/probe.h"
 #include "tests/cuda/selectors.h"
 #include "tests/cuda/stand_in_tests/machine_settings.h"
 #include "tests/data/small_dataset.h"
