@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "nn/ops/cuda/activation.h"
+#include "nn/ops/cuda/layout.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/ctc_reference.h"
