@@ -23,7 +23,7 @@ struct CommonOptions {
   bool json = false;                 // one more line per row, for programs
 };
 
-// --threads, --size, --stream and --json. Throws UserError where they make no sense; false where help was printed.
+// --threads, --size, --stream and --json. Throws UserError if they make no sense; false if help was printed.
 bool parse_common(CLI::App& app, CommonOptions& options, const char* text, int argc, char** argv);
 
 // r += g over all threads: the 12 bytes per element that error feedback cannot go below.

@@ -1,7 +1,7 @@
-// Convolutions, one geometry after another, for a driver that alternates them with another library's: prints "ready 1", then
-// answers each line "IN OUT HEIGHT WIDTH KERNEL STRIDE PADDING GROUPS BATCH K" on standard input with the seconds of K
-// passes. A pass is forward and both gradients, of tensors in the layouts that the layers of a network leave them in. Up to
-// three input channels are an image, which needs no gradient.
+// Convolutions, one geometry after another, for a driver that alternates them with another library's: prints
+// "ready 1", then answers each line "IN OUT HEIGHT WIDTH KERNEL STRIDE PADDING GROUPS BATCH K" on standard
+// input with the seconds of K passes. A pass is forward and both gradients, of tensors in the layouts that
+// the layers of a network leave them in. Up to three input channels are an image, which needs no gradient.
 #include <omp.h>
 
 #include <cstdio>

@@ -1,5 +1,6 @@
-// Batches of image_folder, decoded and augmented in one thread, for a driver that alternates them with another loader's:
-// prints "ready N", then for each line "K" on standard input makes K batches and prints the seconds of each.
+// Batches of image_folder, decoded and augmented in one thread, for a driver that alternates them with
+// another loader's: prints "ready N", then for each line "K" on standard input makes K batches and prints the
+// seconds of each.
 #include <cstdio>
 #include <iostream>
 #include <string>

@@ -52,7 +52,7 @@ function(topknot_unity name)
   endforeach()
 endfunction()
 
-# topknot_program(NAME BACKEND SOURCES FOLDERS...): made of whole folders and their backend: cuda, stub, or stand_in, the
+# topknot_program(NAME BACKEND SOURCES FOLDERS...): made of whole folders and their backend: cuda, stub, or emulator, the
 # CUDA backend on a CPU (tests/cuda), which has the host code as it is and kernels of its own making.
 function(topknot_program name backend sources)
   add_executable(${name} ${sources})
@@ -61,8 +61,8 @@ function(topknot_program name backend sources)
   if(backend STREQUAL "cuda")
     set(parts cuda kernels)
     target_link_libraries(${name} PRIVATE topknot_cuda_libraries)
-  elseif(backend STREQUAL "stand_in")
-    set(parts cuda stand_in)
+  elseif(backend STREQUAL "emulator")
+    set(parts cuda emulator)
   endif()
   foreach(folder ${ARGN})
     foreach(part ${parts})

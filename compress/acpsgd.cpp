@@ -1,6 +1,6 @@
 // ACP-SGD: Zhang, Zhang, Shi, Chu, Li, "Evaluation and optimization of gradient compression for distributed
-// deep learning", ICDCS 2023. PowerSGD with one factor per step, and so one sum:
-// M = gradient + residual of each matrix,
+// deep learning", ICDCS 2023. PowerSGD with one factor per step, and so one sum: M = gradient + residual of
+// each matrix,
 //
 //   even steps (the first is 0): Q = an orthonormal basis of the last Q; P = M Q, summed
 //   odd steps:                   P = an orthonormal basis of the last P; Q = M^T P, summed
@@ -8,10 +8,10 @@
 //
 // The first Q is Gaussian, the same on all ranks (in the authors' code it is drawn without a common seed; a
 // comment there asks for one). That code approximates every tensor that has columns; here those that would
-// shrink by less than compress.min_compression are sent uncompressed, where a matrix shrinks by
-// numel / (rank (rows + cols) / 2). At full rank it equals the dense average only for square matrices: elsewhere
-// the larger side's basis, from the step before, does not span all of M. With aggregation weights w the sum is of w P or w Q, so that
-// sum(w residual) + ranks * average = sum(w M).
+// shrink by less than compress.min_compression are sent uncompressed, where a matrix shrinks by numel / (rank
+// (rows + cols) / 2). At full rank it equals the dense average only for square matrices: elsewhere the larger
+// side's basis, from the step before, does not span all of M. With aggregation weights w the sum is of w P or
+// w Q, so that sum(w residual) + ranks * average = sum(w M).
 
 #include <cstddef>
 #include <cstdint>

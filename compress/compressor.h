@@ -1,18 +1,18 @@
 #pragma once
 // A compressor turns one group's gradient into a message and the ranks' messages into their average. It is
-// local: it never sees a communicator. One instance per group and rank. The exchange (dist/exchange/exchange.h) drives
-// it through a step:
+// local: it never sees a communicator. One instance per group and rank. The exchange
+// (dist/exchange/exchange.h) drives it through a step:
 //
 //   encode(slice) -> Message
 //   decode(round) -> nothing, or a Message for one more round (PowerSGD needs two sums)
 //   finite()      -> whether every rank's contribution was finite; the exchange combines this over the groups
 //   commit(rejected), or discard() if any group of any rank was not finite or the step is skipped
 //
-// Between encode and commit the residual is untouched: encode writes the accumulated gradient
-// u = g + residual over slice.gradient; commit turns that memory into the new residual and decodes the
-// average into slice.residual, which held the old one. The returned span says which of the two holds the
-// average; where it is slice.residual, the exchange lets the two swap roles. discard() forgets the step:
-// residual, momenta, thresholds and statistics are as before encode.
+// Between encode and commit the residual is untouched: encode writes the accumulated gradient u = g +
+// residual over slice.gradient; commit turns that memory into the new residual and decodes the average into
+// slice.residual, which held the old one. The returned span says which of the two holds the average; if it is
+// slice.residual, the exchange lets the two swap roles. discard() forgets the step: residual, momenta,
+// thresholds and statistics are as before encode.
 //
 // Gradients in GPU memory have compressors of the same interface (compress/cuda/device_compressor.h).
 
@@ -110,7 +110,8 @@ inline void check_sum(const Round& round, std::span<const float> sent) {
                 "the sum is not in the memory that was sent");
 }
 
-// A group's memory in the parameter arena. Both spans have the group's length; their contents swap roles in a committed step.
+// A group's memory in the parameter arena. Both spans have the group's length; their contents swap roles in a
+// committed step.
 struct Slice {
   std::span<float> gradient, residual;
 };
@@ -124,7 +125,8 @@ struct StepContext {
   std::span<const float> weights = {};
   int rank = 0;
   double lr = 1.0;  // the step's learning rate, for compress.lr_inside
-  // Of gradients in GPU memory, there too: kernels read the parameters, and write to the status what they find.
+  // Of gradients in GPU memory, there too: kernels read the parameters, and write to the status what they
+  // find.
   const StepParameters* parameters = nullptr;
   StepStatus* status = nullptr;
 };
@@ -132,30 +134,31 @@ struct StepContext {
 class Compressor {
  public:
   virtual ~Compressor() = default;
-  // On a GPU, between steps: sizes memory and grids for steps of this density or less, which changes what a graph has
-  // captured. Returns Message::bytes() of these steps; 0 on a host, where lengths follow from the data.
+  // On a GPU, between steps: sizes memory and grids for steps of this density or less, which changes what a
+  // graph has captured. Returns Message::bytes() of these steps; 0 on a host, where lengths follow from the
+  // data.
   virtual std::size_t reserve(double) { return 0; }
   virtual Message encode(Slice slice, const StepContext& info) = 0;
-  // What encode() made, if it is a list of entries whose values are sent unrounded, for collectives that add on their
-  // way (gTop-k, Ok-Topk): before their weight; until decode(). Else null.
+  // What encode() made, if it is a list of entries whose values are sent unrounded, for collectives that add
+  // on their way (gTop-k, Ok-Topk): before their weight; until decode(). Else null.
   virtual const SparseVector* entries() const { return nullptr; }
   // How many entries the density of the last encode() asks for; 0 if a method sends no entries.
   virtual std::size_t target() const { return 0; }
   // Throws Error on damaged blocks (count, order, range, length).
   virtual std::optional<Message> decode(const Round& round) = 0;
-  // True on a GPU, where only StepContext::status knows; so every step is committed there, and one with a bad status
-  // becomes a discard on the GPU.
+  // True on a GPU, where only StepContext::status knows; so every step is committed there, and one with a bad
+  // status becomes a discard on the GPU.
   virtual bool finite() const { return true; }
-  // `rejected`: positions in the group, in any order, of entries that this rank sent and the collective did not accept;
-  // they go back to the residual. Returns the memory that holds the average: the slice's gradient or residual, the same
-  // in every step.
+  // `rejected`: positions in the group, in any order, of entries that this rank sent and the collective did
+  // not accept; they go back to the residual. Returns the memory that holds the average: the slice's gradient
+  // or residual, the same in every step.
   virtual std::span<float> commit(std::span<const std::uint32_t> rejected) = 0;
   virtual void discard() {}
 
   virtual Applied applied() const { return Applied::nothing; }
 
   // Everything that a later step depends on, beside the residual, which the arena holds: velocities, carried
-  // thresholds, masks. Between steps only. load_state() throws Error where the bytes are damaged or another
+  // thresholds, masks. Between steps only. load_state() throws Error if the bytes are damaged or another
   // method's; the compressor is then of no use.
   std::vector<std::byte> state() const;
   void load_state(std::span<const std::byte> bytes);
@@ -163,11 +166,11 @@ class Compressor {
   virtual void save(StateWriter&) const {}  // a compressor that carries nothing has nothing to save
   virtual void load(StateReader&) {}
 
-  // The accumulated gradient u, between encode and commit, where the method has one; for studies.
+  // The accumulated gradient u, between encode and commit, if the method has one; for studies.
   virtual std::span<const float> accumulated() const { return {}; }
 
-  // What this rank contributed, as the ranks decoded it, between the last decode and commit, where the method knows it; for
-  // studies. Values without indices are of the whole group.
+  // What this rank contributed, as the ranks decoded it, between the last decode and commit, if the method
+  // knows it; for studies. Values without indices are of the whole group.
   virtual std::optional<SparseView> contributed() const { return std::nullopt; }
 
   // Of the last encode, for metrics and logs; on a GPU StepStatus has them.
@@ -195,12 +198,12 @@ struct GroupSpec {
   std::size_t offset = 0;  // the group's first element in the arena: numbers its random streams
   // The tensors, ascending and covering the group; empty: one vector. For methods that see matrices.
   std::vector<TensorSpec> tensors = {};
-  // A density of its own for each segment (LAGS-SGD), which holds where it exceeds the step's; or empty.
+  // A density of its own for each segment (LAGS-SGD), which holds if it exceeds the step's; or empty.
   std::vector<double> densities = {};
 };
 
-// Section `compress` as the registries' factories get it: the keys that all methods share, and the values of the
-// options that methods declare (OptionValues). Empty strings: the preset's choice.
+// Section `compress` as the registries' factories get it: the keys that all methods share, and the values of
+// the options that methods declare (OptionValues). Empty strings: the preset's choice.
 struct CompressOptions : OptionValues {
   CompressOptions() : OptionValues("compress") {}
 
@@ -223,16 +226,17 @@ Registry<CompressorType>& compressors();
 
 // Throws UserError for an unknown name or a combination that makes no sense, with the reason.
 std::unique_ptr<Compressor> make_compressor(const CompressOptions& options, const GroupSpec& group);
-// What one rank's first message takes at this density, header included, as far as counts are known beforehand; else 0.
-// Validates the options as make_compressor() does.
+// What one rank's first message takes at this density, header included, as far as counts are known
+// beforehand; else 0. Validates the options as make_compressor() does.
 std::size_t planned_message_bytes(const CompressOptions& options, const GroupSpec& group, double density);
 
-// Throws UserError naming the key and the reason where `options` give a selection, code, value codec, capacity
-// or lr_inside, or a memory other than residual and none. `sends` ends the sentence "NAME sends ...", for
-// example "two factors of each matrix". A value codec of fp32 passes where `sums` is true: sums are that. (dense looks after bf16 itself.)
+// Throws UserError naming the key and the reason where `options` give a selection, code, value codec,
+// capacity or lr_inside, or a memory other than residual and none. `sends` ends the sentence "NAME sends
+// ...", for example "two factors of each matrix". A value codec of fp32 passes if `sums` is true: sums are
+// that. (dense looks after bf16 itself.)
 void reject_sparse_options(const CompressOptions& options, const std::string& sends, bool sums);
 
-// For registries of a method's pieces: makes one from the options, where its constructor takes them.
+// For registries of a method's pieces: makes one from the options, if its constructor takes them.
 template <class Interface, class Implementation>
 std::unique_ptr<Interface> make_piece(const CompressOptions& options) {
   if constexpr (std::is_constructible_v<Implementation, const CompressOptions&>)
@@ -245,7 +249,7 @@ std::unique_ptr<Interface> make_piece(const CompressOptions& options) {
 [[noreturn]] void refuse_key(const CompressOptions& options, const std::string& key, const std::string& value,
                              const std::string& reason);
 
-// density_count() (compress/select/passes/keys.h); throws Error where density is not above 0.
+// density_count() (compress/select/passes/keys.h); throws Error if density is not above 0.
 std::size_t target_count(double density, std::size_t d);
 
 }  // namespace topknot

@@ -1,5 +1,6 @@
-// The uncompressed baseline: gradients are summed by the collective and divided in place. With compress.values:
-// bf16 they are rounded to bfloat16 for the way, without error feedback, as PyTorch's bf16_compress_hook does.
+// The uncompressed baseline: gradients are summed by the collective and divided in place. With
+// compress.values: bf16 they are rounded to bfloat16 for the way, without error feedback, as PyTorch's
+// bf16_compress_hook does.
 #include <algorithm>
 #include <vector>
 
@@ -86,7 +87,7 @@ class DenseCompressor final : public Compressor {
   int ranks_ = 1;
   Phase phase_ = Phase::idle;
   std::span<float> gradient_;
-  std::vector<BFloat16> narrow_;  // what is sent, where it is not the gradient itself
+  std::vector<BFloat16> narrow_;  // what is sent, if it is not the gradient itself
   bool finite_ = false;
 };
 

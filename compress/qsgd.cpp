@@ -1,13 +1,13 @@
 // QSGD: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via gradient quantization
 // and encoding", NeurIPS 2017, section 3.1: a bucket v of compress.bucket entries is sent as its L2 norm and,
 // for each entry, a sign and a level l of s = compress.levels: floor(s |v_i| / ||v||), or one more with the
-// probability of the fraction. Unbiased; the variance is at most min(d / s^2, sqrt(d) / s) ||v||^2 for buckets
-// of d (lemma 3.1).
+// probability of the fraction. Unbiased; the variance is at most min(d / s^2, sqrt(d) / s) ||v||^2 for
+// buckets of d (lemma 3.1).
 //
 // Differences: codes are of fixed width (1 + bits of s), not Elias-coded (section 3.2), which pays at few
 // levels; buckets begin anew in each selection range; a zero bucket is zeros, where the formula divides zero
-// by zero. The norm is rounded up to float, so that no entry exceeds it; where it is beyond float, the step
-// is not finite. The paper has no error feedback, nor has this by default; compress.memory: residual is taken
+// by zero. The norm is rounded up to float, so that no entry exceeds it; if it is beyond float, the step is
+// not finite. The paper has no error feedback, nor has this by default; compress.memory: residual is taken
 // where the bound of the lemma is below 1, so that quantisation shrinks what is left and the residual cannot
 // grow without bound.
 

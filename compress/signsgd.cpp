@@ -1,12 +1,12 @@
-// EF-signSGD: Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes signSGD and other gradient compression
-// schemes", ICML 2019, algorithm 1 with several workers: u = gradient + residual; (||u||_1 / d) sign(u)
-// is sent; the residual is u minus that. One scale a selection range (compress.scope: tensor is the paper's
-// layer-wise form). compress.memory: none is plain scaled sign.
+// EF-signSGD: Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes signSGD and other gradient
+// compression schemes", ICML 2019, algorithm 1 with several workers: u = gradient + residual; (||u||_1 / d)
+// sign(u) is sent; the residual is u minus that. One scale a selection range (compress.scope: tensor is the
+// paper's layer-wise form). compress.memory: none is plain scaled sign.
 //
-// Differences: a bit cannot say zero, so zeros (of either sign) are sent as +scale, as in the 1-bit methods of
-// DeepSpeed and GRACE, where the authors' code, which never packs, has sign(0) = 0; error feedback takes care
-// of it. The paper's residual holds lr * gradient; ours holds gradients, which is the same at a constant rate,
-// and leaves momentum to the optimizer.
+// Differences: a bit cannot say zero, so zeros (of either sign) are sent as +scale, as in the 1-bit methods
+// of DeepSpeed and GRACE, where the authors' code, which never packs, has sign(0) = 0; error feedback takes
+// care of it. The paper's residual holds lr * gradient; ours holds gradients, which is the same at a constant
+// rate, and leaves momentum to the optimizer.
 
 #include <cmath>
 #include <memory>

@@ -173,7 +173,7 @@ std::optional<Message> SparseCompressor::decode(const Round& round) {
   return std::nullopt;
 }
 
-// Whether the sum of what was received cannot overflow; the same on all ranks. Where it can, the step is no
+// Whether the sum of what was received cannot overflow; the same on all ranks. If it can, the step is no
 // better than one with an infinity in it.
 bool SparseCompressor::summable() const {
   double bound = 0;
@@ -189,8 +189,8 @@ std::span<float> SparseCompressor::commit(std::span<const std::uint32_t> rejecte
   TOPKNOT_CHECK(phase_ == Phase::decoded && finite_ && sent_.finite, "commit without a decoded, finite step");
   memory_->commit(gradient_, residual_, own(), rejected);
 
-  // A sum that the collective made has its weights in it, without what was rejected; the average divides it by
-  // how many contribute.
+  // A sum that the collective made has its weights in it, without what was rejected; the average divides it
+  // by how many contribute.
   std::vector<SparseView> contributions(received_.size());
   if (summed_)
     contributions[0] = sum_;

@@ -1,6 +1,6 @@
 #pragma once
-// Selection + memory + codec as one compressor that sends blocks. compress.name picks the three (and the value
-// code) as a preset; the keys compress.select, .memory, .codec and .values override them one by one.
+// Selection + memory + codec as one compressor that sends blocks. compress.name picks the three (and the
+// value code) as a preset; the keys compress.select, .memory, .codec and .values override them one by one.
 
 #include <cstdint>
 #include <memory>
@@ -29,7 +29,7 @@ void add_sparse(const std::string& name, const std::string& help, const SparsePr
 // The preset with the options' own choices in place.
 SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options);
 
-// The pieces that the options name, or nothing where compress.name is no combination of pieces.
+// The pieces that the options name, or nothing if compress.name is no combination of pieces.
 std::optional<SparsePreset> pieces_of(const CompressOptions& options);
 
 // Throws UserError for unknown names, a combination that makes no sense, a capacity below 1.
@@ -51,10 +51,10 @@ class SparseCompressor final : public Compressor {
   SparseCompressor(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group);
 
   Message encode(Slice slice, const StepContext& context) override;
-  // What encode() sends, where values are sent unrounded. The entries live until the next encode().
+  // What encode() sends, if values are sent unrounded. The entries live until the next encode().
   const SparseVector* entries() const override { return value_codec_->exact ? &sent_ : nullptr; }
   std::size_t target() const override { return planned_entries(traits_, group_, density_); }
-  // The step is not finite where a rank's entries are not, or where their sum could overflow.
+  // The step is not finite if a rank's entries are not, or if their sum could overflow.
   std::optional<Message> decode(const Round& round) override;
   bool finite() const override { return finite_; }
   std::span<float> commit(std::span<const std::uint32_t> rejected) override;

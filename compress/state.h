@@ -68,7 +68,7 @@ class StateWriter {
   std::vector<std::byte> bytes_;
 };
 
-// Throws Error where the bytes are not what put() wrote.
+// Throws Error if the bytes are not what put() wrote.
 class StateReader {
  public:
   explicit StateReader(std::span<const std::byte> bytes) : bytes_(bytes) {}

@@ -4,10 +4,10 @@
 // s sign(x) with probability |x| / s, else as 0. Unbiased for the clipped gradient; clipping trades bias for
 // variance, as the paper does; clip_sigma 0 is unbiased.
 //
-// Differences: the paper's ranks share one s, the largest of all, so that a parameter server can add integers;
-// here every rank's message has its own s and is added as floats. The standard deviation is about the mean, of
-// the population, as in the authors' code; where it is 0 (one element, a constant) there is no clipping, which
-// would lose all of it. Five entries are sent in a byte.
+// Differences: the paper's ranks share one s, the largest of all, so that a parameter server can add
+// integers; here every rank's message has its own s and is added as floats. The standard deviation is about
+// the mean, of the population, as in the authors' code; where it is 0 (one element, a constant) there is no
+// clipping, which would lose all of it. Five entries are sent in a byte.
 
 #include <algorithm>
 #include <cmath>
@@ -69,7 +69,7 @@ class TernaryQuantiser final : public quantise::Quantiser {
   }
 
  private:
-  // Of the population; 0 where nothing is to be clipped.
+  // Of the population; 0 if nothing is to be clipped.
   double deviation(std::span<const float> x) const {
     if (clip_ == 0 || x.size() < 2) return 0;
     // Without an addend nothing is written.

@@ -1,6 +1,7 @@
 #pragma once
-// A set of samples: pictures with a class, or vectors with target values, in memory or read when they are asked for.
-// Immutable once made, so any number of threads may read one instance; the ranks of one process share it.
+// A set of samples: pictures with a class, or vectors with target values, in memory or read when they are
+// asked for. Immutable once made, so any number of threads may read one instance; the ranks of one process
+// share it.
 
 #include <cstdint>
 #include <memory>
@@ -62,11 +63,12 @@ class Dataset {
   virtual Task task() const { return classes() > 0 ? Task::classification : Task::regression; }
   // Samples. Of a stream: the windows that a token can begin; sample i begins with token i.
   virtual std::int64_t size() const = 0;
-  // {C, H, W}; {features, 1, 1} for vectors, {tokens, 1, 1} for windows; {1, bins, frames} of the median recording.
+  // {C, H, W}; {features, 1, 1} for vectors, {tokens, 1, 1} for windows; {1, bins, frames} of the median
+  // recording.
   virtual Shape sample_shape() const = 0;
   virtual int classes() const = 0;  // labels are 0 .. classes-1; 0 means regression
-  // Labels per sample. A window that begins with token i has label(i), label(i + 1), ...: the token after each. It may reach
-  // beyond the end of the stream, where get() gives 0 and label() kNoLabel.
+  // Labels per sample. A window that begins with token i has label(i), label(i + 1), ...: the token after
+  // each. It may reach beyond the end of the stream, where get() gives 0 and label() kNoLabel.
   std::int64_t labels_per_sample() const { return task() == Task::language_model ? sample_shape()[0] : 1; }
   virtual std::int64_t targets() const { return 0; }  // values per sample, regression only
 
@@ -74,21 +76,23 @@ class Dataset {
   // 1], tokens are whole numbers.
   // By default from bytes(): value / 255.
   virtual void get(std::int64_t index, float* sample) const;
-  // The same picture as bytes 0 .. 255, or null where the samples are not kept as bytes: the loader's fast
+  // The same picture as bytes 0 .. 255, or null if the samples are not kept as bytes: the loader's fast
   // path.
   virtual const std::uint8_t* bytes(std::int64_t /*index*/) const { return nullptr; }
 
-  // Whether samples are decoded when they are asked for, as bytes, with a random crop of their own. get() then gives them
-  // without one, and throws UserError where the file is damaged.
+  // Whether samples are decoded when they are asked for, as bytes, with a random crop of their own. get()
+  // then gives them without one, and throws UserError if the file is damaged.
   virtual bool on_demand() const { return false; }
-  // On demand: sample `index` as sample_shape().numel() bytes in C, H, W order. `random`: this sample's numbers for crop
-  // and mirror image; null: without. A damaged file is added to `damaged`, and the next file of its class that can be read
-  // stands in, in the set's order and from its last file on to its first: the same one on every rank.
+  // On demand: sample `index` as sample_shape().numel() bytes in C, H, W order. `random`: this sample's
+  // numbers for crop and mirror image; null: without. A damaged file is added to `damaged`, and the next file
+  // of its class that can be read stands in, in the set's order and from its last file on to its first: the
+  // same one on every rank.
   virtual void decode(std::int64_t index, const CounterRng* random, std::uint8_t* pixels,
                       std::vector<DamagedFile>& damaged) const;
-  // Where reading all samples costs too much: adds what tells this set from another, and returns true.
+  // If reading all samples costs too much: adds what tells this set from another, and returns true.
   virtual bool add_to(Checksum&) const { return false; }
-  // Of the names of the classes, in their order: a text's vocabulary, an alphabet, folders. 0: the set has no names.
+  // Of the names of the classes, in their order: a text's vocabulary, an alphabet, folders. 0: the set has no
+  // names.
   virtual std::uint64_t class_names_checksum() const { return 0; }
 
   // The class, or the token after token `index`; Error for regression.
@@ -96,8 +100,8 @@ class Dataset {
   // Writes targets() floats. Regression only, else Error.
   virtual void target(std::int64_t index, float* values) const;
 
-  // Transcription only, else Error: how many frames a recording has, what is said in it, and its spectrogram: bin k of frame t
-  // is out[k * stride + t]; UserError where the file is damaged. `where` names it.
+  // Transcription only, else Error: how many frames a recording has, what is said in it, and its spectrogram:
+  // bin k of frame t is out[k * stride + t]; UserError if the file is damaged. `where` names it.
   virtual std::int64_t frames(std::int64_t index) const;
   virtual std::span<const std::int32_t> transcript(std::int64_t index) const;
   virtual void get_frames(std::int64_t index, float* out, std::int64_t stride) const;
@@ -117,8 +121,8 @@ class Dataset {
 
 using DatasetFactory = std::unique_ptr<Dataset> (*)(const DatasetOptions&, Split);
 
-// One file per data set, registered by name. Factories throw UserError: missing, damaged or mislabelled files,
-// options out of range.
+// One file per data set, registered by name. Factories throw UserError: missing, damaged or mislabelled
+// files, options out of range.
 Registry<DatasetFactory>& datasets();
 
 // A Set is made of options and a split.
@@ -131,26 +135,27 @@ void add_dataset(const std::string& name, const std::string& help) {
 
 std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOptions& options, Split split);
 
-// A 64-bit hash of the samples, in their order, and of all labels or targets. Of more than `most_bytes` of samples, evenly
-// spaced ones of about so many bytes: 256 MB take 0.1 s. Where a set has it, Dataset::add_to().
+// A 64-bit hash of the samples, in their order, and of all labels or targets. Of more than `most_bytes` of
+// samples, evenly spaced ones of about so many bytes: 256 MB take 0.1 s. Where a set has it,
+// Dataset::add_to().
 std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes = 256'000'000);
 
 // How many samples of a file's `available` to use: `wanted` = 0 takes all; more than there are is a UserError
 // that names the key.
 std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64_t available);
 
-// The warning of a damaged file, number `count` of a split: `what` names it and the reason, `instead` says what happens.
-// UserError where it is one more than data.max_bad_files.
+// The warning of a damaged file, number `count` of a split: `what` names it and the reason, `instead` says
+// what happens. UserError if it is one more than data.max_bad_files.
 std::string damaged_note(const std::string& what, const std::string& instead, std::int64_t count,
                          int max_bad_files);
 
-// For sets that are made, not read: throws UserError, naming the key, where so many samples are more than the memory
-// that this process may have.
+// For sets that are made, not read: throws UserError, naming the key, if so many samples are more than the
+// memory that this process may have.
 void check_fits(Split split, std::int64_t samples, std::int64_t bytes_per_sample);
 
 // Finding and reading the files of a data set, with messages that name the file and the way to get it.
 
-// The folder among root and root/sub (each of `subs`) that holds one of `names`. Throws UserError where root
+// The folder among root and root/sub (each of `subs`) that holds one of `names`. Throws UserError if root
 // is empty or none does: it names the files looked for and `scripts/fetch-data DATASET --to DIR`.
 std::string find_data_folder(const std::string& dataset, const std::string& root,
                              const std::vector<std::string>& subs, const std::vector<std::string>& names);
@@ -159,14 +164,14 @@ std::string find_data_folder(const std::string& dataset, const std::string& root
 std::string find_data_file(const std::string& dataset, const std::string& folder,
                            const std::vector<std::string>& names);
 
-// The whole file. UserError where it cannot be read.
+// The whole file. UserError if it cannot be read.
 std::vector<std::uint8_t> read_file(const std::string& path);
 
-// The whole text file, without UTF-8's byte order mark. Bytes that are no UTF-8 pass, as those of Latin-1. UserError where it
-// cannot be read, or holds a byte 0, as binary files and UTF-16 do.
+// The whole text file, without UTF-8's byte order mark. Bytes that are no UTF-8 pass, as those of Latin-1.
+// UserError if it cannot be read, or holds a byte 0, as binary files and UTF-16 do.
 std::string read_text(const std::string& path);
 
-// The whole content of a gzip file. UserError where it cannot be read, is no gzip file, is cut short, fails its
+// The whole content of a gzip file. UserError if it cannot be read, is no gzip file, is cut short, fails its
 // checksum, or unpacks to more than 1 GB. `hint` ends the message: what to do.
 std::vector<std::uint8_t> read_gzip(const std::string& path, const std::string& hint);
 

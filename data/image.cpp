@@ -13,9 +13,9 @@
 #include "nn/base/check.h"
 #include "nn/base/memory.h"
 
-// stb_image decodes PNG and BMP, as the corpora of images have them. GIF, PSD, PIC and TGA stay out: their readers have a
-// history of faults.
-// A damaged file is no reason to abort; what its assertions check is no guard of memory.
+// stb_image decodes PNG and BMP, as the corpora of images have them. GIF, PSD, PIC and TGA stay out: their
+// readers have a history of faults. A damaged file is no reason to abort; what its assertions check is no
+// guard of memory.
 #define STBI_ASSERT(x) ((void)0)
 #define STBI_NO_GIF
 #define STBI_NO_HDR
@@ -87,8 +87,9 @@ UserError stb_error(const StbSource& source) {
   return UserError(fmt::format("it is damaged: {}", reason ? reason : "unknown reason"));
 }
 
-// Portable any-maps: P1 to P6, bitmaps, grey and RGB, as text and as bytes (netpbm's pbm(5), pgm(5), ppm(5)). Values up to
-// the file's greatest one, 1 to 65535, are scaled to 0 .. 255. A file holds one picture; what is behind it is ignored.
+// Portable any-maps: P1 to P6, bitmaps, grey and RGB, as text and as bytes (netpbm's pbm(5), pgm(5), ppm(5)).
+// Values up to the file's greatest one, 1 to 65535, are scaled to 0 .. 255. A file holds one picture; what is
+// behind it is ignored.
 class PnmReader {
  public:
   explicit PnmReader(FileBytes file) : file_(file), kind_(file[1] - '0') {

@@ -1,6 +1,7 @@
 #pragma once
-// Pictures from the bytes of a file: JPEG, PNG, BMP and PNM, told apart by their content. Grey and CMYK become RGB, an
-// alpha channel is dropped, 16 bits become 8, and the orientation that EXIF data ask for is not applied.
+// Pictures from the bytes of a file: JPEG, PNG, BMP and PNM, told apart by their content. Grey and CMYK
+// become RGB, an alpha channel is dropped, 16 bits become 8, and the orientation that EXIF data ask for is
+// not applied.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,16 +28,17 @@ struct Picture {
   const std::uint8_t* pixels = nullptr;
   std::size_t stride = 0;  // bytes from row to row
   int width = 0, height = 0;
-  // Pixel (0, 0) covers the pixels from (left, top) * shrink on, shrink * shrink of them, of the picture at full size.
+  // Pixel (0, 0) covers the pixels from (left, top) * shrink on, shrink * shrink of them, of the picture at
+  // full size.
   int left = 0, top = 0, shrink = 1;
 };
 
-// Both throw UserError with the reason, without a file's name: bytes of no known format, cut short or damaged, a picture
-// of more than kMostPixels.
+// Both throw UserError with the reason, without a file's name: bytes of no known format, cut short or
+// damaged, a picture of more than kMostPixels.
 inline constexpr std::int64_t kMostPixels = 100'000'000;
 ImageSize image_size(FileBytes file);
-// The pixels of `rect`, which lies within the picture and is not empty. `shrink`, 1, 2, 4 or 8, may be taken as an
-// offer: then a pixel is the mean of as many squared, about, and decoding is quicker.
+// The pixels of `rect`, which lies within the picture and is not empty. `shrink`, 1, 2, 4 or 8, may be taken
+// as an offer: then a pixel is the mean of as many squared, about, and decoding is quicker.
 Picture decode_image(FileBytes file, const PixelRect& rect, int shrink = 1);
 
 // The same of a JPEG file (data/jpeg.cpp).
@@ -49,10 +51,11 @@ struct PixelBox {
   double left = 0, top = 0, right = 0, bottom = 0;
 };
 
-// Writes the `box` at another size, bilinear with antialiasing as PIL (Image.BILINEAR) and so torchvision do it: side * side
-// pixels in [3][side][side], mirrored left to right where `flip`. A pixel is the mean of those around its centre in the box,
-// by a triangle as wide as two of its own steps, or two pixels where it enlarges; the picture's edge ends the triangle.
-// Horizontally first, then vertically, each rounded to 8 bits.
+// Writes the `box` at another size, bilinear with antialiasing as PIL (Image.BILINEAR) and so torchvision do
+// it: side * side pixels in [3][side][side], mirrored left to right if `flip`. A pixel is the mean of those
+// around its centre in the box, by a triangle as wide as two of its own steps, or two pixels where it
+// enlarges; the picture's edge ends the triangle. Horizontally first, then vertically, each rounded to 8
+// bits.
 void resample(const Picture& picture, const PixelBox& box, int side, bool flip, std::uint8_t* out);
 
 }  // namespace topknot

@@ -1,9 +1,11 @@
-// Pictures in a folder per class, as ImageNet and Imagenette are unpacked: root/train/CLASS/*.JPEG, root/val/CLASS/*.JPEG.
-// Nothing is kept but the names: a sample is read, decoded, cropped and resized when it is asked for.
+// Pictures in a folder per class, as ImageNet and Imagenette are unpacked: root/train/CLASS/*.JPEG,
+// root/val/CLASS/*.JPEG. Nothing is kept but the names: a sample is read, decoded, cropped and resized when
+// it is asked for.
 //
-// Training: a crop of random area and shape, resized, mirrored with probability one half (Szegedy et al., "Going Deeper with
-// Convolutions", 2015, section 6; the numbers are those of torchvision's RandomResizedCrop). Evaluation, and training without
-// augmentation: the shorter side resized, then the crop in the centre.
+// Training: a crop of random area and shape, resized, mirrored with probability one half (Szegedy et al.,
+// "Going Deeper with Convolutions", 2015, section 6; the numbers are those of torchvision's
+// RandomResizedCrop). Evaluation, and training without augmentation: the shorter side resized, then the crop
+// in the centre.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,7 +46,8 @@ bool names_a_picture(const std::string& name) {
 // How many entries of folders are not read, by what they are.
 using Ignored = std::map<std::string, std::int64_t>;
 
-// The folders in `folder`, or the pictures. Names in order, so that labels and indices are the same on every machine.
+// The folders in `folder`, or the pictures. Names in order, so that labels and indices are the same on every
+// machine.
 std::vector<std::string> entries(const fs::path& folder, bool folders, Ignored& ignored) {
   std::vector<std::string> names;
   try {
@@ -120,8 +123,8 @@ void check_same_classes(const std::string& root, const std::vector<std::string>&
                   root, only(train, val), only(val, train)));
 }
 
-// RandomResizedCrop: of 8 % to 100 % of the area, width / height from 3/4 to 4/3, even in its logarithm; after ten
-// attempts that do not fit, the largest of such a shape in the centre.
+// RandomResizedCrop: of 8 % to 100 % of the area, width / height from 3/4 to 4/3, even in its logarithm;
+// after ten attempts that do not fit, the largest of such a shape in the centre.
 PixelRect random_crop(const ImageSize& size, const CounterRng& random) {
   constexpr int kAttempts = 10;
   constexpr double kLeastArea = 0.08, kWidest = 4.0 / 3;

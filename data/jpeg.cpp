@@ -1,5 +1,5 @@
-// JPEG by libjpeg-turbo: only the rows and columns that are wanted, at a reduced scale where that is offered. stb_image's
-// decoder is left out: damaged files made it write and read past its tables.
+// JPEG by libjpeg-turbo: only the rows and columns that are wanted, at a reduced scale if that is offered.
+// stb_image's decoder is left out: damaged files made it write and read past its tables.
 
 #include <setjmp.h>
 #include <stdio.h>  // which jpeglib.h needs and does not include
@@ -34,8 +34,8 @@ struct JpegErrors {
     info->err->format_message(info, errors.text);
     longjmp(errors.back, 1);
   }
-  // Level -1 is a warning: libjpeg goes on with what it makes up. Those by which pixels are lost count; stray bytes
-  // between markers, which some cameras leave, do not.
+  // Level -1 is a warning: libjpeg goes on with what it makes up. Those by which pixels are lost count; stray
+  // bytes between markers, which some cameras leave, do not.
   static void note(j_common_ptr info, int level) {
     if (level >= 0) return;
     JpegErrors& errors = of(info);
@@ -65,7 +65,8 @@ struct JpegWork {
   int first_column = 0;  // of `memory`, in pixels of the shrunken picture
 };
 
-// Ink to light. Files hold the complements: Adobe's do, whose marker some programs cut out, so PIL takes it for granted.
+// Ink to light. Files hold the complements: Adobe's do, whose marker some programs cut out, so PIL takes it
+// for granted.
 void cmyk_to_rgb(std::uint8_t* pixels, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i, pixels += 4)
     for (int c = 0; c < 3; ++c) pixels[c] = static_cast<std::uint8_t>((pixels[c] * pixels[3] + 127) / 255);
@@ -78,8 +79,8 @@ int up(int value, int by) {
   return (value + by - 1) / by;
 }
 
-// Whether the marker of the end is where it should be, some padding aside. A file without it is decoded to the end, so that
-// one that is cut short is found whatever part of it is wanted.
+// Whether the marker of the end is where it should be, some padding aside. A file without it is decoded to
+// the end, so that one that is cut short is found whatever part of it is wanted.
 bool ends_well(FileBytes file) {
   constexpr std::size_t kPadding = 64;
   const FileBytes tail = file.last(std::min(kPadding, file.size()));
@@ -111,8 +112,8 @@ void read_pixels(JpegWork& work) {
   info.scale_denom = static_cast<unsigned>(work.shrink);
   jpeg_start_decompress(&info);
 
-  // Chroma is interpolated from its neighbours, so two columns more on each side leave those wanted as they would be in
-  // the whole picture.
+  // Chroma is interpolated from its neighbours, so two columns more on each side leave those wanted as they
+  // would be in the whole picture.
   constexpr int kMargin = 2;
   const int width = static_cast<int>(info.output_width);
   const int left = std::max(0, down(work.rect.left, work.shrink) - kMargin),

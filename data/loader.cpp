@@ -106,8 +106,8 @@ void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
   can_work_.notify_all();
 }
 
-// Until `done`, which a worker makes true. False if a stop signal came and `patience` has passed since, or, but for a patience
-// of 0, since a worker last got on.
+// Until `done`, which a worker makes true. False if a stop signal came and `patience` has passed since, or,
+// but for a patience of 0, since a worker last got on.
 template <class Done>
 bool Loader::wait_for_workers(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds patience,
                               const Done& done) {
@@ -241,8 +241,8 @@ Batch Loader::make(std::int64_t step, std::vector<DamagedFile>& damaged) const {
   return batch;
 }
 
-// Recording `index`, or the next one that can be read, in the set's order, which is that of their lengths, and from its last on
-// to its first.
+// Recording `index`, or the next one that can be read, in the set's order, which is that of their lengths,
+// and from its last on to its first.
 std::int64_t Loader::read_spectrogram(std::int64_t index, std::vector<float>& spectrogram,
                                       std::vector<DamagedFile>& damaged) const {
   const std::int64_t size = dataset_.size(), bins = dataset_.sample_shape()[1];

@@ -1,6 +1,6 @@
 #pragma once
-// Batches of a data set for one rank, in the sampler's order, made ahead of time by worker threads. The batches do not
-// depend on the number of workers.
+// Batches of a data set for one rank, in the sampler's order, made ahead of time by worker threads. The
+// batches do not depend on the number of workers.
 
 #include <algorithm>
 #include <atomic>
@@ -22,14 +22,15 @@
 namespace topknot {
 
 struct Batch {
-  Tensor images;  // [b, C, H, W], plain, CPU, normalised; undefined where the loader gives bytes
+  Tensor images;  // [b, C, H, W], plain, CPU, normalised; undefined if the loader gives bytes
   std::vector<std::uint8_t>
       bytes;  // LoaderOptions::bytes, [b, C, H, W]: the images before normalisation; else empty
-  // b of them, empty for regression. Of windows of T tokens b T, step by step: label t b + i is that of sample i's token t.
+  // b of them, empty for regression. Of windows of T tokens b T, step by step: label t b + i is that of
+  // sample i's token t.
   std::vector<std::int32_t> labels;
   Tensor targets;  // [b, targets], regression only, else undefined
-  // Transcription: images are [b, 1, bins, frames of the longest], zeros behind the others' frames[i]; labels are [b, longest],
-  // zeros behind the others' lengths[i].
+  // Transcription: images are [b, 1, bins, frames of the longest], zeros behind the others' frames[i]; labels
+  // are [b, longest], zeros behind the others' lengths[i].
   std::vector<std::int32_t> frames, lengths;
   std::vector<std::int64_t> indices;  // which samples these are; of recordings those that stand in
   std::int64_t size() const { return static_cast<std::int64_t>(indices.size()); }
@@ -65,8 +66,8 @@ class Loader {
  public:
   // `dataset` must outlive the loader. UserError for options out of range.
   Loader(const Dataset& dataset, const LoaderOptions& options);
-  // At any time; waits for batches in work only, in the worst case without end: for a read from a network file system
-  // that hangs. A program has an EndAfterSignal (nn/base/program.h) around it.
+  // At any time; waits for batches in work only, in the worst case without end: for a read from a network
+  // file system that hangs. A program has an EndAfterSignal (nn/base/program.h) around it.
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
@@ -84,9 +85,10 @@ class Loader {
   void start_epoch(std::int64_t epoch, std::int64_t first_step = 0);
   std::int64_t epoch() const { return epoch_; }  // started last
   // The next step's batch, false after the last one. Rethrows what making the batch threw, again at each call
-  // until the next start_epoch(). Damaged files are counted here, where the order does not depend on the workers: each is
-  // named in a warning when it is first met, and the one too many in a UserError. After a stop signal it goes on waiting for
-  // LoaderOptions::stop_patience, then throws Interrupted, as start_epoch() does.
+  // until the next start_epoch(). Damaged files are counted here, where the order does not depend on the
+  // workers: each is named in a warning when it is first met, and the one too many in a UserError. After a
+  // stop signal it goes on waiting for LoaderOptions::stop_patience, then throws Interrupted, as
+  // start_epoch() does.
   bool next(Batch& batch);
   // Waits until next() need not wait, or until a stop signal.
   void await_batch();

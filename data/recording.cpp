@@ -54,7 +54,8 @@ std::uint64_t number_of(std::string_view bytes, bool big_endian) {
   return number;
 }
 
-// The length of a tag in front of the recording, as ID3v2 has it: "ID3", version, flags, four digits of 7 bits.
+// The length of a tag in front of the recording, as ID3v2 has it: "ID3", version, flags, four digits of 7
+// bits.
 std::int64_t id3_bytes(std::string_view head) {
   constexpr std::size_t kHead = 10;
   if (head.size() < kHead || !head.starts_with("ID3")) return 0;
@@ -63,8 +64,8 @@ std::int64_t id3_bytes(std::string_view head) {
   return static_cast<std::int64_t>(kHead) + length;
 }
 
-// Of "RIFF", "RIFX" or "RF64", whose lengths stand in a chunk of their own. libsndfile takes what is there of a
-// data chunk that is cut short, and has an internal error for two of them.
+// Of "RIFF", "RIFX" or "RF64", whose lengths stand in a chunk of their own. libsndfile takes what is there of
+// a data chunk that is cut short, and has an internal error for two of them.
 void check_wav_chunks(const std::string& path, const Source& source, bool big_endian) {
   constexpr std::int64_t kFirst = 12;  // behind "RIFF", a length, "WAVE"
   constexpr std::size_t kHead = 8;
@@ -97,8 +98,8 @@ void check_wav_chunks(const std::string& path, const Source& source, bool big_en
   if (!data) refuse_recording(path, "cut short or damaged: a WAV file without a data chunk");
 }
 
-// sample_count of a SPHERE header ("NIST_1A", the header's length, then lines "KEY -TYPE VALUE" up to "end_head"), none where
-// it does not say. libsndfile reads to the end of the file, wherever that is.
+// sample_count of a SPHERE header ("NIST_1A", the header's length, then lines "KEY -TYPE VALUE" up to
+// "end_head"), none if it does not say. libsndfile reads to the end of the file, wherever that is.
 std::optional<std::int64_t> sphere_samples(const std::string& path, const Source& source) {
   constexpr std::size_t kLeast = 1024, kMost = 1 << 20;
   std::size_t bytes = 0;  // the greatest number where there are too many digits
@@ -179,7 +180,7 @@ struct Recording {
   const Fd opened;
   Source source;
   std::unique_ptr<SNDFILE, int (*)(SNDFILE*)> file{nullptr, sf_close};
-  std::optional<std::int64_t> samples;  // none where the header does not say
+  std::optional<std::int64_t> samples;  // none if the header does not say
 
   explicit Recording(const std::string& name) : path(name), opened(open_recording(name)) {
     constexpr std::size_t kHead = 10;
@@ -191,7 +192,8 @@ struct Recording {
     const std::string header = source.bytes(0, kHead);
     const bool sphere = header.starts_with("NIST_1A"),
                wav = header.starts_with("RIFF") || header.starts_with("RIFX") || header.starts_with("RF64");
-    // libsndfile knows more, some of which write to standard error, and the length of which is not checked here.
+    // libsndfile knows more, some of which write to standard error, and the length of which is not checked
+    // here.
     if (!wav && !sphere && !header.starts_with("fLaC"))
       refuse_recording(path,
                        status.st_size == 0 ? "it is empty" : "it is no WAV, FLAC or SPHERE file; convert it");
@@ -216,7 +218,8 @@ constexpr auto kBins = static_cast<std::size_t>(kSpectrumBins);
 constexpr auto kHalf = static_cast<std::size_t>(kWindow / 2);
 using Spectrum = std::array<float, kBins>;
 
-// window[n], and cosines and sines of 2 pi n k / kWindow for n up to half a window: the other half mirrors them.
+// window[n], and cosines and sines of 2 pi n k / kWindow for n up to half a window: the other half mirrors
+// them.
 struct SpectrumTables {
   std::array<float, 2 * kHalf> window;
   std::vector<Spectrum> cosine, sine;

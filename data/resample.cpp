@@ -52,8 +52,8 @@ std::uint8_t byte_of(int sum) {
   return static_cast<std::uint8_t>(std::clamp(sum >> kWeightBits, 0, 255));
 }
 
-// A pixel in vectors of 16 bytes: its four bytes first, or widened to four numbers of 32 bits. By shuffles, which are one
-// instruction each way; conversions of such short vectors are not.
+// A pixel in vectors of 16 bytes: its four bytes first, or widened to four numbers of 32 bits. By shuffles,
+// which are one instruction each way; conversions of such short vectors are not.
 typedef std::uint8_t Bytes16 __attribute__((vector_size(16)));
 typedef int Ints4 __attribute__((vector_size(16)));
 

@@ -27,8 +27,8 @@ ShardRule parse_shard_rule(const std::string& text);
 // 0 .. n-1 in an order given by (seed, epoch): Fisher and Yates on counter-based numbers.
 std::vector<std::int64_t> epoch_permutation(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
 
-// A rank's batches of an epoch: the samples of `step`, in order. Any number of threads may call it; its sampler must
-// outlive it.
+// A rank's batches of an epoch: the samples of `step`, in order. Any number of threads may call it; its
+// sampler must outlive it.
 using EpochOrder = std::function<std::vector<std::int64_t>(std::int64_t step)>;
 
 class Sampler {
@@ -42,7 +42,7 @@ class Sampler {
   virtual EpochOrder epoch(std::int64_t number, int rank) const = 0;
 
  protected:
-  // UserError where `batch` is not at least 1.
+  // UserError if `batch` is not at least 1.
   Sampler(int ranks, std::int64_t batch);
   std::int64_t ranks_, batch_;
 };
@@ -53,15 +53,15 @@ class Sampler {
 class TrainSampler final : public Sampler {
  public:
   // `size` samples; `labels` has one per sample and is read for by_label only. `batch` samples per rank and
-  // step. UserError where a shard would be empty, or by_label has no labels.
+  // step. UserError if a shard would be empty, or by_label has no labels.
   TrainSampler(std::int64_t size, std::vector<std::int32_t> labels, const ShardRule& rule, int ranks,
                std::int64_t batch, std::uint64_t seed);
 
   // floor(largest shard / batch), at least 1.
   std::int64_t steps(int /*rank*/) const override { return steps_; }
   std::int64_t shard_size(int rank) const override;
-  // A shard over the mean shard: then the weighted average of the ranks' mean gradients counts each sample alike. All
-  // exactly 1 for even shards.
+  // A shard over the mean shard: then the weighted average of the ranks' mean gradients counts each sample
+  // alike. All exactly 1 for even shards.
   std::vector<float> weights() const override;
   EpochOrder epoch(std::int64_t number, int rank) const override;
   // A rank's samples in the order of the first round.
@@ -92,12 +92,13 @@ class EvalSampler final : public Sampler {
   std::int64_t size_;
 };
 
-// Training batches of samples of similar length, which take little padding, for a data set whose samples stand in ascending
-// order of length. The ranks' batches of a step are neighbours in that order. The first epoch takes the steps in order,
-// shortest first, as SortaGrad does (Deep Speech 2, section 3.2); later ones in an order given by (seed, epoch).
+// Training batches of samples of similar length, which take little padding, for a data set whose samples
+// stand in ascending order of length. The ranks' batches of a step are neighbours in that order. The first
+// epoch takes the steps in order, shortest first, as SortaGrad does (Deep Speech 2, section 3.2); later ones
+// in an order given by (seed, epoch).
 class LengthSampler final : public Sampler {
  public:
-  // UserError where the samples do not fill one step of all ranks.
+  // UserError if the samples do not fill one step of all ranks.
   LengthSampler(std::int64_t size, int ranks, std::int64_t batch, std::uint64_t seed);
 
   // What does not fill a step is left out: samples drawn anew in each epoch.
@@ -112,16 +113,18 @@ class LengthSampler final : public Sampler {
   std::uint64_t seed_;
 };
 
-// Windows of a token stream for recurrent models, as Zaremba, Sutskever, Vinyals (arXiv 1409.2329) lay them out: the stream
-// is cut into columns. Row i of a rank's batches goes down one column, a window of tokens per step, so that the state
-// carried from batch to batch is that of the text before the window. A sample is a window's first token.
+// Windows of a token stream for recurrent models, as Zaremba, Sutskever, Vinyals (arXiv 1409.2329) lay them
+// out: the stream is cut into columns. Row i of a rank's batches goes down one column, a window of tokens per
+// step, so that the state carried from batch to batch is that of the text before the window. A sample is a
+// window's first token.
 class StreamSampler final : public Sampler {
  public:
-  // A stream of `tokens` in windows of `window`, in which every token but the last is followed by one to predict.
-  // Training: `batch` columns per rank, all of one length; what does not fill a window in each of them is left out.
-  // Evaluation: `batch` columns over all ranks (one per rank where there are more ranks), so that the result does not
-  // depend on their number. They differ by a window at most, the longer ones come first, and the stream's last window may
-  // reach beyond its end. UserError where a training column would have no window.
+  // A stream of `tokens` in windows of `window`, in which every token but the last is followed by one to
+  // predict. Training: `batch` columns per rank, all of one length; what does not fill a window in each of
+  // them is left out. Evaluation: `batch` columns over all ranks (one per rank if there are more ranks), so
+  // that the result does not depend on their number. They differ by a window at most, the longer ones come
+  // first, and the stream's last window may reach beyond its end. UserError if a training column would have
+  // no window.
   StreamSampler(std::int64_t tokens, std::int64_t window, int ranks, std::int64_t batch, bool train);
 
   std::int64_t steps(int rank) const override;       // evaluation: ranks differ by one at most

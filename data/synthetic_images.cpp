@@ -5,8 +5,8 @@
 // orientations. Each picture also holds two distractors, a patch of rings (all orientations at once) and a
 // fainter grating of another class, and noise over everything.
 //
-// Other sizes are the same picture at another scale (noise is a pixel's at any). With more than ten classes a digit of
-// the class is one grating: units in red, tens in green, hundreds in blue.
+// Other sizes are the same picture at another scale (noise is a pixel's at any). With more than ten classes a
+// digit of the class is one grating: units in red, tens in green, hundreds in blue.
 #include <fmt/format.h>
 
 #include <algorithm>

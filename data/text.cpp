@@ -1,7 +1,8 @@
-// Text by words, as the Penn Treebank's language-model files have it (Mikolov et al., "Recurrent neural network based
-// language model", 2010): ptb.train.txt, ptb.valid.txt and ptb.test.txt, or train.txt and so on, words separated by blanks.
-// Each line ends with the word <eos>. The vocabulary is the training file's words, in the order in which they first occur,
-// after <eos> and <unk>; other words of the other files are <unk>.
+// Text by words, as the Penn Treebank's language-model files have it (Mikolov et al., "Recurrent neural
+// network based language model", 2010): ptb.train.txt, ptb.valid.txt and ptb.test.txt, or train.txt and so
+// on, words separated by blanks. Each line ends with the word <eos>. The vocabulary is the training file's
+// words, in the order in which they first occur, after <eos> and <unk>; other words of the other files are
+// <unk>.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #pragma once
-// From a stored sample to the model's input: random crop, mirror image, normalisation. Random
-// choices are keyed by (seed, epoch, sample), so they do not depend on ranks, worker threads or the order of
-// asking. What is of one element serves the loops of data/transforms.cpp and the kernel of data/cuda/device_dataset.cu.
+// From a stored sample to the model's input: random crop, mirror image, normalisation. Random choices are
+// keyed by (seed, epoch, sample), so they do not depend on ranks, worker threads or the order of asking. What
+// is of one element serves the loops of data/transforms.cpp and the kernel of data/cuda/device_dataset.cu.
 
 #include <cstdint>
 #include <string>
@@ -49,7 +49,7 @@ class Transform {
  public:
   Transform(const Dataset& dataset, bool augment, std::uint64_t seed);
 
-  // Writes sample_shape().numel() floats: crop and mirror image where `augment`, then (x - mean) / std a
+  // Writes sample_shape().numel() floats: crop and mirror image if `augment`, then (x - mean) / std a
   // channel. Of a set on demand, what Dataset::decode() found is added to `damaged`.
   void apply(std::int64_t index, std::int64_t epoch, float* out, std::vector<DamagedFile>& damaged) const;
   void apply(std::int64_t index, std::int64_t epoch, float* out) const;
@@ -65,7 +65,7 @@ class Transform {
   const bool augment_;
   const std::uint64_t seed_;
   std::int64_t channels_, height_, width_;
-  std::vector<float> mean_, std_;  // one per channel, 0 and 1 where the data set gives none
+  std::vector<float> mean_, std_;  // one per channel, 0 and 1 if the data set gives none
   std::vector<float> of_byte_;     // [channel][byte]: the normalised value, so that a pixel costs one look-up
 };
 

@@ -1,13 +1,13 @@
-// AdamW (Loshchilov, Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, algorithm 2), as torch.optim.AdamW computes
-// it. With t = 1, 2, ... the step and g the averaged gradient:
+// AdamW (Loshchilov, Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, algorithm 2), as
+// torch.optim.AdamW computes it. With t = 1, 2, ... the step and g the averaged gradient:
 //
 //   w = w - lr * weight_decay * w
 //   m = beta1 * m + (1 - beta1) * g
 //   v = beta2 * v + (1 - beta2) * g^2
 //   w = w - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 //
-// t counts the steps of the run, skipped ones too: a skipped step leaves w, m and v alone and makes the corrections
-// that much closer to 1 (PyTorch's loss scaler does not count it).
+// t counts the steps of the run, skipped ones too: a skipped step leaves w, m and v alone and makes the
+// corrections that much closer to 1 (PyTorch's loss scaler does not count it).
 
 #include "nn/base/check.h"
 #include "optim/optimizer.h"

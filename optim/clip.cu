@@ -11,7 +11,8 @@ constexpr int kLanes = static_cast<int>(kClipLanes);
 constexpr int kGroups = kThreads / kLanes;  // blocks of values that a block of threads sums
 constexpr int kAhead = 16;                  // loads under way in a thread
 
-// A thread a lane. The sums are the CPU's in its order, so a thread's additions wait for one another; its loads do not.
+// A thread a lane. The sums are the CPU's in its order, so a thread's additions wait for one another; its
+// loads do not.
 __global__ void __launch_bounds__(kThreads)
     block_sums_kernel(const float* values, std::size_t n, double* sums) {
   __shared__ double lanes[kThreads];

@@ -21,7 +21,7 @@ double l2_norm(std::span<const float> values);
 
 void check_clip_norm(double max_norm);  // throws UserError unless it is greater than 0
 
-// max_norm / norm where the norm is finite and greater than max_norm, else 1.
+// max_norm / norm if the norm is finite and greater than max_norm, else 1.
 double clip_factor(double norm, double max_norm);
 // The same of a max_norm that was checked, in kernels too.
 TOPKNOT_HOST_DEVICE double clip_factor_of(double norm, double max_norm) {
@@ -30,8 +30,8 @@ TOPKNOT_HOST_DEVICE double clip_factor_of(double norm, double max_norm) {
 
 void scale(std::span<float> values, double factor);
 
-// A sum of squares goes by blocks of so many values; in a block, lane l adds up the values l, l + kClipLanes, ... in
-// order; the lanes of a block are added in order, and then the blocks.
+// A sum of squares goes by blocks of so many values; in a block, lane l adds up the values l, l + kClipLanes,
+// ... in order; the lanes of a block are added in order, and then the blocks.
 inline constexpr std::size_t kClipBlock = 1 << 13;
 inline constexpr std::size_t kClipLanes = 16;
 
@@ -42,8 +42,8 @@ struct ClipKernels {
   void (*set_gradient_scale)(const double* sum, double max_norm, StepParameters* parameters);
 };
 
-// The same on vectors in a device's memory, where the norm stays: on a GPU nothing waits for it. The sums have the same bits
-// on every device.
+// The same on vectors in a device's memory, where the norm stays: on a GPU nothing waits for it. The sums
+// have the same bits on every device.
 class Clip {
  public:
   Clip(Device device, std::size_t longest);  // `longest`: elements of the longest vector
@@ -51,7 +51,8 @@ class Clip {
   // norm^2 = the sum of squares of the values, or, with `add`, the old one and that.
   void sum_of_squares(std::span<const float> values, bool add);
   void scale(std::span<float> values, double max_norm);  // by the clip factor of the norm
-  // After averaging: parameters->gradient_scale = the clip factor of the norm, which saves the optimizer a pass.
+  // After averaging: parameters->gradient_scale = the clip factor of the norm, which saves the optimizer a
+  // pass.
   void set_gradient_scale(double max_norm, StepParameters* parameters);
   // norm^2, on the device
   const double* sum() const { return reinterpret_cast<const double*>(memory_.data()); }

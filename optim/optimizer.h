@@ -1,8 +1,8 @@
 #pragma once
 // An optimizer turns averaged gradients into new weights, slice by slice of the parameter arena. It is
 // elementwise, so its result does not depend on how the arena is cut into slices nor on the number of
-// threads. An optimizer is one class for all devices, in one file (optim/sgd.cpp) that registers it in optimizers() together
-// with the CPU's loop; a GPU's kernel is a file beside it (optim/sgd.cu).
+// threads. An optimizer is one class for all devices, in one file (optim/sgd.cpp) that registers it in
+// optimizers() together with the CPU's loop; a GPU's kernel is a file beside it (optim/sgd.cu).
 
 #include <cstddef>
 #include <cstdint>
@@ -35,11 +35,12 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // Updates the weights of arena elements [offset, offset + gradient.size()) with this averaged gradient, times the step's
-  // gradient_scale. Called once per element and step, in any order of slices; nothing changes if the status is bad.
-  // `gradient` and `state` are in the arena's memory: on a GPU the work is put on the stream of the current
-  // context. `applied`: what the gradient has in it already. Throws Error if the slice lies outside the arena, or where
-  // that does not go with the update rule (a learning rate with momentum).
+  // Updates the weights of arena elements [offset, offset + gradient.size()) with this averaged gradient,
+  // times the step's gradient_scale. Called once per element and step, in any order of slices; nothing
+  // changes if the status is bad. `gradient` and `state` are in the arena's memory: on a GPU the work is put
+  // on the stream of the current context. `applied`: what the gradient has in it already. Throws Error if the
+  // slice lies outside the arena, or where that does not go with the update rule (a learning rate with
+  // momentum).
   virtual void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
                       Applied applied = Applied::nothing) = 0;
   // The same on a CPU, of a step that is not bad.
@@ -51,7 +52,8 @@ class Optimizer {
   // Whether update() accepts such gradients.
   virtual bool takes(Applied) const { return true; }
 
-  // State to save and restore, in a fixed order, each buffer of the arena's shape and in its memory; empty if there is none.
+  // State to save and restore, in a fixed order, each buffer of the arena's shape and in its memory; empty if
+  // there is none.
   virtual std::vector<std::span<float>> state() { return {}; }
 };
 
@@ -70,8 +72,8 @@ OptimizerType optimizer_type() {
           [](DeviceKind kind) { return find_kernels<Kernels>(kind) != nullptr; }};
 }
 
-// The arena as update rules see it, with which elements weight decay is for: those of parameters of two dimensions and more,
-// or all with options.decay_1d; none if options.weight_decay is 0.
+// The arena as update rules see it, with which elements weight decay is for: those of parameters of two
+// dimensions and more, or all with options.decay_1d; none if options.weight_decay is 0.
 class ArenaSlices {
  public:
   ArenaSlices(const OptimizerOptions& options, ParameterArena& arena);  // the arena must outlive it
@@ -94,8 +96,8 @@ inline std::span<float> span_of(Tensor& buffer) {
 // Throws UserError, naming the key, for values out of range or that contradict each other.
 void check_optimizer(const OptimizerOptions& options);
 
-// Throws as check_optimizer(), and for an unknown name or an optimizer that does not compute on the arena's device. The arena must outlive the
-// result.
+// Throws as check_optimizer(), and for an unknown name or an optimizer that does not compute on the arena's
+// device. The arena must outlive the result.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, ParameterArena& arena);
 
 }  // namespace topknot

@@ -11,8 +11,9 @@
 
 namespace topknot {
 
-// The elements [offset, offset + n) of the arena. `boundaries`: where decaying elements begin to follow others, or the
-// other way round, ascending, in the arena's memory; before the first one elements decay if `first_decays`.
+// The elements [offset, offset + n) of the arena. `boundaries`: where decaying elements begin to follow
+// others, or the other way round, ascending, in the arena's memory; before the first one elements decay if
+// `first_decays`.
 struct ArenaSlice {
   std::size_t offset, n;
   float* weights;         // of the slice
@@ -65,7 +66,7 @@ void for_decay_runs(const ArenaSlice& s, const Update& update) {
 
 // SGD: what a step of one element needs.
 struct SgdRates {
-  float lr, momentum, decay, scale;  // decay: 0 where an element does not decay
+  float lr, momentum, decay, scale;  // decay: 0 if an element does not decay
 };
 
 // How a slice is updated, for all elements alike.

@@ -74,7 +74,7 @@ class Exponential : public WarmedUp {
   }
 };
 
-// The rate drops where an evaluation's loss is not below the best one's, patience + 1 of them in a row.
+// The rate drops if an evaluation's loss is not below the best one's, patience + 1 of them in a row.
 class Plateau : public WarmedUp {
  public:
   using WarmedUp::WarmedUp;

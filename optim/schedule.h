@@ -1,6 +1,6 @@
 #pragma once
-// Learning-rate schedules: functions of the step, and for `plateau` of the evaluations so far, whose state is saved with
-// checkpoints: a resumed run has the rate of an uninterrupted one.
+// Learning-rate schedules: functions of the step, and for `plateau` of the evaluations so far, whose state is
+// saved with checkpoints: a resumed run has the rate of an uninterrupted one.
 //
 // Linear warm-up, of every schedule, over W = round(warmup_epochs * steps_per_epoch) steps, as the code of
 // Shi et al., GaussianK-SGD, does it: lr(step) = base/W + (base - base/W)/W * step, which rises from base/W
@@ -25,7 +25,8 @@ struct ScheduleOptions {
   double gamma = 0.1;  // multistep, exponential, plateau: the factor of each drop, in (0, 1]
   int decay_from = 1;  // exponential: the first epoch, from 0, whose rate is multiplied; >= 0
   int patience = 0;    // plateau: evaluations without improvement that change nothing; >= 0
-  // >= 0; the rate of the schedule proper counts from step 0 all the same, cosine's from the end of the warm-up
+  // >= 0; the rate of the schedule proper counts from step 0 all the same, cosine's from the end of the
+  // warm-up
   double warmup_epochs = 0.0;
   double min_lr = 0.0;  // cosine: the rate at the end of the run; plateau: the least one; in [0, base]
 };
@@ -52,7 +53,8 @@ class Schedule {
 using ScheduleFactory = std::unique_ptr<Schedule> (*)(const ScheduleOptions& options, double base_lr);
 Registry<ScheduleFactory>& schedules();
 
-// Throw UserError, naming the key, for milestones that are missing or fall, and for a min_lr above the base rate.
+// Throw UserError, naming the key, for milestones that are missing or fall, and for a min_lr above the base
+// rate.
 void check_milestones(const ScheduleOptions& options);
 void check_min_lr(const ScheduleOptions& options, double base_lr);
 // Throws UserError, naming the key, for an unknown name or a value out of range.

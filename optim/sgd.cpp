@@ -5,14 +5,15 @@
 //   b = momentum * b + d
 //   w = w - lr * b                        (Nesterov: w - lr * (d + momentum * b))
 //
-// b starts at zero, which gives the b = d of PyTorch's first step. One pass over weights, gradient and momentum.
+// b starts at zero, which gives the b = d of PyTorch's first step. One pass over weights, gradient and
+// momentum.
 //
-// Where the gradient has momentum already, the optimizer's is for weight decay alone (the optimizer of Lin et
+// If the gradient has momentum already, the optimizer's is for weight decay alone (the optimizer of Lin et
 // al., "Deep Gradient Compression", ICLR 2018, in their code):
 //
 //   d = weight_decay * w;  b = momentum * b + d;  w = w - lr * (b + g)   (Nesterov: d + momentum * b + g)
 //
-// Where it has the learning rate already (LAGS-SGD), w = w - (g + lr * weight_decay * w).
+// If it has the learning rate already (LAGS-SGD), w = w - (g + lr * weight_decay * w).
 
 #include <algorithm>
 #include <cstdint>

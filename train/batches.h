@@ -29,19 +29,19 @@ BatchView view_of(const Batch& batch, std::span<const std::int32_t> frames);
 // Of each recording of a batch, the frames that the model gives.
 std::vector<std::int32_t> output_frames(const Module& module, const Batch& batch);
 
-// A batch's loss, a scalar: softmax cross-entropy with labels, mean squared error with targets, connectionist temporal
-// classification with recordings.
+// A batch's loss, a scalar: softmax cross-entropy with labels, mean squared error with targets, connectionist
+// temporal classification with recordings.
 Variable batch_loss(const Variable& output, const BatchView& batch, double label_smoothing = 0);
 
 // A loader's batches where the model computes.
 class Batches {
  public:
-  // Brings the loader's next batch to the memory of the run's device, as micro-batch `part` of a step; null after the epoch's
-  // last one. The view stays at its place, its contents until the next batch of this part.
+  // Brings the loader's next batch to the memory of the run's device, as micro-batch `part` of a step; null
+  // after the epoch's last one. The view stays at its place, its contents until the next batch of this part.
   using Bring = std::function<const BatchView*(Loader& loader, int part)>;
 
-  // `ahead`: so many batches of a step are brought before it begins, those of a GPU at the same addresses in every step;
-  // 0: each when it is asked for. The data set and what `bring` refers to must outlive them.
+  // `ahead`: so many batches of a step are brought before it begins, those of a GPU at the same addresses in
+  // every step; 0: each when it is asked for. The data set and what `bring` refers to must outlive them.
   Batches(const Dataset& dataset, const LoaderOptions& options, Bring bring, int ahead = 0)
       : loader_(dataset, options), bring_(std::move(bring)), step_(static_cast<std::size_t>(ahead)) {}
 
@@ -49,7 +49,8 @@ class Batches {
   void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0) {
     loader_.start_epoch(epoch, first_batch);
   }
-  // Waits until the next batch's data are there, or until a stop signal; if batches come ahead it returns at once.
+  // Waits until the next batch's data are there, or until a stop signal; if batches come ahead it returns at
+  // once.
   void await();
   void begin_step();
   // Micro-batch `part` of the step under way, valid until its end or the next part.

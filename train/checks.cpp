@@ -33,7 +33,7 @@ std::string ranks_text(const std::vector<std::size_t>& ranks) {
   return fmt::format("ranks {} and {}", fmt::join(ranks.begin(), ranks.begin() + listed, ", "), last);
 }
 
-// "optimizer.lr is 0.1 on ranks 0, 1 and 3, 0.2 on rank 2"; "" where all ranks have the same.
+// "optimizer.lr is 0.1 on ranks 0, 1 and 3, 0.2 on rank 2"; "" if all ranks have the same.
 std::string difference(const std::string& name, const std::vector<Table>& tables) {
   std::vector<std::string> values;  // in the order of ranks
   std::map<std::string, std::vector<std::size_t>> ranks;

@@ -48,7 +48,7 @@ float number_of(int round, std::size_t i) {
                           host.rank(), what, at));
 }
 
-// The interface and address of this rank towards `host`: "eth0 10.0.0.1", or "" where unknown.
+// The interface and address of this rank towards `host`: "eth0 10.0.0.1", or "" if unknown.
 std::string way_to(const std::string& host) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;
@@ -83,8 +83,8 @@ std::vector<std::string> gather_texts(Communicator& host, const std::string& min
   return texts;
 }
 
-// "eth0 10.0.0.1" of every rank. A host's own name may lead to a loopback address: then the way to another rank
-// counts.
+// "eth0 10.0.0.1" of every rank. A host's own name may lead to a loopback address: then the way to another
+// rank counts.
 std::vector<std::string> ways(Communicator& host, const LaunchPlan& plan, const std::string& interface) {
   const auto loops = [](const std::string& way) { return is_loopback(way.substr(way.find(' ') + 1)); };
   std::string mine = plan.host.empty() ? "this process" : way_to(plan.host);

@@ -29,16 +29,18 @@ struct NetworkPath {
   std::function<double(std::span<float>)> sum;
 };
 
-// Collective. Sends 1 kB, 1 MB and 16 MB several times and compares every value. Throws Error where one is wrong.
-// `host`: for the ranks to begin together.
+// Collective. Sends 1 kB, 1 MB and 16 MB several times and compares every value. Throws Error if one is
+// wrong. `host`: for the ranks to begin together.
 std::vector<NetworkRow> check_path(Communicator& host, const NetworkPath& path);
 
-// The check over NCCL, by file: cuda/network_check.cpp, or a stub that throws UserError. Collective; `gpu`: its index.
+// The check over NCCL, by file: cuda/network_check.cpp, or a stub that throws UserError. Collective; `gpu`:
+// its index.
 std::vector<NetworkRow> check_gpu_path(Communicator& host, int gpu, double timeout_s);
 std::string gpu_name(int gpu);  // with its PCI address
 
-// Starts the ranks of `loaded`, which has passed check_config(), has them check the network, and prints tables. A
-// rank that does not come within dist.timeout_s (where that is not given: 60 s) is an error. Returns the exit code.
+// Starts the ranks of `loaded`, which has passed check_config(), has them check the network, and prints
+// tables. A rank that does not come within dist.timeout_s (where that is not given: 60 s) is an error.
+// Returns the exit code.
 int start_network_check(LoadedConfig loaded, char* const* argv);
 
 }  // namespace topknot

@@ -1,7 +1,7 @@
 #pragma once
 // Records rank 0's gradients for studies, beside the metrics: the raw gradients of some steps
-// (train.record_gradients) and the distribution of the accumulated ones (train.distribution_every). It changes
-// no value; recorded steps take longer.
+// (train.record_gradients) and the distribution of the accumulated ones (train.distribution_every). It
+// changes no value; recorded steps take longer.
 
 #include <cstdint>
 #include <memory>
@@ -31,10 +31,10 @@ class NpyWriter;
 class Recorder {
  public:
   // Ranks other than 0 record nothing. Arena and exchange must outlive the recorder, which is the exchange's
-  // observer from here on; `exchange` may be null where no distribution is recorded (gradients on a GPU).
-  // gradients.npy in the run directory: float32 [steps, d], one row per recorded step, in arena order (ParameterArena),
-  // which docs/configuration.md states and whose offsets --dry-run prints. Throws UserError where it cannot be written.
-  // `resumed`: gradients.npy stays as the first start left it.
+  // observer from here on; `exchange` may be null if no distribution is recorded (gradients on a GPU).
+  // gradients.npy in the run directory: float32 [steps, d], one row per recorded step, in arena order
+  // (ParameterArena), which docs/configuration.md states and whose offsets --dry-run prints. Throws UserError
+  // if it cannot be written. `resumed`: gradients.npy stays as the first start left it.
   Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena, Exchange* exchange,
            bool root, bool resumed);
   ~Recorder();

@@ -204,7 +204,8 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
     tensorboard_ = std::make_unique<TensorBoardWriter>(folder_.path, resumed.position.step);
 }
 
-// Totals of the steps before this start, from their records, or from the checkpoint if some of these are lost.
+// Totals of the steps before this start, from their records, or from the checkpoint if some of these are
+// lost.
 void Reporter::restore_totals(const Metrics& metrics, const Manifest& resumed) {
   const auto total = [&](double per_rank) {
     return static_cast<std::uint64_t>(std::llround(per_rank * ranks_));

@@ -1,7 +1,7 @@
 #pragma once
-// The output of a run: the start-up lines, progress on standard error, the records of metrics.jsonl, and TensorBoard's
-// event file where asked for. Keeps the run's clock and the totals of the last record. Ranks other than 0 keep the totals
-// too and write nothing.
+// The output of a run: the start-up lines, progress on standard error, the records of metrics.jsonl, and
+// TensorBoard's event file if asked for. Keeps the run's clock and the totals of the last record. Ranks other
+// than 0 keep the totals too and write nothing.
 
 #include <chrono>
 #include <cstdint>
@@ -21,8 +21,9 @@
 
 namespace topknot {
 
-// Progress on standard error while a run goes on: on a terminal a bar that redraws itself and fits the width, elsewhere
-// one plain line every `log_every` steps and every ten seconds of an evaluation, nothing under --quiet.
+// Progress on standard error while a run goes on: on a terminal a bar that redraws itself and fits the width,
+// elsewhere one plain line every `log_every` steps and every ten seconds of an evaluation, nothing under
+// --quiet.
 struct ProgressOptions {
   std::int64_t total_steps = 0;  // 0: unknown
   int log_every = 10;
@@ -31,7 +32,8 @@ struct ProgressOptions {
   const char* rate_unit = "images/s";
 };
 
-// A part of the line. Where the line is too long, the parts of the highest rank are left out first; those of rank 0 stay.
+// A part of the line. If the line is too long, the parts of the highest rank are left out first; those of
+// rank 0 stay.
 struct ProgressField {
   std::string text;
   int rank;
@@ -71,7 +73,8 @@ class Progress {
 std::vector<ProgressField> step_fields(std::int64_t step, std::int64_t total, double epoch, double loss,
                                        double lr, double images_per_second, double seconds_left,
                                        const char* rate_unit = "images/s");
-// One line of at most `columns`; 0: of any length. In front, where there is room, a bar for the share `done`, 0 to 1.
+// One line of at most `columns`; 0: of any length. In front, if there is room, a bar for the share `done`, 0
+// to 1.
 std::string progress_line(std::vector<ProgressField> fields, int columns = 0,
                           std::optional<double> done = std::nullopt);
 
@@ -79,8 +82,8 @@ class Reporter {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `inputs` must outlive it. `resumed`: of the checkpoint from which the run goes on. Throws UserError where metrics.jsonl
-  // cannot be written.
+  // `inputs` must outlive it. `resumed`: of the checkpoint from which the run goes on. Throws UserError if
+  // metrics.jsonl cannot be written.
   Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator,
            const Manifest& resumed);
 
@@ -88,17 +91,17 @@ class Reporter {
   void announce(const Step& step, const RunData& data) const;
   void begin(std::int64_t step);  // the first step of this start begins, `step` were made before
 
-  // Fills in epoch, time, rates and the bytes: `bytes` is the sum over all ranks, the record has the mean. `seconds`:
-  // the duration of the step.
+  // Fills in epoch, time, rates and the bytes: `bytes` is the sum over all ranks, the record has the mean.
+  // `seconds`: the duration of the step.
   void complete(StepRecord& record, const ByteCount& bytes, double seconds);
   void step(const StepRecord& record, double seconds);
   void epoch(std::int64_t step, double train_loss);
   // An evaluation after `step` steps has done so many of this rank's batches in `seconds`.
   void evaluating(std::int64_t step, std::int64_t done, std::int64_t batches, double seconds);
   void evaluation(std::int64_t step, const Evaluation& evaluation, double seconds);
-  void held_out(const Evaluation& evaluation, double seconds);  // before end(), where the run has such a set
-  // `modelled_makespan`: seconds, 0 where the run has no exchange profile. Returns the result of the run for its user, two
-  // lines; "" on ranks other than 0.
+  void held_out(const Evaluation& evaluation, double seconds);  // before end(), if the run has such a set
+  // `modelled_makespan`: seconds, 0 if the run has no exchange profile. Returns the result of the run for its
+  // user, two lines; "" on ranks other than 0.
   std::string end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
                   double modelled_makespan = 0);
 

@@ -66,7 +66,7 @@ std::string environment_json(const Config& config, const std::vector<std::string
 constexpr const char* kEnvironmentFile = "environment.json";
 constexpr const char* kConfigTitle = "# The effective configuration:";
 
-// "" where the file is absent or none that a run writes.
+// "" if the file is absent or none that a run writes.
 std::string small_file(const std::string& path) {
   constexpr std::size_t kMostBytes = 16 << 20;
   try {
@@ -87,8 +87,8 @@ bool is_half_start(const RunDirectory& folder) {
   return !error;
 }
 
-// Whether the files in there are a run's, so that their names can be trusted. environment.json is the first file that a
-// run writes and the last that is removed, so what a killed start left is a run too.
+// Whether the files in there are a run's, so that their names can be trusted. environment.json is the first
+// file that a run writes and the last that is removed, so what a killed start left is a run too.
 bool is_run(const RunDirectory& folder) {
   if (is_half_start(folder)) return true;
   using Json = nlohmann::json;
@@ -118,7 +118,7 @@ bool is_checkpoint_name(const std::string& name) {
   return std::regex_match(name, names);
 }
 
-// Throws where what the folder holds is not to be replaced.
+// Throws if what the folder holds is not to be replaced.
 void check_free(const RunDirectory& folder, bool overwrite) {
   std::error_code error;
   if (!fs::exists(folder.path, error)) return;
@@ -145,8 +145,8 @@ void check_free(const RunDirectory& folder, bool overwrite) {
             : ""));
 }
 
-// output.overwrite and section resume belong to this start, not to the configuration: repeating the run must not delete
-// anything, and residuals that were summed once are kept by the next start.
+// output.overwrite and section resume belong to this start, not to the configuration: repeating the run must
+// not delete anything, and residuals that were summed once are kept by the next start.
 std::string effective_config(const RunDirectory& folder, const Config& config,
                              std::map<std::string, Origin> origins) {
   Config effective = config;
@@ -166,7 +166,7 @@ struct Holder {
   std::string text() const {
     return pid > 0 ? fmt::format("process {} on {}", pid, host) : std::string("another process");
   }
-  // Also where nobody has waited for it yet (a zombie).
+  // Also if nobody has waited for it yet (a zombie).
   bool has_died() const {
     if (pid <= 0 || host != host_name()) return false;
     std::string state;
@@ -178,12 +178,12 @@ struct Holder {
 
 constexpr std::size_t kMostHolderBytes = 300;
 
-// Nothing where another program wrote it.
+// Nothing if another program wrote it.
 std::optional<Holder> read_holder(int file) {
   char text[kMostHolderBytes + 1] = "", host[256] = "";
   const ssize_t size = pread(file, text, kMostHolderBytes, 0);
   Holder holder;
-  // Empty, or full of zeros where the machine lost its power: nobody holds it.
+  // Empty, or full of zeros if the machine lost its power: nobody holds it.
   if (size >= 0 && std::all_of(text, text + size, [](char c) { return c == 0; })) return holder;
   int end = 0;
   if (size < 0 || std::sscanf(text, "%d %255[^\n]%*1[\n]%n", &holder.pid, host, &end) != 2 || end != size)
@@ -300,7 +300,7 @@ std::vector<std::string> run_files(const RunDirectory& folder) {
   if (!is_run(folder)) return paths;
   for (const auto& entry : fs::directory_iterator(folder.path, error)) {
     const std::string name = entry.path().filename().string();
-    // A user may keep files beside the checkpoints; the folder goes where nothing is left in it.
+    // A user may keep files beside the checkpoints; the folder goes if nothing is left in it.
     if (name == "checkpoints" && fs::is_directory(entry.symlink_status()))
       for (const auto& inside : fs::directory_iterator(entry.path(), error))
         if (is_checkpoint_name(inside.path().filename().string())) paths.push_back(inside.path().string());

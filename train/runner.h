@@ -1,7 +1,7 @@
 #pragma once
-// What a device has of its own in a step (train/step.h): its exchange and its batches, whether the step's parts run at once or as
-// captured graphs, the clock that times them, and when the host knows what came of them. On a GPU the host is ahead: it puts
-// steps on a stream and reads their outcome some steps later.
+// What a device has of its own in a step (train/step.h): its exchange and its batches, whether the step's
+// parts run at once or as captured graphs, the clock that times them, and when the host knows what came of
+// them. On a GPU the host is ahead: it puts steps on a stream and reads their outcome some steps later.
 
 #include <cstdint>
 #include <functional>
@@ -18,7 +18,7 @@ namespace topknot {
 
 struct RunInputs;
 
-// The parts of a step, in order. Compute and apply can be captured in graphs, and communicate with them where
+// The parts of a step, in order. Compute and apply can be captured in graphs, and communicate with them if
 // Exchange::capture() says so.
 struct StepParts {
   std::function<void()> compute, communicate, apply;
@@ -31,8 +31,8 @@ class Runner {
   virtual Device device() const = 0;
   virtual std::string name() const = 0;  // "cpu", or the GPU's name
 
-  // Once each, in this order, before the first step; batches for training, then for evaluation, as often as these are wanted. The
-  // runner must outlive them all.
+  // Once each, in this order, before the first step; batches for training, then for evaluation, as often as
+  // these are wanted. The runner must outlive them all.
   virtual std::unique_ptr<Exchange> make_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                                   const ExchangeOptions& options) = 0;
   virtual std::unique_ptr<Batches> make_batches(const Dataset& dataset, const Module& model, bool train) = 0;
@@ -44,7 +44,8 @@ class Runner {
   // Times `work`; `hook` lies within backward, and is the exchange's time.
   enum class Phase { data, forward, backward, hook, clip, update, metrics, evaluate };
   virtual void in_phase(Phase phase, const std::function<void()>& work) = 0;
-  // On a GPU, the steps of the run's micro-batches, one number for each part: ForwardContext::gpu_step. Else null.
+  // On a GPU, the steps of the run's micro-batches, one number for each part: ForwardContext::gpu_step. Else
+  // null.
   virtual const std::uint32_t* gpu_steps() const { return nullptr; }
   // Completes the exchange's report, for reports(). `loss` as in run().
   virtual void end_step(const StepReport& report, const float* loss) = 0;
@@ -59,8 +60,8 @@ class Runner {
     std::span<const float> from;  // in the device's memory
     void* to;
   };
-  // Carries the copies out, as the memory is now. Returns what is left to do, which any thread may call, beside further steps and
-  // before the next copy_to_host(); empty if nothing is.
+  // Carries the copies out, as the memory is now. Returns what is left to do, which any thread may call,
+  // beside further steps and before the next copy_to_host(); empty if nothing is.
   virtual std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) = 0;
   virtual void finish() = 0;  // waits for all steps, and closes what it writes
   // No further steps: what refers to the exchange or the arena goes, which come to their end after this.
@@ -68,10 +69,12 @@ class Runner {
 };
 
 std::unique_ptr<Runner> make_cpu_runner(const RunInputs& inputs, Communicator& communicator);
-// Throws UserError if the GPU, or what the configuration asks of it, cannot be had; in a build without CUDA always.
+// Throws UserError if the GPU, or what the configuration asks of it, cannot be had; in a build without CUDA
+// always.
 std::unique_ptr<Runner> make_cuda_runner(const RunInputs& inputs, Communicator& communicator);
 
-// The index in arena.parameters() of the first whose gradient holds NaN or infinity; -1 if none does. On a CPU.
+// The index in arena.parameters() of the first whose gradient holds NaN or infinity; -1 if none does. On a
+// CPU.
 int first_bad_parameter(const ParameterArena& arena);
 
 }  // namespace topknot

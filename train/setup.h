@@ -17,7 +17,7 @@
 
 namespace topknot {
 
-// Throws UserError where the run's device cannot be used, or not with train.precision or dist.link.
+// Throws UserError if the run's device cannot be used, or not with train.precision or dist.link.
 void check_device(const Config& config);
 
 // The data of a run, shared by the ranks of one process. Throws UserError: missing or damaged files.
@@ -40,9 +40,10 @@ struct RunInputs {
   int gpu = 0;                                 // index of this process's GPU, where train.device is cuda
 };
 
-// A model with its parameters laid out and set: by the seed, or from model.init_from. The same bits on every rank.
-// Throws UserError: a file that cannot be read or does not fit, a pattern of model.freeze or model.reinit that matches
-// nothing. `first_weights` false: model.init_from is not read, for a run that goes on from a checkpoint.
+// A model with its parameters laid out and set: by the seed, or from model.init_from. The same bits on every
+// rank. Throws UserError: a file that cannot be read or does not fit, a pattern of model.freeze or
+// model.reinit that matches nothing. `first_weights` false: model.init_from is not read, for a run that goes
+// on from a checkpoint.
 struct BuiltModel {
   explicit BuiltModel(Device device = {}) : store(device) {}
   // Images as a loader gives them, cast to `activations`; or activations on a GPU.
@@ -66,10 +67,10 @@ ExchangeOptions exchange_options(const Config& config, const ParameterArena& are
 bool needs_plan(const ExchangeOptions& options);
 // For looking at a run without running it: one group a parameter stands in for a plan, and all_gather for a
 // collective, that only a run measures.
-ExchangeOptions stand_in_options(const Config& config, const ParameterArena& arena);
+ExchangeOptions emulator_options(const Config& config, const ParameterArena& arena);
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks);
-// How long a rank that has a stop signal waits for what hangs: `most`, or half of dist.timeout_s, so that it says why it ends
-// before the ranks that wait for it give up.
+// How long a rank that has a stop signal waits for what hangs: `most`, or half of dist.timeout_s, so that it
+// says why it ends before the ranks that wait for it give up.
 std::chrono::milliseconds stop_patience(const Config& config, std::chrono::milliseconds most);
 
 // The densities of a run: `density` holds from epoch `first` until the next phase begins.
@@ -88,16 +89,17 @@ struct RunCheck {
   std::vector<Problem> problems;      // the run cannot begin
   std::vector<std::string> warnings;  // it can, but hardly does what was meant
 };
-// `first_weights` as in build_model(). `known`: problems found before; what depends on a key of theirs is left out.
+// `first_weights` as in build_model(). `known`: problems found before; what depends on a key of theirs is
+// left out.
 RunCheck check_run(const Config& config, const RunData& data, bool first_weights = true,
                    std::vector<Problem> known = {});
 
-// Whether one of the problems is about a key that begins with one of `prefixes`, or about an unknown key of their
-// sections: then a check that rests on these keys means nothing.
+// Whether one of the problems is about a key that begins with one of `prefixes`, or about an unknown key of
+// their sections: then a check that rests on these keys means nothing.
 bool depends_on_invalid_key(const std::vector<Problem>& problems,
                             std::initializer_list<std::string> prefixes);
-// Runs a check and adds what it throws as UserError to `problems`, with the first prefix as its key. Not where these keys
-// are depends_on_invalid_key().
+// Runs a check and adds what it throws as UserError to `problems`, with the first prefix as its key. Not
+// where these keys are depends_on_invalid_key().
 void add_problem(std::vector<Problem>& problems, std::initializer_list<std::string> prefixes,
                  const std::function<void()>& check);
 
@@ -120,12 +122,12 @@ struct StepCost {
 };
 
 // Makes a step of a few samples with `model`, whose weights stay as they are; activations and operations are
-// extrapolated to data.batch_size. `options`: as stand_in_options().
+// extrapolated to data.batch_size. `options`: as emulator_options().
 StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& model,
                          const ExchangeOptions& options);
 
-// --dry-run: the parameter table, the groups, bytes, memory and operations per step, on standard output. Throws UserError
-// as a run would, but for a GPU that is not there.
+// --dry-run: the parameter table, the groups, bytes, memory and operations per step, on standard output.
+// Throws UserError as a run would, but for a GPU that is not there.
 void print_dry_run(const Config& config);
 
 }  // namespace topknot

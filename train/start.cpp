@@ -95,7 +95,7 @@ int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const*
       run_thread_ranks(plan.size, options.timeout_s, hooks.body, options.link);
       return 0;
     case LaunchPlan::Kind::process:
-      // Inside the group, so that the other ranks learn at once where this one fails.
+      // Inside the group, so that the other ranks learn at once if this one fails.
       run_process_rank(plan, options, [&](Communicator& communicator) {
         if (hooks.joined) hooks.joined(communicator);
         hooks.load();
@@ -149,7 +149,8 @@ double model_bytes(const Config& config, const Dataset& data) {
 
 void check_limits(const Config& config, const RunData& data, int ranks, int processes) {
   const double workers = config.data.workers;
-  // Training and evaluation have workers each; then the rank's own, its compute threads and the collectives' one.
+  // Training and evaluation have workers each; then the rank's own, its compute threads and the collectives'
+  // one.
   const double threads = ranks * (2 * workers + compute_threads(config) + 1);
   if (threads > thread_limit())
     throw UserError(

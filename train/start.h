@@ -10,12 +10,12 @@
 
 namespace topknot {
 
-// Section `dist` as launch options. A default dist.ranks leaves the number to the launcher; one on the command line
-// must agree with it.
+// Section `dist` as launch options. A default dist.ranks leaves the number to the launcher; one on the
+// command line must agree with it.
 DistOptions dist_options(const LoadedConfig& loaded);
 
-// dist.backend: auto by what serves the run, in `loaded`; logged by rank 0. `host`: the group of a process, over which
-// this is collective; null for threads. Another backend stays as it is.
+// dist.backend: auto by what serves the run, in `loaded`; logged by rank 0. `host`: the group of a process,
+// over which this is collective; null for threads. Another backend stays as it is.
 void settle_backend(LoadedConfig& loaded, const LaunchPlan& plan, Communicator* host);
 
 // What a program runs around and on its ranks; every function may throw.
@@ -30,14 +30,14 @@ struct StartHooks {
   std::function<void(Communicator&)> body;
 };
 
-// Runs body on all ranks of this process: threads, one rank of several processes, or none where it starts copies of
-// itself, whose exit code is then returned. Else 0. Throws what the hooks throw, after the other ranks have been
-// notified.
+// Runs body on all ranks of this process: threads, one rank of several processes, or none if it starts copies
+// of itself, whose exit code is then returned. Else 0. Throws what the hooks throw, after the other ranks
+// have been notified.
 int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const* argv,
                 const StartHooks& hooks);
 
-// The configuration of a run that is to be resumed: config.yaml of its directory, with the overrides. Throws UserError
-// where there is none, and for an override of output.dir.
+// The configuration of a run that is to be resumed: config.yaml of its directory, with the overrides. Throws
+// UserError where there is none, and for an override of output.dir.
 LoadedConfig load_resumed_config(const std::string& run, const std::vector<std::string>& overrides);
 
 // Bytes of the training batches that a rank makes ahead.
@@ -46,9 +46,9 @@ double batches_bytes(const Config& config, const Dataset& data);
 // Bytes of a rank's weights, gradients, residuals (or their room) and moments in host memory; 0 with a GPU.
 double model_bytes(const Config& config, const Dataset& data);
 
-// Throws UserError where `ranks` ranks in `processes` processes (1, or one per rank) need more memory or threads than
-// this machine gives at all, or more address space than ulimit leaves a process, with the keys to lower. Counts only what
-// is known before the first step: samples, batches, the model, and the stacks of threads.
+// Throws UserError if `ranks` ranks in `processes` processes (1, or one per rank) need more memory or threads
+// than this machine gives at all, or more address space than ulimit leaves a process, with the keys to lower.
+// Counts only what is known before the first step: samples, batches, the model, and the stacks of threads.
 void check_limits(const Config& config, const RunData& data, int ranks, int processes);
 
 struct RunOutcome {
@@ -59,8 +59,9 @@ struct RunOutcome {
   std::string result;              // rank 0's, of a run that came to its end: lines for standard output
 };
 
-// The whole of training, the same code for every rank of every backend (train/trainer.cpp): trains to the end, or until a signal or train.stop_after asks for a stop. Collective. Throws on any error; the caller tells the
-// peers.
+// The whole of training, the same code for every rank of every backend (train/trainer.cpp): trains to the
+// end, or until a signal or train.stop_after asks for a stop. Collective. Throws on any error; the caller
+// tells the peers.
 RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator);
 
 // Trains as `loaded` says, which must have passed check_config(); `argv` is repeated in environment.json and

@@ -22,9 +22,9 @@ std::unique_ptr<Runner> make_runner(const RunInputs& inputs, Communicator& commu
              : make_cpu_runner(inputs, communicator);
 }
 
-// The greatest norm of a rank's gradient before compression; 0: no clipping. compress.clip is thr_G of Lin et al., "Deep Gradient
-// Compression", section 3.3, which clips gradients that are divided by N already at N^-1/2 thr_G; here they are means, hence
-// N^1/2.
+// The greatest norm of a rank's gradient before compression; 0: no clipping. compress.clip is thr_G of Lin et
+// al., "Deep Gradient Compression", section 3.3, which clips gradients that are divided by N already at
+// N^-1/2 thr_G; here they are means, hence N^1/2.
 double local_clip_norm(const Config& config, int ranks) {
   return config.compress.clip > 0 ? config.compress.clip * std::sqrt(ranks) : config.train.clip_local;
 }
@@ -156,8 +156,8 @@ void Step::clip(std::span<Parameter* const> parameters) {
   for (const Parameter* p : parameters) clip_.scale({p->gradient(), p->numel()}, clip_norm_);
 }
 
-// If clipping cuts nearly every gradient, only its direction is left, which costs accuracy: dgc on CIFAR-10 with
-// compress.clip=0.25 ended twelve points below dgc without. On a CPU, where the norm is known at once.
+// If clipping cuts nearly every gradient, only its direction is left, which costs accuracy: dgc on CIFAR-10
+// with compress.clip=0.25 ended twelve points below dgc without. On a CPU, where the norm is known at once.
 void Step::warn_of_much_clipping() {
   constexpr int kWatched = 100, kMany = 90;
   if (arena_.device().kind != DeviceKind::cpu) return;

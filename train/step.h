@@ -1,7 +1,8 @@
 #pragma once
-// A rank's replica: its weights, statistics, optimizer, exchange and data, built by the configuration, and the training step
-// on them, written once for all devices: forward, backward with the exchange in its hooks, clipping, agreement, update. The
-// trainer (train/trainer.cpp) says which step to make, with which rates; the device's runner (train/runner.h) carries it out.
+// A rank's replica: its weights, statistics, optimizer, exchange and data, built by the configuration, and
+// the training step on them, written once for all devices: forward, backward with the exchange in its hooks,
+// clipping, agreement, update. The trainer (train/trainer.cpp) says which step to make, with which rates; the
+// device's runner (train/runner.h) carries it out.
 
 #include <cstdint>
 #include <functional>
@@ -27,7 +28,8 @@ namespace topknot {
 
 class Step {
  public:
-  // On the device of the configuration. Collective. Throws UserError where that cannot be used, or options contradict each other.
+  // On the device of the configuration. Collective. Throws UserError if that cannot be used, or options
+  // contradict each other.
   Step(const RunInputs& inputs, Communicator& communicator);
   ~Step();
   Step(const Step&) = delete;
@@ -40,13 +42,13 @@ class Step {
   std::string device() const { return runner_->name(); }
   // The configuration with what this run has measured: exchange.groups, exchange.collective.
   Config effective_config() const { return resolved_.effective(config_); }
-  // By the run's profile; 0 where there is none.
+  // By the run's profile; 0 if there is none.
   double modelled_makespan() const { return resolved_.modelled_makespan(groups()); }
 
-  // `first_step`: of the epoch, where a resumed run enters it.
+  // `first_step`: of the epoch, if a resumed run enters it.
   void start_epoch(std::int64_t epoch, std::int64_t first_step);
-  // Waits until the next step's data are there, or until a stop signal, and counts the time in that step's. On a GPU it
-  // returns at once.
+  // Waits until the next step's data are there, or until a stop signal, and counts the time in that step's.
+  // On a GPU it returns at once.
   void await_batch();
   // Of `context` as Exchange::begin_step().
   void make(const StepContext& context);
@@ -60,15 +62,16 @@ class Step {
   // All of these are collective.
   void all_reduce(std::span<double> sums);
   void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all);  // by rank
-  // Of the test set or, where the run has one, the held-out set. None where the hook ended it, which it must do on all
-  // ranks alike.
+  // Of the test set or, if the run has one, the held-out set. None if the hook ended it, which it must do on
+  // all ranks alike.
   std::optional<Evaluation> evaluate(Split split, const EvaluationHook& hook);
   void check_parameters(const std::string& when);
 
   // Where all reports were asked for. state() copies what this rank has, weights and optimizer on rank 0
-  // only; it reuses the memory of `state`, which is complete once what it returns has been called: by any thread, beside
-  // further steps, before the next state(). A GPU's copy to the host waits until then; empty where nothing does.
-  // load_state() takes both from there on every rank; throws UserError where it does not fit the model or the method.
+  // only; it reuses the memory of `state`, which is complete once what it returns has been called: by any
+  // thread, beside further steps, before the next state(). A GPU's copy to the host waits until then; empty
+  // if nothing does. load_state() takes both from there on every rank; throws UserError if it does not fit
+  // the model or the method.
   std::function<void()> state(RunState& state);
   void load_state(const RunState& state);
 
@@ -95,7 +98,8 @@ class Step {
   Communicator& communicator_;
   const bool root_;
   const int parts_;  // micro-batches per step
-  // The greatest norm of this rank's gradient before compression, 0: no clipping; of the whole gradient, or of each tensor's.
+  // The greatest norm of this rank's gradient before compression, 0: no clipping; of the whole gradient, or
+  // of each tensor's.
   const double clip_norm_;
   const bool clip_model_;
   const std::unique_ptr<Runner> runner_;
@@ -107,8 +111,8 @@ class Step {
   Clip clip_;
   const DeviceBackend& backend_;
   Tensor loss_;  // this rank's of the step: the mean over its micro-batches
-  // Batch norm's and recurrent states, which the forward pass moves; and as they were before this step, undefined if there are
-  // none.
+  // Batch norm's and recurrent states, which the forward pass moves; and as they were before this step,
+  // undefined if there are none.
   const std::vector<std::span<float>> statistics_;
   Tensor kept_statistics_;
   const std::unique_ptr<Exchange> exchange_;

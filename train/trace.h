@@ -1,7 +1,7 @@
 #pragma once
-// The spans of single steps, as a trace in the format that chrome://tracing and Perfetto
-// (ui.perfetto.dev) open, one file per rank ("Trace Event Format", the complete events "X"). Five rows, on none
-// of which two spans overlap: compute, encode, communicate, decode, wait.
+// The spans of single steps, as a trace in the format that chrome://tracing and Perfetto (ui.perfetto.dev)
+// open, one file per rank ("Trace Event Format", the complete events "X"). Five rows, on none of which two
+// spans overlap: compute, encode, communicate, decode, wait.
 
 #include <chrono>
 #include <cstdint>
@@ -27,7 +27,7 @@ class TraceWriter {
   TraceWriter(const std::string& path, int rank, Time origin);
   // `step` is shown beside the span, 1 for the first.
   void add(TraceRow row, const std::string& name, std::int64_t step, Time begin, Time end);
-  // Throws UserError with path and reason where the file cannot be written.
+  // Throws UserError with path and reason if the file cannot be written.
   void write() const;
 
  private:
@@ -43,13 +43,14 @@ class TraceWriter {
   std::vector<Event> events_;
 };
 
-// Which steps a trace has: `steps` of them after `from` others; the last ones where the run of `total` steps ends before.
+// Which steps a trace has: `steps` of them after `from` others; the last ones if the run of `total` steps
+// ends before.
 struct TraceRange {
   std::int64_t from = 0, steps = 0, total = 0;  // train.profile_from, train.profile_steps
 };
 
-// A training run's trace. Each rank writes trace_rankR.json into its own `folder`, which it makes where there is none; where
-// that fails there is a warning and no trace. Does nothing where the range has no steps.
+// A training run's trace. Each rank writes trace_rankR.json into its own `folder`, which it makes if there is
+// none; if that fails there is a warning and no trace. Does nothing if the range has no steps.
 class StepTrace {
  public:
   // `groups` must outlive it. `overlaps`: collectives run beside the computation.

@@ -1,5 +1,5 @@
-// train [FILE.yaml] [section.key=value ...]: the front door to a run; train export. Exit codes: 0, 1 for an error, 2 for
-// bad input, 128 + signal where a signal stopped the run.
+// train [FILE.yaml] [section.key=value ...]: the front door to a run; train export. Exit codes: 0, 1 for an
+// error, 2 for bad input, 128 + signal where a signal stopped the run.
 #include <cstdio>
 #include <optional>
 #include <string_view>
@@ -18,7 +18,8 @@ using namespace topknot;
 
 namespace {
 
-// What the configuration alone shows. Keys that could not be read have their defaults, of which nothing more is said.
+// What the configuration alone shows. Keys that could not be read have their defaults, of which nothing more
+// is said.
 std::vector<Problem> config_problems(const LoadedConfig& loaded) {
   std::vector<Problem> problems = loaded.problems;
   for (const Problem& problem : check_config(loaded.config))

@@ -191,7 +191,8 @@ class Trainer {
     return settle_due() || static_cast<std::int64_t>(pending_.size()) >= step_.steps_ahead();
   }
 
-  // A run that stops leaves its evaluation to the start that resumes it. Returns the signal that ended an evaluation, or 0.
+  // A run that stops leaves its evaluation to the start that resumes it. Returns the signal that ended an
+  // evaluation, or 0.
   int after_report(bool stopped) {
     if (check_due()) check_parameters("during training");
     if (epoch_ends()) {
@@ -237,8 +238,8 @@ class Trainer {
                : inputs_.folder.path + " has the steps so far, and no checkpoint (train.checkpoint_keep=0)";
   }
 
-  // Where an epoch begins with the next step. Returns the signal that a rank has received until its first batch is there,
-  // the same on every rank, or 0.
+  // Where an epoch begins with the next step. Returns the signal that a rank has received until its first
+  // batch is there, the same on every rank, or 0.
   int begin_epoch() {
     const std::int64_t in_epoch = step() % plan_.steps_per_epoch;
     if (in_epoch != 0 && step() != first_step_) return 0;
@@ -260,8 +261,8 @@ class Trainer {
     pending_.push_back(record);
   }
 
-  // Where this rank waits for its next batch, the others wait for it in report(), where all agree on a stop signal: they can
-  // end after this step, however long the data take. The wait counts as the next step's.
+  // Where this rank waits for its next batch, the others wait for it in report(), where all agree on a stop
+  // signal: they can end after this step, however long the data take. The wait counts as the next step's.
   void await_data() {
     const Clock::time_point begin = Clock::now();
     step_.await_batch();
@@ -269,9 +270,9 @@ class Trainer {
     last_report_ += awaited_;
   }
 
-  // Reports the oldest `count` steps that were not. One small sum over the ranks for all of them: their metrics, how many
-  // ranks have done their part of a checkpoint, and how many have received each of the signals that ask for a stop.
-  // Returns the highest of these signals, the same on every rank, or 0.
+  // Reports the oldest `count` steps that were not. One small sum over the ranks for all of them: their
+  // metrics, how many ranks have done their part of a checkpoint, and how many have received each of the
+  // signals that ask for a stop. Returns the highest of these signals, the same on every rank, or 0.
   int report(std::size_t count) {
     const std::vector<StepReport> reports = step_.reports(count);
     TOPKNOT_CHECK(reports.size() == count, "one report per step");
@@ -323,7 +324,7 @@ class Trainer {
                             compared_bytes(sent, dense), format_bytes(dense / ranks)));
   }
 
-  // `bad_parameter`: as that of the bad rank; of rank 0 where none is known to be bad.
+  // `bad_parameter`: as that of the bad rank; of rank 0 if none is known to be bad.
   void note_skip(std::int64_t step, const StepReport& report, int bad_parameter) {
     if (report.committed()) {
       position_.skips_in_a_row = 0;

@@ -32,7 +32,8 @@ TOPKNOT_HOST_DEVICE float float_of(std::uint32_t bits) {
   return x;
 }
 
-// Entries of a part of the layout rice: its u32 costs 0.03 bits per entry, within 1 % of the bare code at every density.
+// Entries of a part of the layout rice: its u32 costs 0.03 bits per entry, within 1 % of the bare code at
+// every density.
 inline constexpr std::uint32_t kRicePart = 1024;
 
 // The b with 2^(b - 1/2) <= 0.693 numel / count < 2^(b + 1/2), 0 to 30.

@@ -81,7 +81,8 @@ std::size_t raw_decode(std::span<const std::byte> in, std::size_t, std::span<std
   return out.size_bytes();
 }
 
-// Nothing: every element is sent. Only compress.codec auto has it, because what is selected decides whether it fits.
+// Nothing: every element is sent. Only compress.codec auto has it, because what is selected decides whether
+// it fits.
 double all_expected_bytes(std::size_t, std::size_t) {
   return 0.0;
 }

@@ -8,7 +8,7 @@
 //   5  u8  flags: bit 0 = every entry of the sender's accumulated gradient was finite; the other bits are 0
 //   6  u8  index layout   7  u8  value codec
 //   8  u32 numel: the group's length, below 2^31
-//  12  u32 count: entries that follow; 0 where not finite
+//  12  u32 count: entries that follow; 0 if not finite
 // No bytes follow a count of 0. Decoding throws Error on anything else: bytes missing or left over, a count
 // above numel, positions that do not strictly ascend below numel, values that are not finite. Every layout
 // and value codec is canonical: a block that is accepted is the one that its layout and code write for these
@@ -33,8 +33,8 @@ struct ValueCodec {
   std::size_t (*bytes)(std::size_t count);  // at least one per value; 0 of none
   // Appends bytes(values.size()) bytes. What decodes from finite values is finite.
   void (*encode)(std::span<const float> values, std::vector<std::byte>& out);
-  // `in` has bytes(out.size()) bytes. Throws Error where they are not what encode() writes; values that are not finite may
-  // come out, read_block refuses them.
+  // `in` has bytes(out.size()) bytes. Throws Error if they are not what encode() writes; values that are not
+  // finite may come out, read_block refuses them.
   void (*decode)(std::span<const std::byte> in, std::span<float> out);
 };
 
@@ -47,16 +47,16 @@ struct IndexLayout {
 
   std::uint8_t id = 0;
   bool only_all = false;  // writes every position or none
-  // What `count` positions take, fillers' values not included: exact for raw, bitmap and all, else the expectation where
-  // positions are drawn uniformly. 0 of none.
+  // What `count` positions take, fillers' values not included: exact for raw, bitmap and all, else the
+  // expectation if positions are drawn uniformly. 0 of none.
   double (*expected_bytes)(std::size_t count, std::size_t numel);
   Size (*size)(std::span<const std::uint32_t> indices, std::size_t numel);
-  // Appends positions, strictly ascending and below numel. `fillers`, empty before, gets the value slots that belong to no
-  // position, ascending: run16 has them. A filler's value is +0.
+  // Appends positions, strictly ascending and below numel. `fillers`, empty before, gets the value slots that
+  // belong to no position, ascending: run16 has them. A filler's value is +0.
   void (*encode)(std::span<const std::uint32_t> indices, std::size_t numel, std::vector<std::byte>& out,
                  std::vector<std::uint32_t>& fillers);
-  // Reads out.size() positions from the start of `in` and returns the bytes used. Throws Error where `in` is too short or
-  // not what encode() writes; read_block checks order and range.
+  // Reads out.size() positions from the start of `in` and returns the bytes used. Throws Error if `in` is too
+  // short or not what encode() writes; read_block checks order and range.
   std::size_t (*decode)(std::span<const std::byte> in, std::size_t numel, std::span<std::uint32_t> out,
                         std::vector<std::uint32_t>& fillers);
 
@@ -64,8 +64,8 @@ struct IndexLayout {
 };
 extern const IndexLayout kRawLayout, kRun16Layout, kRiceLayout, kBitmapLayout, kAllLayout;
 
-// What compress.codec names: one layout, or several (auto) of which each message takes the one in which it is smallest,
-// values of fillers counted; ties to the first. Messages of no entries take the first.
+// What compress.codec names: one layout, or several (auto) of which each message takes the one in which it is
+// smallest, values of fillers counted; ties to the first. Messages of no entries take the first.
 struct IndexCodec {
   std::vector<const IndexLayout*> layouts;
 
@@ -89,8 +89,8 @@ std::vector<std::byte> write_block(const SparseVector& entries, std::size_t nume
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCodec& index_codec,
                 const ValueCodec& value_codec, SparseVector& entries);
 
-// What a block of `count` entries takes; IndexCodec::expected_bytes() says how exact that is. Throws UserError for an
-// unknown name.
+// What a block of `count` entries takes; IndexCodec::expected_bytes() says how exact that is. Throws
+// UserError for an unknown name.
 std::size_t expected_block_bytes(const std::string& codec, const std::string& values, std::size_t count,
                                  std::size_t numel);
 

@@ -23,7 +23,7 @@ std::size_t part_total(std::size_t count) {
   return (count + kPart - 1) / kPart;
 }
 
-// Calls body(part) for each part, on threads where there is enough to do. The body must not throw.
+// Calls body(part) for each part, on threads if there is enough to do. The body must not throw.
 template <class Body>
 void for_each_part(std::size_t parts, Body&& body) {
   const int threads = std::min(static_cast<int>(parts / 16), omp_get_max_threads());
@@ -95,7 +95,7 @@ class BitReader {
  public:
   BitReader(const std::byte* at, const std::byte* end) : at_(at), end_(end) {}
 
-  // Zeros up to the next one, which is taken as well. False where the bytes end before it.
+  // Zeros up to the next one, which is taken as well. False if the bytes end before it.
   bool unary(std::uint64_t& zeros) {
     zeros = 0;
     for (;;) {
@@ -111,7 +111,7 @@ class BitReader {
       left_ = 0;
     }
   }
-  // At most 32 bits; false where there are fewer.
+  // At most 32 bits; false if there are fewer.
   bool get(unsigned bits, std::uint64_t& value) {
     if (left_ < bits) refill();
     if (left_ < bits) return false;
@@ -147,7 +147,7 @@ class BitReader {
 };
 
 // Positions of one part, counted from the part's first possible one. Returns how many positions the part
-// spans, or 0 where it is damaged.
+// spans, or 0 if it is damaged.
 std::uint64_t read_part(std::span<const std::byte> in, std::size_t bits, unsigned b, std::size_t numel,
                         std::span<std::uint32_t> out) {
   BitReader reader(in.data(), in.data() + in.size());

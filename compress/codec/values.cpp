@@ -57,8 +57,8 @@ void bf16_decode(std::span<const std::byte> in, std::span<float> out) {
   from_bf16(in.data(), out.size(), out.data());
 }
 
-// IEEE half precision times a power of two, one per message, so that nothing overflows and what is small against
-// the largest keeps its precision. One byte: i8 e; then the halves h: value = h * 2^e.
+// IEEE half precision times a power of two, one per message, so that nothing overflows and what is small
+// against the largest keeps its precision. One byte: i8 e; then the halves h: value = h * 2^e.
 //
 // e = floor(log2 m) - 14 with m the largest magnitude, rounded to a half's 11 bits: m lies in [2^14, 2^15),
 // magnitudes down to 2^-28 m have 11 bits. e is at least -125, where the smallest half is the smallest float;

@@ -133,7 +133,7 @@ class DeviceDenseCompressor final : public Compressor {
 
   const std::size_t numel_;
   const int ranks_;
-  const DeviceArray<BFloat16> narrow_;  // what is sent, where it is not the gradient itself
+  const DeviceArray<BFloat16> narrow_;  // what is sent, if it is not the gradient itself
   // Of the step under way.
   std::span<float> gradient_;
   StepStatus* status_ = nullptr;

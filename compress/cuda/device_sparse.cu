@@ -1,8 +1,8 @@
-// Selection + memory + code on a GPU, the CUDA counterpart of compress/sparse.h, with the same bits in blocks,
-// averages, residuals and states; and the choice of a compressor with kernels.
+// Selection + memory + code on a GPU, the CUDA counterpart of compress/sparse.h, with the same bits in
+// blocks, averages, residuals and states; and the choice of a compressor with kernels.
 //
-// A block that the CPU throws Error for is a bad step here: the status names its rank. So is a sum that
-// could overflow (SparseCompressor::summable), which names none.
+// A block that the CPU throws Error for is a bad step here: the status names its rank. So is a sum that could
+// overflow (SparseCompressor::summable), which names none.
 #include <algorithm>
 #include <utility>
 
@@ -22,11 +22,12 @@ namespace {
 // The list that the ranges' selections make, in GPU memory.
 struct JoinedList {
   std::uint32_t* starts = nullptr;  // by range: where its entries begin
-  std::uint32_t* count = nullptr;   // of all: 0 where a range is not finite
+  std::uint32_t* count = nullptr;   // of all: 0 if a range is not finite
   std::uint32_t* finite = nullptr;
 };
 
-// Finds out where the ranges' entries begin; adds to what the status says of selections. One block of threads.
+// Finds out where the ranges' entries begin; adds to what the status says of selections. One block of
+// threads.
 __global__ void __launch_bounds__(kThreads)
     join_kernel(SelectRanges ranges, JoinedList joined, StepStatus* status) {
   __shared__ float lowest[kThreads];
@@ -73,8 +74,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// This rank's values as decoded, as a list (`list`) and where the selected ones are (`by_slot`). `decoded`: of all ranks,
-// room for `capacity` each.
+// This rank's values as decoded, as a list (`list`) and where the selected ones are (`by_slot`). `decoded`:
+// of all ranks, room for `capacity` each.
 __global__ void __launch_bounds__(kThreads)
     take_own_kernel(SelectRanges ranges, JoinedList joined, const StepParameters* step, const float* decoded,
                     std::size_t capacity, float* list, float* by_slot) {
@@ -123,11 +124,11 @@ __global__ void __launch_bounds__(kThreads)
 constexpr std::uint32_t kTile = 4096;  // floats; 16 KiB
 constexpr int kRanks = kThreads / 2;   // whose entries are looked up at a time
 
-// The average of sparse contributions, bit for bit average_sparse() of compress/sparse.h: overwrites `average`, n floats,
-// if the status is good; else leaves it. `lists`: of `ranks` ranks, room for `capacity` entries each.
-// A block of threads makes one tile of the average in shared memory: filled with zeros, the ranks' entries
-// added one rank after the other, multiplied and written. A rank has a position once at most, so no two
-// threads meet.
+// The average of sparse contributions, bit for bit average_sparse() of compress/sparse.h: overwrites
+// `average`, n floats, if the status is good; else leaves it. `lists`: of `ranks` ranks, room for `capacity`
+// entries each. A block of threads makes one tile of the average in shared memory: filled with zeros, the
+// ranks' entries added one rank after the other, multiplied and written. A rank has a position once at most,
+// so no two threads meet.
 __global__ void __launch_bounds__(kThreads)
     average_kernel(const StepStatus* status, DecodedEntries lists, std::size_t capacity, int ranks,
                    const float* weights, float factor, float* average, std::size_t n) {
@@ -203,7 +204,7 @@ class DeviceSparseCompressor final : public Compressor {
   JoinedList joined_;
   DeviceArray<std::uint32_t> indices_;  // the list, of several ranges
   DeviceArray<float> values_;
-  DeviceArray<float> sent_by_slot_, sent_;       // as decoded, where the code is not exact
+  DeviceArray<float> sent_by_slot_, sent_;       // as decoded, if the code is not exact
   DeviceArray<std::uint32_t> received_indices_;  // of all ranks
   DeviceArray<float> received_values_;
   DeviceArray<DecodedStats> received_;

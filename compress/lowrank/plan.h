@@ -1,7 +1,8 @@
 #pragma once
-// What the low-rank methods share: products of a matrix with thin factors; which tensors of a group are approximated, where
-// their factors lie, and the passes over the group. P of all matrices is one buffer, each [rows, rank] by rows; Q another,
-// each [rank, cols]: the transpose, by rows. All other tensors are sent as they are, behind the factors of a message.
+// What the low-rank methods share: products of a matrix with thin factors; which tensors of a group are
+// approximated, where their factors lie, and the passes over the group. P of all matrices is one buffer, each
+// [rows, rank] by rows; Q another, each [rank, cols]: the transpose, by rows. All other tensors are sent as
+// they are, behind the factors of a message.
 
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +33,7 @@ void transposed_product(const float* m, std::size_t rows, std::size_t cols, std:
                         std::size_t end, const float* p, std::size_t rank, float* q);
 
 // For rows [begin, end): average = mean_p mean_q^T and, where own_p is not null, u -= own_p own_q^T.
-// `average` may be u's memory where own_p is null.
+// `average` may be u's memory if own_p is null.
 struct Factors {
   const float *p, *q;
 };
@@ -52,9 +53,9 @@ void orthonormalise(float* a, std::size_t n, std::size_t rank, std::size_t row_s
 
 class Plan {
  public:
-  // A tensor is approximated at rank min(compress.rank, rows, cols), where it has columns and
-  // numel / (factors_per_step * rank * (rows + cols)) exceeds compress.min_compression. factors_per_step: which
-  // share of the two factors is sent per step; 1 for both, 0.5 for one in turn.
+  // A tensor is approximated at rank min(compress.rank, rows, cols), if it has columns and numel /
+  // (factors_per_step * rank * (rows + cols)) exceeds compress.min_compression. factors_per_step: which share
+  // of the two factors is sent per step; 1 for both, 0.5 for one in turn.
   Plan(const CompressOptions& options, const GroupSpec& group, double factors_per_step);
 
   std::size_t numel() const { return numel_; }
@@ -72,8 +73,8 @@ class Plan {
   void transposed_product(std::span<const float> u, std::span<const float> p, std::span<float> q) const;
 
   void copy_plain(std::span<const float> u, std::span<float> out) const;
-  // The averages of all tensors into `average`; what they stand for leaves u where `has_residual`: own_p own_q^T for
-  // a matrix, everything for the others. `plain` is averaged.
+  // The averages of all tensors into `average`; what they stand for leaves u if `has_residual`: own_p own_q^T
+  // for a matrix, everything for the others. `plain` is averaged.
   struct Factors {
     std::span<const float> p, q;
   };
@@ -113,7 +114,8 @@ bool check_options(const CompressOptions& options);
 // compress.rank and .min_compression.
 const std::vector<Option>& options();
 
-// What the methods share as compressors: error feedback over the group, sums of factors, averages rebuilt from these.
+// What the methods share as compressors: error feedback over the group, sums of factors, averages rebuilt
+// from these.
 class LowRankCompressor : public Compressor {
  public:
   LowRankCompressor(const CompressOptions& options, const GroupSpec& group, double factors_per_step)
@@ -131,7 +133,7 @@ class LowRankCompressor : public Compressor {
   virtual void project(std::span<const float> u) = 0;
   // Takes what came back and sets finite_; returns a Message for one more round.
   virtual std::optional<Message> receive(const Round& round) = 0;
-  // Turns u into the residual, where there is one, and what was summed into the average.
+  // Turns u into the residual, if there is one, and what was summed into the average.
   virtual void rebuild(std::span<float> u, std::span<float> average) = 0;
 
   void check_idle(const char* what) const { TOPKNOT_CHECK(phase_ == Phase::idle, what); }
@@ -149,7 +151,7 @@ class LowRankCompressor : public Compressor {
   Phase phase_ = Phase::idle;
 };
 
-// Takes a saved factor of this length. Throws Error where it is not finite.
+// Takes a saved factor of this length. Throws Error if it is not finite.
 std::vector<float> load_factor(StateReader& reader, std::size_t size);
 
 }  // namespace topknot::lowrank

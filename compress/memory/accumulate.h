@@ -1,6 +1,6 @@
 #pragma once
-// What a memory adds to the gradient, element by element, in the pass that selects: u is written over the gradient. The
-// formulas are those of compress/memory/memory.cpp and dgc.cpp, on a GPU bit for bit.
+// What a memory adds to the gradient, element by element, in the pass that selects: u is written over the
+// gradient. The formulas are those of compress/memory/memory.cpp and dgc.cpp, on a GPU bit for bit.
 
 #include <cstddef>
 
@@ -9,7 +9,8 @@
 
 namespace topknot {
 
-// DGC's momentum correction, for the CPU's vectors too: returns what the residual is added to; `next`: the new velocity.
+// DGC's momentum correction, for the CPU's vectors too: returns what the residual is added to; `next`: the
+// new velocity.
 template <class V>
 TOPKNOT_HOST_DEVICE __attribute__((always_inline)) V momentum_corrected(V gradient, V velocity, V& next,
                                                                         float momentum, bool nesterov) {

@@ -6,9 +6,10 @@
 // Unlike classic error feedback, what is not sent is not summed up over the steps, and ranks whose gradients
 // differ do not keep each other from converging; in return the estimate is dense and every rank holds it.
 //
-// The arena's residual holds -h, so that the selection's own pass makes u = g - h; the average estimate is the
-// memory's own buffer, equal on all ranks. Entries that the collective rejected stay out of h, as they stay
-// out of the average. What a value codec loses stays in the difference. Momentum, if any, is the optimizer's.
+// The arena's residual holds -h, so that the selection's own pass makes u = g - h; the average estimate is
+// the memory's own buffer, equal on all ranks. Entries that the collective rejected stay out of h, as they
+// stay out of the average. What a value codec loses stays in the difference. Momentum, if any, is the
+// optimizer's.
 
 #include <fmt/format.h>
 

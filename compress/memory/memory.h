@@ -15,8 +15,8 @@
 
 namespace topknot {
 
-// What a memory asks of the pass that selects, which makes u over the gradient g in its one read (on a GPU that is
-// cuda::Accumulate). With momentum m and velocity v:
+// What a memory asks of the pass that selects, which makes u over the gradient g in its one read (on a GPU
+// that is cuda::Accumulate). With momentum m and velocity v:
 //   neither residual nor velocity   u = g
 //   a residual                      u = g + residual
 //   both (DGC)                      u = v' + residual, v' = m v + g; Nesterov: u = v' + g + residual, v' = m (v + g)
@@ -57,12 +57,12 @@ class Memory {
  public:
   virtual ~Memory() = default;
 
-  // What selection adds to the gradient in its own pass, to make u over the gradient's memory. `residual` is what the arena
-  // keeps from step to step (the residual).
+  // What selection adds to the gradient in its own pass, to make u over the gradient's memory. `residual` is
+  // what the arena keeps from step to step (the residual).
   virtual FeedbackInput input(std::span<float> gradient, std::span<const float> residual) = 0;
 
-  // Turns the step's memories into what the next step starts from. `sent`: the entries as the other ranks decoded
-  // them, whose weight does not count; those at `rejected` (positions, any order) were not accepted.
+  // Turns the step's memories into what the next step starts from. `sent`: the entries as the other ranks
+  // decoded them, whose weight does not count; those at `rejected` (positions, any order) were not accepted.
   virtual void commit(std::span<float> u, std::span<float> residual, const SparseView& sent,
                       std::span<const std::uint32_t> rejected) = 0;
   // After commit: the average of what was sent, to be turned into the average gradient in place (EF21).
@@ -80,7 +80,8 @@ class Memory {
 };
 
 struct MemoryTraits {
-  // optimizer.momentum is applied in here; the optimizer then keeps it only for weight decay and dense slices.
+  // optimizer.momentum is applied in here; the optimizer then keeps it only for weight decay and dense
+  // slices.
   bool owns_momentum = false;
   bool sends_differences = false;  // what is sent is a difference to an estimate, not gradient (EF21)
   // What would mix the learning rates of several steps under compress.lr_inside; empty: nothing would.
@@ -101,8 +102,8 @@ void add_memory(const std::string& name, const std::string& help, MemoryTraits t
   memories().add(name, help, {make_piece<Memory, Implementation>, traits}, std::move(options));
 }
 
-// For commit(): from -= sent, but for the entries at `rejected`; if `velocity` is not null, what left loses its velocity
-// too. u - sent is +0 where values are sent exactly, else the coding error.
+// For commit(): from -= sent, but for the entries at `rejected`; if `velocity` is not null, what left loses
+// its velocity too. u - sent is +0 if values are sent exactly, else the coding error.
 void take_sent(std::span<float> from, const SparseView& sent, std::span<const std::uint32_t> rejected,
                float* velocity = nullptr);
 

@@ -1,7 +1,7 @@
 #pragma once
 // Quantised blocks: every entry of a group as a small code, times the scale of the cell it lies in. Cells are
-// consecutive ranges: a selection range (sign, ternary) or a bucket of one (levels). Kernels take the header and
-// level_of() from here.
+// consecutive ranges: a selection range (sign, ternary) or a bucket of one (levels). Kernels take the header
+// and level_of() from here.
 //
 // Little-endian:
 //   0  u32 magic 0x51544B54 ("TKTQ")
@@ -10,9 +10,7 @@
 //   6  u8  kind: 1 sign, 2 levels, 3 ternary
 //   7  u8  0
 //   8  u32 numel: the group's length
-//  12  u32 cells
-//  16  u32 levels s of kind 2, else 1
-//  20  f32 scales, one per cell: finite, not below +0
+//  12  u32 cells 16  u32 levels s of kind 2, else 1 20  f32 scales, one per cell: finite, not below +0
 //      codes of all entries in order, the last byte filled with zeros
 // Without the flag the block ends after the header. Codes, least significant bit first:
 //   sign     1 bit: 0 is +scale, 1 is -scale
@@ -30,7 +28,8 @@
 
 namespace topknot::quantise {
 
-// Magnitudes of signs are summed by chunks of so many entries: kChunk of compress/parallel.h, which kernels do not include.
+// Magnitudes of signs are summed by chunks of so many entries: kChunk of compress/parallel.h, which kernels
+// do not include.
 inline constexpr std::uint32_t kSumChunk = 16384;
 
 enum class Kind : std::uint8_t { sign = 1, levels = 2, ternary = 3 };
@@ -44,7 +43,8 @@ struct BlockHeader {
   std::uint32_t numel = 0, cells = 0, levels = 0;
 };
 
-// QSGD's level of an entry: |x| / norm of `levels`, rounded up where the uniform number is below the fraction. norm > 0.
+// QSGD's level of an entry: |x| / norm of `levels`, rounded up if the uniform number is below the fraction.
+// norm > 0.
 TOPKNOT_HOST_DEVICE int level_of(float magnitude, float uniform, float norm, float levels) {
   const float share = magnitude / norm;
   const float exact = (share < 1.0f ? share : 1.0f) * levels;
@@ -59,14 +59,14 @@ struct Format {
   Kind kind = Kind::sign;
   std::uint32_t levels = 1;          // of Kind::levels: 1 to 32767
   std::size_t numel = 0;             // below 2^31
-  std::vector<std::uint32_t> cells;  // where each ends: ascending, the last at numel; none where numel is 0
+  std::vector<std::uint32_t> cells;  // where each ends: ascending, the last at numel; none if numel is 0
 
   int bits() const;  // of a code; of Kind::ternary, whose codes share bytes: 0
   std::size_t code_bytes() const;
   std::size_t bytes() const { return kHeaderBytes + cells.size() * sizeof(float) + code_bytes(); }
 };
 
-// An empty block of the right length with its header, for write_codes(); header only where not finite.
+// An empty block of the right length with its header, for write_codes(); header only if not finite.
 std::vector<std::byte> start_block(const Format& format, bool finite);
 void write_scales(const Format& format, std::span<const float> scales, std::span<std::byte> block);
 
@@ -89,7 +89,7 @@ void read_values(const Format& format, std::span<const std::byte> block, std::si
 std::size_t cell_of(const Format& format, std::size_t entry);
 
 // The whole of decoding: check_block() and read_values() of all entries. `out` has numel entries, and is left
-// alone where the result is false.
+// alone if the result is false.
 bool read_block(const Format& format, std::span<const std::byte> block, std::span<float> out);
 
 }  // namespace topknot::quantise

@@ -1,9 +1,10 @@
 #pragma once
-// A quantiser as a compressor: every entry is sent in a few bits (compress/quantise/block.h), gathered from all
-// ranks. The average is sum_r(weight[r] * value_r) * (1 / P), added in rank order onto zeros, as that of sparse
-// contributions is. With memory residual, u = gradient + residual is quantised and the residual is u minus what
-// the other ranks decoded; with none, the gradient, and the slice's residual is never touched. Nothing else is
-// carried: random numbers are streams by (step, rank) and position, so that a step can be made again.
+// A quantiser as a compressor: every entry is sent in a few bits (compress/quantise/block.h), gathered from
+// all ranks. The average is sum_r(weight[r] * value_r) * (1 / P), added in rank order onto zeros, as that of
+// sparse contributions is. With memory residual, u = gradient + residual is quantised and the residual is u
+// minus what the other ranks decoded; with none, the gradient, and the slice's residual is never touched.
+// Nothing else is carried: random numbers are streams by (step, rank) and position, so that a step can be
+// made again.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,7 +22,7 @@ namespace topknot::quantise {
 class Quantiser {
  public:
   virtual ~Quantiser() = default;
-  // The scales of the cells, at least 0; false where an entry is, or a scale would be, no finite number.
+  // The scales of the cells, at least 0; false if an entry is, or a scale would be, no finite number.
   virtual bool scales(std::span<const float> u, const Format& format, std::span<float> scales) = 0;
   // The codes of entries [begin, end), all in one cell. `first`: the position of entry `begin` in the whole
   // model, by which random numbers are drawn. Called from several threads.
@@ -58,10 +59,10 @@ class QuantisingCompressor final : public Compressor {
   std::vector<float> weights_;                  // by rank
   std::vector<std::vector<std::byte>> blocks_;  // by rank, between decode and commit
   bool finite_ = false;
-  mutable std::vector<float> contributed_;  // decoded where somebody asks
+  mutable std::vector<float> contributed_;  // decoded if somebody asks
 };
 
-// One cell per selection range, each cut into buckets where `bucket` is above 0.
+// One cell per selection range, each cut into buckets if `bucket` is above 0.
 std::vector<std::uint32_t> cells_of(const GroupSpec& group, std::size_t bucket);
 
 // CompressorType::message_bytes of the method whose checked options give this format.
@@ -82,13 +83,13 @@ inline bool qsgd_has_residual(const CompressOptions& options) {
   return options.memory == "residual";
 }
 
-// out[i] = CounterRng(seed, RngUse::compress, low 32 bits of step, rank).uniform(first + i): a stream for each
-// rank and step, whose i-th number belongs to the i-th element of the model, whatever the groups are.
+// out[i] = CounterRng(seed, RngUse::compress, low 32 bits of step, rank).uniform(first + i): a stream for
+// each rank and step, whose i-th number belongs to the i-th element of the model, whatever the groups are.
 void uniforms(std::uint64_t seed, std::int64_t step, int rank, std::uint64_t first, std::size_t count,
               float* out);
 
 // The codes of entries [begin, end) of u by rounding(entries, uniforms, count, codes), with the numbers from
-// `first` on; all 0 where the scale is.
+// `first` on; all 0 if the scale is.
 template <class Rounding>
 void draw_codes(std::span<const float> u, std::size_t begin, std::size_t end, float scale, std::uint64_t seed,
                 const StepContext& context, std::uint64_t first, std::int16_t* codes, Rounding&& rounding) {

@@ -1,5 +1,6 @@
 #pragma once
-// The numbers of DGC's sampled selection (compress/select/dgc_sampled.cpp): written once for the CPU and for kernels.
+// The numbers of DGC's sampled selection (compress/select/dgc_sampled.cpp): written once for the CPU and for
+// kernels.
 
 #include <cmath>
 #include <cstddef>
@@ -66,8 +67,8 @@ TOPKNOT_HOST_DEVICE SampleGeometry geometry_of(std::size_t numel, double density
 
 }  // namespace dgc
 
-// geometry_of() for numel >= 1, density and sample_ratio in (0, 1]; else throws Error. The sample has at least
-// max(ceil(numel * sample_ratio), ceil(2 / density)) elements.
+// geometry_of() for numel >= 1, density and sample_ratio in (0, 1]; else throws Error. The sample has at
+// least max(ceil(numel * sample_ratio), ceil(2 / density)) elements.
 SampleGeometry sample_geometry(std::size_t numel, double density, double sample_ratio);
 
 // compress.sample_ratio, .resample and .truncate. Throws UserError for values outside their ranges.

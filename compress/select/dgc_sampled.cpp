@@ -1,17 +1,18 @@
-// The hierarchical sampled selection of Deep Gradient Compression (Lin, Han, Mao, Wang, Dally, ICLR 2018, arXiv
-// 1712.01887, section 5, as the authors' code has it, dgc/compression.py of synxlin/deep-gradient-compression).
-// k = ceil(density * d). A threshold t is the least of the largest magnitudes of a strided sample; |u| >= t is
-// selected. Then, at most ten times: more than 1.3 k, and the k largest of those selected are sent, exactly
-// (compress.resample; without it t rises by 1.3); fewer than 0.8 k, and t falls by 0.8. Between k and 1.3 k the
-// first k by position are sent (compress.truncate: lowest), which is unjust to late positions, or the k largest
-// (largest). At most k entries are sent, possibly fewer.
+// The hierarchical sampled selection of Deep Gradient Compression (Lin, Han, Mao, Wang, Dally, ICLR 2018,
+// arXiv 1712.01887, section 5, as the authors' code has it, dgc/compression.py of
+// synxlin/deep-gradient-compression). k = ceil(density * d). A threshold t is the least of the largest
+// magnitudes of a strided sample; |u| >= t is selected. Then, at most ten times: more than 1.3 k, and the k
+// largest of those selected are sent, exactly (compress.resample; without it t rises by 1.3); fewer than 0.8
+// k, and t falls by 0.8. Between k and 1.3 k the first k by position are sent (compress.truncate: lowest),
+// which is unjust to late positions, or the k largest (largest). At most k entries are sent, possibly fewer.
 //
 // Where we differ from that code: at density 1 everything is sent; where t cannot rise because it is 0, which
 // means more zeros than there is room for, the exact k largest are sent. A vector of zeros sends k zeros, as
-// there. A vector that the sample covers whole (d at most 2 / density) is compared with its own k-th magnitude.
+// there. A vector that the sample covers whole (d at most 2 / density) is compared with its own k-th
+// magnitude.
 //
-// The sample starts at word `position` of the stream CounterRng(seed, compress, step, rank), below the stride.
-// Nothing is carried from step to step.
+// The sample starts at word `position` of the stream CounterRng(seed, compress, step, rank), below the
+// stride. Nothing is carried from step to step.
 
 #include <algorithm>
 #include <cmath>
@@ -154,8 +155,8 @@ class DgcSampledSelector final : public Selector {
     return kept_[0].back();
   }
 
-  // Changes t as the code's loop does and returns how many entries reach it; limit + 1 where they are too many to
-  // list. Sets exact_ where the k largest are to be taken in place of all of them.
+  // Changes t as the code's loop does and returns how many entries reach it; limit + 1 if they are too many
+  // to list. Sets exact_ where the k largest are to be taken in place of all of them.
   std::size_t adapt(std::span<const float> u, const SampleGeometry& geometry, std::size_t limit, float& t) {
     const std::size_t k = geometry.selects;
     for (;; ++adaptations_) {
@@ -214,10 +215,10 @@ const bool dgc_sampled_registered = [] {
   add_selector<DgcSampledSelector>(
       "dgc_sampled", "at most k entries, above a threshold from a sample, adapted (DGC)",
       {.at_most_k = true, .target = selected_count}, {kSampleRatio, kResample, kTruncate});
-  // Gradient dropping: entries above a threshold that a sample suggests, with error feedback and the optimizer's
-  // ordinary momentum. Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; the
-  // baseline of table 2 of Lin et al., "Deep Gradient Compression", ICLR 2018. The sample is that paper's
-  // (compress.sample_ratio; Aji and Heafield take 0.1 %).
+  // Gradient dropping: entries above a threshold that a sample suggests, with error feedback and the
+  // optimizer's ordinary momentum. Aji, Heafield, "Sparse communication for distributed gradient descent",
+  // EMNLP 2017; the baseline of table 2 of Lin et al., "Deep Gradient Compression", ICLR 2018. The sample is
+  // that paper's (compress.sample_ratio; Aji and Heafield take 0.1 %).
   add_sparse("gradient_dropping",
              "about k entries above a sampled threshold, with error feedback and ordinary momentum",
              {.select = "dgc_sampled"});

@@ -1,14 +1,14 @@
 // GaussianK-SGD's rule (Shi, Chu, Cheung, See, "Understanding Top-k Sparsification in Distributed Deep
 // Learning", arXiv 1911.08772, as their code has it): fit a normal distribution to u, take t = mean + z std
 // with z the quantile of density / 2, and accept |u| > t, with t halved where fewer than 2k/3 are selected
-// and multiplied by 1.5 where more than 4k/3 are; at most three evaluations, of which the last counts. How
-// many are selected is not bounded: the rule often selects a tenth or ten times of k. A vector of zeros
-// selects nothing. Fewer than 2048 elements, or a constant vector, where a normal fit means nothing, are
-// selected exactly (topk).
+// and multiplied by 1.5 if more than 4k/3 are; at most three evaluations, of which the last counts. How many
+// are selected is not bounded: the rule often selects a tenth or ten times of k. A vector of zeros selects
+// nothing. Fewer than 2048 elements, or a constant vector, where a normal fit means nothing, are selected
+// exactly (topk).
 //
-// One pass in steady state: it adds the residual, takes the moments, and lists what exceeds a bound from the last step,
-// below the threshold where the rule ended and below enough entries to tell that lower thresholds let too many through. A
-// further pass lists what this list cannot tell.
+// One pass in steady state: it adds the residual, takes the moments, and lists what exceeds a bound from the
+// last step, below the threshold where the rule ended and below enough entries to tell that lower thresholds
+// let too many through. A further pass lists what this list cannot tell.
 
 #include <algorithm>
 #include <array>
@@ -103,7 +103,7 @@ class GaussianKSelector final : public Selector {
  private:
   std::unique_ptr<Selector> exact_ = make_selector("topk");
   Candidates found_;
-  // Of the last select(); empty where the selection was exact. A count that is too many may be less than exceed
+  // Of the last select(); empty if the selection was exact. A count that is too many may be less than exceed
   // the threshold.
   std::vector<SelectDiagnostics::Evaluation> trace_;
   CarriedBound carried_, next_;

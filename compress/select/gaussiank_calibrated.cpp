@@ -1,5 +1,6 @@
 // Selection by a fitted threshold, as in GaussianK-SGD (Shi et al., arXiv 1911.08772), but calibrated on what
-// the last step saw, so that one pass is enough and the count stays within 8 % of k. A method of this project.
+// the last step saw, so that one pass is enough and the count stays within 8 % of k. A method of this
+// project.
 //
 // What differs from gaussiank, and why. GaussianK takes mean and deviation of the whole of u and reads the
 // threshold off the normal distribution: t = mean + z(k/d) * deviation, with z(p) the two-sided quantile.
@@ -8,13 +9,13 @@
 // factor of ten or more (three tries of halving and of half as much again cannot mend that). Here the normal
 // tail is fitted where it is needed. With N(x) = #{|u| > x}, the model is
 //     N(x) = d * P(|Z| > (x / scale)^power),  Z standard normal,
-// so that of two thresholds  x2 = x1 * (z(N2/d) / z(N1/d))^(1/power).  The scale is known from one count above
-// one threshold, the power (1 in GaussianK; 1 to 10 under error feedback) is learnt from pairs of counts.
-// Neither needs the moments, and both carry from step to step:
+// so that of two thresholds  x2 = x1 * (z(N2/d) / z(N1/d))^(1/power).  The scale is known from one count
+// above one threshold, the power (1 in GaussianK; 1 to 10 under error feedback) is learnt from pairs of
+// counts. Neither needs the moments, and both carry from step to step:
 //  1. The threshold of the last committed step and its count give a bound for this step, meant to be exceeded
 //     by m * k entries. One pass adds the residual and lists what exceeds the bound. How much longer lists
-//     have been than predicted (u grows in the first steps) is allowed for; m is 1 where they came as
-//     predicted, and more by three standard deviations of what they fell short.
+//     have been than predicted (u grows in the first steps) is allowed for; m is 1 if they came as predicted,
+//     and more by three standard deviations of what they fell short.
 //  2. A list within 8 % of k is sent whole. A longer one is cut at the fitted threshold of k; the cut is
 //     counted, and the fit repeated between the counts known by then, three evaluations at most; then, as for
 //     ties, the k largest of the list are sent. Only the list is read, never u.
@@ -22,11 +23,11 @@
 //     is left, the first step, and lists above 8k + 4096 entries (of a density that falls: of the old k) are
 //     selected exactly over u, ties to the lower index.
 //
-// Zeros are never sent, unless k is all of u: of less than k other entries, those are sent. Equal magnitudes that
-// cannot be told apart by a threshold: exactly k, the lower indices first. Fewer than 2048 elements, and
-// densities above 1/2, are selected exactly, zeros included, as topk does.
-// The count and the selection do not depend on the number of threads; they do depend on what is carried,
-// which is saved and changes at commit only.
+// Zeros are never sent, unless k is all of u: of less than k other entries, those are sent. Equal magnitudes
+// that cannot be told apart by a threshold: exactly k, the lower indices first. Fewer than 2048 elements, and
+// densities above 1/2, are selected exactly, zeros included, as topk does. The count and the selection do not
+// depend on the number of threads; they do depend on what is carried, which is saved and changes at commit
+// only.
 
 #include <algorithm>
 #include <cmath>
@@ -67,7 +68,7 @@ double fitted(double threshold, double known, double count, double d, double pow
   return threshold * std::exp((log_quantile(count, d) - log_quantile(known, d)) / power);
 }
 
-// The entries that should exceed `threshold`, by the model, where `count` exceed `at`.
+// The entries that should exceed `threshold`, by the model, if `count` exceed `at`.
 double modelled(double threshold, double at, double count, double d, double power) {
   const double z = std::exp(log_quantile(count, d) + power * std::log(threshold / at));
   return d * std::erfc(z / std::sqrt(2.0));
@@ -179,7 +180,7 @@ class GaussianKCalibratedSelector final : public Selector {
     learn_power(listed, {next_.threshold, next_.count}, static_cast<double>(u.size()));
   }
 
-  // False where three evaluations did not find a threshold that will do.
+  // False if three evaluations did not find a threshold that will do.
   bool cut_list(Point listed, double d, std::size_t k, Selection& selected) {
     const double target = static_cast<double>(k);
     Point low = listed, high{0, 0};  // counts above and below the band; high.threshold 0: none yet

@@ -1,6 +1,6 @@
 #pragma once
-// GaussianK's rule (compress/select/gaussiank.cpp): when a normal distribution is fitted, the thresholds that its
-// corrections can reach, and where they end. Written once for the CPU and for kernels.
+// GaussianK's rule (compress/select/gaussiank.cpp): when a normal distribution is fitted, the thresholds that
+// its corrections can reach, and where they end. Written once for the CPU and for kernels.
 
 #include <cstddef>
 
@@ -17,13 +17,13 @@ TOPKNOT_HOST_DEVICE bool is_finite(double x) {
   return x - x == 0;
 }
 
-// Where the vector is selected exactly without a look at its moments.
+// If the vector is selected exactly without a look at its moments.
 TOPKNOT_HOST_DEVICE bool too_small(std::size_t k, std::size_t n) {
   return n < kSmallestFit || k == n;
 }
 
 enum class Way : int { nothing, exact, rule };
-// How k of n elements are selected: nothing of a vector of zeros or with a NaN or Inf, exactly where a fit means
+// How k of n elements are selected: nothing of a vector of zeros or with a NaN or Inf, exactly if a fit means
 // nothing.
 TOPKNOT_HOST_DEVICE Way way_of(bool finite, bool zero, std::size_t k, std::size_t n, const NormalFit& fit) {
   if (!finite) return Way::nothing;
@@ -32,7 +32,8 @@ TOPKNOT_HOST_DEVICE Way way_of(bool finite, bool zero, std::size_t k, std::size_
   return fit.deviation > 0 && is_finite(fit.deviation) && is_finite(fit.mean) ? Way::rule : Way::exact;
 }
 
-// Level i: t times 1, 0.5, 1.5, 0.25, 0.75 and 2.25. Halving is exact, so 0.75 is the same number from either side.
+// Level i: t times 1, 0.5, 1.5, 0.25, 0.75 and 2.25. Halving is exact, so 0.75 is the same number from either
+// side.
 struct Thresholds {
   double level[kLevels];
 };
@@ -50,7 +51,7 @@ TOPKNOT_HOST_DEVICE bool too_many(std::size_t count, std::size_t k) {
   return static_cast<double>(count) > 4 * static_cast<double>(k) / 3;
 }
 
-// The level at which the rule ends: down where fewer than 2k/3 exceed a threshold, up where more than 4k/3 do.
+// The level at which the rule ends: down where fewer than 2k/3 exceed a threshold, up if more than 4k/3 do.
 // count_at(evaluation, level) gives how many exceed the level's threshold.
 template <class CountAt>
 TOPKNOT_HOST_DEVICE int last_level(std::size_t k, const CountAt& count_at) {

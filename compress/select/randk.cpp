@@ -1,7 +1,8 @@
-// RandK: exactly k of the d positions, uniformly without replacement, zeros included. Stich, Cordonnier, Jaggi,
-// "Sparsified SGD with Memory", NeurIPS 2018; as in Shi et al., arXiv 1911.08772, each rank draws positions of
-// its own, or (compress.shared_seed) all ranks draw the same. Values are sent as they are, without the factor
-// d / k of the unbiased form: the contraction E|u - RandK(u)|^2 = (1 - k/d) |u|^2 is what error feedback needs.
+// RandK: exactly k of the d positions, uniformly without replacement, zeros included. Stich, Cordonnier,
+// Jaggi, "Sparsified SGD with Memory", NeurIPS 2018; as in Shi et al., arXiv 1911.08772, each rank draws
+// positions of its own, or (compress.shared_seed) all ranks draw the same. Values are sent as they are,
+// without the factor d / k of the unbiased form: the contraction E|u - RandK(u)|^2 = (1 - k/d) |u|^2 is what
+// error feedback needs.
 //
 // Floyd's sampling (Bentley and Floyd, "A sample of brilliance", CACM 1987): one number and one lookup in a
 // bitmap for each selected entry. Number j of [d - k, d) is word `position + j` of the stream

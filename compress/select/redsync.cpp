@@ -1,13 +1,13 @@
 // RedSync's threshold search (Fang, Fu, Yang, Hsieh, "RedSync: reducing synchronization bandwidth for
-// distributed deep learning training system", JPDC 2019, as the code of Shi et al., arXiv 1911.08772, has it):
-// t = mean + q (max - mean) of |u|, and q halves the interval [0, 1] until it is at most 0.2 wide: down where
-// fewer than k/2 exceed t, up otherwise; it stops early where more than k and fewer than 2k do. At most three
-// evaluations, and the last one's entries are sent, however many they are: usually fewer than k, sometimes many
-// more. Preset redsync adds error feedback.
+// distributed deep learning training system", JPDC 2019, as the code of Shi et al., arXiv 1911.08772, has
+// it): t = mean + q (max - mean) of |u|, and q halves the interval [0, 1] until it is at most 0.2 wide: down
+// where fewer than k/2 exceed t, up otherwise; it stops early where more than k and fewer than 2k do. At most
+// three evaluations, and the last one's entries are sent, however many they are: usually fewer than k,
+// sometimes many more. Preset redsync adds error feedback.
 //
 // A vector of one magnitude (max = mean: no t between them), of which that rule would never send anything, is
-// selected exactly (topk), and so is a vector whose magnitudes have no finite mean. Where k asks for everything,
-// everything is sent. Nothing is carried.
+// selected exactly (topk), and so is a vector whose magnitudes have no finite mean. Where k asks for
+// everything, everything is sent. Nothing is carried.
 //
 // Two passes in the usual case: the first adds the residual and takes mean and max, the second lists the
 // entries above t; each lower t takes another one.
@@ -57,7 +57,7 @@ class RedSyncSelector final : public Selector {
  private:
   Candidates found_;
   ThresholdSearch search_;
-  std::vector<SelectDiagnostics::Evaluation> trace_;  // empty where the selection was exact
+  std::vector<SelectDiagnostics::Evaluation> trace_;  // empty if the selection was exact
 };
 
 const bool redsync_registered = [] {

@@ -8,15 +8,15 @@
 //   Delta_j = (avg_j - w p_j) / D_j,   D_j = w p_j              variant A (default)
 //                                      D_j = w u_j + 1e-10     variant B
 //
-// so that for A |1 + Delta_j| is how much of the own contribution survived the average: 0 where the others
-// cancelled it. Delta_j = Q for every other entry, where D_j is 0, and everywhere in the first step, which
-// is plain Top-k. The authors' scripts use A in the toy, regression and ResNet experiments and B in the
+// so that for A |1 + Delta_j| is how much of the own contribution survived the average: 0 if the others
+// cancelled it. Delta_j = Q for every other entry, where D_j is 0, and everywhere in the first step, which is
+// plain Top-k. The authors' scripts use A in the toy, regression and ResNet experiments and B in the
 // ImageNette notebook; only A converges where their claim is made (docs/studies/regtopk-regression.md).
 //
 // The scores are held relative to tanh((1 + Q) / mu), the common factor of all entries that were not sent:
-// theirs is |u_j| as it is, the others' is computed in double and rounded to float. That is the paper's order,
-// and where the factor rounds to 1, as for every sensible Q, the paper's score. One rank alone has Delta = 0,
-// thus tanh(1 / mu): RegTop-k of one rank is not Top-k.
+// theirs is |u_j| as it is, the others' is computed in double and rounded to float. That is the paper's
+// order, and if the factor rounds to 1, as for every sensible Q, the paper's score. One rank alone has Delta
+// = 0, thus tanh(1 / mu): RegTop-k of one rank is not Top-k.
 //
 // One pass in steady state, as for Top-k (compress/select/passes/keys.h, of scores here): the pass that adds
 // the residual lists what may exceed the bound, and at most k listed entries are scored anew. Otherwise radix
@@ -66,7 +66,7 @@ class RegTopKSelector final : public Selector {
  public:
   explicit RegTopKSelector(const CompressOptions& options) : rule_(regtopk_score(options)) {}
 
-  // selected.threshold is the k-th score, tanh((1 + Q) / mu) included; 0 where all entries are sent.
+  // selected.threshold is the k-th score, tanh((1 + Q) / mu) included; 0 if all entries are sent.
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
               Selection& selected) override {
     TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");

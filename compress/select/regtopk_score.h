@@ -1,6 +1,6 @@
 #pragma once
-// The score of an entry that was sent in the last step (compress/select/regtopk.cpp): written once for the CPU and for
-// kernels.
+// The score of an entry that was sent in the last step (compress/select/regtopk.cpp): written once for the
+// CPU and for kernels.
 
 #include <cmath>
 
@@ -28,7 +28,8 @@ struct RegTopKScore {
     return static_cast<float>(score > bound ? bound : score < -bound ? -bound : score);
   }
 
-  // What entries are listed with, so that every score above `bound` is among them: a score is at most |u| / rest.
+  // What entries are listed with, so that every score above `bound` is among them: a score is at most |u| /
+  // rest.
   TOPKNOT_HOST_DEVICE MagnitudeKey listed_above(const CarriedBound& bound, bool all) const {
     if (!bound.known() || all || !(rest < 1)) return bound.above(all);
     const MagnitudeKey lower = key_below((1 - 1e-6) * rest * bound.magnitude()) - 1;

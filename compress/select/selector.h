@@ -1,6 +1,6 @@
 #pragma once
-// Selection: which entries of the accumulated gradient are sent. One selector a selection range (a tensor, or a
-// whole group) and rank. It drives the one pass over the data, because a selector knows what it wants to
+// Selection: which entries of the accumulated gradient are sent. One selector a selection range (a tensor, or
+// a whole group) and rank. It drives the one pass over the data, because a selector knows what it wants to
 // learn in that pass.
 
 #include <cstdint>
@@ -54,9 +54,9 @@ struct SelectOutcome {
 class Selector {
  public:
   virtual ~Selector() = default;
-  // Adds to u in place what the memory says, and selects from the sum. u is not empty. The result depends on the data, the
-  // step and what earlier commits left, never on the number of threads. A selector that carries what its results depend on
-  // saves it.
+  // Adds to u in place what the memory says, and selects from the sum. u is not empty. The result depends on
+  // the data, the step and what earlier commits left, never on the number of threads. A selector that carries
+  // what its results depend on saves it.
   virtual void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
                       Selection& selected) = 0;
   // Keeps or forgets what the last select() learnt. After discard() the selector is as before select().
@@ -70,7 +70,8 @@ class Selector {
 struct SelectorTraits {
   bool at_most_k = false;      // select() never selects more than SelectStep::k
   bool reads_average = false;  // commit() compares what was sent with what the average made of it
-  // How many entries a density asks for among d: k = max(1, floor(density * d)) unless the paper rounds otherwise.
+  // How many entries a density asks for among d: k = max(1, floor(density * d)) unless the paper rounds
+  // otherwise.
   std::size_t (*target)(double density, std::size_t d) = target_count;
   // Throws UserError for options without sense that their own ranges allow.
   void (*check)(const CompressOptions& options) = nullptr;
@@ -90,7 +91,8 @@ void add_selector(const std::string& name, const std::string& help, SelectorTrai
   selectors().add(name, help, {make_piece<Selector, Implementation>, traits}, std::move(options));
 }
 
-// compress.threshold, of selection `threshold` and its kernels. Throws UserError unless it is finite and above 0.
+// compress.threshold, of selection `threshold` and its kernels. Throws UserError unless it is finite and
+// above 0.
 double fixed_threshold(const CompressOptions& options);
 
 // Keeps the `count` largest magnitudes of `selected`, ties to the lower index; the rest stays where it was.

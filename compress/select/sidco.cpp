@@ -1,10 +1,10 @@
-// SIDCo (Abdelmoniem, Elzanaty, Alouini, Canini, "An efficient statistical-based gradient compression technique
-// for distributed training systems", MLSys 2021; details as in the authors' code, sands-lab/SIDCo): a threshold
-// from a distribution fitted to |u|, in one or several stages. The first stage asks for a quarter of the
-// entries, or for all of the density r where it is the only one or r is at least a quarter; each of the M - 1
-// others fits the tail above the last threshold and asks for (r / 0.25)^(1 / (M - 1)) of it; at r of a quarter or
-// more there are none (the code goes on, with a ratio of 1 or more). Strictly above the last threshold is sent;
-// how many that are is not bounded. With mean m and variance v of |u|, or of the tail's
+// SIDCo (Abdelmoniem, Elzanaty, Alouini, Canini, "An efficient statistical-based gradient compression
+// technique for distributed training systems", MLSys 2021; details as in the authors' code, sands-lab/SIDCo):
+// a threshold from a distribution fitted to |u|, in one or several stages. The first stage asks for a quarter
+// of the entries, or for all of the density r if it is the only one or r is at least a quarter; each of the M
+// - 1 others fits the tail above the last threshold and asks for (r / 0.25)^(1 / (M - 1)) of it; at r of a
+// quarter or more there are none (the code goes on, with a ratio of 1 or more). Strictly above the last
+// threshold is sent; how many that are is not bounded. With mean m and variance v of |u|, or of the tail's
 // |u| - min with min the smallest magnitude in it (to which the threshold is then added):
 //   exponential  t = -m ln r
 //   pareto       t = a (1 - e^(c ln r)) / c, a = m (m^2/v + 1) / 2, c = (m^2/v - 1) / 2 (generalised Pareto)
@@ -15,11 +15,11 @@
 // above 1.2 one stage fewer, below 0.8 one more, between 1 and ceil(log2(1 / r)). (The code's modes that turn
 // round when the estimate gets worse, and its search of the first ratio, which is off there, are left out.)
 //
-// Where that code divides by zero, throws or never sends anything: c = 0 is the exponential's t; a tail that is
+// If that code divides by zero, throws or never sends anything: c = 0 is the exponential's t; a tail that is
 // empty or of one magnitude ends the stages, and the last threshold holds; a vector of zeros selects nothing;
-// one of one magnitude, one shorter than 1 / r (whose largest entry no fit would reach), and one whose moments
-// are beyond double or allow no fit are selected exactly (topk), which the count of stages does not learn from.
-// Where k asks for everything, everything is sent.
+// one of one magnitude, one shorter than 1 / r (whose largest entry no fit would reach), and one whose
+// moments are beyond double or allow no fit are selected exactly (topk), which the count of stages does not
+// learn from. If k asks for everything, everything is sent.
 //
 // Carried and saved: the stages, and the steps and sum of the mean that is being taken.
 
@@ -176,7 +176,7 @@ class SidcoSelector final : public Selector {
   Distribution distribution_ = Distribution::exponential;
   std::int32_t fixed_stages_ = 0;  // 0: adaptive
   Carried carried_, next_;
-  std::vector<SelectDiagnostics::Evaluation> trace_;  // by stage; empty where the selection was exact
+  std::vector<SelectDiagnostics::Evaluation> trace_;  // by stage; empty if the selection was exact
   Candidates found_;
   ThresholdSearch search_;
   Selection tail_;  // the entries above a stage's threshold, once they are few

@@ -1,10 +1,11 @@
 // A fixed threshold: |u| > compress.threshold is sent. Strom, "Scalable distributed DNN training using
-// commodity GPU cloud computing", Interspeech 2015, without its quantisation of what is sent; Dutta et al., "On
-// the discrepancy between the theoretical analysis and practical implementations of compressed communication
-// for distributed deep learning", AAAI 2020 ("hard threshold"). compress.density asks for nothing here, but for
-// 1, at which everything is sent. How many are selected is not bounded (compress.capacity does).
+// commodity GPU cloud computing", Interspeech 2015, without its quantisation of what is sent; Dutta et al.,
+// "On the discrepancy between the theoretical analysis and practical implementations of compressed
+// communication for distributed deep learning", AAAI 2020 ("hard threshold"). compress.density asks for
+// nothing here, but for 1, at which everything is sent. How many are selected is not bounded
+// (compress.capacity does).
 //
-// One pass, and a second one where far more than last time exceed the threshold. Nothing that a result depends
+// One pass, and a second one if far more than last time exceed the threshold. Nothing that a result depends
 // on is carried.
 
 #include <algorithm>

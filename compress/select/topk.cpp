@@ -1,11 +1,11 @@
 // The k largest magnitudes, exactly; ties go to the lower index. Zeros count as entries, so exactly k are
-// selected. Preset topk is TopK-SGD with error feedback: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory",
-// NeurIPS 2018; operator as in Shi et al., arXiv 1911.08772.
+// selected. Preset topk is TopK-SGD with error feedback: Stich, Cordonnier, Jaggi, "Sparsified SGD with
+// Memory", NeurIPS 2018; operator as in Shi et al., arXiv 1911.08772.
 //
 // One pass in steady state: the k-th magnitude of the last step, lowered by a margin, is a bound above which
 // the k largest of this step nearly always lie (compress/select/passes/keys.h); the pass that adds the
-// residual lists what exceeds it, and the k largest of the list are the answer. Fewer than k, or far too many:
-// radix selection over the sum.
+// residual lists what exceeds it, and the k largest of the list are the answer. Fewer than k, or far too
+// many: radix selection over the sum.
 
 #include <algorithm>
 
@@ -67,10 +67,10 @@ const bool topk_registered = [] {
   //   a_t = residual_{t-1} + lr_{t-1} * g_{t-1};  residual_t = a_t - TopK(a_t, k_l)
   //   w_t = w_{t-1} - (1/P) * sum_p TopK(a_t, k_l)
   //
-  // Shi, Zhao, Wang, Tang, Chu, "Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with
-  // Convergence Guarantees", ECAI 2020, arXiv 1911.08727, algorithm 1. This is topk under three keys:
-  // compress.scope=tensor (each layer its own k), compress.lr_inside=true with optimizer.momentum=0 (false: the
-  // authors' later code, which keeps the rate outside; the two differ wherever the rate changes), and
+  // Shi, Zhao, Wang, Tang, Chu, "Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning
+  // with Convergence Guarantees", ECAI 2020, arXiv 1911.08727, algorithm 1. This is topk under three keys:
+  // compress.scope=tensor (each layer its own k), compress.lr_inside=true with optimizer.momentum=0 (false:
+  // the authors' later code, which keeps the rate outside; the two differ wherever the rate changes), and
   // compress.layer_density for k adapted to each layer (train/plan/layer_density.h).
   add_sparse("lags", "LAGS-SGD: topk layer by layer (compress.scope=tensor), with compress.lr_inside",
              {.select = "topk", .layerwise = true});

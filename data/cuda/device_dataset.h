@@ -1,6 +1,6 @@
 #pragma once
-// A data set in GPU memory, in whole, and batches made of it there: the loader's images (data/loader.h) without the
-// host. Pictures stay bytes where the set keeps bytes, else floats.
+// A data set in GPU memory, in whole, and batches made of it there: the loader's images (data/loader.h)
+// without the host. Pictures stay bytes where the set keeps bytes, else floats.
 
 #include <cuda_runtime_api.h>
 
@@ -13,13 +13,14 @@
 
 namespace topknot::cuda {
 
-// The mean of each channel, then the standard deviations, in GPU memory; 0 and 1 where the set gives none.
+// The mean of each channel, then the standard deviations, in GPU memory; 0 and 1 if the set gives none.
 DeviceArray<float> device_statistics(const Dataset& dataset);
 
 class DeviceDataset {
  public:
-  // Copies the set to the current context's GPU and waits for that; the set is not needed afterwards. `augment` and
-  // `seed` as of Transform. Throws OutOfMemory where it does not fit, UserError for more than 2^31 - 1 samples.
+  // Copies the set to the current context's GPU and waits for that; the set is not needed afterwards.
+  // `augment` and `seed` as of Transform. Throws OutOfMemory if it does not fit, UserError for more than 2^31
+  // - 1 samples.
   DeviceDataset(const Dataset& dataset, bool augment, std::uint64_t seed);
 
   // Puts the making of a batch of n samples on the stream. All pointers are into GPU memory.
@@ -71,8 +72,8 @@ struct BatchMemory {
   float* targets;
 };
 
-// Puts the making of a batch on the stream. `rng`: the stream of augmentation; epoch and sample take the place of its a
-// and b. epoch may be null: 0.
+// Puts the making of a batch on the stream. `rng`: the stream of augmentation; epoch and sample take the
+// place of its a and b. epoch may be null: 0.
 void make_batch_images(cudaStream_t stream, const StoredSamples& stored, const BatchMemory& batch,
                        bool augment, const PhiloxStream& rng, const std::uint32_t* epoch);
 

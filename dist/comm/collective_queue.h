@@ -1,10 +1,10 @@
 #pragma once
-// The queue of a rank's collectives. Jobs run in the order of submit(), one at a time, so that two threads never use one
-// communicator. They run on the queue's own thread where the communicator overlaps(), else inside submit(), on the
-// caller's thread.
+// The queue of a rank's collectives. Jobs run in the order of submit(), one at a time, so that two threads
+// never use one communicator. They run on the queue's own thread if the communicator overlaps(), else inside
+// submit(), on the caller's thread.
 //
-// After a job failed, later jobs do not run: waiting for them throws the first job's error. A queue belongs to one rank,
-// whose compute thread calls submit() and wait().
+// After a job failed, later jobs do not run: waiting for them throws the first job's error. A queue belongs
+// to one rank, whose compute thread calls submit() and wait().
 
 #include <condition_variable>
 #include <cstdint>
@@ -25,8 +25,8 @@ class CollectiveQueue {
   using Job = std::function<void(Communicator&)>;
   using Ticket = std::uint64_t;  // 1, 2, 3, ...
 
-  // When a job ran, by the steady clock. `waited`: the part of end - begin, in seconds, that wait() waited for; all of it
-  // where the job ran inside submit().
+  // When a job ran, by the steady clock. `waited`: the part of end - begin, in seconds, that wait() waited
+  // for; all of it where the job ran inside submit().
   struct Times {
     Clock::time_point begin, end;
     double seconds() const { return std::chrono::duration<double>(end - begin).count(); }
@@ -34,8 +34,8 @@ class CollectiveQueue {
   };
 
   explicit CollectiveQueue(Communicator& communicator);
-  // Runs what is queued, or drops it after a failure and while an exception propagates (the running job ends first; the
-  // handler of the exception calls abort()).
+  // Runs what is queued, or drops it after a failure and while an exception propagates (the running job ends
+  // first; the handler of the exception calls abort()).
   ~CollectiveQueue();
   CollectiveQueue(const CollectiveQueue&) = delete;
   CollectiveQueue& operator=(const CollectiveQueue&) = delete;

@@ -1,10 +1,11 @@
 #pragma once
-// The collectives a trainer needs, over one group of ranks, and the backends (dist.backend) by which ranks start and talk.
-// Calls are collective: every rank makes the same calls in the same order. Two threads never talk on one communicator at once (dist/comm/collective_queue.h sees to
-// that).
+// The collectives a trainer needs, over one group of ranks, and the backends (dist.backend) by which ranks
+// start and talk. Calls are collective: every rank makes the same calls in the same order. Two threads never
+// talk on one communicator at once (dist/comm/collective_queue.h sees to that).
 //
-// Every wait has a deadline: a call throws CollectiveError when a peer died, called abort(), or did not come within the
-// timeout, and Interrupted (nn/base/program.h) where a stop signal came and nothing happens any more.
+// Every wait has a deadline: a call throws CollectiveError when a peer died, called abort(), or did not come
+// within the timeout, and Interrupted (nn/base/program.h) where a stop signal came and nothing happens any
+// more.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +36,8 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual std::string backend() const = 0;  // "threads", "gloo"
-  // What messages are sent over, for people: the backend, and an emulated link ("threads, emulated link 100mbit, 50us").
+  // What messages are sent over, for people: the backend, and an emulated link ("threads, emulated link
+  // 100mbit, 50us").
   virtual std::string network() const { return backend(); }
   // Whether collectives may run on a thread of their own beside the backward pass.
   virtual bool overlaps() const = 0;
@@ -65,18 +67,18 @@ class Communicator {
   // way round. Calls on both are made by one thread, in the same order on all ranks that they share.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
 
-  // Ends this rank's part: the peers' calls end with `reason` at once, and every later call of this rank throws. Never
-  // throws; from any thread.
+  // Ends this rank's part: the peers' calls end with `reason` at once, and every later call of this rank
+  // throws. Never throws; from any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
 
-  // What the following calls belong to, for messages: the step, counted from 1, and the merge group; -1: not known.
-  // From the thread that makes the calls.
+  // What the following calls belong to, for messages: the step, counted from 1, and the merge group; -1: not
+  // known. From the thread that makes the calls.
   virtual void set_place(std::int64_t step, int group = -1) { step_ = step, group_ = group; }
 
   // Why this group has ended, as far as this rank knows without a call; "" while it runs. From any thread.
   virtual std::string first_error() { return ""; }
-  // For collectives that the same ranks make beside this communicator, on GPUs. From any thread: whether every peer was
-  // heard of lately, as far as is known without waiting.
+  // For collectives that the same ranks make beside this communicator, on GPUs. From any thread: whether
+  // every peer was heard of lately, as far as is known without waiting.
   virtual bool peers_alive() { return true; }
 
  protected:
@@ -96,7 +98,7 @@ std::vector<std::string> gather_texts(Communicator& communicator, const std::str
 // rank 0.
 void check_same(Communicator& communicator, const std::string& what, const std::string& value);
 
-// For backends: what is wrong with a send_receive whose `partners` are, by rank, (to, from); "" where each
+// For backends: what is wrong with a send_receive whose `partners` are, by rank, (to, from); "" if each
 // receiver that is named names its sender, and the other way round.
 std::string unmatched_partners(std::span<const std::pair<int, int>> partners);
 
@@ -105,7 +107,7 @@ struct JoinOptions {
   int rank = 0, size = 1;
   std::string host = "127.0.0.1";  // of the store, dist.master
   int port = 0;
-  bool serve_store = false;  // rank 0 serves the store; false where the launcher does
+  bool serve_store = false;  // rank 0 serves the store; false if the launcher does
   bool launcher_serves = false;
   std::string interface;     // dist.interface: network interface; "": the one that reaches the store
   std::string nccl;          // dist.nccl
@@ -119,27 +121,28 @@ struct Backend {
   std::string needs;  // of the machine, in words, for messages
   // Joins the group as one of its processes; collective. Null: the ranks are threads of one process.
   std::unique_ptr<Communicator> (*join)(const JoinOptions& options) = nullptr;
-  // Why this machine or this build cannot use the backend, "" where it can. Null: every machine can.
+  // Why this machine or this build cannot use the backend, "" if it can. Null: every machine can.
   std::string (*problem)() = nullptr;
 };
 Registry<Backend>& backends();
 
-// `threads` (dist/comm/threads_communicator.cpp): one communicator for each rank, to be used by one thread each. timeout_s
-// <= 0: no deadline. `link`: collectives go over it.
+// `threads` (dist/comm/threads_communicator.cpp): one communicator for each rank, to be used by one thread
+// each. timeout_s <= 0: no deadline. `link`: collectives go over it.
 std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s,
                                                              const std::optional<EmulatedLink>& link = {});
 
-// Runs body once per rank, each on a thread of its own, and waits for all of them. When a rank throws, the others' calls
-// end with its error. After all have ended, the error of the rank that aborted the group first is thrown here.
+// Runs body once per rank, each on a thread of its own, and waits for all of them. When a rank throws, the
+// others' calls end with its error. After all have ended, the error of the rank that aborted the group first
+// is thrown here.
 void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body,
                       const std::optional<EmulatedLink>& link = {});
 
-// `gloo` (dist/comm/gloo_communicator.cpp). Collective over all ranks. Throws UserError (port in use, unknown host) or
-// CollectiveError (a rank did not come).
+// `gloo` (dist/comm/gloo_communicator.cpp). Collective over all ranks. Throws UserError (port in use, unknown
+// host) or CollectiveError (a rank did not come).
 std::unique_ptr<Communicator> make_gloo_communicator(const JoinOptions& options);
 
-// dist.nccl, "ALGO=Ring IB_HCA=mlx5_0,mlx5_1", as variables of the environment: NCCL_ALGO and NCCL_IB_HCA. Throws
-// UserError.
+// dist.nccl, "ALGO=Ring IB_HCA=mlx5_0,mlx5_1", as variables of the environment: NCCL_ALGO and NCCL_IB_HCA.
+// Throws UserError.
 std::vector<std::pair<std::string, std::string>> nccl_variables(const std::string& settings);
 // Host, PCI address and host name of a GPU, by lines: what NCCL takes for its identity.
 std::string gpu_place(int gpu);

@@ -1,6 +1,6 @@
 #pragma once
-// The `gloo` backend: connections (GlooMesh), and collectives as messages over them (GlooCollectives). The communicator that
-// ranks join is in dist/comm/gloo_communicator.cpp.
+// The `gloo` backend: connections (GlooMesh), and collectives as messages over them (GlooCollectives). The
+// communicator that ranks join is in dist/comm/gloo_communicator.cpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,16 +18,17 @@ namespace topknot {
 class TcpStoreClient;
 
 // Gloo's TCP transport between all pairs of ranks, reduced to what our collectives use: sends and receives of
-// memory, and one call that ends every wait of this rank from any thread. The waits have no limit of their own: Gloo's
-// would count the time in which the process was suspended. Only gloo_mesh.cpp includes Gloo.
+// memory, and one call that ends every wait of this rank from any thread. The waits have no limit of their
+// own: Gloo's would count the time in which the process was suspended. Only gloo_mesh.cpp includes Gloo.
 class GlooMesh {
  public:
   // Opens this rank's ends and publishes their addresses. `interface` names a network interface, or "" for
-  // the address under which this rank reaches the store. Throws UserError where it cannot be used.
+  // the address under which this rank reaches the store. Throws UserError if it cannot be used.
   GlooMesh(TcpStoreClient& store, int rank, int size, const std::string& interface);
   ~GlooMesh();
 
-  // Connects to all other ranks, which do the same. `patience`: for their addresses. Throws when it ends, and after fail().
+  // Connects to all other ranks, which do the same. `patience`: for their addresses. Throws when it ends, and
+  // after fail().
   void connect(TcpStoreClient& store, Patience patience);
 
   // Ends all waits of this rank and closes the connections, so that the peers' waits end too. From any

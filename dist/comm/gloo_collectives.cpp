@@ -21,8 +21,8 @@ enum GlooSlot : std::uint64_t {
   slot_forward  // and up, one per step
 };
 
-// Long messages that a rank has in flight at a time where each rank sends to all others. With all P - 1 in flight at
-// once a link drops what its queue cannot hold.
+// Long messages that a rank has in flight at a time where each rank sends to all others. With all P - 1 in
+// flight at once a link drops what its queue cannot hold.
 constexpr int kInFlight = 3;
 
 constexpr std::size_t eager_bytes = 4096;  // header and start of a block, sent before sizes are known
@@ -109,9 +109,10 @@ void GlooCollectives::exchange_with_all(std::span<const std::byte> mine,
   forward(mine, all);
 }
 
-// What of the blocks did not fit in the first messages goes around: in step s each rank sends its right neighbour
-// what came from the left in step s - 1, its own block first. Every link then carries one long message at a time,
-// however many ranks there are, where direct messages would meet at some links and leave others idle.
+// What of the blocks did not fit in the first messages goes around: in step s each rank sends its right
+// neighbour what came from the left in step s - 1, its own block first. Every link then carries one long
+// message at a time, however many ranks there are, where direct messages would meet at some links and leave
+// others idle.
 void GlooCollectives::forward(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
   constexpr std::size_t room = eager_bytes - sizeof(Header);
   const auto block = [&](int r) -> std::span<const std::byte> {
@@ -140,7 +141,8 @@ void GlooCollectives::forward(std::span<const std::byte> mine, std::vector<std::
 }
 
 // received[r] for every r of `sources`; the others' are left alone. A block starts in the eager message; what
-// is longer follows directly, or is left to forward(). With `size_of_call` given, it must be the same on all ranks.
+// is longer follows directly, or is left to forward(). With `size_of_call` given, it must be the same on all
+// ranks.
 void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<const int> sources,
                                std::vector<std::vector<std::byte>>& received,
                                std::optional<std::size_t> size_of_call, Rest rest) {
@@ -162,7 +164,8 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
     if (rest == Rest::around || block.size() <= room) continue;
     rest_out[i] = std::make_unique<Buffer>(mesh_, static_cast<const void*>(block.data()), block.size());
   }
-  // Paced by what arrives, because the ranks take the same turns: as the i-th comes in, so does the i-th sent.
+  // Paced by what arrives, because the ranks take the same turns: as the i-th comes in, so does the i-th
+  // sent.
   std::size_t sent = 0;
   const auto send_until = [&](std::size_t end) {
     for (; sent < std::min(end, outgoing.size()); ++sent)

@@ -2,11 +2,12 @@
 //
 // - all_gather: the first 4 kB of each block straight to every other rank, the rest around the ring.
 // - all_reduce in rank order: each rank receives its slice from every rank, adds in rank order, sends the sum
-//   to all. Where a rank receives up to 8,192 floats that way: all-gather and add. Bit-identical with the threads backend.
+//   to all. If a rank receives up to 8,192 floats that way: all-gather and add. Bit-identical with the
+//   threads backend.
 // - all_reduce, SumOrder::library: a ring (reduce-scatter, then all-gather, in segments of 1 MB); small ones
 //   as above.
-// - all_to_all and send_receive: straight from rank to rank. With check_calls every
-//   send_receive first compares who sends to whom; without, only the two that talk exchange messages.
+// - all_to_all and send_receive: straight from rank to rank. With check_calls every send_receive first
+//   compares who sends to whom; without, only the two that talk exchange messages.
 // - split: the first rank of a color serves a store of its own, at a free port of the address under which the
 //   others reach it; all its members connect anew.
 //
@@ -34,7 +35,7 @@ namespace {
 
 using Operation = GlooOperation;
 
-// A communicator's live splits, which end when it does. Outlives it where a split does.
+// A communicator's live splits, which end when it does. Outlives it if a split does.
 class Splits {
  public:
   void add(Communicator* split) {
@@ -281,8 +282,8 @@ class GlooCommunicator : public Communicator {
     return peers && topknot::peers_alive(*peers, rank());
   }
 
-  // On the store's thread, a few times per second: ends a call at its deadline, or some time after a stop signal where it
-  // waits for ranks that do not come.
+  // On the store's thread, a few times per second: ends a call at its deadline, or some time after a stop
+  // signal if it waits for ranks that do not come.
   void watch(TcpStoreClient& store) {
     const std::uint64_t call = waits_;
     if (call != watched_) {
@@ -365,7 +366,7 @@ class GlooCommunicator : public Communicator {
     throw CollectiveError(text);
   }
 
-  // Where a rank whose network is cut serves the rendezvous, no rank learns there why another one has ended.
+  // If a rank whose network is cut serves the rendezvous, no rank learns there why another one has ended.
   bool rank_0_is_silent() {
     if (rank() == 0 || options_.launcher_serves || store_->peers({}, std::chrono::milliseconds(2000)))
       return false;
@@ -396,7 +397,7 @@ class GlooCommunicator : public Communicator {
   std::shared_ptr<Splits> siblings_;  // the splits of the one that was split
   std::optional<TcpStoreClient> store_;
   std::optional<GlooMesh> mesh_;
-  std::optional<GlooCollectives> collectives_;  // where there are other ranks
+  std::optional<GlooCollectives> collectives_;  // if there are other ranks
   std::uint64_t sequence_ = 0;
   // Marks that this rank waits for others in the call of that number.
   struct Waiting {

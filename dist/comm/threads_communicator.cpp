@@ -1,9 +1,9 @@
-// The `threads` backend: the ranks are threads of one process. In every collective all ranks enter a
-// barrier, split the work between them, and leave the barrier. Sums are always in rank order, whatever SumOrder asks for.
-// Operation, sequence number and size are compared across ranks in every call.
+// The `threads` backend: the ranks are threads of one process. In every collective all ranks enter a barrier,
+// split the work between them, and leave the barrier. Sums are always in rank order, whatever SumOrder asks
+// for. Operation, sequence number and size are compared across ranks in every call.
 //
-// With an emulated link (dist.link) a collective takes the time that such a link would; only then is there something
-// to wait for beside the callers' computation, and overlaps() is true.
+// With an emulated link (dist.link) a collective takes the time that such a link would; only then is there
+// something to wait for beside the callers' computation, and overlaps() is true.
 //
 // A rank that does not come within the timeout, calls abort(), or destroys its communicator while others wait
 // ends the calls of all others with CollectiveError and the first reason; afterwards every call of the group
@@ -92,8 +92,8 @@ class RankGroup {
     fail(rank, call);
   }
 
-  // For the end of a collective over the link: `seconds` after the last rank entered it. No other rank reads this
-  // rank's memory any more.
+  // For the end of a collective over the link: `seconds` after the last rank entered it. No other rank reads
+  // this rank's memory any more.
   void arrive(int rank, const Call& call, Clock::time_point entered_at, double seconds) {
     constexpr double kLongest = 1e6;  // seconds; a clock's count is finite
     const Deadline at = entered_at + std::chrono::duration_cast<Clock::duration>(
@@ -368,9 +368,9 @@ class ThreadCommunicator : public Communicator {
 
   double gather_cost(double bytes) const { return all_gather_cost(link_, size(), bytes); }
 
-  // Rank r adds slice r of all ranks and writes the sum to all of them, so no other memory is needed.
-  // Over a link, few bytes are gathered by all and many go around the ring or, in rank order, to their slice's owner, as gloo
-  // does it (dist/comm/gloo_collectives.cpp).
+  // Rank r adds slice r of all ranks and writes the sum to all of them, so no other memory is needed. Over a
+  // link, few bytes are gathered by all and many go around the ring or, in rank order, to their slice's
+  // owner, as gloo does it (dist/comm/gloo_collectives.cpp).
   template <class T>
   void reduce(const char* operation, std::span<T> data, SumOrder order) {
     run(operation, data.data(), data.size_bytes(), true, [&] {

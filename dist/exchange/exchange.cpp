@@ -159,7 +159,7 @@ void Exchange::communicate() {
   transport_->start_agreement();
 }
 
-// True where the bucket has one more round, which is then under way.
+// True if the bucket has one more round, which is then under way.
 bool Exchange::decode(Bucket& bucket) {
   const Round round = transport_->wait(bucket);
   bool more = false;
@@ -172,7 +172,8 @@ bool Exchange::decode(Bucket& bucket) {
 
 void Exchange::decode_and_commit() {
   TOPKNOT_CHECK(in_step_, "decode_and_commit() outside a step");
-  // Waits follow the order in which collectives were started, in which second rounds stand behind the agreement.
+  // Waits follow the order in which collectives were started, in which second rounds stand behind the
+  // agreement.
   std::vector<Bucket*> more;
   for (Bucket& bucket : buckets_)
     if (decode(bucket)) more.push_back(&bucket);

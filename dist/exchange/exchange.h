@@ -1,8 +1,9 @@
 #pragma once
-// Carries gradients from the backward pass to the averaged gradient. The exchange is the only scheduler of a step: it
-// knows which group is complete, in which order groups are sent, and when all of them are committed or discarded. What a
-// group's compressor does is in its Bucket (dist/exchange/transport.h); where gradients lie and how a collective is waited
-// for is the business of the Transport (dist/exchange/transport.h). A step, on every rank:
+// Carries gradients from the backward pass to the averaged gradient. The exchange is the only scheduler of a
+// step: it knows which group is complete, in which order groups are sent, and when all of them are committed
+// or discarded. What a group's compressor does is in its Bucket (dist/exchange/transport.h); where gradients
+// lie and how a collective is waited for is the business of the Transport (dist/exchange/transport.h). A
+// step, on every rank:
 //
 //   begin_step()
 //   ready(parameter) ...   in the hook: encodes the group that this completes, and starts its collective
@@ -11,11 +12,12 @@
 //   decode_and_commit()    decodes, lets all ranks agree that the step is finite, commits or discards
 //   end_step()             swaps the memories of the slices
 //
-// Groups are sent in a fixed order that is decided at construction. With exchange.ranks_per_host the gradients of a host's
-// ranks are summed first, and the sum is encoded; while the host sums one group, the message of the group before is
-// encoded: sum 0, sum 1, message 0, sum 2, message 1, ...; the last one leaves in communicate(). With one rank the way is the same. On a GPU the
-// host enqueues all of it without waiting, and ready() to decode_and_commit() can be captured in graphs. An exception
-// out of any of these leaves the step half done: the rank gives up (Communicator::abort) and ends.
+// Groups are sent in a fixed order that is decided at construction. With exchange.ranks_per_host the
+// gradients of a host's ranks are summed first, and the sum is encoded; while the host sums one group, the
+// message of the group before is encoded: sum 0, sum 1, message 0, sum 2, message 1, ...; the last one leaves
+// in communicate(). With one rank the way is the same. On a GPU the host enqueues all of it without waiting,
+// and ready() to decode_and_commit() can be captured in graphs. An exception out of any of these leaves the
+// step half done: the rank gives up (Communicator::abort) and ends.
 
 #include <chrono>
 #include <cstdint>
@@ -43,8 +45,8 @@ struct ExchangeKeys {
   std::string merge = "all";
   // The plan of a merge rule that measures, parameters per group in arena order; or empty.
   std::vector<int> groups = {};
-  // all_gather, or a sparse collective (dist/sparse/sparse_collective.h), which needs a method that sends entries with
-  // values as they are.
+  // all_gather, or a sparse collective (dist/sparse/sparse_collective.h), which needs a method that sends
+  // entries with values as they are.
   std::string collective = "all_gather";
   // So many neighbouring ranks sum their gradients dense, and a host of them compresses as one rank does
   // (dist/sparse/hierarchical.h). Must divide the ranks; 0 and 1: no hierarchy. Not for method dense.
@@ -54,8 +56,8 @@ struct ExchangeKeys {
 // What section `compress` has for all groups, whatever the method.
 struct CompressKeys {
   std::string scope = "group";  // over what k and the threshold are computed: model, group, tensor
-  // How the dense groups of a compressed method are sent. fp32: summed as they are; another value codec: gathered in it,
-  // and its error is carried to the next step.
+  // How the dense groups of a compressed method are sent. fp32: summed as they are; another value codec:
+  // gathered in it, and its error is carried to the next step.
   std::string dense_values = "fp32";
 };
 
@@ -67,17 +69,17 @@ struct ExchangeOptions : ExchangeKeys, CompressKeys {
   std::map<std::string, double> layer_density = {};
 
   bool compressing() const { return compress.name != "dense"; }
-  // Whether the ranks of a host sum their gradients first. Throws UserError where the method is dense.
+  // Whether the ranks of a host sum their gradients first. Throws UserError if the method is dense.
   bool hierarchical(int ranks) const;
 };
 
-// The groups of an exchange with these options, in the order in which they are sent. Throws UserError for an unknown
-// method and for options that contradict each other (scope model with another merge than all).
+// The groups of an exchange with these options, in the order in which they are sent. Throws UserError for an
+// unknown method and for options that contradict each other (scope model with another merge than all).
 std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOptions& options);
 
-// Bytes that a rank would upload in a step at this density, headers included, as far as counts are known beforehand.
-// `ranks`: how many messages a group has in a step; with exchange.ranks_per_host a host sends one. Throws UserError as
-// Exchange.
+// Bytes that a rank would upload in a step at this density, headers included, as far as counts are known
+// beforehand. `ranks`: how many messages a group has in a step; with exchange.ranks_per_host a host sends
+// one. Throws UserError as Exchange.
 std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& options, int ranks,
                             double density);
 
@@ -85,9 +87,9 @@ std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& 
 struct ExchangeSpan {
   enum class Kind {
     encode,       // on the compute thread
-    communicate,  // beside it where the communicator overlaps
+    communicate,  // beside it if the communicator overlaps
     decode,       // on the compute thread, the commit not included
-    wait,         // the compute thread waits for a collective; none where collectives do not overlap
+    wait,         // the compute thread waits for a collective; none if collectives do not overlap
     commit,       // all groups
   };
   static constexpr int kInsideHost = -1;  // as a round: the dense sum of a host's ranks
@@ -104,9 +106,9 @@ class Transport;
 
 class Exchange {
  public:
-  // For an arena in host memory. The plan of groups depends on shapes and options alone, so it is the same on all
-  // ranks. Throws UserError for options that contradict each other. Arena and queue must outlive the exchange.
-  // Collective where ranks_per_host is above 1, and so is the destructor.
+  // For an arena in host memory. The plan of groups depends on shapes and options alone, so it is the same on
+  // all ranks. Throws UserError for options that contradict each other. Arena and queue must outlive the
+  // exchange. Collective if ranks_per_host is above 1, and so is the destructor.
   Exchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options);
   // Waits for the collectives under way, which the queue's own deadline bounds.
   virtual ~Exchange();
@@ -114,38 +116,41 @@ class Exchange {
   // In the order in which they are sent: arena order, about the order in which backward finishes them.
   const std::vector<Group>& groups() const { return groups_; }
 
-  // Before the backward pass; not part of a graph. Of `step` are used: step, density, weights in host memory (empty: equal
-  // shards), and lr, which a method needs that applies it itself (compress.lr_inside).
+  // Before the backward pass; not part of a graph. Of `step` are used: step, density, weights in host memory
+  // (empty: equal shards), and lr, which a method needs that applies it itself (compress.lr_inside).
   void begin_step(const StepContext& step);
-  // Parameters and status of the step, in the arena's kind of memory, at the same place in every step: written by
-  // begin_step(), and by decode_and_commit().
+  // Parameters and status of the step, in the arena's kind of memory, at the same place in every step:
+  // written by begin_step(), and by decode_and_commit().
   StepState step_state();
-  // The hook: this parameter's gradient is final. Encodes the group that this completes, and starts the collective of
-  // every complete group that no earlier group holds back. For clipping over the whole model, call it for all
-  // parameters after the backward pass and the clipping, in any order.
+  // The hook: this parameter's gradient is final. Encodes the group that this completes, and starts the
+  // collective of every complete group that no earlier group holds back. For clipping over the whole model,
+  // call it for all parameters after the backward pass and the clipping, in any order.
   void ready(Parameter& parameter);
-  // Parameters that were not ready join the step as they stand; those that no backward pass wrote to are zeroed
-  // first. `loss`: this rank's, one float in the arena's kind of memory, or null; where it is not finite all ranks
-  // discard the step.
+  // Parameters that were not ready join the step as they stand; those that no backward pass wrote to are
+  // zeroed first. `loss`: this rank's, one float in the arena's kind of memory, or null; where it is not
+  // finite all ranks discard the step.
   void end_backward(const float* loss);
   void communicate();
   void decode_and_commit();
-  // Whether the step was committed, from decode_and_commit() on. On a GPU always true: its kernels look at StepStatus.
+  // Whether the step was committed, from decode_and_commit() on. On a GPU always true: its kernels look at
+  // StepStatus.
   bool committed() const { return committed_; }
-  // Not part of a graph. All ranks get the same committed() and bad_rank; on a GPU the host knows only the bytes.
+  // Not part of a graph. All ranks get the same committed() and bad_rank; on a GPU the host knows only the
+  // bytes.
   StepReport end_step();
   // end_backward() to end_step(). `local_finite`: this rank's loss was finite. For arenas in host memory.
   StepReport finish(bool local_finite);
 
-  // The averaged gradient of a group, from decode_and_commit() of a committed step to the next begin_step(); in the
-  // arena's memory. May be changed in place (clipping).
+  // The averaged gradient of a group, from decode_and_commit() of a committed step to the next begin_step();
+  // in the arena's memory. May be changed in place (clipping).
   std::span<float> averaged(const Group& group);
   // What averaged() has in it already, for Optimizer::update().
   Applied applied(const Group& group) const;
 
-  // What of a step may be captured in a graph: all from ready() to decode_and_commit(); or ready() to end_backward() in one
-  // graph and decode_and_commit() in another, with communicate() between them in every step, outside of graphs
-  // (threads, whose ranks meet on the host); or nothing. For `parts`, ready() starts no collective.
+  // What of a step may be captured in a graph: all from ready() to decode_and_commit(); or ready() to
+  // end_backward() in one graph and decode_and_commit() in another, with communicate() between them in every
+  // step, outside of graphs (threads, whose ranks meet on the host); or nothing. For `parts`, ready() starts
+  // no collective.
   enum class Capture { none, parts, whole };
   Capture capture() const;
   // A number that changes whenever what a graph has captured is out of date (a density, a slice's memory).
@@ -155,16 +160,17 @@ class Exchange {
   // begin_step(). Empty on a GPU.
   const std::vector<ExchangeSpan>& spans() const;
 
-  // Called for each compressed group once it is encoded, with its accumulated gradient, where the method has
+  // Called for each compressed group once it is encoded, with its accumulated gradient, if the method has
   // one; for studies. Not called where gradients stay on a GPU.
   using Observer = std::function<void(const Group& group, std::span<const float> accumulated)>;
   void observe(Observer observer);
 
-  // The compressors' state, of this rank, for checkpoints; the residuals are the arena's. Between steps; waits for a
-  // GPU, but for the long lists of its memory where `later` takes these. Where residuals of GPU gradients lie in host
-  // memory, state() also writes them to the arena's, and load_state() takes them from there.
+  // The compressors' state, of this rank, for checkpoints; the residuals are the arena's. Between steps;
+  // waits for a GPU, but for the long lists of its memory if `later` takes these. If residuals of GPU
+  // gradients lie in host memory, state() also writes them to the arena's, and load_state() takes them from
+  // there.
   std::vector<std::byte> state(std::vector<DeviceFloats>* later = nullptr) const;
-  // Throws Error where the bytes are damaged, or of another method or plan.
+  // Throws Error if the bytes are damaged, or of another method or plan.
   void load_state(std::span<const std::byte> bytes);
 
  protected:
@@ -194,7 +200,8 @@ class Exchange {
   std::unordered_map<const Parameter*, Place> places_;
   std::vector<float> weights_;
   StepContext context_;  // as compressors are given it
-  // With ranks_per_host: whose host's sum is under way. It is encoded when the next one's sum is, or in communicate().
+  // With ranks_per_host: whose host's sum is under way. It is encoded when the next one's sum is, or in
+  // communicate().
   Bucket* deferred_ = nullptr;
   std::size_t next_to_start_ = 0;
   bool in_step_ = false;

@@ -271,8 +271,8 @@ void HostTransport::take_loss(const float* loss) {
   loss_finite_ = !loss || std::isfinite(*loss);
 }
 
-// A rank whose loss is not finite may have finite gradients, so the groups cannot tell. Queued before anything is
-// decoded, the byte is sent while the compute thread decodes.
+// A rank whose loss is not finite may have finite gradients, so the groups cannot tell. Queued before
+// anything is decoded, the byte is sent while the compute thread decodes.
 void HostTransport::submit_flag(bool mine) {
   flag_.assign(1, std::byte{mine});
   flag_ticket_ = submit([this, step = number_](Communicator& communicator) {
@@ -291,7 +291,8 @@ std::vector<std::byte> HostTransport::receive_flags() {
   return flags;
 }
 
-// All of it is the same on all ranks: the losses by the agreement, finite() by the blocks and sums that all have.
+// All of it is the same on all ranks: the losses by the agreement, finite() by the blocks and sums that all
+// have.
 Transport::Agreed HostTransport::agree(std::span<const Bucket> buckets) {
   const bool finite = std::all_of(buckets.begin(), buckets.end(),
                                   [](const Bucket& bucket) { return bucket.compressor->finite(); });

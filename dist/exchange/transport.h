@@ -1,6 +1,6 @@
 #pragma once
-// The groups of an exchange (dist/exchange/exchange.h) in a step, and what carries them to the other ranks and back: a
-// Bucket is a group, a Transport knows where gradients lie and what a wait is. Transports:
+// The groups of an exchange (dist/exchange/exchange.h) in a step, and what carries them to the other ranks
+// and back: a Bucket is a group, a Transport knows where gradients lie and what a wait is. Transports:
 //
 //   HostTransport                            gradients in host memory; collectives through the rank's queue
 //   dist/exchange/cuda/device_exchange.cpp   gradients in GPU memory; kernels on two streams, joined by events
@@ -24,35 +24,38 @@
 
 namespace topknot {
 
-// The compress.* options of a group: the configured ones, or for a dense group of a compressed method those of
-// compress.dense_values. Throws UserError where they do not go with exchange.collective.
+// The compress.* options of a group: the configured ones, or for a dense group of a compressed method those
+// of compress.dense_values. Throws UserError if they do not go with exchange.collective.
 CompressOptions group_options(const Group& group, const ExchangeOptions& options);
-// The compressor of a group whose gradient is in host memory. `ranks`: how many messages the group has in a step; with
-// exchange.ranks_per_host a host sends one. Throws UserError where the options do not go together.
-std::unique_ptr<Compressor> make_group_compressor(const Group& group, const ExchangeOptions& options, int ranks);
+// The compressor of a group whose gradient is in host memory. `ranks`: how many messages the group has in a
+// step; with exchange.ranks_per_host a host sends one. Throws UserError if the options do not go together.
+std::unique_ptr<Compressor> make_group_compressor(const Group& group, const ExchangeOptions& options,
+                                                  int ranks);
 // A dense group in a value codec is sent whole; else the density of the step holds.
 double group_density(const Group& group, const ExchangeOptions& options, double of_step);
 
 // Throws UserError for an exchange.collective that is unknown or that the method's messages do not allow.
 void check_collective(const ExchangeOptions& options);
 
-// A group of parameters on its way through a step: what its compressor makes of the gradient, and what a transport brings
-// back. The exchange knows when each call is due. An exception out of any function leaves the step half done.
+// A group of parameters on its way through a step: what its compressor makes of the gradient, and what a
+// transport brings back. The exchange knows when each call is due. An exception out of any function leaves
+// the step half done.
 struct Bucket {
-  // `index`: the group's place in the order of sending. The group outlives the bucket. Throws UserError where the options do
-  // not go together.
+  // `index`: the group's place in the order of sending. The group outlives the bucket. Throws UserError if
+  // the options do not go together.
   Bucket(const Group& group, int index, const ExchangeOptions& options,
          std::unique_ptr<Compressor> compressor);
 
-  // The group's gradient, in `slice`, is final. Both of its memories are the bucket's until commit() or discard().
+  // The group's gradient, in `slice`, is final. Both of its memories are the bucket's until commit() or
+  // discard().
   void encode(const StepContext& context);
-  // Takes in what the collective has brought. True where the group needs one more round, whose message is there then;
-  // all ranks return the same.
+  // Takes in what the collective has brought. True if the group needs one more round, whose message is there
+  // then; all ranks return the same.
   bool decode(const Round& round);
   // Between decode() and commit(): whether this rank's own values were finite, as far as they tell.
   bool own_values_finite() const;
-  // Ends the group's step. True where the average lies in slice.residual, else it is in slice.gradient; the other
-  // memory holds the residual.
+  // Ends the group's step. True if the average lies in slice.residual, else it is in slice.gradient; the
+  // other memory holds the residual.
   bool commit();
   // Ends it with everything as before encode().
   void discard();
@@ -78,7 +81,7 @@ struct Bucket {
   int round = 0;
   std::uint64_t bytes_sent = 0, bytes_received = 0;  // as StepReport says
 
-  // Where a sparse collective carries the first round's message: what it adds, and what it brings back.
+  // If a sparse collective carries the first round's message: what it adds, and what it brings back.
   bool adds_entries = false;
   SparseVector weighted;
   const SparseVector* entries = nullptr;
@@ -91,8 +94,8 @@ inline StepParameters parameters_of(const StepContext& context) {
   return {.step = context.step, .lr = context.lr, .density = context.density, .rank = context.rank};
 }
 
-// Of a rank. All calls come from its compute thread, in the order in which they stand here; those of different buckets
-// interleave.
+// Of a rank. All calls come from its compute thread, in the order in which they stand here; those of
+// different buckets interleave.
 class Transport {
  public:
   // The same in every step.
@@ -105,7 +108,8 @@ class Transport {
     // Whether a message leaves as soon as its group and those before it are complete; else all leave in
     // Exchange::communicate().
     bool sends_early = true;
-    // Whether agree() knows the outcome; else the kernels of a commit decide, and the host lets every step commit.
+    // Whether agree() knows the outcome; else the kernels of a commit decide, and the host lets every step
+    // commit.
     bool decides_on_host = true;
     Exchange::Capture capture = Exchange::Capture::none;
   };
@@ -120,30 +124,31 @@ class Transport {
   bool hierarchical() const { return traits_.encoding != traits_.ranks; }
   const std::vector<ExchangeSpan>& spans() const { return spans_; }  // as Exchange::spans()
 
-  // Returns the step as compressors are given it: that of hosts, in the gradients' memory. `buckets`: all groups'; valid
-  // as long as this is used. Fills in the bytes that are known beforehand.
+  // Returns the step as compressors are given it: that of hosts, in the gradients' memory. `buckets`: all
+  // groups'; valid as long as this is used. Fills in the bytes that are known beforehand.
   virtual StepContext begin(const StepContext& context, std::span<Bucket> buckets) = 0;
   virtual StepState step_state() = 0;  // as Exchange::step_state()
   // Runs a piece of the compute thread's work, and notes its time as one of the bucket's.
   virtual void around(ExchangeSpan::Kind kind, const Bucket& bucket, const Work& work) = 0;
 
-  // The gradient is final. Returns the memory that the bucket works in, whose contents await_gradient() waits for.
+  // The gradient is final. Returns the memory that the bucket works in, whose contents await_gradient() waits
+  // for.
   virtual Slice take(const Bucket&, Slice slice) { return slice; }
   virtual void await_gradient(const Bucket&) {}
-  // Where hierarchical(): turns the gradient into its host's, as Hierarchy::average(). Called as start() is.
+  // If hierarchical(): turns the gradient into its host's, as Hierarchy::average(). Called as start() is.
   virtual void start_host_sum(Bucket& bucket) = 0;
   virtual void await_host_sum(Bucket& bucket) = 0;
   virtual void encoded(const Bucket&) {}
-  // Starts the collective of the bucket's message. Called in the order of the groups, the same on all ranks; of a
-  // further round in the same order as well.
+  // Starts the collective of the bucket's message. Called in the order of the groups, the same on all ranks;
+  // of a further round in the same order as well.
   virtual void start(Bucket& bucket) = 0;
   // What it has brought, valid until the next start().
   virtual Round wait(Bucket& bucket) = 0;
 
   // All groups are complete. `loss`: as Exchange::end_backward().
   virtual void take_loss(const float* loss) = 0;
-  // Before and after what Exchange::communicate() starts. start_agreement() starts the collective that tells all ranks
-  // whether every loss was finite; what it brings is taken in when the first rounds were decoded.
+  // Before and after what Exchange::communicate() starts. start_agreement() starts the collective that tells
+  // all ranks whether every loss was finite; what it brings is taken in when the first rounds were decoded.
   virtual void begin_collectives() {}
   virtual void start_agreement() = 0;
   virtual void receive_agreement() = 0;

@@ -92,8 +92,8 @@ std::optional<LauncherRank> find_launcher(const Environment& environment) {
     if (!found) found = launched;
   }
   if (found) return found;
-  // A batch script has its allocation's SLURM_PROCID and SLURM_NTASKS without being one of its tasks; srun alone sets
-  // SLURM_STEP_NUM_TASKS. Of one task it is a shell (srun --pty bash).
+  // A batch script has its allocation's SLURM_PROCID and SLURM_NTASKS without being one of its tasks; srun
+  // alone sets SLURM_STEP_NUM_TASKS. Of one task it is a shell (srun --pty bash).
   if (number(environment, "SLURM_STEP_NUM_TASKS").value_or(1) == 1) return std::nullopt;
   return read(environment,
               {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"});
@@ -122,8 +122,8 @@ void set_master(LaunchPlan& plan, const DistOptions& options, const Environment&
   plan.port = master.port;
 }
 
-// A copy that run_spawned() started. Variables that were left over or set by hand make none: the file that they name is not
-// open here.
+// A copy that run_spawned() started. Variables that were left over or set by hand make none: the file that
+// they name is not open here.
 std::optional<LaunchPlan> spawned(const Environment& environment) {
   const auto proof = environment("TOPKNOT_LAUNCH");
   const int file = proof ? std::atoi(proof->c_str()) : -1;
@@ -144,7 +144,8 @@ std::optional<LaunchPlan> spawned(const Environment& environment) {
   return plan;
 }
 
-// The job's token from the environment: the user's, else what the launcher calls the job, the same for all its ranks.
+// The job's token from the environment: the user's, else what the launcher calls the job, the same for all
+// its ranks.
 std::string job_token(const std::string& launcher, const Environment& environment) {
   if (const auto given = environment("TOPKNOT_TOKEN"); given && !given->empty())
     return given->substr(0, kLongestToken);
@@ -322,7 +323,8 @@ double cpu_quota(const std::filesystem::path& groups, const std::filesystem::pat
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
     const bool unified = controllers == ",,";
     if (!unified && controllers.find(",cpu,") == line.npos) continue;
-    // A container may see its own group as the mount's root, whatever the path says: groups that are not there are passed over.
+    // A container may see its own group as the mount's root, whatever the path says: groups that are not
+    // there are passed over.
     for (std::filesystem::path group = line.substr(second + 2);; group = group.parent_path()) {
       const std::filesystem::path folder = mount / (unified ? "" : "cpu") / group;
       double quota = 0, period = 0;

@@ -2,10 +2,10 @@
 // Which rank this process is, and how the others start. One program serves all launchers:
 //
 // - `threads`: one process, dist.ranks threads.
-// - `gloo` under torchrun, mpirun (Open MPI), srun, or a launcher that sets PMI_RANK: this process is one rank, given by
-//   the environment. The ranks meet at dist.master.
-// - `gloo` with dist.ranks > 1 and no launcher: this process starts dist.ranks copies of itself on this machine,
-//   supervises them and serves their rendezvous.
+// - `gloo` under torchrun, mpirun (Open MPI), srun, or a launcher that sets PMI_RANK: this process is one
+//   rank, given by the environment. The ranks meet at dist.master.
+// - `gloo` with dist.ranks > 1 and no launcher: this process starts dist.ranks copies of itself on this
+//   machine, supervises them and serves their rendezvous.
 // - `nccl`: as `gloo`, which carries its host-side collectives.
 //
 // Not elastic: when a rank dies, all end.
@@ -49,7 +49,7 @@ struct LaunchPlan {
   std::string launcher;  // "torchrun", "mpirun", "srun", "PMI", "spawn", or "" for none
   int rank = 0, size = 1;
   int local_rank = -1;  // among the ranks of this machine; -1: not given by the launcher
-  std::string host;     // of the rendezvous; "" where size is 1
+  std::string host;     // of the rendezvous; "" if size is 1
   int port = 0;
   std::string token;  // of the job (TOPKNOT_TOKEN, or the launcher's name for it); "": none
 };
@@ -58,16 +58,17 @@ struct LaunchPlan {
 using Environment = std::function<std::optional<std::string>(const std::string&)>;
 Environment process_environment();
 
-// dist.backend: auto is threads, unless a launcher started this process as one of several. Throws UserError: unknown
-// backend, ranks that cannot be, dist.ranks that contradicts the launcher,
-// launchers that contradict each other, no master.
+// dist.backend: auto is threads, unless a launcher started this process as one of several. Throws UserError:
+// unknown backend, ranks that cannot be, dist.ranks that contradicts the launcher, launchers that contradict
+// each other, no master.
 LaunchPlan plan_launch(const DistOptions& options, const Environment& environment);
 
-// "DESCRIPTOR:INODE" of an open file, by which run_spawned() lets its copies know that it started them; "" of another.
+// "DESCRIPTOR:INODE" of an open file, by which run_spawned() lets its copies know that it started them; "" of
+// another.
 std::string file_name(int descriptor);
 
-// How many of a job's `ranks` run on this machine: as many as the launcher says; all of them if it does not, or if this
-// program starts them itself.
+// How many of a job's `ranks` run on this machine: as many as the launcher says; all of them if it does not,
+// or if this program starts them itself.
 int local_ranks(int ranks, const Environment& environment);
 
 // Which of a machine's `gpus` this process is to use: by its local rank, else by its rank, modulo the number
@@ -75,46 +76,47 @@ int local_ranks(int ranks, const Environment& environment);
 int gpu_of(const LaunchPlan& plan, int gpus);
 
 // For Kind::process: joins the group. Collective; throws as make_gloo_communicator does. For nccl and auto,
-// the variables of dist.nccl are set, and NCCL_SOCKET_IFNAME becomes dist.interface, unless they are set already.
+// the variables of dist.nccl are set, and NCCL_SOCKET_IFNAME becomes dist.interface, unless they are set
+// already.
 std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptions& options);
 
 // What dist.backend: auto takes for a group of processes, and why.
 struct BackendChoice {
   std::string backend, reason;
 };
-// Collective; the same on every rank: nccl where no rank has a `problem` with it and every rank has a GPU of its own, by
-// `place` (gpu_place()), else gloo.
+// Collective; the same on every rank: nccl if no rank has a `problem` with it and every rank has a GPU of its
+// own, by `place` (gpu_place()), else gloo.
 BackendChoice choose_backend(Communicator& host, const std::string& problem, const std::string& place);
 
-// For Kind::process: joins the group and runs body. An exception aborts the group, so that the other ranks end, and is
-// thrown on.
+// For Kind::process: joins the group and runs body. An exception aborts the group, so that the other ranks
+// end, and is thrown on.
 void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
                       const std::function<void(Communicator&)>& body);
 
 // For Kind::spawn: starts `plan.size` copies of this program with the same arguments, which find
 // plan_launch() answering Kind::process, and waits for them. When one dies (a signal, or an exit code other
 // than 0), the others get grace_s to end by themselves, then SIGTERM, then SIGKILL. kStopSignals
-// (nn/base/program.h) are passed on to all. The first error is logged last. Returns the exit code: 0, that of the
-// rank whose failure ended the others, or 128 + its signal. The copies die with this process. To be called from the main
-// thread, before other threads are started.
-// `on_ready` runs once the meeting point is open, before the first copy starts.
+// (nn/base/program.h) are passed on to all. The first error is logged last. Returns the exit code: 0, that of
+// the rank whose failure ended the others, or 128 + its signal. The copies die with this process. To be
+// called from the main thread, before other threads are started. `on_ready` runs once the meeting point is
+// open, before the first copy starts.
 int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s = 5,
                 const std::function<void()>& on_ready = {});
 
-// The cores that this process may use, and those next to a GPU: on hosts with several sockets, memory and bus are further
-// from the others.
+// The cores that this process may use, and those next to a GPU: on hosts with several sockets, memory and bus
+// are further from the others.
 
-// "0-3,8,10-11" as Linux writes lists of cores; empty where it is no such list.
+// "0-3,8,10-11" as Linux writes lists of cores; empty if it is no such list.
 std::vector<int> parse_core_list(const std::string& list);
 
-// Keeps this thread, and those that it starts from now on, to those of its cores that are next to the PCI device, such as
-// "0000:3B:00.0". Returns how many these are; 0 where nothing changed: the system does not tell, none of them may be used, or
-// all cores that may be used are near.
+// Keeps this thread, and those that it starts from now on, to those of its cores that are next to the PCI
+// device, such as "0000:3B:00.0". Returns how many these are; 0 if nothing changed: the system does not tell,
+// none of them may be used, or all cores that may be used are near.
 int keep_to_cores_near(const std::string& pci_device,
                        const std::filesystem::path& devices = "/sys/bus/pci/devices");
 
-// The least CPU quota, in cores, of the control groups of a process (its /proc/PID/cgroup) and of those above them, version 1
-// or 2, mounted at `mount`. Infinity if there is none or it cannot be read.
+// The least CPU quota, in cores, of the control groups of a process (its /proc/PID/cgroup) and of those above
+// them, version 1 or 2, mounted at `mount`. Infinity if there is none or it cannot be read.
 double cpu_quota(const std::filesystem::path& groups = "/proc/self/cgroup",
                  const std::filesystem::path& mount = "/sys/fs/cgroup");
 

@@ -28,8 +28,9 @@ constexpr auto kSameRequest = std::chrono::milliseconds(100);  // as install_sto
 // For the ranks to end after one of them gave up its waiting, or after a second stop signal.
 constexpr double kLastWordsSeconds = 0.3;
 
-// Blocks the signals that the supervisor handles one by one, in this thread and those that it starts, while it lives.
-// SIGCHLD has its default action meanwhile: where it is ignored, as a parent may leave it, nobody can wait for a child.
+// Blocks the signals that the supervisor handles one by one, in this thread and those that it starts, while
+// it lives. SIGCHLD has its default action meanwhile: if it is ignored, as a parent may leave it, nobody can
+// wait for a child.
 class SignalGate {
  public:
   SignalGate() {
@@ -162,8 +163,8 @@ struct Failure {
   }
 };
 
-// The failure that caused the others: of a rank that something else killed, else of the rank that gave the store its
-// first reason, else the first that was seen. `failures` has one at least.
+// The failure that caused the others: of a rank that something else killed, else of the rank that gave the
+// store its first reason, else the first that was seen. `failures` has one at least.
 const Failure& cause(const std::vector<Failure>& failures, int first_rank) {
   for (const auto& failure : failures)
     if (failure.killed) return failure;
@@ -181,7 +182,8 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   const std::string token = options.token.empty() ? random_token() : options.token;
   TcpStoreServer store("127.0.0.1", plan.port, plan.size, options.timeout_s, token);
   if (on_ready) {
-    // Until there are ranks to look after, a stop signal ends this process at once: on_ready() may hang in a file system.
+    // Until there are ranks to look after, a stop signal ends this process at once: on_ready() may hang in a
+    // file system.
     pthread_sigmask(SIG_SETMASK, &gate.before(), nullptr);
     on_ready();
     pthread_sigmask(SIG_BLOCK, &gate.taken(), nullptr);
@@ -243,7 +245,8 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   }
   if (failures.empty()) return 0;
   const Failure& failure = cause(failures, store.first_reason_rank());
-  // A reason that a rank gave itself says more than how its process ended; that of a rank which had to be killed is known.
+  // A reason that a rank gave itself says more than how its process ended; that of a rank which had to be
+  // killed is known.
   const bool told = store.reason_by_rank() && (!failure.killed || store.first_reason_rank() == failure.rank);
   if (!stopping || failure.killed || told)
     log_error("the run has ended; first error: " + (!hanging.empty() ? hanging

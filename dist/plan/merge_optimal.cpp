@@ -217,8 +217,8 @@ std::vector<std::size_t> merge_optimal(std::span<const LayerCost> layers, const 
   offer({count});
   if (bound == 0) return best;
   const Costs costs(layers, model);
-  // The bound for the whole is mostly within a percent of the best plan, so that plans which end soon after it
-  // are searched first: few states pass, and the first plan that is found is the best one.
+  // The bound for the whole is mostly within a percent of the best plan, so that plans which end soon after
+  // it are searched first: few states pass, and the first plan that is found is the best one.
   const double least = costs.least_end();
   for (double gap = 5e-5;; gap *= 1.5) {
     const double limit = std::min(bound, least + gap * std::max(least, 1e-3 * bound));

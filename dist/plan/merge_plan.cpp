@@ -81,8 +81,8 @@ std::vector<std::size_t> cut_at(std::span<const std::size_t> bytes, std::size_t 
   return groups;
 }
 
-// As PyTorch's DistributedDataParallel: the first bucket is small, so that communication starts early (Li et al.,
-// "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 4.2).
+// As PyTorch's DistributedDataParallel: the first bucket is small, so that communication starts early (Li et
+// al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 4.2).
 constexpr std::size_t kFirstBucket = std::size_t{1} << 20, kBucket = std::size_t{25} << 20;
 
 const bool merge_plan_registered = [] {
@@ -97,8 +97,8 @@ const bool merge_plan_registered = [] {
   merge_rules().add(
       "buckets", "neighbours together, up to 1 MiB of gradient in the first group and 25 MiB in the others",
       {.cut = [](Bytes bytes, std::size_t) { return cut_at(bytes, kFirstBucket, kBucket); }});
-  // Groups are sent beside the backward pass; one group waits for its end. Modelled steps are shorter with buckets for
-  // dense, sparse and quantised methods alike (docs/exchange.md).
+  // Groups are sent beside the backward pass; one group waits for its end. Modelled steps are shorter with
+  // buckets for dense, sparse and quantised methods alike (docs/exchange.md).
   merge_rules().add("auto", "buckets; all where compress.scope is model",
                     {.choose = [](bool compressing, const std::string& scope) -> std::string {
                       return compressing && scope == "model" ? "all" : "buckets";

@@ -1,6 +1,6 @@
 #pragma once
-// Which parameters are sent together: the rules of exchange.merge, and the groups that they make. Groups follow from
-// shapes, options and, for a planning rule, rank 0's plan, so that all ranks have the same ones.
+// Which parameters are sent together: the rules of exchange.merge, and the groups that they make. Groups
+// follow from shapes, options and, for a planning rule, rank 0's plan, so that all ranks have the same ones.
 
 #include <cstddef>
 #include <functional>
@@ -31,15 +31,16 @@ struct MergeCosts {
   bool overlaps = false;  // collectives run beside the backward pass; else they delay it
 };
 
-// A rule of exchange.merge. It cuts a row of parameters, in order of sending, into groups of neighbours and returns how
-// many parameters each group has. Exactly one of the functions is given. A rule registers itself.
+// A rule of exchange.merge. It cuts a row of parameters, in order of sending, into groups of neighbours and
+// returns how many parameters each group has. Exactly one of the functions is given. A rule registers itself.
 struct MergeRule {
-  // From sizes: bytes of each parameter's gradient. `limit`: of the rule's text, 0 where it takes none.
+  // From sizes: bytes of each parameter's gradient. `limit`: of the rule's text, 0 if it takes none.
   std::function<std::vector<std::size_t>(std::span<const std::size_t> bytes, std::size_t limit)> cut = {};
   // From measured times.
   std::function<std::vector<std::size_t>(std::span<const LayerCost> layers, const MergeCosts& costs)> plan =
       {};
-  // Names the rule that serves a method best. `compressing`: false under method dense; `scope`: compress.scope.
+  // Names the rule that serves a method best. `compressing`: false under method dense; `scope`:
+  // compress.scope.
   std::function<std::string(bool compressing, const std::string& scope)> choose = {};
   // Not empty: the rule is written NAME:LIMIT with a whole number above 0; the placeholder that help shows.
   std::string limit = {};
@@ -63,15 +64,15 @@ std::string resolve_merge(const std::string& text, bool compressing, const std::
 
 // Throws UserError for an unknown compress.scope, and for `model` with a merge that makes several groups.
 void check_scope(const std::string& scope, const std::string& merge);
-// Throws UserError where compress.layer_density does not go with the scope.
+// Throws UserError if compress.layer_density does not go with the scope.
 void check_layer_density(const std::string& scope);
 
 // Cuts the arena into groups, in arena order and on parameter boundaries, the compressible part and the dense
-// part each for itself. `compressing`: false where the method is dense; then the whole arena is one dense
-// part. `planned`, parameters per group in arena order, cuts the compressed part (method dense: the whole arena)
-// in place of `merge`; the dense part is cut by `merge`, or is one group where `merge` plans. Throws UserError for scope
-// model, which means one group, with another merge than all, and for a plan of another number of parameters; Error for
-// a planning merge without its plan.
+// part each for itself. `compressing`: false if the method is dense; then the whole arena is one dense part.
+// `planned`, parameters per group in arena order, cuts the compressed part (method dense: the whole arena) in
+// place of `merge`; the dense part is cut by `merge`, or is one group where `merge` plans. Throws UserError
+// for scope model, which means one group, with another merge than all, and for a plan of another number of
+// parameters; Error for a planning merge without its plan.
 std::vector<Group> cut_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
                               const std::string& merge, const std::vector<std::size_t>& planned = {});
 

@@ -1,11 +1,12 @@
 #pragma once
-// The modelled time of one backward pass that sends its gradient in groups, and three searches for the groups that make
-// it short. Pure arithmetic, no communication.
+// The modelled time of one backward pass that sends its gradient in groups, and three searches for the groups
+// that make it short. Pure arithmetic, no communication.
 //
 // The model is that of Shi et al., "Communication-efficient distributed deep learning with merged gradient
-// sparsification on GPUs", INFOCOM 2020: a group is encoded on the compute thread once its last gradient is final, which
-// delays the backward pass of the layers after it; the collectives run one after the other, in order, beside the compute
-// thread. A group's collective starts when the group is encoded and the collective before it has ended.
+// sparsification on GPUs", INFOCOM 2020: a group is encoded on the compute thread once its last gradient is
+// final, which delays the backward pass of the layers after it; the collectives run one after the other, in
+// order, beside the compute thread. A group's collective starts when the group is encoded and the collective
+// before it has ended.
 
 #include <cstddef>
 #include <functional>
@@ -44,8 +45,8 @@ struct Timeline {
 Timeline evaluate(std::span<const LayerCost> layers, std::span<const std::size_t> groups,
                   const CostModel& model);
 
-// The searches. A plan says how many layers each group has, in order of sending; without layers it is empty. All are
-// deterministic. Costs must be finite and not negative (Error).
+// The searches. A plan says how many layers each group has, in order of sending; without layers it is empty.
+// All are deterministic. Costs must be finite and not negative (Error).
 
 // One decision of merge_omgs. `layer` counts as the authors do, from the input: the layer that is sent last
 // is 0.
@@ -59,14 +60,14 @@ struct OmgsTrace {
   double makespan = 0;  // by the algorithm's own bookkeeping; evaluate() gives the true one
 };
 
-// OMGS, the greedy rule of Shi et al., INFOCOM 2020 (MGS-SGD, OMGS-SGD): merges a layer into the next one when the extra
-// wait is shorter than the start-up that is saved. Follows the authors' released code, which
+// OMGS, the greedy rule of Shi et al., INFOCOM 2020 (MGS-SGD, OMGS-SGD): merges a layer into the next one
+// when the extra wait is shorter than the start-up that is saved. Follows the authors' released code, which
 // is not optimal as the paper claims:
 // - the first two layers to be sent are always merged, but the bookkeeping goes on as if the first were
 //   selected and sent alone, so the code's own makespan is slightly off;
 // - the wait is weighed against the next layer alone, never against the end of the pipeline, so the result
 //   can be slower than no merging at all (its own fixture has such a case).
-// `trace`, where given, receives the decisions in the order in which they were made.
+// `trace`, if given, receives the decisions in the order in which they were made.
 std::vector<std::size_t> merge_omgs(std::span<const LayerCost> layers, const CostModel& model,
                                     OmgsTrace* trace = nullptr);
 
@@ -87,10 +88,10 @@ struct OptimalReport {
 // beats in both, since starting earlier never ends later. A lower bound for the rest and the best plan known
 // so far discard most of them.
 //
-// Exact up to rounding (1e-15 of the makespan per layer). Among equally fast plans it prefers no merging, then
-// one group. For contrived models the fronts grow without limit; they are then thinned, and `report`
-// has the greatest possible distance from the best plan. Takes time and memory in proportion to the square of
-// the number of layers (8 bytes per pair).
+// Exact up to rounding (1e-15 of the makespan per layer). Among equally fast plans it prefers no merging,
+// then one group. For contrived models the fronts grow without limit; they are then thinned, and `report` has
+// the greatest possible distance from the best plan. Takes time and memory in proportion to the square of the
+// number of layers (8 bytes per pair).
 std::vector<std::size_t> merge_optimal(std::span<const LayerCost> layers, const CostModel& model,
                                        OptimalReport* report = nullptr);
 

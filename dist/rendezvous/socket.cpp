@@ -29,8 +29,9 @@ std::string errno_text(int error) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Asks again until the deadline where the name server does not answer. A name that it does not know may be one of a
-// container or virtual machine that is still starting, or misspelt: asked for again for a minute at most.
+// Asks again until the deadline if the name server does not answer. A name that it does not know may be one
+// of a container or virtual machine that is still starting, or misspelt: asked for again for a minute at
+// most.
 AddressList resolve(const std::string& host, int port, Deadline deadline) {
   const Deadline unknown_until = std::min(deadline, Clock::now() + std::chrono::seconds(60));
   addrinfo hints{};
@@ -61,7 +62,7 @@ int poll_ms(Deadline deadline) {
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000));
 }
 
-// Waits for `events` until the deadline; where there is a `patience`, until its end or a stop signal at most.
+// Waits for `events` until the deadline; if there is a `patience`, until its end or a stop signal at most.
 bool wait_for(int fd, short events, Deadline deadline, Patience* patience = nullptr) {
   for (;;) {
     pollfd entry{fd, events, 0};

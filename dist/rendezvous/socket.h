@@ -1,6 +1,6 @@
 #pragma once
-// TCP for the rendezvous (dist/rendezvous/tcp_store.h): connecting with a deadline, listening, and the frames that are sent.
-// No call waits without a deadline.
+// TCP for the rendezvous (dist/rendezvous/tcp_store.h): connecting with a deadline, listening, and the frames
+// that are sent. No call waits without a deadline.
 
 #include <cstdint>
 #include <optional>
@@ -14,8 +14,8 @@
 
 namespace topknot {
 
-// A collective, or a wait for the ranks to come, that did not finish. `what()` names this rank, the operation and what is
-// known of the peers.
+// A collective, or a wait for the ranks to come, that did not finish. `what()` names this rank, the operation
+// and what is known of the peers.
 class CollectiveError : public Error {
  public:
   using Error::Error;
@@ -33,15 +33,15 @@ bool is_ipv6(const std::string& address);  // of a numeric address, without brac
 // Without the brackets of an IPv6 address.
 std::string without_brackets(const std::string& host);
 
-// A listening socket: on 127.0.0.1 if `host` is "127.0.0.1" or "localhost", on ::1 if it is that, else on every address of
-// this machine (a host's own name may resolve to a loopback address on itself). Port 0 picks a free one. Throws UserError if
-// the port cannot be had.
+// A listening socket: on 127.0.0.1 if `host` is "127.0.0.1" or "localhost", on ::1 if it is that, else on
+// every address of this machine (a host's own name may resolve to a loopback address on itself). Port 0 picks
+// a free one. Throws UserError if the port cannot be had.
 Fd listen_on(const std::string& host, int port);
 int local_port(int fd);
 
-// Tries as long as the patience lasts, since the other side may start later. Throws UserError for a name that does not
-// resolve within a minute and where this process has no file descriptors left, CollectiveError when no process answers
-// in time, and Interrupted after a stop signal.
+// Tries as long as the patience lasts, since the other side may start later. Throws UserError for a name that
+// does not resolve within a minute and if this process has no file descriptors left, CollectiveError when no
+// process answers in time, and Interrupted after a stop signal.
 Fd connect_to(const std::string& host, int port, Patience patience);
 
 // The numeric addresses of this end of a connection and of the other, and whether one is a loopback address.
@@ -82,7 +82,7 @@ struct Hello {
 };
 inline constexpr std::size_t kLongestToken = 256;
 std::string encode_hello(const Hello& hello);
-// Nothing where another program, or another version of this one, sent it.
+// Nothing if another program, or another version of this one, sent it.
 std::optional<Hello> parse_hello(std::string_view payload);
 
 // What the server knows of a rank.

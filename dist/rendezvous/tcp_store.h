@@ -7,9 +7,10 @@
 // shutdown (its process died), the server pushes the reason to all others at once; only the first reason
 // counts.
 //
-// A connection is a rank's once it has said a rank of this run that has not come yet, the run's size and its token. The
-// server refuses any other with a message that says why, and closes connections that say nothing for a while: none of
-// them disturbs the run. Nothing is encrypted. dist/rendezvous/socket.h has the messages.
+// A connection is a rank's once it has said a rank of this run that has not come yet, the run's size and its
+// token. The server refuses any other with a message that says why, and closes connections that say nothing
+// for a while: none of them disturbs the run. Nothing is encrypted. dist/rendezvous/socket.h has the
+// messages.
 
 #include <atomic>
 #include <condition_variable>
@@ -41,8 +42,8 @@ class TcpStoreServer {
   void abort(const std::string& reason);
   // "" while nothing went wrong.
   std::string first_reason() const;
-  // Whether a rank itself gave the first reason, or ranks did not come; false where the server noticed a lost connection,
-  // of which the end of its process says more.
+  // Whether a rank itself gave the first reason, or ranks did not come; false if the server noticed a lost
+  // connection, of which the end of its process says more.
   bool reason_by_rank() const;
   // The rank that gave the first reason or whose connection was lost; -1: none in particular.
   int first_reason_rank() const;
@@ -54,8 +55,8 @@ class TcpStoreServer {
 
 class TcpStoreClient {
  public:
-  // Connects, and waits until all `size` ranks have come: timeout_s each. Throws CollectiveError, UserError where the
-  // server refuses this rank, and Interrupted.
+  // Connects, and waits until all `size` ranks have come: timeout_s each. Throws CollectiveError, UserError
+  // if the server refuses this rank, and Interrupted.
   TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s,
                  const std::string& token = "");
   // Announces the shutdown, unless the group has failed, and waits briefly for the others' announcements.
@@ -68,8 +69,9 @@ class TcpStoreClient {
   const std::string& address() const { return address_; }
 
   void set(const std::string& key, const std::string& value);
-  // Waits for the key. Throws CollectiveError when the patience ends or with the first reason of an abort, Interrupted where
-  // that is a stop signal's or where one comes and nothing happens. `rank`: whose key it is, for the message.
+  // Waits for the key. Throws CollectiveError when the patience ends or with the first reason of an abort,
+  // Interrupted if that is a stop signal's or where one comes and nothing happens. `rank`: whose key it is,
+  // for the message.
   std::string get(const std::string& key, Patience& patience, int rank = -1);
   std::string get(const std::string& key, Patience&& patience, int rank = -1) {
     return get(key, patience, rank);
@@ -84,10 +86,12 @@ class TcpStoreClient {
   // Calls `callback` once, from another thread, when a reason arrives (or here, when one is there already).
   void on_abort(std::function<void()> callback);
 
-  // Collectives that this rank has started, for the other ranks to see. Costs nothing: the next beat sends it.
+  // Collectives that this rank has started, for the other ranks to see. Costs nothing: the next beat sends
+  // it.
   void count_calls(std::uint64_t calls) { calls_ = calls; }
-  // What the server knows of every rank. An answer that came within `newer_than` counts; else waits for one. Nothing
-  // where none comes in time. With a timeout of 0 it asks and returns: the answer serves a later call.
+  // What the server knows of every rank. An answer that came within `newer_than` counts; else waits for one.
+  // Nothing where none comes in time. With a timeout of 0 it asks and returns: the answer serves a later
+  // call.
   std::optional<std::vector<PeerState>> peers(std::chrono::milliseconds newer_than,
                                               std::chrono::milliseconds timeout);
   // Calls `callback` a few times per second from another thread.
@@ -121,10 +125,11 @@ class TcpStoreClient {
   std::thread reader_;
 };
 
-// Which rank the others wait for, by what the store knows of each: the collectives that it has started and how long it has
-// been silent. A rank that waits sees only its own connections, and may wait for one that waits itself.
+// Which rank the others wait for, by what the store knows of each: the collectives that it has started and
+// how long it has been silent. A rank that waits sees only its own connections, and may wait for one that
+// waits itself.
 
-// A rank is silent where two beats did not come.
+// A rank is silent if two beats did not come.
 inline constexpr std::uint32_t kSilentMs = 1200;
 
 // Whether no rank but `rank` is silent.
@@ -134,9 +139,9 @@ struct PeerReport {
   int awaited = -1;   // the rank at fault; -1: not known
   std::string calls;  // "rank 0 #811 (silent for 9.8 s), ranks 1 to 3 #812"
 };
-// For `rank`, whose call number is `call` and which sees itself wait for `awaited` (-1: for none in particular). At
-// fault is, among the ranks that have not started the call, else among all others, a silent one; else the one with
-// the lowest number; else `awaited`.
+// For `rank`, whose call number is `call` and which sees itself wait for `awaited` (-1: for none in
+// particular). At fault is, among the ranks that have not started the call, else among all others, a silent
+// one; else the one with the lowest number; else `awaited`.
 PeerReport report_peers(const std::vector<PeerState>& peers, int rank, std::uint64_t call, int awaited);
 
 }  // namespace topknot

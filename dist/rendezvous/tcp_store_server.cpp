@@ -16,12 +16,13 @@
 namespace topknot {
 namespace {
 
-// Connections that have not said which rank they are. The oldest makes room for one more: ranks say it at once.
+// Connections that have not said which rank they are. The oldest makes room for one more: ranks say it at
+// once.
 constexpr std::size_t kMostStrangers = 64;
 constexpr auto kHelloWithin = std::chrono::seconds(10);
 constexpr std::size_t kLongestHello = 512;
 constexpr int kMostWarnings = 5;  // of refused connections
-// Until the next attempt to take a connection where the process has no file descriptors left.
+// Until the next attempt to take a connection if the process has no file descriptors left.
 constexpr auto kBackOff = std::chrono::milliseconds(500);
 
 struct Client {
@@ -102,8 +103,9 @@ struct TcpStoreServer::State {
     });
   }
 
-  // All ranks are here: each is sent the address under which rank 0's machine is seen from outside. Where all ranks are on
-  // this machine and one has come by IPv6, all are to use that: Gloo does not connect one family to the other.
+  // All ranks are here: each is sent the address under which rank 0's machine is seen from outside. If all
+  // ranks are on this machine and one has come by IPv6, all are to use that: Gloo does not connect one family
+  // to the other.
   void welcome_all() {
     std::string outside, loopback;
     for (const auto& client : clients) {
@@ -118,7 +120,7 @@ struct TcpStoreServer::State {
     welcomed = true;
   }
 
-  // "" where the sender is a rank that this run waits for.
+  // "" if the sender is a rank that this run waits for.
   std::string refusal(const std::optional<Hello>& hello) const {
     if (!hello) return "it is of another version of Topknot, or another program";
     if (hello->token != token)
@@ -285,7 +287,7 @@ struct TcpStoreServer::State {
     out_of_descriptors = true;
   }
 
-  // Closes those that had their time, and the oldest where there are too many.
+  // Closes those that had their time, and the oldest if there are too many.
   void drop_strangers() {
     std::size_t strangers = 0;
     for (const auto& client : clients) strangers += client->rank < 0;

@@ -3,17 +3,19 @@
 // keeps k at each node, and what the root keeps is sent back down. The result is not the k largest of the
 // whole sum: what a node drops is not known above it.
 //
-// The tree is binomial, for any number of ranks. In round r = 0, 1, ... rank p whose lowest set bit is r sends
-// what it holds to p - 2^r, which adds it to its own (own + received), keeps the k of largest magnitude, of
-// equals the lower positions, and goes on. A rank's own entries are cut to k first, so no message is longer.
+// The tree is binomial, for any number of ranks. In round r = 0, 1, ... rank p whose lowest set bit is r
+// sends what it holds to p - 2^r, which adds it to its own (own + received), keeps the k of largest
+// magnitude, of equals the lower positions, and goes on. A rank's own entries are cut to k first, so no
+// message is longer.
 //
-// Which entries go back to the residuals: the reference code (gtopkssgd, allreducer.py) looks only whether the
-// position survived. But an entry may be dropped at a node while its position wins through another branch;
-// its value is then in neither the sum nor the residual. Here a rank gets back every entry whose value is not
-// contained in the sum. Each node remembers for each round what it dropped and which positions the child had
-// sent. On the way down the child gets the sum and, of its positions in the sum, those at which its subtree's
-// value was dropped, by this node or above; the rest follows from the positions of the sum. Also unlike the
-// reference, positions are sent as integers and the number of ranks need not be a power of two.
+// Which entries go back to the residuals: the reference code (gtopkssgd, allreducer.py) looks only whether
+// the position survived. But an entry may be dropped at a node while its position wins through another
+// branch; its value is then in neither the sum nor the residual. Here a rank gets back every entry whose
+// value is not contained in the sum. Each node remembers for each round what it dropped and which positions
+// the child had sent. On the way down the child gets the sum and, of its positions in the sum, those at which
+// its subtree's value was dropped, by this node or above; the rest follows from the positions of the sum.
+// Also unlike the reference, positions are sent as integers and the number of ranks need not be a power of
+// two.
 //
 // A message up is a block (compress/codec/codec.h), one down is
 //   u32 n;  n * u32: which of the sum's entries lack the receiver's values, ascending;  the sum's block.
@@ -163,7 +165,7 @@ class GTopK final : public SparseCollective {
   std::size_t numel_;
   const IndexCodec* index_codec_;
   const ValueCodec* values_;
-  std::vector<Merge> merges_;        // by round, empty where this rank received nothing
+  std::vector<Merge> merges_;        // by round, empty if this rank received nothing
   std::vector<std::uint8_t> lacks_;  // by entry of the sum: this rank's value, or its subtree's, is not in it
 };
 

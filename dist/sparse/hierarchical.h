@@ -26,8 +26,8 @@ namespace topknot {
 // call with the same bits; the first talks to the other hosts and hands the result to its neighbours.
 class HierarchicalCommunicator : public Communicator {
  public:
-  // Both outlive this. `inside`: the ranks of this host. `across`: the first ranks of all hosts, by host; null
-  // on the other ranks.
+  // Both outlive this. `inside`: the ranks of this host. `across`: the first ranks of all hosts, by host;
+  // null on the other ranks.
   HierarchicalCommunicator(Communicator& inside, Communicator* across, int host, int hosts);
 
   int rank() const override { return host_; }
@@ -60,9 +60,9 @@ class HierarchicalCommunicator : public Communicator {
   int host_, hosts_;
 };
 
-// Throws UserError where exchange.ranks_per_host is given for method dense.
+// Throws UserError if exchange.ranks_per_host is given for method dense.
 void check_hierarchy(int ranks_per_host, bool compressing);
-// Throws UserError where it does not divide the ranks. `whose`: what says how many they are, " of dist.ranks".
+// Throws UserError if it does not divide the ranks. `whose`: what says how many they are, " of dist.ranks".
 void check_hosts(int ranks_per_host, int ranks, const std::string& whose = "");
 
 // The ranks of a run as hosts: ranks 0 to ranks_per_host-1 are host 0, and so on.
@@ -74,12 +74,12 @@ class Hierarchy {
   // Whether this rank talks to other hosts.
   bool leads() const { return inside_->rank() == 0; }
   Communicator& hosts() { return *hosts_; }
-  // What hosts() is made of: the ranks of this host; the first ranks of all hosts, null where this rank is none.
+  // What hosts() is made of: the ranks of this host; the first ranks of all hosts, null if this rank is none.
   Communicator& inside() { return *inside_; }
   Communicator* across() { return across_.get(); }
 
-  // The step as one of hosts: `context` with this host's rank and the hosts' weights, each the mean of its ranks', so of
-  // mean 1 as well. Valid to the next call; calls with the same weights return the same.
+  // The step as one of hosts: `context` with this host's rank and the hosts' weights, each the mean of its
+  // ranks', so of mean 1 as well. Valid to the next call; calls with the same weights return the same.
   StepContext begin_step(const StepContext& context);
   // Of the step: this rank's weight, and the sum of its host's ranks' weights.
   float weight() const { return weight_; }

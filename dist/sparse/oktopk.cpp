@@ -5,7 +5,7 @@
 //               positions into P runs of equal count, and the cuts are averaged over the ranks that have any;
 //               before there are any, the cuts are even.
 //   Split       each rank sends each region's entries to that region's rank, which adds them in rank order.
-//   Threshold   every 32 steps it is the k-th largest of all reduced magnitudes (0 where there are fewer).
+//   Threshold   every 32 steps it is the k-th largest of all reduced magnitudes (0 if there are fewer).
 //               Between them it is carried: after a step in which more than 4k/3 entries passed it is multiplied
 //               by 1.008, after one with fewer than 2k/3 divided by it.
 //   Gather      all ranks get the reduced entries whose magnitude reaches the threshold. Regions ascend, so
@@ -15,10 +15,10 @@
 //
 // Where the reference leaves a choice or we differ: an entry equal to the threshold passes, so that an exact
 // threshold keeps k (there, one fewer); ties all pass. For the exact threshold the ranks gather the k largest
-// magnitudes of each region, which is enough, not the reduced entries. It is also found anew when k changes, as
-// it does while the density warms up, and after a step whose threshold was 0. How many pass in between is not
-// bounded, as there. The first selection is the method's own (compress.name), the reference's dense start is
-// compress.warmup, and the reference's optional balancing before the last gather is left out: regions are
+// magnitudes of each region, which is enough, not the reduced entries. It is also found anew when k changes,
+// as it does while the density warms up, and after a step whose threshold was 0. How many pass in between is
+// not bounded, as there. The first selection is the method's own (compress.name), the reference's dense start
+// is compress.warmup, and the reference's optional balancing before the last gather is left out: regions are
 // balanced by what is selected, not by what passes. Positions are sent relative to their region.
 //
 // Collectives of a step: all_gather of the cuts (every 64), all_to_all, all_gather of magnitudes (every 32),
@@ -164,7 +164,7 @@ class OkTopK final : public SparseCollective {
           static_cast<std::uint32_t>(voters > 0 ? sums[cut] / voters : (cut + 1) * numel_ / ranks);
   }
 
-  // False where a rank's entries were not finite, as all ranks then see.
+  // False if a rank's entries were not finite, as all ranks then see.
   bool split_and_reduce(Communicator& communicator, const SparseVector& mine, SparseVector& reduced,
                         SparseSum& result) {
     const std::size_t ranks = static_cast<std::size_t>(communicator.size());
@@ -234,7 +234,7 @@ class OkTopK final : public SparseCollective {
     reduced.values.resize(kept);
   }
 
-  // False where a region's sum was not finite.
+  // False if a region's sum was not finite.
   bool gather(Communicator& communicator, const SparseVector& reduced, SparseSum& result) {
     std::vector<std::vector<std::byte>> all;
     all_gather(communicator, write(reduced, static_cast<std::size_t>(communicator.rank())), all, result);
@@ -257,10 +257,11 @@ class OkTopK final : public SparseCollective {
   Carried carried_, next_;  // as committed, and of the step under way
 };
 
-// With balanced regions and k winners: k / P entries of b bytes to each of the others, then an all-gather of k / P
-// winners each: 2 (alpha + (P-1) / P k b beta). Rounds that re-estimate thresholds and regions run once in tens of steps
-// and are left out. (Li and Hoefler's bound, with entries of two words, is (2 P + 2 log2 P) alpha + 6 k (P-1) / P words:
-// it counts an alpha for each message, and a split and a gather that are out of balance.)
+// With balanced regions and k winners: k / P entries of b bytes to each of the others, then an all-gather of
+// k / P winners each: 2 (alpha + (P-1) / P k b beta). Rounds that re-estimate thresholds and regions run once
+// in tens of steps and are left out. (Li and Hoefler's bound, with entries of two words, is (2 P + 2 log2 P)
+// alpha + 6 k (P-1) / P words: it counts an alpha for each message, and a split and a gather that are out of
+// balance.)
 double oktopk_cost(const Link& link, int ranks, double k, double bytes_per_entry) {
   return ranks < 2 ? 0 : 2 * all_gather_cost(link, ranks, k * bytes_per_entry / ranks);
 }

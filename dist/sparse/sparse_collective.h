@@ -1,9 +1,10 @@
 #pragma once
-// exchange.collective: how the entries that the ranks selected become one sum. With `all_gather`, the default, every
-// rank receives every block and adds them itself. A sparse collective adds on the way and keeps about k entries of the
-// sum, so that its volume does not grow with the number of ranks; the entries that it drops return to the residuals.
-// The two are different algorithms: the kept entries are the largest of a sum, not the sum of the largest.
-// A collective is one file that registers itself, cost model included (docs/extending.md).
+// exchange.collective: how the entries that the ranks selected become one sum. With `all_gather`, the
+// default, every rank receives every block and adds them itself. A sparse collective adds on the way and
+// keeps about k entries of the sum, so that its volume does not grow with the number of ranks; the entries
+// that it drops return to the residuals. The two are different algorithms: the kept entries are the largest
+// of a sum, not the sum of the largest. A collective is one file that registers itself, cost model included
+// (docs/extending.md).
 
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +23,7 @@ namespace topknot {
 
 // One rank's result.
 struct SparseSum {
-  // The same on all ranks. finite is false where any rank's entries were not, or a sum overflowed; there are
+  // The same on all ranks. finite is false if any rank's entries were not, or a sum overflowed; there are
   // no entries then.
   SparseVector sum;
   // Positions that this rank sent and whose values are not contained in `sum`, ascending: where the position
@@ -33,14 +34,14 @@ struct SparseSum {
   std::uint64_t bytes_sent = 0, bytes_received = 0;
 };
 
-// One per group and rank. State that it carries from step to step changes at commit() only; commit() or discard()
-// ends each step.
+// One per group and rank. State that it carries from step to step changes at commit() only; commit() or
+// discard() ends each step.
 class SparseCollective {
  public:
   virtual ~SparseCollective() = default;
-  // Collective. `mine`: this rank's entries, times its weight; `k`, the same on all ranks, how many entries of
-  // the sum are kept (at most numel). Deterministic: the same bits on every rank and on every backend. Throws
-  // CollectiveError, and Error for damaged blocks.
+  // Collective. `mine`: this rank's entries, times its weight; `k`, the same on all ranks, how many entries
+  // of the sum are kept (at most numel). Deterministic: the same bits on every rank and on every backend.
+  // Throws CollectiveError, and Error for damaged blocks.
   virtual void sum(Communicator& communicator, const SparseVector& mine, std::size_t k,
                    SparseSum& result) = 0;
   virtual void commit() {}
@@ -64,28 +65,28 @@ struct CollectiveType {
 };
 Registry<CollectiveType>& collectives();
 
-// Seconds by the cost model of a registered collective. Throws UserError where it has none.
+// Seconds by the cost model of a registered collective. Throws UserError if it has none.
 double collective_cost(const std::string& name, const Link& link, int ranks, double k,
                        double bytes_per_entry);
 
-// The collective of least modelled time: all_gather where it is as fast as any other, else the first by name.
+// The collective of least modelled time: all_gather if it is as fast as any other, else the first by name.
 std::string cheapest_collective(const Link& link, int ranks, double k, double bytes_per_entry);
 
 // Lists of entries, as sparse collectives add and cut them.
 
-// a's and b's entries, a's value + b's where positions meet. Not finite, and then empty, where either is not or
-// a sum overflows.
+// a's and b's entries, a's value + b's where positions meet. Not finite, and then empty, where either is not
+// or a sum overflows.
 void add_entries(const SparseVector& a, const SparseVector& b, SparseVector& sum);
 
 // Keeps the k entries of largest magnitude, of equals those of lower position; `dropped` gets the others'
 // positions, ascending. A zero counts as any other value.
 void keep_k_largest(SparseVector& entries, std::size_t k, std::vector<std::uint32_t>& dropped);
 
-// The k-th largest of the magnitudes (k >= 1), or 0 where there are fewer. Reorders them.
+// The k-th largest of the magnitudes (k >= 1), or 0 if there are fewer. Reorders them.
 float kth_largest(std::vector<float>& magnitudes, std::size_t k);
 
-// A copy of a rank's entries: not finite, and then empty, where a value is not finite (a weight may have taken
-// it over the top).
+// A copy of a rank's entries: not finite, and then empty, where a value is not finite (a weight may have
+// taken it over the top).
 void take_finite(const SparseVector& mine, SparseVector& copy);
 
 }  // namespace topknot

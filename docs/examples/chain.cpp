@@ -1,6 +1,6 @@
-// A collective in one file: rank 0's entries are sent to rank 1, which adds its own and sends the sum to rank 2, and so on;
-// the last rank's sum is sent the same way back. Entries are added in rank order, so that all ranks get the same bits,
-// and none is dropped.
+// A collective in one file: rank 0's entries are sent to rank 1, which adds its own and sends the sum to rank
+// 2, and so on; the last rank's sum is sent the same way back. Entries are added in rank order, so that all
+// ranks get the same bits, and none is dropped.
 #include "compress/codec/codec.h"
 #include "dist/sparse/sparse_collective.h"
 
@@ -27,7 +27,7 @@ class Chain final : public SparseCollective {
   }
 
  private:
-  // Every rank makes every call of the communicator. True where this rank received.
+  // Every rank makes every call of the communicator. True if this rank received.
   bool pass(Communicator& ranks, int from, int to, SparseSum& result, SparseVector& theirs) {
     const bool sends = ranks.rank() == from, receives = ranks.rank() == to;
     std::vector<std::byte> block, received;
@@ -48,8 +48,8 @@ std::unique_ptr<SparseCollective> make(const SparseCollectiveOptions& options) {
   return std::make_unique<Chain>(options);
 }
 
-// P - 1 messages one after the other there, of k, 2 k, ... entries where no positions coincide, and P - 1 of the whole
-// sum back.
+// P - 1 messages one after the other there, of k, 2 k, ... entries if no positions coincide, and P - 1 of the
+// whole sum back.
 double cost(const Link& link, int ranks, double k, double bytes_per_entry) {
   const double hops = ranks - 1, entries = hops * ranks / 2 + hops * ranks;
   return ranks < 2 ? 0 : 2 * hops * link.alpha + entries * k * bytes_per_entry * link.beta;

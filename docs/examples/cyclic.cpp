@@ -1,5 +1,6 @@
-// A compressor in one file: with s = ceil(d / k), step t sends the entries i with i mod s = (t + phase) mod s, so that
-// every entry is sent once in s steps. Error feedback, coding and the exchange are what every sparse method uses.
+// A compressor in one file: with s = ceil(d / k), step t sends the entries i with i mod s = (t + phase) mod
+// s, so that every entry is sent once in s steps. Error feedback, coding and the exchange are what every
+// sparse method uses.
 #include <cmath>
 
 #include "compress/sparse.h"
@@ -7,7 +8,7 @@
 namespace topknot {
 namespace {
 
-// The key compress.phase: in --help, checked, in config.yaml, and named where another method leaves it unused.
+// The key compress.phase: in --help, checked, in config.yaml, and named if another method leaves it unused.
 const Option kPhase{.name = "phase",
                     .standard = 0,
                     .help = "steps by which the cycle is shifted",

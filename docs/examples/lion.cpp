@@ -1,5 +1,5 @@
-// An optimizer in one file: Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, algorithm 2).
-// With g the averaged gradient:
+// An optimizer in one file: Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023,
+// algorithm 2). With g the averaged gradient:
 //
 //   w = w - lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * w)
 //   m = beta2 * m + (1 - beta2) * g

@@ -1,8 +1,8 @@
 #pragma once
-// Algorithms that were chosen by timing, kept in a text file, so that later processes choose the same ones without timing.
-// A line per choice, "KEY = NUMBER...;", appended by one write, so that processes of one host can share the file; over NFS
-// lines may be lost. Of two lines with one key the first counts, until the file is deleted, which is allowed at any time. All
-// else in the file is passed over, lines that were cut off too.
+// Algorithms that were chosen by timing, kept in a text file, so that later processes choose the same ones
+// without timing. A line per choice, "KEY = NUMBER...;", appended by one write, so that processes of one host
+// can share the file; over NFS lines may be lost. Of two lines with one key the first counts, until the file
+// is deleted, which is allowed at any time. All else in the file is passed over, lines that were cut off too.
 
 #include <cstdint>
 #include <map>
@@ -17,13 +17,14 @@ class AlgorithmCache {
   using Numbers = std::vector<std::int64_t>;
 
   AlgorithmCache() = default;  // keeps nothing
-  // Reads the file; none there: empty. Where it cannot be read: a line in the log, and nothing is kept.
+  // Reads the file; none there: empty. If it cannot be read: a line in the log, and nothing is kept.
   explicit AlgorithmCache(std::string file);
 
   // What was kept first for this key.
   std::optional<Numbers> find(const std::string& key) const;
-  // Appends to the file, whose folder it makes; nothing where the key was kept before. A key is one line of text without
-  // " = ". Where the file cannot be written: a line in the log, once. A file of 16 MiB is full, and stays as it is.
+  // Appends to the file, whose folder it makes; nothing if the key was kept before. A key is one line of text
+  // without " = ". Where the file cannot be written: a line in the log, once. A file of 16 MiB is full, and
+  // stays as it is.
   void keep(const std::string& key, const Numbers& choice);
 
  private:
@@ -33,8 +34,8 @@ class AlgorithmCache {
   std::map<std::string, Numbers> choices_;
 };
 
-// The folder of a setting: "auto": $XDG_CACHE_HOME/topknot, or $HOME/.cache/topknot, or "" where neither is an absolute
-// path; "none": ""; else the setting itself.
+// The folder of a setting: "auto": $XDG_CACHE_HOME/topknot, or $HOME/.cache/topknot, or "" if neither is an
+// absolute path; "none": ""; else the setting itself.
 std::string algorithm_cache_folder(const std::string& setting);
 
 }  // namespace topknot

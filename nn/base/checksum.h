@@ -9,8 +9,8 @@
 
 namespace topknot {
 
-// A 64-bit hash of bytes that come in pieces: FNV-1a by words of 8 bytes, mixed after each word. It finds accidents, not
-// forgery: any change of one word changes it.
+// A 64-bit hash of bytes that come in pieces: FNV-1a by words of 8 bytes, mixed after each word. It finds
+// accidents, not forgery: any change of one word changes it.
 class Checksum {
  public:
   void update(std::span<const std::byte> bytes);
@@ -23,9 +23,10 @@ class Checksum {
   std::size_t tail_size_ = 0;
 };
 
-// A 64-bit checksum of weights, equal on all ranks, always: the sum of these terms over all elements modulo 2^64, whose order
-// does not matter, so threads and GPUs may share it. What the element at `index` (< 2^32) adds: the finaliser of SplitMix64
-// (Steele et al., OOPSLA 2014), which maps different (index, bits) to different numbers.
+// A 64-bit checksum of weights, equal on all ranks, always: the sum of these terms over all elements modulo
+// 2^64, whose order does not matter, so threads and GPUs may share it. What the element at `index` (< 2^32)
+// adds: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014), which maps different (index, bits) to
+// different numbers.
 TOPKNOT_HOST_DEVICE std::uint64_t checksum_term(std::uint64_t index, std::uint32_t bits) {
   std::uint64_t x = (index << 32 | bits) + 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

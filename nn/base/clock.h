@@ -1,6 +1,6 @@
 #pragma once
-// Time by the steady clock: deadlines, how long work took, and limits on waiting that count the time in which this process
-// ran.
+// Time by the steady clock: deadlines, how long work took, and limits on waiting that count the time in which
+// this process ran.
 
 #include <algorithm>
 #include <chrono>
@@ -11,8 +11,8 @@ namespace topknot {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-// For what this process does alone; timeout_s <= 0 means no limit (in practice four months). Waits for others have a
-// Patience.
+// For what this process does alone; timeout_s <= 0 means no limit (in practice four months). Waits for others
+// have a Patience.
 inline Deadline deadline_in(double timeout_s) {
   constexpr double longest = 1e7;
   const double seconds = timeout_s <= 0 ? longest : std::min(timeout_s, longest);
@@ -50,10 +50,12 @@ class Stopwatch {
   Clock::time_point start_;
 };
 
-// The time that a wait has taken, for loops that look at it several times per second and do nothing else that waits.
+// The time that a wait has taken, for loops that look at it several times per second and do nothing else that
+// waits.
 //
-// A process that was suspended (SIGSTOP, a frozen container, a laptop's lid) finds a gap between two looks, of which at
-// most kGap counts: the other ranks of a job that was suspended as a whole have lost the same time.
+// A process that was suspended (SIGSTOP, a frozen container, a laptop's lid) finds a gap between two looks,
+// of which at most kGap counts: the other ranks of a job that was suspended as a whole have lost the same
+// time.
 class Patience {
  public:
   static constexpr std::chrono::milliseconds kGap{500};

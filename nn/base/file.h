@@ -1,6 +1,6 @@
 #pragma once
-// Files: a descriptor that closes itself, files that must be regular ones, small text files that a user names, and files
-// that are written beside what they will replace.
+// Files: a descriptor that closes itself, files that must be regular ones, small text files that a user
+// names, and files that are written beside what they will replace.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -36,17 +36,18 @@ class Fd {
   int fd_ = -1;  // none
 };
 
-// "a folder", "a named pipe", "a socket", "a device"; "" for a regular file. What is none may never open or end, or has no
-// content.
+// "a folder", "a named pipe", "a socket", "a device"; "" for a regular file. What is none may never open or
+// end, or has no content.
 std::string special_file_kind(const struct stat& status);
 
-// Opens `path` for reading, close-on-exec. UserError "cannot open 'PATH': REASON": it is no regular file (which is seen
-// before it is opened), absent, or not permitted.
+// Opens `path` for reading, close-on-exec. UserError "cannot open 'PATH': REASON": it is no regular file
+// (which is seen before it is opened), absent, or not permitted.
 Fd open_regular_file(const std::string& path);
 
-// The whole content of a small text file (a configuration, a profile, a table): a regular file, or a pipe that the shell
-// opened for this program (/dev/stdin, /dev/fd/N), which has a minute to deliver it. Throws UserError "PATH: REASON HINT":
-// absent, a read error, a folder, a device, a named pipe (opening one may never end), more than `most_bytes`.
+// The whole content of a small text file (a configuration, a profile, a table): a regular file, or a pipe
+// that the shell opened for this program (/dev/stdin, /dev/fd/N), which has a minute to deliver it. Throws
+// UserError "PATH: REASON HINT": absent, a read error, a folder, a device, a named pipe (opening one may
+// never end), more than `most_bytes`.
 std::string read_text_file(const std::string& path, std::size_t most_bytes, const std::string& hint = "");
 
 // A regular file of any size, to be read line by line. Throws UserError as open_regular_file().
@@ -57,8 +58,8 @@ struct NewFile {
   std::string path;
 };
 
-// Makes "TARGET.part-NUMBER", open for writing. The number is random, and what has the name already, such as a link to
-// another file, is neither opened nor followed.
+// Makes "TARGET.part-NUMBER", open for writing. The number is random, and what has the name already, such as
+// a link to another file, is neither opened nor followed.
 NewFile create_part_file(const std::string& target);
 
 }  // namespace topknot

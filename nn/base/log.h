@@ -1,7 +1,7 @@
 #pragma once
-// Log lines on standard error, "[rank r] " first where there are several ranks. Info lines are rank 0's only;
-// warnings pass from any rank. The rank belongs to the calling thread and is set at the start of run_rank(). On a terminal
-// "warning:" and "error:" have a colour (nn/base/terminal.h).
+// Log lines on standard error, "[rank r] " first if there are several ranks. Info lines are rank 0's only;
+// warnings pass from any rank. The rank belongs to the calling thread and is set at the start of run_rank().
+// On a terminal "warning:" and "error:" have a colour (nn/base/terminal.h).
 
 #include <string>
 
@@ -12,8 +12,8 @@ enum class LogLevel { quiet, warning, info, debug };
 void set_log_level(LogLevel level);
 void set_log_rank(int rank, int ranks);  // for the calling thread; (0, 1) at first
 
-// Progress on a terminal: a line below what is logged, which the next call replaces; "" removes it. It must fit the
-// terminal's width. Does nothing where standard error is no terminal.
+// Progress on a terminal: a line below what is logged, which the next call replaces; "" removes it. It must
+// fit the terminal's width. Does nothing if standard error is no terminal.
 void set_status_line(const std::string& line);
 
 void log_debug(const std::string& text);

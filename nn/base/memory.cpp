@@ -28,7 +28,8 @@ double soft_limit(int resource) {
   return static_cast<double>(limit.rlim_cur);
 }
 
-// The limits of this process's own cgroup and of those around it. Version 1 has a hierarchy of its own for memory.
+// The limits of this process's own cgroup and of those around it. Version 1 has a hierarchy of its own for
+// memory.
 double container_limit() {
   double limit = kNone;
   std::ifstream groups("/proc/self/cgroup");
@@ -51,7 +52,7 @@ double ulimit_bytes() {
   return std::min(soft_limit(RLIMIT_AS), soft_limit(RLIMIT_DATA));
 }
 
-// In bytes, of /proc/self/status, such as "VmSize"; 0 where it is not there.
+// In bytes, of /proc/self/status, such as "VmSize"; 0 if it is not there.
 double own_bytes(const std::string& name) {
   std::ifstream status("/proc/self/status");
   double kilobytes = 0;

@@ -9,25 +9,26 @@
 
 namespace topknot {
 
-// "out of memory: WHAT (3.1 GB); ..." with the most that this process may have. `bytes`: 0 where they are not known.
+// "out of memory: WHAT (3.1 GB); ..." with the most that this process may have. `bytes`: 0 if they are not
+// known.
 class OutOfMemory : public UserError {
  public:
   OutOfMemory(const std::string& what, double bytes);
 };
 
-// The most memory, in bytes, that this process may have: the machine's with swap, the limit of its container (cgroup)
-// and of ulimit -v and -d, whichever is least.
+// The most memory, in bytes, that this process may have: the machine's with swap, the limit of its container
+// (cgroup) and of ulimit -v and -d, whichever is least.
 double memory_limit();
 
-// Address space, in bytes, that ulimit -v and -d leave to this process; a number beyond any where they are not set. Memory
-// that is never touched counts too: a thread takes the whole of its stack, stack_bytes().
+// Address space, in bytes, that ulimit -v and -d leave to this process; a number beyond any where they are
+// not set. Memory that is never touched counts too: a thread takes the whole of its stack, stack_bytes().
 double address_room();
 double stack_bytes();
 
 // The most threads that this user may start: the kernel's limit, the container's and that of ulimit -u.
 double thread_limit();
 
-// Returns make(). Where memory runs out in it, throws OutOfMemory for `what`, of which `bytes` are known.
+// Returns make(). If memory runs out in it, throws OutOfMemory for `what`, of which `bytes` are known.
 template <class Make>
 auto with_memory(const std::string& what, double bytes, Make&& make) {
   try {

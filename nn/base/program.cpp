@@ -35,7 +35,7 @@ void on_signal(int number, siginfo_t* info, void*) {
   clock_gettime(CLOCK_MONOTONIC, &time);
   const std::int64_t now = std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
   const bool from_parent = info->si_code == SI_USER && info->si_pid == getppid();
-  // Where a signal was sent to all processes, the launcher's copy of it may come much later.
+  // If a signal was sent to all processes, the launcher's copy of it may come much later.
   const bool copy = from_parent && !passed_on.exchange(true);
   if (received == 0) {
     received_at = now;
@@ -136,8 +136,8 @@ int run_program(const char* name, int (*body)(int argc, char** argv), int argc, 
 
 namespace {
 
-// Matrix products of oneDNN up to 3.11 let the stack pointer point into the heap while they run (its issue 4845): what
-// the system writes below it to call a handler would fall on other data.
+// Matrix products of oneDNN up to 3.11 let the stack pointer point into the heap while they run (its issue
+// 4845): what the system writes below it to call a handler would fall on other data.
 void handle_signals_on_own_stack() {
   alignas(16) static char space[64 * 1024];  // the state of all registers takes up to 12 KiB
   stack_t stack{};

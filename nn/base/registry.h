@@ -1,6 +1,6 @@
 #pragma once
-// Names to factories, and the options that whatever is registered declares for itself. A file registers what it defines with
-// one static object; registries are filled before main and only read afterwards.
+// Names to factories, and the options that whatever is registered declares for itself. A file registers what
+// it defines with one static object; registries are filled before main and only read afterwards.
 
 #include <map>
 #include <string>
@@ -13,9 +13,10 @@
 
 namespace topknot {
 
-// An option's name, type, default, range and help stand in the file of what has it. Configuration keys, --help, validation and
-// the tables of docs/ are made from these declarations (Registry::options()); values reach a factory as OptionValues. Keys that
-// no single method owns are declared alike, in train/config/config_keys.cpp.
+// An option's name, type, default, range and help stand in the file of what has it. Configuration keys,
+// --help, validation and the tables of docs/ are made from these declarations (Registry::options()); values
+// reach a factory as OptionValues. Keys that no single method owns are declared alike, in
+// train/config/config_keys.cpp.
 using OptionValue = std::variant<bool, int, double, std::string>;
 
 struct Option {
@@ -29,13 +30,13 @@ struct Option {
   bool operator==(const Option&) const = default;
 };
 
-// "" where `value` fits, else what is wrong: "must be above 0, at most 1e9, not -1". An int fits a number.
+// "" if `value` fits, else what is wrong: "must be above 0, at most 1e9, not -1". An int fits a number.
 std::string option_problem(const Option& option, const OptionValue& value);
 // The same of a number (NaN fits nowhere), and of a text.
 std::string number_problem(const Option& option, double number);
 std::string choice_problem(const Option& option, const std::string& text);
 
-// "above 0, at most 1e9", "1 to 100", "A | B"; "" where everything fits.
+// "above 0, at most 1e9", "1 to 100", "A | B"; "" if everything fits.
 std::string range_text(const Option& option);
 
 // The values given for the options of one section; the others have their defaults.
@@ -44,17 +45,17 @@ class OptionValues {
   explicit OptionValues(std::string section) : section_(std::move(section)) {}
 
   void set(const std::string& name, OptionValue value) { given_[name] = std::move(value); }
-  // T is the type of option.standard. Throws UserError where the given value does not fit.
+  // T is the type of option.standard. Throws UserError if the given value does not fit.
   template <class T>
   T get(const Option& option) const {
     return std::get<T>(checked(option));
   }
-  // What was given for this name, in the type it was given in. Throws where nothing was.
+  // What was given for this name, in the type it was given in. Throws if nothing was.
   template <class T>
   T given(const std::string& name) const {
     return std::get<T>(given_.at(name));
   }
-  // The value, to be read or written in place; it is the default where none was given.
+  // The value, to be read or written in place; it is the default if none was given.
   OptionValue& at(const Option& option) { return given_.emplace(option.name, option.standard).first->second; }
 
  private:
@@ -100,7 +101,7 @@ class Registry : public RegisteredNames {
                   kind_ + " '" + name + "' is registered twice");
     descriptions_[name] = {help, std::move(options)};
   }
-  // Throws UserError with a suggestion where the name is unknown.
+  // Throws UserError with a suggestion if the name is unknown.
   const Factory& find(const std::string& name) const {
     const auto it = factories_.find(name);
     if (it == factories_.end()) throw UserError(unknown_name_message(kind_, name, names()));

@@ -1,8 +1,9 @@
 #pragma once
 // Reverse-mode differentiation over a graph that the forward pass records.
 //
-// An op is a free function: it computes its value and, a few lines below, captures its backward as a lambda. A hook fires
-// once for each parameter, when its gradient is final, also where several ops share the parameter.
+// An op is a free function: it computes its value and, a few lines below, captures its backward as a lambda.
+// A hook fires once for each parameter, when its gradient is final, also where several ops share the
+// parameter.
 
 #include <functional>
 #include <memory>
@@ -19,8 +20,8 @@ struct Node;
 // Takes the gradient of the loss with respect to the op's value; hands on gradients to the op's inputs.
 using BackwardFn = std::function<void(Tensor grad)>;
 
-// Where an op writes a parameter's gradient: straight into the arena. With accumulate, it adds. `data` is null where no
-// gradient is wanted.
+// Where an op writes a parameter's gradient: straight into the arena. With accumulate, it adds. `data` is
+// null if no gradient is wanted.
 struct GradientTarget {
   float* data = nullptr;
   bool accumulate = false;
@@ -41,7 +42,7 @@ class Variable {
   Variable() = default;
   explicit Variable(Tensor value);                        // a constant
   explicit Variable(Parameter& parameter, Tensor value);  // a leaf; the arena makes these
-  // An op's result. Records nothing where no input needs a gradient.
+  // An op's result. Records nothing if no input needs a gradient.
   Variable(const char* op, Tensor value, std::vector<Variable> inputs, BackwardFn backward);
 
   bool defined() const { return node_ != nullptr; }
@@ -50,12 +51,13 @@ class Variable {
   const Shape& shape() const { return value().shape(); }
   bool requires_grad() const;
 
-  // Adds to this variable's gradient. Ignored where none is needed. The tensor must have the value's
+  // Adds to this variable's gradient. Ignored if none is needed. The tensor must have the value's
   // shape and layout; an op may hand the same tensor to two inputs.
   void accumulate_grad(Tensor grad) const;
-  // Removes and returns the gradient so far, or returns fresh memory; the op gives the tensor back by accumulate_grad().
+  // Removes and returns the gradient so far, or returns fresh memory; the op gives the tensor back by
+  // accumulate_grad().
   InputGradient input_gradient() const;
-  // Memory for a parameter's gradient; data is null where this is a constant.
+  // Memory for a parameter's gradient; data is null if this is a constant.
   GradientTarget gradient_target() const;
 
  private:
@@ -69,7 +71,7 @@ class Variable {
 using GradientHook = std::function<void(Parameter&)>;
 
 // Runs the backward pass from a scalar loss (a tensor of one element) and releases the graph on the way.
-// Hooks fire only where `on_grad_ready` is given: on the last micro-batch of an accumulation. `scale`
+// Hooks fire only if `on_grad_ready` is given: on the last micro-batch of an accumulation. `scale`
 // multiplies all gradients (1 / number of micro-batches).
 void backward(const Variable& loss, const GradientHook& on_grad_ready = {}, float scale = 1.0f);
 

@@ -30,9 +30,9 @@ inline std::size_t size_of(DType type) {
   return type == DType::f32 ? 4 : 2;
 }
 
-// What the core, the optimizers and a step need of a device, on vectors in its memory. Work on a GPU is put on the current
-// context's stream, and nothing waits but to_device(), to_host(), checksums(), release_cached(), and
-// allocate() when memory is short.
+// What the core, the optimizers and a step need of a device, on vectors in its memory. Work on a GPU is put
+// on the current context's stream, and nothing waits but to_device(), to_host(), checksums(),
+// release_cached(), and allocate() when memory is short.
 struct DeviceBackend {
   float* (*allocate)(std::size_t floats);  // 64-byte aligned, contents undefined; throws when out of memory
   void (*release)(float* data, std::size_t floats);
@@ -56,13 +56,13 @@ struct DeviceBackend {
   std::vector<std::uint64_t> (*checksums)(std::span<const std::span<const float>> slices);
 };
 
-// Throws UserError where the device cannot be used, and says why.
+// Throws UserError if the device cannot be used, and says why.
 const DeviceBackend& backend(Device device);
 
 const DeviceBackend& cpu_backend();
 const DeviceBackend& cuda_backend();  // throws UserError in a build without CUDA
 bool cuda_available();
-std::string cuda_problem();    // "" where a GPU can be used; else why not, and what to do
+std::string cuda_problem();    // "" if a GPU can be used; else why not, and what to do
 int gpu_count();               // GPUs that this process sees; 0 in a build without CUDA
 std::string gpu_bus(int gpu);  // its PCI address, such as "0000:3B:00.0"
 bool built_with_cuda();
@@ -71,8 +71,8 @@ bool built_with_cuda();
 // there.
 Device parse_device(const std::string& name);
 
-// Functions that differ between devices: a struct of function pointers, registered once for each kind of device by the file
-// that has them, and found by the device of the memory.
+// Functions that differ between devices: a struct of function pointers, registered once for each kind of
+// device by the file that has them, and found by the device of the memory.
 template <class Kernels>
 inline std::array<const Kernels*, 2> registered_kernels{};  // by DeviceKind; null: the device has none
 

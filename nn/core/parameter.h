@@ -27,7 +27,7 @@ class Parameter {
 
   // Views of the arena; OIHW for convolutions, {out, in} for linear layers, on every device.
   float* value() const { return value_; }
-  float* gradient() const { return gradient_[side_]; }  // null where it is frozen
+  float* gradient() const { return gradient_[side_]; }  // null if it is frozen
 
   // The leaf of the graph for this parameter; a constant where it is frozen.
   const Variable& variable() const { return variable_; }
@@ -46,8 +46,8 @@ class Parameter {
   Variable variable_;
 };
 
-// What forward passes leave and is not trained: a statistic (batch norm's running mean and variance), or the state that a
-// recurrent layer carries from batch to batch.
+// What forward passes leave and is not trained: a statistic (batch norm's running mean and variance), or the
+// state that a recurrent layer carries from batch to batch.
 struct Buffer {
   std::string name;
   std::vector<float> values;  // on a GPU: as of the last ParameterStore::statistics_to_host()
@@ -60,12 +60,13 @@ using CompressiblePredicate = std::function<bool(const Parameter&)>;
 // Decides by name whether a parameter is frozen.
 using FrozenPredicate = std::function<bool(const Parameter&)>;
 
-// All weights in one contiguous buffer, and two gradient-sized buffers that take turns: one holds the gradient of the
-// step, the other the residual of error feedback, where there is one. Slices swap roles at commit. Order: reverse order of
-// registration, compressible parameters first, then those that stay dense; in both, sizes that are no multiple of 4 last, so
-// that the others begin at 16 bytes, as vector loads and cuDNN want it (those that stay dense where the compressible ones are together a
-// multiple of 4). Frozen parameters lie behind the trained ones and
-// have no gradients: sizes, slices and parameters() are without them, so that nothing exchanges or updates them.
+// All weights in one contiguous buffer, and two gradient-sized buffers that take turns: one holds the
+// gradient of the step, the other the residual of error feedback, where there is one. Slices swap roles at
+// commit. Order: reverse order of registration, compressible parameters first, then those that stay dense; in
+// both, sizes that are no multiple of 4 last, so that the others begin at 16 bytes, as vector loads and cuDNN
+// want it (those that stay dense if the compressible ones are together a multiple of 4). Frozen parameters
+// lie behind the trained ones and have no gradients: sizes, slices and parameters() are without them, so that
+// nothing exchanges or updates them.
 class ParameterArena {
  public:
   // `zero`: whether the residuals begin as zeros; else all memory is left untouched.
@@ -92,7 +93,8 @@ class ParameterArena {
 
   // Marks every gradient as not yet written: the next contribution overwrites. Touches no gradient.
   void clear_gradients();
-  // Zeroes the gradients that no backward pass has written since clear_gradients(), and returns their parameters.
+  // Zeroes the gradients that no backward pass has written since clear_gradients(), and returns their
+  // parameters.
   std::vector<Parameter*> zero_unwritten_gradients();
 
  private:
@@ -104,7 +106,8 @@ class ParameterArena {
   float* gradients_[2] = {nullptr, nullptr};
 };
 
-// Parameters and buffers of a model, registered by its layers in forward order. After build() the set is fixed.
+// Parameters and buffers of a model, registered by its layers in forward order. After build() the set is
+// fixed.
 class ParameterStore {
  public:
   explicit ParameterStore(Device device = {}) : device_(device) {}
@@ -115,8 +118,9 @@ class ParameterStore {
   Buffer& add_buffer(const std::string& name, std::size_t size, float value);
   Buffer& add_state(const std::string& name, std::size_t size);  // recurrent, of zeros
 
-  // Lays out the arena and initialises every weight from (seed, order of registration). `frozen`: none by default.
-  // `initialise` false: for looking at sizes and places alone, in no time however large the model; nothing has a value.
+  // Lays out the arena and initialises every weight from (seed, order of registration). `frozen`: none by
+  // default. `initialise` false: for looking at sizes and places alone, in no time however large the model;
+  // nothing has a value.
   ParameterArena& build(const CompressiblePredicate& compressible, std::uint64_t seed,
                         const FrozenPredicate& frozen = {}, bool initialise = true);
   ParameterArena& arena();

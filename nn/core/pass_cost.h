@@ -1,6 +1,6 @@
 #pragma once
-// What forward and backward passes cost, counted while they run: floating-point operations as the ops report them, and
-// the memory of tensors.
+// What forward and backward passes cost, counted while they run: floating-point operations as the ops report
+// them, and the memory of tensors.
 
 #include <algorithm>
 #include <atomic>
@@ -20,7 +20,8 @@ class PassCost {
   ~PassCost() { counting_ = nullptr; }
   PassCost(const PassCost&) = delete;
 
-  // Of convolutions and matrix products, 2 per multiply-add, whatever the algorithm; other ops are not counted.
+  // Of convolutions and matrix products, 2 per multiply-add, whatever the algorithm; other ops are not
+  // counted.
   double flops() const { return flops_; }
   // The most bytes of tensors of this thread that were there at once, beyond those at the start.
   std::int64_t peak_bytes() const { return peak_; }
@@ -29,8 +30,8 @@ class PassCost {
   static void add_flops(double flops) {
     if (counting_) counting_->flops_ += flops;
   }
-  // From tensors: where memory is allocated, and, with what that returned, where it is released: memory of other threads, and of
-  // before, is not counted when it goes.
+  // From tensors: where memory is allocated, and, with what that returned, where it is released: memory of
+  // other threads, and of before, is not counted when it goes.
   static std::uint64_t allocated(std::int64_t bytes) {
     if (!counting_) return 0;
     counting_->bytes_ += bytes;

@@ -2,8 +2,8 @@
 // Hot loops are written once over 16 lanes and compiled three times; the best version is picked at start-up.
 // Lanes are independent and contraction is off, so all versions give the same bits.
 //
-// A version hands no Lanes to a function itself: it calls a TOPKNOT_INLINE function that does (clang refuses vectors between
-// functions that it holds for compiled for different machines).
+// A version hands no Lanes to a function itself: it calls a TOPKNOT_INLINE function that does (clang refuses
+// vectors between functions that it holds for compiled for different machines).
 
 #include <cstddef>
 #include <cstdint>
@@ -90,8 +90,9 @@ TOPKNOT_INLINE Lanes splat(float x) {
   return Lanes{} + x;
 }
 
-// Stores past the caches, for what is not read soon: a plain store would first read the line that it writes to.
-// Writes v to `to`, aligned to 64 bytes. V has 64 bytes. Other threads may not see it before finish_streaming().
+// Stores past the caches, for what is not read soon: a plain store would first read the line that it writes
+// to. Writes v to `to`, aligned to 64 bytes. V has 64 bytes. Other threads may not see it before
+// finish_streaming().
 template <class V>
 TOPKNOT_INLINE void stream(void* to, V v) {
   static_assert(sizeof(V) == 64);
@@ -112,8 +113,9 @@ TOPKNOT_INLINE void finish_streaming() {
 // x[i] *= factor for i < n, in the calling thread.
 void multiply(float* x, std::size_t n, float factor);
 
-// exp, the logistic function and tanh of 16 lanes, with the same bits in every version that TOPKNOT_MULTIVERSION makes.
-// Polynomials of Moshier's Cephes library in single precision (expf.c, tanhf.c). A NaN stays one.
+// exp, the logistic function and tanh of 16 lanes, with the same bits in every version that
+// TOPKNOT_MULTIVERSION makes. Polynomials of Moshier's Cephes library in single precision (expf.c, tanhf.c).
+// A NaN stays one.
 
 // The first `n` lanes, n from 1 to 16; the others are 0.
 TOPKNOT_INLINE Lanes load_part(const float* p, std::size_t n) {

@@ -1,6 +1,6 @@
 #pragma once
-// A step's input and its results. Parameters and status lie in the memory of the device that computes the step: on a GPU,
-// kernels and captured graphs run without the host.
+// A step's input and its results. Parameters and status lie in the memory of the device that computes the
+// step: on a GPU, kernels and captured graphs run without the host.
 
 #include <cstdint>
 
@@ -18,8 +18,8 @@ struct StepParameters {
 // Results of a step; cleared before the step.
 struct StepStatus {
   std::uint32_t bad = 0;  // 1: some rank's gradient, or a sum, was not finite; the same on all ranks
-  // The first rank of which that is known, the same on all ranks: a dense sum does not tell whose NaN it holds. Where only
-  // gradients show it, a host of several ranks is named by its first.
+  // The first rank of which that is known, the same on all ranks: a dense sum does not tell whose NaN it
+  // holds. Where only gradients show it, a host of several ranks is named by its first.
   std::int32_t bad_rank = -1;
   std::uint64_t selected = 0;       // entries this rank sent, over all groups
   std::uint64_t over_capacity = 0;  // entries this rank selected and kept back
@@ -33,7 +33,7 @@ enum class Applied {
   learning_rate,  // before the average (LAGS-SGD)
 };
 
-// Where a rank's time went in a step, in seconds; 0 where unknown.
+// Where a rank's time went in a step, in seconds; 0 if unknown.
 struct StepSeconds {
   double data_s = 0, forward_s = 0;
   double backward_s = 0;  // without what the exchange does in its hooks
@@ -54,8 +54,9 @@ struct StepSeconds {
   }
 };
 
-// What a rank knows of a step that was made. The exchange fills in the status, the bytes and its own times, the runner
-// (train/runner.h) the rest. On a GPU the kernels write loss and status, which the host reads later.
+// What a rank knows of a step that was made. The exchange fills in the status, the bytes and its own times,
+// the runner (train/runner.h) the rest. On a GPU the kernels write loss and status, which the host reads
+// later.
 struct StepReport {
   double loss = 0;    // the mean over this rank's micro-batches
   StepStatus status;  // where bad, nothing has changed and there is no average

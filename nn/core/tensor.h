@@ -29,8 +29,8 @@ class Shape {
   int rank_ = 0;
 };
 
-// The physical order of a four-dimensional activation, chosen by the backend. Parameters, and tensors of other ranks, are
-// always plain.
+// The physical order of a four-dimensional activation, chosen by the backend. Parameters, and tensors of
+// other ranks, are always plain.
 enum class Layout {
   nhwc,     // N, H, W, C, for cuDNN
   plain,    // N, C, H, W
@@ -73,7 +73,7 @@ class Tensor {
     return reinterpret_cast<const T*>(data_);
   }
 
-  // True where no other tensor holds this storage, so that an op may write its result over it.
+  // True if no other tensor holds this storage, so that an op may write its result over it.
   bool exclusive() const { return storage_ && storage_.use_count() == 1; }
   // The same storage under another shape of as many elements; plain tensors only.
   Tensor reshaped(const Shape& shape) const;
@@ -89,8 +89,8 @@ class Tensor {
   DType dtype_ = DType::f32;
 };
 
-// Labels are the numbers of classes, from 0 on. This stands in the place of a label where a padded sequence has none: losses, their
-// means and what is counted pass it over.
+// Labels are the numbers of classes, from 0 on. This stands in the place of a label where a padded sequence
+// has none: losses, their means and what is counted pass it over.
 inline constexpr std::int32_t kNoLabel = -1;
 
 }  // namespace topknot

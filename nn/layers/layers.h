@@ -1,6 +1,7 @@
 #pragma once
-// Modules, which own parameters (registered in a store) and compute with ops, without a backward of their own; and the layers that
-// models are made of. Names are prefixes: "block1.conv" registers "block1.conv.weight".
+// Modules, which own parameters (registered in a store) and compute with ops, without a backward of their
+// own; and the layers that models are made of. Names are prefixes: "block1.conv" registers
+// "block1.conv.weight".
 
 #include <algorithm>
 #include <cmath>
@@ -27,11 +28,12 @@ struct ForwardContext {
   DType cpu_activations =
       DType::f32;  // on a CPU, of embeddings: what an image's input has, tokens cannot show
   const std::uint32_t* gpu_step = nullptr;  // in GPU memory: takes the place of `step` there, for graphs
-  // Of a model that transcribes: output frames of each recording (Module::output_frames), on the model's device and there
-  // until the backward pass has been. The rest of a batch is padding. Empty: recordings of one length.
+  // Of a model that transcribes: output frames of each recording (Module::output_frames), on the model's
+  // device and there until the backward pass has been. The rest of a batch is padding. Empty: recordings of
+  // one length.
   std::span<const std::int32_t> frames;
 
-  // A parameter as the graph's leaf, or as a constant where no gradient is wanted.
+  // A parameter as the graph's leaf, or as a constant if no gradient is wanted.
   Variable use(const Parameter& parameter) const {
     return training ? parameter.variable() : Variable(parameter.variable().value());
   }
@@ -41,11 +43,11 @@ class Module {
  public:
   virtual ~Module() = default;
   virtual Variable forward(const Variable& x, const ForwardContext& context) = 0;
-  // Whether the input is a batch of token sequences, as embedding() has them, and the output a row of logits for
-  // each token, step by step.
+  // Whether the input is a batch of token sequences, as embedding() has them, and the output a row of logits
+  // for each token, step by step.
   virtual bool reads_tokens() const { return false; }
-  // Of a model that transcribes: how many frames it gives for an input of so many; rows of logits frame by frame, as ctc_loss()
-  // takes them. 0 for other models.
+  // Of a model that transcribes: how many frames it gives for an input of so many; rows of logits frame by
+  // frame, as ctc_loss() takes them. 0 for other models.
   virtual std::int64_t output_frames(std::int64_t /*frames*/) const { return 0; }
 };
 
@@ -90,7 +92,7 @@ inline Initializer uniform(float bound) {
   };
 }
 
-// Weight: Kaiming normal, std = sqrt(2 / fan_in) (He et al., ICCV 2015). Bias, where asked for: zero.
+// Weight: Kaiming normal, std = sqrt(2 / fan_in) (He et al., ICCV 2015). Bias, if asked for: zero.
 class Conv2d final : public Module {
  public:
   Conv2d(ParameterStore& store, const std::string& name, const ConvGeometry& geometry, bool bias = true);
@@ -116,8 +118,8 @@ class BatchNorm final : public Module {
 enum class Activation { none, relu, relu6, hardswish, silu };
 Variable activate(const Variable& x, Activation activation);
 
-// Convolution without bias, batch norm, then optionally a residual and an activation; all fused up to ReLU, other
-// activations are ops of their own.
+// Convolution without bias, batch norm, then optionally a residual and an activation; all fused up to ReLU,
+// other activations are ops of their own.
 class ConvBn final : public Module {
  public:
   ConvBn(ParameterStore& store, const std::string& name, const ConvGeometry& geometry,

@@ -1,8 +1,9 @@
 // AlexNet.
-//  - alexnet: the one-column variant that torchvision has (Krizhevsky, "One weird trick for parallelizing convolutional
-//    neural networks", arXiv 1404.5997), 61,100,840 parameters for 224x224 images and 1000 classes.
-//  - alexnet_grouped: Krizhevsky, Sutskever, Hinton, NIPS 2012, section 3: two groups in convolutions 2, 4 and 5, local
-//    response normalisation after the first two; 60,965,224 parameters.
+//  - alexnet: the one-column variant that torchvision has (Krizhevsky, "One weird trick for parallelizing
+//    convolutional neural networks", arXiv 1404.5997), 61,100,840 parameters for 224x224 images and 1000
+//    classes.
+//  - alexnet_grouped: Krizhevsky, Sutskever, Hinton, NIPS 2012, section 3: two groups in convolutions 2, 4
+//    and 5, local response normalisation after the first two; 60,965,224 parameters.
 #include <fmt/format.h>
 
 #include "nn/models/model.h"

@@ -1,5 +1,5 @@
-// Inception-v4 (Szegedy, Ioffe, Vanhoucke, Alemi, "Inception-v4, Inception-ResNet and the impact of residual connections on
-// learning", AAAI 2017, figures 3 to 9): 42,679,816 parameters for 1000 classes.
+// Inception-v4 (Szegedy, Ioffe, Vanhoucke, Alemi, "Inception-v4, Inception-ResNet and the impact of residual
+// connections on learning", AAAI 2017, figures 3 to 9): 42,679,816 parameters for 1000 classes.
 #include <fmt/format.h>
 
 #include "nn/models/model.h"

@@ -1,11 +1,11 @@
-// Networks of inverted residuals: 1x1 convolution to a wider layer, depthwise convolution, 1x1 convolution back, and a
-// shortcut around them where the shape stays.
-//  - mobilenet_v2: Sandler, Howard, Zhu, Zhmoginov, Chen, CVPR 2018, table 2, as torchvision has it: 3,504,872 parameters
-//    for 1000 classes.
-//  - efficientnet_b0: Tan and Le, ICML 2019, table 1, as torchvision has it: 5,288,548 parameters. Its training in
-//    torchvision also drops whole blocks (stochastic depth), which is not here.
-//  - efficientnet_lite0: TensorFlow's variant without squeeze and excitation, with ReLU6 and TensorFlow's padding SAME:
-//    4,652,008 parameters.
+// Networks of inverted residuals: 1x1 convolution to a wider layer, depthwise convolution, 1x1 convolution
+// back, and a shortcut around them where the shape stays.
+//  - mobilenet_v2: Sandler, Howard, Zhu, Zhmoginov, Chen, CVPR 2018, table 2, as torchvision has it:
+//    3,504,872 parameters for 1000 classes.
+//  - efficientnet_b0: Tan and Le, ICML 2019, table 1, as torchvision has it: 5,288,548 parameters. Its
+//    training in torchvision also drops whole blocks (stochastic depth), which is not here.
+//  - efficientnet_lite0: TensorFlow's variant without squeeze and excitation, with ReLU6 and TensorFlow's
+//    padding SAME: 4,652,008 parameters.
 #include <fmt/format.h>
 
 #include "nn/models/model.h"

@@ -1,7 +1,7 @@
-// LSTM language models: Zaremba, Sutskever, Vinyals, "Recurrent neural network regularization", arXiv 1409.2329, with
-// dropout on what goes up (into each layer and into the output) and none from step to step. Parameters have the names
-// and biases of PyTorch's word-level language model (two biases per LSTM layer), whose first values they have too, unless
-// model.init_uniform is given.
+// LSTM language models: Zaremba, Sutskever, Vinyals, "Recurrent neural network regularization", arXiv
+// 1409.2329, with dropout on what goes up (into each layer and into the output) and none from step to step.
+// Parameters have the names and biases of PyTorch's word-level language model (two biases per LSTM layer),
+// whose first values they have too, unless model.init_uniform is given.
 #include <fmt/format.h>
 
 #include "nn/models/model.h"

@@ -35,7 +35,7 @@ struct RegisterModel {
   }
 };
 
-// Throws UserError where a sample is no image of at least `least` x `least` pixels.
+// Throws UserError if a sample is no image of at least `least` x `least` pixels.
 void require_images(const ModelOptions& options, const char* model, std::int64_t least);
 
 // Throws UserError for an unknown name or a sample shape that the model cannot take.

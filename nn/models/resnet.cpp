@@ -1,11 +1,11 @@
 // Residual networks (He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016).
 //  - resnet20/32/44/56/110: section 4.2: 6n + 2 layers of 16, 32 and 64 channels, parameter-free shortcuts
 //    (option A).
-//  - resnet18: table 1's network of basic blocks with a CIFAR stem (3x3, no pooling) and projection
-//    shortcuts (option B), as CIFAR studies use it.
+//  - resnet18: table 1's network of basic blocks with a CIFAR stem (3x3, no pooling) and projection shortcuts
+//    (option B), as CIFAR studies use it.
 //  - resnet18_imagenet, resnet34: table 1's networks of basic blocks, option B.
-//  - resnet50, resnet152: table 1's networks of bottlenecks, option B; the 3x3 convolution has the stride, as in
-//    torchvision ("version 1.5"), not the 1x1 before it, as in the paper.
+//  - resnet50, resnet152: table 1's networks of bottlenecks, option B; the 3x3 convolution has the stride, as
+//    in torchvision ("version 1.5"), not the 1x1 before it, as in the paper.
 #include <fmt/format.h>
 
 #include "nn/models/model.h"
@@ -68,8 +68,8 @@ class Bottleneck final : public Module {
   std::unique_ptr<ConvBn> projection_;
 };
 
-// The stem's convolution, with pooling after it or without, then blocks[i] blocks of widths[i] channels inside; a stage but the
-// first begins with a stride of 2.
+// The stem's convolution, with pooling after it or without, then blocks[i] blocks of widths[i] channels
+// inside; a stage but the first begins with a stride of 2.
 template <class Block, class... Shortcut>
 ModulePtr make_resnet(ParameterStore& store, const ModelOptions& options, const ConvGeometry& stem,
                       bool pooled, const std::vector<std::int64_t>& widths, const std::vector<int>& blocks,

@@ -1,5 +1,5 @@
-// ShuffleNetV2 1.0 (Ma, Zhang, Zheng, Sun, ECCV 2018, table 5 and figure 3), as torchvision has it: 2,278,604 parameters
-// for 1000 classes.
+// ShuffleNetV2 1.0 (Ma, Zhang, Zheng, Sun, ECCV 2018, table 5 and figure 3), as torchvision has it: 2,278,604
+// parameters for 1000 classes.
 #include <fmt/format.h>
 
 #include "nn/models/model.h"

@@ -1,5 +1,5 @@
-// SqueezeNet 1.0 (Iandola, Han, Moskewicz, Ashraf, Dally, Keutzer, arXiv 1602.07360, table 1), as torchvision has it:
-// 1,248,424 parameters for 1000 classes.
+// SqueezeNet 1.0 (Iandola, Han, Moskewicz, Ashraf, Dally, Keutzer, arXiv 1602.07360, table 1), as torchvision
+// has it: 1,248,424 parameters for 1000 classes.
 #include <fmt/format.h>
 
 #include <limits>

@@ -1,8 +1,10 @@
 // VGG-16 (Simonyan and Zisserman, ICLR 2015, configuration D).
 //  - vgg16: for CIFAR, batch norm, no convolution biases, one linear layer: 14,724,042 parameters.
-//  - vgg16_bias: that with convolution biases, 14,728,266 parameters, as the GaussianK-SGD and MGS-SGD experiments have it.
-//    Batch norm takes a bias out again, so that it changes nothing but the number of parameters.
-//  - vgg16_imagenet: the paper's, without batch norm: 138,357,544 parameters for 224x224 images and 1000 classes.
+//  - vgg16_bias: that with convolution biases, 14,728,266 parameters, as the GaussianK-SGD and MGS-SGD
+//    experiments have it. Batch norm takes a bias out again, so that it changes nothing but the number of
+//    parameters.
+//  - vgg16_imagenet: the paper's, without batch norm: 138,357,544 parameters for 224x224 images and 1000
+//    classes.
 #include <fmt/format.h>
 
 #include "nn/models/model.h"

@@ -15,9 +15,9 @@ struct ActivationRule {
   float low = 0, high = 0;  // of clamp
 };
 
-// e^x for x <= 0, within 2 units in the last place; below -87 that of -87. Branch-free, so that loops over it are
-// vectorised, and of single operations, so that CPU and GPU give the same bits. e^x = 2^n e^r with |r| <= ln(2) / 2,
-// e^r by its Taylor series to the seventh term.
+// e^x for x <= 0, within 2 units in the last place; below -87 that of -87. Branch-free, so that loops over it
+// are vectorised, and of single operations, so that CPU and GPU give the same bits. e^x = 2^n e^r with |r| <=
+// ln(2) / 2, e^r by its Taylor series to the seventh term.
 TOPKNOT_HOST_DEVICE float exp_of_negative(float x) {
   x = x < -87.0f ? -87.0f : x;
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: a sum with it ends in the bits of the nearest integer

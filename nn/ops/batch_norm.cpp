@@ -83,13 +83,13 @@ Variable conv_bn(const Variable& x, const Variable& weight, const Variable& gamm
 
 namespace {
 
-// On a CPU batch norm is alone or fused with the convolution before it (conv_bn): the batch statistics are summed while a
-// chunk of the convolution's output is in the cache, and the gradient that enters the convolution is made a chunk at a
-// time and never reaches memory.
+// On a CPU batch norm is alone or fused with the convolution before it (conv_bn): the batch statistics are
+// summed while a chunk of the convolution's output is in the cache, and the gradient that enters the
+// convolution is made a chunk at a time and never reaches memory.
 
-// What is computed on one image. Per-channel arrays have one value per channel. Each loop is written once over a pixel's
-// lanes V: 16 or 8 channels of a blocked tensor, one of a plain tensor. Several accumulators hide the latency of the
-// additions; their order is fixed, so results do not depend on the CPU.
+// What is computed on one image. Per-channel arrays have one value per channel. Each loop is written once
+// over a pixel's lanes V: 16 or 8 channels of a blocked tensor, one of a plain tensor. Several accumulators
+// hide the latency of the additions; their order is fixed, so results do not depend on the CPU.
 
 template <class V>
 inline constexpr std::int64_t lanes = sizeof(V) / sizeof(float);
@@ -185,7 +185,8 @@ TOPKNOT_INLINE void backward_apply_of(const ChannelGeometry& g, const T* grad, c
   }
 }
 
-// Calls fn(Stored<V, T>()) with the lanes V of an image's pixels and the type T in which its elements are stored.
+// Calls fn(Stored<V, T>()) with the lanes V of an image's pixels and the type T in which its elements are
+// stored.
 template <class V_, class T_>
 struct Stored {
   using V = V_;
@@ -203,9 +204,10 @@ TOPKNOT_INLINE void by_storage(const ChannelGeometry& g, DType type, Fn&& fn) {
   fn(Stored<float, float>());
 }
 
-// sums[c] = m, sums[C + c] = sum (x - m), sums[2 C + c] = sum (x - m)^2. m is the mean of four of the channel's values in the
-// image: where the squares of x are much larger than the variance, its digits would cancel in a difference of sums about 0, or
-// about the running mean, which may be anywhere. An image needs no other for it, so chunks of a batch can be summed in any order.
+// sums[c] = m, sums[C + c] = sum (x - m), sums[2 C + c] = sum (x - m)^2. m is the mean of four of the
+// channel's values in the image: where the squares of x are much larger than the variance, its digits would
+// cancel in a difference of sums about 0, or about the running mean, which may be anywhere. An image needs no
+// other for it, so chunks of a batch can be summed in any order.
 TOPKNOT_MULTIVERSION void image_sums(const ChannelGeometry& g, const Tensor& x, std::int64_t image,
                                      float* sums) {
   by_storage(
@@ -228,8 +230,8 @@ TOPKNOT_MULTIVERSION void image_apply(const ChannelGeometry& g, const Tensor& x,
       });
 }
 
-// masked = grad where y > 0, else 0; sums[c] = sum masked, sums[C + c] = sum masked * (x - mean). With y undefined
-// nothing is masked and `masked` is not written; `masked` may be `grad`.
+// masked = grad where y > 0, else 0; sums[c] = sum masked, sums[C + c] = sum masked * (x - mean). With y
+// undefined nothing is masked and `masked` is not written; `masked` may be `grad`.
 TOPKNOT_MULTIVERSION void image_backward_sums(const ChannelGeometry& g, const Tensor& grad, const Tensor& y,
                                               const Tensor& x, std::int64_t image, const float* mean,
                                               Tensor& masked, float* sums) {
@@ -274,7 +276,8 @@ struct ImageSums {
       for (std::size_t c = 0; c < width; ++c) sums[c] += values[i + c];
     return sums;
   }
-  // Of image_sums(): sum (x - m) and sum (x - m)^2 of the batch, with the m of its first image, which is in values[c].
+  // Of image_sums(): sum (x - m) and sum (x - m)^2 of the batch, with the m of its first image, which is in
+  // values[c].
   std::vector<double> moments() const {
     std::vector<double> sums(2 * channels);
     for (const float* of = values.data(); of != values.data() + values.size(); of += width)
@@ -296,7 +299,7 @@ struct Normalization {
   std::vector<float> mean, inverse_std, scale, shift;
 };
 
-// Moves the running statistics where there are sums.
+// Moves the running statistics if there are sums.
 Normalization normalization(const ChannelGeometry& g, const ImageSums* sums, const BatchNormArguments& call) {
   std::vector<float>&running_mean = call.state.mean->values, &running_variance = call.state.variance->values;
   const float momentum = call.state.momentum;
@@ -335,7 +338,8 @@ Tensor apply(const Tensor& x, const Tensor& residual, const Normalization& n, bo
   return y;
 }
 
-// Kept for the backward pass: the tensor that was normalised (x, or the convolution's output) and the op's value.
+// Kept for the backward pass: the tensor that was normalised (x, or the convolution's output) and the op's
+// value.
 struct Kept {
   Tensor x, y;
   Normalization n;

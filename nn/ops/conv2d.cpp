@@ -61,8 +61,8 @@ namespace {
 //    step of a layer writes is still in that core's cache when the next step reads it.
 //  - whole: one primitive for the batch, threaded by oneDNN. For layers with many channels, where a chunk
 //    would repeat the transformation of large weights.
-// What it is given in place of a layer is a PaddedConv: plain activations where it has only its reference implementation for
-// blocked ones. Layers that another way of conv.h serves go there.
+// What it is given in place of a layer is a PaddedConv: plain activations where it has only its reference
+// implementation for blocked ones. Layers that another way of conv.h serves go there.
 
 using dnnl::memory;
 
@@ -79,7 +79,7 @@ class Repack {
   }
   bool same() const { return same_; }
   void run(const void* from, void* to) const { kernel_->run(0, {from, to}); }
-  // `from` itself where nothing is to be done, else the copy, kept alive by `storage`.
+  // `from` itself if nothing is to be done, else the copy, kept alive by `storage`.
   const void* run(const void* from, Tensor& storage) const {
     if (same_) return from;
     storage = Tensor::empty({static_cast<std::int64_t>(bytes_ / sizeof(float) + 1)});
@@ -133,9 +133,9 @@ struct Plan {
     const dnnl::convolution_backward_weights::primitive_desc w(
         {algorithm, src, any_f32, dst, strides, padding, padding}, attributes, engine, f);
     own_weight_gradient = type == DType::f32 && g.depthwise() && inside.blocked && is_reference(w);
-    // In bf16 oneDNN 2.6 reads x from a copy in its scratchpad in which the columns lie by their remainder modulo the stride,
-    // padding as zeros among them. Of a remainder that no column has, as in an image narrower than the stride, it writes
-    // nothing, yet reads it.
+    // In bf16 oneDNN 2.6 reads x from a copy in its scratchpad in which the columns lie by their remainder
+    // modulo the stride, padding as zeros among them. Of a remainder that no column has, as in an image
+    // narrower than the stride, it writes nothing, yet reads it.
     const bool unwritten = type == DType::bf16 && width < g.stride.width;
     backward_weights = std::make_unique<DnnlKernel>(
         dnnl::convolution_backward_weights(w),
@@ -239,7 +239,7 @@ class DnnlConv final : public ChunkedConv {
     const std::int64_t images = x.dim(0), in = image_bytes(x), in_elements = x.numel() / images;
     const std::int64_t out_elements = g_.output_shape(x.shape()).numel() / images,
                        out = out_elements * static_cast<std::int64_t>(size_of(x.dtype()));
-    // By itself for each gradient: neither has other bits where the other one is not asked for.
+    // By itself for each gradient: neither has other bits if the other one is not asked for.
     const bool plain_weight = any_plan(x, [](const Plan& plan) { return plan.slow_weight_gradient; });
     const bool plain_input = any_plan(x, [](const Plan& plan) { return plan.slow_input_gradient; });
     const PaddedConv &weight_inside = plain_weight ? plain_ : inside_,
@@ -345,12 +345,12 @@ class DnnlConv final : public ChunkedConv {
 
   // Not a layer that is plain inside (wide padding without AVX-512): product_ makes blocked outputs.
   bool by_product(const Tensor& x) const { return output_layout_ == Layout::blocked && product_.serves(x); }
-  // Not where most of its products would be with channels of zeros.
+  // Not if most of its products would be with channels of zeros.
   bool by_winograd(const Tensor& x) const {
     return winograd_.serves(x) && 4 * g_.in * g_.out > inside_.g.in * inside_.g.out;
   }
-  // By winograd_, which takes the layer inside and blocked activations; others are copied. Its outputs have the size of its
-  // inputs.
+  // By winograd_, which takes the layer inside and blocked activations; others are copied. Its outputs have
+  // the size of its inputs.
   void winograd_forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const {
     Tensor expanded;
     weight = inside_.weights(weight, expanded);
@@ -446,8 +446,8 @@ class DnnlConv final : public ChunkedConv {
     return std::any_of(plans.begin(), plans.end(), [&](const Plan* plan) { return fn(*plan); });
   }
 
-  // One plan for each chunk size that a batch of this size is cut into: made before the parallel region, found inside it.
-  // `plain`: of plain_.
+  // One plan for each chunk size that a batch of this size is cut into: made before the parallel region,
+  // found inside it. `plain`: of plain_.
   std::vector<const Plan*> plans_for(const Tensor& x, bool plain) {
     std::vector<const Plan*> result;
     const std::int64_t images = x.dim(0),

@@ -1,6 +1,6 @@
 #pragma once
-// The forward and backward variables of connectionist temporal classification (Graves, Fernández, Gomez, Schmidhuber,
-// ICML 2006, section 4.1), one state at a time, as logarithms.
+// The forward and backward variables of connectionist temporal classification (Graves, Fernández, Gomez,
+// Schmidhuber, ICML 2006, section 4.1), one state at a time, as logarithms.
 
 #include <cmath>
 #include <cstdint>
@@ -29,8 +29,8 @@ struct CtcStates {
   }
 };
 
-// Equation 6: the log of the probability of all beginnings that are in state s at a frame, but for the label's own;
-// `before`: the finished values of the frame before, null at the first frame.
+// Equation 6: the log of the probability of all beginnings that are in state s at a frame, but for the
+// label's own; `before`: the finished values of the frame before, null at the first frame.
 TOPKNOT_HOST_DEVICE double ctc_forward(const CtcStates& states, int s, const double* before) {
   if (!before) return s <= 1 ? 0.0 : -HUGE_VAL;
   double sum = before[s];
@@ -38,8 +38,8 @@ TOPKNOT_HOST_DEVICE double ctc_forward(const CtcStates& states, int s, const dou
   return states.skips(s) ? log_add(sum, before[s - 2]) : sum;
 }
 
-// Equation 10: the same of all endings after a frame in state s; `after`: those of the next frame with their labels' own,
-// null at the last frame.
+// Equation 10: the same of all endings after a frame in state s; `after`: those of the next frame with their
+// labels' own, null at the last frame.
 TOPKNOT_HOST_DEVICE double ctc_backward(const CtcStates& states, int s, const double* after) {
   if (!after) return s >= states.size() - 2 ? 0.0 : -HUGE_VAL;
   double sum = after[s];

@@ -80,8 +80,8 @@ void for_each_element(std::int64_t n, Fn&& fn) {
   });
 }
 
-// `value`, or 0 where `of` <= 0, which is false for a NaN: relu lets it through. A bfloat16 is compared by its bits, from
-// 0x8000 (-0) to 0xFF80 (minus infinity), so that a loop takes 8 and more at a time.
+// `value`, or 0 if `of` <= 0, which is false for a NaN: relu lets it through. A bfloat16 is compared by its
+// bits, from 0x8000 (-0) to 0xFF80 (minus infinity), so that a loop takes 8 and more at a time.
 float where_positive(float of, float value) {
   return of <= 0 ? 0 : value;
 }

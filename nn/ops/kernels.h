@@ -1,6 +1,7 @@
 #pragma once
-// The seam between the ops and the backends. An op (nn/ops/x.cpp) checks shapes, allocates its value and records its
-// backward function once, for all devices. What a backend supplies is a struct of functions on tensors, which stands below:
+// The seam between the ops and the backends. An op (nn/ops/x.cpp) checks shapes, allocates its value and
+// records its backward function once, for all devices. What a backend supplies is a struct of functions on
+// tensors, which stands below:
 //
 //   struct XKernels {
 //     static constexpr const char* op = "x";
@@ -8,18 +9,19 @@
 //     void (*backward)(const Tensor& dy, Tensor& dx);
 //   };
 //
-// The CPU's functions are registered in the op's file, those for a GPU in nn/ops/cuda/x.cu (or .cpp), and a program has the
-// backends that are linked into it:
+// The CPU's functions are registered in the op's file, those for a GPU in nn/ops/cuda/x.cu (or .cpp), and a
+// program has the backends that are linked into it:
 //
 //   const RegisterKernels<XKernels> registered(DeviceKind::cpu, {.forward = forward, .backward = backward});
 //
-// The op looks them up by its input's device: kernels_for<XKernels>(x). An op whose struct stands in its own file touches no other
-// file. An op without CUDA kernels throws Error on a GPU.
+// The op looks them up by its input's device: kernels_for<XKernels>(x). An op whose struct stands in its own
+// file touches no other file. An op without CUDA kernels throws Error on a GPU.
 //
-// CPU kernels return when their result is there. They take f32, and bf16 where the struct has a member cpu_bfloat16.
-// CUDA kernels put their work on the stream of the current context and never block; they may be captured into a graph.
-// On a GPU four-dimensional activations are nhwc and others plain. Activations are f32 or, under train.precision bf16,
-// bf16; parameters are f32 in the arena's layout (OIHW), and so are their gradients; losses are f32.
+// CPU kernels return when their result is there. They take f32, and bf16 where the struct has a member
+// cpu_bfloat16. CUDA kernels put their work on the stream of the current context and never block; they may be
+// captured into a graph. On a GPU four-dimensional activations are nhwc and others plain. Activations are f32
+// or, under train.precision bf16, bf16; parameters are f32 in the arena's layout (OIHW), and so are their
+// gradients; losses are f32.
 
 #include <memory>
 #include <span>
@@ -31,7 +33,7 @@
 
 namespace topknot {
 
-// Null where the backend of x's device has none.
+// Null if the backend of x's device has none.
 template <class Kernels>
 const Kernels* find_kernels(const Variable& x) {
   return find_kernels<Kernels>(x.value().device().kind);
@@ -52,8 +54,9 @@ const Kernels& kernels_for(const Variable& x) {
   return kernels_for<Kernels>(x.value());
 }
 
-// What a backend keeps from an op's forward pass for its backward pass, beside the op's own tensors: statistics, a
-// converted weight, a workspace. Opaque to the op, made by std::make_shared and read by state_as.
+// What a backend keeps from an op's forward pass for its backward pass, beside the op's own tensors:
+// statistics, a converted weight, a workspace. Opaque to the op, made by std::make_shared and read by
+// state_as.
 using OpState = std::shared_ptr<const void>;
 template <class T>
 const T& state_as(const OpState& state) {
@@ -70,8 +73,8 @@ struct WeightedGradients {
   InputGradient x;              // undefined: not wanted
 };
 
-// For kernels that write a gradient and cannot add to one: write(tensor), with a tensor of its own where dx holds
-// contributions of other ops, to which it is added.
+// For kernels that write a gradient and cannot add to one: write(tensor), with a tensor of its own where dx
+// holds contributions of other ops, to which it is added.
 template <class Write>
 void write_or_add(InputGradient& dx, const Write& write) {
   if (!dx.accumulate) return write(dx.tensor);
@@ -82,15 +85,15 @@ void write_or_add(InputGradient& dx, const Write& write) {
            static_cast<std::size_t>(term.numel()));
 }
 
-// The same values in another layout and type; the same tensor where both are x's. bfloat16 is rounded to nearest, ties
-// to even.
+// The same values in another layout and type; the same tensor if both are x's. bfloat16 is rounded to
+// nearest, ties to even.
 Tensor in_form(const Tensor& x, Layout layout, DType type);
 inline Tensor to_layout(const Tensor& x, Layout layout) {
   return in_form(x, layout, x.dtype());
 }
 
-// For ops whose CPU kernels take f32 alone: true where x is in memory of a CPU and bf16. Then the op casts its input, and
-// its value back.
+// For ops whose CPU kernels take f32 alone: true if x is in memory of a CPU and bf16. Then the op casts its
+// input, and its value back.
 bool needs_f32(const Variable& x);
 
 struct LayoutKernels {
@@ -147,7 +150,7 @@ struct ConvKernels {
 
 // One call as a backend sees it.
 struct BatchNormArguments {
-  Tensor x, gamma, beta, residual;  // residual: undefined where there is none
+  Tensor x, gamma, beta, residual;  // residual: undefined if there is none
   BatchNormState state;
   BatchNormOptions options;
 };
@@ -160,7 +163,8 @@ struct BatchNormGradients {
   Tensor residual;  // out
 };
 
-// With xhat = (x - mean) / sqrt(var + eps), M = N H W and g the gradient where y > 0 (everywhere without relu):
+// With xhat = (x - mean) / sqrt(var + eps), M = N H W and g the gradient where y > 0 (everywhere without
+// relu):
 //   dbeta = sum g,  dgamma = sum g xhat,  dresidual = g
 //   dx = gamma / sqrt(var + eps) (g - dbeta / M - xhat dgamma / M)
 // Outside training mean and var do not depend on x: only the first term of dx is left.
@@ -168,7 +172,7 @@ struct BatchNormKernels {
   static constexpr const char* op = "batch_norm";
   static constexpr bool cpu_bfloat16 = true;
   Tensor (*forward)(const BatchNormArguments& call, OpState& state);
-  // `grad` may be written over where it is the caller's alone.
+  // `grad` may be written over if it is the caller's alone.
   void (*backward)(const BatchNormArguments& call, const OpState& state, Tensor grad,
                    BatchNormGradients& out);
 };
@@ -228,7 +232,7 @@ struct ChannelRun {
 struct ChannelCopyKernels {
   static constexpr const char* op = "a copy of channels";
   static constexpr bool cpu_bfloat16 = true;
-  // A layout in which x's channels can be copied so; x's own where possible.
+  // A layout in which x's channels can be copied so; x's own if possible.
   Layout (*layout)(const Tensor& x, const ChannelRun& run, std::int64_t other_channels);
   // y's channels of the run become x's, or x's are added to them. Both have that layout.
   void (*copy)(const Tensor& x, Tensor& y, const ChannelRun& run, bool accumulate);
@@ -245,7 +249,8 @@ struct ScaleChannelsKernels {
 struct EmbeddingKernels {
   static constexpr const char* op = "embedding";
   Tensor (*forward)(const Tensor& ids, const Tensor& weight);
-  // dW[id] = sum of dy over the rows with this id, in their order, and 0 where there is none. The gradient is dense.
+  // dW[id] = sum of dy over the rows with this id, in their order, and 0 if there is none. The gradient is
+  // dense.
   void (*backward)(const Tensor& ids, const Tensor& dy, std::int64_t tokens, const GradientTarget& weight);
 };
 
@@ -264,7 +269,8 @@ struct MaskFramesKernels {
 
 struct LookaheadKernels {
   static constexpr const char* op = "lookahead";
-  // y[row] = sum_j w[:,j] x[row + j * shift], of the rows that there are: shift is the batch for y, minus that for dx from dy.
+  // y[row] = sum_j w[:,j] x[row + j * shift], of the rows that there are: shift is the batch for y, minus
+  // that for dx from dy.
   void (*filter)(const Tensor& x, const Tensor& weight, std::int64_t shift, Tensor& y);
   // dw[f,j] = sum_row dy[row,f] x[row + j * batch, f]
   void (*weight_gradient)(const Tensor& x, const Tensor& dy, std::int64_t batch, Tensor& dw);
@@ -277,8 +283,8 @@ struct LstmCall {
   std::int64_t batch, steps, width;
 };
 
-// Where the gradients go; data null or an undefined tensor: not wanted. Under bf16 a bias's gradient is a sum of rounded terms on
-// the CPU, of terms in fp32 on a GPU.
+// Where the gradients go; data null or an undefined tensor: not wanted. Under bf16 a bias's gradient is a sum
+// of rounded terms on the CPU, of terms in fp32 on a GPU.
 struct LstmGradients {
   GradientTarget input, recurrent, input_bias, recurrent_bias;
   InputGradient x;
@@ -312,7 +318,7 @@ struct SquaredErrorKernels {
 
 struct CtcKernels {
   static constexpr const char* op = "ctc_loss";
-  // `dz`, where defined: sum_n d(-log p)/dlogits, f32, of the logits' shape.
+  // `dz`, if defined: sum_n d(-log p)/dlogits, f32, of the logits' shape.
   void (*forward)(const Tensor& logits, const CtcTargets& targets, std::int32_t blank, Tensor& loss,
                   Tensor& dz);
   // out = dz grad[0] / sequences

@@ -63,8 +63,8 @@ namespace {
 
 // On a CPU.
 
-// The softmax of a long row (a vocabulary's) is exp(z - top) / sum, by vector loops and made anew in the backward pass.
-// Shorter rows, and smoothed labels, keep the plain loop and its bits.
+// The softmax of a long row (a vocabulary's) is exp(z - top) / sum, by vector loops and made anew in the
+// backward pass. Shorter rows, and smoothed labels, keep the plain loop and its bits.
 constexpr std::int64_t kLongRow = 2048;
 struct RowSum {
   double sum;

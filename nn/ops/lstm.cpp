@@ -63,16 +63,17 @@ Variable lstm(const Variable& x, std::int64_t batch, const LstmWeights& weights,
 namespace {
 
 // On a CPU the inputs of all steps go through one matrix product, then each step is a product with the
-// recurrent weight and one fused loop over the gates. The steps of a batch are small (20 rows): the weight is packed once
-// for all of them, and each thread has some of the layer's units through all steps, so that a step costs one barrier.
+// recurrent weight and one fused loop over the gates. The steps of a batch are small (20 rows): the weight is
+// packed once for all of them, and each thread has some of the layer's units through all steps, so that a
+// step costs one barrier.
 //
-// In bfloat16 the operands of all products are rounded: inputs, hidden states, weights, and the gradients of the gates' sums.
-// Sums, gates and cells are fp32.
+// In bfloat16 the operands of all products are rounded: inputs, hidden states, weights, and the gradients of
+// the gates' sums. Sums, gates and cells are fp32.
 
 constexpr std::int64_t kGates = 4;  // i, f, g, o
 
-// One thread's units [begin, end) and its products of a step; their results are contiguous, for which oneDNN has its fast
-// kernels.
+// One thread's units [begin, end) and its products of a step; their results are contiguous, for which oneDNN
+// has its fast kernels.
 struct UnitRange {
   std::int64_t begin, end;
   std::unique_ptr<Product> forward;   // h_{t-1} W_hh^T of one gate, columns of these units
@@ -103,11 +104,11 @@ const std::vector<UnitRange>& ranges_for(std::int64_t batch, std::int64_t width,
   return ranges = std::move(made);
 }
 
-// Lets the threads of a step wait for each other; they have a core each for most of the time, so they spin before they
-// yield. One that fails ends the wait of all.
+// Lets the threads of a step wait for each other; they have a core each for most of the time, so they spin
+// before they yield. One that fails ends the wait of all.
 class StepBarrier {
  public:
-  // False where a thread has failed.
+  // False if a thread has failed.
   bool wait(int threads) {
     constexpr int kSpins = 4000;
     const int round = round_.load();
@@ -127,8 +128,8 @@ class StepBarrier {
   std::atomic<bool> failed_{false};
 };
 
-// Runs begin(range) and then step(range, its result, s) for s = 0, 1, ..., the ranges on a thread each; all have made a
-// step before one makes the next.
+// Runs begin(range) and then step(range, its result, s) for s = 0, 1, ..., the ranges on a thread each; all
+// have made a step before one makes the next.
 template <class Begin, class Step>
 void run_steps(const std::vector<UnitRange>& ranges, std::int64_t steps, const Begin& begin,
                const Step& step) {
@@ -157,13 +158,14 @@ void run_steps(const std::vector<UnitRange>& ranges, std::int64_t steps, const B
   if (error) std::rethrow_exception(error);
 }
 
-// The rows of one step and the units [begin, end) of one thread; a row of gates has `width` each of i, f, g, o.
+// The rows of one step and the units [begin, end) of one thread; a row of gates has `width` each of i, f, g,
+// o.
 struct GateRows {
   std::int64_t batch, width, begin, end;
 };
 
-// Of n units (1 to 16) of one row. gates: the inputs' part of the sums, which become the gates' values; recurrent: the
-// hidden state's part, that of one gate `stride` elements after the last one's.
+// Of n units (1 to 16) of one row. gates: the inputs' part of the sums, which become the gates' values;
+// recurrent: the hidden state's part, that of one gate `stride` elements after the last one's.
 template <class T>
 TOPKNOT_INLINE void units_forward(std::size_t n, std::int64_t width, std::int64_t stride,
                                   const float* recurrent, float* gates, const float* cell_before, float* cell,
@@ -201,8 +203,8 @@ TOPKNOT_MULTIVERSION void gates_forward(const GateRows& r, const float* recurren
   rows_forward(r, recurrent, gates, cell_before, cell, hidden);
 }
 
-// Of n units. dlater: the part of dh that the next step makes; sums: the gradients of the gates' sums; may be the gates.
-// dcell: of c_t from later steps, becomes that of c_{t-1}.
+// Of n units. dlater: the part of dh that the next step makes; sums: the gradients of the gates' sums; may be
+// the gates. dcell: of c_t from later steps, becomes that of c_{t-1}.
 template <class T>
 TOPKNOT_INLINE void units_backward(std::size_t n, std::int64_t width, const float* gates,
                                    const float* cell_before, const float* cell, const T* dy,

@@ -1,7 +1,7 @@
 #pragma once
-// The ops: free functions on variables. Each checks its inputs, computes its value on the device of the input and records its
-// backward function; wrong shapes throw Error. nn/ops/NAME.cpp has an op's value, gradient and CPU kernels, nn/ops/kernels.h
-// what a backend supplies.
+// The ops: free functions on variables. Each checks its inputs, computes its value on the device of the input
+// and records its backward function; wrong shapes throw Error. nn/ops/NAME.cpp has an op's value, gradient
+// and CPU kernels, nn/ops/kernels.h what a backend supplies.
 
 #include <cstdint>
 #include <span>
@@ -35,10 +35,10 @@ Variable silu(const Variable& x);       // x s(x)
 // a + b, of one shape; layouts and types may differ, the result has a's.
 Variable add(const Variable& a, const Variable& b);
 
-// Each element is zeroed with probability p, the others are divided by 1 - p (inverted dropout); p in [0, 1). The i-th
-// element in N, C, H, W order takes the i-th number of `rng`, for any layout, thread count and device. `step`, where not
-// null, is a word in GPU memory that replaces the first number of the stream (CounterRng's a), so that a captured graph
-// draws new numbers in each step; for a GPU only.
+// Each element is zeroed with probability p, the others are divided by 1 - p (inverted dropout); p in [0, 1).
+// The i-th element in N, C, H, W order takes the i-th number of `rng`, for any layout, thread count and
+// device. `step`, if not null, is a word in GPU memory that replaces the first number of the stream
+// (CounterRng's a), so that a captured graph draws new numbers in each step; for a GPU only.
 Variable dropout(const Variable& x, float p, const CounterRng& rng, const std::uint32_t* step = nullptr);
 
 // ---- Layers with weights
@@ -61,15 +61,17 @@ struct ConvGeometry {
 
   Shape weight_shape() const { return {out, in / groups, kernel.height, kernel.width}; }
   bool depthwise() const { return groups > 1 && groups == in && groups == out; }
-  // Throws Error where the geometry is invalid, x is not [N, in, H, W], or the kernel is larger than the padded x.
+  // Throws Error if the geometry is invalid, x is not [N, in, H, W], or the kernel is larger than the padded
+  // x.
   Shape output_shape(const Shape& x) const;
   // Of y, and of each of the gradients of x and w: 2 per multiply-add, those with padding included.
   double flops(const Shape& x) const;
   auto operator<=>(const ConvGeometry&) const = default;
 };
 
-// Two-dimensional convolution (cross-correlation, as in every deep-learning library) with zero padding, in groups: output
-// channel o of group g = o / (out / groups) reads the in / groups input channels from g in / groups on.
+// Two-dimensional convolution (cross-correlation, as in every deep-learning library) with zero padding, in
+// groups: output channel o of group g = o / (out / groups) reads the in / groups input channels from g in /
+// groups on.
 //
 //   y[n,o,i,j] = b[o] + sum_{c,p,q} w[o,c,p,q] x[n, g in / groups + c, i*stride + p - padding, j*stride + q - padding]
 //
@@ -104,8 +106,8 @@ struct BatchNormOptions {
 Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, const Variable& residual,
                     const BatchNormState& state, const BatchNormOptions& options);
 
-// batch_norm(conv2d(x)); residual: as the convolution's output in shape and layout, or undefined. A backend may fuse the
-// two (ConvBnKernels).
+// batch_norm(conv2d(x)); residual: as the convolution's output in shape and layout, or undefined. A backend
+// may fuse the two (ConvBnKernels).
 Variable conv_bn(const Variable& x, const Variable& weight, const Variable& gamma, const Variable& beta,
                  const Variable& residual, const ConvGeometry& geometry, const BatchNormState& state,
                  const BatchNormOptions& options);
@@ -116,8 +118,8 @@ struct LrnOptions {
   auto operator<=>(const LrnOptions&) const = default;
 };
 
-// Local response normalisation across channels (Krizhevsky, Sutskever, Hinton, "ImageNet classification with deep
-// convolutional neural networks", NIPS 2012, section 3.3):
+// Local response normalisation across channels (Krizhevsky, Sutskever, Hinton, "ImageNet classification with
+// deep convolutional neural networks", NIPS 2012, section 3.3):
 //
 //   y_c = x_c / d_c^beta,  d_c = k + alpha sum x_j^2 over the `size` channels j around c that there are
 //
@@ -138,14 +140,15 @@ struct PoolGeometry {
   auto operator<=>(const PoolGeometry&) const = default;
 };
 
-// [N, C, H, W] -> [N, C, output_size(H), output_size(W)]; throws Error for a window larger than the padded image.
+// [N, C, H, W] -> [N, C, output_size(H), output_size(W)]; throws Error for a window larger than the padded
+// image.
 Variable pool(const Variable& x, const PoolGeometry& geometry);
 
 // [N, C, H, W] -> [N, C], the mean of each channel.
 Variable global_average_pool(const Variable& x);
 
-// Rows and columns of one value after an image: for paddings that a convolution or pooling, which pads alike on both
-// sides, does not have (TensorFlow's SAME on an even side, Caffe's pooling that rounds up).
+// Rows and columns of one value after an image: for paddings that a convolution or pooling, which pads alike
+// on both sides, does not have (TensorFlow's SAME on an even side, Caffe's pooling that rounds up).
 //
 // [N, C, H, W] -> [N, C, H + rows, W + columns], x first, `value` elsewhere. Layout as x's.
 Variable pad_end(const Variable& x, std::int64_t rows, std::int64_t columns, float value = 0);
@@ -165,41 +168,46 @@ Variable concat(const std::vector<Variable>& parts);
 // Channels [begin, begin + count) of x.
 Variable slice_channels(const Variable& x, std::int64_t begin, std::int64_t count);
 
-// Channel g n + i becomes channel i groups + g, for C = groups n (Zhang et al., "ShuffleNet", CVPR 2018, section 3.1).
+// Channel g n + i becomes channel i groups + g, for C = groups n (Zhang et al., "ShuffleNet", CVPR 2018,
+// section 3.1).
 Variable channel_shuffle(const Variable& x, std::int64_t groups);
 
-// A factor for each channel of each image: the last step of squeeze and excitation (Hu, Shen, Sun, "Squeeze-and-excitation
-// networks", CVPR 2018, equation 4).
+// A factor for each channel of each image: the last step of squeeze and excitation (Hu, Shen, Sun,
+// "Squeeze-and-excitation networks", CVPR 2018, equation 4).
 //
 // y[n,c,h,w] = x[n,c,h,w] s[n,c]. x: [N, C, H, W]; s: [N, C]. Layout as x's.
 Variable scale_channels(const Variable& x, const Variable& s);
 
-// ---- Sequences: rows of features, step by step. A picture of sound, [N, C, H, T], has a row for each of its frames.
+// ---- Sequences: rows of features, step by step. A picture of sound, [N, C, H, T], has a row for each of its
+// frames.
 
 // Embedding: a row of the weight for each token of a batch of sequences.
 //
-// ids: [batch, steps, 1, 1], f32 that hold integers from 0 to tokens - 1; weight: [tokens, width]. The value has the rows
-// step by step, [steps * batch, width]: row t * batch + b is that of sequence b at step t. On a CPU an id beyond the
-// weight throws Error. On a GPU, where the host does not read them, its row is NaN.
+// ids: [batch, steps, 1, 1], f32 that hold integers from 0 to tokens - 1; weight: [tokens, width]. The value
+// has the rows step by step, [steps * batch, width]: row t * batch + b is that of sequence b at step t. On a
+// CPU an id beyond the weight throws Error. On a GPU, if the host does not read them, its row is NaN.
 Variable embedding(const Variable& ids, const Variable& weight);
 
 // [N, C, H, T] -> [T * N, C * H], frame by frame: row t * N + n has x[n, :, :, t], in the order C, H.
 Variable frames_to_rows(const Variable& x);
 
-// x with zeros in the frames behind a sequence's own: frames[n], 0 to T, of sequence n, on x's device and there until the
-// backward pass has been. x is [N, C, H, T], or rows [T * N, F] in the order of frames_to_rows(). With no `frames` x itself.
+// x with zeros in the frames behind a sequence's own: frames[n], 0 to T, of sequence n, on x's device and
+// there until the backward pass has been. x is [N, C, H, T], or rows [T * N, F] in the order of
+// frames_to_rows(). With no `frames` x itself.
 Variable mask_frames(const Variable& x, std::span<const std::int32_t> frames);
 
-// [M, F] -> [M, F, 1, 1], in the device's layout of activations, for ops on channels; flatten() is the way back.
+// [M, F] -> [M, F, 1, 1], in the device's layout of activations, for ops on channels; flatten() is the way
+// back.
 Variable rows_to_images(const Variable& x);
 
-// Lookahead convolution (Wang, Yogatama, Coates, Han, Hannun, Xiao, "Lookahead convolution layer for unidirectional
-// recurrent neural networks", ICLR workshop 2016; Deep Speech 2, section 3.5): each feature of a frame is a weighted sum of
-// its own and of the next frames'.
+// Lookahead convolution (Wang, Yogatama, Coates, Han, Hannun, Xiao, "Lookahead convolution layer for
+// unidirectional recurrent neural networks", ICLR workshop 2016; Deep Speech 2, section 3.5): each feature of
+// a frame is a weighted sum of its own and of the next frames'.
 //
 //   y[t,n,f] = sum_{j < taps, t+j < T} w[f,j] x[t+j,n,f]
 //
-// x: [T * batch, features], frame by frame: row t * batch + n; weight: [features, taps]; the value has x's shape.
+// x: [T * batch, features], frame by frame: row t * batch + n; weight: [features, taps]; the value has x's
+// shape.
 Variable lookahead(const Variable& x, std::int64_t batch, const Variable& weight);
 
 struct LstmWeights {
@@ -207,41 +215,44 @@ struct LstmWeights {
   Variable input_bias, recurrent_bias;  // [4 width] each
 };
 
-// The layer's state between batches: row b of each, of `width` elements, is sequence b's. Buffers may have more rows than
-// a batch. Null, both of them: every batch begins with zeros, and nothing is carried.
+// The layer's state between batches: row b of each, of `width` elements, is sequence b's. Buffers may have
+// more rows than a batch. Null, both of them: every batch begins with zeros, and nothing is carried.
 struct LstmState {
   Buffer *hidden = nullptr, *cell = nullptr;
   bool carried() const { return hidden != nullptr; }
 };
 
-// A layer of long short-term memory (Hochreiter, Schmidhuber, 1997; with forget gates and without peepholes, as Zaremba,
-// Sutskever, Vinyals, arXiv 1409.2329, section 3). s is the logistic function, gates are in PyTorch's order:
+// A layer of long short-term memory (Hochreiter, Schmidhuber, 1997; with forget gates and without peepholes,
+// as Zaremba, Sutskever, Vinyals, arXiv 1409.2329, section 3). s is the logistic function, gates are in
+// PyTorch's order:
 //
 //   (i, f, g, o) = x_t W_ih^T + b_ih + h_{t-1} W_hh^T + b_hh
 //   c_t = s(f) c_{t-1} + s(i) tanh(g)
 //   h_t = s(o) tanh(c_t)
 //
-// x: [steps * batch, in], step by step: row t * batch + b; value: [steps * batch, width], likewise. Begins from the state
-// and leaves the last step's there. Back-propagation through time is truncated: no gradient goes into the state.
+// x: [steps * batch, in], step by step: row t * batch + b; value: [steps * batch, width], likewise. Begins
+// from the state and leaves the last step's there. Back-propagation through time is truncated: no gradient
+// goes into the state.
 Variable lstm(const Variable& x, std::int64_t batch, const LstmWeights& weights, const LstmState& state);
 
-// ---- Losses: a scalar of shape [1], the mean over the batch. Padded sequences mask what is no part of them: by labels, and
-// in ctc_loss() by numbers of frames.
+// ---- Losses: a scalar of shape [1], the mean over the batch. Padded sequences mask what is no part of them:
+// by labels, and in ctc_loss() by numbers of frames.
 
-// mean_n -sum_c t_c log softmax(logits[n])[c], where t is 1 for labels[n] and 0 else, or with `smoothing` e, in [0, 1), 1 - e +
-// e / classes and e / classes (Szegedy et al., "Rethinking the Inception Architecture", 2016, section 7; PyTorch's
-// label_smoothing); 0 where all rows are masked. logits: [N, classes]; labels in [0, classes) or kNoLabel, in the memory of the logits'
-// device. On a CPU another label throws Error and the labels are copied. On a GPU, where the host does not read them,
-// another label makes the loss and its row's gradient NaN, and the labels outlive the backward pass.
+// mean_n -sum_c t_c log softmax(logits[n])[c], where t is 1 for labels[n] and 0 else, or with `smoothing` e,
+// in [0, 1), 1 - e + e / classes and e / classes (Szegedy et al., "Rethinking the Inception Architecture",
+// 2016, section 7; PyTorch's label_smoothing); 0 if all rows are masked. logits: [N, classes]; labels in [0,
+// classes) or kNoLabel, in the memory of the logits' device. On a CPU another label throws Error and the
+// labels are copied. On a GPU, where the host does not read them, another label makes the loss and its row's
+// gradient NaN, and the labels outlive the backward pass.
 Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int32_t> labels,
                                float smoothing = 0);
 
 // mean over all elements of (y - target)^2; both [N, D] in plain layout on one device, the target f32.
 Variable mean_squared_error(const Variable& y, const Tensor& target);
 
-// *sum += the rows of logits [N, classes] whose label is among the `top` greatest classes, of equal ones the first; a NaN is
-// greater than a number, and a label whose own logit is a NaN comes last. Labels as above (on a GPU another one is never
-// found), and `sum` in the memory of the logits' device.
+// *sum += the rows of logits [N, classes] whose label is among the `top` greatest classes, of equal ones the
+// first; a NaN is greater than a number, and a label whose own logit is a NaN comes last. Labels as above (on
+// a GPU another one is never found), and `sum` in the memory of the logits' device.
 void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum);
 
 // Of N sequences; all in the memory of the logits' device.
@@ -255,12 +266,13 @@ struct CtcTargets {
 // The frames that an alignment takes at least: one per label, and a blank between equal neighbours.
 std::int64_t ctc_frames_needed(std::span<const std::int32_t> labels);
 
-// Connectionist temporal classification (Graves, Fernández, Gomez, Schmidhuber, ICML 2006): the likelihood of label
-// sequences that are not aligned to the frames.
+// Connectionist temporal classification (Graves, Fernández, Gomez, Schmidhuber, ICML 2006): the likelihood of
+// label sequences that are not aligned to the frames.
 //
-// 1/N sum_n -log p(labels[n] | softmax(logits[n])), a scalar of shape [1]. logits: [T * N, classes], frame by frame: row
-// t * N + n. On a CPU, targets that are out of range or longer than their frames allow throw Error. On a GPU, where the
-// host does not read them, they make the loss and the sequence's gradient NaN; the targets outlive the backward pass.
+// 1/N sum_n -log p(labels[n] | softmax(logits[n])), a scalar of shape [1]. logits: [T * N, classes], frame by
+// frame: row t * N + n. On a CPU, targets that are out of range or longer than their frames allow throw
+// Error. On a GPU, where the host does not read them, they make the loss and the sequence's gradient NaN; the
+// targets outlive the backward pass.
 Variable ctc_loss(const Variable& logits, const CtcTargets& targets, std::int32_t blank = 0);
 
 }  // namespace topknot

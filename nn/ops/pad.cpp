@@ -23,8 +23,9 @@ namespace {
 
 // On a CPU.
 
-// Calls fn(s, l, run) for each row of each channel or block of channels: `run` floats at s in the small images and at l in
-// the large ones, and where the image ends fn(s, l, 0) for each further row of the large ones.
+// Calls fn(s, l, run) for each row of each channel or block of channels: `run` floats at s in the small
+// images and at l in the large ones, and where the image ends fn(s, l, 0) for each further row of the large
+// ones.
 template <class Fn>
 void for_each_padded_row(const Tensor& small, const Tensor& large, Fn&& fn) {
   const ChannelGeometry g(small);

@@ -21,8 +21,8 @@ namespace {
 
 // On a CPU.
 
-// Calls fn(n, w, run) for each place that both hold, `run` channels side by side: at n floats in the large images of few
-// channels, at w floats in the small images of many. The images are worked through in parallel.
+// Calls fn(n, w, run) for each place that both hold, `run` channels side by side: at n floats in the large
+// images of few channels, at w floats in the small images of many. The images are worked through in parallel.
 template <class Fn>
 void for_each_run(const Tensor& large, const Tensor& small, Fn&& fn) {
   const ChannelGeometry narrow(large), wide(small);

@@ -151,7 +151,8 @@ TEST_CASE("all problems at once: what --validate reports") {
   for (const char* key : {"train.epochs", "optimizer.lr", "model.nmae"}) CHECK(outcome.has(key));
   CHECK(train("--validate model.name=linear").ended(0));
   CHECK(train("--validate data.name=cifar10 data.root=/nowhere").ended(2));
-  // A problem of the command line hides neither those across keys nor those of the data, the model and the machine.
+  // A problem of the command line hides neither those across keys nor those of the data, the model and the
+  // machine.
   const auto check_all = [](const std::string& keys, std::initializer_list<const char*> parts) {
     const CommandOutcome found =
         run_command("CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN "/train --validate " + keys);

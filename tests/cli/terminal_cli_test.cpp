@@ -1,4 +1,5 @@
-// What a user sees on a terminal: lines that fit it, colours, keys that are heard; and what goes to which stream.
+// What a user sees on a terminal: lines that fit it, colours, keys that are heard; and what goes to which
+// stream.
 #include <fcntl.h>
 #include <poll.h>
 #include <pty.h>
@@ -47,7 +48,8 @@ class Terminal {
   }
 
   const std::string& output() const { return output_; }
-  // Whether `text` comes `times` times after position `from` of the output, before the program ends or the test gives up.
+  // Whether `text` comes `times` times after position `from` of the output, before the program ends or the
+  // test gives up.
   bool wait_for(const std::string& text, int times = 1, std::size_t from = 0) {
     const auto come = [&] {
       int found = 0;
@@ -113,7 +115,8 @@ class Terminal {
   std::string output_;
 };
 
-// What was drawn between line breaks and returns of the cursor, without the sequences that move it or set colours.
+// What was drawn between line breaks and returns of the cursor, without the sequences that move it or set
+// colours.
 std::vector<std::string> drawn(const std::string& output) {
   std::vector<std::string> lines(1);
   for (std::size_t i = 0; i < output.size(); ++i) {

@@ -26,8 +26,9 @@ std::string refusal(const CompressOptions& options) {
 }
 using Step = std::array<float, 2>;
 
-// compress.lr_inside accumulates learning rate times gradient (LAGS-SGD, arXiv 1911.08727, algorithm 1): what waits in the
-// residual keeps the rate of its own step. This is what one rank applies to two weights, of which one is sent in each step; the values are exact.
+// compress.lr_inside accumulates learning rate times gradient (LAGS-SGD, arXiv 1911.08727, algorithm 1): what
+// waits in the residual keeps the rate of its own step. This is what one rank applies to two weights, of
+// which one is sent in each step; the values are exact.
 std::vector<Step> applied(bool lr_inside, const std::vector<Step>& gradients,
                           const std::vector<float>& rates) {
   CompressOptions options = named("lags");
@@ -47,8 +48,8 @@ std::vector<Step> applied(bool lr_inside, const std::vector<Step>& gradients,
 using Steps = std::vector<Step>;
 const Steps kGradients = {{3, 2}, {0, 1}, {1, 0}};
 
-// A compressor of two rounds, both sums, with state of its own: rank-1 PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019)
-// for one matrix. It shows that the interface carries such methods with nothing added.
+// A compressor of two rounds, both sums, with state of its own: rank-1 PowerSGD (Vogels, Karimireddy, Jaggi,
+// NeurIPS 2019) for one matrix. It shows that the interface carries such methods with nothing added.
 class RankOne final : public Compressor {
  public:
   RankOne(std::size_t rows, std::size_t columns, int ranks)

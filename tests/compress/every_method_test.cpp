@@ -337,7 +337,8 @@ TEST_CASE("an entry that the collective rejected stays in the residual, and was 
   REQUIRE(ranks.step(0, 0.25));
   REQUIRE(ranks.sent()[0].indices == std::vector<std::uint32_t>{0});
   CHECK(ranks[0].residual == std::vector<float>{4, 3, 2, 1});
-  // Sent and accepted, the entry would count tanh(1/4) of its magnitude now, and the second one would be sent.
+  // Sent and accepted, the entry would count tanh(1/4) of its magnitude now, and the second one would be
+  // sent.
   ranks[0].gradient.assign(4, 0);
   REQUIRE(ranks.step(1, 0.25));
   CHECK(ranks.sent()[0].indices == std::vector<std::uint32_t>{0});

@@ -214,7 +214,7 @@ TEST_CASE("the fixed length holds the longest block of a capacity") {
         464);  // 16 + 126 + 8 + 300
 }
 
-// A damaged block between two good ones: its rank is found, and nothing else is touched (on the stand-in,
+// A damaged block between two good ones: its rank is found, and nothing else is touched (on the emulator,
 // memory beside a list is watched).
 void check_damaged(const std::string& layout, const std::string& value,
                    const std::function<void(Block&)>& damage) {

@@ -1,6 +1,6 @@
 #pragma once
-// Ranks as threads of a test, each with a context of its own, on one GPU or on one each; and what every device
-// communicator must do, for the tests of both.
+// Ranks as threads of a test, each with a context of its own, on one GPU or on one each; and what every
+// device communicator must do, for the tests of both.
 
 #include <cstring>
 #include <span>
@@ -24,8 +24,8 @@ struct DeviceRank {
   cudaStream_t stream() const { return context.communication(); }
 };
 
-// What each rank threw, "" where nothing. `make`: make_device_threads (all on GPU 0) or make_nccl_communicator (rank
-// r on GPU r).
+// What each rank threw, "" where nothing. `make`: make_device_threads (all on GPU 0) or
+// make_nccl_communicator (rank r on GPU r).
 using MakeDevice = std::unique_ptr<cuda::DeviceCommunicator> (*)(Communicator&, double);
 inline std::vector<std::string> errors_of_device_ranks(MakeDevice make, int ranks,
                                                        const std::function<void(DeviceRank&)>& body,
@@ -50,8 +50,8 @@ inline void run_device_ranks(MakeDevice make, int ranks, const std::function<voi
     if (!error.empty()) throw std::runtime_error(error);
 }
 
-// Bytes or numbers in GPU memory, copied on a stream and never waited for. `values` must stay as they are until the
-// stream has come to the copy.
+// Bytes or numbers in GPU memory, copied on a stream and never waited for. `values` must stay as they are
+// until the stream has come to the copy.
 template <class T>
 void to_gpu(std::span<const T> values, T* to, cudaStream_t stream) {
   TOPKNOT_CUDA(cudaMemcpyAsync(to, values.data(), values.size_bytes(), cudaMemcpyHostToDevice, stream));
@@ -103,8 +103,8 @@ void all_reduce(DeviceRank& rank, T* data, std::size_t n, SumOrder order) {
     rank.device.all_reduce_bfloat16(data, n, order, rank.stream());
 }
 
-// Sums in rank order of `n` elements that lie `offset` elements into a block: the first length that is wrong on some
-// rank, or -1.
+// Sums in rank order of `n` elements that lie `offset` elements into a block: the first length that is wrong
+// on some rank, or -1.
 template <class T>
 std::ptrdiff_t wrong_sum(MakeDevice make, int ranks, std::span<const std::size_t> lengths,
                          std::size_t offset = 0) {
@@ -131,8 +131,8 @@ std::ptrdiff_t wrong_sum(MakeDevice make, int ranks, std::span<const std::size_t
   return -1;
 }
 
-// Fifty sums and gathers back to back, all in the same memory, which is filled anew right after each call and waited
-// for only at the end: the first round that is wrong on some rank, or -1.
+// Fifty sums and gathers back to back, all in the same memory, which is filled anew right after each call and
+// waited for only at the end: the first round that is wrong on some rank, or -1.
 template <class T>
 int wrong_round(MakeDevice make, int ranks, std::size_t n) {
   constexpr int rounds = 50;

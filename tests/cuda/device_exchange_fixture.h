@@ -1,5 +1,6 @@
 #pragma once
-// Runs of the exchange over given gradients, on the CPU and on a GPU that the ranks, threads of the test, share.
+// Runs of the exchange over given gradients, on the CPU and on a GPU that the ranks, threads of the test,
+// share.
 
 #include <algorithm>
 #include <cmath>
@@ -9,8 +10,8 @@
 #include <random>
 #include <vector>
 
-#include "dist/comm/communicator.h"
 #include "dist/comm/collective_queue.h"
+#include "dist/comm/communicator.h"
 #include "dist/exchange/cuda/device_exchange.h"
 #include "dist/exchange/exchange.h"
 #include "nn/core/rng.h"
@@ -20,8 +21,8 @@
 
 namespace topknot::testing {
 
-// In the arena: conv, head, unused, middle | scale, bias. More than one block of a kernel, odd lengths, slices that
-// are not aligned to four floats. "unused" is never ready.
+// In the arena: conv, head, unused, middle | scale, bias. More than one block of a kernel, odd lengths,
+// slices that are not aligned to four floats. "unused" is never ready.
 struct ExchangeModel {
   explicit ExchangeModel(Device device = {}) : store(device) {
     const auto ones = [](std::span<float> values, const CounterRng&) {
@@ -157,7 +158,8 @@ using MakeExchange = std::function<std::unique_ptr<Exchange>(ParameterArena& are
 using MakeDeviceExchange = std::function<std::unique_ptr<Exchange>(
     ParameterArena& arena, CollectiveQueue& queue, cuda::DeviceCommunicator& device)>;
 
-// One rank's. `graphs`: ready() to decode_and_commit() are captured, as Exchange::capture() says, and replayed.
+// One rank's. `graphs`: ready() to decode_and_commit() are captured, as Exchange::capture() says, and
+// replayed.
 inline ExchangeRecord run_rank(const ExchangePlan& plan, Device where, Communicator& communicator, int rank,
                                const MakeExchange& make, bool graphs = false) {
   ExchangeRecord record;

@@ -130,8 +130,8 @@ TEST_CASE("a NaN of one rank refuses the step on all, and nothing has changed", 
       ExchangePlan plan = plan_of(method.substr(0, method.find(' ')), 3, merge);
       if (method == "dense bf16") plan.options.compress.values = "bf16";
       const auto healthy = plan.gradient;
-      // In a compressed group at step 2, of two ranks at step 3, in a dense one at step 4, the loss alone at steps 6
-      // and 7, and of another rank than the gradient at step 9.
+      // In a compressed group at step 2, of two ranks at step 3, in a dense one at step 4, the loss alone at
+      // steps 6 and 7, and of another rank than the gradient at step 9.
       plan.gradient = [healthy](std::int64_t step, int rank, std::size_t element) {
         if (step == 2 && rank == 1 && element == 100) return NAN;
         if (step == 3 && rank > 0 && element == 100) return NAN;

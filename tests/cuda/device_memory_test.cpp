@@ -1,4 +1,5 @@
-// The memories on the GPU against the CPU's, step by step: what is kept, what a bad step leaves, and saved states.
+// The memories on the GPU against the CPU's, step by step: what is kept, what a bad step leaves, and saved
+// states.
 #include "compress/memory/cuda/device_memory.h"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 #pragma once
-// A rank's context on the first GPU, current in this thread. On a machine without a GPU the stand-in is one.
+// A rank's context on the first GPU, current in this thread. On a machine without a GPU the CUDA emulator has
+// one.
 
 #include "nn/core/cuda/context.h"
 

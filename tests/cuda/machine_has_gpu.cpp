@@ -1,5 +1,5 @@
 // Nothing here can be tested without a GPU: the program then ends at once with the one reason, and not with
-// each case's. On the stand-in there is one.
+// each case's. On the CUDA emulator there is one.
 #define CATCH_CONFIG_EXTERNAL_INTERFACES
 #include "nn/base/check.h"
 #include "nn/core/cuda/context.h"

@@ -1,4 +1,5 @@
-// Ops that are exact have the CPU's bits on a GPU, rounded once where activations are bfloat16; and what GPUs alone do.
+// Ops that are exact have the CPU's bits on a GPU, rounded once where activations are bfloat16; and what GPUs
+// alone do.
 #include "nn/ops/ops.h"
 
 #include <cmath>

@@ -64,7 +64,8 @@ std::vector<Case> all_rules() {
 
 using Slices = std::vector<std::pair<std::size_t, std::size_t>>;
 
-// Two steps on both and a bad one on the GPU, which changes nothing; `shift`: floats by which the GPU's gradient is off a 16-byte address.
+// Two steps on both and a bad one on the GPU, which changes nothing; `shift`: floats by which the GPU's
+// gradient is off a 16-byte address.
 void check_case(const Case& c, const Slices& slices, std::size_t shift) {
   const OnGpu gpu;
   Model here, there(gpu.device());

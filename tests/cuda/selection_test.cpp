@@ -1,6 +1,7 @@
-// Every selection on a GPU is the CPU's, entry by entry, over steps that are committed, refused and replayed; so is the
-// state that it saves. Then what topk, DGC's sample and RegTop-k each carry from step to step. Over the emulator tanh is the CPU's; a GPU's may differ in the last bit of a double, which these
-// data do not show.
+// Every selection on a GPU is the CPU's, entry by entry, over steps that are committed, refused and replayed;
+// so is the state that it saves. Then what topk, DGC's sample and RegTop-k each carry from step to step. Over
+// the emulator tanh is the CPU's; a GPU's may differ in the last bit of a double, which these data do not
+// show.
 #include <cmath>
 #include <tuple>
 
@@ -241,8 +242,8 @@ TEST_CASE("after ten changes of the threshold the GPU, too, sends the first k") 
   const std::size_t n = 18432, k = 19;
   const SampleGeometry geometry = dgc::geometry_of(n, density, 0.01);
   const CompressOptions options = dgc_options(GENERATE(true, false), "lowest");
-  // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may be sent. Then a sample
-  // of little, so that the threshold rises and falls again.
+  // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may be sent. Then a
+  // sample of little, so that the threshold rises and falls again.
   const CounterRng rng(options.seed, RngUse::compress, 0, 0);
   const std::size_t start = rng.below(0, static_cast<std::uint32_t>(geometry.stride));
   std::vector<float> u(n, 0);

@@ -1,6 +1,6 @@
 #pragma once
-// A selector and its CUDA counterpart, led through the same steps and compared after each; and a vector that is a group's
-// only range, for what a GPU's selector finds out on the way.
+// A selector and its CUDA counterpart, led through the same steps and compared after each; and a vector that
+// is a group's only range, for what a GPU's selector finds out on the way.
 
 #include <algorithm>
 #include <cmath>
@@ -160,9 +160,9 @@ struct BothSelectors {
   double cpu_weight = 1;
 };
 
-// A gradient of the given kind, of a run's life: 0 noise, 1 noise of another size, 2 zeros, 3 a constant, 4 few
-// distinct values, 5 denormal numbers, 6 huge ones, 7 all that is large in one place, 8 the least number everywhere, 9
-// the largest, 10 heavy tails, 11 and 12 with a NaN, an Inf.
+// A gradient of the given kind, of a run's life: 0 noise, 1 noise of another size, 2 zeros, 3 a constant, 4
+// few distinct values, 5 denormal numbers, 6 huge ones, 7 all that is large in one place, 8 the least number
+// everywhere, 9 the largest, 10 heavy tails, 11 and 12 with a NaN, an Inf.
 inline constexpr int kFiniteGradients = 11, kGradients = 13;
 inline std::vector<float> gradient_of(int kind, std::size_t n, std::uint32_t stream) {
   using Limits = std::numeric_limits<float>;

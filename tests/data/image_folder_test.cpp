@@ -1,4 +1,5 @@
-// Pictures in a folder per class: what is read, how it is cropped, what becomes of damaged files and wrong folders.
+// Pictures in a folder per class: what is read, how it is cropped, what becomes of damaged files and wrong
+// folders.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>

@@ -1,5 +1,6 @@
-// Pictures of a file, in every format, whole and damaged, and their resampling. The files in tests/data/images hold
-// red = 40 + 4 x, green = 30 + 5 y, blue = 200 - 2 x - 2 y in 36 x 27 pixels; the grey ones their luma, or red alone.
+// Pictures of a file, in every format, whole and damaged, and their resampling. The files in
+// tests/data/images hold red = 40 + 4 x, green = 30 + 5 y, blue = 200 - 2 x - 2 y in 36 x 27 pixels; the grey
+// ones their luma, or red alone.
 #include "data/image.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #pragma once
-// A data set for tests: small pictures that differ in every pixel, and a sample that cannot be read, at all or at
-// first, on request.
+// A data set for tests: small pictures that differ in every pixel, and a sample that cannot be read, at all
+// or at first, on request.
 
 #include <atomic>
 #include <string>

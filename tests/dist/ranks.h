@@ -1,6 +1,6 @@
 #pragma once
-// Runs a body on every rank of a group: `threads`, `link`, which is threads over an emulated link, or `gloo` whose ranks
-// are threads of the test, each with connections of its own.
+// Runs a body on every rank of a group: `threads`, `link`, which is threads over an emulated link, or `gloo`
+// whose ranks are threads of the test, each with connections of its own.
 
 #include <exception>
 #include <functional>

@@ -1,4 +1,5 @@
-// The example collective of docs/extending.md: exact sums, the same bits on every rank, and a run that uses it.
+// The example collective of docs/extending.md: exact sums, the same bits on every rank, and a run that uses
+// it.
 #include <map>
 
 #include "tests/dist/sparse/sparse_collective_fixture.h"

@@ -1,4 +1,5 @@
-// The worked examples of docs/extending.md: their files, compiled into this program, and the page that shows them.
+// The worked examples of docs/extending.md: their files, compiled into this program, and the page that shows
+// them.
 #include <filesystem>
 
 #include "tests/support/files.h"

@@ -1,5 +1,5 @@
-// Ops that move, scale or normalise channels: concat, slice_channels, channel_shuffle, pad_end, scale_channels,
-// local_response_norm.
+// Ops that move, scale or normalise channels: concat, slice_channels, channel_shuffle, pad_end,
+// scale_channels, local_response_norm.
 #include <cmath>
 
 #include "nn/ops/ops.h"

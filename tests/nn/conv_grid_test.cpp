@@ -1,5 +1,6 @@
-// Convolutions of every small geometry, forward and backward, against plain loops. Inputs are small whole numbers, whose sums are
-// exact in any order. A build with TOPKNOT_POISON shows what reads memory that nothing wrote.
+// Convolutions of every small geometry, forward and backward, against plain loops. Inputs are small whole
+// numbers, whose sums are exact in any order. A build with TOPKNOT_POISON shows what reads memory that
+// nothing wrote.
 #include <omp.h>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Each network computes what PyTorch's computes on the same weights and images: scripts/torch-fixtures recorded it.
+// Each network computes what PyTorch's computes on the same weights and images: scripts/torch-fixtures
+// recorded it.
 #include <nlohmann/json.hpp>
 
 #include "nn/models/model.h"
@@ -12,7 +13,8 @@ namespace {
 
 constexpr std::int64_t kOutputs = 10;
 constexpr double kMostError = 1e-4;  // of the largest output
-// Of a gradient's norm. Rounding turns some units of ReLU on or off, others on another CPU, and a batch of two has few.
+// Of a gradient's norm. Rounding turns some units of ReLU on or off, others on another CPU, and a batch of
+// two has few.
 constexpr double kMostGradientError = 0.05;
 
 // The script's uniform(stream, count): numbers in [0, 1).
@@ -76,7 +78,8 @@ std::vector<T> recorded(const std::string& name) {
   return values;
 }
 
-// Of the sum of y by the rule's weights, for the recorded parameters: the norm, the sum by the rule's weights.
+// Of the sum of y by the rule's weights, for the recorded parameters: the norm, the sum by the rule's
+// weights.
 void check_gradients(ParameterStore& store, const Variable& y, const std::string& network) {
   std::vector<float> weights(static_cast<std::size_t>(y.value().numel()));
   FixtureNumbers(kOutputGradientStream).fill(weights.data(), weights.size(), 1);

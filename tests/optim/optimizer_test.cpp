@@ -50,8 +50,9 @@ std::vector<double> by_formula(const Model& model, const OptimizerOptions& o, Ap
     for (std::size_t i = 0; i < w.size(); ++i) {
       const bool decays = o.decay_1d || model.at(i).shape().rank() > 1;
       const double g = gradient[i] * gradient_scale, decay = decays ? o.weight_decay * w[i] : 0.0;
-      const double d = applied == Applied::nothing ? g + decay : decay;  // what takes the optimizer's momentum
-      b[i] = step == 0 ? d : o.momentum * b[i] + d;                   // PyTorch's first step
+      const double d =
+          applied == Applied::nothing ? g + decay : decay;  // what takes the optimizer's momentum
+      b[i] = step == 0 ? d : o.momentum * b[i] + d;         // PyTorch's first step
       w[i] -= lr * (o.nesterov ? d + o.momentum * b[i] : b[i]);
       if (applied == Applied::momentum) w[i] -= lr * g;
       if (applied == Applied::learning_rate) w[i] -= g;

@@ -59,8 +59,8 @@ struct BatchNormResult {
   bool operator==(const BatchNormResult&) const = default;
 };
 
-// Sums are those of fp32. What is stored as bfloat16 is off by up to 2^-8 of its terms for each time it is rounded:
-// once by our kernels, twice where they finish what cuDNN stored.
+// Sums are those of fp32. What is stored as bfloat16 is off by up to 2^-8 of its terms for each time it is
+// rounded: once by our kernels, twice where they finish what cuDNN stored.
 inline void check_formula(const BatchNormCase& p, const BatchNormResult& r, int roundings) {
   const double stored = 2e-6 + (p.type == DType::bf16 ? roundings / 256.0 : 0);
   const auto f = p.formula(p.s.relu);

@@ -1,5 +1,6 @@
 #pragma once
-// Tests of bfloat16 on a CPU begin with this: without its products they are skipped, and ctest counts them as such.
+// Tests of bfloat16 on a CPU begin with this: without its products they are skipped, and ctest counts them as
+// such.
 
 #include "nn/core/tensor.h"
 #include "tests/support/catch.h"

@@ -1,5 +1,6 @@
 #pragma once
-// Connectionist temporal classification by its definition: the sum over every alignment, one by one, in double.
+// Connectionist temporal classification by its definition: the sum over every alignment, one by one, in
+// double.
 
 #include <cmath>
 #include <string>
@@ -20,8 +21,8 @@ struct CtcCase {
   CtcTargets targets() const { return {labels, lengths, frame_counts}; }
   std::vector<float> logits() const { return random_values(frames * sequences() * classes, 5); }
 
-  // The mean of -log p over the sequences, where p sums the products of all paths that collapse to the labels: neighbours
-  // that are equal become one, then blanks go.
+  // The mean of -log p over the sequences, where p sums the products of all paths that collapse to the
+  // labels: neighbours that are equal become one, then blanks go.
   double loss(const Array& z) const {
     double total = 0;
     for (std::int64_t n = 0; n < sequences(); ++n) total -= std::log(probability(z, n));

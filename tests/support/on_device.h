@@ -1,6 +1,6 @@
 #pragma once
-// The device of a test. The suites of tests/nn/ops are compiled twice: test_nn runs them on the CPU, test_cuda and
-// gpu_tests on a GPU or its emulator. A case that begins with
+// The device of a test. The suites of tests/nn/ops are compiled twice: test_nn runs them on the CPU,
+// test_cuda and gpu_tests on a GPU or its emulator. A case that begins with
 //   const OnDevice device(GENERATE(from_range(activation_types())));
 // runs on the binary's device in each of its types; all others run on the CPU in both.
 

@@ -1,5 +1,6 @@
 #pragma once
-// An op's value and gradients for given inputs and a given gradient of its value, in N, C, H, W order, on any device.
+// An op's value and gradients for given inputs and a given gradient of its value, in N, C, H, W order, on any
+// device.
 
 #include <functional>
 #include <memory>

@@ -208,8 +208,8 @@ inline Array transpose(std::int64_t rows, std::int64_t columns, const Array& a) 
   return t;
 }
 
-// Mean over the rows of -sum_c t_c log softmax(z)[c], t = (1 - smoothing) onehot(label) + smoothing / classes; the gradient
-// in dz.
+// Mean over the rows of -sum_c t_c log softmax(z)[c], t = (1 - smoothing) onehot(label) + smoothing /
+// classes; the gradient in dz.
 inline double softmax_cross_entropy(std::int64_t n, std::int64_t classes, const Array& z,
                                     const std::vector<std::int32_t>& labels, Array& dz,
                                     double smoothing = 0) {

@@ -11,8 +11,9 @@
 
 namespace topknot::testing {
 
-// The derivative of the loss along the gradient of `parameters`, by a difference over steps of `h`, is that gradient's
-// norm. By default a step whose effect is well above the loss's rounding and small enough to cross few of ReLU's kinks.
+// The derivative of the loss along the gradient of `parameters`, by a difference over steps of `h`, is that
+// gradient's norm. By default a step whose effect is well above the loss's rounding and small enough to cross
+// few of ReLU's kinks.
 template <class Loss>
 void check_slope(std::span<Parameter* const> parameters, const Loss& loss, double h = 0) {
   std::vector<std::vector<float>> before;

@@ -1,6 +1,6 @@
 #pragma once
-// What tests of ops need on any device: leaves with given values, activations of them, a loss with a chosen gradient,
-// comparison by magnitude.
+// What tests of ops need on any device: leaves with given values, activations of them, a loss with a chosen
+// gradient, comparison by magnitude.
 
 #include <omp.h>
 

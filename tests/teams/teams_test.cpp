@@ -1,5 +1,5 @@
-// Every op, compression method and optimizer in processes to which the environment gives another team of threads than they
-// ask for: they have the bits that they have with such a team in a clean environment.
+// Every op, compression method and optimizer in processes to which the environment gives another team of
+// threads than they ask for: they have the bits that they have with such a team in a clean environment.
 #include <fmt/format.h>
 #include <omp.h>
 

@@ -28,8 +28,8 @@ Keys lm_keys(const MadeUpText& text, const Keys& more = {}) {
               more);
 }
 
-// lstm_lm whose logits are NaN in one step of rank 0, and that keeps the state with which each of its training steps
-// begins there.
+// lstm_lm whose logits are NaN in one step of rank 0, and that keeps the state with which each of its
+// training steps begins there.
 struct BrokenStep {
   static constexpr std::uint32_t kBroken = 3;
   static inline std::vector<std::vector<float>> states;
@@ -96,7 +96,8 @@ TEST_CASE("a language model learns a made-up text: what is left is the choice of
   CHECK(held_out_loss > 0.95 * least);
   CHECK(held_out_loss != run.test_loss);
   CHECK(run.metrics.end->held_out_perplexity.value() == Approx(std::exp(held_out_loss)));
-  // A state that is carried tells where in the line a window begins: 80 tokens of a step, of all of which it counts.
+  // A state that is carried tells where in the line a window begins: 80 tokens of a step, of all of which it
+  // counts.
   CHECK(steps.back().images_per_second > 80);
 }
 

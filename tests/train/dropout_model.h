@@ -1,6 +1,6 @@
 #pragma once
-// The model test_dropout, and the data set same_samples, for runs whose ranks and micro-batches differ in nothing but
-// what dropout leaves out.
+// The model test_dropout, and the data set same_samples, for runs whose ranks and micro-batches differ in
+// nothing but what dropout leaves out.
 
 #include <algorithm>
 #include <memory>

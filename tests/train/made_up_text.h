@@ -1,6 +1,6 @@
 #pragma once
-// A small text for runs of language models: lines of a subject, a verb and an object, of which the first decides the
-// others, so that a model that remembers is left with the choice of the subject.
+// A small text for runs of language models: lines of a subject, a verb and an object, of which the first
+// decides the others, so that a model that remembers is left with the choice of the subject.
 
 #include <string>
 

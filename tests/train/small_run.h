@@ -50,8 +50,8 @@ inline LoadedConfig small_run(const TempFolder& temp, const std::vector<std::str
   return loaded;
 }
 
-// Runs a configuration in its directory, or goes on in `resumed`; every rank's outcome. `gpus`: which the ranks use in turn,
-// where they compute on GPUs.
+// Runs a configuration in its directory, or goes on in `resumed`; every rank's outcome. `gpus`: which the
+// ranks use in turn, where they compute on GPUs.
 inline std::vector<RunOutcome> outcomes_of(const LoadedConfig& loaded, const std::string& backend = "threads",
                                            int gpus = 1,
                                            const std::optional<RunDirectory>& resumed = std::nullopt) {

@@ -18,9 +18,9 @@ struct Named {
   const char* colour;
 };
 
-// The colours of all pages and plots. Every method's colour has a contrast of 3 or more on a white and on a dark page, and
-// the first ones differ for colour-blind readers too. Those without a name are for methods that are not listed, chosen by
-// their names.
+// The colours of all pages and plots. Every method's colour has a contrast of 3 or more on a white and on a
+// dark page, and the first ones differ for colour-blind readers too. Those without a name are for methods
+// that are not listed, chosen by their names.
 constexpr Named kMethods[] = {
     {"dense", "#7d848b"},
     {"topk", "#0072b2"},
@@ -62,7 +62,8 @@ constexpr Named kParts[] = {
 
 constexpr const char* kDashes[] = {"", "8 4", "2 3", "10 3 2 3", "16 4", "5 2 1 2 1 2"};
 
-// The same hue, darker in odd rounds and lighter in even ones: for more lines of one method than there are dashes.
+// The same hue, darker in odd rounds and lighter in even ones: for more lines of one method than there are
+// dashes.
 std::string shade(const std::string& colour, std::size_t round) {
   if (round == 0) return colour;
   std::string result = "#";
@@ -77,7 +78,7 @@ std::string shade(const std::string& colour, std::size_t round) {
 constexpr double kRowWidth = 1140, kRowHeight = 292;
 constexpr double kLeft = 78, kRight = 20, kTop = 12, kBottom = 50, kGap = 26;
 
-// A page's panel by itself. Where it is alone in its figure it is wider.
+// A page's panel by itself. If it is alone in its figure it is wider.
 constexpr double kPanelWidth = 380, kLonePanelWidth = 480, kPanelLeft = 76, kPanelRight = 12;
 constexpr double kNoteLine = 16;  // a second line below the x axis
 
@@ -96,7 +97,7 @@ constexpr const char* kPlotStyle =
     "@media(prefers-color-scheme:dark){svg{fill:#c3cad1;color:#e8ebee}.label{fill:#e8ebee}.note{fill:#a3adb6}"
     ".paper{fill:#14181c}.grid{stroke:#2c343b}.axis{stroke:#a3adb6}.reference{stroke:#e8ebee}}</style>";
 
-// With one decimal, none where that is 0.
+// With one decimal, none if that is 0.
 std::string num(double value) {
   std::string text = fmt::format("{:.1f}", value);
   if (text.ends_with(".0")) text.resize(text.size() - 2);
@@ -360,7 +361,7 @@ std::vector<Tick> linear_ticks(double lo, double hi, int count, Unit unit) {
   const double step = round_step(hi - lo, count);
   if (!std::isfinite(step)) return ticks;
   const double first = std::ceil(lo / step - 1e-9);
-  // Counted: where the ends are equal but for their last digits, `first + i` may be `first`.
+  // Counted: if the ends are equal but for their last digits, `first + i` may be `first`.
   for (int i = 0; i <= 2 * count + 2; ++i) {
     const double value = (first + i) * step + 0.0;  // + 0.0: no "-0"
     if (!(value <= hi + 1e-9 * step)) break;

@@ -1,7 +1,8 @@
 #pragma once
-// Line charts as SVG text, and the one palette of all pages and plots: scales with round ticks, panels side by side, a fixed
-// colour per method. Sizes are in the drawing's own units, about CSS pixels at full width. Pointing at a panel shows the
-// values there, by <title> alone. Text and grid take their colours from the page's style (tools/common/page.h), light or dark.
+// Line charts as SVG text, and the one palette of all pages and plots: scales with round ticks, panels side
+// by side, a fixed colour per method. Sizes are in the drawing's own units, about CSS pixels at full width.
+// Pointing at a panel shows the values there, by <title> alone. Text and grid take their colours from the
+// page's style (tools/common/page.h), light or dark.
 
 #include <cstddef>
 #include <optional>
@@ -34,8 +35,8 @@ struct LineStyle {
 struct PlannedMethod {
   std::string method, plan;
 };
-// The styles of the lines of one page: the method's colour, and where a method has several lines a dash for each. A plan
-// has the same dash under all such methods where that is free.
+// The styles of the lines of one page: the method's colour, and if a method has several lines a dash for
+// each. A plan has the same dash under all such methods where that is free.
 std::vector<LineStyle> line_styles(const std::vector<PlannedMethod>& lines);
 
 struct Point {
@@ -62,7 +63,7 @@ struct Scale {
 
 // Round ticks at 1, 2, 2.5 or 5 times a power of ten, about `count` of them, inside [lo, hi].
 std::vector<Tick> linear_ticks(double lo, double hi, int count, Unit unit);
-// Powers of ten (every n-th where there are many), with 2 and 5 or 3 between where there are few.
+// Powers of ten (every n-th if there are many), with 2 and 5 or 3 between if there are few.
 std::vector<Tick> log_ticks(double lo, double hi, Unit unit);
 std::string tick_text(double value, double step, Unit unit);
 
@@ -99,8 +100,8 @@ struct Panel {
   bool values = true;
 };
 
-// The panels for a page, each an <svg>: side by side, or below each other where the page is narrow. `id` is unique in the
-// page.
+// The panels for a page, each an <svg>: side by side, or below each other if the page is narrow. `id` is
+// unique in the page.
 std::string panel_figure(const std::vector<Panel>& panels, const std::string& id,
                          const std::string& description);
 
@@ -111,9 +112,9 @@ struct LegendEntry {
 std::string swatch(const LineStyle& style);  // a piece of the line, as HTML
 std::string legend_html(const std::vector<LegendEntry>& entries, const std::vector<std::string>& notes = {});
 
-// A plot as an SVG file that stands by itself: a legend in as many lines as it needs, above a row of panels with one y axis
-// (each panel's y scale must be the same). `label_room` is added at the left, for labels of the y axis that are longer than
-// numbers.
+// A plot as an SVG file that stands by itself: a legend in as many lines as it needs, above a row of panels
+// with one y axis (each panel's y scale must be the same). `label_room` is added at the left, for labels of
+// the y axis that are longer than numbers.
 std::string stand_alone_plot(const std::vector<Panel>& panels, const std::vector<LegendEntry>& legend,
                              const std::string& description, int label_room = 0);
 

@@ -17,9 +17,9 @@ namespace topknot {
   throw UserError(what + "; '" + program + " --help' shows how it is used");
 }
 
-// Parses into what `app`'s options refer to; its description is the program's name. Prints `text`, as wide as the terminal,
-// and returns false for -h and --help, and where `needs_arguments` is set and there are none. Throws UserError for what CLI11
-// refuses.
+// Parses into what `app`'s options refer to; its description is the program's name. Prints `text`, as wide as
+// the terminal, and returns false for -h and --help, and if `needs_arguments` is set and there are none.
+// Throws UserError for what CLI11 refuses.
 inline bool parse_options(CLI::App& app, const char* text, int argc, char** argv,
                           bool needs_arguments = true) {
   bool help = needs_arguments && argc == 1;

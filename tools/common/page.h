@@ -1,6 +1,7 @@
 #pragma once
-// Pages and tables. A page is one file, no network, no script: it follows the reader's light or dark scheme, stacks its
-// figures where it is narrow, and prints on A4. A table is for the terminal and for a page; cells are plain text (UTF-8).
+// Pages and tables. A page is one file, no network, no script: it follows the reader's light or dark scheme,
+// stacks its figures where it is narrow, and prints on A4. A table is for the terminal and for a page; cells
+// are plain text (UTF-8).
 
 #include <functional>
 #include <string>
@@ -37,7 +38,7 @@ struct Bar {
   double hidden = 0;       // seconds of communication beside the computation: a narrow bar below
 };
 
-// The bars on one scale, as HTML; "" where all are empty.
+// The bars on one scale, as HTML; "" if all are empty.
 std::string bars_html(const std::vector<Bar>& bars);
 // The names of the parts; with `hidden` that of the narrow bar too.
 std::string bars_legend(const std::vector<BarPart>& parts, bool hidden);

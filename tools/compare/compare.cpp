@@ -24,9 +24,9 @@ bool of_compressed(const std::string& key) {
   return starts(key, "compress.") && key != "compress.name";
 }
 
-// The keys of all runs in the order of their files, without those that tell seeds of one configuration apart: the seed,
-// the output, where data and caches lie on a host, and where a job's ranks meet. dist.interface and dist.nccl
-// stay: networks are compared by them.
+// The keys of all runs in the order of their files, without those that tell seeds of one configuration apart:
+// the seed, the output, where data and caches lie on a host, and where a job's ranks meet. dist.interface and
+// dist.nccl stay: networks are compared by them.
 std::vector<std::string> keys_of(const std::vector<Run>& runs) {
   static const std::set<std::string> apart = {"seed", "data.root", "train.algorithm_cache", "dist.master",
                                               "dist.token"};
@@ -39,7 +39,7 @@ std::vector<std::string> keys_of(const std::vector<Run>& runs) {
   return keys;
 }
 
-// A key's default value, as the first run that has it shows it; "-" where every run was given another.
+// A key's default value, as the first run that has it shows it; "-" if every run was given another.
 std::string default_of(const std::vector<Run>& runs, const std::string& key) {
   for (const Run& run : runs)
     if (const auto* entry = run.config.find(key); entry && !entry->given) return entry->text;
@@ -99,8 +99,8 @@ std::string letter_of(std::size_t i) {
 // Bytes of keys, and of a name, that a legend or a table's first column can hold.
 constexpr std::size_t kLongestKeys = 32, kLongestName = 40;
 
-// What the folders of a method's runs call it: "dgc_one_scope" of dgc_one_scope-s1 and dgc_one_scope-s2. "" where they
-// do not agree or do not name its compressor.
+// What the folders of a method's runs call it: "dgc_one_scope" of dgc_one_scope-s1 and dgc_one_scope-s2. ""
+// if they do not agree or do not name its compressor.
 std::string folder_name(const std::vector<Run>& runs, const Method& method) {
   static const std::regex seed("-s[0-9]+$");
   std::string name;
@@ -116,8 +116,9 @@ std::string folder_name(const std::vector<Run>& runs, const Method& method) {
   return name;
 }
 
-// The compressor's name, and where several methods share it, the keys in which those differ: in the name itself, or where
-// one of these lists is long, behind the name of the runs' folders or a letter. Methods with the same keys share a letter.
+// The compressor's name, and if several methods share it, the keys in which those differ: in the name itself,
+// or where one of these lists is long, behind the name of the runs' folders or a letter. Methods with the
+// same keys share a letter.
 void name_methods(Comparison& c) {
   struct Keys {
     std::string brief, full;  // by the last parts of their names; by whole names
@@ -206,7 +207,7 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
                                  }).mean;
 }
 
-// The first evaluation that reaches the target; null where none does.
+// The first evaluation that reaches the target; null if none does.
 const EvalRecord* reaching(const Run& run, double target) {
   for (const EvalRecord& eval : run.metrics.evals)
     if (reaches(run.metric, run.metric.value(eval.test), target)) return &eval;
@@ -260,7 +261,7 @@ void compare_with_baseline(std::vector<Method>& methods) {
     if (!m.baseline) continue;
     const Method& base = methods[*m.baseline];
     if (base.images_per_second.mean > 0) m.speed_up = m.images_per_second.mean / base.images_per_second.mean;
-    // Only where every run reached the target; otherwise the mean would be of the fastest ones.
+    // Only if every run reached the target; otherwise the mean would be of the fastest ones.
     const bool all = m.reached == static_cast<int>(m.counted.size()) &&
                      base.reached == static_cast<int>(base.counted.size());
     if (all && m.seconds_to_target.mean > 0)
@@ -268,7 +269,7 @@ void compare_with_baseline(std::vector<Method>& methods) {
   }
 }
 
-// Throws where a number of one run means nothing beside that of another.
+// Throws if a number of one run means nothing beside that of another.
 void check_one_task(const std::vector<Run>& runs) {
   const auto described = [](const Run& run) {
     return fmt::format("{} has {} by {}{}", run.path, run.task.empty() ? "an unnamed task" : run.task,
@@ -364,7 +365,8 @@ bool tells_apart(const Comparison& c, const DifferingKey& key, std::size_t metho
 }
 
 std::string brief_key(const DifferingKey& key, std::size_t method) {
-  // An empty text is the method's own choice, and "-" a default that no run shows; the others' values tell them apart.
+  // An empty text is the method's own choice, and "-" a default that no run shows; the others' values tell
+  // them apart.
   const std::string& value = key.values[method];
   if (value == "\"\"" || value == "-") return "";
   return " " + key.key.substr(key.key.rfind('.') + 1) + "=" + value;

@@ -118,7 +118,8 @@ void derive(Run& run) {
   run.diverged = !m.evals.empty() && std::isnan(run.last);
 }
 
-// Task and metric of a run whose files are of a version that did not record them. Its data set tells: the values do not.
+// Task and metric of a run whose files are of a version that did not record them. Its data set tells: the
+// values do not.
 void read_unrecorded_task(Run& run) {
   const std::string data = run.config.text("data.name");
   const auto key = [&](const char* name, const char* standard) {
@@ -182,7 +183,8 @@ std::vector<std::string> find_runs(const std::vector<std::string>& arguments) {
 
 // Tables of runs.
 
-// The cells of a line of CSV (RFC 4180); one in quotes may hold commas, and a quote doubled. `place`: for messages.
+// The cells of a line of CSV (RFC 4180); one in quotes may hold commas, and a quote doubled. `place`: for
+// messages.
 std::vector<std::string> cells_of(const std::string& line, const std::string& place) {
   std::vector<std::string> cells(1);
   bool quoted = false;
@@ -217,7 +219,7 @@ class Row {
     return cell->second;
   }
 
-  // From 0 to `most`; kAbsent where it is not finite, as the value of a run that diverged.
+  // From 0 to `most`; kAbsent if it is not finite, as the value of a run that diverged.
   double number(const std::string& column, double most = 1e18) const {
     const std::string& cell = text(column);
     double value = 0;
@@ -264,7 +266,8 @@ std::vector<std::string> words_of(const std::string& keys) {
   return words;
 }
 
-// Of a key that is there twice the last value counts, as on the command line of train, whose last key is the seed.
+// Of a key that is there twice the last value counts, as on the command line of train, whose last key is the
+// seed.
 RunConfig config_of(const Row& row, const std::string& path) {
   std::vector<RunConfig::Entry> entries;
   const auto set = [&](const std::string& key, const std::string& value) {

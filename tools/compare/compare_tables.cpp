@@ -1,5 +1,5 @@
-// The tables of a comparison for the terminal and the report, and its numbers for other programs; docs/compare.md documents
-// every name of these.
+// The tables of a comparison for the terminal and the report, and its numbers for other programs;
+// docs/compare.md documents every name of these.
 
 #include <fmt/format.h>
 

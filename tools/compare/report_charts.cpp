@@ -238,7 +238,7 @@ std::vector<Panel> panels_of(const Comparison& c, const std::vector<Drawn>& draw
   return panels;
 }
 
-// Empty where nothing was evaluated. The first panel marks where the target is reached.
+// Empty if nothing was evaluated. The first panel marks where the target is reached.
 std::vector<Panel> quality_panels(const Comparison& c, const Axes& axes) {
   const auto drawn = draw(c, quality_of);
   Range range = value_range(drawn);
@@ -280,7 +280,8 @@ std::vector<Panel> quality_panels(const Comparison& c, const Axes& axes) {
   return panels;
 }
 
-// Methods that differ only in how much they send. Their dots have a shape that no other family of the compressor has, as long as there are shapes.
+// Methods that differ only in how much they send. Their dots have a shape that no other family of the
+// compressor has, as long as there are shapes.
 struct Family {
   std::string compressor, keys;  // "topk", " values=int8"
   LineStyle style;
@@ -328,8 +329,8 @@ std::vector<LegendEntry> legend_of(const std::vector<Family>& families) {
   return legend;
 }
 
-// A point per method at its last value; a vertical line spans a deviation to either side. Empty where no complete
-// run was evaluated and sent something.
+// A point per method at its last value; a vertical line spans a deviation to either side. Empty if no
+// complete run was evaluated and sent something.
 std::vector<Panel> bits_panels(const Comparison& c, const std::vector<Family>& families) {
   Range bits, values;
   Panel panel;

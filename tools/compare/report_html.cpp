@@ -1,4 +1,5 @@
-// The report page, with the parts of it that are no curves over training: cards, bars of a step's time, distributions.
+// The report page, with the parts of it that are no curves over training: cards, bars of a step's time,
+// distributions.
 
 #include <fmt/format.h>
 
@@ -19,7 +20,7 @@ std::string table_html(const Comparison& c, const Table& table, bool swatches, c
   return topknot::table_html(table, cls, [&](std::size_t row) { return swatch(c.styles[row]); });
 }
 
-// A key's value where all methods share it, else `several`.
+// A key's value if all methods share it, else `several`.
 std::string shared(const Comparison& c, const char* key, const std::string& several) {
   for (const Run& run : c.runs)
     if (run.config.text(key) != c.runs[0].config.text(key)) return several;
@@ -284,7 +285,7 @@ std::string contraction_chart(const Comparison& c, const std::vector<Recorded>& 
                                : "Contraction of top-k by step, and its bounds");
 }
 
-// The records of train.distribution_every, as HTML with drawings; "" where no run has. Of each method the
+// The records of train.distribution_every, as HTML with drawings; "" if no run has. Of each method the
 // first run that has records: the histogram of its first, middle and last one against a fitted normal and a
 // fitted Laplace distribution; and of all of them the contraction of top-k over steps, against both bounds.
 std::string distribution_section(const Comparison& c) {

@@ -1,6 +1,6 @@
 // `experiment accuracy`: draws a summary.csv of scripts/train-runs: test accuracy over density, and over how
-// many times less than dense a rank sends. Rows are named METHOD-dDENSITY; `dense` is the reference; other rows
-// stay in the table.
+// many times less than dense a rank sends. Rows are named METHOD-dDENSITY; `dense` is the reference; other
+// rows stay in the table.
 #include <fmt/format.h>
 
 #include <algorithm>

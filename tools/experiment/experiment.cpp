@@ -20,7 +20,7 @@ bool parse(const std::string& text, V& value) {
   return error == std::errc{} && at == end;
 }
 
-// Empty where an item is no value in [lo, hi].
+// Empty if an item is no value in [lo, hi].
 template <class V>
 std::vector<V> parse_list(const std::string& text, V lo, V hi) {
   std::vector<V> values;

@@ -44,7 +44,8 @@ class ExperimentArguments {
 // The text between commas; nothing behind the last one.
 std::vector<std::string> cells_of(const std::string& line);
 
-// The rows of a experiment's results, as CSV (a header with the names; numbers with six digits) and as JSON lines.
+// The rows of a experiment's results, as CSV (a header with the names; numbers with six digits) and as JSON
+// lines.
 struct ExperimentRows {
   std::string csv, jsonl;
   void add(const nlohmann::ordered_json& row);  // each with the names of the first one

@@ -45,7 +45,7 @@ class Ranks {
   std::size_t size() const { return gradient_.size(); }
   // Where rank r's gradient goes before step().
   std::span<float> gradient(std::size_t r) { return gradient_[r]; }
-  // One step; returns the average, until the next step. Throws Error where a gradient is not finite.
+  // One step; returns the average, until the next step. Throws Error if a gradient is not finite.
   std::span<const float> step(double density) {
     if (compressors_.empty()) return average_all();
     std::vector<std::vector<std::byte>> blocks;
@@ -67,7 +67,7 @@ class Ranks {
     }
     return gradient_[0];
   }
-  // Of the last step, by rank; without entries where the method is dense.
+  // Of the last step, by rank; without entries if the method is dense.
   const std::vector<SparseVector>& sent() const { return sent_; }
 
  private:

@@ -26,8 +26,8 @@ struct RegressionProblem {
 };
 RegressionProblem make_regression(std::uint64_t seed);
 
-// log10 |w - optimum|^2 after so many steps at learning rate 0.01, the arithmetic in float. Not finite where the
-// weights are not.
+// log10 |w - optimum|^2 after so many steps at learning rate 0.01, the arithmetic in float. Not finite where
+// the weights are not.
 double regression_distance(const RegressionProblem& problem, const CompressOptions& options, double density,
                            int iterations);
 
@@ -39,7 +39,7 @@ struct ToyTrace {
   // [t]: after t steps, 0 to `iterations`.
   std::vector<double> loss;  // mean over both points
   std::vector<std::array<double, 2>> weights;
-  // [t]: what worker 0 and worker 1 sent in step t; empty where the method is dense.
+  // [t]: what worker 0 and worker 1 sent in step t; empty if the method is dense.
   std::vector<std::array<std::uint32_t, 2>> sent;
 };
 // From w = (0, 1) at learning rate 0.9 and density 0.5. options.name: dense, or a method that sends exactly

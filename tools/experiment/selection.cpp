@@ -1,4 +1,5 @@
-// `experiment selection`: the entries that each selector selects of recorded gradients, and its cost over sizes.
+// `experiment selection`: the entries that each selector selects of recorded gradients, and its cost over
+// sizes.
 
 #include "tools/experiment/selection.h"
 
@@ -26,7 +27,7 @@ namespace {
 
 constexpr std::int64_t kLeastLog2 = 16, kFullRoundsLog2 = 22;
 
-// Bytes that can be had without swapping; 0 where the system does not say.
+// Bytes that can be had without swapping; 0 if the system does not say.
 std::size_t available_bytes() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);)

@@ -1,6 +1,7 @@
 #pragma once
 // The selection of each selector and its cost, under error feedback (memory `residual`) on one rank: over
-// recorded gradients, and over synthetic ones of many sizes. `experiment selection` makes tables and plots of it.
+// recorded gradients, and over synthetic ones of many sizes. `experiment selection` makes tables and plots of
+// it.
 
 #include <cstdint>
 #include <functional>
@@ -31,14 +32,14 @@ struct SelectionQuality {
   std::size_t k = 0, steps = 0;  // steps: those that count
   // Selected entries over k; the share of steps where that is within 0.9 to 1.1.
   double count_mean = 0, count_least = 0, count_greatest = 0, within = 0;
-  // |sent|^2 / |u|^2, and |sent|^2 over that of u's own k largest entries; means over the steps where u is not
-  // zero. The second is above 1 where more than k entries are sent.
+  // |sent|^2 / |u|^2, and |sent|^2 over that of u's own k largest entries; means over the steps where u is
+  // not zero. The second is above 1 if more than k entries are sent.
   double energy = 0, energy_to_topk = 0;
   double threshold = 0;  // the median over steps
 };
 // `steps` gradients of `numel` elements, one after the other; the first `skip` (fewer than `steps`) fill the
 // residual and do not count. One entry per method and density, methods of one density together. Throws
-// UserError where a gradient has a NaN or an infinity.
+// UserError if a gradient has a NaN or an infinity.
 std::vector<SelectionQuality> selection_quality(const std::vector<SelectionMethod>& methods,
                                                 const std::vector<double>& densities, std::size_t steps,
                                                 std::size_t numel, std::size_t skip,

@@ -1,4 +1,5 @@
-// What `experiment selection` measures: the entries that each selector selects of recorded gradients, and its cost over sizes.
+// What `experiment selection` measures: the entries that each selector selects of recorded gradients, and its
+// cost over sizes.
 
 #include <fmt/format.h>
 
@@ -84,7 +85,7 @@ SelectionQuality quality_of(const SelectionMethod& method, double density, std::
   const auto counted = static_cast<double>(row.steps);
   row.count_mean /= counted;
   row.within /= counted;
-  row.energy /= nonzero;  // NaN where every u is zero
+  row.energy /= nonzero;  // NaN if every u is zero
   row.energy_to_topk /= nonzero;
   row.threshold = quantile(std::move(thresholds), 0.5);
   return row;

@@ -25,8 +25,8 @@ inline const char* const kUsedUp = "the stage's time is used up";
 // Elements to measure with: powers of two in the options' range, and 25.6 million.
 std::vector<std::size_t> sizes_of(const Options& options);
 
-// Time and bytes per second of each selection on the GPU against a device copy: `report` gets each as soon as it is there.
-// Throws if the GPU is lost.
+// Time and bytes per second of each selection on the GPU against a device copy: `report` gets each as soon as
+// it is there. Throws if the GPU is lost.
 void measure(const Options& options, const std::function<void(const Timing&)>& report);
 
 // Card, driver and libraries: "card", "NVIDIA H200".

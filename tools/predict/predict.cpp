@@ -26,7 +26,8 @@ bool is_dense(const ExchangeProfile& profile) {
   return profile.method == "dense";
 }
 
-// The bytes of an all-reduce on a rank's link, per byte of data: each direction carries (P-1)/P of the data twice.
+// The bytes of an all-reduce on a rank's link, per byte of data: each direction carries (P-1)/P of the data
+// twice.
 double reduce_share(int ranks) {
   return 2.0 * (ranks - 1) / ranks;
 }

@@ -35,8 +35,8 @@ PredictedNetwork parse_network_rate(const std::string& text);
 
 // The same run at other `ranks` (>= 1) over another network.
 // - A rank's link carries its messages to all others one after the other, at full rate both ways.
-// - all_gather: alpha(P) = alpha + (P - P0) overhead, beta(P) = (P - 1) b. The overhead of one more message is
-//   the link's; from a profile of 2 ranks, which shows none, the whole alpha.
+// - all_gather: alpha(P) = alpha + (P - P0) overhead, beta(P) = (P - 1) b. The overhead of one more message
+//   is the link's; from a profile of 2 ranks, which shows none, the whole alpha.
 // - dense sums: around the ring under method dense, in rank order beside a compressed method; the cost per
 //   message and per byte comes from the fit at P0 by the same formula.
 // - encoding as measured; decoding by the entries that arrive (kElementWeight).
@@ -96,7 +96,7 @@ struct MeasuredRun {
 MeasuredRun read_measured(const std::string& folder);
 
 // The prediction beside it, from the profile of the same method and density, or for a dense run from any.
-// UserError where there is none.
+// UserError if there is none.
 struct Judgement {
   MeasuredRun measured;
   Prediction modelled;

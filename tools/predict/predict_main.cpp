@@ -1,5 +1,5 @@
-// predict RUN [RUN...] [options], predict --papers: modelled scaling. Exit codes: 0, 1 for an error, 2 for bad
-// input.
+// predict RUN [RUN...] [options], predict --papers: modelled scaling. Exit codes: 0, 1 for an error, 2 for
+// bad input.
 
 #include <charconv>
 #include <cmath>

@@ -76,7 +76,7 @@ Table by_ranks(const PredictReport& report, const PredictedNetwork& network, Cel
   return table;
 }
 
-// Powers of two, every second or fourth where there are many.
+// Powers of two, every second or fourth if there are many.
 Scale binary_scale(double lo, double hi, const std::string& label) {
   Scale scale;
   scale.logarithmic = true;

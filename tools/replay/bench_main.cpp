@@ -1,5 +1,5 @@
 // bench --record DIR ... and bench --replay DIR ...: gradients of a real run through the exchange alone. Exit
-// codes: 0, 1 for an error, 2 for bad input, 128 + signal where a signal stopped the run.
+// codes: 0, 1 for an error, 2 for bad input, 128 + signal if a signal stopped the run.
 
 #include <fmt/format.h>
 
@@ -59,7 +59,7 @@ struct Arguments {
   topknot::misuse("bench", what);
 }
 
-// False where help was printed.
+// False if help was printed.
 bool parse(int argc, char** argv, Arguments& arguments) {
   std::vector<std::string> words;
   CLI::App app("bench");

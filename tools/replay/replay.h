@@ -18,9 +18,9 @@
 
 namespace topknot {
 
-// Gradients of a run, as train.record_gradients leaves them in its folder: config.yaml, and gradients.npy with
-// rank 0's own gradients of some steps, float32 [steps, d] in the order of that run's arena. Read row by row
-// when they are asked for, so a recording may be larger than memory.
+// Gradients of a run, as train.record_gradients leaves them in its folder: config.yaml, and gradients.npy
+// with rank 0's own gradients of some steps, float32 [steps, d] in the order of that run's arena. Read row by
+// row when they are asked for, so a recording may be larger than memory.
 class Recording {
  public:
   // Throws UserError: no such folder, nothing recorded in it, a damaged file, or one that does not fit the
@@ -35,7 +35,7 @@ class Recording {
   // The run's model, its parameters laid out as `config` has it, which may differ in what is compressed.
   std::unique_ptr<BuiltModel> model(const Config& config) const;
   // Puts `scale` times a recorded gradient (`step` from 0) into the gradients of a model's arena, whatever
-  // its order. Throws UserError where the file cannot be read.
+  // its order. Throws UserError if the file cannot be read.
   void fill(ParameterArena& arena, std::int64_t step, float scale) const;
 
  private:
@@ -53,11 +53,11 @@ struct ReplayOptions {
   // Seconds that a rank sleeps in each step in place of a backward pass, each parameter's share by its
   // elements: groups then leave one after the other, and communication can hide. 0: all at once.
   double compute_s = 0;
-  // All ranks wait for each other when all have encoded, outside of the times, before the first collective begins:
-  // for ranks that share cores, whose collectives would otherwise wait for each other's encoding. Needs a backend
-  // whose collectives run beside the compute thread.
+  // All ranks wait for each other when all have encoded, outside of the times, before the first collective
+  // begins: for ranks that share cores, whose collectives would otherwise wait for each other's encoding.
+  // Needs a backend whose collectives run beside the compute thread.
   bool meet = false;
-  // Where train.profile_steps has the ranks write their traces (train/trace.h); "": nowhere.
+  // If train.profile_steps has the ranks write their traces (train/trace.h); "": nowhere.
   std::string trace_folder = {};
 };
 
@@ -107,8 +107,9 @@ struct ReplayResult {
 using ReplayObserver = std::function<void(std::int64_t step, Exchange& exchange, ParameterArena& arena)>;
 
 // One rank's part. Before each step the gradients are put in place and all ranks meet, outside of the times,
-// so that they begin together. `config`: the recording's with the changes of the replay (check_replay_keys()).
-// Collective; all ranks get the same result. Throws UserError where a recorded gradient is not finite.
+// so that they begin together. `config`: the recording's with the changes of the replay
+// (check_replay_keys()). Collective; all ranks get the same result. Throws UserError if a recorded gradient
+// is not finite.
 ReplayResult replay_rank(const Recording& recording, const Config& config, const ReplayOptions& options,
                          Communicator& communicator, const ReplayObserver& observer = {});
 
@@ -120,7 +121,7 @@ void check_replay_keys(const std::vector<std::string>& overrides);
 
 // The files of a replay. `folder` "": none; else metrics.jsonl and metrics.csv (as a run has them;
 // seconds are rank 0's, time_s the sum of the steps), and bench.json (medians over the steps that count).
-// Throws UserError where it cannot be written.
+// Throws UserError if it cannot be written.
 struct ReplayReport {
   std::string recording;
   std::int64_t recorded_steps = 0;

@@ -35,8 +35,8 @@ struct RankStep {
   // Messages of all rounds, as StepReport counts them: a sum counts its length once each way, a gather
   // brings the blocks of the other ranks.
   std::size_t bytes_up = 0, bytes_down = 0;
-  // The contribution before its weight, as the ranks decoded it, where the method reports it. Without indices the
-  // values are of all positions.
+  // The contribution before its weight, as the ranks decoded it, if the method reports it. Without indices
+  // the values are of all positions.
   bool known = false;
   std::vector<std::uint32_t> indices;
   std::vector<float> values;
@@ -48,16 +48,16 @@ struct RanksStep {
   std::span<const float> average;  // where committed; until the next step
 };
 
-// The ranks in one thread: their compressors are driven through encode, decode and commit or discard as the exchange drives
-// them (dist/exchange/exchange.h), each rank with its two memories.
+// The ranks in one thread: their compressors are driven through encode, decode and commit or discard as the
+// exchange drives them (dist/exchange/exchange.h), each rank with its two memories.
 class SparsifyRanks {
  public:
-  // Throws UserError where the options make no sense together.
+  // Throws UserError if the options make no sense together.
   SparsifyRanks(const CompressOptions& options, const GroupSpec& group);
 
   // Where a step's gradient goes before step().
   std::span<float> gradient(std::size_t rank) { return memories_[rank].gradient; }
-  // `info.rank` is set here. Throws Error where ranks differ in the average.
+  // `info.rank` is set here. Throws Error if ranks differ in the average.
   RanksStep step(const StepContext& info);
   Applied applied() const { return compressors_[0]->applied(); }
 

@@ -1,6 +1,6 @@
 #pragma once
-// A compressor on gradients from a .npy file, its memory carried from step to step, with the average over ranks;
-// the messages as JSON lines. docs/sparsify.md describes input and output.
+// A compressor on gradients from a .npy file, its memory carried from step to step, with the average over
+// ranks; the messages as JSON lines. docs/sparsify.md describes input and output.
 
 #include <cstddef>
 #include <cstdint>

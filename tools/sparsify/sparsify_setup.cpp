@@ -31,7 +31,7 @@ const std::map<std::string, std::string>& short_names() {
   return names;
 }
 
-// Why a key of section compress has no meaning for a plain array; "" where it has.
+// Why a key of section compress has no meaning for a plain array; "" if it has.
 std::string refusal(const std::string& key) {
   static const std::map<std::string, std::string> reasons = {
       {"compress.name", "is what --compressor names"},
@@ -101,7 +101,7 @@ bool owns_momentum(const CompressOptions& options) {
 }
 
 // "64x27,64,10x64x3x3": [rows, the other dimensions] each, one vector where there is one number. Throws
-// UserError where the sizes do not add up to numel.
+// UserError if the sizes do not add up to numel.
 std::vector<TensorSpec> parse_tensors(const std::string& text, std::size_t numel) {
   std::vector<TensorSpec> tensors;
   const auto wrong = [&](const std::string& part) {

@@ -49,7 +49,8 @@ class File {
       : path_(path), fd_(open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666)) {
     if (!fd_.valid()) fail(path, "cannot be opened");
   }
-  // A new one. What has its name, left by a killed run or a link to another file, is removed and not followed.
+  // A new one. What has its name, left by a killed run or a link to another file, is removed and not
+  // followed.
   static File create(const std::string& path) {
     unlink(path.c_str());
     return {path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW};
@@ -68,7 +69,7 @@ void sync_directory(const std::string& path) {
   File(path, O_RDONLY | O_DIRECTORY).sync();
 }
 
-// False where there is nothing to rename: of several processes that do the same at once one renames.
+// False if there is nothing to rename: of several processes that do the same at once one renames.
 bool renamed(const std::string& from, const std::string& to) {
   if (std::rename(from.c_str(), to.c_str()) == 0) return true;
   if (errno != ENOENT) fail(to, "cannot be renamed from " + from);

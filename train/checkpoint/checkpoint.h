@@ -6,9 +6,10 @@
 //   rank-0003.safetensors    what belongs to rank 3: "residual.NAME", "statistics.NAME" (recurrent states too), "exchange" (bytes)
 //   manifest.json            position, configuration, ranks, what the data are; size and checksum of every file, and its own
 //
-// A checkpoint is complete or absent: its files are written to step-000001200.partial and synced, the manifest last, and
-// the directory is then renamed. What is interrupted leaves a .partial directory, which no reader looks at and the next
-// start of the run removes. Where hosts share no file system, each has its own ranks' files under the same path.
+// A checkpoint is complete or absent: its files are written to step-000001200.partial and synced, the
+// manifest last, and the directory is then renamed. What is interrupted leaves a .partial directory, which no
+// reader looks at and the next start of the run removes. Where hosts share no file system, each has its own
+// ranks' files under the same path.
 
 #include <sys/types.h>
 
@@ -29,8 +30,8 @@
 
 namespace topknot {
 
-// Everything that makes a run go on with the same bits, as one rank has it between two steps. Sampler, augmentation and
-// dropout draw from counters (nn/core/rng.h), so the step number stands for their state.
+// Everything that makes a run go on with the same bits, as one rank has it between two steps. Sampler,
+// augmentation and dropout draw from counters (nn/core/rng.h), so the step number stands for their state.
 struct RunState {
   ModelCopy model;  // the statistics and recurrent states are the rank's own
   // Optimizer::state(): buffers of the arena's shape; the same on all ranks.
@@ -89,7 +90,7 @@ std::string manifest_text(const Manifest& manifest);
 // Throws UserError, naming `where`, for anything that manifest_text() did not write.
 Manifest parse_manifest(const std::string& text, const std::string& where);
 
-// Throws UserError where the manifest lists no file of that name.
+// Throws UserError if the manifest lists no file of that name.
 const CheckpointFile& file_of(const Manifest& manifest, const std::string& name);
 
 std::string rank_file(int rank);  // "rank-0003.safetensors"
@@ -110,19 +111,20 @@ class CheckpointStore {
   // A file's bytes, checked against size and checksum of `expected`.
   std::vector<std::byte> read(std::int64_t step, const CheckpointFile& expected) const;
 
-  // Writes and syncs one file of a checkpoint that is not published yet. An earlier one of that step is removed.
+  // Writes and syncs one file of a checkpoint that is not published yet. An earlier one of that step is
+  // removed.
   CheckpointFile write(std::int64_t step, const std::string& name, std::span<const TensorView> tensors,
                        const Metadata& metadata = {}) const;
   // Writes the manifest and makes the checkpoint visible.
   void publish(std::int64_t step, const Manifest& manifest) const;
-  // On hosts that do not see rank 0's files: the same without a manifest. Nothing where there is no .partial: another
-  // rank of the host, or rank 0, has renamed it.
+  // On hosts that do not see rank 0's files: the same without a manifest. Nothing if there is no .partial:
+  // another rank of the host, or rank 0, has renamed it.
   void publish_rank_files(std::int64_t step) const;
   // Of a published checkpoint whose evaluation came later: what it says of its position and of metrics.jsonl.
   void evaluated(std::int64_t step, const TrainingPosition& position, std::uint64_t metrics_bytes) const;
-  void remove(std::int64_t step) const;  // nothing where there is none; several processes may do so at once
-  // Of a run that goes on from `step`: newer checkpoints, which it passed over, become step-N.passed-over, so that none is
-  // taken for one of the steps that follow. Several processes may do so at once.
+  void remove(std::int64_t step) const;  // nothing if there is none; several processes may do so at once
+  // Of a run that goes on from `step`: newer checkpoints, which it passed over, become step-N.passed-over, so
+  // that none is taken for one of the steps that follow. Several processes may do so at once.
   void set_aside_after(std::int64_t step) const;
   void remove_partial() const;  // what interrupted writes have left
 

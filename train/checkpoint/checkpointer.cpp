@@ -355,7 +355,8 @@ void Checkpointer::evaluated(const TrainingPosition& position, std::uint64_t met
   }
 }
 
-// A rank whose disk is slower keeps the others in short calls, which show that it lives; in a long one they would give up.
+// A rank whose disk is slower keeps the others in short calls, which show that it lives; in a long one they
+// would give up.
 bool Checkpointer::finish() {
   constexpr int kMinutes = 30;
   Patience patience(60.0 * kMinutes);

@@ -1,7 +1,7 @@
 #pragma once
-// A run's checkpoints: saved while it goes on, and read by a run that is resumed. Checkpointer::save() copies the rank's
-// state and returns; a thread of its own writes the files. The ranks agree on each phase through the step, so that all of
-// them know of the same checkpoints:
+// A run's checkpoints: saved while it goes on, and read by a run that is resumed. Checkpointer::save() copies
+// the rank's state and returns; a thread of its own writes the files. The ranks agree on each phase through
+// the step, so that all of them know of the same checkpoints:
 //
 //   writing     each rank writes its file, rank 0 also the model and the optimizer
 //   publishing  rank 0 has everybody's checksums, writes the manifest and renames the directory; then ranks of other hosts
@@ -32,32 +32,33 @@ struct SavedCheckpoint {
   Evaluation evaluation{};
   bool operator==(const SavedCheckpoint&) const = default;
 };
-// Those to remove, where `saved` ascends by step: all but the last `keep` and the best. The best has the greatest test
-// accuracy, among equals the least test loss, and among these is the latest.
+// Those to remove, where `saved` ascends by step: all but the last `keep` and the best. The best has the
+// greatest test accuracy, among equals the least test loss, and among these is the latest.
 std::vector<std::int64_t> superseded(const std::vector<SavedCheckpoint>& saved, int keep);
 
 class Checkpointer {
  public:
-  // `metrics`: the run's metrics.jsonl, whose records so far are on the disk before a manifest that counts them. `keep`: 1 or
-  // more. `saved`: what the run's directory has already, the same on all ranks. `check` throws if the directory is no longer
-  // this run's, in which case nothing more becomes visible there. The step must outlive it.
+  // `metrics`: the run's metrics.jsonl, whose records so far are on the disk before a manifest that counts
+  // them. `keep`: 1 or more. `saved`: what the run's directory has already, the same on all ranks. `check`
+  // throws if the directory is no longer this run's, in which case nothing more becomes visible there. The
+  // step must outlive it.
   Checkpointer(CheckpointStore store, std::string metrics, Step& step, int rank, int ranks, int keep,
                std::vector<SavedCheckpoint> saved, std::function<void()> check = {});
   ~Checkpointer();  // waits for what this rank writes
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  // Collective, as advance() and finish(): waits for the checkpoint under way, then copies the state. `manifest` without
-  // files and parameter_checksum; there is no step whose statistics were not asked for.
+  // Collective, as advance() and finish(): waits for the checkpoint under way, then copies the state.
+  // `manifest` without files and parameter_checksum; there is no step whose statistics were not asked for.
   void save(Manifest manifest);
-  // 1 where this rank has done its part of the phase, else 0. Where the sum over the ranks is their number, all call
-  // advance().
+  // 1 if this rank has done its part of the phase, else 0. Where the sum over the ranks is their number, all
+  // call advance().
   double ready() const;
   void advance();
   // The evaluation of the checkpoint that the run was resumed from, which the stop had left out.
   void evaluated(const TrainingPosition& position, std::uint64_t metrics_bytes);
-  // Ends the checkpoint under way. False where the last one could not be written. Throws Error where a rank's disk takes
-  // longer than half an hour.
+  // Ends the checkpoint under way. False if the last one could not be written. Throws Error if a rank's disk
+  // takes longer than half an hour.
   bool finish();
 
  private:
@@ -95,16 +96,17 @@ struct ResumedRun {
   std::vector<SafetensorsFile> ranks;
   bool summed = false;
 
-  // For a model of this layout. From the files of N ranks, sum gives every rank 1/N of the sum of their residuals, so
-  // that the average over the ranks still owes the same; thresholds, momenta and masks begin anew.
+  // For a model of this layout. From the files of N ranks, sum gives every rank 1/N of the sum of their
+  // residuals, so that the average over the ranks still owes the same; thresholds, momenta and masks begin
+  // anew.
   RunState state(const ParameterStore& store) const;
 };
 
-// The newest checkpoint that every rank can read whole; a newer one is passed over with a warning. Files of the model
-// come from rank 0, a rank's own from its file system. Collective. Throws UserError, the same on all ranks,
-// where there is none, where the number of ranks differs and resume.residuals is keep, where keys differ that decide
-// what the run computes (all are named), and where `data` differ and resume.data is check. Throws UserError too where a
-// tensor has a NaN or an infinity, on the ranks that read it.
+// The newest checkpoint that every rank can read whole; a newer one is passed over with a warning. Files of
+// the model come from rank 0, a rank's own from its file system. Collective. Throws UserError, the same on
+// all ranks, where there is none, where the number of ranks differs and resume.residuals is keep, where keys
+// differ that decide what the run computes (all are named), and where `data` differ and resume.data is check.
+// Throws UserError too where a tensor has a NaN or an infinity, on the ranks that read it.
 ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config,
                            const DataFingerprint& data);
 

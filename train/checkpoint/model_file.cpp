@@ -49,7 +49,7 @@ bool matches_name(const std::string& pattern, const std::string& name) {
   }
 }
 
-// A part of the message: a heading and its lines; "" where there are none.
+// A part of the message: a heading and its lines; "" if there are none.
 std::string paragraph(const std::string& heading, const std::vector<std::string>& lines) {
   return lines.empty() ? "" : fmt::format("\n  {}:\n    {}", heading, fmt::join(lines, "\n    "));
 }
@@ -58,7 +58,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kUsage = "train export RUN --to FILE.safetensors [--step N] [--overwrite]";
 
-// Of the configuration what says which model it is and what it reads; where files lie and how the run was made stay behind.
+// Of the configuration what says which model it is and what it reads; where files lie and how the run was
+// made stay behind.
 bool describes_model(const std::string& key) {
   static const std::set<std::string> of_data = {"data.name",           "data.classes", "data.image_size",
                                                 "data.resize",         "data.mean",    "data.std",

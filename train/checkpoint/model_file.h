@@ -1,6 +1,6 @@
 #pragma once
-// A model's tensors in a safetensors file: parameters under their names, F32, OIHW for convolutions and {out, in} for
-// linear layers, and batch-norm statistics under their buffers' names.
+// A model's tensors in a safetensors file: parameters under their names, F32, OIHW for convolutions and {out,
+// in} for linear layers, and batch-norm statistics under their buffers' names.
 
 #include <cstdint>
 #include <optional>
@@ -19,34 +19,37 @@ struct ModelCopy {
   std::vector<float> statistics;  // the buffers, one after the other, in ParameterStore::buffers()'s order
 };
 
-// Views of `copy`, which must outlive them: parameters in the order of registration, then buffers, without recurrent
-// states.
+// Views of `copy`, which must outlive them: parameters in the order of registration, then buffers, without
+// recurrent states.
 std::vector<TensorView> model_tensors(const ParameterStore& store, const ModelCopy& copy);
 
 // As a file has it.
 std::vector<std::int64_t> dimensions(const Shape& shape);
 
-// Whether one of the shell patterns (*, ?, [...]; '*' also matches '.') matches the name or what stands before one of
-// its dots: "fc" and "f*" match "fc.weight", "stage1" matches "stage1.block1.1.conv.weight". A pattern after '!' takes
-// back what the patterns before it match: {"*", "!fc"} is everything but fc. The last one that matches counts.
+// Whether one of the shell patterns (*, ?, [...]; '*' also matches '.') matches the name or what stands
+// before one of its dots: "fc" and "f*" match "fc.weight", "stage1" matches "stage1.block1.1.conv.weight". A
+// pattern after '!' takes back what the patterns before it match: {"*", "!fc"} is everything but fc. The last
+// one that matches counts.
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name);
 // Throws UserError, with the key and all names, where a pattern matches none of them.
 void check_patterns(const std::string& key, const std::vector<std::string>& patterns,
                     const std::vector<std::string>& names);
 
-// Sets all tensors of the model from the file, but for those whose names match one of `reinit`: these keep their
-// values, whatever the file has. Throws one UserError that lists all tensors that are missing, have no place in the
-// model, or have another shape or type, or one that lists those with values that are not finite; the model is then unchanged.
+// Sets all tensors of the model from the file, but for those whose names match one of `reinit`: these keep
+// their values, whatever the file has. Throws one UserError that lists all tensors that are missing, have no
+// place in the model, or have another shape or type, or one that lists those with values that are not finite;
+// the model is then unchanged.
 void load_model(ParameterStore& store, const SafetensorsFile& file,
                 const std::vector<std::string>& reinit = {});
 
-// `train export RUN --to FILE.safetensors [--step N] [--overwrite]`: a checkpoint's weights and statistics as one file, for
-// other programs and for model.init_from.
+// `train export RUN --to FILE.safetensors [--step N] [--overwrite]`: a checkpoint's weights and statistics as
+// one file, for other programs and for model.init_from.
 //
-// `run`: a run directory, or one of its checkpoints' directories. `step`: that checkpoint, else the newest. The file's
-// metadata hold format (pt), topknot (version), model, step and config (the keys of the configuration that describe the model,
-// YAML). It appears whole or not at all. Throws UserError: no checkpoint, a damaged one, a file that cannot be written, that
-// exists where `overwrite` is false, or that lies in the checkpoints of a run. Returns what was done, as one line.
+// `run`: a run directory, or one of its checkpoints' directories. `step`: that checkpoint, else the newest.
+// The file's metadata hold format (pt), topknot (version), model, step and config (the keys of the
+// configuration that describe the model, YAML). It appears whole or not at all. Throws UserError: no
+// checkpoint, a damaged one, a file that cannot be written, that exists if `overwrite` is false, or that lies
+// in the checkpoints of a run. Returns what was done, as one line.
 std::string export_model(const std::string& run, const std::string& to,
                          std::optional<std::int64_t> step = std::nullopt, bool overwrite = false);
 

@@ -38,7 +38,7 @@ constexpr std::pair<std::string_view, std::size_t> kDtypes[] = {
     {"F32", 4},  {"C64", 8}, {"F64", 8}, {"I64", 8},     {"U64", 8},
 };
 
-// Bytes that a tensor takes; nullopt where the number does not fit in 64 bits.
+// Bytes that a tensor takes; nullopt if the number does not fit in 64 bits.
 std::optional<std::uint64_t> tensor_bytes(const std::vector<std::int64_t>& shape, std::size_t width) {
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   std::uint64_t bytes = width;
@@ -56,8 +56,8 @@ struct TensorEntry {
   std::vector<std::uint64_t> offsets;  // begin, end
 };
 
-// The header's JSON, read event by event: the nesting is bounded by what the format has, and a key that stands
-// twice is seen.
+// The header's JSON, read event by event: the nesting is bounded by what the format has, and a key that
+// stands twice is seen.
 class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit HeaderReader(std::string where) : where_(std::move(where)) {}

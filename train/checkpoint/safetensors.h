@@ -1,7 +1,7 @@
 #pragma once
-// Named tensors in safetensors files (https://github.com/huggingface/safetensors, "Format"): a length N (8 bytes,
-// little-endian), a JSON header of N bytes with every tensor's dtype, shape and data_offsets, and optional texts
-// under "__metadata__"; then the tensors' bytes, without holes.
+// Named tensors in safetensors files (https://github.com/huggingface/safetensors, "Format"): a length N (8
+// bytes, little-endian), a JSON header of N bytes with every tensor's dtype, shape and data_offsets, and
+// optional texts under "__metadata__"; then the tensors' bytes, without holes.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,12 +29,13 @@ std::string quoted_text(const std::string& text);
 // Bytes of one element; 0 for an unknown dtype.
 std::size_t dtype_bytes(const std::string& dtype);
 
-// "3 of 640 values are NaN or infinite, the first at index 17" of an F32 tensor (in C order, from 0); "" where all are finite
-// and for other types.
+// "3 of 640 values are NaN or infinite, the first at index 17" of an F32 tensor (in C order, from 0); "" if
+// all are finite and for other types.
 std::string non_finite_text(const TensorView& tensor);
 
 // Header and data, in the given order, in several calls of `sink`. The data begin at a multiple of 8 bytes.
-// Names are distinct, and data have the length of shape and dtype. Invalid UTF-8 in texts is replaced by U+FFFD.
+// Names are distinct, and data have the length of shape and dtype. Invalid UTF-8 in texts is replaced by
+// U+FFFD.
 void write_safetensors(const ByteSink& sink, std::span<const TensorView> tensors,
                        const Metadata& metadata = {});
 

@@ -94,7 +94,7 @@ bool is_misspelt_key(const std::string& word) {
          !is_file_name(word) && !find_key(word);
 }
 
-// A word that should have been section.key=value, or "" where it may be a file.
+// A word that should have been section.key=value, or "" if it may be a file.
 std::string missing_value(const std::string& word, const std::string& next) {
   const Key* key = find_key(word);
   if (!key) return "";

@@ -48,8 +48,8 @@ std::string suggestion(const std::string& name) {
   return part.empty() ? "" : section_of(name) + "." + part;
 }
 
-// Where documents begin. Throws where the parser reads nothing from one to the next, as at a comma: YAML::LoadAll()
-// goes on there without end.
+// Where documents begin. Throws if the parser reads nothing from one to the next, as at a comma:
+// YAML::LoadAll() goes on there without end.
 class DocumentStarts final : public YAML::EventHandler {
  public:
   std::optional<YAML::Mark> first, second;

@@ -1,8 +1,9 @@
 #pragma once
-// The configuration of a run. Every key is declared once, as an Option (nn/base/registry.h). Keys of single methods
-// (compress.mu) are declared where the method is registered. All others have their default in `Config`, and name, range or
-// choices and one line of help in train/config/config_keys.cpp. The parser, --help, --validate, the effective config
-// in the run directory and the reference table of docs/configuration.md all come from config_keys().
+// The configuration of a run. Every key is declared once, as an Option (nn/base/registry.h). Keys of single
+// methods (compress.mu) are declared where the method is registered. All others have their default in
+// `Config`, and name, range or choices and one line of help in train/config/config_keys.cpp. The parser,
+// --help, --validate, the effective config in the run directory and the reference table of
+// docs/configuration.md all come from config_keys().
 //
 // Layers, later ones win: defaults, YAML file, command line (`section.key=value`). A user's mistakes never
 // throw here: they are collected, so that all of them can be shown at once.
@@ -27,8 +28,9 @@
 
 namespace topknot {
 
-// A section is its module's own options where there are such, and what train makes of it besides. What those options have from
-// other sections or from the data (the seed, a model's input) counts where they are made, in train/setup.h.
+// A section is its module's own options if there are such, and what train makes of it besides. What those
+// options have from other sections or from the data (the seed, a model's input) counts where they are made,
+// in train/setup.h.
 struct Config {
   std::uint64_t seed = 1;
 
@@ -64,7 +66,7 @@ struct Config {
 
   struct Exchange : ExchangeKeys {
     Exchange() { merge = "auto"; }
-    std::string profile;  // a file of measured times; empty: measured where they are needed
+    std::string profile;  // a file of measured times; empty: measured if they are needed
   } exchange;
 
   struct Dist : DistKeys {
@@ -119,7 +121,8 @@ struct Config {
   } output;
 };
 
-// Where a key lives in a Config. An unset optional, or 0 where the key has a `none_word`, is written as that word.
+// Where a key lives in a Config. An unset optional, or 0 if the key has a `none_word`, is written as that
+// word.
 using KeyRef =
     std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*, std::optional<double>*,
                  std::vector<int>*, std::vector<double>*, std::vector<std::string>*>;
@@ -131,16 +134,16 @@ enum class KeyScope {
   host,   // where a rank runs and what it writes there: may differ by host
 };
 
-// An option by its whole name, "optimizer.lr". Its default is what `ref` finds in a Config() (`standard` is of options that
-// methods declare). The range holds for the entries of a list too; a choice such as "size:BYTES" takes a positive number after
-// the colon.
+// An option by its whole name, "optimizer.lr". Its default is what `ref` finds in a Config() (`standard` is
+// of options that methods declare). The range holds for the entries of a list too; a choice such as
+// "size:BYTES" takes a positive number after the colon.
 struct Key : Option {
   std::function<KeyRef(Config& config)> ref;
   std::string none_word = {};  // "none", "auto": of a number that need not be given
-  std::string registry = {};  // NameList::kind, where the value is a registered name: "model", "dataset", ...
-  bool may_be_empty = false;  // of such a name: the method's own choice
-  // What uses the key; empty: everything. A choice (of the section's name, its selection or memory), a backend,
-  // kSelectingMethods and the like, or another key, which counts where it is not 0, empty or false.
+  std::string registry = {};   // NameList::kind, if the value is a registered name: "model", "dataset", ...
+  bool may_be_empty = false;   // of such a name: the method's own choice
+  // What uses the key; empty: everything. A choice (of the section's name, its selection or memory), a
+  // backend, kSelectingMethods and the like, or another key, which counts if it is not 0, empty or false.
   std::vector<std::string> users = {};
   std::vector<std::string> ignored_by = {};  // data sets and optimizers that make no use of it
   bool secret = false;                       // its value is neither written nor shown
@@ -149,7 +152,7 @@ struct Key : Option {
 
 // In the order of sections; the only place that knows all keys.
 const std::vector<Key>& config_keys();
-const Key* find_key(const std::string& name);     // null where unknown
+const Key* find_key(const std::string& name);     // null if unknown
 std::vector<std::string> config_sections();       // in order
 bool is_config_section(const std::string& name);  // also of a section within a section, such as dist.link
 
@@ -165,7 +168,7 @@ const char* origin_name(Origin origin);  // "default", "file", "command line", "
 
 // One mistake. `message` is complete: what, where (key, file:line:column), what to do.
 struct Problem {
-  std::string key;  // "" where it is about no single key
+  std::string key;  // "" if it is about no single key
   std::string message;
 };
 
@@ -187,30 +190,31 @@ CompressOptions compress_options(const Config& config);
 // can see (a missing data folder, no GPU).
 std::vector<Problem> check_config(const Config& config);
 
-// A line for each key that was given and that the chosen method, model, data or device does not use. A key of the
-// file stays unmentioned where the command line names another method: the file was written for its own. For
-// configurations that check_config() has passed.
+// A line for each key that was given and that the chosen method, model, data or device does not use. A key of
+// the file stays unmentioned where the command line names another method: the file was written for its own.
+// For configurations that check_config() has passed.
 std::vector<std::string> unused_keys(const LoadedConfig& loaded);
 // The keys that a run of this configuration does not use, whatever their values.
 std::set<std::string> keys_without_use(const Config& config);
-// In Key::users: compress.name is made of pieces, one of which selects entries; it is not dense; the device is a GPU;
-// the run was started by --resume.
+// In Key::users: compress.name is made of pieces, one of which selects entries; it is not dense; the device
+// is a GPU; the run was started by --resume.
 inline constexpr const char* kSelectingMethods = "methods that select entries";
 inline constexpr const char* kCompressingMethods = "methods that compress";
 inline constexpr const char* kGpus = "GPUs";
 inline constexpr const char* kResume = "train --resume";
 
-// Throws one UserError that lists them, the first 20 and a count of the others; does nothing where there are none.
+// Throws one UserError that lists them, the first 20 and a count of the others; does nothing if there are
+// none.
 void throw_problems(const std::vector<Problem>& problems);
 
-// A file that `train FILE` reads to the same Config, but for the keys of `without` and for secret ones, which are empty. With
-// `origins`, each value that is not a default says in a comment where it came from.
+// A file that `train FILE` reads to the same Config, but for the keys of `without` and for secret ones, which
+// are empty. With `origins`, each value that is not a default says in a comment where it came from.
 std::string dump_yaml(const Config& config, bool only_non_default = false,
                       const std::map<std::string, Origin>& origins = {},
                       const std::set<std::string>& without = {});
 
-// All keys by section, or those of one, for --help and `--list keys`: names, types, defaults, ranges, help, in lines of `width`
-// columns. Throws UserError for an unknown section.
+// All keys by section, or those of one, for --help and `--list keys`: names, types, defaults, ranges, help,
+// in lines of `width` columns. Throws UserError for an unknown section.
 std::string key_help(int width, const std::string& section = "");
 std::string key_help(int width, const Key& key);  // of one key, for --help KEY
 // The reference table of docs/configuration.md (Markdown); a test keeps the page up to date.
@@ -220,19 +224,19 @@ std::string method_keys_markdown();
 
 // Whether train.device is a GPU here.
 bool on_gpu(const Config& config);
-// train.threads. If it is 0: one rank's share of the cores that the process may use (usable_cores(), local_ranks()), at most
-// OMP_NUM_THREADS. OpenMP may give fewer (settle_threads()).
+// train.threads. If it is 0: one rank's share of the cores that the process may use (usable_cores(),
+// local_ranks()), at most OMP_NUM_THREADS. OpenMP may give fewer (settle_threads()).
 int compute_threads(const Config& config);
 // compress.density at an epoch, from 0: the entry of compress.warmup, never below compress.density; after the
-// list compress.density. Density warm-up: Lin et al., "Deep Gradient Compression", ICLR 2018; the lists of Shi
-// et al., arXiv 1911.08772. With compress.warmup_epochs E instead, epoch e < E has c^(e+1), c = density^(1 /
-// (E+1)), as the code of Lin et al. (their paper's own list is 0.25, 0.0625, 0.015625, 0.004).
+// list compress.density. Density warm-up: Lin et al., "Deep Gradient Compression", ICLR 2018; the lists of
+// Shi et al., arXiv 1911.08772. With compress.warmup_epochs E instead, epoch e < E has c^(e+1), c =
+// density^(1 / (E+1)), as the code of Lin et al. (their paper's own list is 0.25, 0.0625, 0.015625, 0.004).
 double density_at_epoch(const Config& config, int epoch);
-// output.dir, or where it is empty "runs/MODEL-DATA-METHOD[-DENSITY]-rRANKS-sSEED", followed by "-KEY_VALUE" for every
-// other key that differs from its default: "runs/resnet20-cifar10-regtopk-0.01-r4-s1-lr_0.05-mu_2". KEY is the last
-// part of the key's name, with its section where two sections have that name. Characters other than letters, digits,
-// '.', ',', '_' and '-' become '_'. Beyond 60 characters that tail is its hash instead. Keys that do not say what the run is
-// (KeyScope) are left out.
+// output.dir, or where it is empty "runs/MODEL-DATA-METHOD[-DENSITY]-rRANKS-sSEED", followed by "-KEY_VALUE"
+// for every other key that differs from its default: "runs/resnet20-cifar10-regtopk-0.01-r4-s1-lr_0.05-mu_2".
+// KEY is the last part of the key's name, with its section if two sections have that name. Characters other
+// than letters, digits, '.', ',', '_' and '-' become '_'. Beyond 60 characters that tail is its hash instead.
+// Keys that do not say what the run is (KeyScope) are left out.
 std::string run_directory_name(const Config& config);
 
 // The registries whose names are values of keys, or that `train --list` shows.
@@ -244,8 +248,8 @@ struct NameList {
 const std::vector<NameList>& name_lists();
 // What --list takes: the names of name_lists(), configs, keys, keys-markdown, methods-markdown.
 std::vector<std::string> list_names();
-// What --list prints, in lines of `width` columns; `section`: of `keys`, or "". Throws UserError for unknown names, and where
-// there are no configurations.
+// What --list prints, in lines of `width` columns; `section`: of `keys`, or "". Throws UserError for unknown
+// names, and where there are no configurations.
 std::string list_text(const std::string& list, const std::string& section = "", int width = 80);
 
 // Values to and from text: what the parser, the dump and the help share.
@@ -257,7 +261,7 @@ struct RawValue {
   std::string shown() const;       // 3, [1, 2]
 };
 
-// "3" or "[1,2]" or, for a list key, "1,2". nullopt where a bracket is missing.
+// "3" or "[1,2]" or, for a list key, "1,2". nullopt if a bracket is missing.
 std::optional<RawValue> parse_raw(const std::string& text, bool list_key);
 
 inline constexpr const char* kEmptyText = "\"\"";  // key_value() of a text that is empty
@@ -277,12 +281,12 @@ inline std::string last_part(const std::string& key) {
 // Writes the value into config; returns "" or what is wrong with it ("needs a number, not 'fast'").
 std::string set_key(const Key& key, const RawValue& value, Config& config);
 
-// As a YAML scalar: quoted where plain text would mean something else.
+// As a YAML scalar: quoted if plain text would mean something else.
 std::string yaml_string(const std::string& text);
 
 // The command line of `train`: [FILE.yaml] [section.key=value ...] and a few flags.
 struct CommandLine {
-  std::string file;                    // "" where none is given
+  std::string file;                    // "" if none is given
   std::vector<std::string> overrides;  // "a.b=c", in order
   std::string resume;                  // --resume: the run directory, or ""
   bool validate = false;
@@ -291,7 +295,8 @@ struct CommandLine {
   bool check_network = false;
   bool quiet = false, brief = false;
   bool verbose = false;
-  // Not empty: print it on standard output and leave with 0 (--help, --list, --version, or no argument at all).
+  // Not empty: print it on standard output and leave with 0 (--help, --list, --version, or no argument at
+  // all).
   std::string text;
 };
 

@@ -1,5 +1,5 @@
-// What no single key can show, what follows from several keys, and keys that change nothing in a run: given, they are no
-// mistake, but hardly what was meant.
+// What no single key can show, what follows from several keys, and keys that change nothing in a run: given,
+// they are no mistake, but hardly what was meant.
 
 #include <fmt/format.h>
 
@@ -55,7 +55,7 @@ std::set<std::string> users_in(const Config& config, bool resumed) {
   return words;
 }
 
-// How a run does not use the key, "is for regtopk and changes nothing here"; "" where it does.
+// How a run does not use the key, "is for regtopk and changes nothing here"; "" if it does.
 std::string not_used(const Key& key, const Config& config, const std::set<std::string>& users) {
   for (const std::string& name : {config.data.name, config.optimizer.name})
     if (std::find(key.ignored_by.begin(), key.ignored_by.end(), name) != key.ignored_by.end())

@@ -1,4 +1,5 @@
-// What --help and --list print, and the reference tables of docs. All of it from the table of keys and the registries.
+// What --help and --list print, and the reference tables of docs. All of it from the table of keys and the
+// registries.
 
 #include <fmt/format.h>
 
@@ -54,8 +55,8 @@ std::string kind_text(const Key& key) {
   return range.empty() ? type : type + ", " + range;
 }
 
-// The parameters of a model for 32x32 colour pictures and ten classes, as its layers declare them: none is allocated. "-"
-// where it does not take such pictures.
+// The parameters of a model for 32x32 colour pictures and ten classes, as its layers declare them: none is
+// allocated. "-" where it does not take such pictures.
 std::string parameter_count(const std::string& model) {
   ParameterStore store;
   ModelOptions options;
@@ -71,7 +72,8 @@ std::string parameter_count(const std::string& model) {
   return std::to_string(count);
 }
 
-// The shipped configurations lie beside the program, or above it where it lies in a build folder of the source tree.
+// The shipped configurations lie beside the program, or above it where it lies in a build folder of the
+// source tree.
 std::vector<fs::path> config_places() {
   std::vector<fs::path> places;
   std::error_code error;
@@ -82,7 +84,8 @@ std::vector<fs::path> config_places() {
   return places;
 }
 
-// The first sentence of the comment that a file begins with: up to a full stop before a capital letter or a line's end.
+// The first sentence of the comment that a file begins with: up to a full stop before a capital letter or a
+// line's end.
 std::string first_sentence(const fs::path& file) {
   std::string text;
   std::ifstream stream(file);

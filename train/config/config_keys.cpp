@@ -1,5 +1,5 @@
-// The table of keys. Adding one takes a member of Config, or of the options that a section of it is, and a row here; a key of
-// one method is declared where the method is registered.
+// The table of keys. Adding one takes a member of Config, or of the options that a section of it is, and a
+// row here; a key of one method is declared where the method is registered.
 
 #include <fmt/format.h>
 

@@ -12,8 +12,8 @@
 #include "data/cuda/device_dataset.h"
 #include "dist/exchange/cuda/step_kernels.h"
 #include "nn/base/check.h"
-#include "nn/ops/cuda/layout.h"
 #include "nn/core/cuda/context.h"
+#include "nn/ops/cuda/layout.h"
 #include "train/setup.h"
 
 namespace topknot::cuda {

@@ -1,5 +1,5 @@
-// Steps on a GPU: the host puts them on a stream, after the first ones as graphs, and reads their outcome some steps
-// later. Nothing of a step waits for the host.
+// Steps on a GPU: the host puts them on a stream, after the first ones as graphs, and reads their outcome
+// some steps later. Nothing of a step waits for the host.
 #include <nvtx3/nvToolsExt.h>
 
 #include <array>
@@ -23,7 +23,7 @@ namespace {
 
 using Work = std::function<void()>;
 
-// A named range in the timeline of Nsight Systems, to the end of the scope; nothing where no profiler listens.
+// A named range in the timeline of Nsight Systems, to the end of the scope; nothing if no profiler listens.
 class NvtxRange {
  public:
   explicit NvtxRange(const char* name) { nvtxRangePushA(name); }
@@ -92,8 +92,8 @@ class CudaRunner final : public Runner {
 
   void begin_step(const StepContext& context, double) override {
     nvtxRangePushA("step");
-    // Another density has other buffers. NCCL may have registered the old ones for the graphs: these go first, when the GPU
-    // is done with them.
+    // Another density has other buffers. NCCL may have registered the old ones for the graphs: these go
+    // first, when the GPU is done with them.
     if (std::exchange(density_, context.density) != context.density && !graphs_.empty()) {
       wait(context_.stream());
       graphs_.clear();
@@ -175,8 +175,8 @@ class CudaRunner final : public Runner {
     return reports;
   }
 
-  // Within the GPU now; to the host, over a bus that is much slower, later, on a stream of its own. Where the GPU has no
-  // memory for the copy, at once.
+  // Within the GPU now; to the host, over a bus that is much slower, later, on a stream of its own. If the
+  // GPU has no memory for the copy, at once.
   std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) override {
     std::size_t floats = 0;
     for (const HostCopy& copy : copies) floats += copy.from.size();
@@ -235,7 +235,8 @@ class CudaRunner final : public Runner {
     std::vector<DeviceTimes::Mark> marks;
     std::vector<ExchangeSpan> spans;  // of a staged exchange, on the host
   };
-  // What the host gets of a step: a StepReport with loss and status, and the clock of its marks. Steps are counted from this start on.
+  // What the host gets of a step: a StepReport with loss and status, and the clock of its marks. Steps are
+  // counted from this start on.
   std::size_t slot_bytes() const { return sizeof(StepReport) + clock_bytes_; }
   std::byte* slot(std::size_t step) const { return results_->data() + step % kStepsAhead * slot_bytes(); }
   StepReport outcome(const Pending& step, const std::byte* from) {
@@ -260,7 +261,7 @@ class CudaRunner final : public Runner {
     MarkedGraph first, second;  // second: after the collectives, where these are not in a graph
   };
 
-  // Records the work where that was not done yet.
+  // Records the work if that was not done yet.
   void replay(MarkedGraph& marked, const Work& work) {
     if (marked.graph) {
       times().append(marked.marks);

@@ -91,7 +91,8 @@ void fields(Record& r, Visit&& visit) {
 
 template <class Record>
 std::string to_json(const char* event, int rank, const Record& record) {
-  // The destructor of a Json allocates and may not throw: where memory has run out, say so before there is one.
+  // The destructor of a Json allocates and may not throw: where memory has run out, say so before there is
+  // one.
   constexpr std::size_t kRoom = 64 << 10;
   ::operator delete(::operator new(kRoom));
   Json json;
@@ -134,7 +135,7 @@ Record from_json(const Json& json) {
   return record;
 }
 
-// Throws where the counts are none.
+// Throws if the counts are none.
 DistributionRecord checked(DistributionRecord record) {
   const auto negative = [](std::int64_t count) { return count < 0; };
   constexpr std::size_t kMostBins = 10000;

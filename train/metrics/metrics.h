@@ -1,8 +1,8 @@
 #pragma once
-// metrics.jsonl: the record of a run, written by rank 0. One JSON object per line, appended and flushed at once;
-// `event` names which of the records below it is, `rank` the rank that wrote it. metrics.csv is derived from it when a start
-// of the run ends. Times are seconds. A
-// time that starts at the first step excludes evaluation and start-up.
+// metrics.jsonl: the record of a run, written by rank 0. One JSON object per line, appended and flushed at
+// once; `event` names which of the records below it is, `rank` the rank that wrote it. metrics.csv is derived
+// from it when a start of the run ends. Times are seconds. A time that starts at the first step excludes
+// evaluation and start-up.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +19,9 @@ namespace topknot {
 // The first steps pay for caches and memory: rates and step times leave them out.
 inline constexpr std::size_t kWarmUpSteps = 5;
 
-// What compression saves, in bytes of a step or of many, of one rank or of all: the one definition that metrics and reports
-// share. Payload of the collectives with the blocks' headers, without the transport's framing.
+// What compression saves, in bytes of a step or of many, of one rank or of all: the one definition that
+// metrics and reports share. Payload of the collectives with the blocks' headers, without the transport's
+// framing.
 struct ByteCount {
   std::uint64_t upload = 0;
   std::uint64_t download = 0;  // from all other ranks; an all-reduce counts its length once
@@ -32,7 +33,7 @@ struct ByteCount {
     dense += other.dense;
     return *this;
   }
-  // The true ratio, dense / upload. 0 where nothing was sent.
+  // The true ratio, dense / upload. 0 if nothing was sent.
   double ratio() const {
     return upload == 0 ? 0.0 : static_cast<double>(dense) / static_cast<double>(upload);
   }
@@ -52,7 +53,7 @@ struct StepRecord : StepSeconds {
   double bytes_sent = 0;         // payload that one rank uploads in this step, headers included
   double bytes_received = 0;     // the same of its download: the messages of the other ranks
   double bytes_dense = 0;        // 4 per parameter
-  double bytes_ratio = 0;        // dense over sent; 0 where nothing was sent
+  double bytes_ratio = 0;        // dense over sent; 0 if nothing was sent
   bool skipped = false;          // some rank saw a NaN or Inf; nothing changed
   double images_per_second = 0;  // all ranks, this step; of a text: tokens
 };
@@ -64,7 +65,8 @@ struct EpochRecord {
   double train_loss = 0;  // mean over the epoch's steps, or over those since the number of ranks changed
 };
 
-// What an evaluation found, in the files with `test_` before each name. A figure that the task does not have is absent, there too.
+// What an evaluation found, in the files with `test_` before each name. A figure that the task does not have
+// is absent, there too.
 struct TestFigures {
   double loss = 0;
   std::optional<double> accuracy = {};  // 0 to 1, of classification; 1 - word_error_rate of transcription
@@ -81,7 +83,8 @@ struct EvalRecord {
   double eval_seconds = 0;
 };
 
-// What the evaluations of a run measure. Recorded, since values do not tell: an accuracy may stay 0, a loss may be below 1.
+// What the evaluations of a run measure. Recorded, since values do not tell: an accuracy may stay 0, a loss
+// may be below 1.
 struct Metric {
   // "accuracy", "loss", "perplexity" or "word error rate", as in TestFigures; "" in files of earlier versions
   std::string name;
@@ -127,9 +130,9 @@ struct StopRecord {
 // The histogram of a DistributionRecord spans [-kHistogramReach, kHistogramReach) standard deviations.
 inline constexpr double kHistogramReach = 8;
 
-// The distribution of rank 0's accumulated gradient u in one step (train.distribution_every), before the entries
-// that are sent were taken out of it. The compressed part of the model counts as one vector of `size` elements,
-// whatever its groups.
+// The distribution of rank 0's accumulated gradient u in one step (train.distribution_every), before the
+// entries that are sent were taken out of it. The compressed part of the model counts as one vector of `size`
+// elements, whatever its groups.
 struct DistributionRecord {
   std::int64_t step = 0;  // as in StepRecord
   double epoch = 0, density = 1;
@@ -142,7 +145,7 @@ struct DistributionRecord {
   // Counts by floor(log2 |u|), from least_exponent up, the ends included in the outermost bins; and zeros.
   std::vector<std::int64_t> magnitudes;
   std::int64_t least_exponent = 0, zeros = 0;
-  // ||u - TopK(u)||^2 / ||u||^2, exact; 0 where u is zero. Beside it the bounds of Shi et al., arXiv 1911.08772,
+  // ||u - TopK(u)||^2 / ||u||^2, exact; 0 if u is zero. Beside it the bounds of Shi et al., arXiv 1911.08772,
   // 1 - k/d and, for bell-shaped u, (1 - k/d)^2.
   double contraction = 0, bound = 0, bell_bound = 0;
 };
@@ -160,21 +163,21 @@ struct EndRecord {
   double bytes_sent = 0;           // totals: payload one rank uploads, mean over ranks
   double bytes_received = 0;       // the same of its download
   double bytes_dense = 0;          // 4 * d * steps
-  double bytes_ratio = 0;          // dense over sent; 0 where nothing was sent
+  double bytes_ratio = 0;          // dense over sent; 0 if nothing was sent
   std::string parameter_checksum;  // 16 hexadecimal digits, parameters only
   std::int64_t steps = 0, skipped_steps = 0;
   double step_p50_s = 0, step_p95_s = 0;  // of one step's seconds, as many excluded
   // Medians of the steps' figures, as many excluded; 0 in files of earlier versions.
   double encode_p50_s = 0, communicate_p50_s = 0, exposed_p50_s = 0, decode_p50_s = 0;
   double makespan_p50_s = 0;
-  double modelled_makespan_s = 0;  // by the run's exchange profile; 0 where it has none
+  double modelled_makespan_s = 0;  // by the run's exchange profile; 0 if it has none
 };
 
-// Appends. Not a number and infinity become null. Throws UserError with path and reason where writing fails
-// (disk full), and where the path no longer leads to the file (its folder was deleted or moved).
+// Appends. Not a number and infinity become null. Throws UserError with path and reason if writing fails
+// (disk full), and if the path no longer leads to the file (its folder was deleted or moved).
 class MetricsWriter {
  public:
-  // `check`, called before each record, throws where the run may write no more.
+  // `check`, called before each record, throws if the run may write no more.
   explicit MetricsWriter(const std::string& path, int rank = 0, std::function<void()> check = {});
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
@@ -216,13 +219,14 @@ struct Metrics {
 // and fields are passed over, so that newer files can be read; null reads as not a number.
 Metrics read_metrics(const std::string& path);
 
-// Cuts metrics.jsonl off at `bytes`, a length it had earlier: what follows is done again by a resumed run. With a warning, a
-// file that is shorter (records were lost with the machine) stays but for what no newline ends, one that is gone begins anew,
-// and so does one with a damaged line, which is kept as metrics.jsonl.damaged. Throws UserError.
+// Cuts metrics.jsonl off at `bytes`, a length it had earlier: what follows is done again by a resumed run.
+// With a warning, a file that is shorter (records were lost with the machine) stays but for what no newline
+// ends, one that is gone begins anew, and so does one with a damaged line, which is kept as
+// metrics.jsonl.damaged. Throws UserError.
 void truncate_metrics(const std::string& path, std::uint64_t bytes);
 
-// One row per step, fixed columns, header once; evaluation columns are filled on the step that was evaluated, with the figures that
-// the task has.
+// One row per step, fixed columns, header once; evaluation columns are filled on the step that was evaluated,
+// with the figures that the task has.
 void write_metrics_csv(const Metrics& metrics, const std::string& path);
 
 }  // namespace topknot

@@ -192,9 +192,9 @@ class Parser {
   std::size_t at_ = 0;
 };
 
-// `start` are the file's first bytes, up to kLongestStart; `file_size` its length. Throws UserError, which names
-// `path` and what is wrong: no .npy file, an unknown version, damaged, a type other than little-endian float32
-// and float64 (by name), Fortran order.
+// `start` are the file's first bytes, up to kLongestStart; `file_size` its length. Throws UserError, which
+// names `path` and what is wrong: no .npy file, an unknown version, damaged, a type other than little-endian
+// float32 and float64 (by name), Fortran order.
 NpyHeader parse_npy_header(const std::string& path, std::string_view start, std::size_t file_size) {
   const auto byte = [&](std::size_t at) {
     return static_cast<std::size_t>(static_cast<unsigned char>(start[at]));
@@ -224,7 +224,8 @@ NpyHeader parse_npy_header(const std::string& path, std::string_view start, std:
 std::string npy_header(const std::string& descr, const std::vector<std::size_t>& shape) {
   std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}{}), }}", descr,
                                  fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
-  // Room for the longest first dimension, then up to a multiple of 64 bytes with the newline, as NumPy aligns.
+  // Room for the longest first dimension, then up to a multiple of 64 bytes with the newline, as NumPy
+  // aligns.
   const std::size_t first = shape.empty() ? 0 : std::to_string(shape[0]).size();
   const std::size_t room = std::numeric_limits<std::size_t>::digits10 + 1 - first;
   const std::size_t total = (kMagic.size() + 4 + text.size() + room + 1 + 63) / 64 * 64;
@@ -236,7 +237,7 @@ std::string npy_header(const std::string& descr, const std::vector<std::size_t>&
   return header + text;
 }
 
-// The product; nullopt where it does not fit.
+// The product; nullopt if it does not fit.
 std::optional<std::size_t> npy_numel(const std::vector<std::size_t>& shape) {
   for (const std::size_t n : shape)
     if (n == 0) return 0;

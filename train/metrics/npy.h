@@ -23,8 +23,8 @@ class NpyReader {
   bool is_double() const { return is_double_; }
   std::size_t numel() const { return numel_; }
 
-  // The elements [begin, begin + out.size()) in C order, rounded to float where the file holds float64 (what
-  // is beyond float's range becomes an infinity), or widened. Throws UserError where the file cannot be read
+  // The elements [begin, begin + out.size()) in C order, rounded to float if the file holds float64 (what
+  // is beyond float's range becomes an infinity), or widened. Throws UserError if the file cannot be read
   // or has become shorter.
   void read(std::size_t begin, std::span<float> out) const;
   void read(std::size_t begin, std::span<double> out) const;

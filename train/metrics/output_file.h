@@ -10,9 +10,9 @@
 
 namespace topknot {
 
-// A file, or standard output for "-", written piece by piece. A plain file appears under its name at close() and
-// not at all where close() is not reached; an earlier one of that name stays until then. Throws UserError with
-// path and reason where it cannot be written (disk full).
+// A file, or standard output for "-", written piece by piece. A plain file appears under its name at close()
+// and not at all where close() is not reached; an earlier one of that name stays until then. Throws UserError
+// with path and reason where it cannot be written (disk full).
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path);
@@ -23,13 +23,14 @@ class OutputFile {
 
  private:
   [[noreturn]] void fail(int error) const;
-  std::string path_, target_, temporary_;  // temporary_: "" where the file is written in place
+  std::string path_, target_, temporary_;  // temporary_: "" if the file is written in place
   std::FILE* file_ = nullptr;
 };
 
-// A number that reads back to the same double; whole ones are written without a point, NaN and infinity as null.
+// A number that reads back to the same double; whole ones are written without a point, NaN and infinity as
+// null.
 nlohmann::ordered_json json_number(double value);
-// Nothing where it is no whole number that fits. nlohmann's own conversion of 1e300 to an integer is undefined.
+// Nothing if it is no whole number that fits. nlohmann's own conversion of 1e300 to an integer is undefined.
 std::optional<std::int64_t> whole_number(const nlohmann::ordered_json& json);
 
 void write_file(const std::string& path, std::string_view text);
@@ -41,8 +42,8 @@ enum class Replace {
   all,      // any file
 };
 
-// Throws UserError where `path` lies in the checkpoints of a run, by whatever links and relative names, and where it is a
-// file that `replace` does not allow; the message ends with `remedy`. Pipes, devices and "-" pass.
+// Throws UserError if `path` lies in the checkpoints of a run, by whatever links and relative names, and if
+// it is a file that `replace` does not allow; the message ends with `remedy`. Pipes, devices and "-" pass.
 void check_output(const std::string& path, Replace replace, const std::string& remedy);
 
 }  // namespace topknot

@@ -1,6 +1,6 @@
 #pragma once
-// config.yaml of a run directory as keys and texts, for programs that show and compare configurations: without
-// the table of keys, so that files of other versions can be read.
+// config.yaml of a run directory as keys and texts, for programs that show and compare configurations:
+// without the table of keys, so that files of other versions can be read.
 
 #include <string>
 #include <utility>
@@ -24,8 +24,8 @@ class RunConfig {
       : path_(std::move(path)), entries_(std::move(entries)) {}
 
   const std::vector<Entry>& entries() const { return entries_; }  // in the file's order
-  const Entry* find(const std::string& key) const;                // null where the file does not have it
-  // A value without its quotes; "" where the file does not have the key.
+  const Entry* find(const std::string& key) const;                // null if the file does not have it
+  // A value without its quotes; "" if the file does not have the key.
   std::string text(const std::string& key) const;
   // Throw UserError with the path and the key: absent, or no such number.
   double number(const std::string& key) const;

@@ -1,6 +1,7 @@
 #pragma once
-// Scalars in an event file that TensorBoard reads: TFRecords (length, masked CRC-32C of it, data, masked CRC-32C of them;
-// tensorflow/core/lib/io/record_writer.h) of Event messages (tensorflow/core/util/event.proto).
+// Scalars in an event file that TensorBoard reads: TFRecords (length, masked CRC-32C of it, data, masked
+// CRC-32C of them; tensorflow/core/lib/io/record_writer.h) of Event messages
+// (tensorflow/core/util/event.proto).
 
 #include <cstdint>
 #include <cstdio>
@@ -12,15 +13,16 @@ namespace topknot {
 
 class TensorBoardWriter {
  public:
-  // Makes a new file events.out.tfevents.SECONDS.HOST.PID in the folder. `steps_made`: before this start; where it is not
-  // 0, TensorBoard forgets what earlier files of the folder have of later steps. Throws UserError as write().
+  // Makes a new file events.out.tfevents.SECONDS.HOST.PID in the folder. `steps_made`: before this start;
+  // where it is not 0, TensorBoard forgets what earlier files of the folder have of later steps. Throws
+  // UserError as write().
   explicit TensorBoardWriter(const std::string& folder, std::int64_t steps_made = 0);
   ~TensorBoardWriter();
   TensorBoardWriter(const TensorBoardWriter&) = delete;
   TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
 
   using Scalars = std::vector<std::pair<std::string, double>>;  // tag, value
-  // One event, written through at once; values are rounded to float. Throws UserError with path and reason where
+  // One event, written through at once; values are rounded to float. Throws UserError with path and reason if
   // writing fails (disk full).
   void write(std::int64_t step, const Scalars& scalars);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Merge plans and modelled times from a measured profile: dist/plan/schedule.h with the profile's numbers. And the exchange's
-// options with what only a run can measure: layer densities, merge plans, the collective.
+// Merge plans and modelled times from a measured profile: dist/plan/schedule.h with the profile's numbers.
+// And the exchange's options with what only a run can measure: layer densities, merge plans, the collective.
 
 #include <chrono>
 #include <optional>
@@ -22,31 +22,31 @@ namespace topknot {
 double at_size(const std::vector<ExchangeProfile::Group>& groups, double ExchangeProfile::Group::*figure,
                double elements);
 
-// The layers that a merge rule groups: the compressed parameters, under method dense all of them, in order of sending.
-// `backward` is the time from when the one before it was ready, whatever lay in between; 0 where it was ready
-// earlier, since it then waits for the parameters before it.
+// The layers that a merge rule groups: the compressed parameters, under method dense all of them, in order of
+// sending. `backward` is the time from when the one before it was ready, whatever lay in between; 0 if it was
+// ready earlier, since it then waits for the parameters before it.
 std::vector<LayerCost> sent_layers(const ExchangeProfile& profile);
 
 // Encoding, and the first round of the collective, of one group of so many elements: the fit of the
-// all-reduce or the all-gather, or a sparse collective's own cost model with the profile's link (UserError where it
-// has none).
-// The profile must outlive the model.
+// all-reduce or the all-gather, or a sparse collective's own cost model with the profile's link (UserError if
+// it has none). The profile must outlive the model.
 CostModel cost_model(const ExchangeProfile& profile);
 
-// The plan of a rule that plans ("mgwfbp", "omgs", "optimal"), in the form of exchange.groups. The measured cost models
-// replace the papers'; mgwfbp takes its start-up from the fit of the collective in use. Where nothing overlaps, `optimal`
-// counts a collective as compute time; the papers' rules know only the overlapping case.
+// The plan of a rule that plans ("mgwfbp", "omgs", "optimal"), in the form of exchange.groups. The measured
+// cost models replace the papers'; mgwfbp takes its start-up from the fit of the collective in use. Where
+// nothing overlaps, `optimal` counts a collective as compute time; the papers' rules know only the
+// overlapping case.
 std::vector<std::size_t> planned_groups(const std::string& rule, const ExchangeProfile& profile);
 
-// From the start of the backward pass to the end of the last group's first collective. `groups`: parameters per
-// group in arena order, as Exchange::groups() has them; the parameters after them, the dense part, are one group
-// more. Where nothing overlaps, every collective delays what comes after it. Throws Error for groups that do
-// not fit the profile's parameters.
+// From the start of the backward pass to the end of the last group's first collective. `groups`: parameters
+// per group in arena order, as Exchange::groups() has them; the parameters after them, the dense part, are
+// one group more. Where nothing overlaps, every collective delays what comes after it. Throws Error for
+// groups that do not fit the profile's parameters.
 double modelled_makespan(const ExchangeProfile& profile, std::span<const std::size_t> groups);
 
 // The measured makespan of a step: from `backward_begin`, where the backward pass began whose hooks drove the
 // exchange, to the end of the last group's first collective. The agreement and further rounds do not count;
-// 0 where no group was sent.
+// 0 if no group was sent.
 double measured_makespan(std::span<const ExchangeSpan> spans,
                          std::chrono::steady_clock::time_point backward_begin);
 
@@ -61,11 +61,11 @@ struct ExchangeChoice {
   bool chosen = false;   // options.collective was chosen here
 };
 
-// Collective; call it before the Exchange is made. Measures where exchange.merge needs a plan and has none, or
+// Collective; call it before the Exchange is made. Measures if exchange.merge needs a plan and has none, or
 // exchange.collective is auto, unless exchange.profile names a file, which rank 0 reads. Fills in
 // options.groups and options.collective, the same on every rank; rank 0 writes what was measured to
-// exchange_profile.json in the run directory and logs the plan. Throws UserError as read_exchange_profile() and
-// check_exchange_profile() do.
+// exchange_profile.json in the run directory and logs the plan. Throws UserError as read_exchange_profile()
+// and check_exchange_profile() do.
 ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
                                CollectiveQueue& queue, const RunDirectory& folder, ExchangeOptions& options);
 
@@ -75,7 +75,7 @@ struct ResolvedExchange {
 
   // The configuration with the groups and the collective that were planned or chosen.
   Config effective(Config config) const;
-  // By the run's profile, in seconds; 0 where there is none.
+  // By the run's profile, in seconds; 0 if there is none.
   double modelled_makespan(const std::vector<Group>& groups) const;
 };
 

@@ -167,8 +167,8 @@ std::vector<Group> sample_groups(std::span<Parameter* const> parameters, bool co
   return groups;
 }
 
-// Normally distributed values; each round starts at another offset, so that no two rounds in a row are equal. Longer
-// vectors repeat them at slightly different scales, so that there are no ties.
+// Normally distributed values; each round starts at another offset, so that no two rounds in a row are equal.
+// Longer vectors repeat them at slightly different scales, so that there are no ties.
 class Noise {
  public:
   explicit Noise(std::size_t size) : values_(std::min(size, kMostNoise)) {

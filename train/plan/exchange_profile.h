@@ -1,6 +1,6 @@
 #pragma once
-// The measured costs of a run's exchange, from which merge plans (train/plan/exchange_plan.h) and predictions are made.
-// exchange_profile.json in the run directory is this structure; every field has its member's name.
+// The measured costs of a run's exchange, from which merge plans (train/plan/exchange_plan.h) and predictions
+// are made. exchange_profile.json in the run directory is this structure; every field has its member's name.
 
 #include <cstddef>
 #include <span>
@@ -20,7 +20,8 @@ struct ExchangeProfile {
     std::string name;
     std::size_t numel = 0;
     bool compressed = false;  // by the method; false under method dense
-    // From the parameter that backward finished before this one; of all parameters together, the backward pass.
+    // From the parameter that backward finished before this one; of all parameters together, the backward
+    // pass.
     double backward_s = 0;
     double ready_s = 0;  // from the start of the backward pass, the sum of backward_s up to this one
   };
@@ -42,7 +43,7 @@ struct ExchangeProfile {
 
   std::string model, dataset;             // model.name, data.name
   std::string method;                     // compress.name
-  std::string options;                    // the other keys of section compress that bear on cost, where set
+  std::string options;                    // the other keys of section compress that bear on cost, if set
   double density = 1;                     // compress.density; 1 under dense
   std::string collective = "all_gather";  // the one in use, never auto
   int ranks = 1, threads = 1, batch = 1;  // threads and samples per rank; batch is data.batch_size
@@ -54,7 +55,7 @@ struct ExchangeProfile {
   double backward_s = 0, update_s = 0;
   // Group sizes from the smallest parameter to all that the method handles, ascending, at least one.
   std::vector<Group> groups;
-  // The dense part beside a compressed method, as one group after the others; elements 0 where there is
+  // The dense part beside a compressed method, as one group after the others; elements 0 if there is
   // none, and under method dense. `dense_sums`: it is summed (compress.dense_values: fp32), else gathered.
   Group dense;
   bool dense_sums = true;
@@ -69,26 +70,27 @@ std::string exchange_profile_json(const ExchangeProfile& profile);
 ExchangeProfile parse_exchange_profile(const std::string& text, const std::string& path);
 ExchangeProfile read_exchange_profile(const std::string& path);
 
-// compress.* as ExchangeProfile::options has them: "rank=2 values=bf16"; "" where all have their default.
+// compress.* as ExchangeProfile::options has them: "rank=2 values=bf16"; "" if all have their default.
 std::string profile_options(const Config& config);
 
-// Throws UserError where the profile was not measured for this model, method, density and number of ranks,
+// Throws UserError if the profile was not measured for this model, method, density and number of ranks,
 // with the first difference. Threads, batch and backend may differ, though the numbers are then off: returns
-// those differences in words, "" where there are none.
+// those differences in words, "" if there are none.
 std::string check_exchange_profile(const ExchangeProfile& profile, const Config& config,
                                    const ParameterArena& arena, int ranks, const std::string& backend,
                                    const std::string& path);
 
-// Measures a profile when a run starts: layers, encoding and network. Collective; the same on every rank. Takes about a
-// second beside a few training steps of a model of its own, so that nothing of the run changes:
-// - backward, forward and update times as measure_layer_times() (train/plan/layer_density.h), all ranks at once; with
-//   clipping over the whole model all parameters are ready when the backward pass is over;
+// Measures a profile when a run starts: layers, encoding and network. Collective; the same on every rank.
+// Takes about a second beside a few training steps of a model of its own, so that nothing of the run changes:
+// - backward, forward and update times as measure_layer_times() (train/plan/layer_density.h), all ranks at
+//   once; with clipping over the whole model all parameters are ready when the backward pass is over;
 // - encoding and decoding of the real compressor, on normally distributed gradients, for about five groups of
 //   neighbouring parameters from the smallest parameter to all of them, at compress.density;
 // - all_gather and all_reduce from 64 bytes to the size of the largest message, fewer sizes where a network
 //   is slow, and fits as fit_network();
-// - the link: alpha is half a round trip of 8 bytes between ranks 0 and 1, beta a gathered byte of the largest
-//   messages (up to 1 MiB at least) divided by P-1, the overhead what is left of the gather's alpha for each further rank.
+// - the link: alpha is half a round trip of 8 bytes between ranks 0 and 1, beta a gathered byte of the
+//   largest messages (up to 1 MiB at least) divided by P-1, the overhead what is left of the gather's alpha
+//   for each further rank.
 // `options`: of the run's exchange; its merge, plan and collective are not looked at.
 ExchangeProfile measure_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
                                  CollectiveQueue& queue, const ExchangeOptions& options);

@@ -1,6 +1,6 @@
 #pragma once
-// compress.layer_density: one density per tensor, from a file or from measured times (LAGS-SGD). It counts where it
-// exceeds the step's density.
+// compress.layer_density: one density per tensor, from a file or from measured times (LAGS-SGD). It counts if
+// it exceeds the step's density.
 
 #include <cstddef>
 #include <functional>
@@ -20,36 +20,37 @@ namespace topknot {
 using LayerDensity = std::map<std::string, double>;  // by parameter name
 
 // A JSON object {"parameter": density}, densities in (0, 1]; parameters that it does not name keep the step's
-// density, those that are sent dense may be named and stay dense. Throws UserError, with the path: a file that
-// cannot be read or is no such object, names that the model does not have, densities out of range.
+// density, those that are sent dense may be named and stay dense. Throws UserError, with the path: a file
+// that cannot be read or is no such object, names that the model does not have, densities out of range.
 LayerDensity read_layer_density(const std::string& path, const ParameterArena& arena);
 std::string layer_density_json(const LayerDensity& densities);
 
-// Shi et al., "Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with Convergence Guarantees",
-// ECAI 2020, arXiv 1911.08727: a layer may send as much as is sent while it is computed.
-// The densities of the layers, as in the authors' code (predict_density_with_size_and_computation; there it
-// is switched off by an early return):
+// Shi et al., "Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with Convergence
+// Guarantees", ECAI 2020, arXiv 1911.08727: a layer may send as much as is sent while it is computed. The
+// densities of the layers, as in the authors' code (predict_density_with_size_and_computation; there it is
+// switched off by an early return):
 //
 //   t = t_comp - log2(P) * alpha                           time left once the messages have begun
-//   rho = base where t <= 0, else t / (2 (P - 1) beta m)   a position and a value from each other rank
-//   rho = 0.05 where rho > 1
+//   rho = base if t <= 0, else t / (2 (P - 1) beta m)   a position and a value from each other rank
+//   rho = 0.05 if rho > 1
 //   rho = max(rho, base)
 //
-// `times`: seconds of each layer's backward pass, t_comp; `sizes`: elements, m; alpha: seconds that a message takes
-// to begin with; beta: seconds that an element (4 bytes) takes, above 0; `base`: the least density, in (0, 1], 0.001
-// in their code. The result is in (0, 1]. Throws Error where the lists differ in length or a number is out of
-// range.
+// `times`: seconds of each layer's backward pass, t_comp; `sizes`: elements, m; alpha: seconds that a message
+// takes to begin with; beta: seconds that an element (4 bytes) takes, above 0; `base`: the least density, in
+// (0, 1], 0.001 in their code. The result is in (0, 1]. Throws Error if the lists differ in length or a
+// number is out of range.
 //
-// Properties: a layer whose whole gradient would be sent in time (rho > 1) gets 0.05, less than a
-// layer for which it is just not so (rho = 0.9). t_comp is the layer's own time, though its message is sent
-// beside the layers that come after it; the paper bounds the communication of layer l by the computation of
-// layer l - 1. The time of selecting is left out. With one rank the formula divides by zero; nothing is sent
-// then, and every layer gets `base`.
+// Properties: a layer whose whole gradient would be sent in time (rho > 1) gets 0.05, less than a layer for
+// which it is just not so (rho = 0.9). t_comp is the layer's own time, though its message is sent beside the
+// layers that come after it; the paper bounds the communication of layer l by the computation of layer l - 1.
+// The time of selecting is left out. With one rank the formula divides by zero; nothing is sent then, and
+// every layer gets `base`.
 std::vector<double> lags_densities(const std::vector<double>& times, const std::vector<std::size_t>& sizes,
                                    double alpha, double beta, int ranks, double base);
 
 // How long the parts of a step take on this machine: what layer densities and merge plans
-// (train/plan/exchange_profile.h) are made from. Seconds of the wall clock, medians over a few steps after warm-up.
+// (train/plan/exchange_profile.h) are made from. Seconds of the wall clock, medians over a few steps after
+// warm-up.
 struct LayerTimes {
   // By parameter in arena order: from the parameter that backward finished before it; 0 for one that the loss
   // does not reach.
@@ -70,10 +71,10 @@ LayerTimes measure_layer_times(const Config& config, const Dataset& data, int ra
 // thrown away, so that nothing of the run changes. By lags_densities(), for `ranks` ranks.
 LayerDensity measure_layer_density(const Config& config, const Dataset& data, int ranks);
 
-// The densities that the configuration asks for, the same on every rank. Collective. `auto` is measured on rank 0 while the
-// others wait, and written to layer_density.json in the run directory, which another run may take as its file:
-// the same bits in every run hold for given densities. Throws UserError as read_layer_density(), and where
-// the ranks' files differ.
+// The densities that the configuration asks for, the same on every rank. Collective. `auto` is measured on
+// rank 0 while the others wait, and written to layer_density.json in the run directory, which another run may
+// take as its file: the same bits in every run hold for given densities. Throws UserError as
+// read_layer_density(), and where the ranks' files differ.
 LayerDensity layer_density(const Config& config, const Dataset& data, const ParameterArena& arena,
                            CollectiveQueue& queue, const Communicator& communicator,
                            const RunDirectory& folder);

@@ -97,7 +97,7 @@ struct PartBits {
     if (shift != 0) window |= std::uint64_t{word(at / 32 + 2)} << (64 - shift);
     return end - at >= 64 ? window : window & ((std::uint64_t{1} << (end - at)) - 1);
   }
-  // Zeros from a bit on, to the next one; more than `most` where there are that many.
+  // Zeros from a bit on, to the next one; more than `most` if there are that many.
   __device__ std::uint64_t zeros(std::uint64_t bit, std::uint64_t most) const {
     for (std::uint64_t count = 0;; count += 64) {
       const std::uint64_t window = from(bit + count);
@@ -117,7 +117,7 @@ constexpr std::uint32_t kWindow = 8192;    // bits
 constexpr std::uint16_t kBeyond = 0xFFFF;  // a jump out of the window
 
 // A part is read by a block of threads: positions from the part's first possible one on. `sizes` gets how
-// many positions it spans, or 0 where it is damaged.
+// many positions it spans, or 0 if it is damaged.
 __global__ void __launch_bounds__(kThreads)
     read_parts_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
   __shared__ std::uint16_t jumps[2][kWindow];

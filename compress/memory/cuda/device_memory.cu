@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) commit_kernel(MemoryCommit step) {
   const std::size_t count = *step.sent.count;
   for (std::size_t i = first; i < count; i += stride) {
     const std::uint32_t at = step.sent.positions[i];
-    step.u[at] -= step.sent.values[i];  // +0 where values are sent exactly, else the coding error
+    step.u[at] -= step.sent.values[i];  // +0 if values are sent exactly, else the coding error
     if (step.velocity && step.masking) step.velocity[at] = 0;
   }
 }

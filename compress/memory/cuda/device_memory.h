@@ -1,17 +1,18 @@
 #pragma once
-// CUDA counterpart of compress/memory/memory.h: works on a stream; the host does not know the outcome of a step. The
-// arithmetic is the CPU's, bit for bit. One per group and rank. A step:
+// CUDA counterpart of compress/memory/memory.h: works on a stream; the host does not know the outcome of a
+// step. The arithmetic is the CPU's, bit for bit. One per group and rank. A step:
 //
 //   accumulate(slice, step)                what the selection's own pass makes u with
 //   commit(stream, status, slice, sent)   before the average is written. Good: what was sent leaves u. Bad: the
 //                                          memory of u gets the old residual, and a velocity its old values
 //
-// After commit() the slice's two memories swap roles where the memory has_residual(), whatever the status was; the
-// average belongs in the memory that commit() returns.
+// After commit() the slice's two memories swap roles where the memory has_residual(), whatever the status
+// was; the average belongs in the memory that commit() returns.
 //
-// DGC with momentum has two velocities, of which one is read and the other written. Which one follows from the
-// slice: the steps that find the gradient in one memory read the first, the others the second. So a graph that
-// was captured for one of the two orders stays right, and a bad step, which copies, swaps as a good one does.
+// DGC with momentum has two velocities, of which one is read and the other written. Which one follows from
+// the slice: the steps that find the gradient in one memory read the first, the others the second. So a graph
+// that was captured for one of the two orders stays right, and a bad step, which copies, swaps as a good one
+// does.
 
 #include <cuda_runtime_api.h>
 
@@ -39,14 +40,15 @@ struct DeviceSent {
 
 class DeviceMemory {
  public:
-  // dgc: a residual memory with a velocity where there is momentum.
+  // dgc: a residual memory with a velocity if there is momentum.
   enum class Kind { none, residual, dgc };
 
-  // Of a group of n elements, in the current context. Options: momentum, nesterov, momentum_masking, lr_inside.
+  // Of a group of n elements, in the current context. Options: momentum, nesterov, momentum_masking,
+  // lr_inside.
   DeviceMemory(Kind kind, const CompressOptions& options, std::size_t n);
 
-  // Of the whole group; Accumulate::from() makes it a segment's. slice.residual is not used by memory none. The
-  // slice's two memories must be the same as in all steps before, in either order.
+  // Of the whole group; Accumulate::from() makes it a segment's. slice.residual is not used by memory none.
+  // The slice's two memories must be the same as in all steps before, in either order.
   Accumulate accumulate(const Slice& slice, const StepParameters* step);
   // The same slice. Returns the memory for the average: residual, or (memory none) the gradient's own.
   std::span<float> commit(cudaStream_t stream, const StepStatus* status, const Slice& slice,

@@ -1,5 +1,5 @@
-// signsgd and qsgd on a GPU, the counterpart of compress/quantise/compressor.h, with the same bits in blocks, averages and
-// residuals.
+// signsgd and qsgd on a GPU, the counterpart of compress/quantise/compressor.h, with the same bits in blocks,
+// averages and residuals.
 #include <topknot_kernel.h>
 
 #include <algorithm>
@@ -35,7 +35,8 @@ struct QuantisedFormat {
   }
 };
 
-// A piece of a cell over which magnitudes are summed in one order: signs are summed by chunks, levels by whole cells.
+// A piece of a cell over which magnitudes are summed in one order: signs are summed by chunks, levels by
+// whole cells.
 struct QuantisedPiece {
   std::uint32_t cell, begin, end;
 };
@@ -44,9 +45,9 @@ __device__ bool finite(float x) {
   return (__float_as_uint(x) & 0x7FFFFFFFu) <= kLargestFinite;
 }
 
-// u = gradient + residual over the gradient, or the gradient as it is (null). sums: of each piece, of magnitudes (sign) or of
-// squares (levels). *broken: 1 where u is not finite. Eight neighbouring threads a piece: lane l has the elements l, l + 8,
-// ... of it, as on the CPU.
+// u = gradient + residual over the gradient, or the gradient as it is (null). sums: of each piece, of
+// magnitudes (sign) or of squares (levels). *broken: 1 if u is not finite. Eight neighbouring threads a
+// piece: lane l has the elements l, l + 8, ... of it, as on the CPU.
 __global__ void __launch_bounds__(kThreads)
     sums_kernel(QuantisedFormat format, float* u, const float* residual, const QuantisedPiece* pieces,
                 std::uint32_t count, double* sums, std::uint32_t* broken) {
@@ -75,8 +76,8 @@ __global__ void __launch_bounds__(kThreads)
   if (bad) atomicOr(broken, 1u);
 }
 
-// The cells' scales. `first`: of each cell, and behind the last: where its pieces begin. *broken: 1 where one is not finite.
-// Signs: a block a cell, whose pieces are added in order by one thread.
+// The cells' scales. `first`: of each cell, and behind the last: where its pieces begin. *broken: 1 if one is
+// not finite. Signs: a block a cell, whose pieces are added in order by one thread.
 __global__ void __launch_bounds__(kThreads)
     mean_kernel(QuantisedFormat format, const double* sums, const std::uint32_t* first, float* scales,
                 std::uint32_t* broken) {
@@ -133,8 +134,8 @@ __device__ std::uint32_t code_of(const QuantisedFormat& format, float x, float s
   return static_cast<std::uint32_t>(level) | (x < 0 && level > 0 ? 1u << (format.bits - 1) : 0u);
 }
 
-// This rank's block. `rng`: of the method's seed; `offset`: of the group in the model. A block of threads makes the codes of as
-// many entries, and then the words that hold them.
+// This rank's block. `rng`: of the method's seed; `offset`: of the group in the model. A block of threads
+// makes the codes of as many entries, and then the words that hold them.
 __global__ void __launch_bounds__(kThreads)
     write_kernel(QuantisedFormat format, const float* u, const float* scales, const std::uint32_t* broken,
                  const StepParameters* step, PhiloxStream rng, std::uint64_t offset, std::byte* block,
@@ -238,8 +239,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Where the status is good: the average of the ranks' values over the residual's memory, or u's where there is no residual
-// (null), and u -= this rank's values where there is one. Else the residual over u.
+// If the status is good: the average of the ranks' values over the residual's memory, or u's where there is
+// no residual (null), and u -= this rank's values where there is one. Else the residual over u.
 __global__ void __launch_bounds__(kThreads)
     commit_kernel(QuantisedFormat format, const std::byte* blocks, int ranks, const float* weights,
                   float factor, const StepParameters* step, const StepStatus* status, float* u,

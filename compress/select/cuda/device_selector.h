@@ -1,7 +1,7 @@
 #pragma once
-// CUDA counterpart of compress/select/selector.h: works on a stream; the host does not know how many entries were
-// selected. One per group and rank, for all of the group's selection ranges. The arithmetic is the CPU's, so what is
-// selected is the same, entry by entry.
+// CUDA counterpart of compress/select/selector.h: works on a stream; the host does not know how many entries
+// were selected. One per group and rank, for all of the group's selection ranges. The arithmetic is the
+// CPU's, so what is selected is the same, entry by entry.
 
 #include <cuda_runtime_api.h>
 
@@ -20,11 +20,12 @@
 
 namespace topknot::cuda {
 
-// What selections on a GPU are made of: lists of what exceeds a bound, and the k largest of a list or of a vector.
-// Everything that is known only during a step (bounds, counts, k, which way to go) lives in GPU memory; grids follow
-// capacities, and kernels that a step does not need return at once. The same bits in every run: no float atomics,
-// lists ascend by index, ties go to the lower index. One launch serves all ranges of a group, so that a step has as many
-// launches where each tensor selects for itself as where the group does. SelectMemory owns the memory.
+// What selections on a GPU are made of: lists of what exceeds a bound, and the k largest of a list or of a
+// vector. Everything that is known only during a step (bounds, counts, k, which way to go) lives in GPU
+// memory; grids follow capacities, and kernels that a step does not need return at once. The same bits in
+// every run: no float atomics, lists ascend by index, ties go to the lower index. One launch serves all
+// ranges of a group, so that a step has as many launches where each tensor selects for itself as where the
+// group does. SelectMemory owns the memory.
 //
 //   accumulate_and_list(...)   u = gradient + residual, and what exceeds a bound, in one pass (12 bytes per element)
 //   (a kernel of the method's) looks at the lists' stats and writes Choices, a thread per range
@@ -39,11 +40,12 @@ inline constexpr std::size_t kSelectBlocks =
 
 // What a pass found, in GPU memory.
 struct ListStats {
-  std::uint32_t count = 0;   // entries above the bound, also where more than the list's limit
+  std::uint32_t count = 0;   // entries above the bound, also if more than the list's limit
   std::uint32_t finite = 1;  // 0: a NaN or Inf was among the elements
 };
 
-// Entries above a bound, in GPU memory, ascending by index. Where stats->count exceeds the limit nothing is listed.
+// Entries above a bound, in GPU memory, ascending by index. If stats->count exceeds the limit nothing is
+// listed.
 struct EntryList {
   std::uint32_t* indices = nullptr;  // room for `limit`
   float* values = nullptr;
@@ -51,8 +53,8 @@ struct EntryList {
   ListStats* stats = nullptr;
 };
 
-// Scratch of a pass that lists: a count and an offset a tile, and `slots` entries per tile. A tile that holds more
-// is read again.
+// Scratch of a pass that lists: a count and an offset a tile, and `slots` entries per tile. A tile that holds
+// more is read again.
 struct TileMemory {
   std::uint32_t* counts = nullptr;
   std::uint32_t* offsets = nullptr;
@@ -69,7 +71,7 @@ struct Choice {
   std::uint32_t k = 0;      // 1 to the source's count
   MagnitudeKey bound = 0;
   std::uint32_t own_threshold = 0;  // 1: the threshold is the method's, and left alone
-  // Found, where not skipped and not known:
+  // Found, if not skipped and not known:
   MagnitudeKey kth = 0;       // the k-th largest key
   std::uint32_t greater = 0;  // how many keys exceed it
 };
@@ -83,8 +85,8 @@ struct LargestMemory {
 inline constexpr std::size_t kDigitCounts = 2048 + 1024 + 1024;
 inline constexpr std::size_t kRadixWords = 8;
 
-// What was taken, ascending by index; nothing beyond `capacity` is written. Their number is not counted: it is
-// Choice::k, or how many exceed the bound.
+// What was taken, ascending by index; nothing beyond `capacity` is written. Their number is not counted: it
+// is Choice::k, or how many exceed the bound.
 struct Taken {
   std::uint32_t* indices = nullptr;  // in the range
   float* values = nullptr;
@@ -96,15 +98,14 @@ struct SelectStats {
   std::uint32_t count = 0;   // entries taken; at most the capacity
   std::uint32_t finite = 1;  // 0: a NaN or Inf was in the range; count is 0 then
   std::uint32_t over = 0;    // selected beyond the capacity: the least of them, kept back
-  float threshold =
-      0;  // as Selection::threshold; take_largest() writes the k-th magnitude, where k are taken
+  float threshold = 0;  // as Selection::threshold; take_largest() writes the k-th magnitude, if k are taken
 };
 
 // A range of a group that selects for itself, in GPU memory.
 struct SelectRange {
   std::size_t begin = 0, n = 0;  // in the group's vectors
   std::uint64_t position = 0;    // of its first element in the arena
-  double least_density = 0;      // counts where it exceeds the step's
+  double least_density = 0;      // counts if it exceeds the step's
   TileMemory tiles;
   EntryList list;
   LargestMemory largest;
@@ -134,8 +135,8 @@ struct SelectRanges {
   Choice* choices = nullptr;      // by range: what is taken
 };
 
-// Makes u[i] = accumulate(i) and lists those with key > ranges.above. That is at most kLargestFinite, so that NaN and
-// Inf are always found; kLargestFinite lists nothing of a finite vector.
+// Makes u[i] = accumulate(i) and lists those with key > ranges.above. That is at most kLargestFinite, so that
+// NaN and Inf are always found; kLargestFinite lists nothing of a finite vector.
 void accumulate_and_list(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate);
 
 // Where entries are taken from.
@@ -146,18 +147,19 @@ struct Source {
   std::size_t size = 0;                    // at most
 };
 
-// Finds kth and greater of each choice, which is not `known`: radix selection, 11, 10 and 10 bits of the 31, 4 bytes
-// an element each. From the group's u where the choice is `whole`, else from `lists`, one per range in GPU memory.
+// Finds kth and greater of each choice, which is not `known`: radix selection, 11, 10 and 10 bits of the 31,
+// 4 bytes an element each. From the group's u if the choice is `whole`, else from `lists`, one per range in
+// GPU memory.
 void find_kth(cudaStream_t stream, const SelectRanges& ranges, const Source* lists, const float* u,
               Choice* choices);
 
-// find_kth() of ranges.choices, from the ranges' lists or u, and two passes more that take: 20 bytes per element of the
-// source, 8 where the bound is known.
+// find_kth() of ranges.choices, from the ranges' lists or u, and two passes more that take: 20 bytes per
+// element of the source, 8 if the bound is known.
 void take_largest(cudaStream_t stream, const SelectRanges& ranges, const float* u);
 
-// The choice that compress.capacity makes of `count` selected entries, where k were asked for: all of them, above
-// `bound`, or the floor(capacity * k) largest; the threshold stays the method's. `over`: how many are kept back. A
-// capacity of 0 means none.
+// The choice that compress.capacity makes of `count` selected entries, where k were asked for: all of them,
+// above `bound`, or the floor(capacity * k) largest; the threshold stays the method's. `over`: how many are
+// kept back. A capacity of 0 means none.
 TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::uint32_t count,
                                        MagnitudeKey bound, Choice& choice, std::uint32_t& kept,
                                        std::uint32_t& over) {
@@ -205,18 +207,19 @@ class DeviceSelector {
  public:
   virtual ~DeviceSelector() = default;
 
-  // The most entries that select() may take of a range of n elements at this density: k, or compress.capacity times k,
-  // or (capacity none) what the method may select at most, which is the whole range for threshold methods.
+  // The most entries that select() may take of a range of n elements at this density: k, or compress.capacity
+  // times k, or (capacity none) what the method may select at most, which is the whole range for threshold
+  // methods.
   virtual std::size_t capacity(std::size_t n, double density) const = 0;
   // How many entries the list of such a range holds.
   virtual std::size_t list_limit(std::size_t n, double density) const = 0;
   // For steps of these densities or less, one per range; changes what a graph has captured.
   virtual void set_density(const std::vector<double>& densities) { static_cast<void>(densities); }
-  // Makes u by `accumulate` (of the group), in the same pass as the method's first, and selects from it. k and
-  // the like follow from parameters->density on the GPU. `ranges`: with memory for this density.
+  // Makes u by `accumulate` (of the group), in the same pass as the method's first, and selects from it. k
+  // and the like follow from parameters->density on the GPU. `ranges`: with memory for this density.
   virtual void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
                       const StepParameters* parameters) = 0;
-  // Where the status is good, keeps what select() learnt and what the average made of it, else forgets.
+  // If the status is good, keeps what select() learnt and what the average made of it, else forgets.
   virtual void commit(cudaStream_t, const SelectRanges&, const StepStatus*, const DeviceOutcome&) {}
   // The same bytes as the CPU's selectors save, range after range; waits for the GPU.
   virtual void save(StateWriter& writer) const { static_cast<void>(writer); }
@@ -239,7 +242,7 @@ void add_device_selector(const std::string& name) {
       });
 }
 
-// Null where the selection has no CUDA counterpart.
+// Null if the selection has no CUDA counterpart.
 std::unique_ptr<DeviceSelector> make_device_selector(const std::string& select,
                                                      const CompressOptions& options,
                                                      const std::vector<DeviceRange>& ranges);
@@ -256,7 +259,8 @@ class BlockTable {
   RangeBlocks blocks_;
 };
 
-// A group's ranges, with memory for what a selector takes of them in steps of these densities or less, one per range.
+// A group's ranges, with memory for what a selector takes of them in steps of these densities or less, one
+// per range.
 class SelectMemory {
  public:
   SelectMemory() = default;

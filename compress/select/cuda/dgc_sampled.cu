@@ -21,7 +21,7 @@ struct DgcRule : DgcSampledOptions {
 // What a step finds out of a range, in GPU memory.
 struct DgcControl {
   std::uint64_t stride = 1;
-  std::uint32_t start = 0, samples = 0;  // what is sampled; none where t comes from the whole vector
+  std::uint32_t start = 0, samples = 0;  // what is sampled; none if t comes from the whole vector
   std::uint32_t k = 0;
   bool all = false;          // every entry is sent
   bool pending = false;      // the levels are to be counted
@@ -121,8 +121,8 @@ __device__ void choose(DgcControl& c, const DgcRule& rule, const SelectRange& ra
   range.stats->threshold = c.t;  // where the selection is exact, its least magnitude follows
 }
 
-// Changes t as the loop of the CPU's selector does, as far as it is known how many reach the thresholds to come;
-// else says which are to be counted. With resampling t only falls, so that one count tells all.
+// Changes t as the loop of the CPU's selector does, as far as it is known how many reach the thresholds to
+// come; else says which are to be counted. With resampling t only falls, so that one count tells all.
 __device__ void adapt(DgcControl& c, const DgcRule& rule, const SelectRange& range, Choice& final) {
   int next = 0;
   bool exact = false;

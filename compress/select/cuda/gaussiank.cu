@@ -35,8 +35,8 @@ struct GaussianKState {
   std::uint32_t counts[kLevels];
 };
 
-// z: minus the normal quantile of density / 2. For other densities the kernel computes its own, in which the last
-// bits may differ from the CPU's.
+// z: minus the normal quantile of density / 2. For other densities the kernel computes its own, in which the
+// last bits may differ from the CPU's.
 struct DensityQuantile {
   double density, z;
 };

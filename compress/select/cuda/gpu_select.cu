@@ -1,6 +1,6 @@
-// Passes that list what exceeds a bound: each tile fills slots of its own, one block adds up the tiles' counts, and a warp
-// a tile moves the slots to where they belong, so that no order of arrival is ever seen. Radix selection, ordered
-// compaction of what it selects, and the memory of a group's ranges.
+// Passes that list what exceeds a bound: each tile fills slots of its own, one block adds up the tiles'
+// counts, and a warp a tile moves the slots to where they belong, so that no order of arrival is ever seen.
+// Radix selection, ordered compaction of what it selects, and the memory of a group's ranges.
 #include <topknot_kernel.h>
 
 #include <algorithm>
@@ -245,8 +245,8 @@ __global__ void __launch_bounds__(kThreads) count_taken_kernel(SelectRanges rang
   if (threadIdx.x == 0) mine[0] = greater, mine[1] = choice.known ? 0 : equal;
 }
 
-// An entry's place is the number of entries above the bound before it, and of ties before it as far as they are
-// needed.
+// An entry's place is the number of entries above the bound before it, and of ties before it as far as they
+// are needed.
 __global__ void __launch_bounds__(kThreads) take_kernel(SelectRanges ranges, const float* u) {
   const RangeBlock block = range_block(ranges.shares);
   const Choice choice = ranges.choices[block.range];
@@ -366,7 +366,8 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, const std::ve
     const std::size_t n = ranges[r].n;
     const std::size_t most = std::clamp<std::size_t>(selector.list_limit(n, densities[r]), 1, n);
     tiles.push_back(parts(n, kSelectTile));
-    // Blocks by the ranges' lengths, so that a group of many ranges has no more of them than the GPU keeps busy.
+    // Blocks by the ranges' lengths, so that a group of many ranges has no more of them than the GPU keeps
+    // busy.
     shares.push_back(std::clamp<std::size_t>(parts(n, kLeastShare), 1,
                                              std::max<std::size_t>(1, kSelectBlocks * n / elements)));
     SelectRange range;

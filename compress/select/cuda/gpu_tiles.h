@@ -1,5 +1,6 @@
 #pragma once
-// Which range a block serves; a tile of elements in the registers of a block, loaded or accumulated. For .cu files.
+// Which range a block serves; a tile of elements in the registers of a block, loaded or accumulated. For .cu
+// files.
 
 #include <cstddef>
 #include <cstdint>
@@ -45,7 +46,8 @@ __device__ inline std::uint32_t lower_bound(const std::uint32_t* indices, std::u
   return begin;
 }
 
-// How a thread holds its share of a tile: four quads of neighbours, element c of quad q at quad_at(base, q) + c.
+// How a thread holds its share of a tile: four quads of neighbours, element c of quad q at quad_at(base, q) +
+// c.
 inline constexpr int kQuads = 4;
 inline constexpr int kTileShare = 4 * kQuads;
 static_assert(kTileShare * kThreads == kSelectTile, "a block holds a tile");
@@ -85,7 +87,7 @@ __device__ void fetch_quads(const Accumulate& a, std::size_t base, int first, fl
   }
 }
 
-// This thread's share of the tile at `base`, of n elements in all; 0 where there is none. `aligned`: all vectors
+// This thread's share of the tile at `base`, of n elements in all; 0 if there is none. `aligned`: all vectors
 // start at 16 bytes.
 template <Fetch kFetch>
 __device__ void fetch_tile(const Accumulate& a, std::size_t base, std::size_t n, bool aligned,
@@ -126,8 +128,8 @@ inline bool aligned(const Accumulate& a) {
   return ((at(a.u) | at(a.residual) | at(a.velocity) | at(a.next_velocity)) & 15) == 0;
 }
 
-// Lists what of the tile exceeds `above` in the tile's slots and writes its count; the top bit: a NaN or Inf was
-// there. The whole block calls.
+// Lists what of the tile exceeds `above` in the tile's slots and writes its count; the top bit: a NaN or Inf
+// was there. The whole block calls.
 inline constexpr std::uint32_t kBroken = 0x80000000u;
 __device__ inline void list_tile(const float (&x)[kTileShare], std::size_t base, std::size_t n,
                                  MagnitudeKey above, const TileMemory& tiles) {

@@ -1,7 +1,7 @@
 // CUDA counterpart of compress/select/regtopk.cpp: Top-k, and O(k) work on the entries sent in the last step.
 // Scores hold tanh in double: a GPU's may differ from the host's in the last bit, so that a score, which is
-// rounded to float, differs in its last bit about once in 2^28, and only where that bit decides which entry is
-// the k-th is another entry sent.
+// rounded to float, differs in its last bit about once in 2^28, and only where that bit decides which entry
+// is the k-th is another entry sent.
 #include <topknot_kernel.h>
 
 #include <algorithm>
@@ -84,7 +84,7 @@ __device__ void judge(RegTopKControl& c, const SelectRange& range, Choice& choic
   choice.skip = !found.finite;
   choice.k = c.k;
   choice.own_threshold = 1;  // the k-th magnitude is a score
-  // Where all are sent the bound stays as it is.
+  // If all are sent the bound stays as it is.
   c.list = c.all ? ListState::good : list_state(found.count <= range.list.limit, c.enough, c.k);
   c.fell_back = c.list != ListState::good;
   choice.whole = c.all || c.fell_back;
@@ -262,7 +262,7 @@ class RegTopKOnGpu final : public DeviceSelector {
     launch(finish_kernel, shares, kThreads, stream, rule_, ranges, work(), u);
   }
 
-  // Where the status is good: keeps what was sent, and what the average made of it.
+  // If the status is good: keeps what was sent, and what the average made of it.
   void commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
               const DeviceOutcome& outcome) override {
     launch(commit_kernel, ranges.shares.count, kThreads, stream, ranges, status, outcome, work());
@@ -307,8 +307,8 @@ class RegTopKOnGpu final : public DeviceSelector {
  private:
   RegTopKWork work() const { return {controls_.data(), last_.on_gpu()}; }
 
-  // Room for so many entries of each range at least; the last step's stay. A fall of density leaves it as it is,
-  // because more were sent in the last step than will be in the next.
+  // Room for so many entries of each range at least; the last step's stay. A fall of density leaves it as it
+  // is, because more were sent in the last step than will be in the next.
   void reserve(std::vector<std::size_t> capacities) {
     bool enough = true;
     for (std::size_t r = 0; r < capacities.size(); ++r) {

@@ -1,9 +1,9 @@
 #pragma once
-// What selections on the CPU and in kernels share: how many entries a density asks for, magnitudes as integers, and the
-// bound that selectors of exactly k carry from step to step.
+// What selections on the CPU and in kernels share: how many entries a density asks for, magnitudes as
+// integers, and the bound that selectors of exactly k carry from step to step.
 //
-// The bits of a float without the sign, read as an integer, order as the magnitudes do; infinities and NaNs come above
-// every finite number, so one integer comparison finds large and broken values alike.
+// The bits of a float without the sign, read as an integer, order as the magnitudes do; infinities and NaNs
+// come above every finite number, so one integer comparison finds large and broken values alike.
 
 #include <cmath>
 #include <cstddef>
@@ -36,10 +36,11 @@ TOPKNOT_HOST_DEVICE float magnitude_of(MagnitudeKey key) {
   return x;
 }
 
-// The largest of n keys, 0 of none; above kLargestFinite where a NaN or Inf is among them. On a CPU, on one thread.
+// The largest of n keys, 0 of none; above kLargestFinite where a NaN or Inf is among them. On a CPU, on one
+// thread.
 MagnitudeKey largest_key(const float* x, std::size_t n);
 
-// The key such that key_of(x) > key exactly where |x| > t, for every x; -1 where every magnitude exceeds t. t
+// The key such that key_of(x) > key exactly where |x| > t, for every x; -1 if every magnitude exceeds t. t
 // is no NaN.
 TOPKNOT_HOST_DEVICE MagnitudeKey key_below(double t) {
   if (t < 0) return -1;
@@ -61,25 +62,26 @@ TOPKNOT_HOST_DEVICE ListState list_state(bool complete, std::size_t count, std::
 }
 
 // The bound by which selectors of exactly k (topk, regtopk) get along with one pass: the k-th key of the last
-// committed step, lowered by a margin that follows how much the k-th key falls between steps. The pass that adds the
-// residual lists what exceeds the bound; where the list is too short or too long, radix selection gives the answer.
-// So the bound decides how fast the answer comes, never what it is, and need not be saved.
+// committed step, lowered by a margin that follows how much the k-th key falls between steps. The pass that
+// adds the residual lists what exceeds the bound; if the list is too short or too long, radix selection gives
+// the answer. So the bound decides how fast the answer comes, never what it is, and need not be saved.
 struct CarriedBound {
   MagnitudeKey kth = -1;  // the k-th key of the last committed step; -1: none
   double margin = 0.02;   // the bound is (1 - margin) times that magnitude
 
   TOPKNOT_HOST_DEVICE bool known() const { return kth >= 0; }
-  // The bound; where known().
+  // The bound; if known().
   TOPKNOT_HOST_DEVICE double magnitude() const {
     return (1.0 - margin) * static_cast<double>(magnitude_of(kth));
   }
-  // What lists are collected with. With no bound, or where all entries are sent, only NaN and Inf are looked for.
+  // What lists are collected with. With no bound, or if all entries are sent, only NaN and Inf are looked
+  // for.
   TOPKNOT_HOST_DEVICE MagnitudeKey above(bool all) const {
     return known() && !all ? key_below(magnitude()) : kLargestFinite;
   }
 
-  // The bound after a step whose k-th key is `now`. Too many listed mean a margin too wide, too few one too narrow.
-  // Else the margin takes three times the last fall at once and shrinks slowly.
+  // The bound after a step whose k-th key is `now`. Too many listed mean a margin too wide, too few one too
+  // narrow. Else the margin takes three times the last fall at once and shrinks slowly.
   TOPKNOT_HOST_DEVICE CarriedBound after(MagnitudeKey now, ListState list) const {
     constexpr double smallest = 0.004, largest = 0.1;
     CarriedBound next = *this;

@@ -57,7 +57,7 @@ TOPKNOT_INLINE Words greatest(Words a, Words b) {
 }
 
 // One chunk of u (+= addend): the entries whose key as double exceeds `above`; -1: all, not asked one by one.
-// `u` is written where kAdd.
+// `u` is written if kAdd.
 template <bool kAdd, bool kAll, class Float>
 TOPKNOT_INLINE Sums sums_body(Float* u, const float* addend, std::size_t begin, std::size_t end, double shift,
                               std::int64_t above) {

@@ -19,7 +19,7 @@ struct MagnitudeMoments {
   double variance = 0;  // sum (|x| - mean)^2 / (count - 1); NaN for fewer than two
   double norm = 0;      // sqrt(sum x^2)
   double smallest = 0, largest = 0;
-  bool finite = true;  // no NaN or Inf anywhere; the rest means nothing where this is false
+  bool finite = true;  // no NaN or Inf anywhere; the rest means nothing if this is false
 
   bool constant() const { return smallest == largest; }
 };
@@ -37,7 +37,7 @@ std::size_t count_above(std::span<const float> u, MagnitudeKey above);
 // |x|.
 double mean_log_magnitude(std::span<const float> u, double norm);
 
-// The key such that key_of(x) > key exactly where |x| >= t; -1 where t <= 0. t is no NaN.
+// The key such that key_of(x) > key exactly where |x| >= t; -1 if t <= 0. t is no NaN.
 inline MagnitudeKey key_reaching(double t) {
   const MagnitudeKey below = key_below(t);
   return below >= 0 && static_cast<double>(magnitude_of(below)) == t ? below - 1 : below;
@@ -52,7 +52,7 @@ class ThresholdSearch {
   std::size_t count(MagnitudeKey above);
   // Replaces the contents of `selected` by the entries above; exactly `count` of them.
   void take(MagnitudeKey above, std::size_t count, Selection& selected);
-  // Calls body(index, value) for at least the entries above, ascending: from the list where it has them all,
+  // Calls body(index, value) for at least the entries above, ascending: from the list if it has them all,
   // else for the whole vector, on one thread.
   template <class Body>
   void for_each(MagnitudeKey above, Body&& body) const {

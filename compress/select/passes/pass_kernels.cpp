@@ -99,7 +99,7 @@ template <bool kNesterov, bool kAligned>
 struct VelocityStep {
   float* u;
   const float *residual, *velocity;
-  float* next;  // aligned to 64 bytes from the loop's first element on, where kAligned
+  float* next;  // aligned to 64 bytes from the loop's first element on, if kAligned
   float momentum;
 
   // Makes 64 bytes of u from u[i] on, and returns them.

@@ -1,6 +1,6 @@
 #pragma once
-// The inner loops of the passes (compress/select/passes/passes.h): one thread's range or one chunk of a vector,
-// compiled for several instruction sets. None of them throws or allocates.
+// The inner loops of the passes (compress/select/passes/passes.h): one thread's range or one chunk of a
+// vector, compiled for several instruction sets. None of them throws or allocates.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,14 +23,14 @@ struct Sink {
   bool complete = true;      // false: more than `limit` were found, and the list was dropped
 };
 
-// Adds to elements [begin, end) of u, or takes them as they are (collect_part); those whose key exceeds `above`, at most
-// kLargestFinite, go to the sink.
+// Adds to elements [begin, end) of u, or takes them as they are (collect_part); those whose key exceeds
+// `above`, at most kLargestFinite, go to the sink.
 void accumulate_part(float* u, const FeedbackInput& input, std::size_t begin, std::size_t end,
                      MagnitudeKey above, Sink& sink);
 void collect_part(const float* u, std::size_t begin, std::size_t end, MagnitudeKey above, Sink& sink);
 
-// Makes u[begin, end) where there is a velocity, and returns null. Else returns what is still to be added to u; null for
-// nothing.
+// Makes u[begin, end) if there is a velocity, and returns null. Else returns what is still to be added to u;
+// null for nothing.
 const float* add_velocity(std::span<float> u, const FeedbackInput& input, std::size_t begin, std::size_t end);
 
 // Sums of x - shift and of its square; whether all x are zero.
@@ -38,8 +38,8 @@ struct ChunkSums {
   double sum = 0, squares = 0;
   bool zero = true;
 };
-// u += addend, where that is not null, and the sums of the result, over the chunk [begin, end); what exceeds `above` goes to
-// the sink, as in collect_part().
+// u += addend, if that is not null, and the sums of the result, over the chunk [begin, end); what exceeds
+// `above` goes to the sink, as in collect_part().
 ChunkSums moments_chunk(float* u, const float* addend, std::size_t begin, std::size_t end, double shift,
                         MagnitudeKey above, Sink& sink);
 

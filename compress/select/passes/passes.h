@@ -1,6 +1,7 @@
 #pragma once
-// What selectors are made of: passes over the data, what they take from the lists that a pass makes, and exact selection.
-// A pass is one read of the vector, cut over threads by contiguous ranges, so that a list by part is a list by index.
+// What selectors are made of: passes over the data, what they take from the lists that a pass makes, and
+// exact selection. A pass is one read of the vector, cut over threads by contiguous ranges, so that a list by
+// part is a list by index.
 
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +44,7 @@ void collect(std::span<const float> u, MagnitudeKey above, std::size_t limit, Ca
 // Adds to u, with the moments of the sum, in double, shifted by moments_shift() so that a constant vector
 // has variance 0 exactly. Sums are made by chunk over 16 lanes, and chunks are added in order.
 struct Moments : NormalFit {
-  bool finite = true;  // no NaN or Inf anywhere; the rest means nothing where this is false
+  bool finite = true;  // no NaN or Inf anywhere; the rest means nothing if this is false
   bool zero = true;    // nothing but zeros
 };
 Moments accumulate_with_moments(std::span<float> u, const FeedbackInput& input);

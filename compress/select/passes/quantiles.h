@@ -1,6 +1,7 @@
 #pragma once
-// The normal distribution, for CPUs and for kernels: a fit from sums, and the inverse of its distribution function, whose
-// last bits on a GPU are those of its functions. The gamma distribution, for CPUs: its tail and the tail's inverse.
+// The normal distribution, for CPUs and for kernels: a fit from sums, and the inverse of its distribution
+// function, whose last bits on a GPU are those of its functions. The gamma distribution, for CPUs: its tail
+// and the tail's inverse.
 
 #include <cmath>
 #include <cstddef>
@@ -15,9 +16,9 @@ struct NormalFit {
   double mean = 0;
   double deviation = 0;  // sqrt(sum (x - mean)^2 / (n - 1)); NaN for n = 1
 };
-// What the elements are shifted by before they are summed: the smallest in magnitude of the first, the middle and the last
-// one. A constant vector then has deviation 0 exactly, and one outlier, wherever it lies, does not cost the digits of all
-// the others. 0 where that is not finite.
+// What the elements are shifted by before they are summed: the smallest in magnitude of the first, the middle
+// and the last one. A constant vector then has deviation 0 exactly, and one outlier, wherever it lies, does
+// not cost the digits of all the others. 0 if that is not finite.
 TOPKNOT_HOST_DEVICE double moments_shift(double first, double middle, double last) {
   double least = first;
   if (fabs(middle) < fabs(least)) least = middle;
@@ -30,8 +31,9 @@ TOPKNOT_HOST_DEVICE NormalFit normal_fit(double shift, double sum, double square
   return {shift + sum / count, sqrt((0.0 < spread ? spread : 0.0) / (count - 1.0))};  // 0 / 0 for n = 1
 }
 
-// The inverse of the standard normal distribution function for 0 < p < 1, to full double precision: a rational starting
-// value (Abramowitz and Stegun 26.2.23, error below 4.5e-4) refined by Halley's method on erfc.
+// The inverse of the standard normal distribution function for 0 < p < 1, to full double precision: a
+// rational starting value (Abramowitz and Stegun 26.2.23, error below 4.5e-4) refined by Halley's method on
+// erfc.
 TOPKNOT_HOST_DEVICE double normal_quantile_formula(double p) {
   constexpr double sqrt2 = 1.4142135623730951, two_pi = 6.283185307179586;
   // The lower half by symmetry: erfc keeps its relative precision in the tail.
@@ -48,22 +50,22 @@ TOPKNOT_HOST_DEVICE double normal_quantile_formula(double p) {
   return p < 0.5 ? x : -x;
 }
 
-// The same. Throws Error where p is not inside (0, 1).
+// The same. Throws Error if p is not inside (0, 1).
 inline double normal_quantile(double p) {
   TOPKNOT_CHECK(p > 0 && p < 1, "normal_quantile of " + std::to_string(p));
   return normal_quantile_formula(p);
 }
 
-// The tail of the gamma distribution with scale 1: Q(shape, x) = Gamma(shape, x) / Gamma(shape), the regularised
-// upper incomplete gamma function. For shape > 0 and x >= 0, to about 1e-13 of the lesser of Q and 1 - Q for shapes
-// up to 1000 (1e-9 at 1e6): the series below x = shape + 1 and the continued fraction above it (Abramowitz and
-// Stegun 6.5.29, 6.5.31). Throws Error outside.
+// The tail of the gamma distribution with scale 1: Q(shape, x) = Gamma(shape, x) / Gamma(shape), the
+// regularised upper incomplete gamma function. For shape > 0 and x >= 0, to about 1e-13 of the lesser of Q
+// and 1 - Q for shapes up to 1000 (1e-9 at 1e6): the series below x = shape + 1 and the continued fraction
+// above it (Abramowitz and Stegun 6.5.29, 6.5.31). Throws Error outside.
 double gamma_tail(double shape, double x);
 
-// The x with Q(shape, x) = q, for shape > 0 and 0 < q < 1; 0 where that is below the least double. By Newton's
-// method on ln Q (or ln(1 - Q), the lesser) over ln x, kept within a bracket. Shapes above 1e6 by the cube-root
-// approximation of Wilson and Hilferty (Abramowitz and Stegun 26.4.17), which is good to 1e-10 there. Throws
-// Error outside.
+// The x with Q(shape, x) = q, for shape > 0 and 0 < q < 1; 0 if that is below the least double. By Newton's
+// method on ln Q (or ln(1 - Q), the lesser) over ln x, kept within a bracket. Shapes above 1e6 by the
+// cube-root approximation of Wilson and Hilferty (Abramowitz and Stegun 26.4.17), which is good to 1e-10
+// there. Throws Error outside.
 double gamma_tail_quantile(double shape, double q);
 
 }  // namespace topknot

@@ -1,7 +1,8 @@
 #pragma once
-// Collectives on GPU memory. Calls put work on a stream and return; every rank makes the same calls in the same
-// order on streams that run them in that order. Backends: NCCL (one process per rank), and threads of one process
-// that share a GPU. The host's collectives (configuration, metrics, evaluation) stay with dist/comm/communicator.h.
+// Collectives on GPU memory. Calls put work on a stream and return; every rank makes the same calls in the
+// same order on streams that run them in that order. Backends: NCCL (one process per rank), and threads of
+// one process that share a GPU. The host's collectives (configuration, metrics, evaluation) stay with
+// dist/comm/communicator.h.
 
 #include <cuda_runtime_api.h>
 
@@ -29,50 +30,53 @@ class DeviceCommunicator {
 
   // The same `bytes` from every rank, to `all` in rank order. GPU memory, aligned to 16.
   virtual void all_gather(const std::byte* mine, std::byte* all, std::size_t bytes, cudaStream_t stream) = 0;
-  // Sums in place, the same bits on every rank. SumOrder::ranks: ((g0 + g1) + g2) + ..., the same bits as every
-  // other backend.
+  // Sums in place, the same bits on every rank. SumOrder::ranks: ((g0 + g1) + g2) + ..., the same bits as
+  // every other backend.
   virtual void all_reduce(float* data, std::size_t n, SumOrder order, cudaStream_t stream) = 0;
   // The same of bfloat16: added as floats; rounded as dist/comm/communicator.h says.
   virtual void all_reduce_bfloat16(void* data, std::size_t n, SumOrder order, cudaStream_t stream) = 0;
   virtual void broadcast(std::byte* data, std::size_t bytes, int root, cudaStream_t stream) = 0;
 
-  // A communicator of the ranks of `host`, a split of the one that this was made over. Collective over them. This outlives
-  // it, and ends where it does.
+  // A communicator of the ranks of `host`, a split of the one that this was made over. Collective over them.
+  // This outlives it, and ends where it does.
   virtual std::unique_ptr<DeviceCommunicator> split(Communicator& host) = 0;
 
-  // Waits until the stream has run everything, at most dist.timeout_s; throws CollectiveError where a peer died
-  // or gave up or did not come in time, CudaError where the GPU failed. The host waits nowhere else.
+  // Waits until the stream has run everything, at most dist.timeout_s; throws CollectiveError if a peer died
+  // or gave up or did not come in time, CudaError if the GPU failed. The host waits nowhere else.
   virtual void wait(cudaStream_t stream) = 0;
-  // A graph that holds calls of this was started on the stream: what is on it now is to end in time as well, also
-  // where no wait() follows.
+  // A graph that holds calls of this was started on the stream: what is on it now is to end in time as well,
+  // also where no wait() follows.
   virtual void launched(cudaStream_t) {}
-  // Ends this rank's collectives, those on the GPU included, and lets the peers know where it can. Never throws;
+  // Ends this rank's collectives, those on the GPU included, and lets the peers know if it can. Never throws;
   // from any thread. Afterwards every call throws.
   virtual void abort(const std::string& reason) noexcept = 0;
 };
 
-// Collective over `host`, on the current context's GPU: NCCL for a communicator of processes, kernels of our own
-// for one of threads. `timeout_s` as dist.timeout_s. `host` must outlive it.
+// Collective over `host`, on the current context's GPU: NCCL for a communicator of processes, kernels of our
+// own for one of threads. `timeout_s` as dist.timeout_s. `host` must outlive it.
 std::unique_ptr<DeviceCommunicator> make_device_communicator(Communicator& host, double timeout_s);
 
-// Ranks that are threads of this process on one GPU. They enter and leave each call by a barrier on the
-// host, exchange pointers and events, and each rank's stream waits for the others' events: no kernel waits for
-// another rank. Sums are in rank order, whatever SumOrder asks for: each rank adds one slice of every rank's memory
-// and writes the sum to all of them. Collective; throws UserError where the ranks use different GPUs or are too many.
+// Ranks that are threads of this process on one GPU. They enter and leave each call by a barrier on the host,
+// exchange pointers and events, and each rank's stream waits for the others' events: no kernel waits for
+// another rank. Sums are in rank order, whatever SumOrder asks for: each rank adds one slice of every rank's
+// memory and writes the sum to all of them. Collective; throws UserError if the ranks use different GPUs or
+// are too many.
 std::unique_ptr<DeviceCommunicator> make_device_threads(Communicator& host, double timeout_s);
 
-// Ranks that are processes, one per GPU, over NCCL. Collective over `host`: NCCL's versions are compared, then rank 0's
-// unique id is broadcast. NCCL runs non-blocking, and a thread watches the work on its streams: at the deadline,
-// at an asynchronous error and as soon as the host's group has ended it aborts, so that no kernel and no host call
-// waits for a dead peer without end. Throws UserError: versions that differ, ranks that share a GPU (NCCL cannot, unless
-// NCCL_HOSTID tells it that they are on different hosts); CollectiveError: a peer did not come.
+// Ranks that are processes, one per GPU, over NCCL. Collective over `host`: NCCL's versions are compared,
+// then rank 0's unique id is broadcast. NCCL runs non-blocking, and a thread watches the work on its streams:
+// at the deadline, at an asynchronous error and as soon as the host's group has ended it aborts, so that no
+// kernel and no host call waits for a dead peer without end. Throws UserError: versions that differ, ranks
+// that share a GPU (NCCL cannot, unless NCCL_HOSTID tells it that they are on different hosts);
+// CollectiveError: a peer did not come.
 //
-// SumOrder::ranks: slices go from all to all, each rank adds its slice of all ranks in rank order, and the sums are
-// gathered; what does not divide by 16 times the ranks, and short arrays, are gathered and added by every rank.
+// SumOrder::ranks: slices go from all to all, each rank adds its slice of all ranks in rank order, and the
+// sums are gathered; what does not divide by 16 times the ranks, and short arrays, are gathered and added by
+// every rank.
 std::unique_ptr<DeviceCommunicator> make_nccl_communicator(Communicator& host, double timeout_s);
 
-// Waiting for a GPU without blocking in a call of CUDA. Sleeps between looks: short ones at first, at most 2 ms, about 5 % of
-// what has passed.
+// Waiting for a GPU without blocking in a call of CUDA. Sleeps between looks: short ones at first, at most 2
+// ms, about 5 % of what has passed.
 class PollingWait {
  public:
   void pause() const {
@@ -85,8 +89,8 @@ class PollingWait {
   Clock::time_point start_ = Clock::now();
 };
 
-// For backends, in device_sum.cu: dist/comm/ordered_sum.h's sums, bit for bit, and copies between ranks whose memory this
-// GPU sees.
+// For backends, in device_sum.cu: dist/comm/ordered_sum.h's sums, bit for bit, and copies between ranks whose
+// memory this GPU sees.
 
 enum class SumType { f32, bf16 };
 inline constexpr std::size_t size_of(SumType type) {
@@ -99,12 +103,13 @@ struct RankPointers {
   void* at[kMostThreadRanks] = {};
 };
 
-// Elements `begin` to `begin` + `count` of every rank's array, added in rank order, written to all of them. No other rank may
-// read or write them meanwhile. bfloat16: added as floats and rounded once.
+// Elements `begin` to `begin` + `count` of every rank's array, added in rank order, written to all of them.
+// No other rank may read or write them meanwhile. bfloat16: added as floats and rounded once.
 void ordered_sum_to_all(cudaStream_t stream, SumType type, const RankPointers& arrays, int ranks,
                         std::size_t begin, std::size_t count);
 
-// out[i] = blocks[0 * stride + i] + blocks[1 * stride + i] + ..., in that order; `out` lies apart from the blocks.
+// out[i] = blocks[0 * stride + i] + blocks[1 * stride + i] + ..., in that order; `out` lies apart from the
+// blocks.
 void ordered_sum_of_blocks(cudaStream_t stream, SumType type, const void* blocks, std::size_t stride,
                            int ranks, void* out, std::size_t count);
 

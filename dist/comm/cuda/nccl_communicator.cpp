@@ -55,8 +55,9 @@ void check_one_rank_per_gpu(Communicator& host, int device) {
   }
 }
 
-// What stands before NCCL's own start. Collective. Throws the same UserError on every rank: NCCL's versions differ, or ranks
-// share a GPU and no NCCL_HOSTID tells them apart. Returns rank 0's unique id. `device`: this rank's GPU.
+// What stands before NCCL's own start. Collective. Throws the same UserError on every rank: NCCL's versions
+// differ, or ranks share a GPU and no NCCL_HOSTID tells them apart. Returns rank 0's unique id. `device`:
+// this rank's GPU.
 ncclUniqueId unique_id_for(Communicator& host, int device) {
   int version = 0;
   if (const ncclResult_t result = ncclGetVersion(&version); result != ncclSuccess)
@@ -197,8 +198,8 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
  private:
-  // ncclCommAbort ends what is on the GPU, and then waits until no graph holds calls of the communicator (NCCL 2.26
-  // and later). The graphs' owner may be the caller, or wait for him: so another thread does it.
+  // ncclCommAbort ends what is on the GPU, and then waits until no graph holds calls of the communicator
+  // (NCCL 2.26 and later). The graphs' owner may be the caller, or wait for him: so another thread does it.
   void end_at_once(ncclComm_t ended) {
     try {
       ending_ = std::thread([ended] { ncclCommAbort(ended); });

@@ -1,6 +1,6 @@
 #pragma once
-// A thread that watches the work on a rank's streams, since the host may be blocked in a call of CUDA that waits for a
-// collective whose peer is dead.
+// A thread that watches the work on a rank's streams, since the host may be blocked in a call of CUDA that
+// waits for a collective whose peer is dead.
 
 #include <cuda_runtime_api.h>
 
@@ -21,19 +21,19 @@ class Event;
 
 class NcclWatch {
  public:
-  // `problem`: polled a few times per second; "" or why the work will not end. `give_up` is called once, on the watch's
-  // thread, with that reason or with the work that did not end within `timeout_s`.
-  // After a stop signal, work that does not end is given up as StopGracePeriod says; `alive`: whether all peers are.
+  // `problem`: polled a few times per second; "" or why the work will not end. `give_up` is called once, on
+  // the watch's thread, with that reason or with the work that did not end within `timeout_s`. After a stop
+  // signal, work that does not end is given up as StopGracePeriod says; `alive`: whether all peers are.
   NcclWatch(int device, double timeout_s, std::function<std::string()> problem, std::function<bool()> alive,
             std::function<void(const std::string&)> give_up);
   ~NcclWatch();
   NcclWatch(const NcclWatch&) = delete;
   NcclWatch& operator=(const NcclWatch&) = delete;
 
-  // The work on `stream` up to now, whose last part is `what`, must end within the timeout from now or from the end of the
-  // work that was expected before it. Not during a capture.
+  // The work on `stream` up to now, whose last part is `what`, must end within the timeout from now or from
+  // the end of the work that was expected before it. Not during a capture.
   void expect(const std::string& what, cudaStream_t stream);
-  // True where all expected work has ended.
+  // True if all expected work has ended.
   bool idle();
   // Pieces of expected work that have ended.
   std::uint64_t ended();

@@ -1,5 +1,6 @@
-// The transport of gradients that stay on the GPU. Encoding and decoding run on the compute stream, the collectives, in
-// the order of the groups, on the communication stream, joined by events; so a whole step can be one graph.
+// The transport of gradients that stay on the GPU. Encoding and decoding run on the compute stream, the
+// collectives, in the order of the groups, on the communication stream, joined by events; so a whole step can
+// be one graph.
 #include "dist/exchange/cuda/device_exchange.h"
 
 #include <fmt/format.h>
@@ -23,7 +24,7 @@ using Kind = ExchangeSpan::Kind;
 
 class DeviceTransport final : public Transport {
  public:
-  // `hierarchy`: null where every rank encodes for itself.
+  // `hierarchy`: null if every rank encodes for itself.
   DeviceTransport(DeviceCommunicator& all, std::unique_ptr<DeviceHierarchy> hierarchy,
                   const ExchangeOptions& options, const std::vector<Group>& groups);
   DeviceTimes& times() { return times_; }
@@ -79,8 +80,8 @@ class DeviceTransport final : public Transport {
   DeviceTimes times_;
   std::deque<Way> ways_;
   std::span<Bucket> buckets_;
-  // The group whose blocks bring the statuses, the last one, since it waits for the loss; -1: of one rank, or all groups
-  // are dense.
+  // The group whose blocks bring the statuses, the last one, since it waits for the loss; -1: of one rank, or
+  // all groups are dense.
   int status_group_ = -1;
   DeviceArray<RankStatus> my_status_, all_statuses_;
   Event all_encoded_, sent_;
@@ -290,8 +291,8 @@ DeviceStep::DeviceStep(int ranks)
 }
 
 DeviceStep::~DeviceStep() {
-  // Page-locked memory is given back only when the GPU has read it; after a failure the GPU may stand still for
-  // good, and waiting for it here would keep the rank from ending.
+  // Page-locked memory is given back only when the GPU has read it; after a failure the GPU may stand still
+  // for good, and waiting for it here would keep the rank from ending.
   for (Slot& slot : slots_)
     if (cudaEventQuery(slot.copied.get()) != cudaSuccess) static_cast<void>(slot.memory.release());
   cudaGetLastError();

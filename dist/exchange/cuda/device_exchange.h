@@ -1,12 +1,13 @@
 #pragma once
-// The exchange (dist/exchange/exchange.h) of gradients in GPU memory: the same groups in the same order, without the
-// host waiting for the GPU. Encoding, decoding and committing run on the compute stream, collectives on the
-// communication stream. The outcome of a step is in step_state().status, in GPU memory: the optimizer reads it
-// there, the host later. Averages, residuals and states are those of gradients in host memory, bit for bit.
+// The exchange (dist/exchange/exchange.h) of gradients in GPU memory: the same groups in the same order,
+// without the host waiting for the GPU. Encoding, decoding and committing run on the compute stream,
+// collectives on the communication stream. The outcome of a step is in step_state().status, in GPU memory:
+// the optimizer reads it there, the host later. Averages, residuals and states are those of gradients in host
+// memory, bit for bit.
 //
-// A method without kernels, and every method under dist.backend gloo, is staged: gradients are copied to the host,
-// exchanged there as the host's are, and the averages copied back; the host then waits in communicate() and
-// decode_and_commit().
+// A method without kernels, and every method under dist.backend gloo, is staged: gradients are copied to the
+// host, exchanged there as the host's are, and the averages copied back; the host then waits in communicate()
+// and decode_and_commit().
 
 #include <array>
 #include <cstdint>
@@ -26,8 +27,8 @@
 
 namespace topknot::cuda {
 
-// Parameters, status and weights of a step in GPU memory that keeps its place, so that graphs may hold it. The host writes
-// it without waiting for the GPU.
+// Parameters, status and weights of a step in GPU memory that keeps its place, so that graphs may hold it.
+// The host writes it without waiting for the GPU.
 class DeviceStep {
  public:
   // On the current context's GPU.
@@ -36,7 +37,8 @@ class DeviceStep {
   DeviceStep(const DeviceStep&) = delete;
   DeviceStep& operator=(const DeviceStep&) = delete;
 
-  // In the stream's order. Clears the status. `context`: of the host, with as many weights as the constructor was told.
+  // In the stream's order. Clears the status. `context`: of the host, with as many weights as the constructor
+  // was told.
   void begin(cudaStream_t stream, const StepContext& context);
   void set_status(cudaStream_t stream, const StepStatus& status);
 
@@ -62,19 +64,21 @@ class DeviceStep {
   std::size_t next_ = 0;
 };
 
-// Where the time of a step goes on a GPU: the GPU itself writes its clock at the begin and the end of each piece, so that
-// graphs hold the marks and no step waits for the host. The host reads them with the step's outcome.
+// Where the time of a step goes on a GPU: the GPU itself writes its clock at the begin and the end of each
+// piece, so that graphs hold the marks and no step waits for the host. The host reads them with the step's
+// outcome.
 class DeviceTimes {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  // `piece`: not null for a part of the step that the exchange does not know, "forward" and so on; else `span` is one of
-  // the exchange, without its times.
+  // `piece`: not null for a part of the step that the exchange does not know, "forward" and so on; else
+  // `span` is one of the exchange, without its times.
   struct Mark {
     const char* piece = nullptr;
     ExchangeSpan span = {};
   };
 
-  // Until then marks are ignored, and nothing is written. On the current context's GPU; waits for it. `most`: marks of a step.
+  // Until then marks are ignored, and nothing is written. On the current context's GPU; waits for it. `most`:
+  // marks of a step.
   void turn_on(std::size_t most);
   bool on() const { return clock_.size() > 0; }
 
@@ -123,18 +127,18 @@ class DeviceExchange final : public Exchange {
   DeviceTimes& times_;
 };
 
-// For an arena on the current context's GPU. `device`: null where the collectives are the host's (gloo), and the
+// For an arena on the current context's GPU. `device`: null if the collectives are the host's (gloo), and the
 // exchange is staged. Throws UserError as Exchange. Arena, queue and device must outlive it.
 std::unique_ptr<DeviceExchange> make_device_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                                      DeviceCommunicator* device,
                                                      const ExchangeOptions& options);
 
 // The two kinds of it, for tests.
-// "" where gradients can stay on the GPU; else the key that keeps them from it and its value, for the log. What
+// "" if gradients can stay on the GPU; else the key that keeps them from it and its value, for the log. What
 // only the compressors know is not looked at.
 std::string what_needs_the_host(const ExchangeOptions& options);
-// Gradients stay on the GPU. Null where a group's compressor has no kernels. For options that what_needs_the_host()
-// does not name.
+// Gradients stay on the GPU. Null if a group's compressor has no kernels. For options that
+// what_needs_the_host() does not name.
 std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                                   DeviceCommunicator& device, const ExchangeOptions& options);
 std::unique_ptr<DeviceExchange> make_staged_exchange(ParameterArena& arena, CollectiveQueue& queue,

@@ -1,5 +1,6 @@
 #pragma once
-// exchange.ranks_per_host for gradients in GPU memory: the hosts of dist/sparse/hierarchical.h as a communicator of GPUs.
+// exchange.ranks_per_host for gradients in GPU memory: the hosts of dist/sparse/hierarchical.h as a
+// communicator of GPUs.
 
 #include <memory>
 #include <vector>
@@ -11,15 +12,18 @@ namespace topknot::cuda {
 
 class DeviceHierarchy {
  public:
-  // Collective, on the current context's GPU. `all`: of the queue's ranks. Both outlive this. Throws as Hierarchy.
+  // Collective, on the current context's GPU. `all`: of the queue's ranks. Both outlive this. Throws as
+  // Hierarchy.
   DeviceHierarchy(CollectiveQueue& queue, DeviceCommunicator& all, int ranks_per_host);
 
   Hierarchy& hierarchy() { return hierarchy_; }
-  // Every rank of a host makes the same calls with the same bits; the first talks to the other hosts, and broadcasts.
+  // Every rank of a host makes the same calls with the same bits; the first talks to the other hosts, and
+  // broadcasts.
   DeviceCommunicator& hosts() { return *hosts_; }
   DeviceCommunicator& inside() { return *inside_; }
 
-  // As Hierarchy, with two weights more behind those of the hosts: this rank's, and the sum of its host's ranks'.
+  // As Hierarchy, with two weights more behind those of the hosts: this rank's, and the sum of its host's
+  // ranks'.
   StepContext begin_step(const StepContext& context);
   int weights() const { return hosts_->size() + 2; }
 

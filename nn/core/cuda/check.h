@@ -10,7 +10,8 @@
 
 namespace topknot::cuda {
 
-// A call of CUDA, cuDNN, cuBLAS or NCCL that failed. After one the GPU may be of no further use to this process.
+// A call of CUDA, cuDNN, cuBLAS or NCCL that failed. After one the GPU may be of no further use to this
+// process.
 class CudaError : public Error {
  public:
   using Error::Error;
@@ -22,12 +23,12 @@ class OutOfMemory : public CudaError {
   using CudaError::CudaError;
 };
 
-// Throws CudaError unless `status` is cudaSuccess: "cudaMalloc: out of memory (cudaErrorMemoryAllocation), rank
-// 3, at file:line". Faults after which a GPU is lost to the process say so.
+// Throws CudaError unless `status` is cudaSuccess: "cudaMalloc: out of memory (cudaErrorMemoryAllocation),
+// rank 3, at file:line". Faults after which a GPU is lost to the process say so.
 void check_cuda(cudaError_t status, const char* call, const char* file, int line);
 // For libraries with codes of their own: fails with `what`.
 [[noreturn]] void fail_cuda(const std::string& call, const std::string& what, const char* file, int line);
-// After a launch: throws CudaError with the kernel's name where it could not be started.
+// After a launch: throws CudaError with the kernel's name if it could not be started.
 void check_launch(const void* kernel, unsigned grid, unsigned block);
 
 }  // namespace topknot::cuda

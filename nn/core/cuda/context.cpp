@@ -84,8 +84,8 @@ void check_launch(const void* kernel, unsigned grid, unsigned block) {
 }
 
 std::string problem() {
-  // Read when CUDA starts. By default the streams of all ranks of a process share 8 queues of the hardware, where one waits for
-  // another's kernels.
+  // Read when CUDA starts. By default the streams of all ranks of a process share 8 queues of the hardware,
+  // where one waits for another's kernels.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);

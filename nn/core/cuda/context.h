@@ -1,7 +1,7 @@
 #pragma once
-// A rank's share of a GPU: its streams, library handles, memory pool and scratch memory. One per rank, also where
-// several ranks of a process share a card. Everything of a rank runs on stream(), in order; memory that a
-// tensor gives back is used again by later work of the same rank without waiting.
+// A rank's share of a GPU: its streams, library handles, memory pool and scratch memory. One per rank, also
+// where several ranks of a process share a card. Everything of a rank runs on stream(), in order; memory that
+// a tensor gives back is used again by later work of the same rank without waiting.
 
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
@@ -41,13 +41,13 @@ class Pool;
 
 class Context {
  public:
-  // Throws UserError where the GPU cannot be used, CudaError where a call fails.
+  // Throws UserError if the GPU cannot be used, CudaError if a call fails.
   explicit Context(const ContextOptions& options);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // The context that this thread works in; throws Error where there is none.
+  // The context that this thread works in; throws Error if there is none.
   static Context& current();
   static Context* current_or_null();
 
@@ -72,7 +72,8 @@ class Context {
   cublasHandle_t cublas();                                       // on stream(), in the options' precision
   cudnnHandle_t cudnn();                                         // on stream()
 
-  // Of options().algorithm_cache the file for this GPU model, the driver's CUDA version and this cuDNN; read at the first call.
+  // Of options().algorithm_cache the file for this GPU model, the driver's CUDA version and this cuDNN; read
+  // at the first call.
   AlgorithmCache& algorithm_cache();
 
   // Scratch memory for the next call on stream(), at least `bytes` (0 allowed); its contents live until the
@@ -83,8 +84,8 @@ class Context {
   void* allocate(std::size_t bytes);
   std::shared_ptr<Pool> pool() const { return pool_; }
 
-  // What an op caches for this rank (plans by shape, choices that were timed): one T, made at the first call, destroyed
-  // with the context.
+  // What an op caches for this rank (plans by shape, choices that were timed): one T, made at the first call,
+  // destroyed with the context.
   template <class T>
   T& keep() {
     std::shared_ptr<void>& slot = kept_[typeid(T)];
@@ -206,14 +207,14 @@ class Event {
 };
 float milliseconds_between(const Event& from, const Event& to);
 
-// *at = the GPU's clock in nanoseconds, when the stream comes here. All streams of a GPU have one clock; it advances in steps of
-// up to about a microsecond.
+// *at = the GPU's clock in nanoseconds, when the stream comes here. All streams of a GPU have one clock; it
+// advances in steps of up to about a microsecond.
 void write_time(cudaStream_t stream, std::uint64_t* at);
 // DeviceBackend::add on a stream. bfloat16 numbers are added as floats and rounded once.
 void add(cudaStream_t stream, DType type, const void* a, const void* b, void* out, std::size_t n);
 
-// "" where a GPU can be used; else why not, and what to do. A process's first call of CUDA: sets CUDA_DEVICE_MAX_CONNECTIONS
-// where the user has not.
+// "" if a GPU can be used; else why not, and what to do. A process's first call of CUDA: sets
+// CUDA_DEVICE_MAX_CONNECTIONS where the user has not.
 std::string problem();
 
 // Of cuBLAS and cuDNN calls, as check_cuda is of CUDA's.

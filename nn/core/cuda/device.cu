@@ -1,4 +1,5 @@
-// GPU memory for tensors, blocks of the current context's pool, which a tensor may outlive; and what the core does to it.
+// GPU memory for tensors, blocks of the current context's pool, which a tensor may outlive; and what the core
+// does to it.
 #include <mutex>
 #include <unordered_map>
 

@@ -1,6 +1,6 @@
 #pragma once
-// Shared by the kernels: the stream, grid sizes, sums over warps and blocks in a fixed order, and accesses to four
-// neighbours at once. For .cu files.
+// Shared by the kernels: the stream, grid sizes, sums over warps and blocks in a fixed order, and accesses to
+// four neighbours at once. For .cu files.
 
 #include <topknot_kernel.h>
 

@@ -1,7 +1,7 @@
 #pragma once
-// GPU memory kept for reuse, for one stream: a block that was released is handed out again to later work of the
-// same stream, in whose order that is safe. Sizes are rounded up, so that the blocks of a step fit the next. And graphs, which
-// keep the memory that their kernels write to.
+// GPU memory kept for reuse, for one stream: a block that was released is handed out again to later work of
+// the same stream, in whose order that is safe. Sizes are rounded up, so that the blocks of a step fit the
+// next. And graphs, which keep the memory that their kernels write to.
 
 #include <cuda_runtime_api.h>
 
@@ -23,16 +23,16 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // 512-byte aligned. Where memory is short, gives cached blocks of all ranks on this GPU back and tries again; then throws
-  // OutOfMemory.
+  // 512-byte aligned. If memory is short, gives cached blocks of all ranks on this GPU back and tries again;
+  // then throws OutOfMemory.
   void* allocate(std::size_t bytes);
   void release(void* data) noexcept;
   // Gives free blocks back. Waits for the GPU.
   void release_cached() noexcept;
 
-  // While `graph` is set (null: none), memory comes from what that graph has, from what is cached and last from the
-  // GPU, and goes back to the graph: kernels that were recorded write to it at each replay, so it has no other
-  // user. Where the GPU has no more during a capture, OutOfMemory names train.graphs.
+  // While `graph` is set (null: none), memory comes from what that graph has, from what is cached and last
+  // from the GPU, and goes back to the graph: kernels that were recorded write to it at each replay, so it
+  // has no other user. Where the GPU has no more during a capture, OutOfMemory names train.graphs.
   void use(class GraphMemory* graph);
 
   std::size_t in_use() const;    // bytes handed out
@@ -49,7 +49,7 @@ class Pool {
   };
   static std::size_t best_fit(const FreeBlocks& blocks, std::size_t size);
   static void* take_cached(FreeBlocks& blocks, std::size_t size);
-  void* cached_or_new(std::size_t size);  // null where memory is short, and no graph is being recorded
+  void* cached_or_new(std::size_t size);  // null if memory is short, and no graph is being recorded
   void* take(std::size_t bytes);          // likewise
   void release_cached_of_all() const noexcept;
   [[noreturn]] void fail(std::size_t size) const;
@@ -62,8 +62,8 @@ class Pool {
   std::size_t in_use_ = 0, reserved_ = 0;
 };
 
-// The memory that graphs of one stream use, which run one after the other: they share it. Must outlive the graphs
-// and whatever was allocated for them.
+// The memory that graphs of one stream use, which run one after the other: they share it. Must outlive the
+// graphs and whatever was allocated for them.
 class GraphMemory {
  public:
   explicit GraphMemory(std::shared_ptr<Pool> pool) : pool_(std::move(pool)) {}
@@ -82,9 +82,8 @@ class GraphMemory {
 class Graph {
  public:
   Graph() = default;
-  // Records what `work` puts on the stream, and on streams that join it by events; nothing runs yet. `work` may
-  // not wait for the GPU; what memory it uses stays with `memory`.
-  // Rethrows what it throws.
+  // Records what `work` puts on the stream, and on streams that join it by events; nothing runs yet. `work`
+  // may not wait for the GPU; what memory it uses stays with `memory`. Rethrows what it throws.
   Graph(cudaStream_t stream, GraphMemory& memory, const std::function<void()>& work);
   ~Graph();
   Graph(Graph&& other) noexcept;

@@ -1,5 +1,6 @@
 #pragma once
-// What the CPU kernels share: an activation seen as images of channels, and how a batch is split over threads.
+// What the CPU kernels share: an activation seen as images of channels, and how a batch is split over
+// threads.
 
 #include <algorithm>
 #include <cstdint>
@@ -36,8 +37,9 @@ struct ChannelGeometry {
   }
 };
 
-// One image's activations between the plain layout, [channels][pixels], and blocks of channel_block() channels that lie side
-// by side, [block][pixels][channel of the block]. The last block is filled up with zeros. In the calling thread.
+// One image's activations between the plain layout, [channels][pixels], and blocks of channel_block()
+// channels that lie side by side, [block][pixels][channel of the block]. The last block is filled up with
+// zeros. In the calling thread.
 void to_blocks(DType type, std::int64_t channels, std::int64_t pixels, const void* plain, void* blocks);
 void from_blocks(DType type, std::int64_t channels, std::int64_t pixels, const void* blocks, void* plain);
 
@@ -65,10 +67,10 @@ inline void narrow(float x, BFloat16& to) {
   to = to_bfloat16(x);
 }
 
-// Splits a batch over the compute threads of the calling rank, the same way in every op, so that an image stays in the
-// cache of the core that made it.
-// Runs fn(range, begin, end) on disjoint ranges that cover [0, n), one for each thread of team_size(); all of them, whatever
-// team OpenMP gives. Exceptions come back to the caller.
+// Splits a batch over the compute threads of the calling rank, the same way in every op, so that an image
+// stays in the cache of the core that made it. Runs fn(range, begin, end) on disjoint ranges that cover [0,
+// n), one for each thread of team_size(); all of them, whatever team OpenMP gives. Exceptions come back to
+// the caller.
 template <class Fn>
 void parallel_ranges(std::int64_t n, Fn&& fn) {
   const int threads = static_cast<int>(std::min<std::int64_t>(team_size(), std::max<std::int64_t>(n, 1)));

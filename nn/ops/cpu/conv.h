@@ -1,5 +1,6 @@
 #pragma once
-// Convolutions on CPUs, and the ways in which they are computed; nn/ops/conv2d.cpp chooses one for a layer and a batch.
+// Convolutions on CPUs, and the ways in which they are computed; nn/ops/conv2d.cpp chooses one for a layer
+// and a batch.
 
 #include <algorithm>
 #include <functional>
@@ -10,33 +11,36 @@
 
 namespace topknot {
 
-// A convolution that lets its neighbours work where the data is in the cache: it goes through a batch in chunks
-// of images.
+// A convolution that lets its neighbours work where the data is in the cache: it goes through a batch in
+// chunks of images.
 class ChunkedConv {
  public:
   // Called for each chunk [begin, end) of images, from the thread that works on it.
   using ChunkFn = std::function<void(std::int64_t begin, std::int64_t end)>;
-  // Writes the gradient of the output for images [begin, end) to `out`, contiguous, in the type of the activations.
+  // Writes the gradient of the output for images [begin, end) to `out`, contiguous, in the type of the
+  // activations.
   using FillFn = std::function<void(std::int64_t begin, std::int64_t end, void* out)>;
 
   virtual ~ChunkedConv() = default;
   virtual Layout output_layout() const = 0;
-  // y = conv(x, weight). `weight` is OIHW. `after` (may be empty) runs for each chunk of y when it is complete.
+  // y = conv(x, weight). `weight` is OIHW. `after` (may be empty) runs for each chunk of y when it is
+  // complete.
   virtual void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) = 0;
-  // Gradients from the output's gradient, which is `grad`, or comes from `fill` a chunk at a time where grad is
+  // Gradients from the output's gradient, which is `grad`, or comes from `fill` a chunk at a time if grad is
   // undefined. The tensor of `input_gradient` may be undefined.
   virtual void backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
                         GradientTarget weight_gradient, InputGradient& input_gradient) = 0;
 };
 
-// The calling thread's, with its primitives prepared by shape and thread count; layers of one geometry share them.
+// The calling thread's, with its primitives prepared by shape and thread count; layers of one geometry share
+// them.
 ChunkedConv& chunked_conv(const ConvGeometry& geometry);
 
 // Images per chunk: about 1 MiB of input and output, at least one.
 std::int64_t images_per_chunk(const ConvGeometry& geometry, const Tensor& x);
 
-// 1x1 convolutions of stride 1 whose channels do not fill blocks: on plain activations each image is one matrix product, without
-// the copies and the channels of zeros that blocks need.
+// 1x1 convolutions of stride 1 whose channels do not fill blocks: on plain activations each image is one
+// matrix product, without the copies and the channels of zeros that blocks need.
 //
 //   y = W x,   dx = W^T dy,   dW = sum over images of dy x^T,   x: [in, pixels], y: [out, pixels]
 class PointwiseConv {
@@ -45,8 +49,9 @@ class PointwiseConv {
   using FillFn = ChunkedConv::FillFn;
   explicit PointwiseConv(const ConvGeometry& geometry) : g_(geometry) {}
 
-  // Whether this is the faster way for the layer, whose outputs are to be plain, and a batch of this size, type and layout. A batch of
-  // fewer images than threads goes another way, so these layers' values may differ in the last bits between numbers of threads.
+  // Whether this is the faster way for the layer, whose outputs are to be plain, and a batch of this size,
+  // type and layout. A batch of fewer images than threads goes another way, so these layers' values may
+  // differ in the last bits between numbers of threads.
   bool serves(const Tensor& x) const;
   // As ChunkedConv's.
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const;
@@ -57,9 +62,10 @@ class PointwiseConv {
   ConvGeometry g_;
 };
 
-// Layers of large weights on few pixels as matrix products: the columns of an output pixel are the inputs that it reads, in the
-// order of the weights, so that these, OIHW, are read and their gradient is written as they lie. oneDNN's convolutions would
-// first put the weights in an order of their own, which takes longer than the products.
+// Layers of large weights on few pixels as matrix products: the columns of an output pixel are the inputs
+// that it reads, in the order of the weights, so that these, OIHW, are read and their gradient is written as
+// they lie. oneDNN's convolutions would first put the weights in an order of their own, which takes longer
+// than the products.
 //
 //   y = X W^T,   dW = dY^T X,   dX = dY W,   X: [output pixels, in * taps], W: [out, in * taps], Y: [output pixels, out]
 class ProductConv {
@@ -79,13 +85,14 @@ class ProductConv {
   ConvGeometry g_;
 };
 
-// Winograd's F(4x4, 3x3) (Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016, section 4): a 3x3
-// convolution of stride 1 and padding 1 makes a tile of 4x4 outputs from 6x6 inputs with 36 products for each pair of
-// channels instead of 144.
+// Winograd's F(4x4, 3x3) (Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016, section
+// 4): a 3x3 convolution of stride 1 and padding 1 makes a tile of 4x4 outputs from 6x6 inputs with 36
+// products for each pair of channels instead of 144.
 //
 //   y = A^T [sum_c (G w G^T) * (B^T x B)] A,   dw = G^T [sum over tiles (A dy A^T) * (B^T x B)] G,   * elementwise,
 //
-// and dx is y's formula for dy and the weights turned by 180 degrees. Arithmetic is f32, whatever the activations' type.
+// and dx is y's formula for dy and the weights turned by 180 degrees. Arithmetic is f32, whatever the
+// activations' type.
 class WinogradConv {
  public:
   using ChunkFn = ChunkedConv::ChunkFn;
@@ -100,9 +107,9 @@ class WinogradConv {
                 GradientTarget weight_gradient, InputGradient& input_gradient) const;
 
  private:
-  // Up to here a thread works through images of its own; above, and where there are fewer images than threads, all
-  // threads share the products of a few tiles, so that the transformed weights, 144 bytes for each pair of channels, pass
-  // through the caches once.
+  // Up to here a thread works through images of its own; above, and if there are fewer images than threads,
+  // all threads share the products of a few tiles, so that the transformed weights, 144 bytes for each pair
+  // of channels, pass through the caches once.
   static constexpr std::int64_t kNarrow = 256 * 256;
   bool shared(const Tensor& x) const;
   Tensor weight_points(const float* weight, bool input_gradient) const;
@@ -110,17 +117,19 @@ class WinogradConv {
   ConvGeometry g_;
 };
 
-// The depthwise convolution's gradient where oneDNN has no kernel of its own for it: kernels that are not 3 wide.
+// The depthwise convolution's gradient if oneDNN has no kernel of its own for it: kernels that are not 3
+// wide.
 //
-// dw[c,0,p,q] = sum_{n,i,j} dy[n,c,i,j] x[n,c,i*s+p-pad,j*s+q-pad], in the calling thread. `shape` is x's; x and dy are
-// blocked, with channels padded to whole blocks.
+// dw[c,0,p,q] = sum_{n,i,j} dy[n,c,i,j] x[n,c,i*s+p-pad,j*s+q-pad], in the calling thread. `shape` is x's; x
+// and dy are blocked, with channels padded to whole blocks.
 void depthwise_weight_gradient(const ConvGeometry& g, const Shape& shape, const float* x, const float* dy,
                                float* dw);
 
-// What oneDNN is given in place of a layer, because its fast kernels want channels in whole blocks. Channels are added, with weights of zero (24, 40, 58), or groups joined,
-// with zeros between them (8 channels each). Where groups do not fit so, and without AVX-512 where the padding is wider than
-// its AVX2 kernels allow, it is the given layer with plain activations: oneDNN has products of columns for these, and for blocked
-// ones only its reference implementation. Images of up to three channels are read as they are.
+// What oneDNN is given in place of a layer, because its fast kernels want channels in whole blocks. Channels
+// are added, with weights of zero (24, 40, 58), or groups joined, with zeros between them (8 channels each).
+// Where groups do not fit so, and without AVX-512 where the padding is wider than its AVX2 kernels allow, it
+// is the given layer with plain activations: oneDNN has products of columns for these, and for blocked ones
+// only its reference implementation. Images of up to three channels are read as they are.
 class PaddedConv {
  public:
   explicit PaddedConv(const ConvGeometry& layer) : g(layer), layer_(layer) {
@@ -199,7 +208,7 @@ struct Packing {
   bool none() const { return outside == inside; }
   void in(std::int64_t images, const void* from, void* to) const { copy(images, true, from, to); }
   void out(std::int64_t images, const void* from, void* to) const { copy(images, false, from, to); }
-  // `from` itself where nothing is to be done, else the copy, kept alive by `storage`.
+  // `from` itself if nothing is to be done, else the copy, kept alive by `storage`.
   const void* in(std::int64_t images, const void* from, Tensor& storage) const {
     if (none()) return from;
     in(images, from, room(images, storage));

@@ -80,8 +80,8 @@ void sgemm(const ProductForm& f, const float* a, const float* b, float* c, const
 }
 
 void matmul(const ProductForm& form, const void* a, const void* b, void* c, const float* bias) {
-  // In fp32 sgemm needs no primitive and is about as fast as one (2 threads, Zen 5), but for a b that is transposed, with more
-  // than a few rows: up to 5 times slower for 3072 to 4096 features.
+  // In fp32 sgemm needs no primitive and is about as fast as one (2 threads, Zen 5), but for a b that is
+  // transposed, with more than a few rows: up to 5 times slower for 3072 to 4096 features.
   if (form.type == DType::f32 && (!form.b_transposed || form.m <= kFewRows))
     return sgemm(form, static_cast<const float*>(a), static_cast<const float*>(b), static_cast<float*>(c),
                  bias);

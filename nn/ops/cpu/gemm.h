@@ -24,7 +24,8 @@ struct ProductForm {
 // One product, on as many threads as OpenMP gave when it was made.
 class Product {
  public:
-  // How it reads b: as it lies, or in oneDNN's order, which pays where many products share a b or one has many rows.
+  // How it reads b: as it lies, or in oneDNN's order, which pays if many products share a b or one has many
+  // rows.
   enum class Order { plain, packed };
   Product(const ProductForm& form, Order order);
   ~Product();
@@ -43,7 +44,8 @@ inline constexpr std::int64_t kFewRows = 8;
 // One product on the calling rank's threads.
 void matmul(const ProductForm& form, const void* a, const void* b, void* c, const float* bias = nullptr);
 
-// The same in fp32 by oneDNN's plain call, which packs parts of b as it needs them; in a parallel region by one thread.
+// The same in fp32 by oneDNN's plain call, which packs parts of b as it needs them; in a parallel region by
+// one thread.
 void sgemm(const ProductForm& form, const float* a, const float* b, float* c, const float* bias = nullptr);
 
 // The sum of dy [rows, out] over its rows, in f32.

@@ -108,7 +108,7 @@ void DnnlKernel::run(int thread, std::initializer_list<const void*> pointers, co
 
 struct DnnlPair::Kept {
   std::shared_ptr<const DnnlPair> pair;
-  Tensor workspace;  // undefined where the primitives have none
+  Tensor workspace;  // undefined if the primitives have none
 };
 
 DnnlPair::DnnlPair(const dnnl::primitive_desc& forward, DnnlKernel::Arguments forward_arguments,

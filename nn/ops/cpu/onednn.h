@@ -32,8 +32,8 @@ class DnnlKernel {
   DnnlKernel(const dnnl::primitive& primitive, const Arguments& arguments,
              const dnnl::memory::desc& scratchpad, int threads, bool zero_scratchpad = false);
   ~DnnlKernel();
-  // Pointers in the order of the arguments; `last`: the last one, null where the list has it. Different threads may run at
-  // once, each under its own number.
+  // Pointers in the order of the arguments; `last`: the last one, null if the list has it. Different threads
+  // may run at once, each under its own number.
   void run(int thread, std::initializer_list<const void*> pointers, const void* last = nullptr) const;
 
  private:
@@ -44,13 +44,15 @@ class DnnlKernel {
   std::vector<std::unique_ptr<PerThread>> threads_;
 };
 
-// An op's forward and backward primitives, both threaded by oneDNN, and the workspace that one leaves to the other.
+// An op's forward and backward primitives, both threaded by oneDNN, and the workspace that one leaves to the
+// other.
 class DnnlPair {
  public:
   // The arguments are without the workspace, which comes last.
   DnnlPair(const dnnl::primitive_desc& forward, DnnlKernel::Arguments forward_arguments,
            const dnnl::primitive_desc& backward, DnnlKernel::Arguments backward_arguments);
-  // Pointers in the order of the arguments. What forward() returns has the pair and its workspace for backward().
+  // Pointers in the order of the arguments. What forward() returns has the pair and its workspace for
+  // backward().
   static std::shared_ptr<const void> forward(std::shared_ptr<const DnnlPair> pair,
                                              std::initializer_list<const void*> pointers);
   static void backward(const std::shared_ptr<const void>& state, std::initializer_list<const void*> pointers);
@@ -73,8 +75,8 @@ class MadeForOneThread {
   const int threads_ = omp_get_max_threads();
 };
 
-// Throws OutOfMemory where too little is left for a kernel: oneDNN 2.6 does not check all of its own allocations where it
-// makes one.
+// Throws OutOfMemory if too little is left for a kernel: oneDNN 2.6 does not check all of its own allocations
+// where it makes one.
 void check_kernel_room();
 // Attributes that every primitive here is made with.
 dnnl::primitive_attr user_scratchpad();

@@ -1,5 +1,6 @@
-// Compiled with fused multiply-adds (nn/CMakeLists.txt), for CPUs on which a separate addition would take a multiplier's turn.
-// On a Zen 5, which has adders beside them, they are worth 4 to 8 % with 64 channels and more, and cost 4 to 11 % with 16.
+// Compiled with fused multiply-adds (nn/CMakeLists.txt), for CPUs on which a separate addition would take a
+// multiplier's turn. On a Zen 5, which has adders beside them, they are worth 4 to 8 % with 64 channels and
+// more, and cost 4 to 11 % with 16.
 #include "nn/ops/cpu/conv.h"
 
 #include <algorithm>
@@ -81,8 +82,8 @@ struct Tile {  // its first output
   std::int64_t image, row, column;
 };
 
-// The transform F of one tile of a block of channels that begins at a row and a column of the image `x`, zero outside of it. Point p
-// of the 36 goes to `to` + p * step.
+// The transform F of one tile of a block of channels that begins at a row and a column of the image `x`, zero
+// outside of it. Point p of the 36 goes to `to` + p * step.
 template <class F, class V, class T>
 TOPKNOT_INLINE void transform_tile(const Tiles& tiles, const T* x, std::int64_t row, std::int64_t column,
                                    float* to, std::int64_t step) {
@@ -128,7 +129,8 @@ TOPKNOT_INLINE void output_tile(const Tiles& tiles, const Tile& tile, const floa
   }
 }
 
-// c[r,j] (+)= sum_d a[r,d] b[d,j] for R rows and B blocks of columns. Strides in floats; b's and c's columns are contiguous.
+// c[r,j] (+)= sum_d a[r,d] b[d,j] for R rows and B blocks of columns. Strides in floats; b's and c's columns
+// are contiguous.
 struct Strides {
   std::int64_t a_row, a_depth, b_depth, c_row;
 };
@@ -148,14 +150,17 @@ TOPKNOT_INLINE void product_block(const Strides& s, std::int64_t depth, const fl
     for (int j = 0; j < B; ++j) store_as(c + r * s.c_row + j * kWide<V>, sums[r][j]);
 }
 
-// Tiles that are worked on at once, a multiple of 16. 32 to 96 are about equally fast, 16 up to a fifth slower.
+// Tiles that are worked on at once, a multiple of 16. 32 to 96 are about equally fast, 16 up to a fifth
+// slower.
 constexpr std::int64_t kTiles = 64;
 constexpr std::int64_t kPadding = 16;
-// Floats between two points of kTiles tiles: not a multiple of a page, else all 36 fall into one set of the cache.
+// Floats between two points of kTiles tiles: not a multiple of a page, else all 36 fall into one set of the
+// cache.
 std::int64_t point_step(std::int64_t channels) {
   return kTiles * channels + kPadding;
 }
-// The same between two points of a layer's weights. (Where their gradient is read, point beside point, it would cost time.)
+// The same between two points of a layer's weights. (Where their gradient is read, point beside point, it
+// would cost time.)
 std::int64_t weight_step(std::int64_t in, std::int64_t out) {
   return in * out + kPadding;
 }
@@ -163,13 +168,13 @@ Tensor room_for_points(std::int64_t channels) {
   return Tensor::empty({kPoints * point_step(channels)});
 }
 
-// The products of all 36 points are cut into pieces of two blocks of columns, one where no two are left.
+// The products of all 36 points are cut into pieces of two blocks of columns, one if no two are left.
 std::int64_t pieces(std::int64_t columns) {
   const std::int64_t piece = 2 * channel_block();
   return kPoints * ((columns + piece - 1) / piece);
 }
-// Pieces [begin, end) of c[p] (+)= a[p] b[p]; rows: a multiple of the block. 16 sums hide the latency of the additions and leave
-// registers for the rest; 8 are what the 16 registers without AVX-512 allow.
+// Pieces [begin, end) of c[p] (+)= a[p] b[p]; rows: a multiple of the block. 16 sums hide the latency of the
+// additions and leave registers for the rest; 8 are what the 16 registers without AVX-512 allow.
 struct Factors {
   const float *a, *b;
   std::int64_t a_step, b_step, c_step;  // between points
@@ -263,7 +268,8 @@ TOPKNOT_MULTIVERSION void outputs(const Tiles& tiles, std::int64_t first, std::i
   outputs_any<Lanes>(tiles, first, begin, end, channels, from, floats, accumulate);
 }
 
-// Between a layer's weights, OIHW, and their points, [point][from channel][to channel], of a block of channels `to` at a time.
+// Between a layer's weights, OIHW, and their points, [point][from channel][to channel], of a block of
+// channels `to` at a time.
 template <class V>
 TOPKNOT_INLINE void points_of_weights(const ConvGeometry& g, std::int64_t a, std::int64_t b,
                                       const float* weight, bool turned, float* points) {
@@ -329,8 +335,8 @@ TOPKNOT_MULTIVERSION void gradient_from_points(const ConvGeometry& g, std::int64
   gradient_from_points_any<Lanes>(g, first, last, sums, target);
 }
 
-// Of all images of the batch together, which pay for the transformation of the weights. Measured on VGG-16 and ResNet-20
-// (docs/results/speed_steps.md).
+// Of all images of the batch together, which pay for the transformation of the weights. Measured on VGG-16
+// and ResNet-20 (docs/results/speed_steps.md).
 constexpr std::int64_t kPixels = 400, kPixelsBfloat16 = 2000;
 
 // Images of the same size, with the numbers of channels before and after.

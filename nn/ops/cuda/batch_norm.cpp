@@ -157,7 +157,7 @@ float time_of(const BatchNormMethod& method, BatchNormArguments call) {
 }
 
 struct Fastest {
-  std::shared_ptr<const BatchNormMethod> method;  // null where none works
+  std::shared_ptr<const BatchNormMethod> method;  // null if none works
   BatchNormKind kind = BatchNormKind::kernels;
   bool of_all = true;  // none was left out because of a failure
 };
@@ -179,7 +179,7 @@ Fastest fastest_of(const std::vector<BatchNormKind>& kinds, const BatchNormArgum
     } catch (const CudaError& error) {
       if (kind == BatchNormKind::kernels) throw;
       cudaGetLastError();
-      Context::current().synchronize();  // throws where the GPU is lost
+      Context::current().synchronize();  // throws if the GPU is lost
       log_warning(fmt::format("{} is left out: {}", name_of(kind), error.what()));
       best.of_all = false;
     }
@@ -187,7 +187,7 @@ Fastest fastest_of(const std::vector<BatchNormKind>& kinds, const BatchNormArgum
   return best;
 }
 
-// As an earlier run chose, where that still works.
+// As an earlier run chose, if that still works.
 std::shared_ptr<const BatchNormMethod> choose_method(const BatchNormArguments& call) {
   Context& context = Context::current();
   const std::string key = fmt::format(
@@ -271,8 +271,9 @@ const char* name_of(BatchNormKind kind) {
 std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormArguments& like) {
   if (kind == BatchNormKind::kernels) return make_kernel_batch_norm();
   const bool fusable = like.options.relu && like.x.dtype() == DType::bf16 && like.x.dim(1) % 4 == 0;
-  // The blocks of a persistent kernel wait for each other, so all of them must be resident at once. Beside NCCL's kernels or
-  // another rank's they stall, and two such kernels may wait for each other for ever (pytorch#80259).
+  // The blocks of a persistent kernel wait for each other, so all of them must be resident at once. Beside
+  // NCCL's kernels or another rank's they stall, and two such kernels may wait for each other for ever
+  // (pytorch#80259).
   const bool persistent = kind != BatchNormKind::spatial;
   if (!like.options.training || !aligned_parameters(like) || (kind == BatchNormKind::fused && !fusable) ||
       (persistent && Context::current().options().shared))

@@ -1,6 +1,8 @@
-// Batch norm by our kernels, over x as a matrix of rows = N H W pixels and `channels` columns, float or bfloat16.
+// Batch norm by our kernels, over x as a matrix of rows = N H W pixels and `channels` columns, float or
+// bfloat16.
 //
-// Forward in training: sums, normalization, apply: x is read twice, y written once. Backward: sums, coefficients, apply.
+// Forward in training: sums, normalization, apply: x is read twice, y written once. Backward: sums,
+// coefficients, apply.
 #include "nn/ops/cuda/batch_norm.h"
 
 #include "nn/ops/cuda/op_tools.h"
@@ -75,7 +77,8 @@ struct BatchNormParameters {
   float momentum, epsilon;
 };
 
-// A thread's elements: `count` of them (of packs), from `at` on, `stride` apart; `channel` is the first of its columns.
+// A thread's elements: `count` of them (of packs), from `at` on, `stride` apart; `channel` is the first of
+// its columns.
 struct Spot {
   std::int64_t at;
   unsigned count, stride, channel;
@@ -121,8 +124,9 @@ __device__ inline std::int64_t rows_of(const BatchNormTiles& t, unsigned chunk) 
   return left < t.chunk_rows ? left : t.chunk_rows;
 }
 
-// partial: sums of x - shift and of their squares, for each chunk, and the shift: the mean of four rows of the chunk. Where the squares of x are much larger than the variance, its digits would
-// cancel in a difference of sums about 0, or about the running mean, which may be anywhere.
+// partial: sums of x - shift and of their squares, for each chunk, and the shift: the mean of four rows of
+// the chunk. Where the squares of x are much larger than the variance, its digits would cancel in a
+// difference of sums about 0, or about the running mean, which may be anywhere.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     sums_kernel(BatchNormTiles t, const T* __restrict__ x, float* __restrict__ partial) {
@@ -152,9 +156,9 @@ __global__ void __launch_bounds__(kThreads)
   reduce_rows<V>(t, s, sum, squares, partial);
 }
 
-// The two sums of a channel over all chunks, in double: eight threads per channel, then theirs in order. All threads
-// of the block call; the first kChannelsPerBlock have the result. `shifted`: of the forward pass, each chunk's about its own
-// shift; the result is about that of the first chunk.
+// The two sums of a channel over all chunks, in double: eight threads per channel, then theirs in order. All
+// threads of the block call; the first kChannelsPerBlock have the result. `shifted`: of the forward pass,
+// each chunk's about its own shift; the result is about that of the first chunk.
 template <bool shifted>
 __device__ inline void add_chunks(const BatchNormTiles& t, const float* partial, unsigned channel,
                                   double (&totals)[2]) {
@@ -238,7 +242,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Where the forward pass ended with relu, a gradient counts where y > 0.
+// If the forward pass ended with relu, a gradient counts where y > 0.
 enum class BatchNormMask {
   none,
   recomputed,  // y is worked out again from x; there was no residual
@@ -286,8 +290,8 @@ __device__ inline void put(GradientTarget target, unsigned c, float value) {
   if (target.data) target.data[c] = target.accumulate ? target.data[c] + value : value;
 }
 
-// The gradients of gamma and beta, and dx = a g + b x + c: a, b, c in coefficients[3][channels]. `training`: mean and variance
-// depend on x.
+// The gradients of gamma and beta, and dx = a g + b x + c: a, b, c in coefficients[3][channels]. `training`:
+// mean and variance depend on x.
 __global__ void __launch_bounds__(kThreads)
     coefficients_kernel(BatchNormTiles t, const float* partial, const float* gamma, BatchNormStatistics n,
                         bool training, GradientTarget dgamma, GradientTarget dbeta, float* coefficients) {

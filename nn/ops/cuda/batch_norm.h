@@ -39,33 +39,33 @@ class BatchNormMethod {
  public:
   virtual ~BatchNormMethod() = default;
   virtual Tensor forward(const BatchNormArguments& call, BatchNormKept& kept) const = 0;
-  // `grad` may be written over where it is the caller's alone.
+  // `grad` may be written over if it is the caller's alone.
   virtual void backward(const BatchNormArguments& call, const BatchNormKept& kept, Tensor grad,
                         BatchNormGradients& out) const = 0;
 };
 
-// For calls with an x of this shape and type, with or without a residual and relu; outside training for `kernels` only.
-// Throws BatchNormUnsupported, as
-// forward() and backward() may.
+// For calls with an x of this shape and type, with or without a residual and relu; outside training for
+// `kernels` only. Throws BatchNormUnsupported, as forward() and backward() may.
 std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormArguments& like);
 
-// Ours, in batch_norm.cu, for any shape and outside training too. Sums are taken in a fixed order that depends on the shape alone:
-// the same bits in every run and on every card. The arithmetic of a channel is the CPU's.
+// Ours, in batch_norm.cu, for any shape and outside training too. Sums are taken in a fixed order that
+// depends on the shape alone: the same bits in every run and on every card. The arithmetic of a channel is
+// the CPU's.
 std::unique_ptr<BatchNormMethod> make_kernel_batch_norm();
 
-// How a matrix is cut: a block of kThreads has `lanes` threads side by side, each with `vector` columns, and goes
-// through chunk_rows rows. The grid is column_tiles x chunks.
+// How a matrix is cut: a block of kThreads has `lanes` threads side by side, each with `vector` columns, and
+// goes through chunk_rows rows. The grid is column_tiles x chunks.
 struct BatchNormTiles {
   std::int64_t rows = 0;
   unsigned channels = 0;
   bool bf16 = false;
-  unsigned vector = 1;  // 16 bytes where the channels divide, else one element
+  unsigned vector = 1;  // 16 bytes if the channels divide, else one element
   unsigned lanes = 1;   // a power of two, at most 32
   unsigned column_tiles = 1, chunks = 1;
   std::int64_t chunk_rows = 0;
 
-  // Of partial sums, in floats: [chunks][2][channels], and in the forward pass [chunks][channels] behind them, what was
-  // subtracted from x.
+  // Of partial sums, in floats: [chunks][2][channels], and in the forward pass [chunks][channels] behind
+  // them, what was subtracted from x.
   std::size_t partial_floats() const { return std::size_t{3} * chunks * channels; }
   TOPKNOT_HOST_DEVICE std::size_t shift(unsigned chunk) const {
     return (std::size_t{2} * chunks + chunk) * channels;

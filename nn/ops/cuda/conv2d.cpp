@@ -1,6 +1,7 @@
-// Convolution on a GPU. A 1x1 convolution of stride 1 and one group is a product of matrices, [N*H*W, in] by [in, out], for
-// cuBLAS; others are cuDNN's. Under bf16 the weight is rounded to bfloat16 for the products of the step. Its gradient
-// arrives in the arena in fp32, where cuDNN rounded it to bfloat16 before: its interface has dw in the type of x.
+// Convolution on a GPU. A 1x1 convolution of stride 1 and one group is a product of matrices, [N*H*W, in] by
+// [in, out], for cuBLAS; others are cuDNN's. Under bf16 the weight is rounded to bfloat16 for the products of
+// the step. Its gradient arrives in the arena in fp32, where cuDNN rounded it to bfloat16 before: its
+// interface has dw in the type of x.
 #include <algorithm>
 #include <optional>
 
@@ -76,7 +77,7 @@ class Cudnn final : public Products {
   Tensor filter_;  // KRSC; kept for the backward pass
 };
 
-// The last resort where cuDNN has nothing for so many input channels, three for example: zeros beside them.
+// The last resort if cuDNN has nothing for so many input channels, three for example: zeros beside them.
 class Widened final : public Products {
  public:
   Widened(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight)

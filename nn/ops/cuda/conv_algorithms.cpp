@@ -62,14 +62,15 @@ bool unsupported(cudnnStatus_t status) {
   return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED;
 }
 
-// Whether the call has an answer. None where cuDNN does not do this convolution with this arithmetic; other failures throw.
+// Whether the call has an answer. None if cuDNN does not do this convolution with this arithmetic; other
+// failures throw.
 bool answered(cudnnStatus_t status, const char* call) {
   if (unsupported(status)) return false;
   check_cudnn(status, call, __FILE__, __LINE__);
   return true;
 }
 
-// As much as cuDNN could use, less where memory is short.
+// As much as cuDNN could use, less if memory is short.
 DeviceArray<std::byte> workspace_up_to(std::size_t bytes) {
   constexpr std::size_t kLeast = std::size_t{1} << 20;
   for (;; bytes = bytes / 2 < kLeast ? 0 : bytes / 2) try {
@@ -154,7 +155,7 @@ class ConvChooser {
   }
 
  private:
-  // An earlier run's choice, in rows of (algorithm, math type, workspace), where cuDNN still knows all of it.
+  // An earlier run's choice, in rows of (algorithm, math type, workspace), if cuDNN still knows all of it.
   std::vector<ConvAlgorithm> recalled() const {
     const auto kept = context_.algorithm_cache().find(cache_key());
     if (!kept || kept->size() % 3 != 0) return {};
@@ -249,7 +250,7 @@ class ConvChooser {
                                                              memory, x(), a, y(), b, conv(), w(), out);
     }
   }
-  // None where timing failed: the heuristics' order stands then. A GPU that is lost fails in the next call.
+  // None if timing failed: the heuristics' order stands then. A GPU that is lost fails in the next call.
   template <class Result, class Call, class... Arguments>
   std::vector<Candidate> timed_by(Call call, const DeviceArray<std::byte>& memory,
                                   Arguments... arguments) const {
@@ -349,7 +350,7 @@ void Convolution::run(ConvProduct product, const void* a, const void* b, float b
       TOPKNOT_CHECK(!capturing(context.stream()), "the first use of " + chooser.name() +
                                                       " fell into the capture of a CUDA graph; run a step of "
                                                       "this shape before");
-      // Timing writes over the output, which is still wanted where the product adds to it.
+      // Timing writes over the output, which is still wanted if the product adds to it.
       const DeviceArray<std::byte> other = beta == 0 ? DeviceArray<std::byte>() : scratch();
       found =
           choices().by_key.emplace(key, Choice{chooser.choose(a, b, beta == 0 ? out : other.data())}).first;

@@ -1,14 +1,15 @@
 #pragma once
-// One convolution of a layer by cuDNN: its descriptors, and which of cuDNN's algorithms serves each of its three
-// products, found out once per shape. Everything NHWC, filters KRSC (OIHW shapes in nhwc order).
+// One convolution of a layer by cuDNN: its descriptors, and which of cuDNN's algorithms serves each of its
+// three products, found out once per shape. Everything NHWC, filters KRSC (OIHW shapes in nhwc order).
 //
-// The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the fastest, beside slower ones
-// that need less workspace, which take over when memory is short; the host waits for this. What an earlier process chose
-// with enough memory is taken from Context::algorithm_cache() instead. Under
-// ContextOptions::deterministic, or where timing fails, nothing is timed: the first algorithm that cuDNN's heuristics name and call
-// deterministic is taken, so that runs repeat (unless one is short of memory and another is not). Choices are kept for
-// the process, by shape, type, precision, determinism and GPU; ranks that share a process share them. A first use while
-// a CUDA graph is captured is an Error, since nothing can be timed then.
+// The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the fastest, beside
+// slower ones that need less workspace, which take over when memory is short; the host waits for this. What
+// an earlier process chose with enough memory is taken from Context::algorithm_cache() instead. Under
+// ContextOptions::deterministic, or if timing fails, nothing is timed: the first algorithm that cuDNN's
+// heuristics name and call deterministic is taken, so that runs repeat (unless one is short of memory and
+// another is not). Choices are kept for the process, by shape, type, precision, determinism and GPU; ranks
+// that share a process share them. A first use while a CUDA graph is captured is an Error, since nothing can
+// be timed then.
 
 #include <cudnn.h>
 
@@ -47,12 +48,13 @@ class Convolution {
   // x: [N, C, H, W], an activation's shape.
   Convolution(const ConvGeometry& geometry, const Shape& x, DType type);
 
-  // Puts the product on the current context's stream: out = product(a, b) + beta * out, with beta 0 or 1. (a, b):
-  // (x, w), (w, dy) or (x, dy); all of the convolution's type, out too. Throws CudaError where a call fails, Error
-  // where cuDNN has no algorithm.
+  // Puts the product on the current context's stream: out = product(a, b) + beta * out, with beta 0 or 1. (a,
+  // b): (x, w), (w, dy) or (x, dy); all of the convolution's type, out too. Throws CudaError if a call fails,
+  // Error where cuDNN has no algorithm.
   void run(ConvProduct product, const void* a, const void* b, float beta, void* out) const;
 
-  // Whether cuDNN's heuristics name an algorithm for each of the products; asked once per shape, as for choices.
+  // Whether cuDNN's heuristics name an algorithm for each of the products; asked once per shape, as for
+  // choices.
   bool supported() const;
 
  private:

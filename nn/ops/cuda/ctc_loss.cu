@@ -52,9 +52,9 @@ __device__ bool ctc_possible(const CtcBatch& b, std::int64_t n) {
   return needed <= frames;
 }
 
-// losses [N] = -log p, NaN where the targets are out of range or longer than their frames allow. alpha [N, T, states],
-// scratch [N, 2, states]. A block per sequence, a thread per state. Where `gradient`, alpha becomes the log of the share that a state has in p at a
-// frame.
+// losses [N] = -log p, NaN if the targets are out of range or longer than their frames allow. alpha [N, T,
+// states], scratch [N, 2, states]. A block per sequence, a thread per state. Where `gradient`, alpha becomes
+// the log of the share that a state has in p at a frame.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     ctc_variables_kernel(CtcBatch b, const double* log_sums, double* alpha, double* scratch, double* losses,
@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The gradient of the sum of the losses, dz [T * N, classes]: equation 16 of Graves et al. A thread per logit.
+// The gradient of the sum of the losses, dz [T * N, classes]: equation 16 of Graves et al. A thread per
+// logit.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     ctc_gradient_kernel(CtcBatch b, const double* log_sums, const double* shares, const double* losses,

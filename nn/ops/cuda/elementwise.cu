@@ -80,13 +80,13 @@ void activation_backward(const ActivationRule& rule, const Tensor& x, const Tens
   by_kind(rule, [&](auto of) { map(x, dy, dx, ActivateGradient<decltype(of)>{of}); });
 }
 
-// Which of a stream's numbers an element takes: its place in N, C, H, W order. pixels == 1: as it lies in memory;
-// else the tensor lies in N, H, W, C order.
+// Which of a stream's numbers an element takes: its place in N, C, H, W order. pixels == 1: as it lies in
+// memory; else the tensor lies in N, H, W, C order.
 struct DropoutShape {
   std::uint32_t channels = 1, pixels = 1;
 };
 
-// `step`, where not null, takes the place of rng.a.
+// `step`, if not null, takes the place of rng.a.
 __device__ PhiloxStream at_step(PhiloxStream rng, const std::uint32_t* step) {
   if (step) rng.a = *step;
   return rng;

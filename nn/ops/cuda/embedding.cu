@@ -14,13 +14,13 @@ EmbeddingShape shape_of(const Tensor& ids, std::int64_t tokens, std::int64_t wid
   return {word(ids.dim(0)), word(ids.dim(1)), word(tokens), word(width)};
 }
 
-// -1 where the row's id is no token.
+// -1 if the row's id is no token.
 __device__ inline std::int64_t id_of(const float* ids, std::uint32_t row, EmbeddingShape s) {
   const float id = ids[row % s.batch * s.steps + row / s.batch];
   return id >= 0 && id < static_cast<float>(s.tokens) ? static_cast<std::int64_t>(id) : -1;
 }
 
-// y[t batch + b] = weight[ids[b steps + t]]; NaN where the id is no token. A block per row.
+// y[t batch + b] = weight[ids[b steps + t]]; NaN if the id is no token. A block per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     embedding_kernel(const float* __restrict__ ids, const float* __restrict__ weight, EmbeddingShape s,
@@ -44,7 +44,8 @@ Tensor forward(const Tensor& ids, const Tensor& weight) {
   return y;
 }
 
-// dw[id] += the sum of dy's rows with this id, in their order. A block per row: that of a token's first row adds up all rows of the token.
+// dw[id] += the sum of dy's rows with this id, in their order. A block per row: that of a token's first row
+// adds up all rows of the token.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     embedding_gradient_kernel(const float* __restrict__ ids, const T* __restrict__ dy, EmbeddingShape s,

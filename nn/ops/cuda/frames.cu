@@ -22,8 +22,8 @@ void by_element_size(const Tensor& x, const Fn& fn) {
     fn(std::uint32_t{});
 }
 
-// x lies in N, H, T, C order, rows in T, N, C, H order. `gather`: from x to rows, else back. A thread per element of x;
-// neighbours are neighbours there.
+// x lies in N, H, T, C order, rows in T, N, C, H order. `gather`: from x to rows, else back. A thread per
+// element of x; neighbours are neighbours there.
 template <class W>
 __global__ void __launch_bounds__(kThreads) frames_kernel(bool gather, const W* from, W* to, FramesShape s) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -48,8 +48,8 @@ void scatter(const Tensor& rows, Tensor& x) {
   move_frames(false, rows, x);
 }
 
-// to = from with zeros in the frames t >= frames[n] of sequence n; in T, N, C order (`rows`, height 1), or in N, H, T, C.
-// A thread per element.
+// to = from with zeros in the frames t >= frames[n] of sequence n; in T, N, C order (`rows`, height 1), or in
+// N, H, T, C. A thread per element.
 template <class W>
 __global__ void __launch_bounds__(kThreads)
     mask_kernel(bool rows, const W* from, const std::int32_t* frames, W* to, FramesShape s) {

@@ -1,5 +1,5 @@
-// The losses on a GPU: a scalar in its memory, which the host does not wait for. Rows and outputs are float or bfloat16; losses
-// are taken in double, in a fixed order. A NaN comes through. Sizes are positive.
+// The losses on a GPU: a scalar in its memory, which the host does not wait for. Rows and outputs are float
+// or bfloat16; losses are taken in double, in a fixed order. A NaN comes through. Sizes are positive.
 
 #include "nn/core/cuda/context.h"
 #include "nn/ops/cuda/op_tools.h"
@@ -24,14 +24,14 @@ dim3 row_grid(const Tensor& rows) {
   return grid_for(static_cast<std::size_t>(rows.dim(0)), kRowsPerBlock);
 }
 
-// What the backward pass needs of a row's softmax: exp(z - top) / sum. A label that is no class makes the row's loss
-// and its gradients NaN, since kernels cannot throw.
+// What the backward pass needs of a row's softmax: exp(z - top) / sum. A label that is no class makes the
+// row's loss and its gradients NaN, since kernels cannot throw.
 struct SoftmaxRow {
   double sum;
   float top;
 };
 
-// loss[i] = -sum_c t_c log softmax(z_i)[c], t as softmax_cross_entropy() has it; 0 where the row is masked
+// loss[i] = -sum_c t_c log softmax(z_i)[c], t as softmax_cross_entropy() has it; 0 if the row is masked
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
@@ -137,7 +137,7 @@ void backward(const Tensor& logits, const OpState& state, float smoothing, const
   });
 }
 
-// hit[i] = 1 where the row's label is among its `top` greatest classes, as count_correct() has it, else 0
+// hit[i] = 1 if the row's label is among its `top` greatest classes, as count_correct() has it, else 0
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     hits_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,

@@ -1,6 +1,6 @@
-// The LSTM layer on a GPU: one product for the inputs of all steps, then per step a product with the recurrent weight and
-// a kernel for the gates. Under bf16 the products take inputs and outputs of the layer in bfloat16; sums, gates and cells
-// are fp32.
+// The LSTM layer on a GPU: one product for the inputs of all steps, then per step a product with the
+// recurrent weight and a kernel for the gates. Under bf16 the products take inputs and outputs of the layer
+// in bfloat16; sums, gates and cells are fp32.
 #include "nn/ops/cuda/layout.h"
 #include "nn/ops/cuda/op_tools.h"
 #include "nn/ops/cuda/products.h"
@@ -20,7 +20,8 @@ __device__ inline float logistic(float x) {
   return 1.0f / (1.0f + expf(-x));
 }
 
-// From the sums in s.gates, to which the biases are added: the gates' values, in their place, cells and outputs.
+// From the sums in s.gates, to which the biases are added: the gates' values, in their place, cells and
+// outputs.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     gates_kernel(LstmStep s, const float* __restrict__ input_bias, const float* __restrict__ recurrent_bias,
@@ -42,9 +43,9 @@ __global__ void __launch_bounds__(kThreads)
   y[at] = from_float<T>(o * tanhf(c));
 }
 
-// From the gates' values: the gradients of the sums, in their place and, under bf16, in `dsums` too. dh = dy + later.
-// dcell: of this step's cell from later steps, becomes that of the one before. `later`, `dcell`: null is 0; then dcell_out
-// alone is written.
+// From the gates' values: the gradients of the sums, in their place and, under bf16, in `dsums` too. dh = dy
+// + later. dcell: of this step's cell from later steps, becomes that of the one before. `later`, `dcell`:
+// null is 0; then dcell_out alone is written.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     gates_gradient_kernel(LstmStep s, const float* __restrict__ cell, const T* __restrict__ dy,

@@ -1,6 +1,7 @@
 #pragma once
-// What the ops' .cu files share, beside nn/core/cuda/kernel_tools.h: tensors as kernels take them. A .cu file holds an op's
-// kernels, the functions that launch them on the current context's stream, and the registration of these.
+// What the ops' .cu files share, beside nn/core/cuda/kernel_tools.h: tensors as kernels take them. A .cu file
+// holds an op's kernels, the functions that launch them on the current context's stream, and the registration
+// of these.
 
 #include <string>
 #include <utility>

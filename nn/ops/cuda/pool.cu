@@ -1,5 +1,5 @@
-// Pooling: windows by cuDNN, which passes a NaN of the window on, and the mean of whole images here. Where cuDNN does not pool
-// bfloat16, it pools the same numbers as floats.
+// Pooling: windows by cuDNN, which passes a NaN of the window on, and the mean of whole images here. Where
+// cuDNN does not pool bfloat16, it pools the same numbers as floats.
 #include "nn/ops/cuda/cudnn_descriptor.h"
 #include "nn/ops/cuda/op_tools.h"
 

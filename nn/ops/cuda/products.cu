@@ -22,8 +22,8 @@ constexpr int kPerThread = 4;
 constexpr int kColumns = 32, kGroups = kThreads / kColumns;
 constexpr std::size_t kRowsPerSlab = 256, kMostSlabs = 1024;
 
-// In the order of the filter, so that a warp writes in one piece; a weight is small enough for the caches to make up
-// for the strided reads.
+// In the order of the filter, so that a warp writes in one piece; a weight is small enough for the caches to
+// make up for the strided reads.
 template <class T>
 __global__ __launch_bounds__(kThreads) void filter_kernel(const float* weight, T* filter, std::size_t n,
                                                           unsigned in, unsigned taps) {
@@ -114,8 +114,8 @@ std::size_t channels_of(const Tensor& y) {
 
 void multiply(std::int64_t m, std::int64_t n, std::int64_t k, DType inputs, Operand a, Operand b, bool add,
               void* c, DType output) {
-  // cuBLAS counts by columns: what it takes for the transposes of our matrices are the matrices themselves, so it
-  // computes c^T = op(b)^T op(a)^T.
+  // cuBLAS counts by columns: what it takes for the transposes of our matrices are the matrices themselves,
+  // so it computes c^T = op(b)^T op(a)^T.
   const float alpha = 1.0f, beta = add ? 1.0f : 0.0f;
   const int rows = as_int(n), columns = as_int(m), depth = as_int(k);
   TOPKNOT_CUBLAS(cublasGemmEx(Context::current().cublas(), b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,

@@ -1,7 +1,7 @@
 #pragma once
-// What linear layers, LSTMs and convolutions share on a GPU: products of row-major matrices by cuBLAS, the weight in the order
-// and type of a product and its gradient in the arena's, the bias and its gradient, and a copy of channels. `bf16`: of bfloat16
-// numbers instead of floats; arithmetic is in float.
+// What linear layers, LSTMs and convolutions share on a GPU: products of row-major matrices by cuBLAS, the
+// weight in the order and type of a product and its gradient in the arena's, the bias and its gradient, and a
+// copy of channels. `bf16`: of bfloat16 numbers instead of floats; arithmetic is in float.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,10 +16,10 @@ struct Operand {
   bool transposed;  // stored as the transpose of what takes part in the product
 };
 
-// c = op(a) op(b), or with `add` c += that, on the current context's stream, where op(a) is [m, k], op(b) is [k, n] and c is [m, n],
-// all contiguous and none of them empty. `inputs` is the type of a and b; c has it too, or is f32. Sums are in fp32, with
-// the inputs' products in the precision that Context::options() states. Deterministic for a context's one stream.
-// Throws Error for sizes of 2^31 and more.
+// c = op(a) op(b), or with `add` c += that, on the current context's stream, where op(a) is [m, k], op(b) is
+// [k, n] and c is [m, n], all contiguous and none of them empty. `inputs` is the type of a and b; c has it
+// too, or is f32. Sums are in fp32, with the inputs' products in the precision that Context::options()
+// states. Deterministic for a context's one stream. Throws Error for sizes of 2^31 and more.
 void multiply(std::int64_t m, std::int64_t n, std::int64_t k, DType inputs, Operand a, Operand b, bool add,
               void* c, DType output);
 
@@ -31,8 +31,8 @@ struct FilterShape {
   std::size_t size() const { return static_cast<std::size_t>(out * in * taps); }
 };
 
-// filter [out, taps, in] (KRSC, which cuDNN wants beside NHWC activations), rounded to bfloat16 where asked for, from
-// the arena's weight [out, in, taps] (OIHW).
+// filter [out, taps, in] (KRSC, which cuDNN wants beside NHWC activations), rounded to bfloat16 if asked for,
+// from the arena's weight [out, in, taps] (OIHW).
 void filter_from_weight(cudaStream_t stream, const float* weight, void* filter, bool bf16, FilterShape shape);
 // The way back: weight = filter, or weight += filter.
 void weight_from_filter(cudaStream_t stream, const void* filter, bool bf16, float* weight, bool accumulate,
@@ -43,17 +43,18 @@ void add_bias(Tensor& y, const Tensor& bias);
 void add_bias(cudaStream_t stream, void* y, bool bf16, const float* bias, std::size_t rows,
               std::size_t channels);
 
-// The sum of the output's gradient over all but the channel, written or added to the bias' gradient; nothing where that
-// is not wanted.
+// The sum of the output's gradient over all but the channel, written or added to the bias' gradient; nothing
+// if that is not wanted.
 void bias_gradient(const Tensor& dy, const GradientTarget& target);
-// sums[c] = sum over the rows of x[i, c], or sums[c] += that. Summed in an order that rows and channels decide, so
-// with the same bits in every run. `scratch`: column_sums_scratch() floats, or null where that is 0.
+// sums[c] = sum over the rows of x[i, c], or sums[c] += that. Summed in an order that rows and channels
+// decide, so with the same bits in every run. `scratch`: column_sums_scratch() floats, or null if that is 0.
 std::size_t column_sums_scratch(std::size_t rows, std::size_t channels);
 void column_sums(cudaStream_t stream, const void* x, bool bf16, std::size_t rows, std::size_t channels,
                  float* scratch, float* sums, bool accumulate);
 
-// In N, H, W, C order: channels from + i from_step of x, which has from_channels, become channels to + i to_step of y, for
-// i < count, in each of `rows` pixels; with `accumulate` they are added. Fewer than 2^32 elements. In concat.cu.
+// In N, H, W, C order: channels from + i from_step of x, which has from_channels, become channels to + i
+// to_step of y, for i < count, in each of `rows` pixels; with `accumulate` they are added. Fewer than 2^32
+// elements. In concat.cu.
 struct ChannelCopy {
   std::uint32_t rows, count, from_channels, from, from_step, to_channels, to, to_step;
 };

@@ -445,7 +445,8 @@ TEST_CASE("a rank whose own factor is too large stops the step, though the sum i
   for (const std::string& name : kMethods) {
     INFO(name);
     SimulatedRanks ranks(low_rank(name, 1), matrices({{16, 16}}, 2));
-    // The basis is that of constant columns, of which the own factor is 4 times an entry; a float ends at 3.4e38.
+    // The basis is that of constant columns, of which the own factor is 4 times an entry; a float ends at
+    // 3.4e38.
     for (const float size : {1.0f, 3e37f}) {
       ranks[0].gradient.assign(256, size);
       ranks[1].gradient.assign(256, -0.98f * size);

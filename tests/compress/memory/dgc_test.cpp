@@ -1,4 +1,5 @@
-// Deep Gradient Compression as a whole: its traces, and what its memory promises. Golden traces: tests/tools/sparsify.
+// Deep Gradient Compression as a whole: its traces, and what its memory promises. Golden traces:
+// tests/tools/sparsify.
 #include <array>
 #include <limits>
 

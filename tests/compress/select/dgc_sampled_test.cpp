@@ -1,5 +1,5 @@
-// DGC's sampled selection: its geometry, its rule against a plain loop, its counts, and vectors that would trap
-// a careless loop.
+// DGC's sampled selection: its geometry, its rule against a plain loop, its counts, and vectors that would
+// trap a careless loop.
 #include "compress/select/dgc_rule.h"
 #include "compress/select/selector.h"
 

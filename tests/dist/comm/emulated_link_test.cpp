@@ -1,5 +1,5 @@
-// Times are checked from below only: a collective must not arrive before its modelled time; how much later it does is
-// the machine's business.
+// Times are checked from below only: a collective must not arrive before its modelled time; how much later it
+// does is the machine's business.
 #include <fmt/format.h>
 #include <algorithm>
 #include <chrono>

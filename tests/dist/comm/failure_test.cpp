@@ -36,7 +36,8 @@ struct Gate {
 
 constexpr double kTimeout = 3;
 
-// A process that runs `body`, which says when to suspend it by a byte and goes on when it reads one. Its exit code.
+// A process that runs `body`, which says when to suspend it by a byte and goes on when it reads one. Its exit
+// code.
 template <class Body>
 int code_of_suspended(const Body& body) {
   int ready[2], go_on[2];
@@ -246,7 +247,8 @@ TEST_CASE("ranks that make different calls get an error that names them") {
   }
 }
 
-// As with the network of rank 0's host cut: rank 1 gives up first, and its reason, which rank 0 would pass on, does not come.
+// As with the network of rank 0's host cut: rank 1 gives up first, and its reason, which rank 0 would pass
+// on, does not come.
 TEST_CASE("gloo: where rank 0 serves the rendezvous and is silent, no rank names one that gave up on it") {
   JoinOptions options;
   options.size = 3;

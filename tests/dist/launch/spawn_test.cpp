@@ -106,8 +106,9 @@ void copy_body(Communicator& c, const std::string& mode, std::ofstream& out) {
 
 constexpr int kNoInterrupt = 77;
 
-// A process that runs `body` and ends as a program would: with 128 + the signal where Interrupted, by that signal, comes out
-// of it. `send`: it signals itself after half a second. Called while this process has one thread, as fork() wants it.
+// A process that runs `body` and ends as a program would: with 128 + the signal where Interrupted, by that
+// signal, comes out of it. `send`: it signals itself after half a second. Called while this process has one
+// thread, as fork() wants it.
 template <class Body>
 pid_t start(int signal, bool send, const Body& body) {
   const pid_t child = fork();
@@ -245,7 +246,8 @@ TEST_CASE("the exit code is that of the rank at fault, whichever rank the launch
   CHECK(code_of(launcher) == 128 + SIGKILL);
 }
 
-// Where a rank is stopped, the others cannot agree on a step: they give up soon, without any deadline of their own.
+// Where a rank is stopped, the others cannot agree on a step: they give up soon, without any deadline of
+// their own.
 TEST_CASE("a stop signal ends ranks that wait for a stopped one, and that one too") {
   for (const int signal : {SIGTERM, SIGUSR1}) {
     const Folder folder;

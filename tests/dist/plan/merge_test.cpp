@@ -17,8 +17,8 @@ namespace {
 
 using Sizes = std::vector<std::size_t>;
 
-// 14 layers, and the cost models of the OMGS authors for 1 Gbit/s Ethernet; golden values computed from them: float64.
-// The tables count layers from the input; are sent starts at the output.
+// 14 layers, and the cost models of the OMGS authors for 1 Gbit/s Ethernet; golden values computed from them:
+// float64. The tables count layers from the input; are sent starts at the output.
 std::vector<LayerCost> merge_layers() {
   const double sizes[] = {1728,    36864,   73728,   147456,  294912,  589824,  589824,
                           1179648, 2359296, 2359296, 2359296, 2359296, 2359296, 5120};
@@ -214,8 +214,8 @@ TEST_CASE("OMGS and MG-WFBP do not wait where waiting saves just what it costs",
 }
 
 TEST_CASE("MG-WFBP merges while the network is busy until the next layer is ready", "[merge]") {
-  // Ready at 1, 3, 5, 7; alpha is 1. The first message begins at 1, when the second layer is neither ready nor
-  // due within alpha: on its own, until 11. The others are all ready by then: one group.
+  // Ready at 1, 3, 5, 7; alpha is 1. The first message begins at 1, when the second layer is neither ready
+  // nor due within alpha: on its own, until 11. The others are all ready by then: one group.
   const std::vector<LayerCost> layers = {{9, 1}, {1, 2}, {1, 2}, {1, 2}};
   const CostModel model = line_model(0, 1, 1);
   CHECK(merge_mgwfbp(layers, 1, model.communicate) == Sizes{1, 3});

@@ -24,8 +24,8 @@ void use(const Dataset& data) {
   }
 }
 
-// A whole file takes 30 MB, so the input describes one: the length in bytes (u32; 0: as it should be), then places
-// (u32) and the bytes there in an otherwise empty file.
+// A whole file takes 30 MB, so the input describes one: the length in bytes (u32; 0: as it should be), then
+// places (u32) and the bytes there in an otherwise empty file.
 void cifar10(Bytes input) {
   constexpr std::uint32_t kSize = 30'730'000;
   static const Scratch scratch;
@@ -46,7 +46,8 @@ void cifar10(Bytes input) {
   use(*make_dataset("cifar10", options, Split::test));
 }
 
-// MNIST's two files: a byte whose bits say which of them is gzipped, the length of the first (u16), both contents.
+// MNIST's two files: a byte whose bits say which of them is gzipped, the length of the first (u16), both
+// contents.
 void idx(Bytes input) {
   if (input.size() < 3) return;
   static const Scratch scratch;

@@ -2,8 +2,8 @@
 //   fuzz_inputs --target NAME [--seconds S] [--seed N] [--corpus DIR] [--out DIR]
 //   fuzz_inputs --target NAME FILE...    runs these inputs, once each
 //   fuzz_inputs --list                   the targets
-// The corpus to begin with is tests/fuzz/corpus/NAME, or DIR. The first finding ends it with a code other than 0 and the
-// input as a file in --out (.).
+// The corpus to begin with is tests/fuzz/corpus/NAME, or DIR. The first finding ends it with a code other
+// than 0 and the input as a file in --out (.).
 #include <omp.h>
 
 #include <charconv>

@@ -6,8 +6,9 @@
 //     return true;
 //   }();
 //
-// It returns where the bytes are read, and throws Error where they are refused. Everything else is a finding: a crash, a
-// sanitizer's report, another exception, ten seconds without an end, and Finding, where a property does not hold.
+// It returns where the bytes are read, and throws Error where they are refused. Everything else is a finding:
+// a crash, a sanitizer's report, another exception, ten seconds without an end, and Finding, where a property
+// does not hold.
 
 #include <chrono>
 #include <cstddef>
@@ -70,7 +71,8 @@ inline constexpr std::chrono::seconds kHang{60};
 // Runs one input. Returns where it is read or refused; else it throws.
 void run_input(InputTarget target, Bytes input);
 // Tries inputs until the time is over: libFuzzer where the compiler has it (engine_libfuzzer.cpp), else
-// engine_plain.cpp. Returns an exit code, or ends the process with it; at a finding its input is a file in `out`.
+// engine_plain.cpp. Returns an exit code, or ends the process with it; at a finding its input is a file in
+// `out`.
 int run_campaign(const Campaign& campaign, InputTarget target);
 
 }  // namespace topknot::fuzz

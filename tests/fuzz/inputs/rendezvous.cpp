@@ -54,7 +54,8 @@ void frames(Bytes input) {
 void stranger(Bytes input) {
   set_log_level(LogLevel::quiet);  // each refusal is a warning
   const auto deadline = [] { return Clock::now() + kHang / 2; };
-  // No input has its own checksum; one fixed token would be found by the fuzzer, which sees what bytes are compared with.
+  // No input has its own checksum; one fixed token would be found by the fuzzer, which sees what bytes are
+  // compared with.
   Checksum checksum;
   checksum.update(input);
   TcpStoreServer server("127.0.0.1", 0, 2, 1e6, fmt::format("{:016x}", checksum.value()));

@@ -13,8 +13,8 @@ using namespace topknot::testing;
 
 namespace {
 
-// The layer in float64, loop by loop from the formula of nn/ops/ops.h, and its gradient by back-propagation through
-// the steps.
+// The layer in float64, loop by loop from the formula of nn/ops/ops.h, and its gradient by back-propagation
+// through the steps.
 
 struct LstmCase {
   std::int64_t batch, steps, in, width;

@@ -98,7 +98,8 @@ TEST_CASE("where lists of keys are long, folders that name their compressor name
   CHECK(c.abbreviations[0].text == "dgc_slow");
   CHECK(contains(c.abbreviations[0].keys, "compress.density=0.01"));
   CHECK(contains(comparison_text(c), "\nmy_dgc: " + c.abbreviations[1].keys));
-  // Not where one says nothing of its compressor, two methods are called the same, or a method's runs are not.
+  // Not where one says nothing of its compressor, two methods are called the same, or a method's runs are
+  // not.
   add("fast", "dgc", "0.03", 1);
   CHECK(names({"dgc_slow-s1", "fast"}) == Names{"dgc A", "dgc B"});
   add("dgc_slow-s3", "dgc", "0.04", 1);

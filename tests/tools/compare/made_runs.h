@@ -18,8 +18,8 @@ inline std::size_t count_of(const std::string& text, const std::string& part) {
   return count;
 }
 
-// Run directories with plain numbers: every step takes `step_seconds`, the accuracy rises to `best` and falls by
-// 0.01 at the end.
+// Run directories with plain numbers: every step takes `step_seconds`, the accuracy rises to `best` and falls
+// by 0.01 at the end.
 struct Made {
   std::vector<std::string> overrides = {};
   double step_seconds = 0.1;

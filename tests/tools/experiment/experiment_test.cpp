@@ -319,7 +319,8 @@ TEST_CASE("selection experiment: wrong input gets one clear message") {
   CHECK_THROWS_WITH(run({"max_log2=0", out}), Catch::Contains("nothing to do"));
   CHECK_THROWS_WITH(run({"in=" + temp.at("short.npy"), "densities=2", out}),
                     Catch::Contains("densities of experiment selection"));
-  CHECK_THROWS_WITH(run({"max_log2=16", "density=0", out}), Catch::Contains("density of experiment selection"));
+  CHECK_THROWS_WITH(run({"max_log2=16", "density=0", out}),
+                    Catch::Contains("density of experiment selection"));
   // Of the part that does not run too.
   for (const std::string key : {"densities", "skip"})
     CHECK_THROWS_WITH(run({"max_log2=16", "rounds=1", key + "=abc", out}),

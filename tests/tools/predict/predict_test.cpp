@@ -101,7 +101,8 @@ TEST_CASE("more ranks add an overhead, a share of the link and the decoding of t
 }
 
 TEST_CASE("groups leave one after the other beside the backward pass, as the schedule has it") {
-  // 10 ranks, 1e5 bytes per second, no latency but the overhead of 8 further messages: alpha 1.6 ms; a byte 9e-5.
+  // 10 ranks, 1e5 bytes per second, no latency but the overhead of 8 further messages: alpha 1.6 ms; a byte
+  // 9e-5.
   const Prediction p = predict(sparse_profile(), {10, network("800kbit", 0.0), "none"});
   const double first = 0.0016 + 80 * 9e-5, second = 0.0016 + 240 * 9e-5;
   const double dense = 2 * 0.0016 + 1.8 * 40 * 1e-5;

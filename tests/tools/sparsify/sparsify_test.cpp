@@ -243,7 +243,8 @@ TEST_CASE("sparsify: dense in bf16 is rounded before and after it is summed, in 
   options.compressor = "dense";
   options.settings = {"values=bf16"};
   SparsifySummary summary;
-  // 1.00390625 lies half-way between 1 and the next bfloat16; 257 between 256 and 258. Both go to the even one.
+  // 1.00390625 lies half-way between 1 and the next bfloat16; 257 between 256 and 258. Both go to the even
+  // one.
   const auto lines = lines_of({1, 2, 3}, {1.00390625, 256, 3, 1.5, 257, -3}, options, &summary);
   REQUIRE(lines.size() == 3);
   CHECK(lines[2]["indices"] == Json{0, 1});

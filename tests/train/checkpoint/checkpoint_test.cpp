@@ -1,4 +1,5 @@
-// A checkpoint on disk is complete or absent, whatever happens while it is written, and no changed byte passes.
+// A checkpoint on disk is complete or absent, whatever happens while it is written, and no changed byte
+// passes.
 #include "train/checkpoint/checkpoint.h"
 
 #include <sys/stat.h>

@@ -1,4 +1,5 @@
-// Time and bytes of each selection on the GPU, in steady state: error feedback with a new gradient in each step.
+// Time and bytes of each selection on the GPU, in steady state: error feedback with a new gradient in each
+// step.
 #include <chrono>
 #include <map>
 
@@ -41,8 +42,8 @@ void fill_gradient(cudaStream_t stream, float* gradient, std::size_t n, std::uin
   if (n > 0) launch(fill_kernel, grid_for(n, kThreads), kThreads, stream, gradient, n, step);
 }
 
-// Bytes per element that encoding moves in steady state: gradient and residual read, their sum written; gaussiank
-// reads the sum a second time; dgc reads and writes the velocity too.
+// Bytes per element that encoding moves in steady state: gradient and residual read, their sum written;
+// gaussiank reads the sum a second time; dgc reads and writes the velocity too.
 const std::map<std::string, double>& bytes_of_methods() {
   static const std::map<std::string, double> all{
       {"topk", 12}, {"gaussiank", 16}, {"dgc", 20}, {"regtopk", 12}};

@@ -1,7 +1,7 @@
 #pragma once
-// What a .cu file is compiled against by nvcc: CUDA C++ itself, and launch(). Another header of this name lets
-// the same files run on the CPU in tests (tests/cuda/stand_in), so kernels keep to static shared memory and to
-// the intrinsics that stand there.
+// What a .cu file is compiled against by nvcc: CUDA C++ itself, and launch(). Another header of this name
+// lets the same files run on the CPU in tests (tests/cuda/emulator), so kernels keep to static shared memory
+// and to the intrinsics that stand there.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -19,7 +19,7 @@ __device__ inline std::uint64_t global_nanoseconds() {
   return time;
 }
 
-// Starts a kernel; throws CudaError where it cannot be started. `stream` is never the default stream.
+// Starts a kernel; throws CudaError if it cannot be started. `stream` is never the default stream.
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
   kernel<<<grid, block, 0, stream>>>(static_cast<P>(arguments)...);

@@ -1,0 +1,35 @@
+#pragma once
+// What cuDNN's convolutions on the machine of machine.h offer and have done. Each product knows the same
+// algorithms; their numbers are those of cuDNN's enumerations.
+
+#include <cudnn.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace topknot::emulator {
+
+struct ConvolutionAlgorithm {
+  int number;
+  float time;             // milliseconds, as timing reports it
+  std::size_t workspace;  // bytes that it insists on, and writes over
+  bool deterministic;
+  cudnnMathType_t math = CUDNN_DEFAULT_MATH;  // as reported; default: what the descriptor says
+};
+
+struct ConvolutionMachine {
+  // In the order in which the heuristics name them.
+  std::vector<ConvolutionAlgorithm> algorithms{
+      {0, 2.0f, 0, false}, {1, 1.0f, 4096, true}, {5, 3.0f, 64, true}};
+  bool refuses_to_add = false;         // beta other than 0 is not supported
+  bool refuses_tensor_ops = false;     // CUDNN_TENSOR_OP_MATH is not supported
+  bool names_default = false;          // rows say CUDNN_DEFAULT_MATH, whatever the descriptor says
+  int channel_unit = 1;                // other numbers of input channels are not supported
+  int foretold = 0, timed = 0;         // calls
+  std::vector<int> used;               // the algorithm of each convolution, in order of the calls
+  std::vector<cudnnMathType_t> maths;  // beside them: the descriptor's math type
+};
+// As it is for this thread's process; tests set it back to {}.
+ConvolutionMachine& convolutions();
+
+}  // namespace topknot::emulator

@@ -1,0 +1,153 @@
+// The machine itself: its streams' work, and what tests want of it.
+#include "tests/cuda/emulator/machine_state.h"
+
+namespace topknot::emulator {
+
+State& state() {
+  static auto* instance = new State;  // streams may outlive static destruction
+  return *instance;
+}
+
+ThisThread& this_thread() {
+  thread_local ThisThread mine;
+  return mine;
+}
+
+cudaError_t result(cudaError_t error) {
+  if (error != cudaSuccess) this_thread().last_error = error;
+  return error;
+}
+
+cudaError_t refused(const char* call) {
+  if (state().lost) return result(cudaErrorUnknown);
+  return result(static_cast<cudaError_t>(injected(call)));
+}
+
+std::shared_ptr<Stream> find(cudaStream_t stream) {
+  const auto at = state().streams.find(reinterpret_cast<Stream*>(stream));
+  return at == state().streams.end() ? nullptr : at->second;
+}
+
+bool run_until(const std::shared_ptr<Stream>& stream, std::uint64_t target) {
+  while (stream->done < target && !stream->waiting.empty() && !stream->running) {
+    stream->running = true;
+    const bool done = stream->waiting.front()();
+    stream->running = false;
+    if (!done) break;
+    stream->waiting.pop_front();
+    ++stream->done;
+  }
+  return stream->done >= target;
+}
+
+bool run_all() {
+  bool all = true;
+  for (const auto& [key, stream] : std::map(state().streams))
+    if (stream->device == this_thread().device) all = run_until(stream, stream->enqueued) && all;
+  return all;
+}
+
+cudaError_t put_when(cudaStream_t handle, Work work) {
+  const std::lock_guard lock(state().mutex);
+  const auto stream = find(handle);
+  if (!stream) return result(cudaErrorInvalidResourceHandle);  // the default stream included
+  if (stream->capture) {
+    Graph& graph = *stream->capture;
+    graph.branches[graph.branch_of(stream.get())].nodes.push_back({std::move(work)});
+    return cudaSuccess;
+  }
+  stream->waiting.push_back(std::move(work));
+  ++stream->enqueued;
+  return cudaSuccess;
+}
+
+cudaError_t put(cudaStream_t handle, std::function<void()> work) {
+  return put_when(handle, [work = std::move(work)] {
+    work();
+    return true;
+  });
+}
+
+Machine& machine() {
+  return state().machine;
+}
+
+void reset() {
+  const std::lock_guard lock(state().mutex);
+  state().machine = {};
+  state().failures.clear();
+  state().lost = false;
+  state().kernels = state().uploaded = 0;
+  state().most_graphs = state().graphs;
+  this_thread().last_error = cudaSuccess;
+}
+
+void fail(const std::string& call, int error, int after) {
+  const std::lock_guard lock(state().mutex);
+  state().failures[call] = {error, after};
+}
+
+int injected(const char* call) {
+  const std::lock_guard lock(state().mutex);
+  const auto at = state().failures.find(call);
+  if (at == state().failures.end()) return 0;
+  if (at->second.second > 0) return --at->second.second, 0;
+  return at->second.first;
+}
+
+void lose_device() {
+  const std::lock_guard lock(state().mutex);
+  state().lost = true;
+}
+
+std::size_t bytes_in_use() {
+  const std::lock_guard lock(state().mutex);
+  return state().in_use;
+}
+
+std::size_t kernels_run() {
+  const std::lock_guard lock(state().mutex);
+  return state().kernels;
+}
+
+std::size_t bytes_uploaded() {
+  const std::lock_guard lock(state().mutex);
+  return state().uploaded;
+}
+
+std::size_t most_graphs() {
+  const std::lock_guard lock(state().mutex);
+  return state().most_graphs;
+}
+
+void enqueue(cudaStream_t stream, std::function<void()> work) {
+  put(stream, std::move(work));
+}
+
+void enqueue_when(cudaStream_t stream, std::function<bool()> attempt) {
+  put_when(stream, std::move(attempt));
+}
+
+void drain(cudaStream_t stream) {
+  wait_until([&] {
+    const auto found = find(stream);
+    return !found || run_until(found, found->enqueued);
+  });
+}
+
+void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void*, std::function<void()> body) {
+  if (refused("cudaLaunchKernel") != cudaSuccess) return;
+  const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
+  const bool fits = threads >= 1 && threads <= 1024 && block.z <= 64 && grid.x >= 1 && grid.y >= 1 &&
+                    grid.z >= 1 && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
+  if (!fits) {
+    result(cudaErrorInvalidConfiguration);
+    return;
+  }
+  put(stream, [grid, block, body = std::move(body)] {
+    ++state().kernels;
+    run_kernel(grid, block, body);
+  });
+}
+
+}  // namespace topknot::emulator

@@ -1,0 +1,67 @@
+#pragma once
+// A CUDA emulator: CUDA's run-time calls, and the blocks and threads of kernels, carried out by the CPU, so
+// that the CUDA backend's own code runs in tests on machines without one. What is put on a stream waits there
+// until somebody waits for it (a synchronisation, or an event that the host asks about), as late as a GPU
+// might be: code that reads a result too early reads old memory here. Fresh memory holds NaNs. Work on the
+// default stream is refused. Graphs are captured and replayed.
+//
+// Tests set what the machine is like, and which calls fail.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace topknot::emulator {
+
+struct Machine {
+  int devices = 1;
+  bool driver_too_old = false;
+  std::size_t memory = std::size_t{4} << 30;  // bytes per device
+  int major = 9, minor = 0;
+  bool reverse = false;  // blocks and threads run in descending order
+};
+
+// As tests want it; reset() is as at the start. Memory that is still held stays valid.
+Machine& machine();
+void reset();
+
+// The `after`+1-th call of this name from now returns `error` ("cudaMalloc", "ncclAllGather", ...), and so do
+// the later ones until reset(). Stand-ins of other libraries ask injected() with their own codes.
+void fail(const std::string& call, int error, int after = 0);
+int injected(const char* call);  // 0: none
+// From now on every call of the run time fails, as after an unrecoverable fault.
+void lose_device();
+
+std::size_t bytes_in_use();
+std::size_t kernels_run();     // since reset()
+std::size_t bytes_uploaded();  // by cudaMemcpyAsync with cudaMemcpyHostToDevice, since reset()
+std::size_t most_graphs();     // executable ones at a time, since reset()
+
+// Puts work on a stream: at its turn, or into the graph that is being captured. For the emulator of cuBLAS,
+// cuDNN and NCCL.
+void enqueue(cudaStream_t stream, std::function<void()> work);
+// Work that may have to wait for another stream: false where it must, and then it has done nothing. The
+// streams behind it stand still meanwhile, and the machine's lock is free.
+void enqueue_when(cudaStream_t stream, std::function<bool()> attempt);
+// Carries out what is on a stream.
+void drain(cudaStream_t stream);
+
+// For topknot_kernel.h.
+struct Place {
+  uint3 thread, block;
+  dim3 block_size, grid_size;
+};
+const Place& place();
+int lane();
+void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kernel,
+                    std::function<void()> body);
+void run_kernel(dim3 grid, dim3 block, const std::function<void()>& body);
+// Whether any thread of the block has a predicate that is not 0. All have to come to it, on the same line.
+int block_barrier(int predicate, unsigned line);
+// Every lane of `mask` brings a word and sees all of them. Valid until the thread's next call.
+const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t mine);
+
+}  // namespace topknot::emulator

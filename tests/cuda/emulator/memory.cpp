@@ -1,0 +1,140 @@
+// CUDA's run-time library on the machine of machine.h: memory and copies.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/cuda/emulator/machine_state.h"
+
+using namespace topknot::emulator;
+
+namespace {
+
+constexpr std::size_t kGuard = 256;  // bytes before and after each block, watched
+
+// A guard holds NaNs too, as float and as bfloat16, and not the bytes of fresh memory.
+unsigned char guard_byte(const char* at) {
+  return reinterpret_cast<std::uintptr_t>(at) % 2 ? 0x7F : 0xA5;
+}
+void set_guard(char* first) {
+  for (char* at = first; at < first + kGuard; ++at) *at = static_cast<char>(guard_byte(at));
+}
+bool untouched(const char* first) {
+  return std::all_of(first, first + kGuard,
+                     [](const char& c) { return static_cast<unsigned char>(c) == guard_byte(&c); });
+}
+
+void check_guards(const char* data, std::size_t bytes) {
+  if (!untouched(data - kGuard) || !untouched(data + bytes)) {
+    std::fprintf(stderr, "emulated GPU: memory beside a block of %zu bytes was written to\n", bytes);
+    std::abort();
+  }
+}
+
+// A capture would keep the address of what the host may give back before the graph runs.
+bool pageable(const void* data, std::size_t bytes) {
+  const auto* at = static_cast<const char*>(data);
+  const auto inside = [&](const auto& blocks) {
+    auto block = blocks.upper_bound(const_cast<char*>(at));
+    return block != blocks.begin() && (--block, at + bytes <= block->first + block->second);
+  };
+  return !inside(state().memory) && !inside(state().locked);
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  TOPKNOT_STAND_IN(cudaMemGetInfo);
+  *total = state().machine.memory;
+  *free = *total - std::min(*total, state().in_use);
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+  TOPKNOT_STAND_IN(cudaMalloc);
+  if (this_thread().captures_strictly()) return result(cudaErrorStreamCaptureUnsupported);
+  if (state().in_use + bytes > state().machine.memory) return result(cudaErrorMemoryAllocation);
+  auto* block = static_cast<char*>(std::aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
+  set_guard(block);
+  std::memset(block + kGuard, 0xFF, bytes);
+  set_guard(block + kGuard + bytes);
+  *data = block + kGuard;
+  state().memory[block + kGuard] = bytes;
+  state().in_use += bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* data) {
+  if (!data) return cudaSuccess;
+  {
+    TOPKNOT_STAND_IN(cudaFree);
+    if (this_thread().captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+  }
+  if (const cudaError_t error = wait_until(run_all); error != cudaSuccess) return error;
+  const std::lock_guard lock(state().mutex);
+  const auto at = state().memory.find(static_cast<char*>(data));
+  if (at == state().memory.end()) return result(cudaErrorInvalidValue);
+  check_guards(at->first, at->second);
+  state().in_use -= at->second;
+  std::free(at->first - kGuard);
+  state().memory.erase(at);
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
+  TOPKNOT_STAND_IN(cudaHostAlloc);
+  if (this_thread().captures_strictly()) return result(cudaErrorStreamCaptureUnsupported);
+  *data = std::malloc(bytes);
+  if (!*data) return result(cudaErrorMemoryAllocation);
+  state().locked[static_cast<char*>(*data)] = bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* data) {
+  if (!data) return cudaSuccess;
+  if (this_thread().captures_strictly()) return result(cudaErrorStreamCaptureUnsupported);
+  wait_until(run_all);
+  const std::lock_guard lock(state().mutex);
+  state().locked.erase(static_cast<char*>(data));
+  std::free(data);
+  return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned) {
+  TOPKNOT_STAND_IN(cudaHostRegister);
+  state().locked[static_cast<char*>(data)] = bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* data) {
+  const cudaError_t error = wait_until(run_all);
+  const std::lock_guard lock(state().mutex);
+  state().locked.erase(static_cast<char*>(data));
+  return error;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t s) {
+  TOPKNOT_STAND_IN(cudaMemcpyAsync);
+  if (kind == cudaMemcpyHostToDevice) state().uploaded += bytes;
+  const auto stream = find(s);
+  if (stream && stream->capture && (pageable(to, bytes) || pageable(from, bytes)))
+    return result(cudaErrorStreamCaptureUnsupported);
+  return put(s, [=] {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  });
+}
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  {
+    TOPKNOT_STAND_IN(cudaMemcpy);
+    if (this_thread().captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+  }
+  const cudaError_t error = wait_until(run_all);
+  if (error == cudaSuccess) std::memcpy(to, from, bytes);
+  return error;
+}
+cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t s) {
+  TOPKNOT_STAND_IN(cudaMemsetAsync);
+  return put(s, [=] { std::memset(to, value, bytes); });
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void* data) {
+  TOPKNOT_STAND_IN(cudaLaunchHostFunc);
+  return put(s, [=] { fn(data); });
+}
+
+}  // extern "C"

@@ -1,0 +1,208 @@
+#pragma once
+// What a .cu file is compiled against where it is to run on the CPU: the words of CUDA C++ that the kernels
+// of this project use, over the machine of machine.h. The other header of this name (nn/core/nvcc) is for
+// nvcc.
+//
+// Kernels keep to static shared memory, to what stands below, and to no library of device code.
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <source_location>
+#include <tuple>
+#include <type_traits>
+
+#include "nn/core/cuda/check.h"
+#include "tests/cuda/emulator/machine.h"
+
+#undef __global__
+#define __global__
+#undef __device__
+#define __device__
+#undef __host__
+#define __host__
+#undef __forceinline__
+#define __forceinline__ inline
+#undef __shared__
+#define __shared__ static thread_local  // blocks run one after the other
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+
+#define threadIdx (::topknot::emulator::place().thread)
+#define blockIdx (::topknot::emulator::place().block)
+#define blockDim (::topknot::emulator::place().block_size)
+#define gridDim (::topknot::emulator::place().grid_size)
+
+inline void __syncthreads(std::source_location here = std::source_location::current()) {
+  ::topknot::emulator::block_barrier(0, here.line());
+}
+inline int __syncthreads_or(int predicate, std::source_location here = std::source_location::current()) {
+  return ::topknot::emulator::block_barrier(predicate, here.line());
+}
+inline void __threadfence() {}
+inline void __syncwarp(unsigned mask = 0xffffffffu) {
+  ::topknot::emulator::warp_exchange(mask, 0);
+}
+
+namespace topknot::emulator {
+
+// The value that the lane `from` brings; a lane outside the warp gives one's own, as on the device.
+template <class T>
+T shuffle(unsigned mask, T mine, int from) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  std::uint64_t word = 0;
+  std::memcpy(&word, &mine, sizeof mine);
+  const std::uint64_t* all = warp_exchange(mask, word);
+  if (from < 0 || from >= 32) return mine;
+  T theirs;
+  std::memcpy(&theirs, &all[from], sizeof theirs);
+  return theirs;
+}
+
+template <class T, class Fn>
+T atomic(T* at, Fn&& fn) {
+  const T old = *at;
+  *at = fn(old);
+  return old;
+}
+
+}  // namespace topknot::emulator
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane) {
+  return ::topknot::emulator::shuffle(mask, value, lane & 31);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned by) {
+  return ::topknot::emulator::shuffle(mask, value, ::topknot::emulator::lane() - static_cast<int>(by));
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned by) {
+  return ::topknot::emulator::shuffle(mask, value, ::topknot::emulator::lane() + static_cast<int>(by));
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int by) {
+  return ::topknot::emulator::shuffle(mask, value, ::topknot::emulator::lane() ^ by);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  const std::uint64_t* all = ::topknot::emulator::warp_exchange(mask, predicate != 0);
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane)
+    if (mask >> lane & 1 && all[lane]) bits |= 1u << lane;
+  return bits;
+}
+inline int __any_sync(unsigned mask, int predicate) {
+  return __ballot_sync(mask, predicate) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate) {
+  return __ballot_sync(mask, predicate) == mask;
+}
+
+template <class T, class U>
+T atomicAdd(T* at, U value) {
+  return ::topknot::emulator::atomic(at, [=](T old) { return static_cast<T>(old + static_cast<T>(value)); });
+}
+template <class T, class U>
+T atomicMax(T* at, U value) {
+  return ::topknot::emulator::atomic(at, [=](T old) { return std::max(old, static_cast<T>(value)); });
+}
+template <class T, class U>
+T atomicMin(T* at, U value) {
+  return ::topknot::emulator::atomic(at, [=](T old) { return std::min(old, static_cast<T>(value)); });
+}
+template <class T, class U>
+T atomicOr(T* at, U value) {
+  return ::topknot::emulator::atomic(at, [=](T old) { return static_cast<T>(old | static_cast<T>(value)); });
+}
+template <class T, class U>
+T atomicAnd(T* at, U value) {
+  return ::topknot::emulator::atomic(at, [=](T old) { return static_cast<T>(old & static_cast<T>(value)); });
+}
+template <class T, class U>
+T atomicExch(T* at, U value) {
+  return ::topknot::emulator::atomic(at, [=](T) { return static_cast<T>(value); });
+}
+template <class T, class U, class V>
+T atomicCAS(T* at, U expected, V value) {
+  return ::topknot::emulator::atomic(
+      at, [=](T old) { return old == static_cast<T>(expected) ? static_cast<T>(value) : old; });
+}
+
+template <class T>
+T __ldg(const T* at) {
+  return *at;
+}
+template <class T>
+T __ldcs(const T* at) {
+  return *at;
+}
+template <class T>
+T __ldcg(const T* at) {
+  return *at;
+}
+template <class T>
+void __stcs(T* at, T value) {
+  *at = value;
+}
+template <class T>
+void __stcg(T* at, T value) {
+  *at = value;
+}
+inline int __popc(unsigned x) {
+  return std::popcount(x);
+}
+inline int __popcll(unsigned long long x) {
+  return std::popcount(x);
+}
+inline int __clz(int x) {
+  return std::countl_zero(static_cast<unsigned>(x));
+}
+inline int __clzll(long long x) {
+  return std::countl_zero(static_cast<unsigned long long>(x));
+}
+inline int __ffs(int x) {
+  return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1;
+}
+inline int __ffsll(long long x) {
+  return x == 0 ? 0 : std::countr_zero(static_cast<unsigned long long>(x)) + 1;
+}
+inline int __float_as_int(float x) {
+  return std::bit_cast<int>(x);
+}
+inline unsigned __float_as_uint(float x) {
+  return std::bit_cast<unsigned>(x);
+}
+inline float __int_as_float(int x) {
+  return std::bit_cast<float>(x);
+}
+inline float __uint_as_float(unsigned x) {
+  return std::bit_cast<float>(x);
+}
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>((std::uint64_t{a} * b) >> 32);
+}
+
+namespace topknot::cuda {
+
+// As the header for nvcc has them.
+inline std::uint64_t global_nanoseconds() {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        std::chrono::steady_clock::now().time_since_epoch())
+                                        .count());
+}
+template <class... P, class... A>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
+  std::tuple<std::decay_t<P>...> values(static_cast<P>(arguments)...);
+  emulator::enqueue_kernel(stream, grid, block, reinterpret_cast<const void*>(kernel),
+                           [kernel, values] { std::apply(kernel, values); });
+  check_launch(reinterpret_cast<const void*>(kernel), grid.x, block.x);
+}
+
+}  // namespace topknot::cuda

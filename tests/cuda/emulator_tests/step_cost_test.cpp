@@ -1,0 +1,120 @@
+// What a step costs beside its arithmetic: launches by method, and bytes that cross the bus.
+#include <ostream>
+#include <utility>
+
+#include "tests/cuda/compressor_ranks.h"
+#include "tests/cuda/emulator/machine.h"
+#include "tests/cuda/emulator_tests/machine_settings.h"
+#include "tests/cuda/fixture.h"
+#include "tests/train/small_run.h"
+
+namespace topknot {
+namespace {
+
+using namespace topknot::testing;
+
+struct Launches {
+  std::size_t encode = 0, decode = 0, commit = 0;
+  bool operator==(const Launches&) const = default;
+};
+
+std::ostream& operator<<(std::ostream& out, const Launches& launches) {
+  return out << launches.encode << ", " << launches.decode << ", " << launches.commit;
+}
+
+// Of one rank of two.
+Launches launches(const CompressOptions& options, const GroupSpec& group = testing::whole_group(20000, 2)) {
+  const OnGpu gpu;
+  const std::size_t n = group.numel, ranks = static_cast<std::size_t>(group.ranks);
+  const auto compressor = cuda::make_device_compressor(options, group);
+  REQUIRE(compressor);
+  const std::size_t bytes = compressor->reserve(0.01);
+  const cuda::DeviceArray<float> gradient(n), residual(n), weights(ranks);
+  const cuda::DeviceArray<StepParameters> step(1);
+  const cuda::DeviceArray<StepStatus> status(1);
+  const cuda::DeviceArray<std::byte> blocks(ranks * bytes);
+  for (const auto& memory : {gradient, residual, weights})
+    backend(gpu.device()).fill(memory.data(), memory.size(), 1.0f);
+  TOPKNOT_CUDA(cudaMemsetAsync(step.data(), 0, step.bytes(), gpu.stream()));
+  TOPKNOT_CUDA(cudaMemsetAsync(status.data(), 0, status.bytes(), gpu.stream()));
+  std::size_t before = 0;
+  const auto since = [&] {
+    cuda::Context::current().synchronize();
+    return emulator::kernels_run() - std::exchange(before, emulator::kernels_run());
+  };
+  since();
+  Launches made;
+  StepContext context;
+  context.weights = {weights.data(), ranks};
+  context.parameters = step.data();
+  context.status = status.data();
+  for (std::size_t rank = 0; rank < ranks; ++rank, made.encode = since()) {
+    const Message message = compressor->encode({{gradient.data(), n}, {residual.data(), n}}, context);
+    TOPKNOT_CUDA(cudaMemcpyAsync(blocks.data() + rank * bytes, message.gpu_block.data(), bytes,
+                                 cudaMemcpyDeviceToDevice, gpu.stream()));
+  }
+  Round round;
+  round.gpu_blocks = {blocks.data(), blocks.size()};
+  compressor->decode(round);
+  made.decode = since();
+  compressor->commit({});
+  made.commit = since();
+  return made;
+}
+
+// The table of docs/results/gpu_kernels.md.
+TEST_CASE("a method's step is so many launches") {
+  const emulator::Settings settings;
+  struct Row {
+    const char* name;
+    Launches raw, rice;
+  };
+  for (const Row& row : {Row{"topk", {13, 4, 3}, {15, 6, 3}}, Row{"threshold", {13, 4, 2}, {15, 6, 2}},
+                         Row{"gaussiank", {15, 4, 3}, {17, 6, 3}}, Row{"dgc", {24, 4, 2}, {26, 6, 2}},
+                         Row{"regtopk", {16, 4, 3}, {18, 6, 3}}}) {
+    INFO(row.name);
+    CompressOptions options = testing::options_of(row.name);
+    if (std::string(row.name) == "threshold") options.set("threshold", 0.5);
+    options.codec = "raw";
+    CHECK(launches(options) == row.raw);
+    options.codec = "rice";
+    CHECK(launches(options) == row.rice);
+  }
+  CHECK(launches(testing::options_of("signsgd")) == Launches{3, 2, 1});
+  CHECK(launches(testing::options_of("qsgd")) == Launches{3, 3, 1});
+}
+
+// One more than for a group of one range: the ranges' selections become one list.
+TEST_CASE("a method's step is as many launches for forty selection ranges as for two") {
+  const emulator::Settings settings;
+  GroupSpec forty{40 * 500, {}, 2};
+  for (std::size_t begin = 0; begin < forty.numel; begin += 500)
+    forty.segments.emplace_back(begin, begin + 500);
+  for (const char* name : {"topk", "threshold", "gaussiank", "dgc", "regtopk"}) {
+    INFO(name);
+    CompressOptions options = testing::options_of(name);
+    if (std::string(name) == "threshold") options.set("threshold", 0.5);
+    Launches of_one = launches(options);
+    ++of_one.encode;
+    CHECK(launches(options, forty) == of_one);
+  }
+}
+
+TEST_CASE("batches that the loader makes cross the bus as bytes") {
+  const emulator::Gpus gpus(1);
+  const auto uploaded = [](int steps) {
+    emulator::reset();
+    train("threads", 1,
+          {"train.device=cuda", "compress.name=topk", "train.max_steps=" + std::to_string(steps),
+           "data.on_device=false", "data.batch_size=8", "data.test_size=16", "data.train_size=160",
+           "data.image_size=12", "model.hidden=[12]"});
+    return emulator::bytes_uploaded();
+  };
+  const std::size_t of_ten = uploaded(20) - uploaded(10);
+  const std::size_t pictures = 10 * 8 * 3 * 12 * 12, labels = 10 * 8 * 4;
+  CHECK(of_ten >= pictures + labels);
+  CHECK(of_ten < pictures + labels + 10 * 512);  // and the parameters of the steps
+}
+
+}  // namespace
+}  // namespace topknot
