@@ -29,18 +29,18 @@ void plain_pass(std::span<float> r, std::span<const float> g) {
 }
 
 Buffers::Buffers(std::size_t size) {
-  for (std::span<float>* buffer : {&gradient, &spare, &plain_r, &plain_g})
+  for (std::span<float>* buffer : {&gradient, &residual, &plain_r, &plain_g})
     *buffer = {cpu_backend().allocate(size), size};
   clear();
 }
 
 Buffers::~Buffers() {
-  for (const auto& buffer : {gradient, spare, plain_r, plain_g})
+  for (const auto& buffer : {gradient, residual, plain_r, plain_g})
     cpu_backend().release(buffer.data(), buffer.size());
 }
 
 void Buffers::clear() {
-  for (const auto& buffer : {gradient, spare, plain_r}) cpu_backend().fill_zero(buffer.data(), buffer.size());
+  for (const auto& buffer : {gradient, residual, plain_r}) cpu_backend().fill_zero(buffer.data(), buffer.size());
 }
 
 }  // namespace topknot::bench

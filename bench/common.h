@@ -37,7 +37,7 @@ struct Buffers {
   Buffers& operator=(const Buffers&) = delete;
   void clear();  // all but plain_g
 
-  std::span<float> gradient, spare, plain_r, plain_g;
+  std::span<float> gradient, residual, plain_r, plain_g;
 };
 
 inline double median(std::vector<double> values) {

@@ -68,18 +68,18 @@ class Run {
     };
     if (step_ % 2) plain();
     times.step = milliseconds_of([&] {
-      selector_->select(buffers_.gradient, memory_->input(buffers_.gradient, buffers_.spare), info,
+      selector_->select(buffers_.gradient, memory_->input(buffers_.gradient, buffers_.residual), info,
                         selected_);
       TOPKNOT_CHECK(selected_.finite, "a finite gradient was taken for another");
-      memory_->commit(buffers_.gradient, buffers_.spare, selected_, {});
+      memory_->commit(buffers_.gradient, buffers_.residual, selected_, {});
     });
     if (step_ % 2 == 0) plain();
-    const std::span<float> average = memory_->has_residual() ? buffers_.spare : buffers_.gradient;
+    const std::span<float> average = memory_->has_residual() ? buffers_.residual : buffers_.gradient;
     const SparseView own = selected_;
     average_sparse(std::span(&own, 1), average);
     times.step += milliseconds_of([&] { selector_->commit({selected_, average, 1.0}); });
     memory_->finish(average);
-    if (memory_->has_residual()) std::swap(buffers_.gradient, buffers_.spare);
+    if (memory_->has_residual()) std::swap(buffers_.gradient, buffers_.residual);
     ++step_;
     return times;
   }

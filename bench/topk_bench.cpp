@@ -31,7 +31,7 @@ struct Figures {
 Figures measure(const std::string& name, const Options& options) {
   const std::size_t d = options.size;
   Buffers buffers(d);
-  std::span<float> gradient = buffers.gradient, spare = buffers.spare;
+  std::span<float> gradient = buffers.gradient, residual = buffers.residual;
   const GradientStream stream(name, d);
   stream.fill(-1, buffers.plain_g);
 
@@ -50,11 +50,11 @@ Figures measure(const std::string& name, const Options& options) {
   for (step.step = 0; step.step < options.steps; ++step.step) {
     stream.fill(step.step, gradient);
     const auto topk_pass = [&] {
-      selector->select(gradient, feedback->input(gradient, spare), step, selected);
+      selector->select(gradient, feedback->input(gradient, residual), step, selected);
       entries.indices.assign(selected.indices.begin(), selected.indices.end());
       entries.values.assign(selected.values.begin(), selected.values.end());
       const std::vector<std::byte> block = write_block(entries, d, *index_codec, *value_codec);
-      feedback->commit(gradient, spare, entries, {});
+      feedback->commit(gradient, residual, entries, {});
       TOPKNOT_CHECK(block.size() == kBlockHeaderBytes + 8 * options.k, "a block of another size");
     };
     double plain = 0;
@@ -64,8 +64,8 @@ Figures measure(const std::string& name, const Options& options) {
     if (step.step % 2 == 0) pass();
     selector->commit({});
     const SparseView own = entries;
-    const double decode = milliseconds_of([&] { average_sparse(std::span(&own, 1), spare); });
-    std::swap(gradient, spare);
+    const double decode = milliseconds_of([&] { average_sparse(std::span(&own, 1), residual); });
+    std::swap(gradient, residual);
     if (step.step < options.from) continue;
     figures.plain.push_back(plain);
     figures.topk.push_back(topk);

@@ -75,14 +75,6 @@ std::string way_to(const std::string& host) {
   return name + " " + address;
 }
 
-std::vector<std::string> gather_texts(Communicator& host, const std::string& mine) {
-  std::vector<std::vector<std::byte>> all;
-  host.all_gather(std::as_bytes(std::span(mine)), all);
-  std::vector<std::string> texts;
-  for (const auto& block : all) texts.emplace_back(reinterpret_cast<const char*>(block.data()), block.size());
-  return texts;
-}
-
 // "eth0 10.0.0.1" of every rank. A host's own name may lead to a loopback address: then the way to another
 // rank counts.
 std::vector<std::string> ways(Communicator& host, const LaunchPlan& plan, const std::string& interface) {

@@ -223,10 +223,10 @@ void HostTransport::await_host_sum(Bucket& bucket) {
 
 void HostTransport::start(Bucket& bucket) {
   collectives_[bucket.index].message = submit([this, &bucket, step = number_](Communicator& communicator) {
-    Communicator& carrier = hierarchy_ ? hierarchy_->hosts() : communicator;
-    carrier.set_place(step, bucket.index);
-    run(bucket, carrier);
-    carrier.set_place(step);
+    Communicator& sender = hierarchy_ ? hierarchy_->hosts() : communicator;
+    sender.set_place(step, bucket.index);
+    run(bucket, sender);
+    sender.set_place(step);
   });
 }
 

@@ -353,15 +353,15 @@ TEST_CASE("dense averages in place, with weights, and shows a sum that is not fi
 TEST_CASE("calls out of order are refused") {
   for (const std::string name : {"dense", "topk"}) {
     const auto compressor = make_compressor(named(name), whole_group(4, 1));
-    std::vector<float> gradient(4, 1.0f), spare(4), other(5);
+    std::vector<float> gradient(4, 1.0f), residual(4), other(5);
     CHECK_THROWS_AS(compressor->decode({}), Error);
     CHECK_THROWS_AS(compressor->commit({}), Error);
-    CHECK_THROWS_AS(compressor->encode({other, spare}, {}), Error);
-    compressor->encode({gradient, spare}, {});
-    CHECK_THROWS_AS(compressor->encode({gradient, spare}, {}), Error);
+    CHECK_THROWS_AS(compressor->encode({other, residual}, {}), Error);
+    compressor->encode({gradient, residual}, {});
+    CHECK_THROWS_AS(compressor->encode({gradient, residual}, {}), Error);
     CHECK_THROWS_AS(compressor->commit({}), Error);
     compressor->discard();
-    CHECK_NOTHROW(compressor->encode({gradient, spare}, {}));
+    CHECK_NOTHROW(compressor->encode({gradient, residual}, {}));
   }
 }
 

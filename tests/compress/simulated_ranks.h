@@ -13,7 +13,7 @@ namespace topknot::testing {
 
 struct SimulatedRank {
   std::unique_ptr<Compressor> compressor;
-  std::vector<float> gradient, residual;  // the residual is the spare memory
+  std::vector<float> gradient, residual;  // what a slice has
   std::span<float> average;
   std::vector<std::uint32_t> rejected;  // positions that the collective does not accept
 };

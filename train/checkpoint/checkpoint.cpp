@@ -454,9 +454,9 @@ void CheckpointStore::evaluated(std::int64_t step, const TrainingPosition& posit
 void CheckpointStore::remove(std::int64_t step) const {
   std::error_code error;
   // A directory is not removed at once: under this name no reader takes what is left for a checkpoint.
-  const std::string doomed = path(step) + ".removed" + kPartial;
-  fs::remove_all(doomed, error);  // an interrupted removal's
-  if (renamed(path(step), doomed)) fs::remove_all(doomed, error);
+  const std::string superseded = path(step) + ".removed" + kPartial;
+  fs::remove_all(superseded, error);  // an interrupted removal's
+  if (renamed(path(step), superseded)) fs::remove_all(superseded, error);
 }
 
 void CheckpointStore::remove_partial() const {

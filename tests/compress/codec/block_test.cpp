@@ -116,12 +116,12 @@ TEST_CASE("a block that says something wrong is refused, and the message says wh
 
 TEST_CASE("a compressor refuses damaged blocks, a missing one, and its own come back changed") {
   const auto make = [] { return make_compressor(named("topk"), whole_group(4, 2)); };
-  std::vector<float> gradient = {1, 2, 3, 4}, spare(4);
+  std::vector<float> gradient = {1, 2, 3, 4}, residual(4);
   StepContext info;
   info.density = 0.5;
   const auto round = [&](auto&& change) {
     auto compressor = make();
-    std::vector<Block> blocks(2, compressor->encode({gradient, spare}, info).block);
+    std::vector<Block> blocks(2, compressor->encode({gradient, residual}, info).block);
     change(blocks);
     compressor->decode({blocks, {}});
   };

@@ -139,16 +139,16 @@ TEST_CASE("v after a step is bit for bit what the formula says, on any number of
   const std::size_t d = GENERATE(1, 15, 16, 17, 1000, 200003);
   const bool nesterov = GENERATE(false, true), pass = GENERATE(false, true);
   const auto memory = make_memory("dgc", dgc(0.7, nesterov, true));
-  std::vector<float> spare(d), velocity(d);
+  std::vector<float> residual(d), velocity(d);
   for (std::uint32_t t = 0; t < 3; ++t) {
     const std::vector<float> values = noise(d, t);
     std::vector<float> gradient(values.begin(), values.end()), expected(d);
     for (std::size_t i = 0; i < d; ++i) {
       const float g = gradient[i], m = static_cast<float>(0.7);
       velocity[i] = nesterov ? m * (velocity[i] + g) : m * velocity[i] + g;
-      expected[i] = spare[i] + (nesterov ? velocity[i] + g : velocity[i]);
+      expected[i] = residual[i] + (nesterov ? velocity[i] + g : velocity[i]);
     }
-    const FeedbackInput input = memory->input(gradient, spare);
+    const FeedbackInput input = memory->input(gradient, residual);
     const std::size_t cut = d * t / 3;  // ranges that begin anywhere
     for (const auto& [begin, size] : {std::pair(std::size_t{0}, cut), std::pair(cut, d - cut)}) {
       const std::span<float> range = std::span<float>(gradient).subspan(begin, size);
@@ -159,9 +159,9 @@ TEST_CASE("v after a step is bit for bit what the formula says, on any number of
         input.part(begin, size).add_to(range);
     }
     REQUIRE(same_bits(gradient, expected));
-    memory->commit(gradient, spare, {}, {});
+    memory->commit(gradient, residual, {}, {});
     REQUIRE(same_bits(velocity_of(*memory), velocity));
-    spare = gradient;
+    residual = gradient;
   }
 }
 
@@ -169,11 +169,11 @@ TEST_CASE(
     "what is sent leaves v and loses its velocity; rejected entries keep both; coding errors stay in v") {
   const bool masking = GENERATE(true, false);
   const auto memory = make_memory("dgc", dgc(0.5, false, masking));
-  std::vector<float> gradient = {1, 2, 3, 4}, spare(4);
-  memory->input(gradient, spare).add_to(gradient);
+  std::vector<float> gradient = {1, 2, 3, 4}, residual(4);
+  memory->input(gradient, residual).add_to(gradient);
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {3};
   const std::vector<float> sent = {2, 2.75f, 4};
-  memory->commit(gradient, spare, {indices, sent}, rejected);
+  memory->commit(gradient, residual, {indices, sent}, rejected);
   CHECK(gradient == std::vector<float>{1, 0, 0.25f, 4});
   CHECK(velocity_of(*memory) == (masking ? std::vector<float>{1, 0, 0, 4} : std::vector<float>{1, 2, 3, 4}));
 }

@@ -129,12 +129,12 @@ TEST_CASE("EF21 refuses a state that has an estimate before its first step") {
 
 TEST_CASE("coding errors and rejected entries stay out of what a rank holds") {
   const auto memory = make_memory("ef21");
-  std::vector<float> gradient = {1, 2, 3, 4}, spare = {-1, 0, 0, -1};
-  CHECK(memory->input(gradient, spare).residual.data() == spare.data());
+  std::vector<float> gradient = {1, 2, 3, 4}, residual = {-1, 0, 0, -1};
+  CHECK(memory->input(gradient, residual).residual.data() == residual.data());
   const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {2};
   const std::vector<float> sent = {1.75f, 3, 3};
-  memory->commit(gradient, spare, {indices, sent}, rejected);
-  CHECK(spare == std::vector<float>{-1, -1.75f, 0, -4});
+  memory->commit(gradient, residual, {indices, sent}, rejected);
+  CHECK(residual == std::vector<float>{-1, -1.75f, 0, -4});
   CHECK_FALSE(memory->requires_dense_step());
 }
 

@@ -106,7 +106,7 @@ TEST_CASE("an inexact value codec leaves its error in the residual") {
   CHECK(u == std::vector<float>{0.25, 0.5, 3});
 }
 
-TEST_CASE("without a memory what is not sent is lost, and the spare memory is not needed") {
+TEST_CASE("without a memory what is not sent is lost, and the residual memory is not needed") {
   CompressOptions options = named("topk");
   options.memory = "none";
   const auto compressor = make_compressor(options, whole_group(4, 1));

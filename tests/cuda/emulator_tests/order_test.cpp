@@ -241,8 +241,8 @@ TEST_CASE("memories take what was sent, or the old residual back, in any order o
   CompressOptions options;
   options.momentum = 0.9;
   const auto memory = cuda::make_device_memory("dgc", options, n);
-  DeviceVector<float> u(noise(n, 1)), spare(noise(n, 2));
-  const Slice slice{{u.data(), n}, {spare.data(), n}};
+  DeviceVector<float> u(noise(n, 1)), residual(noise(n, 2));
+  const Slice slice{{u.data(), n}, {residual.data(), n}};
   const cuda::Accumulate made = memory->accumulate(slice, nullptr);
   to_device(made.next_velocity, noise(n, 3));
   DeviceVector<std::uint32_t> positions(std::vector<std::uint32_t>{0, 1700, 2999}),
