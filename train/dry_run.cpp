@@ -154,7 +154,7 @@ void print_dry_run(const Config& config) {
   for (const std::string& line : check.warnings) log_warning(line);
   const auto model = build_model(config, *data.train);
   ParameterArena& arena = model->store.arena();
-  const ExchangeOptions options = emulator_options(config, arena);
+  const ExchangeOptions options = unplanned_options(config, arena);
   const Loader loader(*data.train, loader_options(config, *data.train, true, 0, config.dist.ranks));
   const Plan plan = plan_steps(config, loader);
 

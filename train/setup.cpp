@@ -111,7 +111,7 @@ ExchangeOptions exchange_options(const Config& config, const ParameterArena& are
   return options;
 }
 
-ExchangeOptions emulator_options(const Config& config, const ParameterArena& arena) {
+ExchangeOptions unplanned_options(const Config& config, const ParameterArena& arena) {
   ExchangeOptions options = exchange_options(config, arena);
   if (options.collective == "auto") options.collective = "all_gather";
   if (needs_plan(options)) {
@@ -185,8 +185,7 @@ void add_problem(std::vector<Problem>& problems, std::initializer_list<std::stri
 
 namespace {
 
-// If a rank would send clearly more than the gradient's own bytes; "" if it does not. `epochs`: those that
-// begin.
+// What a rank would send, if clearly more than the gradient's own bytes; "" if not. `epochs`: those that begin.
 std::string more_than_dense(const Config& config, const ParameterArena& arena, const ExchangeOptions& options,
                             std::int64_t epochs) {
   const double dense = 4.0 * static_cast<double>(arena.size());
@@ -292,7 +291,7 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
             [&] {
               const auto group = make_thread_group(1, config.dist.timeout_s);
               CollectiveQueue queue(*group[0]);
-              const ExchangeOptions options = emulator_options(config, arena);
+              const ExchangeOptions options = unplanned_options(config, arena);
               const Exchange exchange(arena, queue, options);
               for (const Group& group : exchange.groups()) applied.push_back(exchange.applied(group));
               if (const std::string line = more_than_dense(config, arena, options, epochs); !line.empty())

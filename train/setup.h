@@ -67,7 +67,7 @@ ExchangeOptions exchange_options(const Config& config, const ParameterArena& are
 bool needs_plan(const ExchangeOptions& options);
 // For looking at a run without running it: one group a parameter stands in for a plan, and all_gather for a
 // collective, that only a run measures.
-ExchangeOptions emulator_options(const Config& config, const ParameterArena& arena);
+ExchangeOptions unplanned_options(const Config& config, const ParameterArena& arena);
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks);
 // How long a rank that has a stop signal waits for what hangs: `most`, or half of dist.timeout_s, so that it
 // says why it ends before the ranks that wait for it give up.
@@ -122,7 +122,7 @@ struct StepCost {
 };
 
 // Makes a step of a few samples with `model`, whose weights stay as they are; activations and operations are
-// extrapolated to data.batch_size. `options`: as emulator_options().
+// extrapolated to data.batch_size. `options`: as unplanned_options().
 StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& model,
                          const ExchangeOptions& options);
 

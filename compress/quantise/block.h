@@ -10,7 +10,9 @@
 //   6  u8  kind: 1 sign, 2 levels, 3 ternary
 //   7  u8  0
 //   8  u32 numel: the group's length
-//  12  u32 cells 16  u32 levels s of kind 2, else 1 20  f32 scales, one per cell: finite, not below +0
+//  12  u32 cells
+//  16  u32 levels s of kind 2, else 1
+//  20  f32 scales, one per cell: finite, not below +0
 //      codes of all entries in order, the last byte filled with zeros
 // Without the flag the block ends after the header. Codes, least significant bit first:
 //   sign     1 bit: 0 is +scale, 1 is -scale

@@ -137,17 +137,25 @@ def find_compare(spec):
 def draw(out, spec):
     """Draws report.html from results.json; False, with a message, if that cannot be done."""
     results, report = os.path.join(out, "results.json"), os.path.join(out, "report.html")
+    part = os.path.join(out, f"report.part-{secrets.randbits(32)}.html")  # as write_text(): never through a link
+    try:
+        os.unlink(report)  # of earlier results
+    except FileNotFoundError:
+        pass
     program = find_compare(spec)
     if not program:
         log_line(f"no program compare beside train or in build/bin; 'compare {results} --out {report}' draws the page")
         return False
-    part = os.path.join(out, f"report.part-{secrets.randbits(32)}.html")  # as write_text(): never through a link
-    drawn = subprocess.run([program, results, "--out", part], capture_output=True, text=True, check=False)
-    if drawn.returncode:
-        log_line(f"the page is not drawn: {drawn.stderr.strip()}")
-        return False
-    os.replace(part, report)
-    return True
+    try:
+        drawn = subprocess.run([program, results, "--out", part], capture_output=True, text=True, check=False)
+        if drawn.returncode:
+            log_line(f"the page is not drawn: {drawn.stderr.strip()}")
+            return False
+        os.replace(part, report)
+        return True
+    finally:
+        if os.path.exists(part):
+            os.unlink(part)
 
 
 def machine():

@@ -141,6 +141,8 @@ TEST_CASE("a step that is not committed leaves no trace in any method") {
           const auto state = ranks[0].compressor->state();
           const auto residual = ranks[0].residual;
           REQUIRE_FALSE(ranks.step(step, 0.03, {}, why != "not agreed on"));
+          for (std::size_t r = 0; r < ranks.size() && sparse_presets().contains(options.name); ++r)
+            CHECK(ranks[r].compressor->finite() == (why == "not agreed on"));  // all ranks say the same
           CHECK(same_bits(ranks[0].residual, residual));
           if (step > 0)
             CHECK(ranks[0].compressor->state() == state);  // before, a velocity of zeros may be made

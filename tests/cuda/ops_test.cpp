@@ -19,19 +19,22 @@ using namespace testing;
 const std::vector<Shape> kShapes{{2, 16, 3, 5}, {3, 5, 7, 3}, {1, 1, 1, 1},
                                  {4, 1, 9, 9},  {5, 33},      {2, 8, 1, 1}};
 
-// `tolerance`: of what is not exact, relative to 1 and more; 0: the same bits.
-void check_same(const Op& op, const std::vector<Shape>& shapes, double tolerance = 0) {
+// `tolerance`: of what is not exact, relative to 1 and more; 0: the same bits. `fp32_inputs`: bf16 where sums have
+// to be exact.
+void check_same(const Op& op, const std::vector<Shape>& shapes, double tolerance = 0,
+                DType fp32_inputs = DType::f32) {
   for (const bool bf16 : {false, true}) {
     INFO(shapes[0].str() << (bf16 ? ", bf16" : ", f32"));
     const OnGpu gpu(bf16 ? cuda::Precision::bf16 : cuda::Precision::fp32);
+    const DType type = bf16 ? DType::bf16 : fp32_inputs;
     std::vector<Input> x;
     for (const Shape& shape : shapes)
-      x.push_back({shape, rounded_to(DType::bf16,
-                                     random_values(shape.numel(), static_cast<std::uint32_t>(x.size())))});
+      x.push_back(
+          {shape, rounded_to(type, random_values(shape.numel(), static_cast<std::uint32_t>(x.size())))});
     x[0].values[0] = -0.0f;
     std::vector<Variable> plain;
     for (const Input& input : x) plain.emplace_back(Tensor::from(input.values, input.shape));
-    const auto dy = rounded_to(DType::bf16, random_values(op(plain).shape().numel(), 9));
+    const auto dy = rounded_to(type, random_values(op(plain).shape().numel(), 9));
     const Probe expected = probe(op, x, dy, false), actual = probe(op, x, dy, true);
     REQUIRE(actual.shape == expected.shape);
     const auto same = [&](const std::vector<float>& a, const std::vector<float>& b) {
@@ -91,12 +94,14 @@ TEST_CASE("ops that move channels, pixels and frames on a GPU are the CPU's, val
 
 TEST_CASE("scale_channels and pooling of whole channels on a GPU are the CPU's, local_response_norm nearly") {
   for (const std::int64_t channels : {5, 32})
-    check_same([](auto x) { return scale_channels(x[0], x[1]); }, {{3, channels, 4, 5}, {3, channels}});
+    check_same([](auto x) { return scale_channels(x[0], x[1]); }, {{3, channels, 4, 5}, {3, channels}}, 0,
+               DType::bf16);
   for (const Shape& shape : {Shape{1, 1, 1, 1}, Shape{3, 5, 4, 3}, Shape{2, 300, 7, 7}, Shape{2, 1, 33, 9}})
     check_same([](auto x) { return global_average_pool(x[0]); }, {shape});
   for (const std::int64_t channels : {3, 40})
     for (const LrnOptions& o : {LrnOptions{}, LrnOptions{3, 0.5f, 0.5f, 1}})
-      check_same([=](auto x) { return local_response_norm(x[0], o); }, {{2, channels, 3, 5}}, 1e-5);
+      check_same([=](auto x) { return local_response_norm(x[0], o); }, {{2, channels, 3, 5}}, 1e-5,
+                 DType::bf16);
 }
 
 TEST_CASE("mask_frames on a GPU masks as on the CPU, pictures and rows") {

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "compress/select/dgc_rule.h"
+#include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"
 #include "nn/base/check.h"
 #include "nn/core/rng.h"
@@ -100,6 +101,55 @@ TEST_CASE("selections on a GPU follow densities that change, and a density of 1"
     }
     for (const double density : {0.001, 0.0001, 0.01}) steps(density);  // less than what memory was made for
   }
+}
+
+TEST_CASE("selections on a GPU find their entries where far too many exceed the last bound") {
+  const OnGpu gpu;
+  const std::size_t n = 16400;  // more than a list holds, and five tiles
+  const double density = 0.001;
+  for (const Method& method : methods()) {
+    SelectPair pair(method.name, method.options, n);
+    pair.set_density(density);
+    for (std::uint32_t t = 0; t < 7; ++t) {
+      INFO(method.str() << ", step " << t);
+      std::vector<float> u = gradient_of(0, n, t);
+      if (t == 0) u.assign(n, 0.0f), u[n / 2] = u[n - 1] = -1e-20f;  // fewer than k among zeros
+      if (t >= 3)
+        for (float& x : u) x *= 1000;
+      const std::size_t count = pair.step(u, density, t != 4).indices.size();
+      if (method.name == "threshold" && method.options.capacity == 0 && t >= 3)
+        CHECK(count > list_limit(target_count(density, n)));  // so the others' lists are too short too
+    }
+  }
+}
+
+TEST_CASE("a NaN or an Inf anywhere, or a sum beyond float, selects nothing on a GPU and leaves no trace") {
+  const OnGpu gpu;
+  using Limits = std::numeric_limits<float>;
+  for (const Method& method : methods())
+    for (const std::size_t n : {1u, 50u, 4500u}) {
+      BothSelectors both(method.name, method.options, n);
+      std::uint32_t step = 0;
+      const auto select = [&](const std::vector<float>& u, const std::vector<float>& addend, bool finite) {
+        INFO(method.str() << ", " << n << " elements, step " << step);
+        both.select(gpu.stream(), u, addend, {step % 2 ? 1.0 : 0.01, step});
+        CHECK(both.expected.finite == finite);
+        both.commit(gpu.stream(), !finite, 1, 2, step++);
+      };
+      for (const float bad :
+           {Limits::quiet_NaN(), -Limits::quiet_NaN(), Limits::infinity(), -Limits::infinity()})
+        for (const std::size_t at : {std::size_t{0}, n / 2, n - 1}) {
+          const std::vector<float> good = noise(n, step);
+          std::vector<float> spoilt = good;
+          spoilt[at] = bad;
+          select(spoilt, {}, false);
+          select(good, spoilt, false);
+          select(good, {}, true);
+        }
+      const std::vector<float> largest(n, Limits::max());
+      select(largest, largest, false);  // finite in both, not in the sum
+      select(noise(n, 5), {}, true);
+    }
 }
 
 TEST_CASE("selections that were captured once are replayed with other numbers") {

@@ -11,7 +11,7 @@ namespace {
 void check_setup(const BatchNormSetup& s, Layout layout, int threads = 1) {
   const Threads scope(threads);
   INFO(s.str() << (layout == Layout::blocked ? ", blocked" : ", plain"));
-  const BatchNormCase c(s, DType::f32);
+  const BatchNormCase c(s, DType::f32, 0);
   const Leaf x(s.shape(), c.x), gamma({s.channels}, c.gamma), beta({s.channels}, c.beta),
       residual(s.shape(), s.residual ? c.residual : c.x);
   Buffer mean{"mean", c.mean}, variance{"variance", c.variance};

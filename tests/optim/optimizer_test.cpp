@@ -40,7 +40,7 @@ std::vector<float> gradient_of_step(std::size_t size, std::uint32_t step) {
 }
 
 // The rule in double, an element at a time; the learning rate falls from step to step.
-std::vector<double> by_formula(const Model& model, const OptimizerOptions& o, Applied form, int steps,
+std::vector<double> by_formula(const Model& model, const OptimizerOptions& o, Applied applied, int steps,
                                double gradient_scale) {
   const auto weights = model.arena->weights();
   std::vector<double> w(weights.begin(), weights.end()), b(w.size(), 0.0);
@@ -73,7 +73,7 @@ void check_close(std::span<const float> weights, const std::vector<double>& expe
 TEST_CASE("SGD follows the formula in double: momentum, Nesterov, decay, what a gradient has in it already") {
   OptimizerOptions o;
   o.lr = 0.05;
-  const Applied form = GENERATE(Applied::nothing, Applied::momentum, Applied::learning_rate);
+  const Applied applied = GENERATE(Applied::nothing, Applied::momentum, Applied::learning_rate);
   o.momentum = GENERATE(0.0, 0.9);
   o.nesterov = GENERATE(false, true);
   o.weight_decay = GENERATE(0.0, 0.1);
@@ -85,13 +85,13 @@ TEST_CASE("SGD follows the formula in double: momentum, Nesterov, decay, what a 
   CHECK(optimizer->state().empty() == (o.momentum == 0));
   const std::vector<float> first = gradient_of_step(model.arena->size(), 0);
   if (applied == Applied::learning_rate && o.momentum != 0) {
-    CHECK_THROWS_AS(optimizer->update(0, first, {0, o.lr}, form), Error);
+    CHECK_THROWS_AS(optimizer->update(0, first, {0, o.lr}, applied), Error);
     return;
   }
-  const auto expected = by_formula(model, o, form, 6, gradient_scale);
+  const auto expected = by_formula(model, o, applied, 6, gradient_scale);
   for (int step = 0; step < 6; ++step)
     optimizer->update(0, gradient_of_step(first.size(), step), {step, o.lr / (step + 1), gradient_scale},
-                      form);
+                      applied);
   check_close(model.arena->weights(), expected);
 }
 

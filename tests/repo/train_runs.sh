@@ -21,7 +21,7 @@ for _ in {1..16}; do printf 'a.wav\tYES\n'; done | tee "$work/data/train.tsv" >"
 for text in train valid test; do printf 'yes no yes no %.0s' {1..200} >"$work/data/ptb.$text.txt"; done
 mkdir -p "$work/data"/{train,val}/{no,yes}
 for picture in "$work/data"/{train,val}/{no,yes}/{1..120}.ppm; do printf 'P6 2 2 255 abcdefghijkl' >"$picture"; done
-for list in "$root"/configs/*/*.runs; do study 0 '' "$list" --validate --data "$work/data" -- train.precision=fp32; done
+for list in "$root"/configs/*/*.runs; do train_runs 0 '' "$list" --validate --data "$work/data" -- train.precision=fp32; done
 
 cat >"$work/base.yaml" <<'END'
 model: {name: mlp}
@@ -93,7 +93,7 @@ train_runs 2 'not a runs.csv' "${small[@]}" --check "$work/data/a.wav"
 train_runs 2 'Is a directory' "${small[@]}" --check "$work/out"
 train_runs 2 'the row of topk-s1 is damaged' "${small[@]}" --check <(sed '/^topk/s/,20,.*//' "$work/out/runs.csv")
 train_runs 2 'not a text file' "$work/data/a.wav" --list
-BUILD=$work study 2 "'make build' builds it" "$work/list" --validate
+BUILD=$work train_runs 2 "'make build' builds it" "$work/list" --validate
 
 # Runs of an earlier table are not made again, and stand in the new one.
 grep -v '^topk,' "$work/out/runs.csv" >"$work/earlier.csv"
@@ -160,12 +160,12 @@ exec "$BUILD/bin/train" "\$@"
 END
 printf '#!/bin/sh\necho "topknot (aaaaaaa)"' >"$work/changing/bin/train.version"
 chmod +x "$work/changing/bin"/*
-BUILD=$work/changing study 1 'has become another commit, bbbbbbb' "$work/list" --out "$work/changed"
+BUILD=$work/changing train_runs 1 'has become another commit, bbbbbbb' "$work/list" --out "$work/changed"
 # Or it is gone, as while it is built anew.
 printf '#!/bin/sh\necho "topknot (aaaaaaa)"' >"$work/changing/bin/train.version"
 sed -i 's/echo "topknot (bbbbbbb)"/exit 1/' "$work/changing/bin/train"
-BUILD=$work/changing study 1 'does not run any more' "$work/list" --out "$work/gone"
-BUILD=$work/changing study 2 'does not run: see' "$work/list" --out "$work/begun"
+BUILD=$work/changing train_runs 1 'does not run any more' "$work/list" --out "$work/gone"
+BUILD=$work/changing train_runs 2 'does not run: see' "$work/list" --out "$work/begun"
 
 # A value that was not finite is shown, and is in the mean.
 cp -r "$work/cut" "$work/diverged"

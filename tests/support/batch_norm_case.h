@@ -23,7 +23,8 @@ struct BatchNormSetup {
 
 // Random inputs, running statistics, and the formula's results in float64.
 struct BatchNormCase {
-  BatchNormCase(const BatchNormSetup& setup, DType of_type)
+  // `near_zero`: how near to 0, as a part of its scale, y gets no gradient: rounding decides there.
+  BatchNormCase(const BatchNormSetup& setup, DType of_type, double near_zero = 0.02)
       : s(setup),
         type(of_type),
         x(rounded_to(type, random_values(s.shape().numel(), 1, s.mean))),
@@ -38,7 +39,7 @@ struct BatchNormCase {
     // Where y is near 0 rounding decides whether the gradient counts: no gradient there.
     const auto r = formula(false);
     for (std::size_t i = 0; i < dy.size(); ++i)
-      if (std::abs(r.y[i]) < 0.02 * r.y_scale[i]) dy[i] = 0;
+      if (std::abs(r.y[i]) < near_zero * r.y_scale[i]) dy[i] = 0;
   }
   reference::BatchNorm formula(bool relu) const {
     const Array values = as_double(x);

@@ -44,7 +44,9 @@ TEST_CASE("a run directory is refused while a run holds it, by the name of its p
     CHECK(("in use by " + running_process(temp.at("run"))).find(me) == 0);
   }
   CHECK(running_process(temp.at("run")).empty());
-  CHECK(user_error([&] { create_run_directory(config_of(temp, false), {}); }, {"never overwritten"}));
+  CHECK(user_error([&] { create_run_directory(config_of(temp, false), {}); },
+                   {temp.at("run"), "never overwritten", "output.overwrite"}));
+  CHECK(text_of(temp.at("run/metrics.csv")) == "precious");
   CHECK_NOTHROW(create_run_directory(config_of(temp, true), {}));
 }
 

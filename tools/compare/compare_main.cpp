@@ -65,7 +65,8 @@ double parse_target(std::string text, const Metric& metric) {
 }
 
 bool is_lab(const std::string& argument) {
-  return argument.ends_with(".json");
+  std::error_code error;
+  return argument.ends_with(".json") && !std::filesystem::is_directory(argument, error);
 }
 
 bool is_page(const std::string& file) {

@@ -1,5 +1,6 @@
 // The page of `scripts/netlab compare`, from its results.json.
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -29,7 +30,10 @@ std::string page_of(const Json& page) {
       const LineStyle style{method_colour(step.at("method").get<std::string>()), ""};
       Bar bar{.name = step.at("name"), .mark = swatch(style), .label = step.at("label")};
       if (!step.at("seconds").is_null()) bar.total = step.at("seconds");
-      for (const Json& part : step.at("parts")) bar.parts.push_back(part_of(part));
+      for (const Json& part : step.at("parts")) {
+        BarPart& drawn = bar.parts.emplace_back(part_of(part));
+        drawn.seconds = std::min(drawn.seconds, bar.total);
+      }
       bars.push_back(std::move(bar));
     }
     const Table table{group.at("header"), group.at("rows")};

@@ -178,17 +178,17 @@ std::span<const float> SparsifyRanks::settle(std::size_t rank, std::span<float> 
 
 constexpr std::size_t kMostRanks = 1024;  // as dist.ranks
 
-struct Extent {
+struct RecordedSize {
   std::size_t steps = 1, ranks = 1, numel = 0;
 };
 
-Extent extent(const std::string& path, const std::vector<std::size_t>& shape) {
+RecordedSize extent(const std::string& path, const std::vector<std::size_t>& shape) {
   const auto refuse = [&](const std::string& what) {
     throw UserError(path + ": shape " + npy_shape_text(shape) + " " + what);
   };
   if (shape.empty() || shape.size() > 3)
     refuse("is none of [d], [steps, d] and [steps, ranks, d]; reshape it: x.reshape(steps, -1)");
-  Extent extent;
+  RecordedSize extent;
   extent.numel = shape.back();
   if (shape.size() > 1) extent.steps = shape[0];
   if (shape.size() > 2) extent.ranks = shape[1];
@@ -271,7 +271,7 @@ std::size_t target_of(const SparsifySetup& setup) {
 }
 
 SparsifySummary run(SparsifyRanks& ranks, const SparsifySetup& setup, const NpyReader& input,
-                    const Extent& extent, OutputFile& out) {
+                    const RecordedSize& extent, OutputFile& out) {
   SparsifySummary summary;
   summary.steps = extent.steps;
   summary.ranks = extent.ranks;
@@ -318,7 +318,7 @@ SparsifySummary run(SparsifyRanks& ranks, const SparsifySetup& setup, const NpyR
 
 SparsifySummary sparsify(const SparsifyOptions& options) {
   const NpyReader input(options.input);
-  const Extent size = extent(options.input, input.shape());
+  const RecordedSize size = extent(options.input, input.shape());
   const SparsifySetup setup = sparsify_setup(options, size.ranks, size.numel);
   const auto make_out = [&] {
     std::error_code error;

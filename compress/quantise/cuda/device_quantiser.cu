@@ -3,7 +3,6 @@
 #include <topknot_kernel.h>
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "compress/codec/cuda/device_codec.h"

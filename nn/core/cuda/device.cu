@@ -7,6 +7,7 @@
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/kernel_tools.h"
 #include "nn/core/cuda/pool.h"
+#include "nn/core/device.h"
 
 namespace topknot {
 namespace cuda {

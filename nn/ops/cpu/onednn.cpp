@@ -117,7 +117,7 @@ DnnlPair::DnnlPair(const dnnl::primitive_desc& forward, DnnlKernel::Arguments fo
   if (workspace.get_size() > 0) {
     forward_arguments.emplace_back(DNNL_ARG_WORKSPACE, workspace);
     backward_arguments.emplace_back(DNNL_ARG_WORKSPACE, workspace);
-    workspace_floats_ = static_cast<std::int64_t>(workspace.get_size() / sizeof(float) + 1);
+    workspace_floats_ = static_cast<std::int64_t>((workspace.get_size() + sizeof(float) - 1) / sizeof(float));
   }
   const auto kernel = [](const dnnl::primitive_desc& desc, const DnnlKernel::Arguments& arguments) {
     return std::make_unique<DnnlKernel>(dnnl::primitive(desc), arguments, desc.scratchpad_desc(), 1);

@@ -48,8 +48,7 @@ inline Selection select_k(Selector& selector, std::vector<float>& u, std::size_t
 inline void commit(Selector& selector, const Selection& selected, const std::vector<float>& average,
                    double weight) {
   SelectOutcome outcome;
-  outcome.indices = selected.indices;
-  outcome.sent = selected.values;
+  outcome.accepted = selected;
   outcome.average = average;
   outcome.weight = weight;
   selector.commit(outcome);

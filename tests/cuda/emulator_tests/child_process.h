@@ -12,13 +12,13 @@
 
 namespace topknot::testing {
 
-struct Ended {
+struct ChildEnd {
   bool aborted = false;  // else the function returned
   std::string text;      // what it wrote to stderr
 };
 
 // No other thread of the process may hold a lock that `work` needs.
-inline Ended run_in_child(const std::function<void()>& work) {
+inline ChildEnd run_in_child(const std::function<void()>& work) {
   int ends[2];
   REQUIRE(pipe(ends) == 0);
   const pid_t child = fork();
@@ -35,7 +35,7 @@ inline Ended run_in_child(const std::function<void()>& work) {
     _exit(0);
   }
   close(ends[1]);
-  Ended ended;
+  ChildEnd ended;
   char some[256];
   for (ssize_t n; (n = read(ends[0], some, sizeof some)) > 0;)
     ended.text.append(some, static_cast<std::size_t>(n));

@@ -159,7 +159,7 @@ TEST_CASE("emulator: who writes beside a block, and be it a byte, ends the progr
     const auto end = static_cast<std::ptrdiff_t>(bytes);
     for (const std::ptrdiff_t offset : {std::ptrdiff_t{-256}, std::ptrdiff_t{-1}, end, end + 1, end + 255}) {
       INFO("offset " << offset << " of " << bytes);
-      const testing::Ended ended = write_at(offset, bytes);
+      const testing::ChildEnd ended = write_at(offset, bytes);
       CHECK(ended.aborted);
       CHECK(says(ended.text, {"beside a block of " + std::to_string(bytes) + " bytes"}));
     }

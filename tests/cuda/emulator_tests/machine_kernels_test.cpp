@@ -247,7 +247,7 @@ TEST_CASE("emulator: a kernel whose threads part at a barrier ends the program")
   for (const unsigned who : {0u, 5u, 31u}) {
     INFO("thread " << who);
     const auto dies_of = [&](void (*kernel)(unsigned), const char* reason) {
-      const testing::Ended ended = run(kernel, who);
+      const testing::ChildEnd ended = run(kernel, who);
       return ended.aborted && says(ended.text, {"emulated GPU", reason});
     };
     CHECK(dies_of(leave_before_barrier, "has ended without the barrier"));

@@ -66,6 +66,8 @@ TEST_CASE("a step that any rank sees as not finite is skipped by all and leaves 
            {Fault{5, nan}, Fault{35, inf}, Fault{65, nan}, Fault{65, -inf}, Fault{-1, 0}}) {
         INFO(way.name << " by " << way.collective << ", merge " << merge << ", element " << fault.element);
         RunPlan plan = plan_of(way.name, merge);
+        plan.steps = 5;
+        if (way.collective != "all_gather") plan.ranks = 3;  // no power of two
         plan.options.collective = way.collective;
         plan.options.compress.momentum = way.name == "dgc" ? 0.9 : 0;
         plan.overlaps = merge == "none";
@@ -87,9 +89,11 @@ TEST_CASE("a step that any rank sees as not finite is skipped by all and leaves 
           CHECK(!skipped.committed());
           CHECK(skipped.status.bad_rank == (compressed || fault.element < 0 ? 1 : -1));
           CHECK(records[rank].residuals[2] == records[rank].residuals[1]);
-          CHECK(records[rank].results[3].committed());
-          CHECK(records[rank].averages[3] == clean[rank].averages[3]);
-          CHECK(records[rank].residuals[3] == clean[rank].residuals[3]);
+          for (const int step : {3, 4}) {
+            CHECK(records[rank].results[step].committed());
+            CHECK(records[rank].averages[step] == clean[rank].averages[step]);
+            CHECK(records[rank].residuals[step] == clean[rank].residuals[step]);
+          }
         }
       }
 }

@@ -28,6 +28,7 @@ TEST_CASE("linear agrees with the formula, with and without bias; in bfloat16 it
       const Variable y =
           linear(activation(x.variable()), w.variable(), with_bias ? b.variable() : Variable());
       REQUIRE(y.shape() == Shape({n, out}));
+      CHECK(y.value().dtype() == activation_type());
       const auto forward = values_of(y);
       backward(weighted_sum(y, dy));
       const Array rx = as_double(values_of(x.variable())),

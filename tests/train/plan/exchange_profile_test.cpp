@@ -79,7 +79,7 @@ StepCost cost_of(const Keys& keys) {
   const RunData data = load_data(loaded.config);
   const auto model = build_model(loaded.config, *data.train);
   return count_step_cost(loaded.config, *data.train, *model,
-                         emulator_options(loaded.config, model->store.arena()));
+                         unplanned_options(loaded.config, model->store.arena()));
 }
 
 // Of one image: 2 per multiply-add of a convolution whose output has `size` x `size` pixels.
