@@ -8,11 +8,12 @@
 //   finite()      -> whether every rank's contribution was finite; the exchange combines this over the groups
 //   commit(rejected), or discard() if any group of any rank was not finite or the step is skipped
 //
-// Between encode and commit the residual is untouched: encode writes the accumulated gradient u = g +
-// residual over slice.gradient; commit turns that memory into the new residual and decodes the average into
-// slice.residual, which held the old one. The returned span says which of the two holds the average; if it is
-// slice.residual, the exchange lets the two swap roles. discard() forgets the step: residual, momenta,
-// thresholds and statistics are as before encode.
+// Between encode and commit the residual is untouched. With a residual, encode writes the accumulated
+// gradient u = g + residual over slice.gradient; commit turns that memory into the new residual and writes
+// the average over slice.residual, which held the old one. Without (dense, memory none) the average goes to
+// slice.gradient. The returned span says which of the two holds the average; if it is slice.residual, the
+// exchange lets the two swap roles. discard() forgets the step: residual, momenta, thresholds and statistics
+// are as before encode.
 //
 // Gradients in GPU memory have compressors of the same interface (compress/cuda/device_compressor.h).
 
@@ -138,7 +139,7 @@ class Compressor {
   // graph has captured. Returns Message::bytes() of these steps; 0 on a host, where lengths follow from the
   // data.
   virtual std::size_t reserve(double) { return 0; }
-  virtual Message encode(Slice slice, const StepContext& info) = 0;
+  virtual Message encode(Slice slice, const StepContext& context) = 0;
   // What encode() made, if it is a list of entries whose values are sent unrounded, for collectives that add
   // on their way (gTop-k, Ok-Topk): before their weight; until decode(). Else null.
   virtual const SparseVector* entries() const { return nullptr; }
@@ -230,7 +231,7 @@ std::unique_ptr<Compressor> make_compressor(const CompressOptions& options, cons
 // beforehand; else 0. Validates the options as make_compressor() does.
 std::size_t planned_message_bytes(const CompressOptions& options, const GroupSpec& group, double density);
 
-// Throws UserError naming the key and the reason where `options` give a selection, code, value codec,
+// Throws UserError naming the key and the reason where `options` give a selection, index codec, value codec,
 // capacity or lr_inside, or a memory other than residual and none. `sends` ends the sentence "NAME sends
 // ...", for example "two factors of each matrix". A value codec of fp32 passes if `sums` is true: sums are
 // that. (dense looks after bf16 itself.)

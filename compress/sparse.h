@@ -1,6 +1,6 @@
 #pragma once
 // Selection + memory + codec as one compressor that sends blocks. compress.name picks the three (and the
-// value code) as a preset; the keys compress.select, .memory, .codec and .values override them one by one.
+// value codec) as a preset; the keys compress.select, .memory, .codec and .values override them one by one.
 
 #include <cstdint>
 #include <memory>

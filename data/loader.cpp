@@ -89,8 +89,8 @@ void Loader::stop() {
   for (auto& worker : workers_) worker.join();
 }
 
-void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
-  TOPKNOT_CHECK(first_step >= 0, "negative step");
+void Loader::start_epoch(std::int64_t epoch, std::int64_t first_batch) {
+  TOPKNOT_CHECK(first_batch >= 0, "negative batch");
   {
     std::unique_lock lock(mutex_);
     end_ = claimed_;  // nothing more to claim
@@ -101,7 +101,7 @@ void Loader::start_epoch(std::int64_t epoch, std::int64_t first_step) {
     order_ = sampler_->epoch(epoch, options_.rank);
     epoch_ = epoch;
     end_ = steps_per_epoch();
-    claimed_ = taken_ = std::min(first_step, end_);
+    claimed_ = taken_ = std::min(first_batch, end_);
   }
   can_work_.notify_all();
 }

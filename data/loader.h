@@ -73,16 +73,17 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   const Dataset& dataset() const { return dataset_; }
-  // Steps of this rank in an epoch; when training, equal on all ranks.
+  // Batches of this rank in an epoch, of which an optimizer step takes train.accumulate; when training, equal
+  // on all ranks.
   std::int64_t steps_per_epoch() const { return sampler_->steps(options_.rank); }
   // Samples in this rank's shard; of a stream, its windows.
   std::int64_t shard_size() const { return sampler_->shard_size(options_.rank); }
   // Aggregation weights of all ranks, mean 1 (TrainSampler::weights); all 1 for evaluation.
   std::vector<float> weights() const { return sampler_->weights(); }
 
-  // Starts an epoch at `first_step` (a resumed run goes straight there); batches in work are dropped.
+  // Starts an epoch at `first_batch` (a resumed run goes straight there); batches in work are dropped.
   // Before the first next().
-  void start_epoch(std::int64_t epoch, std::int64_t first_step = 0);
+  void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0);
   std::int64_t epoch() const { return epoch_; }  // started last
   // The next step's batch, false after the last one. Rethrows what making the batch threw, again at each call
   // until the next start_epoch(). Damaged files are counted here, where the order does not depend on the

@@ -31,8 +31,8 @@ class Runner {
   virtual Device device() const = 0;
   virtual std::string name() const = 0;  // "cpu", or the GPU's name
 
-  // Once each, in this order, before the first step; batches for training, then for evaluation, as often as
-  // these are wanted. The runner must outlive them all.
+  // Before the first step, in this order and once each: make_exchange(), make_batches() for training,
+  // begin_run(). make_batches() for evaluation at any time after the first. The runner must outlive them all.
   virtual std::unique_ptr<Exchange> make_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                                   const ExchangeOptions& options) = 0;
   virtual std::unique_ptr<Batches> make_batches(const Dataset& dataset, const Module& model, bool train) = 0;
@@ -41,7 +41,8 @@ class Runner {
   // `awaited_s`: seconds that await() of the batches took.
   virtual void begin_step(const StepContext& context, double awaited_s) = 0;
   virtual void run(const StepParts& parts) = 0;
-  // Times `work`; `hook` lies within backward, and is the exchange's time.
+  // Times `work`. `hook` lies within backward: recording, clipping of one tensor, and the exchange, which
+  // times itself.
   enum class Phase { data, forward, backward, hook, clip, update, metrics, evaluate };
   virtual void in_phase(Phase phase, const std::function<void()>& work) = 0;
   // On a GPU, the steps of the run's micro-batches, one number for each part: ForwardContext::gpu_step. Else

@@ -185,7 +185,8 @@ void add_problem(std::vector<Problem>& problems, std::initializer_list<std::stri
 
 namespace {
 
-// What a rank would send, if clearly more than the gradient's own bytes; "" if not. `epochs`: those that begin.
+// What a rank would send, if clearly more than the gradient's own bytes; "" if not. `epochs`: those that
+// begin.
 std::string more_than_dense(const Config& config, const ParameterArena& arena, const ExchangeOptions& options,
                             std::int64_t epochs) {
   const double dense = 4.0 * static_cast<double>(arena.size());

@@ -98,8 +98,8 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
 // their sections: then a check that rests on these keys means nothing.
 bool depends_on_invalid_key(const std::vector<Problem>& problems,
                             std::initializer_list<std::string> prefixes);
-// Runs a check and adds what it throws as UserError to `problems`, with the first prefix as its key. Not
-// where these keys are depends_on_invalid_key().
+// Runs a check and adds what it throws as UserError to `problems`, with the first prefix as its key.
+// Does nothing if depends_on_invalid_key() says so of the prefixes.
 void add_problem(std::vector<Problem>& problems, std::initializer_list<std::string> prefixes,
                  const std::function<void()>& check);
 

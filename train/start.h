@@ -22,9 +22,10 @@ void settle_backend(LoadedConfig& loaded, const LaunchPlan& plan, Communicator* 
 struct StartHooks {
   // Every rank that is a process, after it has joined its group and before anything else; may be empty.
   std::function<void(Communicator&)> joined = {};
-  // Once per process that runs ranks, before it starts any: loads what they need.
+  // Once per process, also in one that only starts copies of itself: loads what check and body need.
   std::function<void()> load;
-  // Once per run, before the first rank begins: validates, then makes the run directory.
+  // Once per run, in one process: validates, then makes the run directory. Under a launcher that is rank 0's;
+  // the others wait for it in body's first collective.
   std::function<void()> check, make_directory;
   // Every rank.
   std::function<void(Communicator&)> body;

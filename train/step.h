@@ -50,7 +50,7 @@ class Step {
   // Waits until the next step's data are there, or until a stop signal, and counts the time in that step's.
   // On a GPU it returns at once.
   void await_batch();
-  // Of `context` as Exchange::begin_step().
+  // Makes a step. What of `context` is used: see Exchange::begin_step().
   void make(const StepContext& context);
   // Steps that may be made whose reports were not asked for; the same on all ranks.
   std::int64_t steps_ahead() const { return runner_->steps_ahead(); }
@@ -88,7 +88,7 @@ class Step {
   void clip_and_send_all();
   void clip(std::span<Parameter* const> parameters);
   void warn_of_much_clipping();
-  void warn_of_unused_parameters();
+  void warn_of_unused_parameters();  // also zeroes their gradients, as end_backward() would
   void set_gradient_scale();
   void save_statistics();
   void restore_statistics_if_bad();

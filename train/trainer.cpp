@@ -1,3 +1,4 @@
+// run_rank() (train/start.h): one rank's loop over epochs and steps; what a step does is train/step.cpp.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -169,7 +170,7 @@ class Trainer {
   std::int64_t step() const { return position_.step; }  // steps made, of which pending_ are not reported
   bool epoch_ends() const { return step() % plan_.steps_per_epoch == 0 || step() == plan_.total_steps; }
 
-  // Whether the last step completed another `epochs` of a positive number of epochs.
+  // Whether an interval of `epochs` epochs, maybe a fraction, ended with the last step; never if it is 0.
   bool completes(double epochs) const {
     const double every = epochs * static_cast<double>(plan_.steps_per_epoch);
     if (every <= 0) return false;

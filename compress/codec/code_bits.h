@@ -1,6 +1,7 @@
 #pragma once
-// The formulas of Rice's parameter and of the value codec bf16, fp16 and int8 (rice.cpp and values.cpp say
-// what they are), a number at a time, for CPU loops and for kernels: the same bits on both.
+// A block's header, and the formulas of Rice's parameter and of the value codecs bf16, fp16 and int8
+// (rice.cpp and values.cpp say what they are), a number at a time, for CPU loops and for kernels: the same
+// bits on both.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
 // What a memory adds to the gradient, element by element, in the pass that selects: u is written over the
-// gradient. The formulas are those of compress/memory/memory.cpp and dgc.cpp, on a GPU bit for bit.
+// gradient. The formulas stand at FeedbackInput (compress/memory/memory.h); CPU and GPU have the same bits.
 
 #include <cstddef>
 

@@ -2,18 +2,18 @@
 // 3.1 and 3.2; Nesterov's form as in the authors' code, dgc/memory.py of synxlin/deep-gradient-compression):
 // momentum is applied before the selection.
 //
-//   velocity = m velocity + g;        v = v + velocity            (optimizer.momentum m)
-//   velocity = m (velocity + g);      v = v + (velocity + g)      (optimizer.nesterov)
+//   velocity = m velocity + g;        u = residual + velocity            (optimizer.momentum m)
+//   velocity = m (velocity + g);      u = residual + (velocity + g)      (optimizer.nesterov)
 //
-// v is what is selected from, and what is kept. Momentum factor masking (compress.momentum_masking): the
-// velocity of what was sent is zero; without it only v is. Thus at density 1 with masking nothing is left of
+// u is what is selected from, and what is kept. Momentum factor masking (compress.momentum_masking): the
+// velocity of what was sent is zero; without it only u is. Thus at density 1 with masking nothing is left of
 // momentum (but the factor 1 + m of Nesterov's form), and without it the average is torch.optim.SGD's
-// direction bit for bit on one rank. What a value codec loses stays in v; the velocity is zeroed all the
+// direction bit for bit on one rank. What a value codec loses stays in u; the velocity is zeroed all the
 // same. Entries that the collective rejected keep both.
 //
-// v lives in the arena's residual. The velocity is kept twice, so that a step can be undone: the new one is
-// written beside the old, past the caches, in the one pass that writes v over the gradient. Without momentum
-// both are left out: this is then the residual memory.
+// What is left of u is the arena's residual. The velocity is kept twice, so that a step can be undone: the
+// new one is written beside the old, past the caches, in the one pass that writes u over the gradient.
+// Without momentum both are left out: this is then the residual memory.
 //
 // Preset dgc: Deep Gradient Compression (Lin, Han, Mao, Wang, Dally, ICLR 2018, arXiv 1712.01887), whole. Its
 // parts, and the key that turns each of them off or changes it:

@@ -25,8 +25,8 @@ class CollectiveQueue {
   using Job = std::function<void(Communicator&)>;
   using Ticket = std::uint64_t;  // 1, 2, 3, ...
 
-  // When a job ran, by the steady clock. `waited`: the part of end - begin, in seconds, that wait() waited
-  // for; all of it where the job ran inside submit().
+  // When a job ran, by the steady clock. `waited`: seconds that wait() blocked; end - begin if the job ran
+  // inside submit().
   struct Times {
     Clock::time_point begin, end;
     double seconds() const { return std::chrono::duration<double>(end - begin).count(); }
@@ -40,7 +40,7 @@ class CollectiveQueue {
   CollectiveQueue(const CollectiveQueue&) = delete;
   CollectiveQueue& operator=(const CollectiveQueue&) = delete;
 
-  // For rank, size and backend only; collectives go through the queue.
+  // For what it says of itself (rank, size, backend, overlaps); collectives go through the queue.
   const Communicator& communicator() const { return communicator_; }
 
   Ticket submit(Job job);

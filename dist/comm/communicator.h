@@ -116,7 +116,8 @@ struct JoinOptions {
   bool check_calls = false;  // compare operation, sequence number and size across ranks before every call
 };
 
-// How ranks start and how they talk. A backend is one file that registers itself.
+// How ranks start and how they talk. `threads` and `gloo` register in their files; `nccl`, which is gloo with
+// NCCL beside it, in communicator.cpp.
 struct Backend {
   std::string needs;  // of the machine, in words, for messages
   // Joins the group as one of its processes; collective. Null: the ranks are threads of one process.

@@ -1,6 +1,7 @@
 // The `threads` backend: the ranks are threads of one process. In every collective all ranks enter a barrier,
-// split the work between them, and leave the barrier. Sums are always in rank order, whatever SumOrder asks
-// for. Operation, sequence number and size are compared across ranks in every call.
+// copy what they need out of each other's memory (of a sum each adds one slice and writes it to all), and
+// leave the barrier. Sums are always in rank order, whatever SumOrder asks for. Operation, sequence number
+// and, if lengths must agree, size are compared across ranks in every call.
 //
 // With an emulated link (dist.link) a collective takes the time that such a link would; only then is there
 // something to wait for beside the callers' computation, and overlaps() is true.

@@ -35,7 +35,7 @@ Exchange::Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique
     const Group& group = groups_[index];
     buckets_.emplace_back(group, static_cast<int>(index), options,
                           compressors.empty()
-                              ? make_group_compressor(group, options, transport_->traits().encoding)
+                              ? make_group_compressor(group, options, transport_->traits().encoders)
                               : std::move(compressors[index]));
     for (const Parameter* parameter : group.parameters) places_[parameter] = {index, false};
   }

@@ -162,10 +162,10 @@ HostTransport::HostTransport(CollectiveQueue& queue, const ExchangeOptions& opti
     : queue_(queue),
       order_(options.compressing() || options.ordered_sum ? SumOrder::ranks : SumOrder::library) {
   traits_.rank = queue.communicator().rank();
-  traits_.encoding = traits_.ranks = queue.communicator().size();
+  traits_.encoders = traits_.ranks = queue.communicator().size();
   if (!options.hierarchical(traits_.ranks)) return;
   hierarchy_ = std::make_unique<Hierarchy>(queue, options.ranks_per_host);
-  traits_.encoding = hierarchy_->hosts().size();
+  traits_.encoders = hierarchy_->hosts().size();
   traits_.counts_bytes = hierarchy_->leads();
   traits_.encodes_early = false;
 }
@@ -177,9 +177,9 @@ StepContext HostTransport::begin(const StepContext& context, std::span<Bucket> b
   number_ = context.step + 1;
   spans_.clear();
   times_ = {};
-  const StepContext encoding = hierarchy_ ? hierarchy_->begin_step(context) : context;
-  rank_ = encoding.rank;
-  return encoding;
+  const StepContext seen = hierarchy_ ? hierarchy_->begin_step(context) : context;
+  rank_ = seen.rank;
+  return seen;
 }
 
 // What the commits take is noted as one piece of all groups, in finish().
@@ -245,7 +245,7 @@ void HostTransport::run(Bucket& bucket, Communicator& communicator) {
 Round HostTransport::wait(Bucket& bucket) {
   wait_for(collectives_[bucket.index].message, bucket.index, bucket.round);
   bucket.bytes_sent += bucket.adds_entries ? bucket.sum.bytes_sent : bucket.message.bytes();
-  if (traits_.encoding > 1) bucket.bytes_received += bytes_received(bucket);
+  if (traits_.encoders > 1) bucket.bytes_received += bytes_received(bucket);
   Round round;
   if (bucket.adds_entries)
     round.entries = &bucket.sum.sum;

@@ -101,7 +101,7 @@ class Transport {
   // The same in every step.
   struct Traits {
     int rank = 0, ranks = 1;
-    int encoding = 1;  // that encode for themselves: the ranks, or with exchange.ranks_per_host the hosts
+    int encoders = 1;  // messages of a group in a step: by rank, or with exchange.ranks_per_host by host
     bool counts_bytes = true;  // false on a host's ranks but its first, which alone sends to other hosts
     // Whether a group is encoded as soon as it is complete; else when it is sent.
     bool encodes_early = true;
@@ -121,7 +121,7 @@ class Transport {
 
   virtual ~Transport() = default;
   const Traits& traits() const { return traits_; }
-  bool hierarchical() const { return traits_.encoding != traits_.ranks; }
+  bool hierarchical() const { return traits_.encoders != traits_.ranks; }
   const std::vector<ExchangeSpan>& spans() const { return spans_; }  // as Exchange::spans()
 
   // Returns the step as compressors are given it: that of hosts, in the gradients' memory. `buckets`: all

@@ -36,7 +36,7 @@ enum class Applied {
 // Where a rank's time went in a step, in seconds; 0 if unknown.
 struct StepSeconds {
   double data_s = 0, forward_s = 0;
-  double backward_s = 0;  // without what the exchange does in its hooks
+  double backward_s = 0;  // without its hooks
   double encode_s = 0;
   double communicate_s = 0;  // inside the collectives, waiting for slower ranks included
   double decode_s = 0;       // commit included, which writes the average

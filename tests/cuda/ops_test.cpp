@@ -19,8 +19,8 @@ using namespace testing;
 const std::vector<Shape> kShapes{{2, 16, 3, 5}, {3, 5, 7, 3}, {1, 1, 1, 1},
                                  {4, 1, 9, 9},  {5, 33},      {2, 8, 1, 1}};
 
-// `tolerance`: of what is not exact, relative to 1 and more; 0: the same bits. `fp32_inputs`: bf16 where sums have
-// to be exact.
+// `tolerance`: of what is not exact, relative to 1 and more; 0: the same bits. `fp32_inputs`: bf16 where sums
+// have to be exact.
 void check_same(const Op& op, const std::vector<Shape>& shapes, double tolerance = 0,
                 DType fp32_inputs = DType::f32) {
   for (const bool bf16 : {false, true}) {

@@ -99,7 +99,7 @@ DeviceTransport::DeviceTransport(DeviceCommunicator& all, std::unique_ptr<Device
       all_statuses_(static_cast<std::size_t>(all.size())) {
   traits_.rank = all.rank();
   traits_.ranks = all.size();
-  traits_.encoding = device_.size();
+  traits_.encoders = device_.size();
   traits_.counts_bytes = !hierarchy_ || hierarchy_->hierarchy().leads();
   traits_.encodes_early = !hierarchy_;
   traits_.decides_on_host = false;
