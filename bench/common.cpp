@@ -40,7 +40,8 @@ Buffers::~Buffers() {
 }
 
 void Buffers::clear() {
-  for (const auto& buffer : {gradient, residual, plain_r}) cpu_backend().fill_zero(buffer.data(), buffer.size());
+  for (const auto& buffer : {gradient, residual, plain_r})
+    cpu_backend().fill_zero(buffer.data(), buffer.size());
 }
 
 }  // namespace topknot::bench

@@ -77,8 +77,8 @@ class CpuRunner final : public Runner {
     report_ = report;
     report_.loss = *loss;
     if (!report.committed()) report_.bad_parameter = first_bad_parameter(*arena_);
-    times_.backward_s -=
-        in_hooks_;  // the exchange counts its part; recording and clipping there count nowhere
+    // The exchange counts its part of the hooks; recording and clipping in them count nowhere.
+    times_.backward_s -= in_hooks_;
     times_.makespan_s = measured_makespan(exchange_->spans(), backward_begin_);
     report_.times += times_;
   }

@@ -186,8 +186,8 @@ void take_listed(const Candidates& found, MagnitudeKey above, std::size_t count,
   take_if(found, count, selected, [above](MagnitudeKey key) { return key > above; });
 }
 
-// Nearly all of a list lies close above its bound, so equal bins up from
-// the bound leave a handful of keys to sort; what is more than twice the bound shares the last bin.
+// Nearly all of a list lies close above its bound, so equal bins up from the bound leave a handful of keys to
+// sort; what is more than twice the bound shares the last bin.
 MagnitudeKey kth_key(const Candidates& found, MagnitudeKey above, std::size_t k) {
   constexpr int shift = std::numeric_limits<float>::digits - 1 - 12;  // 4096 bins cover one octave
   const auto bin_of = [above](MagnitudeKey key) {

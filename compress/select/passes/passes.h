@@ -33,8 +33,8 @@ struct Candidates {
   bool finite() const;  // no NaN or Inf among what was found
 };
 
-// Adds to u and, in the same pass, lists the entries whose key exceeds `above`; up to
-// `limit` a part. `above` at most kLargestFinite, so that NaN and Inf are always found.
+// Adds to u and, in the same pass, lists the entries whose key exceeds `above`; up to `limit` a part. `above`
+// at most kLargestFinite, so that NaN and Inf are always found.
 void accumulate_and_collect(std::span<float> u, const FeedbackInput& input, MagnitudeKey above,
                             std::size_t limit, Candidates& found);
 

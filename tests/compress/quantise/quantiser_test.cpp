@@ -254,7 +254,8 @@ TEST_CASE("quantised contributions are averaged with their weights, in rank orde
 }
 
 TEST_CASE(
-    "with memory, what a quantiser did not deliver is its residual; without, the residual memory is not touched") {
+    "with memory, what a quantiser did not deliver is its residual; without, the residual memory is not "
+    "touched") {
   const std::size_t n = 5000;
   for (const std::string& name : kMethods)
     for (const std::string memory : {"residual", "none"}) {

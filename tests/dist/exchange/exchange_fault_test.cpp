@@ -12,18 +12,6 @@ using namespace topknot::testing;
 
 namespace {
 
-RunPlan plan_of(const std::string& name, const std::string& merge) {
-  RunPlan plan;
-  plan.options.compress.name = name;
-  plan.options.compress.set("rank", 1);
-  plan.options.compress.set("min_compression", 1.0);
-  plan.options.merge = merge;
-  plan.ranks = 4;
-  plan.steps = 4;
-  plan.density = 0.2;
-  return plan;
-}
-
 struct Run {
   TinyModel model;
   CollectiveQueue queue;

@@ -59,6 +59,11 @@ void write_gradient(Parameter& parameter, std::int64_t step, int rank,
 void backward(Exchange& exchange, ParameterArena& arena, std::int64_t step, int rank,
               const std::function<float(std::int64_t, int, std::size_t)>& value = gradient_value);
 
+// The gradients of the golden traces, ten times as large: whole numbers, so that ties are exact.
+inline float golden_gradient(std::int64_t step, int rank, std::size_t element) {
+  return static_cast<float>((3 * step + 5 * rank + 7 * static_cast<std::int64_t>(element)) % 11 - 5);
+}
+
 // The averages of all groups, laid out as the arena.
 std::vector<float> averages(Exchange& exchange, std::size_t size);
 // The residual side of the arena, by groups.
@@ -79,6 +84,19 @@ struct RunPlan {
   std::function<std::vector<std::size_t>(std::int64_t step, int rank)> order;
   std::function<bool(std::int64_t step, int rank)> loss_finite;
 };
+
+// A method that sends little of the tiny models too: low-rank ones approximate whatever it saves.
+inline RunPlan plan_of(const std::string& name, const std::string& merge) {
+  RunPlan plan;
+  plan.options.compress.name = name;
+  plan.options.compress.set("rank", 1);
+  plan.options.compress.set("min_compression", 1.0);
+  plan.options.merge = merge;
+  plan.ranks = 4;
+  plan.steps = 4;
+  plan.density = 0.2;
+  return plan;
+}
 
 struct RankRecord {
   std::vector<StepReport> results;

@@ -31,19 +31,6 @@ ExchangeOptions method(const std::string& name, const std::string& merge = "all"
 
 const std::string kMethods[] = {"powersgd", "acpsgd", "signsgd", "qsgd", "terngrad"};
 
-RunPlan plan_of(const std::string& name, const std::string& merge) {
-  RunPlan plan;
-  plan.options.compress.name = name;
-  plan.options.compress.set("rank", 1);
-  plan.options.compress.set("min_compression", 1.0);
-  plan.options.merge = merge;
-  plan.ranks = 3;
-  plan.steps = 20;
-  plan.density = 0.1;
-  plan.weights = {0.5f, 1.75f, 0.75f};
-  return plan;
-}
-
 }  // namespace
 
 TEST_CASE("a dense average is the sum in rank order over the number of ranks", "[exchange]") {
@@ -296,16 +283,13 @@ TEST_CASE("what topk and dense send is what the plan promised", "[exchange]") {
         }
 }
 
-// A golden trace, computed in exact arithmetic: d = 4, k = 1, two ranks, lr 0.1. Gradients are ten
-// times as large here, so that they are whole numbers and ties are exact, and lr is a tenth.
+// Computed in exact arithmetic: d = 4, k = 1, two ranks, lr 0.1, here a tenth of it.
 TEST_CASE("topk with error feedback and momentum follows the golden trace", "[exchange]") {
   RunPlan plan;
   plan.options.compress.name = "topk";
   plan.density = 0.25;
   plan.steps = 4;
-  plan.gradient = [](std::int64_t t, int rank, std::size_t j) {
-    return static_cast<float>((3 * t + 5 * rank + 7 * static_cast<std::int64_t>(j)) % 11 - 5);
-  };
+  plan.gradient = golden_gradient;
   OptimizerOptions sgd;
   sgd.lr = 0.01;
   sgd.momentum = 0.9;
@@ -380,6 +364,10 @@ TEST_CASE("twenty steps of each low-rank and quantised method end in the same bi
     for (const std::string merge : {"none", "all"}) {
       INFO(name << ", merge " << merge);
       RunPlan plan = plan_of(name, merge);
+      plan.ranks = 3;
+      plan.steps = 20;
+      plan.density = 0.1;
+      plan.weights = {0.5f, 1.75f, 0.75f};
       const auto records = run(plan);
       plan.overlaps = true;
       const auto overlapped = run(plan);

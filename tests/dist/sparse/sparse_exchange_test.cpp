@@ -39,15 +39,12 @@ std::string refusal(const std::function<void(ExchangeOptions&)>& change) {
 
 }  // namespace
 
-// Golden values: exact arithmetic, ties by lower index; gradients are ten times those of the trace, so that
-// they are integers, and the learning rate a tenth.
+// Golden values: exact arithmetic, ties by lower index; the learning rate is a tenth of the trace's.
 TEST_CASE("gtopk of four ranks trains as the golden trace", "[sparse_collective]") {
   RunPlan plan = plan_of("gtopk", "topk", 4);
   plan.steps = 3;
   plan.density = 0.25;
-  plan.gradient = [](std::int64_t t, int rank, std::size_t j) {
-    return static_cast<float>((3 * t + 5 * rank + 7 * static_cast<std::int64_t>(j)) % 11 - 5);
-  };
+  plan.gradient = golden_gradient;
   OptimizerOptions sgd;
   sgd.lr = 0.01;
   sgd.momentum = 0;
