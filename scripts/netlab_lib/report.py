@@ -1,6 +1,7 @@
 """The table of a comparison, as Markdown, CSV and JSON, and its page, which the program `compare` draws from the JSON."""
 
 import csv
+import functools
 import io
 import os
 import platform
@@ -134,6 +135,12 @@ def find_compare(spec):
     return None
 
 
+@functools.cache
+def say_once(text):
+    """Logs the text, which a comparison would else repeat after each of its groups."""
+    log_line(text)
+
+
 def draw(out, spec):
     """Draws report.html from results.json; False, with a message, if that cannot be done."""
     results, report = os.path.join(out, "results.json"), os.path.join(out, "report.html")
@@ -144,7 +151,7 @@ def draw(out, spec):
         pass
     program = find_compare(spec)
     if not program:
-        log_line(f"no program compare beside train or in build/bin; 'compare {results} --out {report}' draws the page")
+        say_once(f"no program compare beside train or in build/bin; 'compare {results} --out {report}' draws the page")
         return False
     try:
         drawn = subprocess.run([program, results, "--out", part], capture_output=True, text=True, check=False)

@@ -134,7 +134,7 @@ END
 test_page() {
   [ -x "$program" ] || { complain "no compare at '$program'"; return 0; }
   python3 -B - "$root" "$program" <<'END' || complain 'the page is wrong'
-import os, re, sys
+import contextlib, io, os, re, sys
 root, compare = sys.argv[1:]
 sys.path.insert(0, root + "/scripts")
 from netlab_lib import report
@@ -176,7 +176,11 @@ for got, cell, less, more in ((text, "<td>{}</td>", "&lt;", "&gt;"), (table, " {
 assert "<script" not in text and "http" not in text and "src=" not in text
 spec["methods"] = {name: ["true"] for name in spec["methods"]}
 report.ROOT = "nowhere"
-assert report.find_compare(spec) is None and not report.draw("drawn", spec)
+assert report.find_compare(spec) is None
+said = io.StringIO()
+with contextlib.redirect_stderr(said):  # after every group of a comparison
+    assert not report.draw("drawn", spec) and not report.draw("drawn", spec)
+assert said.getvalue().count("no program compare") == 1, said.getvalue()
 END
   expect 2 'stands alone' "$program" drawn/results.json drawn --out page.html
   expect 2 'stands alone' "$program" drawn/results.json --out page.csv
