@@ -58,7 +58,7 @@ class CudaRunner final : public Runner {
         context_((refuse_what_needs_the_cpu(inputs.config), context_options(inputs, communicator))),
         use_(context_),
         gpu_steps_(static_cast<std::size_t>(config_.train.accumulate)),
-        result_(1) {}
+        outcome_(1) {}
 
   Device device() const override { return context_.device(); }
   std::string name() const override {
@@ -117,7 +117,7 @@ class CudaRunner final : public Runner {
     const Work last = [&] {
       const NvtxRange range("decode and update");
       parts.apply();
-      write_report(context_.stream(), exchange_->step_state().status, parts.loss, result_.data());
+      write_outcome(context_.stream(), exchange_->step_state().status, parts.loss, outcome_.data());
     };
     StepGraphs* graphs = capture == Capture::none ? nullptr : &graphs_[exchange_->capture_key()];
     if (!graphs || !graphs->warm) {
@@ -152,9 +152,9 @@ class CudaRunner final : public Runner {
     TOPKNOT_CHECK(pending_.size() < kStepsAhead, "reports() comes at least every steps_ahead() steps");
     std::byte* const to = slot(steps_);
     TOPKNOT_CUDA(
-        cudaMemcpyAsync(to, result_.data(), sizeof(StepReport), cudaMemcpyDeviceToHost, context_.stream()));
+        cudaMemcpyAsync(to, outcome_.data(), sizeof(StepOutcome), cudaMemcpyDeviceToHost, context_.stream()));
     if (clock_bytes_ > 0)
-      TOPKNOT_CUDA(cudaMemcpyAsync(to + sizeof(StepReport), times().clock().data(), clock_bytes_,
+      TOPKNOT_CUDA(cudaMemcpyAsync(to + sizeof(StepOutcome), times().clock().data(), clock_bytes_,
                                    cudaMemcpyDeviceToHost, context_.stream()));
     there_[steps_ % kStepsAhead].record(context_.stream());
     ++steps_;
@@ -170,7 +170,7 @@ class CudaRunner final : public Runner {
     wait(reading_.get());
     std::vector<StepReport> reports;
     for (std::size_t i = 0; i < count; ++i)
-      reports.push_back(outcome(pending_[i], slot(steps_ - pending_.size() + i)));
+      reports.push_back(complete_report(pending_[i], slot(steps_ - pending_.size() + i)));
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
     return reports;
   }
@@ -235,17 +235,17 @@ class CudaRunner final : public Runner {
     std::vector<DeviceTimes::Mark> marks;
     std::vector<ExchangeSpan> spans;  // of a staged exchange, on the host
   };
-  // What the host gets of a step: a StepReport with loss and status, and the clock of its marks. Steps are
-  // counted from this start on.
-  std::size_t slot_bytes() const { return sizeof(StepReport) + clock_bytes_; }
+  // What the host gets of a step: its StepOutcome and the clock of its marks. Steps are counted from this
+  // start on.
+  std::size_t slot_bytes() const { return sizeof(StepOutcome) + clock_bytes_; }
   std::byte* slot(std::size_t step) const { return results_->data() + step % kStepsAhead * slot_bytes(); }
-  StepReport outcome(const Pending& step, const std::byte* from) {
-    StepReport on_gpu;
+  StepReport complete_report(const Pending& step, const std::byte* from) {
+    StepOutcome on_gpu;
     std::memcpy(&on_gpu, from, sizeof on_gpu);
     StepReport report = step.report;
     report.loss = on_gpu.loss, report.status = on_gpu.status;
     StepTimes times(this->times(), step.marks,
-                    reinterpret_cast<const std::uint64_t*>(from + sizeof(StepReport)));
+                    reinterpret_cast<const std::uint64_t*>(from + sizeof(StepOutcome)));
     if (!times.pieces.empty()) times.add_to(report.times);
     times.spans.insert(times.spans.end(), step.spans.begin(), step.spans.end());
     trace_->add_step(step.step, times.pieces, times.spans);
@@ -282,7 +282,7 @@ class CudaRunner final : public Runner {
   DeviceExchange* exchange_ = nullptr;
   Batches* train_ = nullptr;
   DeviceArray<std::uint32_t> gpu_steps_;  // one per micro-batch
-  DeviceArray<StepReport> result_;
+  DeviceArray<StepOutcome> outcome_;
   std::size_t clock_bytes_ = 0;
   std::unique_ptr<PinnedMemory> results_;  // of the last steps, a ring
   std::array<Event, kStepsAhead> there_;   // when they are in results_

@@ -39,9 +39,9 @@ __global__ void agree_kernel(const std::byte* first, std::size_t stride, int sta
   }
 }
 
-__global__ void report_kernel(const StepStatus* status, const float* loss, StepReport* report) {
-  report->status = *status;
-  report->loss = *loss;
+__global__ void outcome_kernel(const StepStatus* status, const float* loss, StepOutcome* outcome) {
+  outcome->status = *status;
+  outcome->loss = *loss;
 }
 
 __global__ void count_up_kernel(std::uint32_t* values, std::uint32_t first, std::uint32_t n) {
@@ -64,8 +64,8 @@ void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int
          ranks_per_host, status);
 }
 
-void write_report(cudaStream_t stream, const StepStatus* status, const float* loss, StepReport* report) {
-  launch(report_kernel, 1, 1, stream, status, loss, report);
+void write_outcome(cudaStream_t stream, const StepStatus* status, const float* loss, StepOutcome* outcome) {
+  launch(outcome_kernel, 1, 1, stream, status, loss, outcome);
 }
 
 void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n) {

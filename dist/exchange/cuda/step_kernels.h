@@ -1,5 +1,5 @@
 #pragma once
-// Kernels that write a step's status, its report and its counters in GPU memory, where graphs find them.
+// Kernels that write a step's status, its outcome and its counters in GPU memory, where graphs find them.
 
 #include <cuda_runtime_api.h>
 
@@ -28,8 +28,12 @@ void join_rank_statuses(cudaStream_t stream, const RankStatus* first, int ranks,
 void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int statuses, int ranks_per_host,
            StepStatus* status);
 
-// Loss and status of *report.
-void write_report(cudaStream_t stream, const StepStatus* status, const float* loss, StepReport* report);
+// What a GPU knows of a step's report (StepReport), and nothing else: the host copies all of it.
+struct StepOutcome {
+  double loss;
+  StepStatus status;
+};
+void write_outcome(cudaStream_t stream, const StepStatus* status, const float* loss, StepOutcome* outcome);
 // values[i] = first + i, for i < n
 void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n);
 
