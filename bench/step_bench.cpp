@@ -75,7 +75,7 @@ class Training {
   }
 
   float step() {
-    arena_.clear_gradients();
+    arena_.mark_gradients_unwritten();
     exchange_.begin_step({.step = step_++});
     const Variable loss = softmax_cross_entropy(model_->forward(Variable(images_), context_), labels_);
     const float value = loss.value().data()[0];

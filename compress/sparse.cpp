@@ -82,18 +82,17 @@ Message SparseCompressor::encode(Slice slice, const StepContext& context) {
   TOPKNOT_CHECK(context.weights.empty() || context.weights.size() == static_cast<std::size_t>(group_.ranks),
                 "one weight per rank");
   TOPKNOT_CHECK(context.rank >= 0 && context.rank < group_.ranks, "rank outside the group");
-  gradient_ = slice.gradient;
+  u_ = slice.gradient;
   residual_ = slice.residual;
   rank_ = context.rank;
   density_ = context.density;
   weights_.assign(context.weights.begin(), context.weights.end());
   weights_.resize(static_cast<std::size_t>(group_.ranks), 1.0f);
   if (applied_ == Applied::learning_rate)
-    for_parts(gradient_.size(), part_count(gradient_.size()),
-              [&](std::size_t, std::size_t begin, std::size_t end) {
-                multiply(gradient_.data() + begin, end - begin, static_cast<float>(context.lr));
-              });
-  const FeedbackInput input = memory_->input(gradient_, residual_);
+    for_parts(u_.size(), part_count(u_.size()), [&](std::size_t, std::size_t begin, std::size_t end) {
+      multiply(u_.data() + begin, end - begin, static_cast<float>(context.lr));
+    });
+  const FeedbackInput input = memory_->input(u_, residual_);
 
   sent_.finite = true;
   sent_.indices.clear();
@@ -137,7 +136,7 @@ void SparseCompressor::select(std::size_t segment, const FeedbackInput& input, c
   step.step = context.step;
   step.rank = context.rank;
   step.position = group_.offset + begin;
-  selectors_[segment]->select(gradient_.subspan(begin, end - begin), input, step, selected_);
+  selectors_[segment]->select(u_.subspan(begin, end - begin), input, step, selected_);
   if (capacity_ == 0) return;
   const double bound = capacity_ * static_cast<double>(step.k);
   const std::size_t count = selected_.indices.size();
@@ -147,7 +146,7 @@ void SparseCompressor::select(std::size_t segment, const FeedbackInput& input, c
 
 void SparseCompressor::select_whole(std::size_t segment, const FeedbackInput& input) {
   const auto [begin, end] = group_.segments[segment];
-  const std::span<float> u = gradient_.subspan(begin, end - begin);
+  const std::span<float> u = u_.subspan(begin, end - begin);
   Candidates broken;
   accumulate_and_collect(u, input, kLargestFinite, 0, broken);
   if (begin_selection(broken.finite(), selected_)) select_all(u, selected_);
@@ -187,7 +186,7 @@ bool SparseCompressor::summable() const {
 
 std::span<float> SparseCompressor::commit(std::span<const std::uint32_t> rejected) {
   TOPKNOT_CHECK(phase_ == Phase::decoded && finite_ && sent_.finite, "commit without a decoded, finite step");
-  memory_->commit(gradient_, residual_, own(), rejected);
+  memory_->commit(u_, residual_, own(), rejected);
 
   // A sum that the collective made has its weights in it, without what was rejected; the average divides it
   // by how many contribute.
@@ -196,7 +195,7 @@ std::span<float> SparseCompressor::commit(std::span<const std::uint32_t> rejecte
     contributions[0] = sum_;
   else
     for (std::size_t r = 0; r < received_.size(); ++r) contributions[r] = {received_[r], weights_[r]};
-  const std::span<float> average = memory_->has_residual() ? residual_ : gradient_;
+  const std::span<float> average = memory_->has_residual() ? residual_ : u_;
   average_sparse(contributions, average);
 
   if (!all_) report_to_selectors(rejected, average);

@@ -60,7 +60,7 @@ class SparseCompressor final : public Compressor {
   std::span<float> commit(std::span<const std::uint32_t> rejected) override;
   void discard() override;
   Applied applied() const override { return applied_; }
-  std::span<const float> accumulated() const override { return gradient_; }
+  std::span<const float> accumulated() const override { return u_; }
   std::optional<SparseView> contributed() const override { return own(); }
   std::size_t selected() const override { return sent_.indices.size(); }
   double threshold() const override { return threshold_; }
@@ -88,7 +88,9 @@ class SparseCompressor final : public Compressor {
 
   Phase phase_ = Phase::idle;
   bool all_ = false;  // every entry is sent, the selectors were not asked
-  std::span<float> gradient_, residual_;
+  // This step's slice. In the gradient's memory encode() makes u, over which commit() leaves the next residual,
+  // or the average if the memory has no residual.
+  std::span<float> u_, residual_;
   int rank_ = 0;
   double density_ = 1;
   std::vector<float> weights_;  // by rank

@@ -33,7 +33,7 @@ Pass count_pass(const Config& config, const Dataset& data, BuiltModel& model, in
   loader.start_epoch(1);  // the first may be of short recordings
   Batch batch;
   loader.next(batch);
-  model.store.arena().clear_gradients();
+  model.store.arena().mark_gradients_unwritten();
   const PassCost cost;
   const std::vector<std::int32_t> frames = output_frames(*model.module, batch);
   ForwardContext context;

@@ -98,7 +98,7 @@ void Step::make(const StepContext& context) {
 }
 
 void Step::compute(std::int64_t step) {
-  arena_.clear_gradients();
+  arena_.mark_gradients_unwritten();
   save_statistics();
   backend_.fill_zero(loss_.data(), 1);
   const float share = 1.0f / static_cast<float>(parts_);  // of a micro-batch in the step's mean

@@ -14,7 +14,7 @@ struct Node {
   Tensor grad;
   bool requires_grad = false;
   Parameter* parameter = nullptr;
-  bool gradient_written = false;  // parameters: since the last clear_gradients()
+  bool gradient_written = false;  // parameters: since the last mark_gradients_unwritten()
   std::vector<Variable> inputs;
   BackwardFn backward;
 };
@@ -134,7 +134,7 @@ class Tape {
       }
     }
   }
-  static void clear(const Variable& leaf) { leaf.node_->gradient_written = false; }
+  static void mark_unwritten(const Variable& leaf) { leaf.node_->gradient_written = false; }
   static bool written(const Variable& leaf) { return leaf.node_->gradient_written; }
 };
 
@@ -147,8 +147,8 @@ void backward(const Variable& loss, const GradientHook& on_grad_ready, float sca
   Tape::run(loss, on_grad_ready);
 }
 
-void ParameterArena::clear_gradients() {
-  for (Parameter* parameter : order_) Tape::clear(parameter->variable_);
+void ParameterArena::mark_gradients_unwritten() {
+  for (Parameter* parameter : order_) Tape::mark_unwritten(parameter->variable_);
 }
 
 std::vector<Parameter*> ParameterArena::zero_unwritten_gradients() {

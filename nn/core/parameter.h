@@ -91,9 +91,9 @@ class ParameterArena {
   // For one slice: the memory of the gradient becomes the residual's, and the reverse.
   void swap_gradient_and_residual(std::size_t begin, std::size_t end);
 
-  // Marks every gradient as not yet written: the next contribution overwrites. Touches no gradient.
-  void clear_gradients();
-  // Zeroes the gradients that no backward pass has written since clear_gradients(), and returns their
+  // The next contribution to each gradient overwrites it. Touches no gradient.
+  void mark_gradients_unwritten();
+  // Zeroes the gradients that no backward pass has written since mark_gradients_unwritten(), and returns their
   // parameters.
   std::vector<Parameter*> zero_unwritten_gradients();
 

@@ -182,7 +182,7 @@ inline ExchangeRecord run_rank(const ExchangePlan& plan, Device where, Communica
     }
     ParameterArena& arena = *model->arena;
     exchange->begin_step({.step = step, .density = plan.density(step), .weights = plan.weights, .lr = 0.1});
-    arena.clear_gradients();
+    arena.mark_gradients_unwritten();
     const auto order = order_of(plan, arena, step, rank);
     for (Parameter* parameter : order) write_gradient(plan, *parameter, where, step, rank);
     const float value = plan.loss(step, rank);

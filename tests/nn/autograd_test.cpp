@@ -84,7 +84,7 @@ TEST_CASE("without a hook nothing is called, and gradients are the same") {
   const auto loss = [&] { return weighted_sum(linear(linear(input(), w[0], {}), w[1], {}), kOnes); };
   backward(loss());
   const auto first = w.gradient(0), second = w.gradient(1);
-  w.arena->clear_gradients();
+  w.arena->mark_gradients_unwritten();
   CHECK(hook_order(loss()).size() == 2);
   CHECK((w.gradient(0) == first));
   CHECK((w.gradient(1) == second));
@@ -116,11 +116,11 @@ TEST_CASE("gradients of micro-batches add up to the gradient of the whole batch"
   check_close("db", mean_b, as_double(whole_b), Array(whole_b.size(), 1.0), 1e-6);
 }
 
-TEST_CASE("zero_unwritten_gradients zeroes and names what no backward pass has written since the clearing") {
+TEST_CASE("zero_unwritten_gradients zeroes and names what no backward pass has written since the marking") {
   Weights w({"a", "b"});
   backward(weighted_sum(add(linear(input(), w[0], {}), linear(input(), w[1], {})), kOnes));
   CHECK(w.arena->zero_unwritten_gradients().empty());
-  w.arena->clear_gradients();
+  w.arena->mark_gradients_unwritten();
   backward(weighted_sum(linear(input(), w[0], {}), kOnes));
   const auto kept = w.gradient(0);
   const auto unwritten = w.arena->zero_unwritten_gradients();

@@ -250,8 +250,8 @@ TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a sec
     b.clear();
     dw.assign(dw.size(), 0.0), dw_scale = dw, db.assign(db.size(), 0.0), db_scale = db;
     backward(use(40));
-    check_close("dw after clear_gradients", w.gradient(), dw, dw_scale, c.tolerance());
-    check_close("db after clear_gradients", b.gradient(), db, db_scale, 3e-6);
+    check_close("dw after mark_gradients_unwritten", w.gradient(), dw, dw_scale, c.tolerance());
+    check_close("db after mark_gradients_unwritten", b.gradient(), db, db_scale, 3e-6);
   }
 }
 

@@ -65,7 +65,7 @@ class Leaf {
   std::vector<float> gradient() const {
     return Tensor::view(parameter_->gradient(), parameter_->shape(), store_.device()).to_vector();
   }
-  void clear() const { store_.arena().clear_gradients(); }
+  void clear() const { store_.arena().mark_gradients_unwritten(); }
 
  private:
   mutable ParameterStore store_;

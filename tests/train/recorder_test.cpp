@@ -52,7 +52,7 @@ void compute_first_gradient(BuiltModel& model, const Config& config, const RunDa
   REQUIRE(loader.next(batch));
   ForwardContext context;
   context.seed = config.seed;
-  model.store.arena().clear_gradients();
+  model.store.arena().mark_gradients_unwritten();
   backward(batch_loss(model.module->forward(Variable(batch.images), context), view_of(batch, {})));
 }
 

@@ -226,7 +226,7 @@ TEST_CASE("the first bad parameter is the first of the arena whose gradient hold
     store.add(name, {4, 4}, [](std::span<float>, const CounterRng&) {});
   store.build([](const Parameter&) { return true; }, 1);
   ParameterArena& arena = store.arena();
-  arena.clear_gradients();
+  arena.mark_gradients_unwritten();
   for (Parameter* parameter : arena.parameters())
     std::fill_n(parameter->gradient(), parameter->numel(), 1e30f);
   CHECK(first_bad_parameter(arena) == -1);

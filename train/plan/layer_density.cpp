@@ -95,7 +95,7 @@ LayerTimes measure_layer_times(const Config& config, const Dataset& data, int ra
         TOPKNOT_CHECK(loader.next(batch), "an epoch without batches");
       }
     }
-    arena.clear_gradients();
+    arena.mark_gradients_unwritten();
     const std::vector<std::int32_t> frames = output_frames(*model->module, batch);
     Variable loss;
     {

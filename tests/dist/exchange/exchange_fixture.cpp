@@ -148,7 +148,7 @@ void write_gradient(Parameter& parameter, std::int64_t step, int rank,
 
 void backward(Exchange& exchange, ParameterArena& arena, std::int64_t step, int rank,
               const std::function<float(std::int64_t, int, std::size_t)>& value) {
-  arena.clear_gradients();
+  arena.mark_gradients_unwritten();
   for (Parameter* parameter : arena.parameters()) {
     write_gradient(*parameter, step, rank, value);
     exchange.ready(*parameter);
@@ -185,7 +185,7 @@ RankRecord run_rank(Communicator& communicator, const RunPlan& plan) {
     std::iota(order.begin(), order.end(), 0);
     if (plan.order) order = plan.order(step, rank);
     exchange.begin_step({.step = step, .density = plan.density, .weights = plan.weights});
-    model.arena->clear_gradients();
+    model.arena->mark_gradients_unwritten();
     for (const std::size_t position : order) {
       write_gradient(*parameters[position], step, rank, plan.gradient);
       exchange.ready(*parameters[position]);
