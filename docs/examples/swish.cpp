@@ -57,10 +57,9 @@ class SwishNet final : public Module {
   Linear hidden_, output_;
 };
 
-const RegisterModel model("swish_net", "two linear layers and swish: the worked example of docs/extending.md",
-                          [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
-                            return std::make_unique<SwishNet>(store, options);
-                          });
+const bool swish_net_registered =
+    (add_model<SwishNet>("swish_net", "two linear layers and swish: the worked example of docs/extending.md"),
+     true);
 
 }  // namespace
 }  // namespace topknot

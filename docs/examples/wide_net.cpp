@@ -27,11 +27,8 @@ class WideNet final : public Module {
   Linear output_;
 };
 
-const RegisterModel wide_net_registered("wide_net",
-                                        "two convolutions: the worked example of docs/extending.md",
-                                        [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
-                                          return std::make_unique<WideNet>(store, options);
-                                        });
+const bool wide_net_registered =
+    (add_model<WideNet>("wide_net", "two convolutions: the worked example of docs/extending.md"), true);
 
 }  // namespace
 }  // namespace topknot

@@ -94,12 +94,11 @@ class DeepSpeech final : public Module {
   Parameter* output_;
 };
 
-const RegisterModel deep_speech_registered(
-    "deep_speech",
-    "Deep Speech 2 as for AN4: model.layers LSTM layers of model.width units, for data.name=speech",
-    [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
-      return std::make_unique<DeepSpeech>(store, options);
-    });
+const bool deep_speech_registered =
+    (add_model<DeepSpeech>(
+         "deep_speech",
+         "Deep Speech 2 as for AN4: model.layers LSTM layers of model.width units, for data.name=speech"),
+     true);
 
 }  // namespace
 }  // namespace topknot

@@ -117,7 +117,7 @@ ModulePtr make_inception_v4(ParameterStore& store, const ModelOptions& options) 
   return model;
 }
 
-const RegisterModel inception_registered("inception_v4", "Inception-v4", make_inception_v4);
+const bool inception_registered = (add_model("inception_v4", "Inception-v4", make_inception_v4), true);
 
 }  // namespace
 }  // namespace topknot

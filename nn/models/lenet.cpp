@@ -25,7 +25,8 @@ ModulePtr make_lenet(ParameterStore& store, const ModelOptions& options) {
   return model;
 }
 
-const RegisterModel lenet("lenet", "LeNet-5 with ReLU and max pooling, for MNIST", make_lenet);
+const bool lenet_registered =
+    (add_model("lenet", "LeNet-5 with ReLU and max pooling, for MNIST", make_lenet), true);
 
 }  // namespace
 }  // namespace topknot

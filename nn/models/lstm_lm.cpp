@@ -58,12 +58,11 @@ class LstmLanguageModel final : public Module {
   Parameter *encoder_, *decoder_, *decoder_bias_;
 };
 
-const RegisterModel lstm_lm_registered(
-    "lstm_lm",
-    "LSTM language model: model.layers of model.width units, model.tied embeddings, for data.name=text",
-    [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
-      return std::make_unique<LstmLanguageModel>(store, options);
-    });
+const bool lstm_lm_registered =
+    (add_model<LstmLanguageModel>(
+         "lstm_lm",
+         "LSTM language model: model.layers of model.width units, model.tied embeddings, for data.name=text"),
+     true);
 
 }  // namespace
 }  // namespace topknot

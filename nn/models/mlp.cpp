@@ -28,14 +28,15 @@ ModulePtr make_mlp(ParameterStore& store, const ModelOptions& options, const std
   return model;
 }
 
-const RegisterModel linear_model("linear", "one linear layer: the baseline that everything must beat",
-                                 [](ParameterStore& store, const ModelOptions& options) {
-                                   return make_mlp(store, options, {});
-                                 });
-const RegisterModel mlp_model("mlp", "fully connected layers with ReLU, widths from model.hidden",
-                              [](ParameterStore& store, const ModelOptions& options) {
-                                return make_mlp(store, options, options.hidden);
-                              });
+const bool mlp_registered = [] {
+  add_model("linear", "one linear layer: the baseline that everything must beat",
+            [](ParameterStore& store, const ModelOptions& options) { return make_mlp(store, options, {}); });
+  add_model("mlp", "fully connected layers with ReLU, widths from model.hidden",
+            [](ParameterStore& store, const ModelOptions& options) {
+              return make_mlp(store, options, options.hidden);
+            });
+  return true;
+}();
 
 }  // namespace
 }  // namespace topknot

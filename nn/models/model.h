@@ -2,6 +2,7 @@
 // A model is a module with a name, made for one sample shape and number of outputs. One file per family; each
 // registers the names it knows.
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -29,11 +30,16 @@ inline Registry<ModelFactory>& models() {
   return registry;
 }
 
-struct RegisterModel {
-  RegisterModel(const char* name, const char* help, ModelFactory factory) {
-    models().add(name, help, factory);
-  }
-};
+inline void add_model(const std::string& name, const std::string& help, ModelFactory factory) {
+  models().add(name, help, factory);
+}
+// A Net is made of a store and options.
+template <class Net>
+void add_model(const std::string& name, const std::string& help) {
+  add_model(name, help, [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
+    return std::make_unique<Net>(store, options);
+  });
+}
 
 // Throws UserError if a sample is no image of at least `least` x `least` pixels.
 void require_images(const ModelOptions& options, const char* model, std::int64_t least);

@@ -13,8 +13,8 @@ clean_tree() {
   cd "$work/tree"
   echo 'int core;' >nn/core/core.h
   printf '#include "nn/core/core.h"\n' >nn/ops/cpu/op.cpp
-  printf 'Registry<F>& models();\nconst RegisterModel one("model_a", "help");\n' >nn/models/a.cpp
-  printf 'const RegisterModel more[] = {\n    {"model_b", "x", f<1>},\n    {"model_c", "y", g},\n};\n' >nn/models/b.cpp
+  printf 'Registry<F>& models();\nconst bool m = (add_model("model_a", "help", f), true);\n' >nn/models/a.cpp
+  printf 'add_model<B>("model_b", "x");\nadd_model(\n    "model_c", "y", g);\n' >nn/models/b.cpp
   printf 'const bool d = (add_dataset<D>("data_a",\n  "help"), true);\n' >data/a.cpp
   printf 'compressors().add(\n    "method_a", "help", f);\n' >compress/a.cpp
   printf 'add_sparse("method_b",\n  "help", p);\nadd_selector<A>("select_a", "help");\n' >compress/b.cpp

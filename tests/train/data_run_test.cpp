@@ -51,10 +51,7 @@ class BrokenLm final : public Module {
   ParameterStore& store_;
   ModulePtr inner_;
 };
-const RegisterModel broken_lm("test_broken_lm", "of the tests",
-                              [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
-                                return std::make_unique<BrokenLm>(store, options);
-                              });
+const bool broken_lm_registered = (add_model<BrokenLm>("test_broken_lm", "of the tests"), true);
 
 Keys speech_keys(const MadeUpSpeech& speech) {
   return {"data.name=speech",   "data.root=" + speech.root(), "data.train_size=0",  "data.test_size=0",

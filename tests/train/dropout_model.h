@@ -42,6 +42,7 @@ inline ModulePtr make_dropout_model(ParameterStore& store, const ModelOptions& o
   model->add<Linear>(store, "output", options.input.numel(), options.outputs);
   return model;
 }
-inline const RegisterModel dropout_model("test_dropout", "of the tests", make_dropout_model);
+inline const bool dropout_model_registered =
+    (add_model("test_dropout", "of the tests", make_dropout_model), true);
 
 }  // namespace topknot::testing

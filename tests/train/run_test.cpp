@@ -28,16 +28,16 @@ const std::vector<Keys> kMethods = {
 int initialised = 0;
 
 // Counts the tensors that are given a value.
-const RegisterModel initialised_model(
-    "test_initialised", "of the tests", [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
-      const auto count = [](std::span<float>, const CounterRng&) { ++initialised; };
-      auto model = std::make_unique<Sequential>();
-      model->add<Flatten>();
-      model->add<Linear>(store, "output", options.input.numel(), options.outputs);
-      store.add("a", {8, 8}, count);
-      store.add("b", {8}, count);
-      return model;
-    });
+ModulePtr make_initialised(ParameterStore& store, const ModelOptions& options) {
+  const auto count = [](std::span<float>, const CounterRng&) { ++initialised; };
+  auto model = std::make_unique<Sequential>();
+  model->add<Flatten>();
+  model->add<Linear>(store, "output", options.input.numel(), options.outputs);
+  store.add("a", {8, 8}, count);
+  store.add("b", {8}, count);
+  return model;
+}
+const bool initialised_registered = (add_model("test_initialised", "of the tests", make_initialised), true);
 
 }  // namespace
 
