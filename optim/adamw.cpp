@@ -33,7 +33,8 @@ void adamw_update(const ArenaSlice& slice, float* first, float* second, const Ad
 class AdamW final : public Optimizer {
  public:
   AdamW(const OptimizerOptions& options, ParameterArena& arena)
-      : constants_{options.beta1, options.beta2, options.epsilon, options.weight_decay},
+      : constants_{options.beta1.value_or(0.9), options.beta2.value_or(0.999), options.epsilon.value_or(1e-8),
+                   options.weight_decay},
         kernels_(*find_kernels<AdamwKernels>(arena.device().kind)),
         slices_(options, arena),
         first_(zeros_like(arena)),

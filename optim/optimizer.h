@@ -1,12 +1,14 @@
 #pragma once
-// An optimizer turns averaged gradients into new weights, slice by slice of the parameter arena. It is
-// elementwise, so its result does not depend on how the arena is cut into slices nor on the number of
-// threads. An optimizer is one class for all devices, in one file (optim/sgd.cpp) that registers it in
-// optimizers() together with the CPU's loop; a GPU's kernel is a file beside it (optim/sgd.cu).
+// An optimizer turns averaged gradients into new weights, slice by slice of the parameter arena. Its result
+// does not depend on how the arena is cut into slices nor on the number of threads. It is elementwise, and
+// slices may cut a parameter, but for muon, which takes whole ones. An optimizer is one class for all
+// devices, in one file (optim/sgd.cpp) that registers it in optimizers() together with the CPU's loop; a
+// GPU's kernel is a file beside it (optim/sgd.cu).
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,12 +25,16 @@ namespace topknot {
 struct OptimizerOptions {
   std::string name = "sgd";
   double lr = 0.1;            // base learning rate, > 0; the schedule starts from it
-  double momentum = 0.0;      // in [0, 1)
-  bool nesterov = false;      // needs momentum
-  double weight_decay = 0.0;  // >= 0; of w, added to the averaged gradient (sgd) or taken from w (adamw)
+  double momentum = 0.0;      // sgd: in [0, 1)
+  bool nesterov = false;      // sgd: needs momentum
+  double weight_decay = 0.0;  // >= 0; of w, added to the averaged gradient (sgd) or taken from w
   bool decay_1d = false;      // whether 1-D parameters (biases, batch-norm scales) decay too
-  double beta1 = 0.9, beta2 = 0.999;  // adamw: in [0, 1)
-  double epsilon = 1e-8;              // adamw: > 0
+  // adamw, and muon for what is no matrix: betas in [0, 1), epsilon > 0. Not given: 0.9, 0.999 and 1e-8 of
+  // PyTorch's AdamW; those of the variant.
+  std::optional<double> beta1, beta2, epsilon;
+  std::string variant = "jordan";       // muon: muon_variants()
+  std::optional<double> muon_momentum;  // muon: in [0, 1); not given: the variant's
+  std::optional<double> adam_lr;        // muon: AdamW's rate at `lr`, > 0; not given: the variant's
 };
 
 class Optimizer {
@@ -39,8 +45,8 @@ class Optimizer {
   // times the step's gradient_scale. Called once per element and step, in any order of slices; nothing
   // changes if the status is bad. `gradient` and `state` are in the arena's memory: on a GPU the work is put
   // on the stream of the current context. `applied`: what the gradient has in it already. Throws Error if the
-  // slice lies outside the arena, or where that does not go with the update rule (a learning rate with
-  // momentum).
+  // slice lies outside the arena or cuts what must be whole, or where that does not go with the update rule
+  // (a learning rate with momentum).
   virtual void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
                       Applied applied = Applied::nothing) = 0;
   // The same on a CPU, of a step that is not bad.

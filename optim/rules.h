@@ -118,6 +118,7 @@ TOPKNOT_HOST_DEVICE __attribute__((always_inline)) void sgd_step(T& weight, cons
 // AdamW: how a run is configured.
 struct AdamwConstants {
   double beta1, beta2, epsilon, weight_decay;
+  double lr_factor = 1;  // of the step's learning rate
 };
 
 // By device. `first`, `second`: moments of the slice.
@@ -143,8 +144,9 @@ TOPKNOT_HOST_DEVICE double power_of(double base, std::int64_t exponent) {
 }
 
 // `step` from 0 on.
-TOPKNOT_HOST_DEVICE AdamwRates adamw_rates(const AdamwConstants& of, std::int64_t step, double lr,
+TOPKNOT_HOST_DEVICE AdamwRates adamw_rates(const AdamwConstants& of, std::int64_t step, double step_lr,
                                            double scale) {
+  const double lr = of.lr_factor * step_lr;
   return {static_cast<float>(of.beta1),
           static_cast<float>(of.beta2),
           static_cast<float>(of.epsilon),

@@ -19,7 +19,10 @@ class WarmedUp : public Schedule {
 
   double lr(std::int64_t step, std::int64_t steps_per_epoch, std::int64_t total_steps) const final {
     TOPKNOT_CHECK(step >= 0 && steps_per_epoch > 0, "a schedule needs step >= 0 and steps_per_epoch > 0");
-    const std::int64_t warmup = in_steps(options_.warmup_epochs, steps_per_epoch);
+    if (step < options_.warmup_steps)
+      return base_ * (static_cast<double>(step + 1) / static_cast<double>(options_.warmup_steps + 1));
+    const std::int64_t warmup =
+        options_.warmup_steps > 0 ? options_.warmup_steps : in_steps(options_.warmup_epochs, steps_per_epoch);
     if (step < warmup) {
       const double first = base_ / static_cast<double>(warmup);
       return first + (base_ - first) / static_cast<double>(warmup) * static_cast<double>(step);
@@ -169,6 +172,12 @@ std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double b
     throw UserError("optimizer.lr must be greater than 0, not " + short_text(base_lr));
   if (!(options.warmup_epochs >= 0) || !std::isfinite(options.warmup_epochs))
     throw UserError("schedule.warmup_epochs must be 0 or greater, not " + short_text(options.warmup_epochs));
+  if (options.warmup_steps < 0)
+    throw UserError(fmt::format("schedule.warmup_steps must be 0 or greater, not {}", options.warmup_steps));
+  if (options.warmup_steps > 0 && options.warmup_epochs > 0)
+    throw UserError(
+        fmt::format("schedule.warmup_steps: {}, and schedule.warmup_epochs is {}; give one of them",
+                    options.warmup_steps, short_text(options.warmup_epochs)));
   if (!(options.gamma > 0 && options.gamma <= 1))
     throw UserError("schedule.gamma must be in (0, 1], not " + short_text(options.gamma));
   if (!(options.min_lr >= 0))

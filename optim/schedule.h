@@ -4,7 +4,8 @@
 //
 // Linear warm-up, of every schedule, over W = round(warmup_epochs * steps_per_epoch) steps, as the code of
 // Shi et al., GaussianK-SGD, does it: lr(step) = base/W + (base - base/W)/W * step, which rises from base/W
-// and reaches base at W.
+// and reaches base at W. With warmup_steps, W of them, lr(step) = base (step + 1) / (W + 1), as nanoGPT has
+// it.
 
 #include <cstdint>
 #include <memory>
@@ -28,6 +29,7 @@ struct ScheduleOptions {
   // >= 0; the rate of the schedule proper counts from step 0 all the same, cosine's from the end of the
   // warm-up
   double warmup_epochs = 0.0;
+  std::int64_t warmup_steps = 0;  // >= 0; in place of warmup_epochs
   double min_lr = 0.0;  // cosine: the rate at the end of the run; plateau: the least one; in [0, base]
 };
 

@@ -138,7 +138,9 @@ double batches_bytes(const Config& config, const Dataset& data) {
 
 double model_bytes(const Config& config, const Dataset& data) {
   if (parse_device(config.train.device).kind != DeviceKind::cpu) return 0;
-  const double moments = config.optimizer.name == "adamw" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
+  const double moments = config.optimizer.name == "muon" || config.optimizer.name == "adamw" ? 2
+                         : config.optimizer.momentum > 0                                     ? 1
+                                                                                             : 0;
   double floats = 0;
   const auto model = register_model(config, data);
   for (const auto& parameter : model->store.parameters())

@@ -124,9 +124,22 @@ void ParameterStore::reset_states() {
   }
 }
 
+// A convolution comes first if there is one: a first fully connected layer is a matrix as the others are.
+void ParameterStore::mark_ends() {
+  Parameter *first = nullptr, *last = nullptr;
+  for (const auto& parameter : parameters_) {
+    if (parameter->outer_) return;
+    if (parameter->shape_.rank() == 4 && !first) first = parameter.get();
+    if (parameter->shape_.rank() > 1) last = parameter.get();
+  }
+  for (Parameter* end : {first, last})
+    if (end) end->mark_outer();
+}
+
 ParameterArena& ParameterStore::build(const CompressiblePredicate& compressible, std::uint64_t seed,
                                       const FrozenPredicate& frozen, bool initialise) {
   TOPKNOT_CHECK(!arena_, "build() is called once");
+  mark_ends();
   std::vector<Parameter*> registered;
   for (const auto& parameter : parameters_) registered.push_back(parameter.get());
   arena_ = std::make_unique<ParameterArena>(registered, compressible, frozen, device_, initialise);

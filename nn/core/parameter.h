@@ -22,7 +22,16 @@ class Parameter {
   const Shape& shape() const { return shape_; }
   std::size_t numel() const { return static_cast<std::size_t>(shape_.numel()); }
   bool compressible() const { return compressible_; }
-  bool trained() const { return trained_; }       // false: frozen, it keeps its values
+  bool trained() const { return trained_; }  // false: frozen, it keeps its values
+  // Whether this is a matrix inside the model, or filters of a convolution, which is one of {out, in * kh *
+  // kw}: of two dimensions or more, and neither an embedding nor what mark_outer() says.
+  bool hidden() const { return shape_.rank() > 1 && !outer_; }
+  // Says that this is an embedding (of tokens or positions) or an output layer. A model that marks none has
+  // its first convolution and the last weight that it registers marked, at build().
+  Parameter& mark_outer() {
+    outer_ = true;
+    return *this;
+  }
   std::size_t offset() const { return offset_; }  // of its slice in the arena, in elements
 
   // Views of the arena; OIHW for convolutions, {out, in} for linear layers, on every device.
@@ -38,7 +47,7 @@ class Parameter {
   std::string name_;
   Shape shape_;
   Initializer init_;
-  bool compressible_ = false, trained_ = true;
+  bool compressible_ = false, trained_ = true, outer_ = false;
   std::size_t offset_ = 0;
   float* value_ = nullptr;
   float* gradient_[2] = {nullptr, nullptr};
@@ -137,6 +146,7 @@ class ParameterStore {
   void reset_states();
 
  private:
+  void mark_ends();  // Parameter::mark_outer()
   Device device_;
   float* statistics_ = nullptr;
   std::size_t statistics_size_ = 0;

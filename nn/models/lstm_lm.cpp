@@ -18,7 +18,7 @@ class LstmLanguageModel final : public Module {
     };
     const float of_lstm = 1.0f / std::sqrt(static_cast<float>(width));
     const auto state_size = static_cast<std::size_t>(options.batch * width);
-    encoder_ = &store.add("encoder.weight", {tokens, width}, start(0.1f));
+    encoder_ = &store.add("encoder.weight", {tokens, width}, start(0.1f)).mark_outer();
     for (std::int64_t i = 0; i < options.layers; ++i) {
       const auto add = [&](const char* name, const Shape& shape) {
         return &store.add(fmt::format("rnn.{}_l{}", name, i), shape, start(of_lstm));
@@ -30,7 +30,8 @@ class LstmLanguageModel final : public Module {
                          {&store.add_state(fmt::format("rnn.hidden_l{}", i), state_size),
                           &store.add_state(fmt::format("rnn.cell_l{}", i), state_size)}});
     }
-    decoder_ = options.tied ? encoder_ : &store.add("decoder.weight", {tokens, width}, start(0.1f));
+    decoder_ =
+        options.tied ? encoder_ : &store.add("decoder.weight", {tokens, width}, start(0.1f)).mark_outer();
     decoder_bias_ = &store.add("decoder.bias", {tokens}, start(0.0f));
   }
 

@@ -1,9 +1,11 @@
 // Optimizers and clipping on a GPU change weights, states and gradients as the CPU does, bit for bit.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "nn/core/rng.h"
 #include "optim/clip.h"
+#include "optim/muon.h"
 #include "optim/optimizer.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/cuda/device_vector.h"
@@ -143,6 +145,67 @@ TEST_CASE("a captured update reads each step's learning rate and scale") {
     graph.launch(gpu.stream());
     cpu->update(0, gradient, {0, numbers.lr, numbers.gradient_scale});
     CHECK(same_bits(there.arena->host_weights(), here.arena->host_weights()));
+  }
+}
+
+TEST_CASE("muon on a GPU makes the CPU's steps but for the order of sums, and none of a bad step") {
+  struct MuonModel {
+    ParameterStore store;
+    ParameterArena* arena;
+    explicit MuonModel(Device device = {}) : store(device) {
+      store.add("filters", {2, 1, 3, 3}, fill_normal);
+      store.add("tall", {61, 37}, fill_normal);
+      store.add("bias", {7}, fill_normal);
+      store.add("wide", {20, 3, 5, 3}, fill_normal);
+      store.add("output", {4, 3}, fill_normal);
+      arena = &store.build([](const Parameter&) { return true; }, 1);
+    }
+  };
+  const OnGpu gpu;
+  for (const std::string& variant : muon_variants()) {
+    INFO(variant);
+    OptimizerOptions options;
+    options.name = "muon", options.variant = variant, options.weight_decay = 0.1;
+    MuonModel here, there(gpu.device());
+    const auto cpu = make_optimizer(options, *here.arena), device = make_optimizer(options, *there.arena);
+    const std::size_t size = here.arena->size();
+    DeviceVector<StepParameters> parameters(1);
+    DeviceVector<StepStatus> status(1);
+    const auto gradients = [&](std::uint32_t step) { return gradient_of_step(size, step); };
+    DeviceVector<float> gradient(gradients(0));
+    CapturedGraph graph(gpu.stream(), [&] {
+      device->update(0, {gradient.data(), size}, StepState{parameters.data(), status.data()});
+    });
+    const auto step_on_gpu = [&](std::uint32_t step, bool bad) {
+      StepStatus word;
+      word.bad = bad;
+      status.set({word});
+      StepParameters numbers;
+      numbers.step = step, numbers.lr = 0.1 / (1 + step), numbers.gradient_scale = 1.0 / 3;
+      parameters.set({numbers});
+      gradient.set(gradients(step));
+      graph.launch(gpu.stream());
+    };
+    const auto state_on_gpu = [&] {
+      const auto momentum = device->state().at(0);
+      return to_host(momentum.data(), momentum.size());
+    };
+    for (const std::uint32_t step : {0u, 1u, 2u}) {
+      step_on_gpu(step, false);
+      cpu->update(0, gradients(step), {step, 0.1 / (1 + step), 1.0 / 3});
+    }
+    const std::vector<float> weights = there.arena->host_weights(), momentum = state_on_gpu();
+    const auto close = [](const std::vector<float>& actual, std::span<const float> expected) {
+      double worst = 0;
+      for (std::size_t i = 0; i < actual.size(); ++i)
+        worst = std::max(worst, std::abs(static_cast<double>(actual[i]) - expected[i]));
+      return worst < 2e-5;
+    };
+    CHECK(close(weights, here.arena->weights()));
+    CHECK(close(momentum, cpu->state().at(0)));
+    step_on_gpu(3, true);
+    CHECK(same_bits(there.arena->host_weights(), weights));
+    CHECK(same_bits(state_on_gpu(), momentum));
   }
 }
 

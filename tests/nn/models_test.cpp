@@ -142,6 +142,9 @@ TEST_CASE("every registered model gives one row of outputs per sample") {
   for (const std::string& name : models().names()) {
     INFO(name);
     Built b(name, sizes.contains(name) ? sizes.at(name) : Shape{3, 12, 16}, 7);
+    // The output layer's 7 rows, an embedding's 7 tokens.
+    for (const auto& p : b.store.parameters())
+      if (p->shape().rank() > 1 && p->shape()[0] == 7) CHECK_FALSE(p->hidden());
     if (b.model->reads_tokens() || b.model->output_frames(1) > 0) continue;  // tests of their own
     ForwardContext evaluation;
     evaluation.training = false;

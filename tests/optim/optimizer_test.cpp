@@ -153,7 +153,7 @@ TEST_CASE("SGD gives the same bits for any cut into slices and any number of thr
 }
 
 TEST_CASE("a bad status changes neither weights nor the optimizer's state on a CPU") {
-  for (const char* name : {"sgd", "adamw"}) {
+  for (const char* name : {"sgd", "adamw", "muon"}) {
     INFO(name);
     OptimizerOptions o;
     o.name = name, o.momentum = 0.9;

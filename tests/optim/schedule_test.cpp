@@ -34,6 +34,33 @@ TEST_CASE("warm-up may be a part of an epoch") {
   CHECK(schedule->lr(5, 10, 100) == 1.0);
 }
 
+TEST_CASE("warm-up by steps: step i of W has (i + 1) / (W + 1) of the rate, then the schedule goes on") {
+  ScheduleOptions options;
+  options.name = "cosine", options.warmup_steps = 100, options.min_lr = 1e-4;
+  const auto schedule = make_schedule(options, 1e-3);
+  for (const int steps_per_epoch : {1, 7, 100000}) {
+    CHECK(schedule->lr(0, steps_per_epoch, 2000) == Approx(1e-3 / 101));
+    CHECK(schedule->lr(99, steps_per_epoch, 2000) == Approx(1e-3 * 100 / 101));
+    CHECK(schedule->lr(100, steps_per_epoch, 2000) == 1e-3);
+    // nanoGPT's formula for its 1900 steps after the warm-up
+    for (const int step : {101, 577, 1050, 1999}) {
+      const double pi = std::acos(-1.0);
+      CHECK(schedule->lr(step, steps_per_epoch, 2000) ==
+            Approx(1e-4 + 0.5 * (1 + std::cos(pi * (step - 100) / 1900.0)) * (1e-3 - 1e-4)));
+    }
+    CHECK(schedule->lr(2000, steps_per_epoch, 2000) == Approx(1e-4));
+  }
+  CHECK(schedule->lr(50, 10, 60) == Approx(1e-3 * 51 / 101));  // a run that ends in its warm-up
+  options.name = "constant";
+  CHECK(make_schedule(options, 0.1)->lr(0, 1, 1000) == Approx(0.1 / 101));
+  CHECK(make_schedule(options, 0.1)->lr(100, 1, 1000) == 0.1);
+  options.warmup_epochs = 1;
+  CHECK_THROWS_WITH(make_schedule(options, 0.1),
+                    Catch::Contains("schedule.warmup_steps") && Catch::Contains("schedule.warmup_epochs"));
+  options.warmup_epochs = 0, options.warmup_steps = -1;
+  CHECK_THROWS_WITH(make_schedule(options, 0.1), Catch::Contains("schedule.warmup_steps"));
+}
+
 TEST_CASE("multistep drops at the first step of each milestone's epoch") {
   ScheduleOptions options;
   options.name = "multistep";

@@ -174,13 +174,17 @@ void print_methods() {
 }
 
 void print_optimizers() {
-  constexpr std::int64_t kNumel = 300000;
+  constexpr std::int64_t kVector = 300000, kMatrix = 150 * 200, kNumel = kVector + kMatrix;
   for (const std::string& name : optimizers().names()) {
     ParameterStore store;
-    store.add("w", {kNumel}, [](std::span<float> out, const CounterRng&) {
-      const auto values = random_values(kNumel, 1);
+    const auto start = [](std::span<float> out, const CounterRng&) {
+      const auto values = random_values(static_cast<std::int64_t>(out.size()), 1);
       std::copy(values.begin(), values.end(), out.begin());
-    });
+    };
+    store.add("filters", {1, 1, 1, 1}, start);
+    store.add("matrix", {150, 200}, start);
+    store.add("vector", {kVector - 2}, start);
+    store.add("output", {1, 1}, start);
     store.build([](const Parameter&) { return true; }, 1);
     OptimizerOptions options;
     options.name = name, options.momentum = name == "sgd" ? 0.9 : 0;

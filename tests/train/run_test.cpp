@@ -300,6 +300,7 @@ TEST_CASE("a rank's memory counts the moments of its optimizer") {
   CHECK(buffers({"optimizer.momentum=0"}) == 3);
   CHECK(buffers({"optimizer.momentum=0.9"}) == 4);
   CHECK(buffers({"optimizer.name=adamw"}) == 5);
+  CHECK(buffers({"optimizer.name=muon"}) == 5);
 }
 
 TEST_CASE("a model that no machine holds is counted and refused without memory for it") {

@@ -11,6 +11,7 @@
 #include "dist/comm/communicator.h"
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
+#include "optim/muon.h"
 #include "train/config/config.h"
 
 namespace topknot {
@@ -196,20 +197,36 @@ std::vector<Key> method_keys() {
       above("optimizer.lr", at<o, &OptimizerOptions::lr>, 0, 1e6,
             "learning rate; never scaled by the number of ranks"),
       number("optimizer.momentum", at<o, &OptimizerOptions::momentum>, 0, 0.9999, "momentum; 0: none")
-          .not_of({"adamw"}),
+          .not_of({"adamw", "muon"}),
       flag("optimizer.nesterov", at<o, &OptimizerOptions::nesterov>, "Nesterov's form of momentum")
-          .not_of({"adamw"}),
+          .not_of({"adamw", "muon"}),
       number("optimizer.weight_decay", at<o, &OptimizerOptions::weight_decay>, 0, 10,
-             "weight decay, added to the gradient; adamw: taken from the weights"),
+             "weight decay, added to the gradient; adamw, muon: taken from the weights"),
       flag("optimizer.decay_1d", at<o, &OptimizerOptions::decay_1d>,
            "decay 1-D parameters (biases, norms) too"),
-      number("optimizer.beta1", at<o, &OptimizerOptions::beta1>, 0, 0.9999, "decay of the mean gradient")
-          .of({"adamw"}),
-      number("optimizer.beta2", at<o, &OptimizerOptions::beta2>, 0, 0.999999, "decay of the mean square")
-          .of({"adamw"}),
+      number("optimizer.beta1", at<o, &OptimizerOptions::beta1>, 0, 0.9999,
+             "decay of the mean gradient; auto: 0.9")
+          .or_word("auto")
+          .of({"adamw", "muon"}),
+      number("optimizer.beta2", at<o, &OptimizerOptions::beta2>, 0, 0.999999,
+             "decay of the mean square; auto: adamw's 0.999, the variant's")
+          .or_word("auto")
+          .of({"adamw", "muon"}),
       above("optimizer.epsilon", at<o, &OptimizerOptions::epsilon>, 0, 1,
-            "added to the square root of the mean square")
-          .of({"adamw"}),
+            "added to the square root of the mean square; auto: adamw's 1e-8, the variant's")
+          .or_word("auto")
+          .of({"adamw", "muon"}),
+      text("optimizer.variant", at<o, &OptimizerOptions::variant>,
+           "which published program's numbers it has (docs/optim.md)", muon_variants())
+          .of({"muon"}),
+      number("optimizer.muon_momentum", at<o, &OptimizerOptions::muon_momentum>, 0, 0.9999,
+             "momentum of the matrices; auto: 0.95")
+          .or_word("auto")
+          .of({"muon"}),
+      above("optimizer.adam_lr", at<o, &OptimizerOptions::adam_lr>, 0, 1e6,
+            "learning rate of what is no matrix, by the schedule of optimizer.lr; auto: the variant's")
+          .or_word("auto")
+          .of({"muon"}),
 
       registered("schedule.name", at<s, &ScheduleOptions::name>, "schedule",
                  "how the learning rate changes (train --list schedules)"),
@@ -229,6 +246,9 @@ std::vector<Key> method_keys() {
           .of({"plateau"}),
       number("schedule.warmup_epochs", at<s, &ScheduleOptions::warmup_epochs>, 0, 1e6,
              "epochs in which the rate rises linearly to optimizer.lr"),
+      number("schedule.warmup_steps", at<s, &ScheduleOptions::warmup_steps>, 0, 1e12,
+             "the same in steps, W of them: step i has (i + 1) / (W + 1) of optimizer.lr; in place of "
+             "schedule.warmup_epochs"),
       number("schedule.min_lr", at<s, &ScheduleOptions::min_lr>, 0, 1e6,
              "the rate at the end, the least rate")
           .of({"cosine", "plateau"}),

@@ -137,6 +137,8 @@ TEST_CASE("schedules, warm-up, shards, clipping, accumulation, hosts and statist
            {"data.shard=uneven:3", "compress.name=gaussiank", "train.clip_global=0.5"},
            {"optimizer.name=adamw", "compress.name=topk", "train.eval_every=0.3", "schedule.name=plateau",
             "schedule.gamma=0.5"},
+           {"optimizer.name=muon", "compress.name=topk", "schedule.name=cosine", "schedule.warmup_steps=7",
+            "train.clip_global=0.5"},
            {"train.accumulate=2", "compress.name=regtopk", "train.clip_local=1"},
            {"exchange.ranks_per_host=2", "compress.name=topk"},
            {"compress.name=topk", "compress.dense_values=bf16", "compress.dense_1d=true"},
