@@ -31,10 +31,10 @@ struct OptimizerOptions {
   bool decay_1d = false;      // whether 1-D parameters (biases, batch-norm scales) decay too
   // adamw, and muon for what is no matrix: betas in [0, 1), epsilon > 0. Not given: 0.9, 0.999 and 1e-8 of
   // PyTorch's AdamW; those of the variant.
-  std::optional<double> beta1, beta2, epsilon;
-  std::string variant = "jordan";       // muon: muon_variants()
-  std::optional<double> muon_momentum;  // muon: in [0, 1); not given: the variant's
-  std::optional<double> adam_lr;        // muon: AdamW's rate at `lr`, > 0; not given: the variant's
+  std::optional<double> beta1 = {}, beta2 = {}, epsilon = {};
+  std::string variant = "jordan";            // muon: muon_variants()
+  std::optional<double> muon_momentum = {};  // muon: in [0, 1); not given: the variant's
+  std::optional<double> adam_lr = {};        // muon: AdamW's rate at `lr`, > 0; not given: the variant's
 };
 
 class Optimizer {
