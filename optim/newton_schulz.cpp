@@ -70,6 +70,20 @@ TOPKNOT_INLINE void for_squares(const MuonMatrix& m, bool tall, std::size_t pane
   }
 }
 
+TOPKNOT_INLINE void fill_square(const MuonMatrix& m, const MuonMix& mix, float gradient_scale, bool tall,
+                                const Square& s, float* panel) {
+  float input[kLanes][kLanes] = {};
+  for (std::size_t i = 0; i < s.rows; ++i) {
+    const std::size_t at = (s.row + i) * m.cols + s.col;
+    Lanes momentum = load_part(m.momentum + at, s.cols);
+    store(input[i], mix.input(momentum, load_part(m.gradient + at, s.cols) * gradient_scale));
+    store_part(m.momentum + at, momentum, s.cols);
+  }
+  float* const to = panel + (tall ? s.row : s.col) * kLanes;
+  for (std::size_t i = 0; i < kLanes; ++i)
+    for (std::size_t j = 0; j < kLanes; ++j) to[kLanes * i + j] = tall ? input[i][j] : input[j][i];
+}
+
 // M, and its panel of Y before that is divided by its norm.
 TOPKNOT_MULTIVERSION void fill_panel(const MuonMatrix& m, const MuonMix& mix, float gradient_scale,
                                      const Panels& y, std::size_t p) {
@@ -78,16 +92,7 @@ TOPKNOT_MULTIVERSION void fill_panel(const MuonMatrix& m, const MuonMix& mix, fl
   std::fill(panel + y.panel_size() - kTileRows * kLanes, panel + y.panel_size(), 0.0f);
   for_squares(
       m, tall, p, [&](const Square& s) __attribute__((always_inline)) {
-        float input[kLanes][kLanes] = {};
-        for (std::size_t i = 0; i < s.rows; ++i) {
-          const std::size_t at = (s.row + i) * m.cols + s.col;
-          Lanes momentum = load_part(m.momentum + at, s.cols);
-          store(input[i], mix.input(momentum, load_part(m.gradient + at, s.cols) * gradient_scale));
-          store_part(m.momentum + at, momentum, s.cols);
-        }
-        float* const to = panel + (tall ? s.row : s.col) * kLanes;
-        for (std::size_t i = 0; i < kLanes; ++i)
-          for (std::size_t j = 0; j < kLanes; ++j) to[kLanes * i + j] = tall ? input[i][j] : input[j][i];
+        fill_square(m, mix, gradient_scale, tall, s, panel);
       });
 }
 
