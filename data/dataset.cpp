@@ -54,6 +54,11 @@ void Dataset::get_frames(std::int64_t index, float*, std::int64_t) const {
   frames(index);
 }
 
+const std::string& Dataset::token_name() const {
+  static const std::string kName = "token";
+  return kName;
+}
+
 std::string Dataset::where(std::int64_t index) const {
   return fmt::format("sample {}", index);
 }

@@ -39,7 +39,10 @@ struct DatasetOptions {
   std::optional<double> noise;    // synthetic sets: none given means the set's own; 0 to 1
   std::int64_t features = 64;     // synthetic_regression: inputs of a sample
   std::int64_t targets = 1;       // synthetic_regression: outputs of a sample
-  int sequence_length = 35;       // text: tokens of a window
+  int sequence_length = 35;       // text, tokens: tokens of a window
+  std::string tokens = "word";    // text: what a token is: word, byte or char
+  int vocabulary = 50257;         // tokens: ids are 0 to vocabulary - 1; GPT-2's
+  double bytes_per_token = 0;     // tokens: of the validation text, on average; 0: not known
   int max_bad_files = 0;          // of a rank; speech: recordings that may be left out when the set is made
 };
 
@@ -106,6 +109,16 @@ class Dataset {
   virtual std::span<const std::int32_t> transcript(std::int64_t index) const;
   virtual void get_frames(std::int64_t index, float* out, std::int64_t stride) const;
   virtual std::string where(std::int64_t index) const;
+  // Language models only. What a token is: "word", "character", "byte", or "token" if the set does not know.
+  virtual const std::string& token_name() const;
+  // Bytes of text that a token stands for, the mean over this split; 0 if it is not known, or if tokens do not
+  // tell all of the text, as words do.
+  virtual double bytes_per_token() const { return 0; }
+  // Whether the set has a third split, Split::held_out.
+  virtual bool has_held_out() const { return false; }
+
+  // Whether the samples are read from mapped files, which take no memory of the process's own.
+  virtual bool mapped() const { return false; }
   // Damaged files that were left out when the set was made.
   virtual int left_out() const { return 0; }
   // Warnings for the start of a run: files that are there and not read.

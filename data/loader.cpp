@@ -42,6 +42,9 @@ std::unique_ptr<Sampler> make_sampler(const Dataset& dataset, const LoaderOption
   if (dataset.task() == Task::language_model) {
     if (options.train && options.shard.kind != ShardRule::Kind::even)
       throw UserError("data.shard: a text is cut into equal columns, which its ranks go down; give even");
+    if (options.train && options.random_windows)  // Loader::random_windows()
+      return std::make_unique<RandomWindowSampler>(dataset.size(), dataset.labels_per_sample(), options.ranks,
+                                                   options.batch_size, options.seed);
     return std::make_unique<StreamSampler>(dataset.size() + dataset.labels_per_sample(),
                                            dataset.labels_per_sample(), options.ranks, options.batch_size,
                                            options.train);

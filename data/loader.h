@@ -50,14 +50,15 @@ struct LoaderKeys {
 
 struct LoaderOptions : LoaderKeys {
   int rank = 0, ranks = 1;
-  ShardRule shard;         // training only
-  std::uint64_t seed = 1;  // of order and augmentation
-  bool augment = false;    // training only; see resolve_augment()
-  int prefetch = 4;        // batches ready or in work ahead of the caller, at least 1
-  bool train = true;       // false: every sample once over the ranks, the last batch short
-  bool samples = true;     // false: only Batch::indices, for data that lie in a GPU's memory
-  bool bytes = false;      // Batch::bytes in place of images, for sets that give bytes
-  int max_bad_files = 0;   // damaged files of a set on demand for which another sample stands in
+  ShardRule shard;              // training only
+  std::uint64_t seed = 1;       // of order and augmentation
+  bool random_windows = false;  // language models, training: RandomWindowSampler in place of StreamSampler
+  bool augment = false;         // training only; see resolve_augment()
+  int prefetch = 4;             // batches ready or in work ahead of the caller, at least 1
+  bool train = true;            // false: every sample once over the ranks, the last batch short
+  bool samples = true;          // false: only Batch::indices, for data that lie in a GPU's memory
+  bool bytes = false;           // Batch::bytes in place of images, for sets that give bytes
+  int max_bad_files = 0;        // damaged files of a set on demand for which another sample stands in
   // Of a wait for a batch, after a stop signal: from then on, or from when a sample was last read.
   std::chrono::milliseconds stop_patience{5000};
 };
@@ -76,6 +77,10 @@ class Loader {
   // Batches of this rank in an epoch, of which an optimizer step takes train.accumulate; when training, equal
   // on all ranks.
   std::int64_t steps_per_epoch() const { return sampler_->steps(options_.rank); }
+  // Whether batches are windows of a text that have nothing to do with those before.
+  bool random_windows() const {
+    return options_.train && options_.random_windows && dataset_.task() == Task::language_model;
+  }
   // Samples in this rank's shard; of a stream, its windows.
   std::int64_t shard_size() const { return sampler_->shard_size(options_.rank); }
   // Aggregation weights of all ranks, mean 1 (TrainSampler::weights); all 1 for evaluation.

@@ -236,4 +236,27 @@ EpochOrder StreamSampler::epoch(std::int64_t /*number*/, int rank) const {
   };
 }
 
+RandomWindowSampler::RandomWindowSampler(std::int64_t starts, std::int64_t window, int ranks,
+                                         std::int64_t batch, std::uint64_t seed)
+    : Sampler(ranks, batch), starts_(starts), seed_(seed) {
+  TOPKNOT_CHECK(starts >= 1 && window >= 1, "no window");
+  steps_ = std::max<std::int64_t>(1, (starts + window) / (ranks * batch * window));
+}
+
+EpochOrder RandomWindowSampler::epoch(std::int64_t number, int rank) const {
+  const CounterRng rng(seed_, RngUse::shuffle, static_cast<std::uint32_t>(number),
+                       static_cast<std::uint32_t>(rank) + 1);
+  return [this, rng](std::int64_t step) {
+    std::vector<std::int64_t> offsets;
+    for (std::int64_t row = step * batch_; row < (step + 1) * batch_; ++row) {
+      // 53 bits, the most that a double has: a stream may have more than 2^32 tokens.
+      const auto i = 2 * static_cast<std::uint64_t>(row);
+      const std::uint64_t bits = std::uint64_t{rng.bits(i)} << 32 | rng.bits(i + 1);
+      const double uniform = static_cast<double>(bits >> 11) * 0x1p-53;
+      offsets.push_back(static_cast<std::int64_t>(uniform * static_cast<double>(starts_)));
+    }
+    return offsets;
+  };
+}
+
 }  // namespace topknot

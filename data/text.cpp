@@ -1,11 +1,16 @@
-// Text by words, as the Penn Treebank's language-model files have it (Mikolov et al., "Recurrent neural
-// network based language model", 2010): ptb.train.txt, ptb.valid.txt and ptb.test.txt, or train.txt and so
-// on, words separated by blanks. Each line ends with the word <eos>. The vocabulary is the training file's
-// words, in the order in which they first occur, after <eos> and <unk>; other words of the other files are
-// <unk>.
+// Texts. By words (data.tokens: word), as the Penn Treebank's language-model files have them (Mikolov et al.,
+// "Recurrent neural network based language model", 2010): ptb.train.txt, ptb.valid.txt and ptb.test.txt, or
+// train.txt and so on, words separated by blanks. Each line ends with the word <eos>. The vocabulary is the
+// training file's words, in the order in which they first occur, after <eos> and <unk>; other words of the
+// other files are <unk>.
+// By bytes, 256 classes, or by characters, the code points of UTF-8: the vocabulary is those of the training
+// file in ascending order, and another one in the other files is refused. Both also take one file, input.txt,
+// whose first int(0.9 n) of n tokens are for training and the others for validation, as nanoGPT's
+// data/shakespeare_char/prepare.py has it; its vocabulary is that of the whole file, as there.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <string_view>
 #include <unordered_map>
 
@@ -20,16 +25,39 @@ namespace {
 
 constexpr std::size_t kMostWords = 1 << 24;  // all ids below are exact in a float
 constexpr std::int32_t kEndOfLine = 0, kUnknown = 1;
+constexpr char32_t kCodePoints = 0x110000;
+constexpr const char* kOneFile = "input.txt";
 
 struct TextFile {
   std::string path, content;
 };
 
-TextFile read_split(const DatasetOptions& options, const std::string& split) {
+struct Place {
+  std::string fetched_by;  // the name that scripts/fetch-data has for such files
+  std::string folder;
+  bool one_file = false;
+};
+
+Place find_text(const DatasetOptions& options) {
+  const bool words = options.tokens == "word";
+  Place place{words ? "ptb" : "tiny-shakespeare", "", false};
+  std::vector<std::string> names = {"ptb.train.txt", "train.txt"};
+  if (!words) names.push_back(kOneFile);
+  place.folder =
+      find_data_folder(place.fetched_by, options.root, {"ptb", "data", "simple-examples/data"}, names);
+  const auto has = [&](const std::string& name) {
+    std::error_code ignored;
+    return std::filesystem::exists(std::filesystem::path(place.folder) / name, ignored);
+  };
+  place.one_file = !has(names[0]) && !has(names[1]);
+  return place;
+}
+
+TextFile read_split(const Place& place, const std::string& split) {
   const std::string plain = split + ".txt", ptb = "ptb." + plain;
-  const std::string folder = find_data_folder("ptb", options.root, {"ptb", "data", "simple-examples/data"},
-                                              {"ptb.train.txt", "train.txt"});
-  const std::string path = find_data_file("ptb", folder, {ptb, plain});
+  const std::vector<std::string> names =
+      place.one_file ? std::vector<std::string>{kOneFile} : std::vector<std::string>{ptb, plain};
+  const std::string path = find_data_file(place.fetched_by, place.folder, names);
   return {path, read_text(path)};
 }
 
@@ -46,11 +74,56 @@ void for_each_word(const TextFile& file, const Word& word) {
     }
 }
 
-using Vocabulary = std::unordered_map<std::string_view, std::int32_t>;
+// Bytes of a code point in UTF-8.
+int utf8_bytes(char32_t c) {
+  return c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+}
+
+// The code point that begins at byte `at`; kCodePoints if the bytes there are no UTF-8 (RFC 3629: shortest
+// form, no surrogates).
+char32_t code_point(std::string_view text, std::size_t at) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const char32_t first = byte(at);
+  if (first < 0x80) return first;
+  const std::size_t more = first >= 0xf0 ? 3 : first >= 0xe0 ? 2 : 1;
+  if (first < 0xc0 || first >= 0xf8 || at + more >= text.size()) return kCodePoints;
+  char32_t c = first & (0x3f >> more);
+  for (std::size_t i = at + 1; i <= at + more; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return kCodePoints;
+    c = c << 6 | (byte(i) & 0x3f);
+  }
+  const bool surrogate = c >= 0xd800 && c < 0xe000;
+  return c < kCodePoints && !surrogate && utf8_bytes(c) == static_cast<int>(more) + 1 ? c : kCodePoints;
+}
+
+// Calls character(code point, its first byte's position) for each.
+template <class Character>
+void for_each_character(const TextFile& file, const Character& character) {
+  for (std::size_t at = 0; at < file.content.size();) {
+    const char32_t c = code_point(file.content, at);
+    if (c == kCodePoints)
+      throw UserError(
+          fmt::format("'{}' is no UTF-8: its byte {} (from 0, after a byte order mark) begins no "
+                      "character; convert it, or give data.tokens=byte",
+                      file.path, at));
+    character(c, at);
+    at += static_cast<std::size_t>(utf8_bytes(c));
+  }
+}
+
+// A text's tokens, and what they stand for.
+struct Tokens {
+  std::vector<std::int32_t> ids;
+  std::vector<std::uint8_t> bytes;  // by id: of the text that the token is; empty for words
+  std::size_t classes = 0;
+  std::uint64_t vocabulary_checksum = 0;
+};
+
+using Words = std::unordered_map<std::string_view, std::int32_t>;
 
 // Keeps views of the file's content.
-Vocabulary vocabulary_of(const TextFile& training) {
-  Vocabulary ids{{"<eos>", kEndOfLine}, {"<unk>", kUnknown}};
+Words words_of(const TextFile& training) {
+  Words ids{{"<eos>", kEndOfLine}, {"<unk>", kUnknown}};
   for_each_word(training,
                 [&](std::string_view word) { ids.try_emplace(word, static_cast<std::int32_t>(ids.size())); });
   if (ids.size() > kMostWords)
@@ -59,7 +132,7 @@ Vocabulary vocabulary_of(const TextFile& training) {
   return ids;
 }
 
-std::uint64_t vocabulary_checksum(const Vocabulary& ids) {
+std::uint64_t checksum_of(const Words& ids) {
   std::vector<std::string_view> words(ids.size());
   for (const auto& [word, id] : ids) words[static_cast<std::size_t>(id)] = word;
   Checksum checksum;
@@ -70,40 +143,106 @@ std::uint64_t vocabulary_checksum(const Vocabulary& ids) {
   return checksum.value();
 }
 
+Tokens by_word(const TextFile& training, const TextFile& source) {
+  const Words ids = words_of(training);
+  Tokens tokens{.classes = ids.size(), .vocabulary_checksum = checksum_of(ids)};
+  for_each_word(source, [&](std::string_view word) {
+    const auto found = ids.find(word);
+    tokens.ids.push_back(found == ids.end() ? kUnknown : found->second);
+  });
+  return tokens;
+}
+
+Tokens by_byte(const TextFile& source) {
+  Tokens tokens{.bytes = std::vector<std::uint8_t>(256, 1), .classes = 256};
+  tokens.ids.reserve(source.content.size());
+  for (const char c : source.content) tokens.ids.push_back(static_cast<unsigned char>(c));
+  return tokens;
+}
+
+Tokens by_character(const TextFile& training, const TextFile& source) {
+  constexpr std::int32_t kAbsent = -1;
+  std::vector<std::int32_t> ids(kCodePoints, kAbsent);
+  for_each_character(training, [&](char32_t c, std::size_t) { ids[c] = 0; });
+  Tokens tokens;
+  std::vector<char32_t> vocabulary;
+  for (char32_t c = 0; c < kCodePoints; ++c) {
+    if (ids[c] == kAbsent) continue;
+    ids[c] = static_cast<std::int32_t>(vocabulary.size());
+    vocabulary.push_back(c);
+    tokens.bytes.push_back(static_cast<std::uint8_t>(utf8_bytes(c)));
+  }
+  tokens.classes = vocabulary.size();
+  Checksum checksum;
+  checksum.update(std::as_bytes(std::span(vocabulary)));
+  tokens.vocabulary_checksum = checksum.value();
+  for_each_character(source, [&](char32_t c, std::size_t at) {
+    if (ids[c] == kAbsent)
+      throw UserError(fmt::format(
+          "'{}': the character '{}' (U+{:04X}) at byte {} is not in '{}', whose characters are the "
+          "vocabulary; remove it, or give data.tokens=byte",
+          source.path, one_line(source.content.substr(at, static_cast<std::size_t>(utf8_bytes(c)))),
+          static_cast<std::uint32_t>(c), at, training.path));
+    tokens.ids.push_back(ids[c]);
+  });
+  return tokens;
+}
+
 class Text final : public Dataset {
  public:
-  Text(const DatasetOptions& options, Split split) : window_(options.sequence_length) {
+  Text(const DatasetOptions& options, Split split)
+      : token_name_(options.tokens == "char" ? "character" : options.tokens),
+        window_(options.sequence_length) {
     if (window_ < 1) throw UserError(fmt::format("data.sequence_length: {} is not at least 1", window_));
-    const TextFile training = read_split(options, "train");
-    const Vocabulary ids =
-        with_memory("the vocabulary of '" + training.path + "'", static_cast<double>(training.content.size()),
-                    [&] { return vocabulary_of(training); });
-    words_ = static_cast<int>(ids.size());
-    vocabulary_checksum_ = vocabulary_checksum(ids);
-    const TextFile file =
-        split == Split::train ? TextFile() : read_split(options, split == Split::test ? "valid" : "test");
-    const TextFile& source = split == Split::train ? training : file;
-    with_memory("the words of '" + source.path + "'", 2.0 * static_cast<double>(source.content.size()), [&] {
-      for_each_word(source, [&](std::string_view word) {
-        const auto found = ids.find(word);
-        tokens_.push_back(found == ids.end() ? kUnknown : found->second);
-      });
+    const Place place = find_text(options);
+    has_held_out_ = !place.one_file;
+    const TextFile training = read_split(place, "train");
+    const TextFile file = split == Split::train || place.one_file
+                              ? TextFile()
+                              : read_split(place, split == Split::test ? "valid" : "test");
+    const TextFile& source = file.path.empty() ? training : file;
+    const double bytes = static_cast<double>(training.content.size() + 2 * source.content.size());
+    tokens_ = with_memory("the tokens of '" + source.path + "'", bytes, [&] {
+      return options.tokens == "word"   ? by_word(training, source)
+             : options.tokens == "byte" ? by_byte(source)
+                                        : by_character(training, source);
     });
+    std::vector<std::int32_t>& ids = tokens_.ids;
+    if (place.one_file) {
+      constexpr double kTraining = 0.9;
+      const auto cut = static_cast<std::ptrdiff_t>(static_cast<double>(ids.size()) * kTraining);
+      if (split == Split::train)
+        ids.erase(ids.begin() + cut, ids.end());
+      else
+        ids.erase(ids.begin(), ids.begin() + cut);
+    }
     if (split != Split::held_out)
-      tokens_.resize(
-          static_cast<std::size_t>(limited_size(options, split, static_cast<std::int64_t>(tokens_.size()))));
+      ids.resize(
+          static_cast<std::size_t>(limited_size(options, split, static_cast<std::int64_t>(ids.size()))));
     if (size() < 1)
       throw UserError(fmt::format(
-          "data.sequence_length: '{}' has {} words with the ends of its lines, and a window takes {} "
-          "and the word after them; lower it, or give a longer text",
-          source.path, tokens_.size(), window_));
+          "data.sequence_length: {}'{}' has {} {}s{}, and a window takes {} and the {} after them; lower it, "
+          "or give a longer text",
+          !place.one_file         ? ""
+          : split == Split::train ? "the training part of "
+                                  : "the validation part of ",
+          source.path, ids.size(), token_name_, options.tokens == "word" ? " with the ends of its lines" : "",
+          window_, token_name_));
   }
 
   const std::string& name() const override { return name_; }
   Task task() const override { return Task::language_model; }
-  std::int64_t size() const override { return static_cast<std::int64_t>(tokens_.size()) - window_; }
+  std::int64_t size() const override { return static_cast<std::int64_t>(tokens_.ids.size()) - window_; }
   Shape sample_shape() const override { return {window_, 1, 1}; }
-  int classes() const override { return words_; }
+  int classes() const override { return static_cast<int>(tokens_.classes); }
+  const std::string& token_name() const override { return token_name_; }
+  double bytes_per_token() const override {
+    if (tokens_.bytes.empty()) return 0;
+    double bytes = 0;
+    for (const std::int32_t id : tokens_.ids) bytes += tokens_.bytes[static_cast<std::size_t>(id)];
+    return bytes / static_cast<double>(tokens_.ids.size());
+  }
+  bool has_held_out() const override { return has_held_out_; }
   void get(std::int64_t index, float* sample) const override {
     for (std::int64_t t = 0; t < window_; ++t)
       sample[t] = static_cast<float>(there(index + t) ? token(index + t) : 0);
@@ -112,26 +251,26 @@ class Text final : public Dataset {
     return there(index + 1) ? token(index + 1) : kNoLabel;
   }
   bool add_to(Checksum& checksum) const override {
-    checksum.update(std::as_bytes(std::span(tokens_)));
+    checksum.update(std::as_bytes(std::span(tokens_.ids)));
     return true;
   }
-  std::uint64_t class_names_checksum() const override { return vocabulary_checksum_; }
+  std::uint64_t class_names_checksum() const override { return tokens_.vocabulary_checksum; }
 
  private:
-  bool there(std::int64_t i) const { return i < static_cast<std::int64_t>(tokens_.size()); }
-  std::int32_t token(std::int64_t i) const { return tokens_[static_cast<std::size_t>(i)]; }
+  bool there(std::int64_t i) const { return i < static_cast<std::int64_t>(tokens_.ids.size()); }
+  std::int32_t token(std::int64_t i) const { return tokens_.ids[static_cast<std::size_t>(i)]; }
 
-  const std::string name_ = "text";
+  const std::string name_ = "text", token_name_;
   std::int64_t window_;
-  int words_ = 0;
-  std::uint64_t vocabulary_checksum_ = 0;
-  std::vector<std::int32_t> tokens_;
+  bool has_held_out_ = true;
+  Tokens tokens_;
 };
 
-const bool text_registered = (add_dataset<Text>("text",
-                                                "words of a text, to predict the next: the Penn Treebank's "
-                                                "files, or train.txt, valid.txt and test.txt"),
-                              true);
+const bool text_registered =
+    (add_dataset<Text>("text",
+                       "words, characters or bytes of a text (data.tokens), to predict the next: the Penn "
+                       "Treebank's files; train.txt, valid.txt and test.txt; or input.txt"),
+     true);
 
 }  // namespace
 }  // namespace topknot

@@ -67,8 +67,23 @@ void idx(Bytes input) {
   use(*make_dataset("mnist", options, Split::test));
 }
 
+// Windows of three tokens, each next one the label of the one before.
+void use_stream(const Dataset& data) {
+  expect(data.size() > 0, "a text without a window");
+  for (std::int64_t index = 0; index < data.size(); ++index) {
+    float window[3];
+    data.get(index, window);
+    for (int t = 0; t < 3; ++t) {
+      expect(window[t] >= 0 && window[t] < static_cast<float>(data.classes()),
+             "a token outside the vocabulary");
+      expect(t == 0 || static_cast<std::int32_t>(window[t]) == data.label(index + t - 1),
+             "a label that is not the next token");
+    }
+  }
+}
+
 // A training file and, after the first byte 0, a validation file.
-void text(Bytes input) {
+void use_text(Bytes input, const std::string& tokens) {
   static const Scratch scratch;
   const auto cut =
       static_cast<std::size_t>(std::find(input.begin(), input.end(), std::byte{0}) - input.begin());
@@ -76,21 +91,25 @@ void text(Bytes input) {
   scratch.write("valid.txt", input.subspan(std::min(cut + 1, input.size())));
   DatasetOptions options;
   options.root = scratch.path("");
+  options.tokens = tokens;
   options.sequence_length = 3;
-  for (const Split split : {Split::train, Split::test}) {
-    const auto data = make_dataset("text", options, split);
-    expect(data->size() > 0, "a text without a window");
-    for (std::int64_t index = 0; index < data->size(); ++index) {
-      float window[3];
-      data->get(index, window);
-      for (int t = 0; t < 3; ++t) {
-        expect(window[t] >= 0 && window[t] < static_cast<float>(data->classes()),
-               "a token outside the vocabulary");
-        expect(t == 0 || static_cast<std::int32_t>(window[t]) == data->label(index + t - 1),
-               "a label that is not the next token");
-      }
-    }
-  }
+  for (const Split split : {Split::train, Split::test}) use_stream(*make_dataset("text", options, split));
+}
+void text(Bytes input) {
+  use_text(input, "word");
+}
+void text_char(Bytes input) {
+  use_text(input, "char");
+}
+
+void token_file(Bytes input) {
+  static const Scratch scratch;
+  scratch.write("train.bin", input);
+  DatasetOptions options;
+  options.root = scratch.path("");
+  options.vocabulary = 1000;
+  options.sequence_length = 3;
+  use_stream(*make_dataset("tokens", options, Split::train));
 }
 
 // A manifest, whose length (u16) comes first, and the recording a.wav.
@@ -141,6 +160,8 @@ const bool added = [] {
   input_targets().add("speech", "a manifest of recordings, and a recording", speech);
   input_targets().add("idx", "MNIST's IDX files, plain or gzipped", idx);
   input_targets().add("text", "texts by words", text);
+  input_targets().add("text_char", "texts by characters", text_char);
+  input_targets().add("tokens", "token files of nanoGPT and llm.c", token_file);
   input_targets().add("image", "a picture: JPEG, PNG, BMP, PNM", image);
   return true;
 }();
