@@ -18,7 +18,7 @@ refused() {
   elif ! grep -q -- "$word" <<<"$output"; then
     echo "$what: the message lacks '$word': $output"
     failed=1
-  elif find "$work/to" ! -name '.*' \( -name '*.bin' -o -name '*-ubyte*' \) -type f 2>/dev/null | grep -q .; then
+  elif find "$work/to" ! -name '.*' \( -name '*.bin' -o -name '*-ubyte*' -o -name '*.txt' \) -type f 2>/dev/null | grep -q .; then
     echo "$what: left files behind: $(find "$work/to" -type f)"
     failed=1
   fi
@@ -32,6 +32,20 @@ printf 'not a picture' >"$work/damaged/test_batch.bin"
 refused "damaged pictures" data_batch_1.bin cifar10 --from "$work/damaged" --to "$work/to"
 for part in train valid test; do printf 'no words' >"$work/damaged/ptb.$part.txt"; done
 refused "damaged words" ptb.train.txt ptb --from "$work/damaged" --to "$work/to"
+# Texts of one file: from a file, a folder or a program, and a source that cannot be reached.
+printf 'no Shakespeare' >"$work/damaged/input.txt"
+refused "a damaged text" "input.txt from $work/damaged is damaged" tiny-shakespeare --from "$work/damaged" --to "$work/to"
+refused "a damaged text, by its name" SHA-256 king-james --from "$work/damaged/input.txt" --to "$work/to"
+mkdir "$work/programs"
+printf '#!/bin/sh\necho "Ge1:1 In the beginning"\n' >"$work/programs/bible"
+chmod +x "$work/programs/bible"
+PATH=$work/programs:$PATH refused "another program named bible" "from the program bible is damaged" king-james --to "$work/to"
+command -v bible >/dev/null ||
+  refused "a program that is not installed" "apt-get install bible-kjv bible-kjv-text" king-james --to "$work/to"
+if command -v curl >/dev/null || command -v wget >/dev/null; then
+  FETCH_TIMEOUT=2 refused "a source that cannot be reached" "could not download input.txt.*--from" tiny-shakespeare \
+    --mirror http://127.0.0.1:1 --to "$work/to"
+fi
 printf 'not an archive' >"$work/junk.tar.gz"
 refused "a damaged archive" junk.tar.gz cifar10 --from "$work/junk.tar.gz" --to "$work/to"
 refused "a damaged archive of pictures" SHA-256 imagenette --from "$work/junk.tar.gz" --to "$work/to"
