@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <numbers>
 #include <numeric>
 
 #include "compress/sparse.h"
@@ -63,12 +64,13 @@ Metric metric_of(const Dataset& data) {
     case Task::language_model:
       break;
   }
-  return Metric::perplexity();
+  return Metric::perplexity(data.token_name());
 }
 
 // The length of a text's windows is no part of the task: perplexities compare across it.
 std::string task_of(const Dataset& data) {
-  if (data.task() == Task::language_model) return fmt::format("{}, {} words", data.name(), data.classes());
+  if (data.task() == Task::language_model)
+    return fmt::format("{}, {}", data.name(), count_text(data.classes(), data.token_name()));
   if (data.task() == Task::transcription) return data.name() + ", characters";
   return data.name() + ", " +
          (data.classes() > 0 ? fmt::format("{} classes", data.classes())
@@ -83,7 +85,7 @@ std::string data_text(const RunData& data) {
   // Of a text the words, of which the last ones begin no window.
   const auto size = [&](const Dataset& set) { return set.size() + (text ? set.labels_per_sample() : 0); };
   std::string line = fmt::format("{} training and {} {}", size(train), size(test),
-                                 text                                  ? "validation words"
+                                 text ? "validation " + train.token_name() + "s"
                                  : train.task() == Task::transcription ? "test recordings"
                                                                        : "test samples");
   if (train.classes() > 0) line += fmt::format(", {} {}", train.classes(), text ? "different" : "classes");
@@ -191,6 +193,7 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       task_(task_of(*inputs.data.test)),
       metric_(metric_of(*inputs.data.test)),
       top5_(counts_top5(*inputs.data.test)),
+      bytes_per_token_(inputs.data.test->bytes_per_token()),
       labels_per_sample_(inputs.data.test->labels_per_sample()),
       test_batches_(evaluation_batches(config_, *inputs.data.test, ranks_)),
       progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_,
@@ -349,6 +352,7 @@ std::string Reporter::evaluation_text() const {
 
 void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, double seconds) {
   last_ = evaluation;
+  if (metric_.name == "perplexity") last_.second = figures(evaluation).bits_per_byte.value_or(0);
   last_eval_seconds_ = seconds;
   eval_seconds_ += seconds;
   note_best(evaluation);
@@ -359,7 +363,7 @@ void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, doubl
     if (metric_.name != "loss")
       scalars.emplace_back(metric_.set + "/" + metric_.name,
                            metric_.value(evaluation.loss, evaluation.accuracy));
-    if (evaluation.second > 0) scalars.emplace_back(metric_.set + "/" + metric_.second(), evaluation.second);
+    if (last_.second > 0) scalars.emplace_back(metric_.set + "/" + metric_.second(), last_.second);
     tensorboard_->write(step, scalars);
   }
   note(fmt::format("epoch {:.4g}: {}", epochs(step), evaluation_text()));
@@ -379,14 +383,15 @@ TestFigures Reporter::figures(const Evaluation& evaluation) const {
   } else if (metric_ == Metric::word_errors()) {
     test.accuracy = evaluation.accuracy;
     test.word_error_rate = value, test.character_error_rate = evaluation.second;
-  } else if (metric_ == Metric::perplexity()) {
+  } else if (metric_.name == "perplexity") {
     test.perplexity = value;
+    if (bytes_per_token_ > 0) test.bits_per_byte = evaluation.loss / std::numbers::ln2 / bytes_per_token_;
   }
   return test;
 }
 
 std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
-                          double modelled_makespan) {
+                          double modelled_makespan, double flops) {
   if (!metrics_) return "";
   EndRecord end;
   end.test = figures(last_);
@@ -406,6 +411,9 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   const double total = std::accumulate(steady.begin(), steady.end(), 0.0);
   const double images = static_cast<double>(images_per_step()) * static_cast<double>(steady.size());
   end.images_per_second = total > 0 ? images / total : 0;
+  const double peak = config_.train.peak_tflops;
+  if (total > 0) end.model_tflops = 1e-12 * flops * ranks_ * static_cast<double>(steady.size()) / total;
+  if (peak > 0 && end.model_tflops > 0) end.flops_utilisation = end.model_tflops / (ranks_ * peak);
   put_bytes(bytes_, end);
   end.parameter_checksum = parameter_checksum;
   end.steps = steps;
@@ -432,11 +440,15 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
       held_out_ ? fmt::format("; test {} {}", metric_.name,
                               metric_.text(metric_.value(held_out_->loss, held_out_->accuracy)))
                 : "";
+  std::string speed = fmt::format("{:.0f} {}", end.images_per_second, metric_.rate_unit());
+  if (end.model_tflops > 0 && (metric_.name == "perplexity" || peak > 0))
+    speed += fmt::format(
+        " ({:.3g} TFLOP/s{})", end.model_tflops,
+        end.flops_utilisation ? fmt::format(", {:.3g} % of the peak", 100 * *end.flops_utilisation) : "");
   const std::string by = config_.dist.link_rate.empty() ? "" : " by " + backend_;
-  return fmt::format("done: {} steps in {}, {:.0f} {}{}, sent {} per rank (dense: {})\n{}{}{}: {}", steps,
-                     format_duration(train_seconds_), end.images_per_second, metric_.rate_unit(), by,
-                     format_bytes(end.bytes_sent), format_bytes(end.bytes_dense), evaluation_text(), best,
-                     held_out, folder_.path);
+  return fmt::format("done: {} steps in {}, {}{}, sent {} per rank (dense: {})\n{}{}{}: {}", steps,
+                     format_duration(train_seconds_), speed, by, format_bytes(end.bytes_sent),
+                     format_bytes(end.bytes_dense), evaluation_text(), best, held_out, folder_.path);
 }
 
 void Reporter::stop(std::int64_t step, bool failed, const std::string& reason) {

@@ -100,10 +100,10 @@ class Reporter {
   void evaluating(std::int64_t step, std::int64_t done, std::int64_t batches, double seconds);
   void evaluation(std::int64_t step, const Evaluation& evaluation, double seconds);
   void held_out(const Evaluation& evaluation, double seconds);  // before end(), if the run has such a set
-  // `modelled_makespan`: seconds, 0 if the run has no exchange profile. Returns the result of the run for its
-  // user, two lines; "" on ranks other than 0.
+  // `modelled_makespan`: seconds, 0 if the run has no exchange profile. `flops`: of a rank's step, 0 if not
+  // known. Returns the result of the run for its user, two lines; "" on ranks other than 0.
   std::string end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
-                  double modelled_makespan = 0);
+                  double modelled_makespan = 0, double flops = 0);
 
   RunTotals totals() const { return {bytes_, train_seconds_, eval_seconds_}; }  // up to now
   std::uint64_t metrics_bytes() const;  // length of metrics.jsonl; 0 on ranks other than 0
@@ -132,7 +132,8 @@ class Reporter {
   const bool root_;
   const std::string task_;  // as StartRecord has it
   const Metric metric_;
-  const bool top5_;  // its second figure is top-5 accuracy
+  const bool top5_;               // its second figure is top-5 accuracy
+  const double bytes_per_token_;  // of the validation text; 0: not known, or no text
   const std::int64_t labels_per_sample_;
   const std::int64_t test_batches_;  // of an evaluation, on a rank
   Progress progress_;

@@ -40,8 +40,7 @@ RunData load_data(const Config& config) {
   const DatasetOptions options = dataset_options(config);
   RunData data{make_dataset(config.data.name, options, Split::train),
                make_dataset(config.data.name, options, Split::test)};
-  if (data.train->task() == Task::language_model)
-    data.held_out = make_dataset(config.data.name, options, Split::held_out);
+  if (data.train->has_held_out()) data.held_out = make_dataset(config.data.name, options, Split::held_out);
   return data;
 }
 
@@ -62,7 +61,7 @@ std::unique_ptr<BuiltModel> register_model(const Config& config, const Dataset& 
   if (const bool tokens = data.task() == Task::language_model; built->module->reads_tokens() != tokens)
     throw UserError(fmt::format("model.name: {} {} tokens, and data.name={} {}; choose a {}",
                                 config.model.name, tokens ? "does not read" : "reads", config.data.name,
-                                tokens ? "is a text" : "has none",
+                                tokens ? "has such" : "has none",
                                 tokens ? "language model such as lstm_lm" : "text"));
   if (const bool sound = data.task() == Task::transcription;
       (built->module->output_frames(options.input[2]) > 0) != sound)
@@ -144,6 +143,7 @@ LoaderOptions loader_options(const Config& config, const Dataset& data, bool tra
   options.shard = parse_shard_rule(config.data.shard);
   options.seed = config.seed;
   options.augment = train && resolve_augment(config.data.augment, data);
+  options.random_windows = config.data.windows == "random";
   options.max_bad_files = config.data.max_bad_files;
   options.train = train;
   options.stop_patience = stop_patience(config, options.stop_patience);

@@ -23,7 +23,7 @@ void check_device(const Config& config);
 // The data of a run, shared by the ranks of one process. Throws UserError: missing or damaged files.
 struct RunData {
   std::unique_ptr<Dataset> train, test;
-  std::unique_ptr<Dataset> held_out = nullptr;  // of a text: evaluated once, at the end of the run
+  std::unique_ptr<Dataset> held_out = nullptr;  // if the set has one: evaluated once, at the end of the run
 };
 RunData load_data(const Config& config);
 DatasetOptions dataset_options(const Config& config);

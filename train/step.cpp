@@ -8,6 +8,7 @@
 #include "nn/base/clock.h"
 #include "nn/base/log.h"
 #include "nn/core/autograd.h"
+#include "nn/core/pass_cost.h"
 #include "nn/core/step.h"
 #include "train/checks.h"
 #include "train/setup.h"
@@ -99,6 +100,10 @@ void Step::make(const StepContext& context) {
 
 void Step::compute(std::int64_t step) {
   arena_.mark_gradients_unwritten();
+
+  std::optional<PassCost> cost;
+  if (!std::exchange(counted_, true) && inputs_.data.train->task() != Task::transcription) cost.emplace();
+  const bool stateless = train_->loader().random_windows();
   save_statistics();
   backend_.fill_zero(loss_.data(), 1);
   const float share = 1.0f / static_cast<float>(parts_);  // of a micro-batch in the step's mean
@@ -107,6 +112,7 @@ void Step::compute(std::int64_t step) {
     Variable loss;
     runner_->in_phase(Phase::data, [&] { batch = &train_->of_step(part); });
     runner_->in_phase(Phase::forward, [&] {
+      if (stateless) model_->store.reset_states();  // the text before a window is not known
       const Variable output = model_->forward(batch->images, forward_context(step, part, *batch));
       loss = batch_loss(output, *batch, config_.train.label_smoothing);
     });
@@ -114,6 +120,7 @@ void Step::compute(std::int64_t step) {
     const bool sends = part + 1 == parts_ && !clip_model_;
     runner_->in_phase(Phase::backward, [&] { backward(loss, sends ? hook_ : GradientHook{}, share); });
   }
+  if (cost) flops_ = cost->flops();
   if (step == 0) warn_of_unused_parameters();
   if (clip_model_) runner_->in_phase(Phase::clip, [&] { clip_and_send_all(); });
   exchange_->end_backward(loss_.data());

@@ -42,6 +42,9 @@ class Step {
   std::string device() const { return runner_->name(); }
   // The configuration with what this run has measured: exchange.groups, exchange.collective.
   Config effective_config() const { return resolved_.effective(config_); }
+  // Of a step of this rank, PassCost::flops() in the first step of this start; 0 before it, and if steps
+  // differ (recordings of any length).
+  double flops() const { return flops_; }
   // By the run's profile; 0 if there is none.
   double modelled_makespan() const { return resolved_.modelled_makespan(groups()); }
 
@@ -121,6 +124,8 @@ class Step {
   Recorder recorder_;
   int clips_ = 0,
       cuts_ = 0;  // gradients of this start that warn_of_much_clipping() has looked at, and that were cut
+  bool counted_ = false;
+  double flops_ = 0;
   double awaited_s_ = 0;  // in await_batch(), for the next step
 };
 

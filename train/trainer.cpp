@@ -151,8 +151,8 @@ class Trainer {
       log_info(fmt::format("stopped by {} after step {}; {}", reason, step(), what_is_left()));
       reporter_.stop(step(), false, reason);
     } else {
-      outcome.result =
-          reporter_.end(step(), position_.skipped, outcome.parameter_checksum, step_.modelled_makespan());
+      outcome.result = reporter_.end(step(), position_.skipped, outcome.parameter_checksum,
+                                     step_.modelled_makespan(), step_.flops());
     }
     if (!saved) throw UserError("the last checkpoint could not be written, see the warnings above");
     return outcome;

@@ -61,9 +61,9 @@ constexpr const char* kUsage = "train export RUN --to FILE.safetensors [--step N
 // Of the configuration what says which model it is and what it reads; where files lie and how the run was
 // made stay behind.
 bool describes_model(const std::string& key) {
-  static const std::set<std::string> of_data = {"data.name",           "data.classes", "data.image_size",
-                                                "data.resize",         "data.mean",    "data.std",
-                                                "data.sequence_length"};
+  static const std::set<std::string> of_data = {
+      "data.name", "data.classes",         "data.image_size", "data.resize",    "data.mean",
+      "data.std",  "data.sequence_length", "data.tokens",     "data.vocabulary"};
   return of_data.count(key) > 0 ||
          (key.starts_with("model.") && key != "model.init_from" && key != "model.reinit");
 }

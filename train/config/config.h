@@ -44,9 +44,10 @@ struct Config {
   struct Data : DatasetOptions, LoaderKeys {
     Data() { workers = 1; }
     std::string name = "synthetic_images";
-    std::string shard = "even";      // parse_shard_rule()
-    std::string augment = "auto";    // auto, true, false: resolve_augment()
-    std::string on_device = "auto";  // auto, true, false
+    std::string shard = "even";       // parse_shard_rule()
+    std::string augment = "auto";     // auto, true, false: resolve_augment()
+    std::string on_device = "auto";   // auto, true, false
+    std::string windows = "columns";  // columns, random
   } data;
 
   OptimizerOptions optimizer{.momentum = 0.9, .weight_decay = 1e-4};
@@ -95,6 +96,7 @@ struct Config {
     double label_smoothing = 0;
     double eval_every = 1;        // epochs; 0: at the end only
     double target_accuracy = 0;   // 0: none
+    double peak_tflops = 0;       // 0: not known
     double checkpoint_every = 0;  // epochs; 0: at evaluations, stops and the end only
     int checkpoint_keep = 2;      // 0: no checkpoints
     std::int64_t stop_after = 0;  // steps of this start; 0: no limit

@@ -148,7 +148,7 @@ std::vector<Key> run_keys() {
            "it or less",
            {"auto", "true", "false"})
           .used_by({kGpus})
-          .not_of({"text", "speech"}),
+          .not_of({"text", "tokens", "speech"}),
       number("data.workers", at<d, &Data::workers>, 0, 256,
              "threads per rank that prepare batches ahead; 0: each batch is made when the step needs it")
           .on_host(),
@@ -156,11 +156,11 @@ std::vector<Key> run_keys() {
              "use only the first so many training samples (synthetic data: make so many); 0: all"),
       number("data.test_size", at<d, &Data::test_size>, 0, 1e9, "the same for test samples"),
       number("data.classes", at<d, &Data::classes>, 2, 1000, "classes of synthetic_images")
-          .not_of({"cifar10", "image_folder", "mnist", "speech", "synthetic_regression", "text"}),
+          .not_of({"cifar10", "image_folder", "mnist", "speech", "synthetic_regression", "text", "tokens"}),
       number("data.image_size", at<d, &Data::image_size>, 0, 512,
              "height and width of synthetic_images (8 or more) and of image_folder's samples, in pixels; 0: "
              "32 and 224")
-          .not_of({"cifar10", "mnist", "speech", "synthetic_regression", "text"}),
+          .not_of({"cifar10", "mnist", "speech", "synthetic_regression", "text", "tokens"}),
       number("data.resize", at<d, &Data::resize>, 0, 4096,
              "pixels of the shorter side in evaluation, before the centre is cut out; 0: 256/224 of "
              "data.image_size")
@@ -179,10 +179,26 @@ std::vector<Key> run_keys() {
       number("data.noise", at<d, &Data::noise>, 0, 1,
              "noise of synthetic data, as a standard deviation; auto: the data set's own")
           .or_word("auto")
-          .not_of({"cifar10", "image_folder", "mnist", "speech", "text"}),
+          .not_of({"cifar10", "image_folder", "mnist", "speech", "text", "tokens"}),
       number("data.sequence_length", at<d, &Data::sequence_length>, 1, 1e5,
              "tokens of a step in each row of the batch, through which gradients go back")
+          .of({"text", "tokens"}),
+      text("data.tokens", at<d, &Data::tokens>,
+           "what a token is: a word, a byte, or a character of UTF-8 that the training text has",
+           {"word", "byte", "char"})
           .of({"text"}),
+      text(
+          "data.windows", at<d, &Data::windows>,
+          "the training windows: each row of the batch goes down a column of the text, and a recurrent state "
+          "goes on; or each begins at a token drawn at random, with a state of zeros",
+          {"columns", "random"})
+          .of({"text", "tokens"}),
+      number("data.vocabulary", at<d, &Data::vocabulary>, 2, 1e7,
+             "how many different tokens the model has; a greater one in the files ends the run")
+          .of({"tokens"}),
+      number("data.bytes_per_token", at<d, &Data::bytes_per_token>, 0, 1e6,
+             "mean bytes of the validation text per token, for bits per byte; 0: not known")
+          .of({"tokens"}),
   };
 }
 
@@ -435,7 +451,12 @@ std::vector<Key> machine_keys() {
              "epochs between evaluations, 0.25: four per epoch; 0: only at the end"),
       number("train.target_accuracy", at<t, &Train::target_accuracy>, 0, 1,
              "end the run at the first evaluation whose test accuracy is at least this; 0: none")
-          .not_of({"synthetic_regression", "text"}),
+          .not_of({"synthetic_regression", "text", "tokens"}),
+      number("train.peak_tflops", at<t, &Train::peak_tflops>, 0, 1e6,
+             "the most TFLOP/s (1e12 a second) that a rank's device can do in train.precision: the end of "
+             "the run then says what share of it the model's operations came to; 0: not known")
+          .not_of({"speech"})
+          .on_host(),
       number("train.checkpoint_every", at<t, &Train::checkpoint_every>, 0, 1e6,
              "epochs between checkpoints, 0.1: ten per epoch; there is one at each evaluation, stop and end "
              "in any case")

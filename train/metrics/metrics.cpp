@@ -28,6 +28,7 @@ template <class Figures, class Visit>
 void test_fields(Figures& test, Visit&& visit) {
   visit("test_loss", test.loss), visit("test_accuracy", test.accuracy);
   visit("test_top5_accuracy", test.top5_accuracy), visit("test_perplexity", test.perplexity);
+  visit("test_bits_per_byte", test.bits_per_byte);
   visit("test_word_error_rate", test.word_error_rate);
   visit("test_character_error_rate", test.character_error_rate);
 }
@@ -79,6 +80,7 @@ void fields(Record& r, Visit&& visit) {
     visit("wall_seconds", r.wall_seconds);
     visit("eval_seconds", r.eval_seconds), visit("startup_seconds", r.startup_seconds);
     visit("images_per_second", r.images_per_second), visit("bytes_sent", r.bytes_sent);
+    visit("model_tflops", r.model_tflops), visit("flops_utilisation", r.flops_utilisation);
     visit("bytes_received", r.bytes_received), visit("bytes_dense", r.bytes_dense);
     visit("bytes_ratio", r.bytes_ratio), visit("parameter_checksum", r.parameter_checksum);
     visit("steps", r.steps), visit("skipped_steps", r.skipped_steps), visit("step_p50_s", r.step_p50_s);
@@ -179,11 +181,16 @@ double Metric::value(double loss, double accuracy) const {
 }
 
 const char* Metric::second() const {
-  return name == "accuracy" ? "top-5 accuracy" : name == "word error rate" ? "character error rate" : "";
+  return name == "accuracy"          ? "top-5 accuracy"
+         : name == "word error rate" ? "character error rate"
+         : name == "perplexity"      ? "bits per byte"
+                                     : "";
 }
 
 std::optional<double> Metric::second_value(const TestFigures& test) const {
-  return name == "accuracy" ? test.top5_accuracy : test.character_error_rate;
+  return name == "accuracy"     ? test.top5_accuracy
+         : name == "perplexity" ? test.bits_per_byte
+                                : test.character_error_rate;
 }
 
 std::string Metric::title() const {
@@ -192,7 +199,9 @@ std::string Metric::title() const {
 
 std::string Metric::text(double value) const {
   if (unit == "share") return fmt::format("{:.2f} %", 100 * value);
-  return name == "perplexity" ? fmt::format("{:.2f}", value) : fmt::format("{:.6g}", value);
+  if (name != "perplexity") return fmt::format("{:.6g}", value);
+  constexpr double kFewChoices = 10;  // of characters, or bits of a byte: two digits would tell too little
+  return value < kFewChoices ? fmt::format("{:.4f}", value) : fmt::format("{:.2f}", value);
 }
 
 const char* Metric::rate_unit() const {

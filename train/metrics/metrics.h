@@ -72,6 +72,8 @@ struct TestFigures {
   std::optional<double> accuracy = {};  // 0 to 1, of classification; 1 - word_error_rate of transcription
   std::optional<double> top5_accuracy = {};  // 0 to 1, of classification in more than ten classes
   std::optional<double> perplexity = {};     // exp(loss) of a language model
+  // loss / ln 2 / the mean bytes of text per token, if these are known (Dataset::bytes_per_token()).
+  std::optional<double> bits_per_byte = {};
   std::optional<double> word_error_rate = {}, character_error_rate = {};  // of transcription
 };
 
@@ -94,18 +96,20 @@ struct Metric {
 
   static Metric accuracy() { return {"accuracy", "share", true}; }
   static Metric squared_error() { return {"loss", "mean squared error", false}; }
-  static Metric perplexity() { return {"perplexity", "per word", false, "validation"}; }
+  static Metric perplexity(const std::string& token = "word") {
+    return {"perplexity", "per " + token, false, "validation"};
+  }
   static Metric word_errors() { return {"word error rate", "share", false}; }
   bool operator==(const Metric&) const = default;
 
   // Of an evaluation's mean loss and accuracy.
   double value(double loss, double accuracy) const;
   double value(const TestFigures& test) const { return value(test.loss, test.accuracy.value_or(0)); }
-  // A second figure beside it: "top-5 accuracy", "character error rate" or "", and its value.
+  // A second figure beside it: "top-5 accuracy", "character error rate", "bits per byte" or "", and its value.
   const char* second() const;
   std::optional<double> second_value(const TestFigures& test) const;
   std::string title() const;             // "test accuracy", "validation perplexity"
-  std::string text(double value) const;  // "87.43 %", "118.2"
+  std::string text(double value) const;  // "87.43 %", "118.20", "4.4170"
   const char* rate_unit() const;         // of images_per_second: "images/s", "tokens/s", "recordings/s"
 };
 
@@ -156,10 +160,15 @@ struct EndRecord {
   std::optional<double> best_test_accuracy;  // where test.accuracy is
   // Of a set that is evaluated once, after the last step.
   std::optional<double> held_out_loss, held_out_perplexity;
-  double wall_seconds = 0;         // first step to end, evaluation and start-up excluded
-  double eval_seconds = 0;         // all evaluations
-  double startup_seconds = 0;      // program start to first step
-  double images_per_second = 0;    // all ranks (of a text: tokens), first kWarmUpSteps steps excluded
+  double wall_seconds = 0;       // first step to end, evaluation and start-up excluded
+  double eval_seconds = 0;       // all evaluations
+  double startup_seconds = 0;    // program start to first step
+  double images_per_second = 0;  // all ranks (of a text: tokens), first kWarmUpSteps steps excluded
+  // Floating-point operations of forward and backward passes as PassCost counts them, without those that a
+  // backward pass repeats, of all ranks, in 1e12 a second; 0 if not known. And over ranks *
+  // train.peak_tflops: the model FLOPs utilisation of Chowdhery et al., "PaLM" (arXiv 2204.02311, appendix B).
+  double model_tflops = 0;
+  std::optional<double> flops_utilisation;
   double bytes_sent = 0;           // totals: payload one rank uploads, mean over ranks
   double bytes_received = 0;       // the same of its download
   double bytes_dense = 0;          // 4 * d * steps

@@ -407,11 +407,18 @@ TEST_CASE("keys that make a comparison unfair are pointed out") {
   CHECK(contains(comparison_text(folder.compare({"d", "t"})), "dist.ranks differs"));
 }
 
-TEST_CASE("the last top-5 accuracy or character error rate stands beside the metric where runs have it") {
+TEST_CASE(
+    "the last top-5 accuracy, character error rate or bits per byte stand beside the metric where runs have "
+    "it") {
   const Folder folder;
   folder.add("d", {.second = 0.9});
   folder.add("s", {.metric = Metric::word_errors(), .task = "speech", .second = 0.5});
+  folder.add("t", {.metric = Metric::perplexity(), .task = "text", .second = 1.5});
   folder.add("plain", {});
+  const auto text = folder.compare({"t"});
+  CHECK(text.methods[0].second.mean == Approx(1.2));
+  CHECK(contains(comparison_text(text), "final bits per byte"));
+  CHECK(contains(comparison_csv(text), ",final_bits_per_byte,"));
   const auto images = folder.compare({"d"}), speech = folder.compare({"s"});
   CHECK(images.methods[0].second.mean == Approx(0.6));
   CHECK(contains(comparison_text(images), "final top-5 accuracy"));

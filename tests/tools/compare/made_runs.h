@@ -62,7 +62,9 @@ struct Folder {
       eval.test.loss = made.diverges && i == steps ? kAbsent : 1.0 / i;
       if (accuracy) eval.test.accuracy = i == steps ? made.best - 0.01 : made.best * i / 15;
       const double second = made.second - 0.02 * (i - 5);
-      (accuracy ? eval.test.top5_accuracy : eval.test.character_error_rate) = made.second > 0 ? second : 0;
+      (accuracy                              ? eval.test.top5_accuracy
+       : made.metric == Metric::perplexity() ? eval.test.bits_per_byte
+                                             : eval.test.character_error_rate) = made.second > 0 ? second : 0;
       writer.write(eval);
     }
     if (made.complete) {

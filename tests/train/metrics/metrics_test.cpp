@@ -89,6 +89,7 @@ TEST_CASE("metrics read back as they were written, to the last bit") {
     EndRecord end;
     end.test.accuracy = 0.25, end.best_test_accuracy = 0.5, end.bytes_sent = 1e15, end.steps = 3;
     end.parameter_checksum = "0123456789abcdef";
+    end.model_tflops = 0.7, end.flops_utilisation = 0.35;
     end.makespan_p50_s = 0.1 + 0.2, end.modelled_makespan_s = 0.3, end.decode_p50_s = 0.4;
     writer.write(end);
   }
@@ -107,6 +108,8 @@ TEST_CASE("metrics read back as they were written, to the last bit") {
   REQUIRE(metrics.end);
   CHECK(metrics.end->parameter_checksum == "0123456789abcdef");
   CHECK(metrics.end->bytes_sent == 1e15);
+  CHECK(metrics.end->model_tflops == 0.7);
+  CHECK(metrics.end->flops_utilisation == 0.35);
   CHECK(metrics.end->makespan_p50_s == 0.1 + 0.2);
   CHECK(metrics.end->modelled_makespan_s == 0.3);
   CHECK(metrics.end->decode_p50_s == 0.4);
@@ -194,7 +197,8 @@ TEST_CASE("metrics.csv has one header, a row per step, and evaluations on their 
   Metrics metrics;
   metrics.steps = {step_record(), step_record()};
   metrics.steps[1].step = 4;
-  metrics.evals = {EvalRecord{.step = 4, .test = {.loss = 1.5, .perplexity = 4.5}, .eval_seconds = 2}};
+  metrics.evals = {EvalRecord{
+      .step = 4, .test = {.loss = 1.5, .perplexity = 4.5, .bits_per_byte = 2.2}, .eval_seconds = 2}};
   const std::string path = temp.at("metrics.csv");
   write_metrics_csv(metrics, path);
   std::istringstream lines(text_of(path));
@@ -203,10 +207,10 @@ TEST_CASE("metrics.csv has one header, a row per step, and evaluations on their 
   CHECK(header.rfind("step,epoch,time_s,loss,", 0) == 0);
   CHECK(first.rfind("3,0.25,1.5,", 0) == 0);
   CHECK(
-      header.ends_with(",test_loss,test_accuracy,test_top5_accuracy,test_perplexity,test_word_error_rate,"
-                       "test_character_error_rate,eval_seconds"));
-  CHECK(first.ends_with(",,,,,,,"));
-  CHECK(second.ends_with(",1.5,,,4.5,,,2"));
+      header.ends_with(",test_loss,test_accuracy,test_top5_accuracy,test_perplexity,test_bits_per_byte,"
+                       "test_word_error_rate,test_character_error_rate,eval_seconds"));
+  CHECK(first.ends_with(",,,,,,,,"));
+  CHECK(second.ends_with(",1.5,,,4.5,2.2,,,2"));
   const auto commas = [](const std::string& s) { return std::count(s.begin(), s.end(), ','); };
   CHECK(commas(header) == commas(first));
   CHECK(commas(header) == commas(second));
