@@ -41,6 +41,12 @@ Variable sigmoid(const Variable& x) {
 Variable silu(const Variable& x) {
   return activation("silu", {ActivationKind::silu}, x);
 }
+Variable gelu(const Variable& x) {
+  return activation("gelu", {ActivationKind::gelu}, x);
+}
+Variable gelu_tanh(const Variable& x) {
+  return activation("gelu_tanh", {ActivationKind::gelu_tanh}, x);
+}
 
 Variable add(const Variable& a, const Variable& b) {
   TOPKNOT_CHECK(a.shape() == b.shape(), "add: " + a.shape().str() + " and " + b.shape().str());

@@ -119,6 +119,14 @@ struct ActivationKernels {
                    Tensor& dx);  // dx = dy slope(x); dx may be dy
 };
 
+struct SwigluKernels {
+  static constexpr const char* op = "swiglu";
+  static constexpr bool cpu_bfloat16 = true;
+  void (*forward)(const Tensor& x, Tensor& y);
+  // da = dy b silu'(a);  db = dy silu(a)
+  void (*backward)(const Tensor& x, const Tensor& dy, Tensor& dx);
+};
+
 struct DropoutKernels {
   static constexpr const char* op = "dropout";
   static constexpr bool cpu_bfloat16 = true;
@@ -184,6 +192,26 @@ struct ConvBnKernels {
   void (*backward)(const ConvGeometry& geometry, const Tensor& weight, const BatchNormArguments& call,
                    const OpState& state, Tensor grad, GradientTarget weight_gradient,
                    BatchNormGradients& out);
+};
+
+// One call of layer_norm or rms_norm as a backend sees it.
+struct NormCall {
+  bool centred;  // layer_norm; else rms_norm, whose mean is taken for 0
+  float epsilon;
+  Tensor x;             // with a branch: the sum, which forward() writes
+  Tensor weight, bias;  // bias: undefined if there is none
+};
+
+// With g = dy w, r = 1 / sqrt(var + eps), xhat = (x - mean) r and means over a row:
+//   dx = r (g - mean(g) - xhat mean(g xhat));  dw = sum over rows of dy xhat;  db = sum over rows of dy
+// For rms_norm mean is 0, var the mean of x^2, and dx has no mean(g).
+struct NormKernels {
+  static constexpr const char* op = "layer_norm and rms_norm";
+  static constexpr bool cpu_bfloat16 = true;
+  // `statistics`: [2, rows], f32, out: each row's mean and r. left, branch: if defined, call.x = left +
+  // branch is written first, and is y's input as it is stored.
+  void (*forward)(NormCall& call, const Tensor& left, const Tensor& branch, Tensor& y, Tensor& statistics);
+  void (*backward)(const NormCall& call, const Tensor& statistics, const Tensor& dy, WeightedGradients& out);
 };
 
 struct LrnKernels {

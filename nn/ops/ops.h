@@ -31,6 +31,13 @@ inline Variable relu6(const Variable& x) {
 Variable hardswish(const Variable& x);  // x relu6(x + 3) / 6
 Variable sigmoid(const Variable& x);    // s(x) = 1 / (1 + e^-x)
 Variable silu(const Variable& x);       // x s(x)
+Variable gelu(const Variable& x);       // x Phi(x), exact: PyTorch's GELU(approximate="none")
+Variable gelu_tanh(const Variable& x);  // GPT-2's approximation of it: approximate="tanh"
+
+// silu(a) b, the gate of a feed-forward layer (Shazeer, "GLU variants improve transformer", arXiv 2002.05202,
+// equation 6). x: [rows, 2 width], a row's `width` elements of a first, then those of b; value: [rows,
+// width].
+Variable swiglu(const Variable& x);
 
 // a + b, of one shape; layouts and types may differ, the result has a's.
 Variable add(const Variable& a, const Variable& b);
@@ -111,6 +118,32 @@ Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& be
 Variable conv_bn(const Variable& x, const Variable& weight, const Variable& gamma, const Variable& beta,
                  const Variable& residual, const ConvGeometry& geometry, const BatchNormState& state,
                  const BatchNormOptions& options);
+
+// Layer normalisation (Ba, Kiros, Hinton, arXiv 1607.06450, section 3) of each row, as PyTorch's LayerNorm:
+//
+//   y = w (x - mean) / sqrt(var + epsilon) + b, mean and var (biased) over the row
+//
+// x: [rows, width]; weight: [width]; bias: [width] or undefined. Statistics are f32, those of a bf16 row too.
+Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias, float epsilon = 1e-5f);
+
+// Root mean square layer normalisation (Zhang, Sennrich, arXiv 1910.07467, equation 4; epsilon as LLaMA's):
+//
+//   y = w x / sqrt(mean of x^2 + epsilon), the mean over the row
+//
+// x: [rows, width]; weight: [width]. Under bf16 x / sqrt(...) is not rounded before it is multiplied by w.
+Variable rms_norm(const Variable& x, const Variable& weight, float epsilon = 1e-5f);
+
+// A residual branch's sum, which the next branch is added to, and its norm, which that branch reads.
+struct SumAndNorm {
+  Variable sum, norm;
+};
+
+// {s, layer_norm(s, ...)} and {s, rms_norm(s, ...)} with s = add(x, branch), the same bits; one pass over
+// memory. x, branch: [rows, width].
+SumAndNorm add_layer_norm(const Variable& x, const Variable& branch, const Variable& weight,
+                          const Variable& bias, float epsilon = 1e-5f);
+SumAndNorm add_rms_norm(const Variable& x, const Variable& branch, const Variable& weight,
+                        float epsilon = 1e-5f);
 
 struct LrnOptions {
   std::int64_t size = 5;  // odd

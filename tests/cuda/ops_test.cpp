@@ -59,6 +59,8 @@ TEST_CASE("activation functions, add and dropout on a GPU are the CPU's, value a
     check_same([](auto x) { return hardswish(x[0]); }, {shape});
     check_same([](auto x) { return sigmoid(x[0]); }, {shape});
     check_same([](auto x) { return silu(x[0]); }, {shape});
+    check_same([](auto x) { return gelu(x[0]); }, {shape});
+    check_same([](auto x) { return gelu_tanh(x[0]); }, {shape});
     check_same([](auto x) { return add(x[0], x[1]); }, {shape, shape});
     for (const float p : {0.25f, 0.9f})
       check_same([=](auto x) { return dropout(x[0], p, CounterRng(5, RngUse::dropout, 3, 9)); }, {shape});

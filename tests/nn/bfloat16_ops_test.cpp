@@ -159,6 +159,8 @@ TEST_CASE("the other ops in bfloat16 agree with fp32, in either layout") {
     check_op("relu6", {x}, [](V v) { return clamp(v[0], 0, 6); });
     check_op("hardswish", {x}, [](V v) { return hardswish(v[0]); });
     check_op("silu", {x}, [](V v) { return silu(v[0]); });
+    check_op("gelu", {x}, [](V v) { return gelu(v[0]); });
+    check_op("gelu_tanh", {x}, [](V v) { return gelu_tanh(v[0]); });
     check_op("sigmoid", {x}, [](V v) { return sigmoid(v[0]); });
     check_op("add", {x, x}, [](V v) { return add(v[0], v[1]); });
     check_op("dropout", {x}, [](V v) { return dropout(v[0], 0.4f, CounterRng(1, RngUse::dropout)); });

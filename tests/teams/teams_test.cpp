@@ -69,6 +69,8 @@ void print_image_ops(DType type, Layout layout) {
       {"hardswish", [](const Variable& x) { return hardswish(x); }},
       {"sigmoid", [](const Variable& x) { return sigmoid(x); }},
       {"silu", [](const Variable& x) { return silu(x); }},
+      {"gelu", [](const Variable& x) { return gelu(x); }},
+      {"gelu_tanh", [](const Variable& x) { return gelu_tanh(x); }},
       {"add", [](const Variable& x) { return add(x, silu(x)); }},
       {"dropout", [](const Variable& x) { return dropout(x, 0.3f, CounterRng(1, RngUse::test)); }},
       {"flatten", [](const Variable& x) { return flatten(x); }},
@@ -133,6 +135,13 @@ void print_row_ops(DType type) {
     print("linear of " + std::to_string(rows) + " rows" + form, {&x, &w, &b},
           linear(cast(x.variable(), type), w.variable(), b.variable()));
   }
+  RandomLeaf normed({70, 100}), scale({100}, 2), shift({100}, 3);
+  print("layer_norm" + form, {&normed, &scale, &shift},
+        layer_norm(cast(normed.variable(), type), scale.variable(), shift.variable()));
+  for (Leaf* leaf : {&normed, &scale}) leaf->clear();
+  print("rms_norm" + form, {&normed, &scale}, rms_norm(cast(normed.variable(), type), scale.variable()));
+  normed.clear();
+  print("swiglu" + form, {&normed}, swiglu(cast(normed.variable(), type)));
   RandomLeaf x({20, 33}), input({200, 33}, 2), recurrent({200, 50}, 3), input_bias({200}, 4),
       recurrent_bias({200}, 5);
   print("lstm" + form, {&x, &input, &recurrent, &input_bias, &recurrent_bias},

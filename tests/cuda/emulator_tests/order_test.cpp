@@ -50,6 +50,9 @@ TEST_CASE("pointwise ops give the same for any order of blocks and threads") {
       {[](auto x) { return subsample_and_pad(x[0], 64); }, 2 * 64 * 4 * 3},
       {[](auto x) { return flatten(x[0]); }, shape.numel()},
       {[](auto x) { return silu(x[0]); }, shape.numel()},
+      {[](auto x) { return gelu(x[0]); }, shape.numel()},
+      {[](auto x) { return gelu_tanh(x[0]); }, shape.numel()},
+      {[](auto x) { return swiglu(flatten(x[0])); }, shape.numel() / 2},
       {[](auto x) {
          return concat({x[0], slice_channels(x[0], 3, 8)});
        },
@@ -63,6 +66,21 @@ TEST_CASE("pointwise ops give the same for any order of blocks and threads") {
       of_both_orders([&, &op = op, &outputs = outputs] {
         const OnGpu gpu(precision);
         return probe(op, {{shape, random_values(shape.numel(), 1)}}, random_values(outputs, 2), true);
+      });
+}
+
+TEST_CASE("norms and their gradients are the same in either order of blocks and threads") {
+  for (const auto precision : {cuda::Precision::fp32, cuda::Precision::bf16})
+    for (const std::int64_t width : {70, 132})
+      of_both_orders([&] {
+        OnGpu gpu(precision);
+        const std::int64_t rows = 150;
+        const DType type = gpu.context().activation_type();
+        const CaughtInput x(gpu_tensor(random_values(rows * width, 1), {rows, width}, Layout::plain, type));
+        const GpuLeaf w({width}, random_values(width, 2)), b({width}, random_values(width, 3));
+        const Variable y = layer_norm(x.variable(), w.variable(), b.variable());
+        backward_from({{y, random_values(rows * width, 4)}});
+        return std::vector{values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
       });
 }
 

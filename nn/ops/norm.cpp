@@ -1,0 +1,309 @@
+// layer_norm and rms_norm over rows, with or without the residual add before them.
+//
+// Floor, for n elements of s bytes. Forward: about 8 FLOPs an element; reads x and writes y: 2 n s bytes.
+// Backward: about 16 FLOPs an element; reads x and dy and writes dx: 3 n s, one n s more if dx is added to. A
+// row (3 KB at a width of 768 in f32) is read again from the first cache, for the variance and the result. So
+// both passes are bound by memory, or by the cache that holds the activations.
+//
+// The add before a norm moves 3 n s on its own, add and norm 5 n s, add_layer_norm 4 n s. Their gradients
+// need no fused kernel: the norm's dx is added to the sum's gradient in the same pass (InputGradient), and
+// that one tensor is the gradient of x and of the branch.
+#include "nn/core/simd.h"
+
+#include <cmath>
+#include <type_traits>
+#include <vector>
+
+#include "nn/ops/cpu/channels.h"
+#include "nn/ops/kernels.h"
+
+namespace topknot {
+
+namespace {
+
+NormCall norm_call(const char* op, bool centred, const Variable& x, const Variable& weight,
+                   const Variable& bias, float epsilon) {
+  const Shape& in = x.shape();
+  TOPKNOT_CHECK(in.rank() == 2 && in[1] > 0 && weight.shape() == Shape{in[1]},
+                std::string(op) + ": input " + in.str() + ", weight " + weight.shape().str());
+  TOPKNOT_CHECK(!bias.defined() || bias.shape() == weight.shape(),
+                std::string(op) + ": input " + in.str() + ", bias " + bias.shape().str());
+  TOPKNOT_CHECK(epsilon >= 0, std::string(op) + ": epsilon must not be negative");
+  return {centred, epsilon, x.value(), weight.value(), bias.defined() ? bias.value() : Tensor()};
+}
+
+// The norm as an op on x, once y and the statistics are there. x's value is call.x.
+Variable normalized(const char* op, const NormCall& call, const Variable& x, const Variable& weight,
+                    const Variable& bias, const Tensor& y, const Tensor& statistics) {
+  std::vector<Variable> inputs{x, weight};
+  if (bias.defined()) inputs.push_back(bias);
+  return {op, y, std::move(inputs), [=](Tensor dy) {
+            WeightedGradients out(x, weight, bias);
+            kernels_for<NormKernels>(x).backward(call, statistics, dy, out);
+            x.accumulate_grad(std::move(out.x.tensor));
+          }};
+}
+
+Tensor statistics_of(const Tensor& x) {
+  return Tensor::empty({2, x.dim(0)}, Layout::plain, x.device());
+}
+
+Variable norm(const char* op, bool centred, const Variable& x, const Variable& weight, const Variable& bias,
+              float epsilon) {
+  NormCall call = norm_call(op, centred, x, weight, bias, epsilon);
+  Tensor y = Tensor::empty_like(call.x), statistics = statistics_of(call.x);
+  kernels_for<NormKernels>(x).forward(call, {}, {}, y, statistics);
+  return normalized(op, call, x, weight, bias, y, statistics);
+}
+
+SumAndNorm add_norm(const char* op, bool centred, const Variable& x, const Variable& branch,
+                    const Variable& weight, const Variable& bias, float epsilon) {
+  TOPKNOT_CHECK(x.shape() == branch.shape(),
+                std::string(op) + ": " + x.shape().str() + " and " + branch.shape().str());
+  const DType branch_type = branch.value().dtype();
+  NormCall call = norm_call(op, centred, x, weight, bias, epsilon);
+  call.x = Tensor::empty_like(x.value());
+  Tensor y = Tensor::empty_like(call.x), statistics = statistics_of(call.x);
+  kernels_for<NormKernels>(x).forward(call, x.value(), in_form(branch.value(), Layout::plain, call.x.dtype()),
+                                      y, statistics);
+  const Variable sum("add", call.x, {x, branch}, [=](Tensor grad) {  // dx = dbranch = ds
+    branch.accumulate_grad(in_form(grad, Layout::plain, branch_type));
+    x.accumulate_grad(std::move(grad));
+  });
+  return {sum, normalized(op, call, sum, weight, bias, y, statistics)};
+}
+
+}  // namespace
+
+Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias, float epsilon) {
+  return norm("layer_norm", true, x, weight, bias, epsilon);
+}
+Variable rms_norm(const Variable& x, const Variable& weight, float epsilon) {
+  return norm("rms_norm", false, x, weight, {}, epsilon);
+}
+SumAndNorm add_layer_norm(const Variable& x, const Variable& branch, const Variable& weight,
+                          const Variable& bias, float epsilon) {
+  return add_norm("add_layer_norm", true, x, branch, weight, bias, epsilon);
+}
+SumAndNorm add_rms_norm(const Variable& x, const Variable& branch, const Variable& weight, float epsilon) {
+  return add_norm("add_rms_norm", false, x, branch, weight, {}, epsilon);
+}
+
+namespace {
+
+// On a CPU. Sums over a row are in 4 x 16 lanes, then by halves: their order depends on the width alone.
+
+constexpr int kChains = 4;  // sums that do not wait for one another
+constexpr std::int64_t kStep = static_cast<std::int64_t>(kLanes);
+
+template <int k>
+using Chain = std::integral_constant<int, k>;
+
+// fn(i, n, chain): n elements from the i-th on, 16 or, at the end, fewer.
+template <class Fn>
+TOPKNOT_INLINE void over_row(std::int64_t width, const Fn& fn) {
+  std::int64_t i = 0;
+  for (; i + kChains * kStep <= width; i += kChains * kStep) {
+    fn(i, kLanes, Chain<0>{});
+    fn(i + kStep, kLanes, Chain<1>{});
+    fn(i + 2 * kStep, kLanes, Chain<2>{});
+    fn(i + 3 * kStep, kLanes, Chain<3>{});
+  }
+  for (; i + kStep <= width; i += kStep) fn(i, kLanes, Chain<0>{});
+  if (i < width) fn(i, static_cast<std::size_t>(width - i), Chain<1>{});
+}
+
+struct NormSum {
+  Lanes chain[kChains] = {};
+  TOPKNOT_INLINE float total() const {
+    float lanes[kLanes];
+    store(lanes, (chain[0] + chain[1]) + (chain[2] + chain[3]));
+    for (std::size_t half = kLanes / 2; half > 0; half /= 2)
+      for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+  }
+};
+
+// v with zeros behind its first n lanes.
+TOPKNOT_INLINE Lanes first_lanes(Lanes v, std::size_t n) {
+  if (n == kLanes) return v;
+  float lanes[kLanes] = {};
+  store_part(lanes, v, n);
+  return load(lanes);
+}
+
+// Rows as kernels see them. left, branch, bias: null if there are none.
+template <class T>
+struct NormRows {
+  T *x, *y;
+  const T *left, *branch;
+  const float *weight, *bias;
+  float *mean, *inverse;  // by row
+  std::int64_t width;
+  float epsilon;
+};
+
+#define TOPKNOT_ROW_LAMBDA __attribute__((always_inline))
+
+template <bool centred, class T>
+TOPKNOT_INLINE void norm_rows(const NormRows<T>& rows, std::int64_t begin, std::int64_t end) {
+  const auto width = static_cast<float>(rows.width);
+  for (std::int64_t row = begin; row < end; ++row) {
+    const std::int64_t at = row * rows.width;
+    T *x = rows.x + at, *y = rows.y + at;
+    NormSum first, second;  // of x, and of (x - mean)^2
+    if (rows.left)
+      over_row(rows.width, [&](std::int64_t i, std::size_t n, auto) TOPKNOT_ROW_LAMBDA {
+        store_part(x + i, load_part(rows.left + at + i, n) + load_part(rows.branch + at + i, n), n);
+      });
+    if constexpr (centred)
+      over_row(rows.width, [&](std::int64_t i, std::size_t n, auto chain)
+                               TOPKNOT_ROW_LAMBDA { first.chain[chain()] += load_part(x + i, n); });
+    const float mean = centred ? first.total() / width : 0.0f;
+    over_row(rows.width, [&](std::int64_t i, std::size_t n, auto chain) TOPKNOT_ROW_LAMBDA {
+      const Lanes d = first_lanes(load_part(x + i, n) - mean, n);
+      second.chain[chain()] += d * d;
+    });
+    const float inverse = 1.0f / std::sqrt(second.total() / width + rows.epsilon);
+    rows.mean[row] = mean;
+    rows.inverse[row] = inverse;
+    over_row(rows.width, [&](std::int64_t i, std::size_t n, auto) TOPKNOT_ROW_LAMBDA {
+      Lanes v = (load_part(x + i, n) - mean) * inverse * load_part(rows.weight + i, n);
+      if (rows.bias) v += load_part(rows.bias + i, n);
+      store_part(y + i, v, n);
+    });
+  }
+}
+
+// What the backward pass reads and writes. dx: null if it is not wanted; dweight, dbias: `width` sums over
+// these rows, which it begins at zero; dbias null if there is none.
+template <class T>
+struct NormGradientRows {
+  const T *x, *dy;
+  const float *weight, *mean, *inverse;
+  T* dx;
+  bool accumulate;  // dx += instead of dx =
+  float *dweight, *dbias;
+  std::int64_t width;
+};
+
+template <bool centred, class T>
+TOPKNOT_INLINE void norm_gradient_rows(const NormGradientRows<T>& rows, std::int64_t begin,
+                                       std::int64_t end) {
+  const auto width = static_cast<float>(rows.width);
+  std::memset(rows.dweight, 0, static_cast<std::size_t>(rows.width) * sizeof(float));
+  if (rows.dbias) std::memset(rows.dbias, 0, static_cast<std::size_t>(rows.width) * sizeof(float));
+  for (std::int64_t row = begin; row < end; ++row) {
+    const std::int64_t at = row * rows.width;
+    const T *x = rows.x + at, *dy = rows.dy + at;
+    const float mean = centred ? rows.mean[row] : 0.0f, inverse = rows.inverse[row];
+    NormSum of_g, of_product;  // of g = dy w, and of g xhat
+    over_row(rows.width, [&](std::int64_t i, std::size_t n, auto chain) TOPKNOT_ROW_LAMBDA {
+      const Lanes d = load_part(dy + i, n), xhat = (load_part(x + i, n) - mean) * inverse;
+      const Lanes product = d * xhat, w = load_part(rows.weight + i, n);
+      store_part(rows.dweight + i, load_part(rows.dweight + i, n) + product, n);
+      if (rows.dbias) store_part(rows.dbias + i, load_part(rows.dbias + i, n) + d, n);
+      if constexpr (centred) of_g.chain[chain()] += d * w;
+      of_product.chain[chain()] += product * w;
+    });
+    if (!rows.dx) continue;
+    T* dx = rows.dx + at;
+    const float mean_g = centred ? of_g.total() / width : 0.0f, mean_product = of_product.total() / width;
+    over_row(rows.width, [&](std::int64_t i, std::size_t n, auto) TOPKNOT_ROW_LAMBDA {
+      const Lanes xhat = (load_part(x + i, n) - mean) * inverse;
+      const Lanes g = load_part(dy + i, n) * load_part(rows.weight + i, n);
+      Lanes v = (g - mean_g - xhat * mean_product) * inverse;
+      if (rows.accumulate) v += load_part(dx + i, n);
+      store_part(dx + i, v, n);
+    });
+  }
+}
+
+#undef TOPKNOT_ROW_LAMBDA
+
+TOPKNOT_MULTIVERSION void norm_loop(const NormRows<float>& rows, bool centred, std::int64_t begin,
+                                    std::int64_t end) {
+  centred ? norm_rows<true>(rows, begin, end) : norm_rows<false>(rows, begin, end);
+}
+TOPKNOT_MULTIVERSION void norm_loop_bf16(const NormRows<BFloat16>& rows, bool centred, std::int64_t begin,
+                                         std::int64_t end) {
+  centred ? norm_rows<true>(rows, begin, end) : norm_rows<false>(rows, begin, end);
+}
+TOPKNOT_MULTIVERSION void norm_gradient_loop(const NormGradientRows<float>& rows, bool centred,
+                                             std::int64_t begin, std::int64_t end) {
+  centred ? norm_gradient_rows<true>(rows, begin, end) : norm_gradient_rows<false>(rows, begin, end);
+}
+TOPKNOT_MULTIVERSION void norm_gradient_loop_bf16(const NormGradientRows<BFloat16>& rows, bool centred,
+                                                  std::int64_t begin, std::int64_t end) {
+  centred ? norm_gradient_rows<true>(rows, begin, end) : norm_gradient_rows<false>(rows, begin, end);
+}
+
+// to[i] (+)= the sum over chunks of sums[chunk][stride], in their order, for i < n.
+TOPKNOT_MULTIVERSION void add_chunks(const float* sums, std::int64_t chunks, std::int64_t stride,
+                                     std::int64_t n, bool accumulate, float* to) {
+  if (!accumulate) std::memset(to, 0, static_cast<std::size_t>(n) * sizeof(float));
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk)
+    for (std::int64_t i = 0; i < n; ++i) to[i] += sums[chunk * stride + i];
+}
+
+void norm_forward(NormCall& call, const Tensor& left, const Tensor& branch, Tensor& y, Tensor& statistics) {
+  const std::int64_t count = call.x.dim(0);
+  by_type(call.x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const NormRows<T> rows{call.x.as<T>(),     y.as<T>(),        left.as<T>(),      branch.as<T>(),
+                           call.weight.data(), call.bias.data(), statistics.data(), statistics.data() + count,
+                           call.x.dim(1),      call.epsilon};
+    parallel_ranges(count, [&](int, std::int64_t begin, std::int64_t end) {
+      if constexpr (std::is_same_v<T, float>)
+        norm_loop(rows, call.centred, begin, end);
+      else
+        norm_loop_bf16(rows, call.centred, begin, end);
+    });
+  });
+}
+
+// Chunks of rows whose sums for dweight and dbias are made one by one, then added in order: as many for any
+// number of threads, and few enough that the sums take less memory than the activations.
+std::int64_t norm_chunks(std::int64_t rows) {
+  constexpr std::int64_t kMost = 64, kLeastRows = 8;
+  return std::clamp<std::int64_t>(rows / kLeastRows, 1, kMost);
+}
+
+void norm_backward(const NormCall& call, const Tensor& statistics, const Tensor& dy, WeightedGradients& out) {
+  const std::int64_t count = call.x.dim(0), width = call.x.dim(1), chunks = norm_chunks(count);
+  const std::int64_t stride =
+      (width + kStep - 1) / kStep * kStep;  // a chunk's sums begin a line of the cache
+  const bool bias = out.bias.data != nullptr;
+  Tensor sums = Tensor::empty({bias ? 2 : 1, chunks, stride});
+  float *dweight = sums.data(), *dbias = bias ? sums.data() + chunks * stride : nullptr;
+  by_type(call.x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    parallel_ranges(chunks, [&](int, std::int64_t first, std::int64_t last) {
+      for (std::int64_t chunk = first; chunk < last; ++chunk) {
+        const NormGradientRows<T> rows{call.x.as<T>(),
+                                       dy.as<T>(),
+                                       call.weight.data(),
+                                       statistics.data(),
+                                       statistics.data() + count,
+                                       out.x.tensor.as<T>(),
+                                       out.x.accumulate,
+                                       dweight + chunk * stride,
+                                       bias ? dbias + chunk * stride : nullptr,
+                                       width};
+        const std::int64_t begin = count * chunk / chunks, end = count * (chunk + 1) / chunks;
+        if constexpr (std::is_same_v<T, float>)
+          norm_gradient_loop(rows, call.centred, begin, end);
+        else
+          norm_gradient_loop_bf16(rows, call.centred, begin, end);
+      }
+    });
+  });
+  if (out.weight.data) add_chunks(dweight, chunks, stride, width, out.weight.accumulate, out.weight.data);
+  if (bias) add_chunks(dbias, chunks, stride, width, out.bias.accumulate, out.bias.data);
+}
+
+const RegisterKernels<NormKernels> norm_registered(DeviceKind::cpu,
+                                                   {.forward = norm_forward, .backward = norm_backward});
+
+}  // namespace
+}  // namespace topknot
