@@ -48,6 +48,10 @@ bool Variable::requires_grad() const {
   return node_ && node_->requires_grad;
 }
 
+bool Variable::exclusive() const {
+  return node_.use_count() == 1 && node_->value.exclusive();
+}
+
 void write_gradient(const GradientTarget& target, const Tensor& gradient) {
   if (!target.data) return;
   const auto n = static_cast<std::size_t>(gradient.numel());

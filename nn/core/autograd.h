@@ -50,6 +50,9 @@ class Variable {
   Tensor& value();
   const Shape& shape() const { return value().shape(); }
   bool requires_grad() const;
+  // True if there is no other handle on this variable and its value has its storage alone: no op can read the
+  // value any more, and one that takes the variable by value may write its own over it.
+  bool exclusive() const;
 
   // Adds to this variable's gradient. Ignored if none is needed. The tensor must have the value's
   // shape and layout; an op may hand the same tensor to two inputs.

@@ -117,7 +117,11 @@ template <class T>
 TOPKNOT_INLINE void activate(const ActivationRule& rule, const T* x, T* y, std::int64_t n) {
   by_kind(
       rule, [=](auto of) __attribute__((always_inline)) {
-        for (std::int64_t i = 0; i < n; ++i) narrow(of.value(widened(x[i])), y[i]);
+        in_lanes(
+            n, [=](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+              using V = decltype(lanes);
+              store_as<V>(y + i, of.value(load_as<V>(x + i)));
+            });
       });
 }
 template <class T>
@@ -125,7 +129,11 @@ TOPKNOT_INLINE void activate_backward(const ActivationRule& rule, const T* x, co
                                       std::int64_t n) {
   by_kind(
       rule, [=](auto of) __attribute__((always_inline)) {
-        for (std::int64_t i = 0; i < n; ++i) narrow(widened(dy[i]) * of.slope(widened(x[i])), dx[i]);
+        in_lanes(
+            n, [=](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+              using V = decltype(lanes);
+              store_as<V>(dx + i, load_as<V>(dy + i) * of.slope(load_as<V>(x + i)));
+            });
       });
 }
 

@@ -127,6 +127,21 @@ struct SwigluKernels {
   void (*backward)(const Tensor& x, const Tensor& dy, Tensor& dx);
 };
 
+// One call of rope as a backend sees it: each row has heads of 2 `pairs` elements, `rotated` of queries and
+// keys, then `kept` of values.
+struct RopeCall {
+  static constexpr std::int64_t kMostPairs = 256;
+  std::int64_t rotated, kept, pairs, batch;
+  bool back;                    // by minus the angles: the gradient
+  double quarters[kMostPairs];  // pair j's angle from one position to the next, in quarter turns
+};
+
+struct RopeKernels {
+  static constexpr const char* op = "rope";
+  static constexpr bool cpu_bfloat16 = true;
+  void (*rotate)(const RopeCall& call, const Tensor& x, Tensor& y);  // y may be x
+};
+
 struct DropoutKernels {
   static constexpr const char* op = "dropout";
   static constexpr bool cpu_bfloat16 = true;

@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "nn/ops/cpu/channels.h"
@@ -91,46 +92,51 @@ SumAndNorm add_rms_norm(const Variable& x, const Variable& branch, const Variabl
 
 namespace {
 
-// On a CPU. Sums over a row are in 4 x 16 lanes, then by halves: their order depends on the width alone.
+// On a CPU. Lanes8, since GCC keeps wider ones in memory without AVX-512. Sums over a row are in 8 x 8 lanes,
+// then by halves, and what is left of the row one by one: their order depends on the width alone.
 
-constexpr int kChains = 4;  // sums that do not wait for one another
-constexpr std::int64_t kStep = static_cast<std::int64_t>(kLanes);
+constexpr int kChains = 8;  // sums that do not wait for one another
+constexpr std::int64_t kWide = 8;
 
+// The k-th of the vectors that a row is taken in at a time; behind the last whole one, kChains: single floats.
 template <int k>
-using Chain = std::integral_constant<int, k>;
+struct Chain {
+  using V = std::conditional_t<(k < kChains), Lanes8, float>;
+};
 
-// fn(i, n, chain): n elements from the i-th on, 16 or, at the end, fewer.
+// fn(i, chain) for the elements from the i-th on that chain's V holds.
+template <class Fn, int... k>
+TOPKNOT_INLINE void over_chains(std::int64_t i, const Fn& fn, std::integer_sequence<int, k...>) {
+  (fn(i + k * kWide, Chain<k>{}), ...);
+}
 template <class Fn>
 TOPKNOT_INLINE void over_row(std::int64_t width, const Fn& fn) {
   std::int64_t i = 0;
-  for (; i + kChains * kStep <= width; i += kChains * kStep) {
-    fn(i, kLanes, Chain<0>{});
-    fn(i + kStep, kLanes, Chain<1>{});
-    fn(i + 2 * kStep, kLanes, Chain<2>{});
-    fn(i + 3 * kStep, kLanes, Chain<3>{});
-  }
-  for (; i + kStep <= width; i += kStep) fn(i, kLanes, Chain<0>{});
-  if (i < width) fn(i, static_cast<std::size_t>(width - i), Chain<1>{});
+  for (; i + kChains * kWide <= width; i += kChains * kWide)
+    over_chains(i, fn, std::make_integer_sequence<int, kChains>());
+  for (; i + kWide <= width; i += kWide) fn(i, Chain<0>{});
+  for (; i < width; ++i) fn(i, Chain<kChains>{});
 }
 
 struct NormSum {
-  Lanes chain[kChains] = {};
+  Lanes8 chain[kChains] = {};
+  float rest = 0;
+  template <int k>
+  TOPKNOT_INLINE void add(Chain<k>, typename Chain<k>::V v) {
+    if constexpr (k < kChains)
+      chain[k] += v;
+    else
+      rest += v;
+  }
   TOPKNOT_INLINE float total() const {
-    float lanes[kLanes];
-    store(lanes, (chain[0] + chain[1]) + (chain[2] + chain[3]));
-    for (std::size_t half = kLanes / 2; half > 0; half /= 2)
-      for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
+    float lanes[kWide];
+    store_as<Lanes8>(lanes, ((chain[0] + chain[1]) + (chain[2] + chain[3])) +
+                                ((chain[4] + chain[5]) + (chain[6] + chain[7])));
+    for (std::int64_t half = kWide / 2; half > 0; half /= 2)
+      for (std::int64_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0] + rest;
   }
 };
-
-// v with zeros behind its first n lanes.
-TOPKNOT_INLINE Lanes first_lanes(Lanes v, std::size_t n) {
-  if (n == kLanes) return v;
-  float lanes[kLanes] = {};
-  store_part(lanes, v, n);
-  return load(lanes);
-}
 
 // Rows as kernels see them. left, branch, bias: null if there are none.
 template <class T>
@@ -147,30 +153,36 @@ struct NormRows {
 
 template <bool centred, class T>
 TOPKNOT_INLINE void norm_rows(const NormRows<T>& rows, std::int64_t begin, std::int64_t end) {
-  const auto width = static_cast<float>(rows.width);
+  const std::int64_t width = rows.width;
+  const auto count = static_cast<float>(width);
   for (std::int64_t row = begin; row < end; ++row) {
-    const std::int64_t at = row * rows.width;
-    T *x = rows.x + at, *y = rows.y + at;
+    T *x = rows.x + row * width, *y = rows.y + row * width;
     NormSum first, second;  // of x, and of (x - mean)^2
-    if (rows.left)
-      over_row(rows.width, [&](std::int64_t i, std::size_t n, auto) TOPKNOT_ROW_LAMBDA {
-        store_part(x + i, load_part(rows.left + at + i, n) + load_part(rows.branch + at + i, n), n);
+    if (rows.left) {
+      const T *left = rows.left + row * width, *branch = rows.branch + row * width;
+      over_row(width, [&](std::int64_t i, auto chain) TOPKNOT_ROW_LAMBDA {
+        using V = typename decltype(chain)::V;
+        store_as<V>(x + i, load_as<V>(left + i) + load_as<V>(branch + i));
       });
+    }
     if constexpr (centred)
-      over_row(rows.width, [&](std::int64_t i, std::size_t n, auto chain)
-                               TOPKNOT_ROW_LAMBDA { first.chain[chain()] += load_part(x + i, n); });
-    const float mean = centred ? first.total() / width : 0.0f;
-    over_row(rows.width, [&](std::int64_t i, std::size_t n, auto chain) TOPKNOT_ROW_LAMBDA {
-      const Lanes d = first_lanes(load_part(x + i, n) - mean, n);
-      second.chain[chain()] += d * d;
+      over_row(width, [&](std::int64_t i, auto chain) TOPKNOT_ROW_LAMBDA {
+        first.add(chain, load_as<typename decltype(chain)::V>(x + i));
+      });
+    const float mean = centred ? first.total() / count : 0.0f;
+    over_row(width, [&](std::int64_t i, auto chain) TOPKNOT_ROW_LAMBDA {
+      using V = typename decltype(chain)::V;
+      const V d = load_as<V>(x + i) - mean;
+      second.add(chain, d * d);
     });
-    const float inverse = 1.0f / std::sqrt(second.total() / width + rows.epsilon);
+    const float inverse = 1.0f / std::sqrt(second.total() / count + rows.epsilon);
     rows.mean[row] = mean;
     rows.inverse[row] = inverse;
-    over_row(rows.width, [&](std::int64_t i, std::size_t n, auto) TOPKNOT_ROW_LAMBDA {
-      Lanes v = (load_part(x + i, n) - mean) * inverse * load_part(rows.weight + i, n);
-      if (rows.bias) v += load_part(rows.bias + i, n);
-      store_part(y + i, v, n);
+    over_row(width, [&](std::int64_t i, auto chain) TOPKNOT_ROW_LAMBDA {
+      using V = typename decltype(chain)::V;
+      V v = (load_as<V>(x + i) - mean) * inverse * load_as<V>(rows.weight + i);
+      if (rows.bias) v += load_as<V>(rows.bias + i);
+      store_as<V>(y + i, v);
     });
   }
 }
@@ -190,31 +202,34 @@ struct NormGradientRows {
 template <bool centred, class T>
 TOPKNOT_INLINE void norm_gradient_rows(const NormGradientRows<T>& rows, std::int64_t begin,
                                        std::int64_t end) {
-  const auto width = static_cast<float>(rows.width);
-  std::memset(rows.dweight, 0, static_cast<std::size_t>(rows.width) * sizeof(float));
-  if (rows.dbias) std::memset(rows.dbias, 0, static_cast<std::size_t>(rows.width) * sizeof(float));
+  const std::int64_t width = rows.width;
+  const auto count = static_cast<float>(width);
+  const float* weight = rows.weight;
+  float *dweight = rows.dweight, *dbias = rows.dbias;
+  std::memset(dweight, 0, static_cast<std::size_t>(width) * sizeof(float));
+  if (dbias) std::memset(dbias, 0, static_cast<std::size_t>(width) * sizeof(float));
   for (std::int64_t row = begin; row < end; ++row) {
-    const std::int64_t at = row * rows.width;
-    const T *x = rows.x + at, *dy = rows.dy + at;
+    const T *x = rows.x + row * width, *dy = rows.dy + row * width;
     const float mean = centred ? rows.mean[row] : 0.0f, inverse = rows.inverse[row];
     NormSum of_g, of_product;  // of g = dy w, and of g xhat
-    over_row(rows.width, [&](std::int64_t i, std::size_t n, auto chain) TOPKNOT_ROW_LAMBDA {
-      const Lanes d = load_part(dy + i, n), xhat = (load_part(x + i, n) - mean) * inverse;
-      const Lanes product = d * xhat, w = load_part(rows.weight + i, n);
-      store_part(rows.dweight + i, load_part(rows.dweight + i, n) + product, n);
-      if (rows.dbias) store_part(rows.dbias + i, load_part(rows.dbias + i, n) + d, n);
-      if constexpr (centred) of_g.chain[chain()] += d * w;
-      of_product.chain[chain()] += product * w;
+    over_row(width, [&](std::int64_t i, auto chain) TOPKNOT_ROW_LAMBDA {
+      using V = typename decltype(chain)::V;
+      const V d = load_as<V>(dy + i), product = d * ((load_as<V>(x + i) - mean) * inverse);
+      const V w = load_as<V>(weight + i);
+      store_as<V>(dweight + i, load_as<V>(dweight + i) + product);
+      if (dbias) store_as<V>(dbias + i, load_as<V>(dbias + i) + d);
+      if constexpr (centred) of_g.add(chain, d * w);
+      of_product.add(chain, product * w);
     });
     if (!rows.dx) continue;
-    T* dx = rows.dx + at;
-    const float mean_g = centred ? of_g.total() / width : 0.0f, mean_product = of_product.total() / width;
-    over_row(rows.width, [&](std::int64_t i, std::size_t n, auto) TOPKNOT_ROW_LAMBDA {
-      const Lanes xhat = (load_part(x + i, n) - mean) * inverse;
-      const Lanes g = load_part(dy + i, n) * load_part(rows.weight + i, n);
-      Lanes v = (g - mean_g - xhat * mean_product) * inverse;
-      if (rows.accumulate) v += load_part(dx + i, n);
-      store_part(dx + i, v, n);
+    T* dx = rows.dx + row * width;
+    const float mean_g = centred ? of_g.total() / count : 0.0f, mean_product = of_product.total() / count;
+    over_row(width, [&](std::int64_t i, auto chain) TOPKNOT_ROW_LAMBDA {
+      using V = typename decltype(chain)::V;
+      const V xhat = (load_as<V>(x + i) - mean) * inverse;
+      V v = (load_as<V>(dy + i) * load_as<V>(weight + i) - mean_g - xhat * mean_product) * inverse;
+      if (rows.accumulate) v += load_as<V>(dx + i);
+      store_as<V>(dx + i, v);
     });
   }
 }
@@ -271,8 +286,7 @@ std::int64_t norm_chunks(std::int64_t rows) {
 
 void norm_backward(const NormCall& call, const Tensor& statistics, const Tensor& dy, WeightedGradients& out) {
   const std::int64_t count = call.x.dim(0), width = call.x.dim(1), chunks = norm_chunks(count);
-  const std::int64_t stride =
-      (width + kStep - 1) / kStep * kStep;  // a chunk's sums begin a line of the cache
+  const std::int64_t stride = (width + 15) / 16 * 16;  // a chunk's sums begin a line of the cache
   const bool bias = out.bias.data != nullptr;
   Tensor sums = Tensor::empty({bias ? 2 : 1, chunks, stride});
   float *dweight = sums.data(), *dbias = bias ? sums.data() + chunks * stride : nullptr;

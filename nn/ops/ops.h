@@ -39,6 +39,19 @@ Variable gelu_tanh(const Variable& x);  // GPT-2's approximation of it: approxim
 // width].
 Variable swiglu(const Variable& x);
 
+// Rotary position embedding (Su et al., "RoFormer", arXiv 2104.09864, equation 34) of a row's queries and keys
+// by their position t: with a head of d elements, elements j and j + d / 2 are a pair, as in Hugging Face's
+// files (not 2 j and 2 j + 1, as in the paper), and turn by the angle t base^(-2 j / d). Values pass unchanged.
+//
+// qkv: [steps * batch, (heads + 2 kv_heads) d], tokens step by step: row t * batch + b is token t of sequence
+// b; a row has `heads` heads of queries, `kv_heads` of keys and as many of values. d is even and at most 512;
+// base is 1 or more. Cosines and sines are within 1e-7 up to position 2^20; code that rounds base^(-2 j / d) to
+// fp32, as Hugging Face's does, turns by up to 6e-8 t radians more or less.
+//
+// A variable that nobody else holds, as in rope(linear(...), ...), is rotated in its own memory.
+Variable rope(Variable qkv, std::int64_t heads, std::int64_t kv_heads, std::int64_t batch,
+              float base = 10000.0f);
+
 // a + b, of one shape; layouts and types may differ, the result has a's.
 Variable add(const Variable& a, const Variable& b);
 

@@ -30,7 +30,11 @@ TOPKNOT_INLINE void gate(const T* x, T* y, std::int64_t begin, std::int64_t end,
   for (std::int64_t row = begin; row < end; ++row) {
     const T *a = x + row * 2 * width, *b = a + width;
     T* out = y + row * width;
-    for (std::int64_t i = 0; i < width; ++i) narrow(SiluRule{}.value(widened(a[i])) * widened(b[i]), out[i]);
+    in_lanes(
+        width, [=](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+          using V = decltype(lanes);
+          store_as<V>(out + i, SiluRule{}.value(load_as<V>(a + i)) * load_as<V>(b + i));
+        });
   }
 }
 
@@ -40,11 +44,13 @@ TOPKNOT_INLINE void gate_backward(const T* x, const T* dy, T* dx, std::int64_t b
   for (std::int64_t row = begin; row < end; ++row) {
     const T *a = x + row * 2 * width, *b = a + width, *grad = dy + row * width;
     T *da = dx + row * 2 * width, *db = da + width;
-    for (std::int64_t i = 0; i < width; ++i) {
-      const float of_a = widened(a[i]), of_b = widened(b[i]), g = widened(grad[i]);
-      narrow(g * of_b * SiluRule{}.slope(of_a), da[i]);
-      narrow(g * SiluRule{}.value(of_a), db[i]);
-    }
+    in_lanes(
+        width, [=](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+          using V = decltype(lanes);
+          const V of_a = load_as<V>(a + i), of_b = load_as<V>(b + i), g = load_as<V>(grad + i);
+          store_as<V>(da + i, g * of_b * SiluRule{}.slope(of_a));
+          store_as<V>(db + i, g * SiluRule{}.value(of_a));
+        });
   }
 }
 

@@ -67,6 +67,13 @@ TEST_CASE("activation functions, add and dropout on a GPU are the CPU's, value a
   }
 }
 
+TEST_CASE("swiglu and rope on a GPU are the CPU's, value and gradients") {
+  for (const Shape& shape : {Shape{1, 2}, Shape{5, 34}, Shape{40, 256}})
+    check_same([](auto x) { return swiglu(x[0]); }, {shape});
+  check_same([](auto x) { return rope(x[0], 5, 1, 3); }, {{120, 7 * 6}});
+  check_same([](auto x) { return rope(add(x[0], x[0]), 3, 3, 1); }, {{30, 9 * 64}});  // in place
+}
+
 TEST_CASE("ops that move channels, pixels and frames on a GPU are the CPU's, value and gradients") {
   check_same([](auto x) { return concat({x[0], x[1], x[2]}); }, {{2, 16, 3, 5}, {2, 3, 3, 5}, {2, 5, 3, 5}});
   check_same([](auto x) { return slice_channels(x[0], 2, 5); }, {{3, 9, 4, 3}});

@@ -178,6 +178,14 @@ TEST_CASE("the other ops in bfloat16 agree with fp32, in either layout") {
       "lookahead", {{{12, 7}}, {{7, 3}, {}, true}}, [](V v) { return lookahead(v[0], 2, v[1]); }, 2, 2);
   check_op("linear", {{{9, 20}}, {{12, 20}, {}, true, 0, 0.2f}, {{12}, {}, true}},
            [](V v) { return linear(v[0], v[1], v[2]); });
+  const Made rows{{9, 40}}, weight{{40}, {}, true, 1}, bias{{40}, {}, true};
+  check_op("layer_norm", {rows, weight, bias}, [](V v) { return layer_norm(v[0], v[1], v[2]); });
+  check_op("rms_norm", {rows, weight}, [](V v) { return rms_norm(v[0], v[1]); });
+  check_op(
+      "add_layer_norm", {rows, rows, weight, bias},
+      [](V v) { return add_layer_norm(v[0], v[1], v[2], v[3]).norm; }, 2, 2);
+  check_op("swiglu", {rows}, [](V v) { return swiglu(v[0]); });
+  check_op("rope", {rows}, [](V v) { return rope(v[0], 2, 1, 3); });
   const std::vector<std::int32_t> labels{0, 5, kNoLabel, 11};
   check_op("cross-entropy", {{{4, 12}}}, [&](V v) { return softmax_cross_entropy(v[0], labels); });
   check_op("squared error", {{{4, 3}}}, [](V v) { return mean_squared_error(v[0], Tensor::zeros({4, 3})); });

@@ -142,6 +142,8 @@ void print_row_ops(DType type) {
   print("rms_norm" + form, {&normed, &scale}, rms_norm(cast(normed.variable(), type), scale.variable()));
   normed.clear();
   print("swiglu" + form, {&normed}, swiglu(cast(normed.variable(), type)));
+  normed.clear();
+  print("rope" + form, {&normed}, rope(cast(normed.variable(), type), 3, 1, 2));
   RandomLeaf x({20, 33}), input({200, 33}, 2), recurrent({200, 50}, 3), input_bias({200}, 4),
       recurrent_bias({200}, 5);
   print("lstm" + form, {&x, &input, &recurrent, &input_bias, &recurrent_bias},

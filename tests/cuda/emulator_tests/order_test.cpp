@@ -53,6 +53,7 @@ TEST_CASE("pointwise ops give the same for any order of blocks and threads") {
       {[](auto x) { return gelu(x[0]); }, shape.numel()},
       {[](auto x) { return gelu_tanh(x[0]); }, shape.numel()},
       {[](auto x) { return swiglu(flatten(x[0])); }, shape.numel() / 2},
+      {[](auto x) { return rope(flatten(x[0]), 20, 20, 1); }, shape.numel()},
       {[](auto x) {
          return concat({x[0], slice_channels(x[0], 3, 8)});
        },
