@@ -341,6 +341,26 @@ struct LstmKernels {
                    LstmGradients& out);
 };
 
+// One call of attention(), as a backend sees it.
+struct AttentionShape {
+  std::int64_t heads, kv_heads, batch, steps, width;  // width: of a head
+  bool causal;
+  std::int64_t share() const { return heads / kv_heads; }  // heads of queries to one of keys and values
+  // Of the forward pass's products, without what causal attention leaves out; the gradients are twice that.
+  double flops() const {
+    const auto t = static_cast<double>(steps);
+    return 4 * (causal ? t * (t + 1) / 2 : t * t) * static_cast<double>(batch * heads * width);
+  }
+};
+
+struct AttentionKernels {
+  static constexpr const char* op = "attention";
+  static constexpr bool cpu_bfloat16 = true;
+  OpState (*forward)(const AttentionShape& shape, const Tensor& qkv, Tensor& y);
+  void (*backward)(const AttentionShape& shape, const Tensor& qkv, const Tensor& y, const Tensor& dy,
+                   const OpState& state, Tensor& dqkv);
+};
+
 struct CrossEntropyKernels {
   static constexpr const char* op = "softmax_cross_entropy";
   static constexpr bool cpu_bfloat16 = true;

@@ -281,6 +281,25 @@ struct LstmState {
 // goes into the state.
 Variable lstm(const Variable& x, std::int64_t batch, const LstmWeights& weights, const LstmState& state);
 
+// Scaled dot-product attention with several heads (Vaswani et al., "Attention is all you need", NIPS 2017,
+// section 3.2), whose key-value heads may be fewer (Ainslie et al., "GQA", EMNLP 2023, section 2.2). Of head
+// h, with g = h / (heads / kv_heads):
+//
+//   y[t,b,h] = sum_u P[t,u] v[u,b,g],  P[t,:] = softmax over u of q[t,b,h] . k[u,b,g] / sqrt(d)
+//
+// over all tokens u of the sequence b, or with `causal` those up to t.
+//
+// qkv: [steps * batch, (heads + 2 kv_heads) d], step by step: row t * batch + b has the queries head by head,
+// then the keys, then the values; the value: [steps * batch, heads d], likewise. Any number of steps.
+//
+// Memory beyond the tensors is linear in the steps: blocks of scores are computed one at a time with an
+// online softmax, a logarithm is kept for each row and head, and the backward pass computes the scores again
+// (Dao, "FlashAttention-2", arXiv 2307.08691, algorithms 1 and 2). Scores, weights and sums are fp32 for
+// bfloat16 too, on CPUs and GPUs. A NaN makes the value NaN for every token that sees it; on a CPU, in a value,
+// maybe also for some of the tokens before it.
+Variable attention(const Variable& qkv, std::int64_t heads, std::int64_t kv_heads, std::int64_t batch,
+                   bool causal);
+
 // ---- Losses: a scalar of shape [1], the mean over the batch. Padded sequences mask what is no part of them:
 // by labels, and in ctc_loss() by numbers of frames.
 

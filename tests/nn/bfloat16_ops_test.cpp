@@ -176,6 +176,8 @@ TEST_CASE("the other ops in bfloat16 agree with fp32, in either layout") {
   check_op("frames", {{{3, c, 8, 6}, Layout::blocked}}, [](V v) { return frames_to_rows(v[0]); });
   check_op(
       "lookahead", {{{12, 7}}, {{7, 3}, {}, true}}, [](V v) { return lookahead(v[0], 2, v[1]); }, 2, 2);
+  check_op(
+      "attention", {{{12, 40}}}, [](V v) { return attention(v[0], 4, 2, 2, true); }, 1, 3);
   check_op("linear", {{{9, 20}}, {{12, 20}, {}, true, 0, 0.2f}, {{12}, {}, true}},
            [](V v) { return linear(v[0], v[1], v[2]); });
   const Made rows{{9, 40}}, weight{{40}, {}, true, 1}, bias{{40}, {}, true};

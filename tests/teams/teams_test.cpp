@@ -149,6 +149,11 @@ void print_row_ops(DType type) {
   print("lstm" + form, {&x, &input, &recurrent, &input_bias, &recurrent_bias},
         lstm(cast(x.variable(), type), 4,
              {input.variable(), recurrent.variable(), input_bias.variable(), recurrent_bias.variable()}, {}));
+  for (const std::int64_t batch : {1, 5}) {  // fewer heads of keys than threads, and more
+    RandomLeaf qkv({200, 4 * 24});
+    print("attention of " + std::to_string(batch) + " sequences" + form, {&qkv},
+          attention(cast(qkv.variable(), type), 2, 1, batch, true));
+  }
   RandomLeaf logits({50, 10});
   std::vector<std::int32_t> labels;
   for (int i = 0; i < 50; ++i) labels.push_back(i % 10);
