@@ -187,6 +187,13 @@ TEST_CASE("the checksum of weights on a GPU is the CPU's, slice by slice") {
   CHECK(backend(gpu.device()).checksums(on_gpu) == cpu_backend().checksums(here));
 }
 
+TEST_CASE("attention on a GPU refuses heads that are too wide for its kernels, and says what to do") {
+  const OnGpu gpu;
+  const Variable wide(Tensor::zeros({2, 3 * 257}, Layout::plain, gpu.device()));
+  CHECK_THROWS_WITH(attention(wide, 1, 1, 1, true),
+                    Catch::Contains("up to 256 elements, not 257; use more heads"));
+}
+
 TEST_CASE("images become activations and come back: bfloat16 rounds to nearest") {
   for (const bool bf16 : {false, true}) {
     const OnGpu gpu(bf16 ? cuda::Precision::bf16 : cuda::Precision::fp32);

@@ -82,6 +82,15 @@ TEST_CASE("norms and their gradients are the same in either order of blocks and 
         const Variable y = layer_norm(x.variable(), w.variable(), b.variable());
         backward_from({{y, random_values(rows * width, 4)}});
         return std::vector{values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
+
+TEST_CASE("attention gives the same for any order of blocks and threads") {
+  const Shape shape{2 * 41, 4 * 40};  // 2 sequences of 41 tokens
+  for (const auto precision : {cuda::Precision::fp32, cuda::Precision::bf16})
+    for (const bool causal : {false, true})
+      of_both_orders([&] {
+        const OnGpu gpu(precision);
+        return probe([&](auto x) { return attention(x[0], 2, 1, 2, causal); },
+                     {{shape, random_values(shape.numel(), 1)}}, random_values(2 * 41 * 2 * 40, 2), true);
       });
 }
 
