@@ -175,6 +175,40 @@ TOPKNOT_INLINE void write_rows_of(const float* from, std::int64_t n, std::int64_
                  static_cast<std::size_t>(std::min<std::int64_t>(kPanel, width - c)));
 }
 
+// out[c][r] = rows[r][c] of 8 x 8.
+TOPKNOT_INLINE void transpose(const Lanes8* rows, Lanes8* out) {
+  Lanes8 pairs[8], fours[8];  // of rows
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = __builtin_shufflevector(rows[i], rows[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    pairs[i + 1] = __builtin_shufflevector(rows[i], rows[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int k = 0; k < 2; ++k) {
+      fours[i + 2 * k] = __builtin_shufflevector(pairs[i + k], pairs[i + k + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      fours[i + 2 * k + 1] =
+          __builtin_shufflevector(pairs[i + k], pairs[i + k + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  for (int c = 0; c < 4; ++c) {
+    out[c] = __builtin_shufflevector(fours[c], fours[c + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    out[c + 4] = __builtin_shufflevector(fours[c], fours[c + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+}
+
+TOPKNOT_INLINE void transpose_rows_of(const float* from, std::int64_t n, std::int64_t width, float factor,
+                                      float* to) {
+  const std::int64_t padded = round_up(width, kPanel);
+  for (std::int64_t i = 0; i < round_up(n, kPanel); i += 8)
+    for (std::int64_t c = 0; c < width; c += 8) {
+      Lanes8 rows[8], columns[8];
+      for (std::int64_t r = 0; r < 8; ++r)
+        rows[r] = i + r < n ? load_as<Lanes8>(from + (i + r) * padded + c) * factor : Lanes8{};
+      transpose(rows, columns);
+      float* out = to + (i / kPanel * width + c) * kPanel + i % kPanel;
+      for (std::int64_t k = 0; k < std::min<std::int64_t>(8, width - c); ++k)
+        store_as(out + k * kPanel, columns[k]);
+    }
+}
+
 }  // namespace
 
 TOPKNOT_MULTIVERSION void product(const Factors& f, const ProductSize& size, Cut cut, std::int64_t shift,
@@ -219,12 +253,7 @@ TOPKNOT_MULTIVERSION void write_rows(const float* from, std::int64_t n, std::int
 
 TOPKNOT_MULTIVERSION void transpose_rows(const float* from, std::int64_t n, std::int64_t width, float factor,
                                          float* to) {
-  const std::int64_t padded = round_up(width, kPanel);
-  for (std::int64_t i = 0; i < round_up(n, kPanel); ++i) {
-    float* column = to + i / kPanel * width * kPanel + i % kPanel;
-    for (std::int64_t c = 0; c < width; ++c)
-      column[c * kPanel] = i < n ? from[i * padded + c] * factor : 0.0f;
-  }
+  transpose_rows_of(from, n, width, factor, to);
 }
 
 TOPKNOT_MULTIVERSION void scale_rows(float* rows, std::int64_t n, std::int64_t padded, const float* factors) {
