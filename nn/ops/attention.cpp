@@ -36,11 +36,9 @@ Variable attention(const Variable& qkv, std::int64_t heads, std::int64_t kv_head
           }};
 }
 
-namespace {
-
 // On a CPU.
-
-using namespace attention_cpu;
+namespace attention_cpu {
+namespace {
 
 // Of one head from a token on, in a tensor with `heads` heads in a row; token t of sequence b is row t * batch + b.
 template <class T>
@@ -322,4 +320,5 @@ const RegisterKernels<AttentionKernels> attention_registered(DeviceKind::cpu,
                                                               .backward = attention_backward});
 
 }  // namespace
+}  // namespace attention_cpu
 }  // namespace topknot
