@@ -1,5 +1,5 @@
-// Attention, one size after another, for a driver that alternates it with another library's: prints "ready 1",
-// then answers each line "HEADS KV_HEADS BATCH STEPS WIDTH CAUSAL K" on standard input with the seconds of K
+// Attention, one size after another, for a driver that alternates it with another library's: prints "ready
+// 1", then answers each line "HEADS KV_HEADS BATCH STEPS WIDTH CAUSAL K" on standard input with the seconds of K
 // forward passes, and then of K backward passes.
 #include <omp.h>
 

@@ -40,7 +40,8 @@ Variable attention(const Variable& qkv, std::int64_t heads, std::int64_t kv_head
 namespace attention_cpu {
 namespace {
 
-// Of one head from a token on, in a tensor with `heads` heads in a row; token t of sequence b is row t * batch + b.
+// Of one head from a token on, in a tensor with `heads` heads in a row; token t of sequence b is row
+// t * batch + b.
 template <class T>
 HeadRows<T> head_rows(const AttentionShape& s, T* tensor, std::int64_t heads, std::int64_t b,
                       std::int64_t head, std::int64_t token) {
@@ -57,8 +58,8 @@ std::int64_t block_count(const AttentionShape& s) {
   return (s.steps + kBlock - 1) / kBlock;
 }
 
-// Calls a worker of each thread with (head, first block, last block + 1) for the heads' blocks that it has, its
-// range of the work. weight(block): the pairs of blocks that a block of a head stands for.
+// Calls a worker of each thread with (head, first block, last block + 1) for the heads' blocks that it has,
+// its range of the work. weight(block): the pairs of blocks that a block of a head stands for.
 template <class Weight, class MakeWorker>
 void share_blocks(std::int64_t heads, std::int64_t blocks, const Weight& weight,
                   const MakeWorker& make_worker) {
