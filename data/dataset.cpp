@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
 
 #include "nn/base/checksum.h"
@@ -52,6 +53,27 @@ std::span<const std::int32_t> Dataset::transcript(std::int64_t index) const {
 
 void Dataset::get_frames(std::int64_t index, float*, std::int64_t) const {
   frames(index);
+}
+
+std::vector<std::int32_t> Dataset::encode(const std::string& text) const {
+  std::vector<std::int32_t> tokens;
+  constexpr std::string_view kBlanks = " \t\r\n";
+  for (std::size_t at = 0; (at = text.find_first_not_of(kBlanks, at)) != std::string::npos;) {
+    const std::size_t stop = std::min(text.find_first_of(kBlanks, at), text.size());
+    const char* const end = text.data() + stop;
+    std::int32_t token = 0;
+    if (const auto [rest, error] = std::from_chars(text.data() + at, end, token);
+        error != std::errc() || rest != end || token < 0 || token >= classes())
+      throw UserError(fmt::format("'{}' is no token of data.name={}, whose tokens are numbers from 0 to {}",
+                                  text.substr(at, stop - at), name(), classes() - 1));
+    tokens.push_back(token);
+    at = stop;
+  }
+  return tokens;
+}
+
+std::string Dataset::token_text(std::int32_t token) const {
+  return fmt::format("{} ", token);
 }
 
 const std::string& Dataset::token_name() const {

@@ -109,6 +109,12 @@ class Dataset {
   virtual std::span<const std::int32_t> transcript(std::int64_t index) const;
   virtual void get_frames(std::int64_t index, float* out, std::int64_t stride) const;
   virtual std::string where(std::int64_t index) const;
+
+  // Language models only: the tokens of a text, and what a token stands for, as it is written before the next
+  // one (a word with a blank behind it). By default, of a set that knows no texts, both are numbers between
+  // blanks. UserError: what the vocabulary does not have.
+  virtual std::vector<std::int32_t> encode(const std::string& text) const;
+  virtual std::string token_text(std::int32_t token) const;
   // Language models only. What a token is: "word", "character", "byte", or "token" if the set does not know.
   virtual const std::string& token_name() const;
   // Bytes of text that a token stands for, the mean over this split; 0 if it is not known, or if tokens do not

@@ -79,6 +79,16 @@ int utf8_bytes(char32_t c) {
   return c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
 }
 
+std::string utf8(char32_t c) {
+  const int bytes = utf8_bytes(c);
+  if (bytes == 1) return {static_cast<char>(c)};
+  std::string text(static_cast<std::size_t>(bytes), '\0');
+  for (int i = bytes - 1; i > 0; --i, c >>= 6)
+    text[static_cast<std::size_t>(i)] = static_cast<char>(0x80 | (c & 0x3f));
+  text[0] = static_cast<char>((0xf00 >> bytes & 0xff) | c);
+  return text;
+}
+
 // The code point that begins at byte `at`; kCodePoints if the bytes there are no UTF-8 (RFC 3629: shortest
 // form, no surrogates).
 char32_t code_point(std::string_view text, std::size_t at) {
@@ -114,7 +124,7 @@ void for_each_character(const TextFile& file, const Character& character) {
 // A text's tokens, and what they stand for.
 struct Tokens {
   std::vector<std::int32_t> ids;
-  std::vector<std::uint8_t> bytes;  // by id: of the text that the token is; empty for words
+  std::vector<std::string> texts;  // by id: the word, the bytes of the character, the byte
   std::size_t classes = 0;
   std::uint64_t vocabulary_checksum = 0;
 };
@@ -145,7 +155,10 @@ std::uint64_t checksum_of(const Words& ids) {
 
 Tokens by_word(const TextFile& training, const TextFile& source) {
   const Words ids = words_of(training);
-  Tokens tokens{.classes = ids.size(), .vocabulary_checksum = checksum_of(ids)};
+  Tokens tokens;
+  tokens.texts.resize(ids.size());
+  tokens.classes = ids.size(), tokens.vocabulary_checksum = checksum_of(ids);
+  for (const auto& [word, id] : ids) tokens.texts[static_cast<std::size_t>(id)] = word;
   for_each_word(source, [&](std::string_view word) {
     const auto found = ids.find(word);
     tokens.ids.push_back(found == ids.end() ? kUnknown : found->second);
@@ -154,7 +167,9 @@ Tokens by_word(const TextFile& training, const TextFile& source) {
 }
 
 Tokens by_byte(const TextFile& source) {
-  Tokens tokens{.bytes = std::vector<std::uint8_t>(256, 1), .classes = 256};
+  Tokens tokens;
+  tokens.classes = 256;
+  for (int byte = 0; byte < 256; ++byte) tokens.texts.emplace_back(1, static_cast<char>(byte));
   tokens.ids.reserve(source.content.size());
   for (const char c : source.content) tokens.ids.push_back(static_cast<unsigned char>(c));
   return tokens;
@@ -170,7 +185,7 @@ Tokens by_character(const TextFile& training, const TextFile& source) {
     if (ids[c] == kAbsent) continue;
     ids[c] = static_cast<std::int32_t>(vocabulary.size());
     vocabulary.push_back(c);
-    tokens.bytes.push_back(static_cast<std::uint8_t>(utf8_bytes(c)));
+    tokens.texts.push_back(utf8(c));
   }
   tokens.classes = vocabulary.size();
   Checksum checksum;
@@ -237,9 +252,9 @@ class Text final : public Dataset {
   int classes() const override { return static_cast<int>(tokens_.classes); }
   const std::string& token_name() const override { return token_name_; }
   double bytes_per_token() const override {
-    if (tokens_.bytes.empty()) return 0;
+    if (by_words()) return 0;
     double bytes = 0;
-    for (const std::int32_t id : tokens_.ids) bytes += tokens_.bytes[static_cast<std::size_t>(id)];
+    for (const std::int32_t id : tokens_.ids) bytes += static_cast<double>(text(id).size());
     return bytes / static_cast<double>(tokens_.ids.size());
   }
   bool has_held_out() const override { return has_held_out_; }
@@ -255,9 +270,40 @@ class Text final : public Dataset {
     return true;
   }
   std::uint64_t class_names_checksum() const override { return tokens_.vocabulary_checksum; }
+  std::vector<std::int32_t> encode(const std::string& words) const override {
+    std::unordered_map<std::string_view, std::int32_t> ids;
+    for (const std::string& one : tokens_.texts) ids.emplace(one, static_cast<std::int32_t>(ids.size()));
+    const TextFile file{"the text to go on with", words};
+    std::vector<std::int32_t> tokens;
+    if (by_words()) {
+      for_each_word(file, [&](std::string_view word) {
+        const auto found = ids.find(word);
+        tokens.push_back(found == ids.end() ? kUnknown : found->second);
+      });
+      if (!words.ends_with('\n') && !tokens.empty()) tokens.pop_back();  // the last line has no end yet
+    } else if (token_name_ == "byte") {
+      tokens = by_byte(file).ids;
+    } else {
+      for_each_character(file, [&](char32_t c, std::size_t at) {
+        const auto found = ids.find(utf8(c));
+        if (found == ids.end())
+          throw UserError(fmt::format(
+              "'{}': the character '{}' (U+{:04X}) at byte {} is not among the {} of the training text",
+              file.path, one_line(utf8(c)), static_cast<std::uint32_t>(c), at, ids.size()));
+        tokens.push_back(found->second);
+      });
+    }
+    return tokens;
+  }
+  std::string token_text(std::int32_t token) const override {
+    if (!by_words()) return text(token);
+    return token == kEndOfLine ? "\n" : text(token) + " ";
+  }
 
  private:
   bool there(std::int64_t i) const { return i < static_cast<std::int64_t>(tokens_.ids.size()); }
+  bool by_words() const { return token_name_ == "word"; }
+  const std::string& text(std::int32_t token) const { return tokens_.texts[static_cast<std::size_t>(token)]; }
   std::int32_t token(std::int64_t i) const { return tokens_.ids[static_cast<std::size_t>(i)]; }
 
   const std::string name_ = "text", token_name_;

@@ -10,7 +10,7 @@
 //   w = w - lr * shape factor * X
 //
 // The iteration is Newton and Schulz's with factors a, b, c that lift small singular values fast. It leaves
-// all of them near 1, between 0.7 and 1.2 with jordan's factors. Where rows > cols, A = X^T X and X (b * A +
+// all of them near 1, between 0.7 and 1.2 with jordan's factors. If rows > cols, A = X^T X and X (b * A +
 // c * A A), which has the smaller squares and the same result.
 //
 // The published variants differ in these numbers:
@@ -24,9 +24,9 @@
 //
 // All else (1-D parameters, embeddings, the first convolution, the output layer) has AdamW's step
 // (optim/adamw.cpp) with a learning rate of its own, whose schedule is Muon's. Every rank makes the same step
-// of the same average; whoever multiplies has n = min(rows, cols), m = max(rows, cols) and 5 (4 n^2 m + 2
-// n^3) operations a step, of which the CPU leaves out the halves of symmetric products: 5 (3 n^2 m + n^3).
-// The CPU's arithmetic is in fp32, not in bfloat16 as the published programs'.
+// of the same average. With n = min(rows, cols) and m = max(rows, cols), the products of a matrix take
+// 5 (4 n^2 m + 2 n^3) operations a step, of which the CPU leaves out the halves of symmetric ones: 5 (3 n^2 m
+// + n^3). The CPU's arithmetic is in fp32, not in bfloat16 as the published programs'.
 
 #include "optim/muon.h"
 

@@ -23,7 +23,7 @@ Sides sides_of(std::size_t rows, std::size_t cols) {
   return {static_cast<unsigned>(rows), static_cast<unsigned>(cols), rows > cols};
 }
 
-// Where X has what the matrix has at i.
+// The place in X of what the matrix has at i.
 __device__ std::size_t place(std::size_t i, Sides s) {
   if (!s.turned) return i;
   const std::size_t row = i / s.cols;

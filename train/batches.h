@@ -29,8 +29,8 @@ BatchView view_of(const Batch& batch, std::span<const std::int32_t> frames);
 // Of each recording of a batch, the frames that the model gives.
 std::vector<std::int32_t> output_frames(const Module& module, const Batch& batch);
 
-// A batch's loss, a scalar: softmax cross-entropy with labels, mean squared error with targets, connectionist
-// temporal classification with recordings.
+// The loss of a model's output, a scalar: softmax cross-entropy with labels, mean squared error with targets,
+// connectionist temporal classification with recordings. A run asks BuiltModel::loss() (train/setup.h).
 Variable batch_loss(const Variable& output, const BatchView& batch, double label_smoothing = 0);
 
 // A loader's batches where the model computes.

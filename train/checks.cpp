@@ -99,9 +99,12 @@ DataFingerprint data_fingerprint(const RunData& data) {
   add("training", *data.train);
   add("test", *data.test);
   if (data.held_out) add("held-out", *data.held_out);
-  fingerprint["the checksum of the vocabulary or the classes' names"] =
-      fmt::format("{:016x}", data.train->class_names_checksum());
+  fingerprint[kVocabularyFingerprint] = vocabulary_fingerprint(*data.train);
   return fingerprint;
+}
+
+std::string vocabulary_fingerprint(const Dataset& data) {
+  return fmt::format("{:016x}", data.class_names_checksum());
 }
 
 void check_same_data(Communicator& communicator, const DataFingerprint& mine) {

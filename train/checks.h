@@ -34,6 +34,9 @@ void check_same_configuration(Communicator& communicator, const Config& config);
 // vocabulary or the names of the classes. Where the files lie is no part of it.
 using DataFingerprint = std::map<std::string, std::string>;
 DataFingerprint data_fingerprint(const RunData& data);
+// The entry of the vocabulary, or of the classes' names.
+inline constexpr const char* kVocabularyFingerprint = "the checksum of the vocabulary or the classes' names";
+std::string vocabulary_fingerprint(const Dataset& data);
 
 void check_same_data(Communicator& communicator, const DataFingerprint& mine);
 

@@ -38,7 +38,7 @@ Pass count_pass(const Config& config, const Dataset& data, BuiltModel& model, in
   const std::vector<std::int32_t> frames = output_frames(*model.module, batch);
   ForwardContext context;
   context.frames = frames;
-  const Variable loss = batch_loss(model.forward(batch.images, context), view_of(batch, frames));
+  const Variable loss = model.loss(view_of(batch, frames), context);
   Pass pass;
   pass.forward = cost.flops();
   backward(loss, hook);

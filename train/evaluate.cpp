@@ -94,9 +94,15 @@ EvaluationSums evaluation_sums(BuiltModel& model, Batches& batches, const Evalua
     const BatchView* batch = batches.next();
     if (!batch) break;
     context.frames = batch->frames;
-    const Variable output = model.forward(batch->images, context);
     const auto losses = static_cast<double>(batch->losses);
-    device.add_to_sum(on_device + kLoss, batch_loss(output, *batch).value().data(), losses);
+    Variable output, loss;
+    if (data.task() == Task::language_model) {  // nothing but the loss is asked for, so logits are not made
+      loss = model.loss(*batch, context);
+    } else {
+      output = model.forward(batch->images, context);
+      loss = batch_loss(output, *batch);
+    }
+    device.add_to_sum(on_device + kLoss, loss.value().data(), losses);
     sums.samples += losses;
     if (data.task() == Task::classification)
       count_correct(output.value(), batch->labels, 1, on_device + kCorrect);

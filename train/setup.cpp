@@ -51,6 +51,14 @@ Variable BuiltModel::forward(const Tensor& images, const ForwardContext& context
   return module->forward(Variable(cast ? in_form(images, images.layout(), activations) : images), typed);
 }
 
+Variable BuiltModel::loss(const BatchView& batch, const ForwardContext& context,
+                          double label_smoothing) const {
+  if (!module->reads_tokens()) return batch_loss(forward(batch.images, context), batch, label_smoothing);
+  ForwardContext typed = context;
+  typed.cpu_activations = activations;
+  return module->loss(Variable(batch.images), batch.labels, static_cast<float>(label_smoothing), typed);
+}
+
 std::unique_ptr<BuiltModel> register_model(const Config& config, const Dataset& data, Device device) {
   auto built = std::make_unique<BuiltModel>(device);
   ModelOptions options = config.model;

@@ -12,6 +12,7 @@
 #include "data/loader.h"
 #include "dist/exchange/exchange.h"
 #include "nn/layers/layers.h"
+#include "train/batches.h"
 #include "train/config/config.h"
 #include "train/run_directory.h"
 
@@ -48,6 +49,8 @@ struct BuiltModel {
   explicit BuiltModel(Device device = {}) : store(device) {}
   // Images as a loader gives them, cast to `activations`; or activations on a GPU.
   Variable forward(const Tensor& images, const ForwardContext& context) const;
+  // A batch's loss: batch_loss() of what forward() gives; of a language model Module::loss().
+  Variable loss(const BatchView& batch, const ForwardContext& context, double label_smoothing = 0) const;
 
   ParameterStore store;
   ModulePtr module;

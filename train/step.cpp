@@ -99,11 +99,10 @@ void Step::make(const StepContext& context) {
 }
 
 void Step::compute(std::int64_t step) {
-  arena_.mark_gradients_unwritten();
-
   std::optional<PassCost> cost;
   if (!std::exchange(counted_, true) && inputs_.data.train->task() != Task::transcription) cost.emplace();
   const bool stateless = train_->loader().random_windows();
+  arena_.mark_gradients_unwritten();
   save_statistics();
   backend_.fill_zero(loss_.data(), 1);
   const float share = 1.0f / static_cast<float>(parts_);  // of a micro-batch in the step's mean
@@ -113,8 +112,7 @@ void Step::compute(std::int64_t step) {
     runner_->in_phase(Phase::data, [&] { batch = &train_->of_step(part); });
     runner_->in_phase(Phase::forward, [&] {
       if (stateless) model_->store.reset_states();  // the text before a window is not known
-      const Variable output = model_->forward(batch->images, forward_context(step, part, *batch));
-      loss = batch_loss(output, *batch, config_.train.label_smoothing);
+      loss = model_->loss(*batch, forward_context(step, part, *batch), config_.train.label_smoothing);
     });
     backend_.add_scaled(loss_.data(), loss.value().data(), 1, share);
     const bool sends = part + 1 == parts_ && !clip_model_;

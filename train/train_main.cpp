@@ -1,4 +1,4 @@
-// train [FILE.yaml] [section.key=value ...]: the front door to a run; train export; train status. Exit codes:
+// train [FILE.yaml] [section.key=value ...]: the front door to a run; train export, sample, status. Exit codes:
 // 0, 1 for an error, 2 for bad input, 128 + signal where a signal stopped the run.
 #include <cstdio>
 #include <optional>
@@ -11,6 +11,7 @@
 #include "train/config/config.h"
 #include "train/network_check.h"
 #include "train/run_directory.h"
+#include "train/sample.h"
 #include "train/setup.h"
 #include "train/start.h"
 
@@ -65,6 +66,7 @@ int run(int argc, char** argv) {
   const auto program_start = std::chrono::steady_clock::now();
   if (argc > 1 && std::string_view(argv[1]) == "status") return status_command(argc - 1, argv + 1);
   if (argc > 1 && std::string_view(argv[1]) == "export") return export_command(argc - 1, argv + 1);
+  if (argc > 1 && std::string_view(argv[1]) == "sample") return sample_command(argc - 1, argv + 1);
   const CommandLine line = parse_command_line(argc, argv);
   if (!line.text.empty()) {
     std::fputs(line.text.c_str(), stdout);

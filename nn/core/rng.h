@@ -56,7 +56,7 @@ inline Philox philox4x32(Philox counter, std::array<std::uint32_t, 2> key) {
 }
 
 // The use of a stream of random numbers: the uses are independent under one seed.
-enum class RngUse : std::uint32_t { init = 1, shuffle, augment, dropout, dataset, compress, test };
+enum class RngUse : std::uint32_t { init = 1, shuffle, augment, dropout, dataset, compress, test, sample };
 
 class CounterRng {
  public:

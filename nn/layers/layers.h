@@ -46,6 +46,12 @@ class Module {
   // Whether the input is a batch of token sequences, as embedding() has them, and the output a row of logits
   // for each token, step by step.
   virtual bool reads_tokens() const { return false; }
+  // Of a model that reads tokens: the mean loss of its logits for an input x, as softmax_cross_entropy() has
+  // it. A model whose output layer and loss are one op makes no matrix of logits here.
+  virtual Variable loss(const Variable& x, std::span<const std::int32_t> labels, float smoothing,
+                        const ForwardContext& context) {
+    return softmax_cross_entropy(forward(x, context), labels, smoothing);
+  }
   // Of a model that transcribes: how many frames it gives for an input of so many; rows of logits frame by
   // frame, as ctc_loss() takes them. 0 for other models.
   virtual std::int64_t output_frames(std::int64_t /*frames*/) const { return 0; }

@@ -19,9 +19,17 @@ struct ModelOptions {
   std::int64_t batch = 1;
   double dropout = 0.5;                  // probability, where the model has any
   std::vector<int> hidden = {200, 200};  // mlp
-  int width = 200, layers = 2;           // recurrent models
-  bool tied = false;                     // lstm_lm: the output layer has the embedding's weight
+  int width = 200, layers = 2;           // recurrent models, transformers
+  bool tied = false;                     // lstm_lm, llama: the output layer has the embedding's weight
   double init_uniform = 0;  // lstm_lm: every parameter is uniform in +- this; 0: the model's own way
+  // Transformers.
+  int heads = 4, kv_heads = 0;  // of attention; kv_heads 0: as many
+  int context = 0;              // positions that there are; 0: as many as a window of the data has
+  int feed_forward = 0;         // width; 0: 4 width in gpt, 8/3 width up to a multiple of 256 in llama
+  double norm_epsilon = 1e-5;
+  bool bias = true;           // gpt: of linear layers and norms
+  std::string gelu = "tanh";  // gpt: or exact
+  double rope_base = 10000;   // llama
 };
 
 using ModelFactory = ModulePtr (*)(ParameterStore& store, const ModelOptions& options);

@@ -297,6 +297,15 @@ struct EmbeddingKernels {
   void (*backward)(const Tensor& ids, const Tensor& dy, std::int64_t tokens, const GradientTarget& weight);
 };
 
+struct PositionsKernels {
+  static constexpr const char* op = "add_positions";
+  static constexpr bool cpu_bfloat16 = true;
+  void (*forward)(const Tensor& x, std::int64_t batch, const Tensor& weight, Tensor& y);
+  // dW[t] = sum_b dy[t * batch + b], in the order of b; 0 for t >= steps
+  void (*weight_gradient)(const Tensor& dy, std::int64_t batch, std::int64_t positions,
+                          const GradientTarget& weight);
+};
+
 struct FramesKernels {
   static constexpr const char* op = "frames_to_rows";
   // x [N, C, H, T] in a layout of its device; rows [T * N, C * H].
@@ -370,6 +379,25 @@ struct CrossEntropyKernels {
   void (*backward)(const Tensor& logits, const OpState& state, float smoothing, const Tensor& grad,
                    Tensor& dz);
   void (*count_correct)(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum);
+};
+
+// One call as a backend sees it.
+struct LinearCrossEntropyCall {
+  Tensor x, weight;
+  std::span<const std::int32_t> labels;
+  float smoothing;
+  std::int64_t chunk;  // rows of x whose logits are there at a time, 1 to all
+};
+
+struct LinearCrossEntropyKernels {
+  static constexpr const char* op = "linear_cross_entropy";
+  static constexpr bool cpu_bfloat16 = true;
+  // With z = x W^T, chunk by chunk, and dz = (softmax(z) - t) / rows that are not masked:
+  //   dx = dz W,  dweight = dz^T x
+  // in f32, of the shapes of x and the weight; undefined: not wanted.
+  void (*forward)(const LinearCrossEntropyCall& call, Tensor& loss, Tensor& dx, Tensor& dweight);
+  // to = by[0] from, or with `accumulate` to += that; `from` is f32, `to` of either type.
+  void (*scale)(const Tensor& from, const Tensor& by, bool accumulate, Tensor& to);
 };
 
 struct SquaredErrorKernels {

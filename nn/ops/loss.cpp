@@ -6,6 +6,7 @@
 
 #include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
+#include "nn/ops/cpu/softmax_row.h"
 #include "nn/ops/kernels.h"
 
 namespace topknot {
@@ -77,41 +78,6 @@ struct Softmax {
   std::vector<std::int32_t> labels;
   double counted;  // rows that are not masked, at least 1
 };
-
-template <class T>
-TOPKNOT_INLINE float greatest_of(const T* z, std::size_t n) {
-  float tops[kLanes];
-  Lanes top = splat(widened(z[0]));
-  std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const Lanes v = load_as<Lanes>(z + i);
-    top = v > top ? v : top;  // a NaN comes through by the sum
-  }
-  store(tops, top);
-  float greatest = tops[0];
-  for (const float t : tops) greatest = t > greatest ? t : greatest;
-  for (; i < n; ++i) greatest = widened(z[i]) > greatest ? widened(z[i]) : greatest;
-  return greatest;
-}
-
-template <class T>
-TOPKNOT_INLINE double sum_of_exp(const T* z, std::size_t n, float top) {
-  constexpr std::size_t kPiece = 32 * kLanes;  // summed in floats; pieces are added in double
-  float sums[kLanes];
-  double sum = 0;
-  for (std::size_t begin = 0; begin < n; begin += kPiece) {
-    const std::size_t end = std::min(n, begin + kPiece);
-    Lanes piece{};
-    std::size_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) piece += exp_lanes(load_as<Lanes>(z + i) - top);
-    store(sums, piece);
-    for (const float s : sums) sum += s;
-    if (i == end) continue;
-    store(sums, exp_lanes(load_part(z + i, end - i) - top));
-    for (std::size_t j = 0; j < end - i; ++j) sum += sums[j];
-  }
-  return sum;
-}
 
 template <class T>
 TOPKNOT_INLINE RowSum sum_row(const T* z, std::size_t n) {

@@ -234,6 +234,13 @@ Variable scale_channels(const Variable& x, const Variable& s);
 // CPU an id beyond the weight throws Error. On a GPU, if the host does not read them, its row is NaN.
 Variable embedding(const Variable& ids, const Variable& weight);
 
+// Learned positions (Radford et al., "Improving language understanding by generative pre-training", 2018).
+//
+// y[t * batch + b] = x[t * batch + b] + weight[t]. x: [steps * batch, width], step by step as embedding()
+// gives it; weight: [positions, width], positions >= steps. The positions behind the steps get a gradient of
+// 0.
+Variable add_positions(const Variable& x, std::int64_t batch, const Variable& weight);
+
 // [N, C, H, T] -> [T * N, C * H], frame by frame: row t * N + n has x[n, :, :, t], in the order C, H.
 Variable frames_to_rows(const Variable& x);
 
@@ -295,8 +302,8 @@ Variable lstm(const Variable& x, std::int64_t batch, const LstmWeights& weights,
 // Memory beyond the tensors is linear in the steps: blocks of scores are computed one at a time with an
 // online softmax, a logarithm is kept for each row and head, and the backward pass computes the scores again
 // (Dao, "FlashAttention-2", arXiv 2307.08691, algorithms 1 and 2). Scores, weights and sums are fp32 for
-// bfloat16 too, on CPUs and GPUs. A NaN makes the value NaN for every token that sees it; on a CPU, in a value,
-// maybe also for some of the tokens before it.
+// bfloat16 too, on CPUs and GPUs. A NaN makes the value NaN for every token that sees it; a NaN among the
+// values maybe also for some of the tokens before it.
 Variable attention(const Variable& qkv, std::int64_t heads, std::int64_t kv_heads, std::int64_t batch,
                    bool causal);
 
@@ -311,6 +318,19 @@ Variable attention(const Variable& qkv, std::int64_t heads, std::int64_t kv_head
 // gradient NaN, and the labels outlive the backward pass.
 Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int32_t> labels,
                                float smoothing = 0);
+
+// softmax_cross_entropy(linear(x, weight), labels, smoothing) without a matrix of all logits: those of
+// `chunk` rows of x are there at a time. What is lost of a chunk gives its part of the gradients at once, so
+// that logits are computed once (Hsu et al., "Liger Kernel", arXiv 2410.10989, section 3.2, "fused linear
+// cross entropy"). The backward pass multiplies the gradients by that of the loss.
+//
+// x: [N, width]; weight: [classes, width], a parameter that other ops may share (an embedding's); labels and
+// smoothing as above. Logits are f32, also under bf16. Memory beside the value: chunk x classes logits during
+// the pass and, on a CPU with several chunks, copies of the weight; if gradients are wanted, N x width +
+// classes x width floats until the backward pass. `chunk` > 0, or 0: by the numbers of rows and classes, 2^24
+// logits at most or 64 rows. Chunks are added in their order.
+Variable linear_cross_entropy(const Variable& x, const Variable& weight, std::span<const std::int32_t> labels,
+                              float smoothing = 0, std::int64_t chunk = 0);
 
 // mean over all elements of (y - target)^2; both [N, D] in plain layout on one device, the target f32.
 Variable mean_squared_error(const Variable& y, const Tensor& target);

@@ -28,6 +28,15 @@ Keys lm_keys(const MadeUpText& text, const Keys& more = {}) {
               more);
 }
 
+// What lm_keys() has for lstm_lm, for every language model: transformers take a lower rate.
+const std::vector<Keys>& language_models() {
+  static const std::vector<Keys> all{
+      {"model.name=lstm_lm"},
+      {"model.name=gpt", "model.heads=4", "optimizer.lr=0.5"},
+      {"model.name=llama", "model.heads=4", "model.kv_heads=2", "model.feed_forward=40", "optimizer.lr=0.5"}};
+  return all;
+}
+
 // lstm_lm whose logits are NaN in one step of rank 0, and that keeps the state with which each of its
 // training steps begins there.
 struct BrokenStep {
@@ -101,32 +110,78 @@ TEST_CASE("a language model learns a made-up text: what is left is the choice of
 TEST_CASE(
     "language models: ranks agree, and threads equal gloo, with dense, topk and dgc, tied and with dropout") {
   const MadeUpText text;
-  for (const Keys& keys : {Keys{"compress.name=dense", "dist.ordered_sum=true"}, Keys{"compress.name=topk"},
-                           Keys{"compress.name=dgc", "optimizer.momentum=0.5", "optimizer.lr=0.5"},
-                           Keys{"compress.name=topk", "model.tied=true", "model.dropout=0.3"}}) {
-    INFO(keys.front() << " " << keys.back());
-    const Keys all = lm_keys(text, with({"train.max_steps=12"}, keys));
-    const Run threads = train("threads", 3, all);
-    CHECK(threads.checksums == train("gloo", 3, all).checksums);
-    CHECK(threads.metrics.steps.back().loss < threads.metrics.steps.front().loss);
-  }
+  for (const Keys& model : language_models())
+    for (const Keys& keys :
+         {Keys{"compress.name=dense", "dist.ordered_sum=true"}, Keys{"compress.name=topk"},
+          Keys{"compress.name=dgc", "optimizer.momentum=0.5", "optimizer.lr=0.5", "train.accumulate=2"},
+          Keys{"compress.name=topk", "model.tied=true", "model.dropout=0.3"}}) {
+      INFO(model.front() << " " << keys.front() << " " << keys.back());
+      const Keys all = lm_keys(text, with(with(model, {"train.max_steps=12"}), keys));
+      const Run threads = train("threads", 3, all);
+      CHECK(threads.checksums == train("gloo", 3, all).checksums);
+      CHECK(threads.metrics.steps.back().loss < threads.metrics.steps.front().loss);
+    }
 }
 
 TEST_CASE("a language model goes on bit for bit from the middle of an epoch, by threads and by gloo") {
   const MadeUpText text;
-  for (const Keys& keys :
-       {Keys{"compress.name=dense", "dist.ordered_sum=true"}, Keys{"compress.name=topk", "model.dropout=0.3"},
-        Keys{"compress.name=dgc", "optimizer.momentum=0.5", "train.accumulate=2"}}) {
-    INFO(keys.front());
-    const Keys all = lm_keys(
-        text,
-        with({"dist.ranks=2", "train.max_steps=24", "train.stop_after=0", "train.eval_every=0.5"}, keys));
-    const Ended expected = whole(all);
-    const Ended resumed = stopped_and_resumed(all, 14);
-    check_same(expected, resumed);
-    check_same(expected, stopped_and_resumed(all, 14, "gloo"));
-    CHECK(expected.metrics.end->held_out_loss == resumed.metrics.end->held_out_loss);
+  for (const Keys& model : language_models())
+    for (const Keys& keys : {Keys{"compress.name=dense", "dist.ordered_sum=true"},
+                             Keys{"compress.name=topk", "model.dropout=0.3"},
+                             Keys{"compress.name=dgc", "optimizer.momentum=0.5", "train.accumulate=2"}}) {
+      INFO(model.front() << " " << keys.front());
+      const Keys all = lm_keys(text, with(with(model, {"dist.ranks=2", "train.max_steps=24",
+                                                       "train.stop_after=0", "train.eval_every=0.5"}),
+                                          keys));
+      const Ended expected = whole(all);
+      const Ended resumed = stopped_and_resumed(all, 14);
+      check_same(expected, resumed);
+      check_same(expected, stopped_and_resumed(all, 14, "gloo"));
+      CHECK(expected.metrics.end->held_out_loss == resumed.metrics.end->held_out_loss);
+    }
+}
+
+// A transformer whose loss is NaN in one step of one rank.
+template <const char* kName>
+class BrokenTransformer final : public Module {
+ public:
+  BrokenTransformer(ParameterStore& store, const ModelOptions& options)
+      : inner_(make_model(kName, store, options)) {}
+  bool reads_tokens() const override { return true; }
+  Variable forward(const Variable& x, const ForwardContext& context) override {
+    return inner_->forward(x, context);
   }
+  Variable loss(const Variable& x, std::span<const std::int32_t> labels, float smoothing,
+                const ForwardContext& context) override {
+    const bool broken = context.training && context.rank == 1 && context.step == BrokenStep::kBroken;
+    const Variable loss = inner_->loss(x, labels, smoothing, context);
+    if (!broken) return loss;
+    Tensor nan = Tensor::from({std::nanf("")}, {1});
+    return {"broken", nan, {loss}, [=](Tensor) { loss.accumulate_grad(nan); }};
+  }
+
+ private:
+  ModulePtr inner_;
+};
+constexpr char kGpt[] = "gpt", kLlama[] = "llama";
+const bool broken_transformers_registered =
+    (add_model<BrokenTransformer<kGpt>>("test_broken_step_gpt", "of the tests"),
+     add_model<BrokenTransformer<kLlama>>("test_broken_step_llama", "of the tests"), true);
+
+TEST_CASE("a step of a transformer with a NaN on one rank is discarded on all, and the run goes on") {
+  const MadeUpText text;
+  for (const char* name : {"gpt", "llama"})
+    for (const char* method : {"dense", "topk"}) {
+      INFO(name << " " << method);
+      const Keys keys = lm_keys(text, {std::string("model.name=test_broken_step_") + name, "model.heads=4",
+                                       "optimizer.lr=0.5", "train.max_steps=8", "train.max_skips=2",
+                                       std::string("compress.name=") + method, "dist.ordered_sum=true"});
+      const Run run = train("threads", 2, keys);  // which compares the checksums after every step
+      REQUIRE(run.metrics.steps.size() == 8);
+      for (std::size_t i = 0; i < 8; ++i) CHECK(run.metrics.steps[i].skipped == (i == BrokenStep::kBroken));
+      CHECK(run.checksums == train("gloo", 2, keys).checksums);
+      CHECK(std::isfinite(run.test_loss));
+    }
 }
 
 TEST_CASE("the state is carried through an epoch and begins anew with the next") {

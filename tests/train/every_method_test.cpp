@@ -191,8 +191,10 @@ TEST_CASE(
       "data.name=speech",  "data.root=" + speech.root(), "data.train_size=0", "data.test_size=0",
       "data.batch_size=2", "model.name=deep_speech",     "model.width=8",     "model.layers=1",
       "optimizer.lr=0.05", "train.clip_global=5",        "compress.name=topk"};
-  for (const Keys& keys : {of_text, of_speech}) {
-    INFO(keys.front());
+  const Keys of_gpt = with(of_text, {"model.name=gpt", "model.heads=4", "optimizer.lr=0.5"}),
+             of_llama = with(of_gpt, {"model.name=llama", "model.kv_heads=2", "model.feed_forward=40"});
+  for (const Keys& keys : {of_text, of_gpt, of_llama, of_speech}) {
+    INFO(keys.front() << " " << keys.back());
     const Keys narrow = bf16_keys(with(keys, {"dist.ranks=2", "train.max_steps=8", "dist.ordered_sum=true"}));
     const Ended run = whole(narrow);
     CHECK(whole(narrow, "gloo").checksum == run.checksum);

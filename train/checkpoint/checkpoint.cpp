@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -466,6 +467,44 @@ void CheckpointStore::remove_partial() const {
     if (entry.path().extension() == kPartial && entry.path().filename().string().rfind(kPrefix, 0) == 0)
       left.push_back(entry.path());
   for (const fs::path& path : left) fs::remove_all(path, error);
+}
+
+FoundCheckpoint find_checkpoint(const std::string& run, std::optional<std::int64_t> step) {
+  fs::path directory = fs::path(run) / "checkpoints";
+  std::error_code error;
+  if (fs::exists(fs::path(run) / "manifest.json", error)) {  // one checkpoint's directory
+    const fs::path one = fs::canonical(run);
+    directory = one.parent_path();
+    const CheckpointStore store(directory.string());
+    std::optional<std::int64_t> named;
+    for (const std::int64_t saved : store.steps())
+      if (fs::path(store.path(saved)).filename() == one.filename()) named = saved;
+    if (!named)
+      throw UserError(fmt::format("{}: a checkpoint is read under the name that the run gave it, such as {}",
+                                  run, fs::path(store.path(1200)).filename().string()));
+    if (step && *step != *named)
+      throw UserError(
+          fmt::format("{}: is the checkpoint of step {}; leave --step {} out", run, *named, *step));
+    step = named;
+  }
+  CheckpointStore store(directory.string());
+  const std::vector<std::int64_t> steps =
+      fs::is_directory(directory, error) ? store.steps() : std::vector<std::int64_t>();
+  if (steps.empty())
+    throw UserError(fmt::format("{}: no checkpoint in {}; give the directory of a run that has saved one",
+                                run, directory.string()));
+  if (!step) step = steps.back();
+  if (std::find(steps.begin(), steps.end(), *step) == steps.end())
+    throw UserError(
+        fmt::format("{}: no checkpoint of step {}; there are {}", run, *step, fmt::join(steps, ", ")));
+  Manifest manifest = store.manifest(*step);
+  return {std::move(store), *step, std::move(manifest)};
+}
+
+SafetensorsFile read_model_file(const FoundCheckpoint& checkpoint) {
+  const auto& [store, step, manifest] = checkpoint;
+  return SafetensorsFile::parse(store.read(step, file_of(manifest, kModelFile)),
+                                store.path(step) + "/" + kModelFile);
 }
 
 }  // namespace topknot

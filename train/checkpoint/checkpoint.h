@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -136,6 +137,17 @@ class CheckpointStore {
   std::string directory_;
   Write write_;
 };
+
+// The checkpoint that a command means by RUN: a run directory, whose newest one is taken, or that of `step`, or
+// one checkpoint's own directory. Throws UserError if there is none, or its manifest is damaged.
+struct FoundCheckpoint {
+  CheckpointStore store;
+  std::int64_t step;
+  Manifest manifest;
+};
+FoundCheckpoint find_checkpoint(const std::string& run, std::optional<std::int64_t> step = std::nullopt);
+// Its weights and statistics.
+SafetensorsFile read_model_file(const FoundCheckpoint& checkpoint);
 
 // Returns when what was written to a file, by whatever descriptor, is on the disk. Throws UserError.
 void sync_file(const std::string& path);

@@ -18,6 +18,7 @@
 #include "nn/base/terminal.h"
 #include "nn/base/text.h"
 #include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/model_names.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {
@@ -56,7 +57,8 @@ std::string paragraph(const std::string& heading, const std::vector<std::string>
 
 namespace fs = std::filesystem;
 
-constexpr const char* kUsage = "train export RUN --to FILE.safetensors [--step N] [--overwrite]";
+constexpr const char* kUsage =
+    "train export RUN --to FILE.safetensors [--step N] [--names topknot|huggingface] [--overwrite]";
 
 // Of the configuration what says which model it is and what it reads; where files lie and how the run was
 // made stay behind.
@@ -122,12 +124,19 @@ void check_patterns(const std::string& key, const std::vector<std::string>& patt
 
 void load_model(ParameterStore& store, const SafetensorsFile& file, const std::vector<std::string>& reinit) {
   check_patterns("model.reinit", reinit, tensor_names(store));
+  const NamedTensors named = from_hugging_face(file.tensors());
+  std::map<std::string_view, const TensorView*> by_name;
+  for (const TensorView& tensor : named.tensors) by_name[tensor.name] = &tensor;
+  const auto find = [&](const std::string& name) {
+    const auto at = by_name.find(name);
+    return at == by_name.end() ? nullptr : at->second;
+  };
   std::vector<std::string> missing, unexpected, other, non_finite;
   std::vector<std::string> known = tensor_names(store);
   for_each_tensor(
       store, [&](const std::string& name, const std::vector<std::int64_t>& shape, const Parameter*, Buffer*) {
         if (matches_any(reinit, name)) return;
-        const TensorView* tensor = file.find(name);
+        const TensorView* tensor = find(name);
         if (!tensor)
           missing.push_back(fmt::format("{} {}", name, shape));
         else if (tensor->shape != shape || tensor->dtype != "F32")
@@ -137,7 +146,7 @@ void load_model(ParameterStore& store, const SafetensorsFile& file, const std::v
           non_finite.push_back(fmt::format("{}: {}", name, text));
       });
   std::sort(known.begin(), known.end());
-  for (const TensorView& tensor : file.tensors())
+  for (const TensorView& tensor : named.tensors)
     if (!std::binary_search(known.begin(), known.end(), tensor.name) && !matches_any(reinit, tensor.name))
       unexpected.push_back(fmt::format("{} {}", quoted_text(tensor.name), tensor.shape));
   if (!missing.empty() || !unexpected.empty() || !other.empty())
@@ -157,7 +166,7 @@ void load_model(ParameterStore& store, const SafetensorsFile& file, const std::v
   for_each_tensor(store,
                   [&](const std::string& name, const auto&, const Parameter* parameter, Buffer* buffer) {
                     if (matches_any(reinit, name)) return;
-                    const TensorView& tensor = *file.find(name);
+                    const TensorView& tensor = *find(name);
                     values.resize(tensor.data.size() / sizeof(float));
                     std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
                     if (parameter)
@@ -169,63 +178,35 @@ void load_model(ParameterStore& store, const SafetensorsFile& file, const std::v
 }
 
 std::string export_model(const std::string& run, const std::string& to, std::optional<std::int64_t> step,
-                         bool overwrite) {
+                         bool overwrite, bool hugging_face) {
   check_output(to, overwrite ? Replace::all : Replace::nothing,
                "choose another name, or --overwrite to replace it");
-  fs::path directory = fs::path(run) / "checkpoints";
-  std::error_code error;
-  if (fs::exists(fs::path(run) / "manifest.json", error)) {  // one checkpoint's directory
-    const fs::path one = fs::canonical(run);
-    directory = one.parent_path();
-    const CheckpointStore store(directory.string());
-    std::optional<std::int64_t> named;
-    for (const std::int64_t saved : store.steps())
-      if (fs::path(store.path(saved)).filename() == one.filename()) named = saved;
-    if (!named)
-      throw UserError(
-          fmt::format("{}: a checkpoint is exported under the name that the run gave it, such as {}", run,
-                      fs::path(store.path(1200)).filename().string()));
-    if (step && *step != *named)
-      throw UserError(
-          fmt::format("{}: is the checkpoint of step {}; leave --step {} out", run, *named, *step));
-    step = named;
-  }
-  const CheckpointStore store(directory.string());
-  const std::vector<std::int64_t> steps =
-      fs::is_directory(directory, error) ? store.steps() : std::vector<std::int64_t>();
-  if (steps.empty())
-    throw UserError(fmt::format("{}: no checkpoint in {}; give the directory of a run that has saved one",
-                                run, directory.string()));
-  if (!step) step = steps.back();
-  if (std::find(steps.begin(), steps.end(), *step) == steps.end())
-    throw UserError(
-        fmt::format("{}: no checkpoint of step {}; there are {}", run, *step, fmt::join(steps, ", ")));
-
-  const Manifest manifest = store.manifest(*step);
-  const std::string path = store.path(*step) + "/" + kModelFile;
-  const SafetensorsFile model =
-      SafetensorsFile::parse(store.read(*step, file_of(manifest, kModelFile)), path);
+  const FoundCheckpoint found = find_checkpoint(run, step);
+  const Manifest& manifest = found.manifest;
+  const SafetensorsFile model = read_model_file(found);
   const auto name = manifest.config.find("model.name");
+  const NamedTensors renamed = hugging_face ? to_hugging_face(model.tensors()) : NamedTensors();
+  const std::vector<TensorView>& tensors = hugging_face ? renamed.tensors : model.tensors();
   OutputFile file(to);
   write_safetensors(
       [&](std::span<const std::byte> part) {
         file.write({reinterpret_cast<const char*>(part.data()), part.size()});
       },
-      model.tensors(),
+      tensors,
       {{"format", "pt"},
        {"topknot", manifest.program},
        {"model", name == manifest.config.end() ? "" : name->second},
-       {"step", fmt::format("{}", *step)},
+       {"step", fmt::format("{}", found.step)},
        {"config", config_yaml(manifest)}});
   file.close();
   return fmt::format("{}: {} of step {} of {}", to,
-                     count_text(static_cast<std::int64_t>(model.tensors().size()), "tensor"), *step, run);
+                     count_text(static_cast<std::int64_t>(tensors.size()), "tensor"), found.step, run);
 }
 
 int export_command(int argc, const char* const* argv) {
   CLI::App app("train export");
   app.set_help_flag();
-  std::string run, to;
+  std::string run, to, names = "topknot";
   std::int64_t step = 0;
   bool help = false, overwrite = false;
   app.add_flag("-h,--help", help);
@@ -233,6 +214,7 @@ int export_command(int argc, const char* const* argv) {
   app.add_option("run", run);
   app.add_option("--to", to);
   app.add_option("--step", step);
+  app.add_option("--names", names)->check(CLI::IsMember({"topknot", "huggingface"}));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& parse_error) {
@@ -243,15 +225,16 @@ int export_command(int argc, const char* const* argv) {
         std::string(kUsage) +
         "\n\nWrites weights and batch-norm statistics of the newest checkpoint, or of step N, with the names "
         "of the model's tensors. model.init_from takes the file, and scripts/convert-pth makes a .pth of "
-        "it. A file that is there already is replaced with --overwrite only.\n";
+        "it. --names huggingface: of gpt and llama, with the names and in the order of Hugging Face's files, "
+        "which model.init_from takes too. A file that is there already is replaced with --overwrite only.\n";
     std::fputs(reflowed(text, terminal_columns(STDOUT_FILENO)).c_str(), stdout);
     return 0;
   }
   if (run.empty() || to.empty())
     throw UserError(
         fmt::format("train export: {} is missing; usage: {}", run.empty() ? "RUN" : "--to", kUsage));
-  const std::string done =
-      export_model(run, to, app.count("--step") ? std::optional(step) : std::nullopt, overwrite);
+  const std::string done = export_model(run, to, app.count("--step") ? std::optional(step) : std::nullopt,
+                                        overwrite, names == "huggingface");
   std::printf("%s\n", done.c_str());
   return 0;
 }

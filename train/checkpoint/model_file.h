@@ -36,22 +36,25 @@ void check_patterns(const std::string& key, const std::vector<std::string>& patt
                     const std::vector<std::string>& names);
 
 // Sets all tensors of the model from the file, but for those whose names match one of `reinit`: these keep
-// their values, whatever the file has. Throws one UserError that lists all tensors that are missing, have no
-// place in the model, or have another shape or type, or one that lists those with values that are not finite;
-// the model is then unchanged.
+// their values, whatever the file has. A transformer's file may have Hugging Face's names and order
+// (train/checkpoint/model_names.h). Throws one UserError that lists, under Topknot's names, all tensors that
+// are missing, have no place in the model, or have another shape or type, or one that lists those with values
+// that are not finite; the model is then unchanged.
 void load_model(ParameterStore& store, const SafetensorsFile& file,
                 const std::vector<std::string>& reinit = {});
 
-// `train export RUN --to FILE.safetensors [--step N] [--overwrite]`: a checkpoint's weights and statistics as
-// one file, for other programs and for model.init_from.
+// `train export RUN --to FILE.safetensors [--step N] [--names topknot|huggingface] [--overwrite]`: a
+// checkpoint's weights and statistics as one file, for other programs and for model.init_from.
 //
 // `run`: a run directory, or one of its checkpoints' directories. `step`: that checkpoint, else the newest.
-// The file's metadata hold format (pt), topknot (version), model, step and config (the keys of the
-// configuration that describe the model, YAML). It appears whole or not at all. Throws UserError: no
-// checkpoint, a damaged one, a file that cannot be written, that exists if `overwrite` is false, or that lies
-// in the checkpoints of a run. Returns what was done, as one line.
+// `hugging_face`: --names huggingface, as to_hugging_face() has them. The file's metadata hold format (pt),
+// topknot (version), model, step and config (the keys of the configuration that describe the model, YAML). It
+// appears whole or not at all. Throws UserError: no checkpoint, a damaged one, a file that cannot be written,
+// that exists if `overwrite` is false, or that lies in the checkpoints of a run; a model that Hugging Face's
+// names are not for. Returns what was done, as one line.
 std::string export_model(const std::string& run, const std::string& to,
-                         std::optional<std::int64_t> step = std::nullopt, bool overwrite = false);
+                         std::optional<std::int64_t> step = std::nullopt, bool overwrite = false,
+                         bool hugging_face = false);
 
 // The subcommand; argv[0] is "export". Returns an exit code. Throws UserError for a wrong command line too.
 int export_command(int argc, const char* const* argv);

@@ -27,7 +27,8 @@ constexpr const char* kExamples =
     "  train configs/cifar10_resnet20_gaussiank.yaml data.root=DIR dist.ranks=4\n"
     "  compare runs/A runs/B                               a table and a page of both\n"
     "  train status runs/NAME                              how far a run is\n"
-    "  train export runs/NAME --to FILE.safetensors        its newest weights\n";
+    "  train export runs/NAME --to FILE.safetensors        its newest weights\n"
+    "  train sample runs/NAME --prompt TEXT                its model continues TEXT\n";
 
 constexpr std::pair<const char*, const char*> kExitCodes[] = {
     {"0", "done"},

@@ -117,10 +117,32 @@ std::vector<Key> run_keys() {
       number("model.dropout", at<m, &Model::dropout>, 0, 0.99, "dropout rate, in models that have dropout"),
       number("model.hidden", at<m, &Model::hidden>, 1, 1e6, "widths of the hidden layers of mlp")
           .used_by({"mlp"}),
-      number("model.width", at<m, &Model::width>, 1, 1e5, "units of a layer, and of lstm_lm's embedding")
-          .of({"lstm_lm", "deep_speech"}),
-      number("model.layers", at<m, &Model::layers>, 1, 100, "LSTM layers").of({"lstm_lm", "deep_speech"}),
-      flag("model.tied", at<m, &Model::tied>, "the output layer has the embedding's weight").of({"lstm_lm"}),
+      number("model.width", at<m, &Model::width>, 1, 1e5, "units of a layer, and of a token's embedding")
+          .of({"lstm_lm", "deep_speech", "gpt", "llama"}),
+      number("model.layers", at<m, &Model::layers>, 1, 1000, "layers: of LSTM, of attention")
+          .of({"lstm_lm", "deep_speech", "gpt", "llama"}),
+      flag("model.tied", at<m, &Model::tied>, "the output layer has the embedding's weight; gpt's always has")
+          .of({"lstm_lm", "llama"}),
+      number("model.heads", at<m, &Model::heads>, 1, 1e4, "heads of attention; they divide model.width")
+          .of({"gpt", "llama"}),
+      number("model.kv_heads", at<m, &Model::kv_heads>, 0, 1e4,
+             "heads of keys and values; they divide model.heads; 0: as many")
+          .of({"llama"}),
+      number("model.context", at<m, &Model::context>, 0, 1e7,
+             "positions; 0: data.sequence_length, which may not be more")
+          .of({"gpt", "llama"}),
+      number("model.feed_forward", at<m, &Model::feed_forward>, 0, 1e6,
+             "width of the feed-forward layers; 0: 4 model.width in gpt, 8/3 to a multiple of 256 in llama")
+          .of({"gpt", "llama"}),
+      flag("model.bias", at<m, &Model::bias>, "linear layers and norms have biases; false: as nanoGPT's")
+          .of({"gpt"}),
+      text("model.gelu", at<m, &Model::gelu>, "GELU by tanh, as GPT-2's, or exact, as nanoGPT's",
+           {"tanh", "exact"})
+          .of({"gpt"}),
+      above("model.norm_epsilon", at<m, &Model::norm_epsilon>, 0, 1, "added to the variance in norms")
+          .of({"gpt", "llama"}),
+      above("model.rope_base", at<m, &Model::rope_base>, 1, 1e9, "base of the rotary positions' angles")
+          .of({"llama"}),
       number("model.init_uniform", at<m, &Model::init_uniform>, 0, 10,
              "first values of all parameters are uniform in +- this; 0: those of PyTorch's language model")
           .of({"lstm_lm"}),

@@ -104,7 +104,7 @@ LayerTimes measure_layer_times(const Config& config, const Dataset& data, int ra
       context.frames = frames;
       context.seed = config.seed;
       context.step = static_cast<std::uint32_t>(pass);
-      loss = batch_loss(model->forward(batch.images, context), view_of(batch, frames));
+      loss = model->loss(view_of(batch, frames), context);
     }
     order.clear();
     Clock::time_point last = Clock::now();

@@ -82,6 +82,26 @@ TEST_CASE("norms and their gradients are the same in either order of blocks and 
         const Variable y = layer_norm(x.variable(), w.variable(), b.variable());
         backward_from({{y, random_values(rows * width, 4)}});
         return std::vector{values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
+      });
+}
+
+TEST_CASE("positions and the head's loss and gradients are the same in either order of blocks and threads") {
+  for (const auto precision : {cuda::Precision::fp32, cuda::Precision::bf16})
+    of_both_orders([&] {
+      OnGpu gpu(precision);
+      const std::int64_t rows = 6, width = 40, classes = 300;
+      const DType type = gpu.context().activation_type();
+      const CaughtInput x(gpu_tensor(random_values(rows * width, 1), {rows, width}, Layout::plain, type));
+      const GpuLeaf positions({4, width}, random_values(4 * width, 2)),
+          weight({classes, width}, random_values(classes * width, 3));
+      const DeviceVector<std::int32_t> labels(std::vector<std::int32_t>{3, 39, kNoLabel, 0, 299, 7});
+      const Variable loss = linear_cross_entropy(add_positions(x.variable(), 2, positions.variable()),
+                                                 weight.variable(), {labels.data(), 6}, 0.1f, 4);
+      const std::vector<float> value = loss.value().to_vector();
+      backward(loss);
+      return std::vector{value, x.gradient(), positions.gradient(), weight.gradient()};
+    });
+}
 
 TEST_CASE("attention gives the same for any order of blocks and threads") {
   const Shape shape{2 * 41, 4 * 40};  // 2 sequences of 41 tokens

@@ -86,8 +86,11 @@ void check_formula(const Attention& op) {
   Array y(dy.size()), dx(x.size());
   for (std::int64_t b = 0; b < op.batch; ++b)
     for (std::int64_t h = 0; h < op.heads; ++h) op.run(b, h, as_double(x), y, as_double(dy), dx);
-  check_near("y", result.value, y, rounding(3e-6));
-  check_near("dqkv", result.gradients[0], dx, 2 * rounding(3e-6));
+  // A rounding of a score changes its weight by as much: the greater the scores, the more.
+  const double tolerance = rounding(2e-6 * (1 + op.scale));
+  check_near("y", result.value, y, tolerance);
+  // The backward pass takes D of the value as it is stored: in bfloat16 its rounding goes into every dS.
+  check_near("dqkv", result.gradients[0], dx, (activation_type() == DType::bf16 ? 5 : 2) * tolerance);
 }
 
 struct BFloat16OnCpu {

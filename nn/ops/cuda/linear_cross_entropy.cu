@@ -1,0 +1,146 @@
+// linear_cross_entropy() on a GPU: products by cuBLAS, a chunk's losses and their gradient by a block for
+// each row. Operations as nn/ops/linear_cross_entropy.cpp counts them. Of its 320 x 50,257 logits a chunk
+// reads 64 MB three times (the greatest, the sum, the gradient) and writes dz once: 0.26 GB, 80 us at 3.3
+// TB/s, beside 74 G operations, 0.2 ms at 400 T/s in bfloat16. The host waits for nothing, and all memory
+// comes from the stream's pool: the op may be captured into a graph.
+
+#include <algorithm>
+#include <cstddef>
+
+#include "nn/core/cuda/context.h"
+#include "nn/ops/cuda/op_tools.h"
+#include "nn/ops/cuda/products.h"
+
+namespace topknot::cuda {
+namespace {
+
+// The greatest over a block of exactly kThreads; all threads get it. A NaN may be passed over.
+__device__ inline float block_greatest(float value) {
+  __shared__ float partial[kThreads];
+  partial[threadIdx.x] = value;
+  __syncthreads();
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half && partial[threadIdx.x + half] > partial[threadIdx.x])
+      partial[threadIdx.x] = partial[threadIdx.x + half];
+    __syncthreads();
+  }
+  const float greatest = partial[0];
+  __syncthreads();
+  return greatest;
+}
+
+// *counted = labels that are not masked, at least 1. One block.
+__global__ void __launch_bounds__(kThreads)
+    count_kernel(const std::int32_t* labels, std::size_t rows, double* counted) {
+  double unmasked = 0;
+  for (std::size_t i = threadIdx.x; i < rows; i += kThreads) unmasked += labels[i] != kNoLabel;
+  unmasked = block_sum(unmasked);
+  if (threadIdx.x == 0) *counted = unmasked > 0 ? unmasked : 1.0;
+}
+
+// *loss = sum / counted. One block.
+__global__ void __launch_bounds__(kThreads)
+    mean_kernel(const double* losses, std::size_t rows, const double* counted, float* loss) {
+  double sum = 0;
+  for (std::size_t i = threadIdx.x; i < rows; i += kThreads) sum += losses[i];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) *loss = static_cast<float>(sum / *counted);
+}
+
+// A block for each row: its loss, 0 if it is masked, and with dz, dz = (softmax(z) - t) / counted. dz may be
+// z. A label that is no class makes the loss and the row's gradient NaN, since kernels cannot throw.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    row_kernel(const float* logits, std::int64_t classes, const std::int32_t* labels, float smoothing,
+               const double* counted, double* losses, T* gradient) {
+  const float* z = logits + std::int64_t{blockIdx.x} * classes;
+  T* dz = gradient ? gradient + std::int64_t{blockIdx.x} * classes : nullptr;
+  const std::int32_t label = labels[blockIdx.x];
+  if (label == kNoLabel) {  // the whole block
+    if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+    if (dz)
+      for (std::int64_t c = threadIdx.x; c < classes; c += kThreads) dz[c] = from_float<T>(0.0f);
+    return;
+  }
+  float top = z[threadIdx.x < classes ? threadIdx.x : 0];
+  for (std::int64_t c = std::int64_t{threadIdx.x} + kThreads; c < classes; c += kThreads)
+    top = z[c] > top ? z[c] : top;
+  top = block_greatest(top);
+  const bool known = label >= 0 && label < classes;
+  const float at_label = z[known ? label : 0] - top;  // before the gradient is written over it
+  double sum = 0, others = 0;
+  for (std::int64_t c = threadIdx.x; c < classes; c += kThreads) {
+    sum += expf(z[c] - top);
+    if (smoothing > 0) others += z[c] - top;
+  }
+  sum = block_sum(sum);
+  if (smoothing > 0) others = block_sum(others) / static_cast<double>(classes);
+  if (!known) sum = nan("");
+  if (threadIdx.x == 0)
+    losses[blockIdx.x] =
+        log(sum) - (smoothing > 0 ? (1.0 - smoothing) * at_label + smoothing * others : at_label);
+  if (!dz) return;
+  const float scale = static_cast<float>(1.0 / *counted), factor = static_cast<float>(scale / sum),
+              other = scale * (smoothing / static_cast<float>(classes)), hit = (1.0f - smoothing) * scale;
+  for (std::int64_t c = threadIdx.x; c < classes; c += kThreads)
+    dz[c] = from_float<T>(expf(z[c] - top) * factor - other - (c == label ? hit : 0.0f));
+}
+
+const void* row(const Tensor& x, std::int64_t i) {
+  return reinterpret_cast<const std::byte*>(x.data()) +
+         static_cast<std::size_t>(i * x.dim(1)) * size_of(x.dtype());
+}
+
+void forward(const LinearCrossEntropyCall& call, Tensor& loss, Tensor& dx, Tensor& dweight) {
+  const Tensor& x = call.x;
+  const std::int64_t n = x.dim(0), width = x.dim(1), classes = call.weight.dim(0);
+  const DType type = x.dtype();
+  const bool wanted = dx.defined() || dweight.defined();
+  const Tensor weight = weight_as(type, call.weight);
+  Tensor z = Tensor::empty({call.chunk, classes}, Layout::plain, x.device()), dz;
+  if (wanted) dz = type == DType::f32 ? z : Tensor::empty(z.shape(), Layout::plain, x.device(), type);
+  const DeviceArray<double> losses(call.labels.size()), counted(1);
+  launch(count_kernel, 1, kThreads, compute_stream(), call.labels.data(), call.labels.size(), counted.data());
+  for (std::int64_t begin = 0; begin < n; begin += call.chunk) {
+    const std::int64_t rows = std::min(call.chunk, n - begin);
+    multiply(rows, classes, width, type, {row(x, begin), false}, {weight.data(), true}, false, z.data(),
+             DType::f32);
+    by_type(x, [&](auto element) {
+      using T = decltype(element);
+      launch(row_kernel<T>, static_cast<unsigned>(rows), kThreads, compute_stream(), z.data(), classes,
+             call.labels.data() + begin, call.smoothing, counted.data(), losses.data() + begin,
+             wanted ? dz.as<T>() : nullptr);
+    });
+    if (dx.defined())
+      multiply(rows, width, classes, type, {dz.data(), false}, {weight.data(), false}, false,
+               dx.data() + begin * width, DType::f32);
+    if (dweight.defined())
+      multiply(classes, width, rows, type, {dz.data(), true}, {row(x, begin), false}, begin > 0,
+               dweight.data(), DType::f32);
+  }
+  launch(mean_kernel, 1, kThreads, compute_stream(), losses.data(), losses.size(), counted.data(),
+         loss.data());
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    scale_kernel(const float* from, const float* by, bool accumulate, T* to, std::size_t n) {
+  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= n) return;
+  const float value = *by * from[i];
+  to[i] = from_float<T>(accumulate ? as_float(to[i]) + value : value);
+}
+
+void scale(const Tensor& from, const Tensor& by, bool accumulate, Tensor& to) {
+  const std::size_t n = elements(from);
+  by_type(to, [&](auto element) {
+    using T = decltype(element);
+    launch_each(n, scale_kernel<T>, from.data(), by.data(), accumulate, to.as<T>(), n);
+  });
+}
+
+const RegisterKernels<LinearCrossEntropyKernels> registered(DeviceKind::cuda,
+                                                            {.forward = forward, .scale = scale});
+
+}  // namespace
+}  // namespace topknot::cuda

@@ -1,0 +1,247 @@
+#include "train/checkpoint/model_names.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "nn/base/check.h"
+#include "nn/models/model.h"
+#include "tests/support/error_text.h"
+#include "tests/train/model_copy.h"
+#include "train/checkpoint/model_file.h"
+
+namespace topknot::testing {
+namespace {
+
+ModelOptions small(const std::string& name) {
+  ModelOptions options;
+  options.input = {4, 1, 1}, options.outputs = 11;
+  options.layers = 2, options.width = 8, options.heads = 4, options.context = 6;
+  if (name == "llama") options.kv_heads = 2, options.feed_forward = 12;
+  return options;
+}
+// As scripts/torch-fixtures makes them.
+ModelOptions of_fixture(const std::string& name) {
+  ModelOptions options = small(name);
+  options.input = {7, 1, 1}, options.outputs = 13, options.width = 16, options.context = 8;
+  if (name == "llama") options.feed_forward = 24;
+  options.dropout = 0;
+  return options;
+}
+
+struct Model {
+  explicit Model(const std::string& name, std::uint64_t seed = 1) : Model(name, small(name), seed) {}
+  Model(const std::string& name, const ModelOptions& options, std::uint64_t seed = 1) {
+    module = make_model(name, store, options);
+    store.build([](const Parameter& p) { return p.shape().rank() > 1; }, seed);
+  }
+  ParameterStore store;
+  ModulePtr module;
+};
+
+SafetensorsFile file_of(std::span<const TensorView> tensors) {
+  std::vector<std::byte> bytes;
+  write_safetensors(
+      [&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); }, tensors);
+  return SafetensorsFile::parse(bytes, "m.safetensors");
+}
+
+// A file's tensors in the order of their names, as transformers writes them.
+std::vector<TensorView> sorted(std::vector<TensorView> tensors) {
+  std::ranges::sort(tensors, {}, &TensorView::name);
+  return tensors;
+}
+
+template <class T>
+std::vector<T> elements(const TensorView& tensor) {
+  std::vector<T> values(tensor.data.size() / sizeof(T));
+  std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
+  return values;
+}
+std::vector<float> floats(const TensorView& tensor) {
+  return elements<float>(tensor);
+}
+
+SafetensorsFile fixture(const std::string& name) {
+  return SafetensorsFile::read(TOPKNOT_SOURCE_DIR "/tests/train/fixtures/" + name + ".safetensors");
+}
+
+const Parameter& parameter(const ParameterStore& store, const std::string& name) {
+  for (const auto& p : store.parameters())
+    if (p->name() == name) return *p;
+  throw Error("no parameter " + name);
+}
+
+}  // namespace
+
+TEST_CASE("files of the transformers package: PyTorch's loss and gradients, and back bit for bit") {
+  for (const std::string name : {"gpt", "llama"}) {
+    const std::string theirs = name == "gpt" ? "gpt2" : "llama";
+    INFO(theirs);
+    Model model(name, of_fixture(name));
+    const SafetensorsFile file = fixture(theirs), expected = fixture(theirs + "_loss");
+    load_model(model.store, file);
+
+    const TensorView& ids = *expected.find("ids");
+    const std::vector<std::int64_t> tokens = elements<std::int64_t>(ids);
+    const std::int64_t batch = ids.shape[0], length = ids.shape[1], steps = length - 1;
+    std::vector<float> x;
+    std::vector<std::int32_t> next;  // step by step
+    for (std::int64_t b = 0; b < batch; ++b)
+      for (std::int64_t t = 0; t < steps; ++t)
+        x.push_back(static_cast<float>(tokens[static_cast<std::size_t>(b * length + t)]));
+    for (std::int64_t t = 0; t < steps; ++t)
+      for (std::int64_t b = 0; b < batch; ++b)
+        next.push_back(static_cast<std::int32_t>(tokens[static_cast<std::size_t>(b * length + t + 1)]));
+    const Variable loss = model.module->loss(Variable(Tensor::from(x, {batch, steps, 1, 1})), next, 0, {});
+    CHECK(loss.value().data()[0] == Approx(elements<double>(*expected.find("loss"))[0]).epsilon(1e-6));
+
+    backward(loss);
+    REQUIRE(model.store.arena().zero_unwritten_gradients().empty());
+    std::vector<TensorView> ours;
+    for (const auto& p : model.store.parameters())
+      ours.push_back(
+          {p->name(), "F32", dimensions(p->shape()), std::as_bytes(std::span(p->gradient(), p->numel()))});
+    const NamedTensors gradients = to_hugging_face(ours);
+    CHECK(gradients.tensors.size() == file.tensors().size());
+    for (const TensorView& gradient : gradients.tensors) {
+      INFO(gradient.name);
+      const TensorView* recorded = expected.find("gradient." + gradient.name);
+      REQUIRE(recorded);
+      CHECK(gradient.shape == recorded->shape);
+      const std::vector<float> values = floats(gradient), wanted = floats(*recorded);
+      REQUIRE(values.size() == wanted.size());
+      for (std::size_t i = 0; i < wanted.size(); ++i)
+        CHECK(values[i] == Approx(wanted[i]).epsilon(1e-5).margin(2e-6));
+    }
+
+    const ModelCopy copy = copy_model(model.store);
+    const std::vector<TensorView> own = model_tensors(model.store, copy);
+    const NamedTensors written = to_hugging_face(own);
+    CHECK(written.tensors.size() == file.tensors().size());
+    for (const TensorView& tensor : written.tensors) {
+      INFO(tensor.name);
+      const TensorView* read = file.find(tensor.name);
+      REQUIRE(read);
+      CHECK(tensor.shape == read->shape);
+      CHECK(std::ranges::equal(tensor.data, read->data));
+    }
+  }
+}
+
+TEST_CASE("a transformer's weights come back from a file with Hugging Face's names, in the order of names") {
+  for (const char* name : {"gpt", "llama"}) {
+    INFO(name);
+    Model from(name), to(name, 2);
+    const ModelCopy copy = copy_model(from.store);
+    const NamedTensors theirs = to_hugging_face(model_tensors(from.store, copy));
+    load_model(to.store, file_of(sorted(theirs.tensors)));
+    CHECK(copy_model(to.store).weights == copy.weights);
+    Model own(name, 3);
+    load_model(own.store, file_of(model_tensors(from.store, copy)));  // with our names as before
+    CHECK(copy_model(own.store).weights == copy.weights);
+  }
+}
+
+TEST_CASE("GPT-2's file has Conv1D's weights, [in, out], with or without a prefix, masks and a second head") {
+  Model model("gpt"), to("gpt", 2), bare("gpt", 3), nano("gpt", 4);
+  const ModelCopy copy = copy_model(model.store);
+  const std::vector<TensorView> ours = model_tensors(model.store, copy);
+  const NamedTensors theirs = to_hugging_face(ours);
+  std::map<std::string, TensorView> by_name;
+  for (const TensorView& tensor : theirs.tensors) by_name[tensor.name] = tensor;
+  CHECK(theirs.tensors.size() == 2 + 2 * 12 + 2);
+  CHECK(by_name.at("transformer.wte.weight").shape == std::vector<std::int64_t>{11, 8});
+  CHECK(by_name.at("transformer.h.1.attn.c_attn.weight").shape == std::vector<std::int64_t>{8, 24});
+  CHECK(by_name.at("transformer.h.0.mlp.c_proj.weight").shape == std::vector<std::int64_t>{32, 8});
+  CHECK(by_name.contains("transformer.ln_f.bias"));
+  const Parameter& square = parameter(model.store, "h.1.attn.c_proj.weight");
+  CHECK(floats(by_name.at("transformer.h.1.attn.c_proj.weight"))[3 * 8 + 5] == square.value()[5 * 8 + 3]);
+
+  const std::vector<float> mask(36, 1.0f);
+  const auto add_masks = [&](std::vector<TensorView> tensors) {
+    tensors.push_back({"h.0.attn.bias", "F32", {1, 1, 6, 6}, std::as_bytes(std::span(mask))});
+    tensors.push_back({"h.1.attn.masked_bias", "F32", {1}, std::as_bytes(std::span(mask).first(1))});
+    return tensors;
+  };
+  std::vector<TensorView> without = theirs.tensors;
+  for (TensorView& tensor : without) tensor.name = tensor.name.substr(std::string("transformer.").size());
+  load_model(bare.store, file_of(sorted(add_masks(without))));
+  CHECK(copy_model(bare.store).weights == copy.weights);
+
+  // nanoGPT's: linear layers' order, and the tied head once more.
+  std::vector<TensorView> linear = ours;
+  for (TensorView& tensor : linear) tensor.name = "transformer." + tensor.name;
+  linear.push_back({"lm_head.weight", "F32", {11, 8}, ours[0].data});
+  load_model(nano.store, file_of(linear));
+  CHECK(copy_model(nano.store).weights == copy.weights);
+
+  linear.back().data = std::as_bytes(std::span(copy.weights).first(88));  // another head: the model has none
+  CHECK(user_error([&] { load_model(to.store, file_of(linear)); }, {"not in the model", "lm_head.weight"}));
+}
+
+TEST_CASE("llama's file has queries, keys and values, gate and up, each by itself; BF16 becomes F32") {
+  Model model("llama"), to("llama", 2);
+  const ModelCopy copy = copy_model(model.store);
+  NamedTensors theirs = to_hugging_face(model_tensors(model.store, copy));
+  std::map<std::string, TensorView> by_name;
+  for (const TensorView& tensor : theirs.tensors) by_name[tensor.name] = tensor;
+  const auto shape = [&](const std::string& name) { return by_name.at("model.layers.1." + name).shape; };
+  CHECK(shape("self_attn.q_proj.weight") == std::vector<std::int64_t>{8, 8});
+  CHECK(shape("self_attn.k_proj.weight") == std::vector<std::int64_t>{4, 8});
+  CHECK(shape("self_attn.v_proj.weight") == std::vector<std::int64_t>{4, 8});
+  CHECK(shape("mlp.gate_proj.weight") == std::vector<std::int64_t>{12, 8});
+  CHECK(shape("mlp.down_proj.weight") == std::vector<std::int64_t>{8, 12});
+  CHECK(by_name.contains("model.norm.weight"));
+  CHECK(by_name.contains("lm_head.weight"));
+  const Parameter& qkv = parameter(model.store, "layers.1.self_attn.qkv_proj.weight");
+  CHECK(floats(by_name.at("model.layers.1.self_attn.v_proj.weight"))[9] == qkv.value()[12 * 8 + 9]);
+
+  std::deque<std::vector<std::byte>> halves;
+  for (TensorView& tensor : theirs.tensors) {
+    std::vector<std::byte>& half = halves.emplace_back();
+    for (std::size_t i = 0; i < tensor.data.size(); i += 4)
+      half.insert(half.end(), {tensor.data[i + 2], tensor.data[i + 3]});
+    tensor.dtype = "BF16", tensor.data = half;
+  }
+  load_model(to.store, file_of(sorted(theirs.tensors)));
+  std::vector<float> rounded = copy.weights;
+  for (float& value : rounded) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, 4);
+    bits &= 0xFFFF0000;
+    std::memcpy(&value, &bits, 4);
+  }
+  CHECK(copy_model(to.store).weights == rounded);
+}
+
+TEST_CASE("a llama's file without one of the three projections is refused with the names that it lacks") {
+  Model model("llama");
+  const ModelCopy copy = copy_model(model.store);
+  std::vector<TensorView> tensors = to_hugging_face(model_tensors(model.store, copy)).tensors;
+  // As views of `copy`: nothing of llama's is moved on the way out.
+  std::erase_if(tensors,
+                [](const TensorView& t) { return t.name == "model.layers.0.self_attn.k_proj.weight"; });
+  CHECK(user_error([&] { load_model(model.store, file_of(tensors)); },
+                   {"missing in the file", "layers.0.self_attn.qkv_proj.weight", "not in the model",
+                    "layers.0.self_attn.q_proj.weight"}));
+}
+
+TEST_CASE("Hugging Face's names are for transformers; other models' tensors stay as they are") {
+  ParameterStore store;
+  const ModulePtr module = make_model("mlp", store, {.input = {3, 8, 8}, .outputs = 10, .hidden = {4}});
+  store.build([](const Parameter&) { return true; }, 1);
+  const ModelCopy copy = copy_model(store);
+  const std::vector<TensorView> tensors = model_tensors(store, copy);
+  CHECK(user_error([&] { to_hugging_face(tensors); }, {"--names huggingface", "gpt", "llama"}));
+  const NamedTensors same = from_hugging_face(tensors);
+  REQUIRE(same.tensors.size() == tensors.size());
+  CHECK(same.memory.empty());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    CHECK(same.tensors[i].name == tensors[i].name);
+    CHECK(same.tensors[i].data.data() == tensors[i].data.data());
+  }
+}
+
+}  // namespace topknot::testing
