@@ -1,12 +1,14 @@
 // A persistent process that runs training steps on request, so that a driver can alternate it with another
 // framework's: prints "ready SAMPLES", then for each line "K" on standard input runs K steps and prints the
 // seconds of each. A step is forward, backward, exchange (with several ranks) and SGD with momentum and
-// weight decay, on one fixed random batch of images, or of tokens of a vocabulary of 10,000 for lstm_lm.
+// weight decay, on one fixed random batch of images, or of tokens for lstm_lm, gpt and llama. The latter two clip
+// the gradient's norm to 1 and take AdamW.
 #include <omp.h>
 
 #include <cstdio>
 #include <iostream>
 #include <string>
+#include <utility>
 
 #include "dist/comm/collective_queue.h"
 #include "dist/exchange/exchange.h"
@@ -15,6 +17,7 @@
 #include "nn/base/program.h"
 #include "nn/models/model.h"
 #include "nn/ops/kernels.h"
+#include "optim/clip.h"
 #include "optim/optimizer.h"
 #include "tools/common/options.h"
 
@@ -24,12 +27,16 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: bench_step MODEL [--batch N] [--threads T] [--ranks P] [--bf16] [--loss]\n"
-    "                        [--side S] [--classes C] [--width W] [--window T]\n"
+    "                        [--side S] [--classes C] [--width W] [--window T] [--tokens V] [--layers L] "
+    "[--heads H]\n"
     "  --batch    images, or sequences, per rank and step (128)\n"
     "  --side     height and width of an image (32)\n"
     "  --classes  of images (10)\n"
-    "  --width    lstm_lm: units of each of two layers (200)\n"
-    "  --window   lstm_lm: tokens of a sequence (35)\n"
+    "  --width    lstm_lm, gpt, llama: units of a layer (200)\n"
+    "  --window   tokens of a sequence (35)\n"
+    "  --tokens   of the vocabulary (10000)\n"
+    "  --layers   lstm_lm, gpt, llama (2)\n"
+    "  --heads    gpt, llama (4)\n"
     "  --threads  compute threads per rank (2)\n"
     "  --ranks    gloo processes on this host, dense gradients (1)\n"
     "  --bf16     activations in bfloat16\n"
@@ -38,16 +45,22 @@ constexpr const char* kUsage =
 struct Options {
   std::string model;
   int batch = 128, threads = 2, ranks = 1, side = 32, classes = 10, width = 200, window = 35;
+  int tokens = 10000, layers = 2, heads = 4;
   bool loss = false, bf16 = false;
-  bool tokens() const { return model == "lstm_lm"; }
-  int items() const { return batch * (tokens() ? window : 1); }
+  bool transformer() const { return model == "gpt" || model == "llama"; }
+  bool reads_tokens() const { return transformer() || model == "lstm_lm"; }
+  int items() const { return batch * (reads_tokens() ? window : 1); }
+  OptimizerOptions optimizer() const {
+    if (transformer()) return {.name = "adamw", .weight_decay = 0.1, .beta2 = 0.99};
+    return {.momentum = 0.9, .weight_decay = 1e-4};
+  }
 };
 
 ModelOptions model_options(const Options& options) {
   ModelOptions of{{3, options.side, options.side}, options.classes};
-  if (options.tokens()) of.input = {options.window, 1, 1}, of.outputs = 10000, of.dropout = 0;
+  if (options.reads_tokens()) of.input = {options.window, 1, 1}, of.outputs = options.tokens, of.dropout = 0;
   of.batch = options.batch;
-  of.width = options.width;
+  of.width = options.width, of.layers = options.layers, of.heads = options.heads;
   return of;
 }
 
@@ -58,18 +71,20 @@ class Training {
         arena_(store_.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1)),
         queue_(communicator),
         exchange_(arena_, queue_, {}),
-        optimizer_(make_optimizer({.momentum = 0.9, .weight_decay = 1e-4}, arena_)),
-        images_(Tensor::empty(options.tokens() ? Shape{options.batch, options.window, 1, 1}
-                                               : Shape{options.batch, 3, options.side, options.side})),
+        clips_(options.transformer()),
+        clip_({}, arena_.size()),
+        optimizer_(make_optimizer(options.optimizer(), arena_)),
+        images_(Tensor::empty(options.reads_tokens() ? Shape{options.batch, options.window, 1, 1}
+                                                     : Shape{options.batch, 3, options.side, options.side})),
         labels_(static_cast<std::size_t>(options.items())) {
     const auto classes = static_cast<std::size_t>(model_options(options).outputs);
     const CounterRng rng(1, RngUse::test, static_cast<std::uint32_t>(communicator.rank()));
     for (std::int64_t i = 0; i < images_.numel(); ++i)
-      images_.data()[i] = options.tokens() ? static_cast<float>((i * 7919 + 13) % 10000)
-                                           : rng.normal(static_cast<std::uint64_t>(i));
+      images_.data()[i] = options.reads_tokens() ? static_cast<float>((i * 7919 + 13) % options.tokens)
+                                                 : rng.normal(static_cast<std::uint64_t>(i));
     const DType type = options.bf16 ? DType::bf16 : DType::f32;
     context_.cpu_activations = type;
-    if (!options.tokens()) images_ = in_form(images_, images_.layout(), type);
+    if (!options.reads_tokens()) images_ = in_form(images_, images_.layout(), type);
     for (std::size_t i = 0; i < labels_.size(); ++i)
       labels_[i] = static_cast<std::int32_t>(i * 7919 % classes);
   }
@@ -77,12 +92,21 @@ class Training {
   float step() {
     arena_.mark_gradients_unwritten();
     exchange_.begin_step({.step = step_++});
-    const Variable loss = softmax_cross_entropy(model_->forward(Variable(images_), context_), labels_);
+    const Variable loss = model_->reads_tokens()
+                              ? model_->loss(Variable(images_), labels_, /*smoothing=*/0, context_)
+                              : softmax_cross_entropy(model_->forward(Variable(images_), context_), labels_);
     const float value = loss.value().data()[0];
     backward(loss, [&](Parameter& parameter) { exchange_.ready(parameter); });
     exchange_.finish(true);
+    StepParameters step{.step = step_, .lr = clips_ ? 1e-3 : 0.1};
+    if (clips_) {
+      bool add = false;
+      for (const Group& group : exchange_.groups())
+        clip_.sum_of_squares(exchange_.averaged(group), std::exchange(add, true));
+      clip_.set_gradient_scale(1.0, &step);
+    }
     for (const Group& group : exchange_.groups())
-      optimizer_->update(group.begin, exchange_.averaged(group), {step_, 0.1});
+      optimizer_->update(group.begin, exchange_.averaged(group), step);
     return value;
   }
   // The number of steps that rank 0 was asked for; 0 ends.
@@ -97,6 +121,8 @@ class Training {
   ParameterArena& arena_;
   CollectiveQueue queue_;
   Exchange exchange_;
+  bool clips_;
+  Clip clip_;
   std::unique_ptr<Optimizer> optimizer_;
   Tensor images_;
   ForwardContext context_;
@@ -136,6 +162,9 @@ int run(int argc, char** argv) {
   app.add_option("--classes", options.classes);
   app.add_option("--width", options.width);
   app.add_option("--window", options.window);
+  app.add_option("--tokens", options.tokens);
+  app.add_option("--layers", options.layers);
+  app.add_option("--heads", options.heads);
   app.add_flag("--bf16", options.bf16);
   app.add_flag("--loss", options.loss);
   app.add_option("model", options.model);
