@@ -294,7 +294,7 @@ void attention_backward(const AttentionShape& s, const Tensor& qkv, const Tensor
     const auto make = [&] { return Backward(s, qkv, y, dy, log_sums, dqkv); };
     // A thread for each head of keys computes all; if that leaves too many threads idle, one for some of its
     // blocks, and then one for some blocks of queries: 14 products for 10. The sums are the same.
-    if (10 * (groups + threads - 1) / threads * threads <= 14 * groups)
+    if (10 * ((groups + threads - 1) / threads) * threads <= 14 * groups)
       return parallel_ranges(groups, [&](int, std::int64_t begin, std::int64_t end) {
         Backward pass = make();
         for (std::int64_t head = begin; head < end; ++head) pass.keys(head, 0, blocks, true);
