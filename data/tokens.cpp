@@ -169,13 +169,21 @@ std::vector<ShardName> shards_of(const std::string& root, const std::string& spl
       found.push_back({path.filename().string(), stem.substr(0, stem.size() - split.size() - 1), number});
   }
   if (error) throw UserError(fmt::format("data.root: '{}' cannot be read: {}", root, error.message()));
-  std::ranges::sort(found, [](const ShardName& a, const ShardName& b) {
-    return std::tuple(a.set, a.number.size(), a.number) < std::tuple(b.set, b.number.size(), b.number);
-  });
+  const auto place = [](const ShardName& name) {  // by number: 2 before 10, 01 before 2
+    const std::string digits =
+        name.number.substr(std::min(name.number.find_first_not_of('0'), name.number.size()));
+    return std::tuple(name.set, digits.size(), digits);
+  };
+  std::ranges::sort(found, {}, place);
   if (!found.empty() && found.front().set != found.back().set)
     throw UserError(
         fmt::format("data.root: '{}' holds {} files of several sets, {} and {}; leave one set there", root,
                     split, found.front().file, found.back().file));
+  for (std::size_t i = 1; i < found.size(); ++i)
+    if (found[0].number.empty() || place(found[i - 1]) == place(found[i]))
+      throw UserError(
+          fmt::format("data.root: '{}': {} and {} cannot both be parts of the {} files; leave one there",
+                      root, found[i - 1].file, found[i].file, split));
   return found;
 }
 

@@ -199,9 +199,15 @@ TEST_CASE("token files of nanoGPT and of llm.c, in several shards, are one strea
                      {"several sets", "other_train_000001.bin", "set_train_000010.bin"}));
   }
   const TempFolder unpadded;  // in the order of the numbers
-  unpadded.write("train_10.bin", little_endian({10}, 2));
+  unpadded.write("train_010.bin", little_endian({10}, 2));
+  unpadded.write("train_11.bin", little_endian({11}, 2));
   unpadded.write("train_9.bin", little_endian({8, 9}, 2));
-  CHECK((stream_of(*tokens_in(unpadded, Split::train, 1)) == std::vector<std::int32_t>{8, 9, 10}));
+  CHECK((stream_of(*tokens_in(unpadded, Split::train, 1)) == std::vector<std::int32_t>{8, 9, 10, 11}));
+  unpadded.write("train_10.bin", little_endian({10}, 2));
+  CHECK(user_error([&] { tokens_in(unpadded, Split::train, 1); }, {"train_010.bin", "train_10.bin"}));
+  std::filesystem::remove(unpadded.at("train_10.bin"));
+  unpadded.write("train.bin", little_endian({8, 9, 10, 11}, 2));
+  CHECK(user_error([&] { tokens_in(unpadded, Split::train, 1); }, {"train.bin", "train_9.bin"}));
 }
 
 TEST_CASE("token files of a wrong size, header or format are refused by name") {
