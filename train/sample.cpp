@@ -123,8 +123,9 @@ void sample_text(const std::string& run, const SampleOptions& options,
 
   std::vector<std::int32_t> text = data->encode(options.prompt);
   if (text.empty()) throw UserError("--prompt: has no token; give a text, or leave it out");
-  const auto context =
-      static_cast<std::size_t>(config.model.context > 0 ? config.model.context : data->sample_shape()[0]);
+  // Positions behind the run's windows are trained only if the weights came from elsewhere.
+  const bool imported = !config.model.init_from.empty() && config.model.context > 0;
+  const auto context = static_cast<std::size_t>(imported ? config.model.context : data->sample_shape()[0]);
   for (const std::int32_t token : text) write(data->token_text(token));
   const CounterRng rng(options.seed, RngUse::sample);
   for (std::int64_t i = 0; i < options.tokens; ++i) {
@@ -171,10 +172,14 @@ int sample_command(int argc, const char* const* argv) {
         "makes likely tokens likelier, 0 takes the likeliest one. K: only the K likeliest tokens (0: all). "
         "The same seed (1) gives the same text. TEXT is in the vocabulary of the run's data, and by default "
         "the end of a line. Keys take the place of those of the run, such as data.root=DIR.\n\n"
-        "On the CPU, in fp32. The whole window of model.context tokens is computed anew for each token.\n";
+        "On the CPU, in fp32. The last data.sequence_length tokens (model.context, if model.init_from was "
+        "given) are computed anew for each token.\n";
     std::fputs(reflowed(text, terminal_columns(STDOUT_FILENO)).c_str(), stdout);
     return 0;
   }
+  if (!(options.temperature >= 0))  // a NaN passes CLI::Range
+    throw UserError(
+        fmt::format("train sample: --temperature {}: give a number of 0 or more", options.temperature));
   if (run.empty()) throw UserError(fmt::format("train sample: RUN is missing; usage: {}", kUsage));
   if (app.count("--step")) options.step = step;
   sample_text(run, options, [](std::string_view text) {

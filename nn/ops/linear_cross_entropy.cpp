@@ -5,7 +5,7 @@
 // chunk reads the weight twice and reads and writes its gradient once (16 V w), and writes, reads and writes
 // again its logits (12 V for each row). With GPT-2's V = 50,257 and w = 768 a chunk of N = 1,024 has 256
 // rows: 59 G operations and 0.62 + 0.15 GB, so the products decide. The logits of all rows would be 206 MB;
-// here they are at most 64 MB for any N. The weight in the order of the products takes as much as itself.
+// here they are at most 64 MB for any N, or 64 rows. The weight in the order of the products takes as much as itself.
 
 #include <fmt/format.h>
 
