@@ -26,8 +26,8 @@ struct SampleOptions {
 std::int32_t draw_token(std::span<const float> logits, double temperature, std::int64_t top_k, double u);
 
 // Calls `write` with the prompt and then with the text of each token, as it is drawn. The same bits for the
-// same options. The model computes on the CPU in fp32, and the whole window, at most model.context tokens
-// (or data.sequence_length) up to the last one, anew for each token: nothing is kept from token to token.
+// same options. The model computes on the CPU in fp32, and the whole window anew for each token: the last
+// data.sequence_length tokens, whose positions the run trained, or model.context with model.init_from.
 // Throws UserError: no checkpoint, a model that is no language model, a prompt that the vocabulary has not,
 // data with another vocabulary than the run's, logits that are not finite.
 void sample_text(const std::string& run, const SampleOptions& options,
