@@ -69,13 +69,19 @@ void print_groups(const std::vector<Group>& groups) {
 
 void print_bytes(const Config& config, const ParameterArena& arena, const ExchangeOptions& options) {
   const double whole = 4.0 * static_cast<double>(arena.size());
+  const std::int64_t every = config.exchange.every;
   const auto line = [&](const std::string& when, double density) {
     const auto bytes = static_cast<double>(planned_bytes(arena, options, 1, density));
-    fmt::print("  {:<22} {:>10}, {} the {} of dense\n", when, format_bytes(bytes),
-               compared_bytes(bytes, whole), format_bytes(whole));
+    fmt::print("  {:<22} {:>10}, {} the {} of dense{}\n", when, format_bytes(bytes),
+               compared_bytes(bytes, whole), format_bytes(whole),
+               every > 0 ? fmt::format(", {:.3g} bits per parameter and step",
+                                       32 * bytes / whole / static_cast<double>(every))
+                         : "");
   };
   const bool by_density = pieces_of(compress_options(config)).has_value();
-  fmt::print("\nbytes that a rank sends in a step{}:\n", by_density ? ", where k entries are sent" : "");
+  fmt::print("\nbytes that a rank sends in a {}{}:\n",
+             every > 0 ? fmt::format("sync, once in {}", count_text(every, "step")) : "step",
+             by_density ? ", where k entries are sent" : "");
   const std::vector<DensityPhase> phases = density_phases(config);
   for (std::size_t i = 0; i < phases.size(); ++i) {
     const bool last = i + 1 == phases.size();
@@ -109,6 +115,11 @@ void print_memory(const Config& config, const Dataset& data, const ParameterAren
   line("gradients", gradient);
   line("residuals", gradient, "  error feedback, and where the average is made");
   line("optimizer state", cost.optimizer);
+  if (makes_local_steps(config)) {
+    line("weights after a sync", weights);
+    line("changes of weights", 2 * gradient, "  what is exchanged, error feedback, the average");
+    line("outer momentum", config.outer.momentum > 0 ? gradient : 0);
+  }
   line("method state", cost.method, "  velocities, thresholds and the like");
   line("activations", cost.activations,
        fmt::format("  at the peak of forward and backward of {}, in {} on a CPU",

@@ -415,6 +415,7 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   if (total > 0) end.model_tflops = 1e-12 * flops * ranks_ * static_cast<double>(steady.size()) / total;
   if (peak > 0 && end.model_tflops > 0) end.flops_utilisation = end.model_tflops / (ranks_ * peak);
   put_bytes(bytes_, end);
+  end.bits_per_parameter_step = bytes_.bits_per_parameter();
   end.parameter_checksum = parameter_checksum;
   end.steps = steps;
   end.skipped_steps = skipped;
@@ -446,9 +447,12 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
         " ({:.3g} TFLOP/s{})", end.model_tflops,
         end.flops_utilisation ? fmt::format(", {:.3g} % of the peak", 100 * *end.flops_utilisation) : "");
   const std::string by = config_.dist.link_rate.empty() ? "" : " by " + backend_;
-  return fmt::format("done: {} steps in {}, {}{}, sent {} per rank (dense: {})\n{}{}{}: {}", steps,
-                     format_duration(train_seconds_), speed, by, format_bytes(end.bytes_sent),
-                     format_bytes(end.bytes_dense), evaluation_text(), best, held_out, folder_.path);
+  return fmt::format(
+      "done: {} steps in {}, {}{}, sent {} per rank (dense: {}), {:.3g} bits per parameter and step\n{}{}{}: "
+      "{}",
+      steps, format_duration(train_seconds_), speed, by, format_bytes(end.bytes_sent),
+      format_bytes(end.bytes_dense), end.bits_per_parameter_step, evaluation_text(), best, held_out,
+      folder_.path);
 }
 
 void Reporter::stop(std::int64_t step, bool failed, const std::string& reason) {

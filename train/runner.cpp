@@ -74,18 +74,30 @@ class CpuRunner final : public Runner {
     }
   }
   void end_step(const StepReport& report, const float* loss) override {
-    report_ = report;
-    report_.loss = *loss;
-    if (!report.committed()) report_.bad_parameter = first_bad_parameter(*arena_);
+    StepReport& made = reports_.emplace_back(report);
+    made.loss = *loss;
+    if (!report.committed() && report.bad_parameter < 0) made.bad_parameter = first_bad_parameter(*arena_);
     // The exchange counts its part of the hooks; recording and clipping in them count nowhere.
     times_.backward_s -= in_hooks_;
     times_.makespan_s = measured_makespan(exchange_->spans(), backward_begin_);
-    report_.times += times_;
+    made.times += times_;
+    if (steps_ahead() > 1) trace_->end_step(exchange_->spans());
   }
 
-  std::int64_t steps_ahead() const override { return 1; }
-  std::vector<StepReport> reports(std::size_t) override { return {report_}; }
-  void reported() override { trace_->end_step(exchange_->spans()); }
+  // Ranks that exchange every step may as well report every step; those with local steps would wait for each other.
+  std::int64_t steps_ahead() const override {
+    constexpr std::int64_t kMost = 16;  // steps from a stop signal to the end
+    return std::clamp<std::int64_t>(config_.exchange.every, 1, kMost);
+  }
+  std::vector<StepReport> reports(std::size_t count) override {
+    const auto end = reports_.begin() + static_cast<std::ptrdiff_t>(count);
+    std::vector<StepReport> oldest(reports_.begin(), end);
+    reports_.erase(reports_.begin(), end);
+    return oldest;
+  }
+  void reported() override {
+    if (steps_ahead() == 1) trace_->end_step(exchange_->spans());
+  }
   std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) override {
     for (const HostCopy& copy : copies) std::memcpy(copy.to, copy.from.data(), copy.from.size_bytes());
     return {};
@@ -100,7 +112,7 @@ class CpuRunner final : public Runner {
   const ParameterArena* arena_ = nullptr;
   Exchange* exchange_ = nullptr;
   std::optional<StepTrace> trace_;
-  StepReport report_;                 // of the last step
+  std::vector<StepReport> reports_;   // that were not asked for
   StepSeconds times_;                 // outside of the exchange
   double in_hooks_ = 0;               // seconds of the backward pass
   Clock::time_point backward_begin_;  // of the pass that drives the exchange

@@ -13,6 +13,7 @@
 #include "nn/base/text.h"
 #include "nn/ops/kernels.h"
 #include "train/checkpoint/model_file.h"
+#include "train/local_steps.h"
 #include "train/plan/exchange_profile.h"
 #include "train/plan/layer_density.h"
 
@@ -102,6 +103,11 @@ std::unique_ptr<BuiltModel> build_model(const Config& config, const Dataset& dat
 CompressOptions compress_options(const Config& config) {
   CompressOptions options = config.compress;
   options.seed = config.seed;
+  if (makes_local_steps(config)) {
+    const OptimizerOptions outer = outer_options(config.outer);
+    options.momentum = outer.momentum, options.nesterov = outer.nesterov;
+    return options;
+  }
   options.momentum = config.optimizer.momentum;
   options.nesterov = config.optimizer.nesterov;
   return options;
@@ -306,8 +312,10 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
               if (const std::string line = more_than_dense(config, arena, options, epochs); !line.empty())
                 check.warnings.push_back(line);
             });
-    attempt({"optimizer."},
-            [&] { check_applied(config, *make_optimizer(config.optimizer, arena), applied); });
+    attempt({"optimizer."}, [&] {
+      const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.optimizer, arena);
+      if (!makes_local_steps(config)) check_applied(config, *optimizer, applied);
+    });
   }
   attempt({"schedule.", "optimizer.lr"}, [&] { make_schedule(config.schedule, config.optimizer.lr); });
   check.problems.assign(known.begin() + static_cast<std::ptrdiff_t>(before), known.end());

@@ -45,12 +45,15 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
       arena_(model_->store.arena()),
       queue_(communicator),
       resolved_(settle_exchange(inputs, arena_, queue_, communicator)),
-      optimizer_(make_optimizer(config_.optimizer, arena_)),
+      local_(makes_local_steps(config_)
+                 ? std::make_unique<LocalSteps>(config_, model_->store, communicator.rank())
+                 : nullptr),
+      optimizer_(local_ ? nullptr : make_optimizer(config_.optimizer, arena_)),
       clip_(arena_.device(), arena_.size()),
       backend_(backend(arena_.device())),
       loss_(Tensor::zeros({1}, Layout::plain, arena_.device())),
       statistics_(model_->store.statistics()),
-      exchange_(runner_->make_exchange(arena_, queue_, resolved_.options)),
+      exchange_(runner_->make_exchange(shared_weights(), queue_, resolved_.options)),
       train_(runner_->make_batches(*inputs.data.train, *model_->module, true)),
       test_(runner_->make_batches(*inputs.data.test, *model_->module, false)),
       hook_([this](Parameter& parameter) { gradient_final(parameter); }),
@@ -59,7 +62,9 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
   for (const std::span<float> statistics : statistics_)
     floats += static_cast<std::int64_t>(statistics.size());
   if (floats > 0) kept_statistics_ = Tensor::empty({floats}, Layout::plain, arena_.device());
-  runner_->begin_run(plan_steps(config_, train_->loader()).total_steps);
+  const std::int64_t total_steps = plan_steps(config_, train_->loader()).total_steps;
+  runner_->begin_run(total_steps);
+  if (local_) local_->begin_run(total_steps);
   if (arena_.device().kind != DeviceKind::cpu && root_ &&
       (resolved_.choice.planned || resolved_.choice.chosen))
     log_warning("exchange: the plan is made from this host's CPU times, and the run computes on a GPU");
@@ -91,14 +96,22 @@ void Step::finish() {
 
 void Step::make(const StepContext& context) {
   runner_->begin_step(context, std::exchange(awaited_s_, 0.0));
-  exchange_->begin_step(context);
   recorder_.begin_step(context.step);
+  if (local_) return runner_->end_step(make_local(context), loss_.data());
+  exchange_->begin_step(context);
   runner_->run(
       {[&] { compute(context.step); }, [&] { exchange_->communicate(); }, [&] { apply(); }, loss_.data()});
   runner_->end_step(exchange_->end_step(), loss_.data());
 }
 
 void Step::compute(std::int64_t step) {
+  forward_and_backward(step, clip_model_ ? GradientHook{} : hook_);
+  if (clip_model_) runner_->in_phase(Phase::clip, [&] { clip_and_send_all(); });
+  exchange_->end_backward(loss_.data());
+}
+
+// `hook`: of the last micro-batch's backward pass, where gradients become final.
+void Step::forward_and_backward(std::int64_t step, const GradientHook& hook) {
   std::optional<PassCost> cost;
   if (!std::exchange(counted_, true) && inputs_.data.train->task() != Task::transcription) cost.emplace();
   const bool stateless = train_->loader().random_windows();
@@ -115,13 +128,11 @@ void Step::compute(std::int64_t step) {
       loss = model_->loss(*batch, forward_context(step, part, *batch), config_.train.label_smoothing);
     });
     backend_.add_scaled(loss_.data(), loss.value().data(), 1, share);
-    const bool sends = part + 1 == parts_ && !clip_model_;
-    runner_->in_phase(Phase::backward, [&] { backward(loss, sends ? hook_ : GradientHook{}, share); });
+    runner_->in_phase(Phase::backward,
+                      [&] { backward(loss, part + 1 == parts_ ? hook : GradientHook{}, share); });
   }
   if (cost) flops_ = cost->flops();
   if (step == 0) warn_of_unused_parameters();
-  if (clip_model_) runner_->in_phase(Phase::clip, [&] { clip_and_send_all(); });
-  exchange_->end_backward(loss_.data());
 }
 
 void Step::apply() {
@@ -133,7 +144,29 @@ void Step::apply() {
         optimizer_->update(group.begin, exchange_->averaged(group), exchange_->step_state(),
                            exchange_->applied(group));
     });
-  restore_statistics_if_bad();
+  restore_statistics_if_bad(exchange_->step_state().status);
+}
+
+// A step of this rank alone, and the exchange behind the last one of a round. What this rank leaves out is bad here,
+// whatever the others found.
+StepReport Step::make_local(const StepContext& context) {
+  forward_and_backward(context.step, {});
+  arena_.zero_unwritten_gradients();
+  for (const Parameter* parameter : arena_.parameters()) recorder_.take(*parameter);
+  StepStatus inner;
+  runner_->in_phase(Phase::update, [&] { inner.bad = !local_->inner_step(context, *loss_.data()); });
+  restore_statistics_if_bad(&inner);
+  StepReport report;
+  exchange_->clear_spans();
+  if (local_->ends_round(context.step)) {
+    report = local_->sync(*exchange_, context);
+    synchronize_statistics(model_->store, config_.train.bn_stats, queue_, communicator_);
+  }
+  if (inner.bad && report.committed()) {
+    report.status.bad = 1, report.status.bad_rank = communicator_.rank();
+    report.bad_parameter = first_bad_parameter(arena_);
+  }
+  return report;
 }
 
 void Step::gradient_final(Parameter& parameter) {
@@ -196,10 +229,10 @@ void Step::save_statistics() {
   }
 }
 
-void Step::restore_statistics_if_bad() {
+void Step::restore_statistics_if_bad(const StepStatus* status) {
   const float* from = kept_statistics_.data();
   for (const std::span<float> statistics : statistics_) {
-    backend_.restore_if_bad(exchange_->step_state().status, from, statistics.data(), statistics.size());
+    backend_.restore_if_bad(status, from, statistics.data(), statistics.size());
     from += statistics.size();
   }
 }
@@ -231,6 +264,7 @@ std::optional<Evaluation> Step::evaluate(Split split, const EvaluationHook& hook
   copy_statistics(store, training);
   store.statistics_to_device();
   store.reset_states();
+  if (local_) local_->exchange_weights();  // those that all ranks share
   bool ended = false;
   const std::unique_ptr<Batches> held_out =
       split == Split::test ? nullptr : runner_->make_batches(*inputs_.data.held_out, *model_->module, false);
@@ -242,6 +276,7 @@ std::optional<Evaluation> Step::evaluate(Split split, const EvaluationHook& hook
           return !ended;
         });
   });
+  if (local_) local_->exchange_weights();
   restore_statistics(training, store);
   store.statistics_to_device();
   if (ended) return std::nullopt;
@@ -250,7 +285,7 @@ std::optional<Evaluation> Step::evaluate(Split split, const EvaluationHook& hook
 }
 
 void Step::check_parameters(const std::string& when) {
-  check_same_parameters(arena_, queue_, communicator_, when);
+  check_same_parameters(shared_weights(), queue_, communicator_, when);
 }
 
 std::function<void()> Step::state(RunState& state) {
@@ -258,16 +293,19 @@ std::function<void()> Step::state(RunState& state) {
   const auto copy = [&](std::span<const float> from, void* to) {
     if (!from.empty()) copies.push_back({from, to});
   };
+  const auto copy_all = [&](const std::vector<std::span<float>>& from, std::vector<std::vector<float>>& to) {
+    to.resize(from.size());
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      to[i].resize(from[i].size());
+      copy(from[i], to[i].data());
+    }
+  };
   if (root_) {
     state.model.weights.resize(arena_.all_weights().size());
-    copy(arena_.all_weights(), state.model.weights.data());
-    const std::vector<std::span<float>> buffers = optimizer_->state();
-    state.optimizer.resize(buffers.size());
-    for (std::size_t i = 0; i < buffers.size(); ++i) {
-      state.optimizer[i].resize(arena_.size());
-      copy(buffers[i], state.optimizer[i].data());
-    }
+    copy(shared_weights().all_weights(), state.model.weights.data());
+    copy_all(local_ ? local_->outer_state() : optimizer_->state(), state.optimizer);
   }
+  if (local_) copy_all(local_->inner_state(), state.inner);
   model_->store.statistics_to_host();
   copy_statistics(model_->store, state.model.statistics);
   std::vector<DeviceFloats> later;
@@ -277,7 +315,7 @@ std::function<void()> Step::state(RunState& state) {
   state.residual.resize(has_residual ? arena_.size() : 0);
   if (has_residual)
     for (const Group& group : groups())
-      copy(arena_.residual(group.begin, group.end), state.residual.data() + group.begin);
+      copy(shared_weights().residual(group.begin, group.end), state.residual.data() + group.begin);
   return runner_->copy_to_host(copies);
 }
 
@@ -286,20 +324,27 @@ void Step::load_state(const RunState& state) {
     if (from.size() < offset + to.size()) throw UserError("the checkpoint is of another model");
     if (!to.empty()) backend_.to_device(to.data(), from.data() + offset, to.size());
   };
+  const auto copy_all = [&](const std::vector<std::vector<float>>& from,
+                            const std::vector<std::span<float>>& to) {
+    if (from.size() != to.size()) throw UserError("the checkpoint is of another optimizer");
+    for (std::size_t i = 0; i < to.size(); ++i) copy(from[i], 0, to[i]);
+  };
   copy(state.model.weights, 0, arena_.all_weights());
-  const std::vector<std::span<float>> buffers = optimizer_->state();
-  if (state.optimizer.size() != buffers.size()) throw UserError("the checkpoint is of another optimizer");
-  for (std::size_t i = 0; i < buffers.size(); ++i) copy(state.optimizer[i], 0, buffers[i]);
+  if (local_) {
+    copy(state.model.weights, 0, local_->arena().all_weights());
+    copy_all(state.inner, local_->inner_state());
+  }
+  copy_all(state.optimizer, local_ ? local_->outer_state() : optimizer_->state());
   restore_statistics(state.model.statistics, model_->store);
   model_->store.statistics_to_device();
   if (!state.residual.empty())
     for (const Group& group : groups())
-      copy(state.residual, group.begin, arena_.residual(group.begin, group.end));
+      copy(state.residual, group.begin, shared_weights().residual(group.begin, group.end));
   if (!state.exchange.empty()) exchange_->load_state(state.exchange);
 }
 
 std::string Step::checksum() const {
-  return checksum_hex(arena_.host_weights());
+  return checksum_hex(shared_weights().host_weights());
 }
 
 }  // namespace topknot

@@ -20,6 +20,7 @@
 #include "optim/optimizer.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/evaluate.h"
+#include "train/local_steps.h"
 #include "train/plan/exchange_plan.h"
 #include "train/recorder.h"
 #include "train/runner.h"
@@ -36,6 +37,8 @@ class Step {
   Step& operator=(const Step&) = delete;
 
   const ParameterArena& arena() const { return arena_; }
+  // The weights that are the same on all ranks, of one layout with arena(): its own, or those after the last sync.
+  ParameterArena& shared_weights() const { return local_ ? local_->arena() : arena_; }
   const ParameterStore& store() const { return model_->store; }
   const std::vector<Group>& groups() const { return exchange_->groups(); }
   const Loader& train_loader() const { return train_->loader(); }
@@ -86,6 +89,8 @@ class Step {
 
   void compute(std::int64_t step);
   void apply();
+  StepReport make_local(const StepContext& context);
+  void forward_and_backward(std::int64_t step, const GradientHook& hook);
   ForwardContext forward_context(std::int64_t step, int part, const BatchView& batch) const;
   void gradient_final(Parameter& parameter);  // in the backward pass's hook
   void clip_and_send_all();
@@ -94,7 +99,7 @@ class Step {
   void warn_of_unused_parameters();  // also zeroes their gradients, as end_backward() would
   void set_gradient_scale();
   void save_statistics();
-  void restore_statistics_if_bad();
+  void restore_statistics_if_bad(const StepStatus* status);
 
   const RunInputs& inputs_;
   const Config& config_;
@@ -110,7 +115,8 @@ class Step {
   ParameterArena& arena_;
   CollectiveQueue queue_;
   const ResolvedExchange resolved_;
-  const std::unique_ptr<Optimizer> optimizer_;
+  const std::unique_ptr<LocalSteps> local_;     // null: gradients are exchanged, in every step
+  const std::unique_ptr<Optimizer> optimizer_;  // of averaged gradients; null with local steps
   Clip clip_;
   const DeviceBackend& backend_;
   Tensor loss_;  // this rank's of the step: the mean over its micro-batches

@@ -43,17 +43,28 @@ struct ReportSums {
   struct OfStep {
     double loss, bytes_sent, bytes_received, selected;
     double bad_parameter;  // 1 + its index, of the bad rank; of rank 0 if none is known to be bad
+    // For how many ranks the step was bad: all, or with local steps those that left it out. And the sum of 1 + rank over
+    // the ranks that know it of themselves.
+    double bad_ranks, bad_rank_sum;
   };
   std::vector<OfStep> steps;
   SignalSums signals;
+
+  // The rank that made a step bad; -1 if it is not known, or several.
+  static int bad_rank(const OfStep& step, int ranks) {
+    const bool one = step.bad_ranks == 1 || step.bad_ranks == ranks;
+    return one && step.bad_rank_sum <= ranks ? static_cast<int>(step.bad_rank_sum) - 1 : -1;
+  }
+
   double checkpoint_ready = 0;  // ranks that have done their part of a checkpoint
 
   // Visits every number, in the message's order.
   template <class Visit>
   void each(const Visit& visit) {
     for (OfStep& step : steps)
-      for (double OfStep::*number : {&OfStep::loss, &OfStep::bytes_sent, &OfStep::bytes_received,
-                                     &OfStep::selected, &OfStep::bad_parameter})
+      for (double OfStep::*number :
+           {&OfStep::loss, &OfStep::bytes_sent, &OfStep::bytes_received, &OfStep::selected,
+            &OfStep::bad_parameter, &OfStep::bad_ranks, &OfStep::bad_rank_sum})
         visit(step.*number);
     for (double& ranks : signals.of) visit(ranks);
     visit(checkpoint_ready);
@@ -284,7 +295,9 @@ class Trainer {
       sums.steps.push_back(
           {step.loss * weight, static_cast<double>(step.bytes_sent), static_cast<double>(step.bytes_received),
            static_cast<double>(step.status.selected),
-           communicator_.rank() == std::max(step.status.bad_rank, 0) ? step.bad_parameter + 1.0 : 0.0});
+           communicator_.rank() == std::max(step.status.bad_rank, 0) ? step.bad_parameter + 1.0 : 0.0,
+           step.committed() ? 0.0 : 1.0,
+           communicator_.rank() == step.status.bad_rank ? communicator_.rank() + 1.0 : 0.0});
     sums.signals.add_own();
     if (checkpointer_) sums.checkpoint_ready = checkpointer_->ready();
     sums.all_reduce(step_);
@@ -301,10 +314,10 @@ class Trainer {
           static_cast<std::uint64_t>(communicator_.size()) * sizeof(float) * step_.arena().size()};
       record.selected = sum.selected / ranks;
       record.threshold = reports[i].status.threshold;
-      record.skipped = !reports[i].committed();
+      record.skipped = sum.bad_ranks > 0;
       reporter_.complete(record, bytes, seconds);
       if (root_) warn_of_more_than_dense(record, bytes);
-      note_skip(record.step, reports[i], static_cast<int>(sum.bad_parameter) - 1);
+      note_skip(record.step, reports[i], sum);
       reporter_.step(record, seconds);
       step_.end_step(record, root_ ? reporter_.metrics() : nullptr);
       position_.epoch_loss += record.loss, ++position_.epoch_loss_steps;
@@ -325,26 +338,33 @@ class Trainer {
                             compared_bytes(sent, dense), format_bytes(dense / ranks)));
   }
 
-  // `bad_parameter`: as that of the bad rank; of rank 0 if none is known to be bad.
-  void note_skip(std::int64_t step, const StepReport& report, int bad_parameter) {
-    if (report.committed()) {
+  void note_skip(std::int64_t step, const StepReport& report, const ReportSums::OfStep& sum) {
+    if (sum.bad_ranks == 0) {
       position_.skips_in_a_row = 0;
       return;
     }
     ++position_.skipped;
     ++position_.skips_in_a_row;
-    const int bad_rank = report.status.bad_rank;
-    std::string who = bad_rank >= 0 ? " on rank " + std::to_string(bad_rank) : "";
-    if (bad_parameter >= 0)
-      who += ", first in the gradient of " +
-             step_.arena().parameters()[static_cast<std::size_t>(bad_parameter)]->name();
-    if (bad_rank == communicator_.rank() && !root_)  // in the log of its host too
-      log_warning("step " + std::to_string(step) + " is not finite here" + who);
-    reporter_.note("step " + std::to_string(step) + " skipped by all ranks: NaN or infinity" + who);
+    const int ranks = communicator_.size(), bad_rank = ReportSums::bad_rank(sum, ranks);
+    const bool by_all = sum.bad_ranks == ranks;  // else by those alone that could not make it
+    const std::string one = bad_rank >= 0 ? fmt::format("rank {}", bad_rank) : "";
+    std::string where = by_all && bad_rank >= 0 ? " on " + one : "";
+    if (const int bad = static_cast<int>(sum.bad_parameter) - 1; bad >= 0 && (by_all || bad_rank >= 0))
+      where +=
+          ", first in the gradient of " + step_.arena().parameters()[static_cast<std::size_t>(bad)]->name();
+    if (report.status.bad_rank == communicator_.rank() && !root_)  // in the log of its host too
+      log_warning(fmt::format("step {} is not finite here{}", step, where));
+    const std::string who = by_all          ? "skipped by all ranks"
+                            : bad_rank >= 0 ? "left out by " + one
+                                            : fmt::format("left out by {} of {} ranks", sum.bad_ranks, ranks);
+    reporter_.note(fmt::format("step {} {}: NaN or infinity{}", step, who, where));
     if (position_.skips_in_a_row >= config_.train.max_skips)
       throw UserError(
           "training has diverged: " + std::to_string(position_.skips_in_a_row) +
-          " steps in a row were not finite, the last at step " + std::to_string(step) + who +
+          " steps in a row were not finite, the last at step " + std::to_string(step) +
+          (by_all          ? where
+           : bad_rank >= 0 ? " on " + one + where
+                           : "") +
           "; lower optimizer.lr, or clip with train.clip_global (train.max_skips sets this limit)");
   }
 

@@ -244,6 +244,10 @@ const std::vector<ExchangeSpan>& Exchange::spans() const {
   return transport_->spans();
 }
 
+void Exchange::clear_spans() {
+  transport_->clear_spans();
+}
+
 void Exchange::observe(Observer observer) {
   observer_ = std::move(observer);
 }

@@ -159,6 +159,7 @@ class Exchange {
   // The course of the last step, by kind and group in the order in which things ended; valid until the next
   // begin_step(). Empty on a GPU.
   const std::vector<ExchangeSpan>& spans() const;
+  void clear_spans();  // of a step that exchanges nothing
 
   // Called for each compressed group once it is encoded, with its accumulated gradient, if the method has
   // one; for studies. Not called where gradients stay on a GPU.

@@ -123,6 +123,7 @@ class Transport {
   const Traits& traits() const { return traits_; }
   bool hierarchical() const { return traits_.encoders != traits_.ranks; }
   const std::vector<ExchangeSpan>& spans() const { return spans_; }  // as Exchange::spans()
+  void clear_spans() { spans_.clear(); }
 
   // Returns the step as compressors are given it: that of hosts, in the gradients' memory. `buckets`: all
   // groups'; valid as long as this is used. Fills in the bytes that are known beforehand.

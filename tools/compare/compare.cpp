@@ -201,6 +201,7 @@ void sum_up(const std::vector<Run>& runs, Method& method) {
     return sent > 0 ? std::round(r.bytes_dense) / sent : kAbsent;
   });
   method.dense_ratio = ratio.mean;
+  if (method.dense_ratio > 0) method.bits = 32 / method.dense_ratio;
   for (const StepPart& part : kStepParts)
     method.times.*part.seconds = over(runs, method, [&](const Run& r) {
                                    return r.metrics.steps.empty() ? kAbsent : r.times.*part.seconds;

@@ -97,6 +97,7 @@ struct Method {
       seconds_to_target, steps_to_target;
   int reached = 0;                   // counted runs that met the target
   double dense_ratio = kAbsent;      // bytes_dense / bytes_sent
+  double bits = kAbsent;             // sent per parameter and step
   double speed_up = kAbsent;         // images per second over the baseline's
   double target_speed_up = kAbsent;  // the baseline's time to the target over this one's
   StepTimes times;

@@ -95,6 +95,7 @@ struct NumberColumn {
   double Method::*number;
 };
 constexpr NumberColumn kNumbers[] = {{"bytes_ratio", &Method::dense_ratio},
+                                     {"bits_per_parameter_step", &Method::bits},
                                      {"speed_up", &Method::speed_up},
                                      {"target_speed_up", &Method::target_speed_up}};
 

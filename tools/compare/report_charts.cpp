@@ -289,18 +289,13 @@ struct Family {
   std::string name() const { return compressor + keys; }
 };
 
-// Per parameter and step, by a rank.
-double bits_of(const Method& method) {
-  return 32 / method.dense_ratio;
-}
-
 std::vector<Family> families_of(const Comparison& c) {
   static const std::set<std::string> amounts = {"compress.density", "compress.warmup", "compress.threshold",
                                                 "compress.rank", "compress.levels"};
   std::vector<Family> families;
   for (std::size_t i = 0; i < c.methods.size(); ++i) {
     const Method& method = c.methods[i];
-    if (!method.complete || !std::isfinite(method.last.mean) || !std::isfinite(bits_of(method))) continue;
+    if (!method.complete || !std::isfinite(method.last.mean) || !std::isfinite(method.bits)) continue;
     std::string keys;
     for (const DifferingKey& row : c.differing)
       if (!amounts.count(row.key) && tells_apart(c, row, i)) keys += brief_key(row, i);
@@ -318,7 +313,7 @@ std::vector<Family> families_of(const Comparison& c) {
     families[i].style = styles[i];
     families[i].style.marker = before[families[i].compressor]++ % kMarkers;
     std::stable_sort(families[i].members.begin(), families[i].members.end(),
-                     [](const Method* a, const Method* b) { return bits_of(*a) < bits_of(*b); });
+                     [](const Method* a, const Method* b) { return a->bits < b->bits; });
   }
   return families;
 }
@@ -338,7 +333,7 @@ std::vector<Panel> bits_panels(const Comparison& c, const std::vector<Family>& f
     Line line = line_of(family.style, family.name());
     line.dots = true;
     for (const Method* method : family.members) {
-      const double x = bits_of(*method), y = method->last.mean, spread = method->last.deviation;
+      const double x = method->bits, y = method->last.mean, spread = method->last.deviation;
       bits.include(x);
       values.include(y - spread);
       values.include(y + spread);

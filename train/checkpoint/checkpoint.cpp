@@ -156,6 +156,7 @@ std::optional<std::int64_t> step_of(const std::string& name) {
 constexpr const char* kResidual = "residual.";
 constexpr const char* kStatistics = "statistics.";
 constexpr const char* kExchange = "exchange";
+constexpr const char* kInner = "inner.{}.";
 
 // Parameters, or those of them that are trained: all that optimizer and exchange know.
 std::vector<const Parameter*> parameters_of(const ParameterStore& store, bool trained_only) {
@@ -232,6 +233,8 @@ std::vector<TensorView> rank_tensors(const ParameterStore& store, const RunState
         view(kStatistics + buffer->name, "F32", {static_cast<std::int64_t>(size)}, statistics.first(size)));
     statistics = statistics.subspan(size);
   }
+  for (std::size_t i = 0; i < state.inner.size(); ++i)
+    add_arena(tensors, store, fmt::format(kInner, i), state.inner[i]);
   tensors.push_back(view(kExchange, "U8", {static_cast<std::int64_t>(state.exchange.size())},
                          std::span<const std::byte>(state.exchange)));
   return tensors;
@@ -254,6 +257,10 @@ void read_rank(const ParameterStore& store, const SafetensorsFile& file, RunStat
   state.residual.clear();
   const std::vector<const Parameter*> trained = parameters_of(store, true);
   if (file.find(kResidual + trained.front()->name())) state.residual = read_arena(file, trained, kResidual);
+  state.inner.clear();
+  for (std::string prefix = fmt::format(kInner, 0); file.find(prefix + trained.front()->name());
+       prefix = fmt::format(kInner, state.inner.size()))
+    state.inner.push_back(read_arena(file, trained, prefix));
   read_statistics(file, store, kStatistics, true, state.model.statistics);
   const TensorView* exchange = file.find(kExchange);
   if (!exchange) throw UserError(fmt::format("the checkpoint lacks '{}'", kExchange));

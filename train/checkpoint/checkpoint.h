@@ -3,7 +3,8 @@
 //
 //   model.safetensors        weights and batch-norm statistics, by the names of parameters and buffers
 //   optimizer.safetensors    the optimizer's buffers, "0.NAME", "1.NAME", ...
-//   rank-0003.safetensors    what belongs to rank 3: "residual.NAME", "statistics.NAME" (recurrent states too), "exchange" (bytes)
+//   rank-0003.safetensors    what belongs to rank 3: "residual.NAME", "statistics.NAME" (recurrent states too), "exchange" (bytes);
+//                            with local steps its weights "inner.0.NAME" and its optimizer's buffers "inner.1.NAME", ...
 //   manifest.json            position, configuration, ranks, what the data are; size and checksum of every file, and its own
 //
 // A checkpoint is complete or absent: its files are written to step-000001200.partial and synced, the
@@ -37,6 +38,9 @@ struct RunState {
   ModelCopy model;  // the statistics and recurrent states are the rank's own
   // Optimizer::state(): buffers of the arena's shape; the same on all ranks.
   std::vector<std::vector<float>> optimizer;
+  // With local steps, of this rank: its weights, then its optimizer's buffers; else empty. `model` and `optimizer` then
+  // hold what the ranks share.
+  std::vector<std::vector<float>> inner;
   std::vector<float> residual;      // in arena order; empty for a method that carries nothing
   std::vector<std::byte> exchange;  // Exchange::state()
 };

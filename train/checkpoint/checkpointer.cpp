@@ -107,6 +107,12 @@ void check_data_of(const Manifest& manifest, const Config& config, const DataFin
 
 void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
   const std::string& rule = config.resume.residuals;
+  if (makes_local_steps(config) && (rule != "keep" || manifest.ranks != ranks))
+    throw UserError(
+        fmt::format("the checkpoint is of {} ranks, each with weights and an optimizer of its own "
+                    "(exchange.every): go on with {} ranks and resume.residuals=keep, or begin a new run "
+                    "with model.init_from=FILE, a file of 'train export'",
+                    manifest.ranks, manifest.ranks));
   if (rule == "keep" && manifest.ranks != ranks)
     throw UserError(
         fmt::format("the checkpoint is of {} ranks and this start has {}: each rank's residual belongs to "

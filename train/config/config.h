@@ -67,8 +67,15 @@ struct Config {
 
   struct Exchange : ExchangeKeys {
     Exchange() { merge = "auto"; }
-    std::string profile;  // a file of measured times; empty: measured if they are needed
+    std::string profile;     // a file of measured times; empty: measured if they are needed
+    std::int64_t every = 0;  // steps; 0: gradients are exchanged, in every step
   } exchange;
+
+  // What the exchanged change of the weights does to them, if exchange.every is given (train/local_steps.h).
+  struct Outer {
+    std::string name = "nesterov";  // nesterov, sgd
+    double lr = 0.7, momentum = 0.9;
+  } outer;
 
   struct Dist : DistKeys {
     Dist() { backend = "auto"; }
@@ -185,7 +192,11 @@ struct LoadedConfig {
 // throws for bad input.
 LoadedConfig load_config(const std::string& file, const std::vector<std::string>& overrides);
 
-// Section compress with seed, momentum and nesterov, as factories get it.
+// Whether the ranks exchange what several steps have done to their weights (train/local_steps.h).
+inline bool makes_local_steps(const Config& config) {
+  return config.exchange.every > 0;
+}
+// Section compress with seed, momentum and nesterov of what takes the average, as factories get it.
 CompressOptions compress_options(const Config& config);
 
 // What no single key can show: unknown model, keys that contradict each other. Callers append what only they

@@ -137,6 +137,18 @@ std::vector<Problem> check_config(const Config& config) {
            config.compress.name, pieces ? pieces->select : ""));
   need(config.train.distribution_every == 0 || config.compress.name != "dense", "train.distribution_every",
        "looks at the accumulated gradient, and dense accumulates none; choose another compress.name");
+  if (makes_local_steps(config)) {
+    const std::string every = fmt::format("exchange.every={}", config.exchange.every);
+    need(!on_gpu(config), "exchange.every",
+         "local steps are for train.device=cpu so far, and the device is a GPU");
+    for (const auto& [key, value] : {std::pair("compress.clip", config.compress.clip),
+                                     std::pair("train.clip_local", config.train.clip_local)})
+      need(value == 0, key,
+           "clips a gradient before it is exchanged, and with " + every +
+               " no gradient is; train.clip_global clips the gradient of each local step");
+    need(config.outer.name != "nesterov" || config.outer.momentum > 0, "exchange.outer.momentum",
+         "Nesterov's momentum needs one above 0; exchange.outer.name=sgd has none");
+  }
   need(config.compress.clip == 0 || config.train.clip_local == 0, "compress.clip",
        "train.clip_local clips a rank's gradient too; give one of the two");
   constexpr double kLeastTimeout =

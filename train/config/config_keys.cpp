@@ -369,6 +369,7 @@ std::vector<Key> declared_keys() {
 
 std::vector<Key> machine_keys() {
   constexpr auto e = &Config::exchange;
+  constexpr auto u = &Config::outer;
   constexpr auto d = &Config::dist;
   constexpr auto t = &Config::train;
   constexpr auto o = &Config::output;
@@ -385,6 +386,9 @@ std::vector<Key> machine_keys() {
              "run that measures writes it to its config.yaml"),
       text("exchange.profile", at<e, &Config::Exchange::profile>,
            "exchange_profile.json of an earlier run, in place of measuring anew"),
+      number("exchange.every", at<e, &Config::Exchange::every>, 0, 1e9,
+             "local steps: each rank makes so many steps of its own, then the changes of the weights are "
+             "exchanged and the outer optimizer applies their average; 0: gradients, in every step"),
       text("exchange.collective", at<e, &Config::Exchange::collective>,
            "how selected entries become one sum (train --list collectives); auto: the quickest by measured "
            "times",
@@ -392,6 +396,16 @@ std::vector<Key> machine_keys() {
       number("exchange.ranks_per_host", at<e, &Config::Exchange::ranks_per_host>, 0, 1024,
              "neighbouring ranks that share a host: their gradients are summed dense, and one message a host "
              "is compressed and is sent; 0: no hierarchy"),
+
+      text("exchange.outer.name", at<u, &Config::Outer::name>,
+           "optimizer of the changes that ranks exchange: SGD with Nesterov's momentum, or as it is",
+           {"nesterov", "sgd"})
+          .used_by({"exchange.every"}),
+      above("exchange.outer.lr", at<u, &Config::Outer::lr>, 0, 1e3,
+            "its rate, which no schedule changes; 1 adds the change as it is")
+          .used_by({"exchange.every"}),
+      number("exchange.outer.momentum", at<u, &Config::Outer::momentum>, 0, 0.9999, "its momentum")
+          .used_by({"exchange.every"}),
 
       text("dist.backend", at<d, &Dist::backend>,
            "how ranks start and talk (train --list backends); auto: threads; under torchrun, mpirun or srun "

@@ -82,7 +82,8 @@ void fields(Record& r, Visit&& visit) {
     visit("images_per_second", r.images_per_second), visit("bytes_sent", r.bytes_sent);
     visit("model_tflops", r.model_tflops), visit("flops_utilisation", r.flops_utilisation);
     visit("bytes_received", r.bytes_received), visit("bytes_dense", r.bytes_dense);
-    visit("bytes_ratio", r.bytes_ratio), visit("parameter_checksum", r.parameter_checksum);
+    visit("bytes_ratio", r.bytes_ratio), visit("bits_per_parameter_step", r.bits_per_parameter_step);
+    visit("parameter_checksum", r.parameter_checksum);
     visit("steps", r.steps), visit("skipped_steps", r.skipped_steps), visit("step_p50_s", r.step_p50_s);
     visit("step_p95_s", r.step_p95_s), visit("encode_p50_s", r.encode_p50_s);
     visit("communicate_p50_s", r.communicate_p50_s), visit("exposed_p50_s", r.exposed_p50_s);

@@ -37,6 +37,10 @@ struct ByteCount {
   double ratio() const {
     return upload == 0 ? 0.0 : static_cast<double>(dense) / static_cast<double>(upload);
   }
+  // What is sent for each parameter; of many steps: in each of them.
+  double bits_per_parameter() const {
+    return dense == 0 ? 0.0 : 32 * static_cast<double>(upload) / static_cast<double>(dense);
+  }
 };
 
 // One training step. Numbers that belong to a rank (bytes, seconds) are the mean over ranks where the trainer
@@ -173,6 +177,7 @@ struct EndRecord {
   double bytes_received = 0;       // the same of its download
   double bytes_dense = 0;          // 4 * d * steps
   double bytes_ratio = 0;          // dense over sent; 0 if nothing was sent
+  double bits_per_parameter_step = 0;
   std::string parameter_checksum;  // 16 hexadecimal digits, parameters only
   std::int64_t steps = 0, skipped_steps = 0;
   double step_p50_s = 0, step_p95_s = 0;  // of one step's seconds, as many excluded

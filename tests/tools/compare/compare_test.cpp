@@ -437,7 +437,7 @@ TEST_CASE("the numbers as CSV: a row a method, quoted names, nothing where nothi
   const std::string csv = comparison_csv(folder.compare({"d", "t1", "t2"}, 0.9));
   CHECK(says(csv, {"method,runs,complete,best_accuracy,best_accuracy_deviation,",
                    "\n\"dense\",1,1,0.8,,0.79,,2,,100,,,,,,4000,,", "\n\"topk\",2,2,0.75,0.0707106781,",
-                   ",100,1,,0.1,",
+                   ",100,0.32,1,,0.1,",
                    ",\"synthetic_images, 10 classes, samples [3, 32, 32]\",\"compress.name=dense\"\n"}));
   CHECK(count_of(csv, "\n") == 3);
 }

@@ -1,0 +1,331 @@
+#include "train/local_steps.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "dist/comm/collective_queue.h"
+#include "tests/support/text.h"
+#include "tests/train/broken_sample.h"
+#include "tests/train/resumed_run.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/setup.h"
+
+namespace topknot {
+
+using namespace testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+// The numbers of the golden cases: made without a library's functions, the same bits everywhere.
+std::vector<double> generated(std::size_t n, std::int64_t seed) {
+  std::vector<double> values;
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(n); ++i) {
+    const std::int64_t k = (i * (7919 + 613 * seed) + 104729 * seed + 1) % 10007;
+    const double u = (static_cast<double>(k) - 5003.3) / 10007.0;
+    values.push_back(8.0 * u * u * u * (1.0 + 0.1 * static_cast<double>(i % 7)));
+  }
+  return values;
+}
+
+constexpr std::size_t kColumns = 5, kRows = 6, kSeed = 3;
+using Vector = std::array<double, kColumns>;
+
+// Two ranks, each with a least-squares problem of its own: gradient A^T (A x - b_r), 4 inner steps of rate 0.05.
+struct Problem {
+  std::vector<double> a = generated(kRows * kColumns, kSeed), b;
+  explicit Problem(int rank) : b(generated(kRows, static_cast<std::int64_t>(kSeed) + 1 + rank)) {}
+
+  void gradient(std::span<const float> x, float* to) const {
+    std::array<double, kColumns> sum{};
+    for (std::size_t row = 0; row < kRows; ++row) {
+      double error = -b[row];
+      for (std::size_t j = 0; j < kColumns; ++j) error += a[row * kColumns + j] * static_cast<double>(x[j]);
+      for (std::size_t j = 0; j < kColumns; ++j) sum[j] += a[row * kColumns + j] * error;
+    }
+    for (std::size_t j = 0; j < kColumns; ++j) to[j] = static_cast<float>(sum[j]);
+  }
+};
+
+Config of(const Keys& keys) {
+  LoadedConfig loaded = load_config("", with({"compress.dense_1d=false", "exchange.merge=all"}, keys));
+  throw_problems(loaded.problems);
+  throw_problems(check_config(loaded.config));
+  return loaded.config;
+}
+
+// One parameter "w", and what exchanges its changes.
+struct Replica {
+  ParameterStore store;
+  std::unique_ptr<LocalSteps> local;
+  std::unique_ptr<CollectiveQueue> queue;
+  std::unique_ptr<Exchange> exchange;
+  Parameter* weight;
+
+  Replica(const Config& config, Communicator& communicator, const std::vector<double>& first) {
+    weight = &store.add("w", {static_cast<std::int64_t>(first.size())},
+                        [&](std::span<float> values, const CounterRng&) {
+                          std::copy(first.begin(), first.end(), values.begin());
+                        });
+    store.build([](const Parameter&) { return true; }, 1);
+    local = std::make_unique<LocalSteps>(config, store, communicator.rank());
+    local->begin_run(1000);
+    queue = std::make_unique<CollectiveQueue>(communicator);
+    exchange = std::make_unique<Exchange>(local->arena(), *queue, exchange_options(config));
+  }
+};
+
+// theta after each of three syncs.
+std::vector<std::vector<float>> diloco(const Keys& keys) {
+  const Config config = of(with({"exchange.every=4", "dist.ranks=2"}, keys));
+  std::vector<std::vector<float>> thetas[2];
+  run_ranks("threads", 2, [&](Communicator& c) {
+    Replica replica(config, c, generated(kColumns, kSeed + 20));
+    const Problem problem(c.rank());
+    for (std::int64_t step = 0; step < 12; ++step) {
+      problem.gradient({replica.weight->value(), kColumns}, replica.weight->gradient());
+      const StepContext context{.step = step, .lr = 0.05};
+      CHECK(replica.local->inner_step(context, 0));
+      CHECK(replica.local->ends_round(step) == (step % 4 == 3));
+      if (!replica.local->ends_round(step)) continue;
+      CHECK(replica.local->sync(*replica.exchange, context).committed());
+      const auto theta = replica.local->arena().weights();
+      CHECK(std::equal(theta.begin(), theta.end(), replica.weight->value()));
+      thetas[c.rank()].emplace_back(theta.begin(), theta.end());
+    }
+  });
+  CHECK(thetas[0] == thetas[1]);
+  return thetas[0];
+}
+
+void check_golden(const std::vector<std::vector<float>>& thetas, const std::array<Vector, 3>& golden) {
+  REQUIRE(thetas.size() == golden.size());
+  for (std::size_t sync = 0; sync < golden.size(); ++sync)
+    for (std::size_t j = 0; j < kColumns; ++j)
+      CHECK(static_cast<double>(thetas[sync][j]) == Approx(golden[sync][j]).margin(2e-5));
+}
+
+}  // namespace
+
+// Golden values: a reference in float64 that agrees with OpenDiLoCo's code, run by PyTorch.
+TEST_CASE("DiLoCo: three syncs of SGD inside and Nesterov's momentum outside") {
+  check_golden(diloco({"optimizer.name=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0"}),
+               {{{-0.2510821878, 0.6197269224, -0.5640706009, -0.07806465724, -0.001861548133},
+                 {-0.5742223759, 0.6182397971, -0.5698127592, -0.09598360525, -0.019071428},
+                 {-0.8272243231, 0.6011158209, -0.5822575878, -0.1107606793, -0.04128304829}}});
+}
+
+TEST_CASE("DiLoCo: AdamW inside keeps its state over the syncs") {
+  check_golden(diloco({"optimizer.name=adamw", "optimizer.beta1=0.9", "optimizer.beta2=0.95",
+                       "optimizer.weight_decay=0.1", "optimizer.decay_1d=true"}),
+               {{{0.02930739458, 0.7331052673, -0.517434145, -0.1554508271, -0.05290438884},
+                 {-0.03870798249, 0.8594737539, -0.4743495638, -0.2746098269, -0.1497982026},
+                 {-0.09854100326, 1.008628844, -0.404401368, -0.3869737692, -0.2413733392}}});
+}
+
+TEST_CASE("DiLoCo: changes rounded to bfloat16 on the wire are averaged in float") {
+  check_golden(diloco({"optimizer.name=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0",
+                       "compress.name=topk", "compress.memory=none", "compress.values=bf16"}),
+               {{{-0.2523786098, 0.6197096588, -0.5640297095, -0.07811152266, -0.001857870994},
+                 {-0.575889352, 0.6181255638, -0.5697763831, -0.09607337569, -0.0191327123},
+                 {-0.8280841762, 0.6009324947, -0.5822393439, -0.1109017631, -0.041404923}}});
+}
+
+TEST_CASE("outer SGD with and without momentum, as PyTorch writes it") {
+  // theta by step for the average changes 1, 0.5, -0.25, 0.125.
+  const auto by = [](const Keys& keys) {
+    const Config config = of(with({"exchange.every=1"}, keys));
+    std::vector<float> thetas;
+    run_ranks("threads", 1, [&](Communicator& c) {
+      Replica replica(config, c, {1.0});
+      for (std::int64_t step = 0; step < 4; ++step) {
+        const std::array change{1.0f, 0.5f, -0.25f, 0.125f};
+        *replica.weight->value() -= change[static_cast<std::size_t>(step)];
+        replica.local->sync(*replica.exchange, {.step = step});
+        thetas.push_back(*replica.weight->value());
+      }
+    });
+    return thetas;
+  };
+  const auto check = [](const std::vector<float>& thetas, const std::array<double, 4>& golden) {
+    for (std::size_t i = 0; i < 4; ++i) CHECK(static_cast<double>(thetas[i]) == Approx(golden[i]));
+  };
+  check(by({}), {-0.33, -1.562, -2.0233, -2.76222});
+  check(by({"exchange.outer.name=sgd"}), {0.3, -0.68, -1.387, -2.1108});
+  check(by({"exchange.outer.name=sgd", "exchange.outer.momentum=0"}), {0.3, -0.05, 0.125, 0.0375});
+}
+
+TEST_CASE("a sync that one rank makes not finite leaves all ranks at theta, and names it") {
+  for (const Keys& method :
+       {Keys{"compress.name=dense"}, Keys{"compress.name=topk", "compress.density=0.5"}}) {
+    const Config config = of(with({"exchange.every=1", "dist.ranks=3"}, method));
+    run_ranks("threads", 3, [&](Communicator& c) {
+      Replica replica(config, c, {1, 2, 3, 4});
+      for (int j = 0; j < 4; ++j) replica.weight->value()[j] += 1;
+      if (c.rank() == 1) replica.weight->value()[2] = std::numeric_limits<float>::infinity();
+      const StepReport report = replica.local->sync(*replica.exchange, {.step = 0, .density = 0.5});
+      CHECK_FALSE(report.committed());
+      CHECK(report.status.bad_rank == 1);
+      for (int j = 0; j < 4; ++j) CHECK(replica.weight->value()[j] == static_cast<float>(j + 1));
+      // The next one goes on as if nothing had been: no residual, no momentum of it.
+      for (int j = 0; j < 4; ++j) replica.weight->value()[j] += 1;
+      CHECK(replica.local->sync(*replica.exchange, {.step = 1, .density = 1}).committed());
+      for (int j = 0; j < 4; ++j)
+        CHECK(static_cast<double>(replica.weight->value()[j]) == Approx(j + 1 + 0.7 * 1.9));
+    });
+  }
+}
+
+TEST_CASE("an inner step that is not finite changes nothing on its rank") {
+  const Config config = of({"exchange.every=4", "optimizer.name=adamw", "train.clip_global=1"});
+  run_ranks("threads", 1, [&](Communicator& c) {
+    Replica replica(config, c, {1, 2});
+    const auto inner = [&](float gradient, float loss) {
+      replica.weight->gradient()[0] = gradient, replica.weight->gradient()[1] = 1;
+      return replica.local->inner_step({.step = 0, .lr = 0.1}, loss);
+    };
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    CHECK_FALSE(inner(nan, 0));
+    CHECK_FALSE(inner(1, nan));
+    CHECK(replica.weight->value()[0] == 1.0f);
+    for (const auto& buffer : replica.local->inner_state().back()) CHECK(buffer == 0.0f);
+    CHECK(inner(1, 0));
+    CHECK(static_cast<double>(replica.weight->value()[0]) == Approx(0.9).epsilon(1e-3));
+  });
+}
+
+TEST_CASE("with a sync in every step and outer SGD of rate 1, local steps are data-parallel SGD") {
+  const Keys sgd{"optimizer.momentum=0", "optimizer.weight_decay=0.01"};
+  const Run together = train("threads", 4, sgd);
+  const Run local = train("threads", 4,
+                          with(sgd, {"exchange.every=1", "exchange.outer.name=sgd", "exchange.outer.lr=1",
+                                     "exchange.outer.momentum=0"}));
+  CHECK(local.test_loss == Approx(together.test_loss).epsilon(1e-4));
+  CHECK(local.metrics.end->bytes_sent == together.metrics.end->bytes_sent);
+  REQUIRE(local.metrics.steps.size() == together.metrics.steps.size());
+  for (std::size_t i = 0; i < local.metrics.steps.size(); ++i)
+    CHECK(local.metrics.steps[i].loss == Approx(together.metrics.steps[i].loss).epsilon(1e-4));
+}
+
+TEST_CASE("nothing is sent between syncs, and the last step of a run ends with one") {
+  const Run run = train("threads", 2, {"exchange.every=8", "train.max_steps=20"});
+  REQUIRE(run.metrics.steps.size() == 20);
+  for (const StepRecord& step : run.metrics.steps) {
+    const bool syncs = step.step % 8 == 0 || step.step == 20;
+    CHECK((step.bytes_sent > 0) == syncs);
+  }
+}
+
+TEST_CASE("every method exchanges changes as it does gradients: ranks agree, threads equal gloo") {
+  for (const std::string& method : compressors().names()) {
+    Keys keys = with(keys_of_method(method), {"exchange.every=3", "train.max_steps=14"});
+    if (method == "lags") keys = with(keys, {"exchange.outer.name=sgd", "exchange.outer.momentum=0"});
+    CHECK(train("threads", 2, keys).checksums == train("gloo", 2, keys).checksums);
+  }
+}
+
+TEST_CASE("methods that take turns count syncs, not steps") {
+  // ACP-SGD sends one factor of each matrix, then the other, of other sizes.
+  const Run run =
+      train("threads", 2, with(keys_of_method("acpsgd"), {"exchange.every=2", "train.max_steps=8"}));
+  const auto sent = [&](std::size_t step) { return run.metrics.steps.at(step - 1).bytes_sent; };
+  CHECK(sent(2) != sent(4));
+  CHECK(sent(4) != sent(6));
+  CHECK(sent(4) == sent(8));
+}
+
+TEST_CASE("evaluations between syncs see the weights that all ranks share") {
+  // An epoch is 64 steps; an evaluation every 16, a sync every 32.
+  const Run run = train("threads", 2, {"exchange.every=32", "train.max_steps=96", "train.eval_every=0.25"});
+  REQUIRE(run.metrics.evals.size() == 6);
+  const auto loss = [&](std::size_t i) { return run.metrics.evals[i].test.loss; };
+  CHECK(loss(1) == loss(2));  // after steps 32 and 48
+  CHECK(loss(3) == loss(4));
+  CHECK(loss(0) != loss(1));
+  CHECK(loss(2) != loss(3));
+}
+
+TEST_CASE("a run that is resumed in the middle of a round has the same bits") {
+  const Keys local{"exchange.every=7", "dist.ranks=2", "train.max_steps=30", "optimizer.momentum=0.9",
+                   "train.stop_after=0"};
+  for (const Keys& method : {Keys{"compress.name=dense", "optimizer.name=adamw"},
+                             Keys{"compress.name=topk", "compress.density=0.1"},
+                             Keys{"model.name=resnet20", "data.batch_size=2", "data.test_size=4",
+                                  "train.max_steps=9", "compress.name=topk"}}) {
+    const Keys keys = with(local, method);
+    check_same(whole(keys), stopped_and_resumed(keys, 4));
+  }
+}
+
+TEST_CASE("after a sync all ranks have the same batch-norm statistics") {
+  const TempFolder temp;
+  start(temp,
+        {"exchange.every=2", "dist.ranks=2", "train.max_steps=4", "model.name=resnet20", "data.batch_size=2",
+         "data.test_size=4"},
+        false);
+  const FoundCheckpoint found = find_checkpoint(temp.at("run"));
+  const auto statistics = [&](int rank) {
+    const std::string name = rank_file(rank);
+    const SafetensorsFile file =
+        SafetensorsFile::parse(found.store.read(found.step, file_of(found.manifest, name)), name);
+    std::vector<std::byte> bytes;
+    for (const TensorView& tensor : file.tensors())
+      if (tensor.name.starts_with("statistics."))
+        bytes.insert(bytes.end(), tensor.data.begin(), tensor.data.end());
+    return bytes;
+  };
+  CHECK_FALSE(statistics(0).empty());
+  CHECK(statistics(0) == statistics(1));
+}
+
+TEST_CASE("momentum inside a method is the outer optimizer's") {
+  const auto options = [](const Keys& more) {
+    return compress_options(of(with({"compress.name=dgc", "optimizer.momentum=0.5"}, more)));
+  };
+  CHECK(options({}).momentum == 0.5);
+  CHECK(options({"exchange.every=2"}).momentum == 0.9);
+  CHECK(options({"exchange.every=2"}).nesterov);
+  CHECK(options({"exchange.every=2", "exchange.outer.name=sgd", "exchange.outer.momentum=0.25"}).momentum ==
+        0.25);
+}
+
+TEST_CASE("a checkpoint of local steps is for as many ranks") {
+  const TempFolder temp;
+  const Keys keys{"exchange.every=7", "train.max_steps=30", "train.stop_after=10", "dist.ranks=2"};
+  start(temp, keys, false);
+  CHECK_THAT(start_error(temp, {"dist.ranks=3"}), Contains("2 ranks") && Contains("exchange.every"));
+  CHECK_THAT(start_error(temp, {"resume.residuals=sum"}), Contains("resume.residuals") && Contains("keep"));
+}
+
+TEST_CASE("a step that is not finite on one rank is left out by that rank alone, and named") {
+  // Each rank sees the broken sample in its own steps only: two of four ranks, 8 samples each, one of them broken.
+  const Run run = train("threads", 4,
+                        {"data.name=broken_sample", "data.batch_size=2", "train.max_steps=12",
+                         "exchange.every=4", "model.name=mlp"});
+  std::size_t skipped = 0;
+  for (const StepRecord& step : run.metrics.steps) skipped += step.skipped;
+  CHECK(skipped == 3);  // once an epoch of four steps
+  CHECK(std::isfinite(run.test_loss));
+  for (const StepRecord& step : run.metrics.steps)
+    if (step.step % 4 == 0) CHECK(step.bytes_sent > 0);
+}
+
+TEST_CASE("local steps refuse what clips gradients before they are exchanged") {
+  CHECK_THAT(error_text([] {
+               of({"exchange.every=4", "train.clip_local=1"});
+             }),
+             Contains("train.clip_local") && Contains("train.clip_global"));
+  CHECK_THAT(error_text([] {
+               of({"exchange.every=4", "compress.name=dgc", "compress.clip=1"});
+             }),
+             Contains("compress.clip"));
+  CHECK_THAT(error_text([] {
+               of({"exchange.every=4", "exchange.outer.momentum=0"});
+             }),
+             Contains("exchange.outer.name=sgd"));
+}
+
+}  // namespace topknot
