@@ -311,8 +311,9 @@ void check_combination(const SparsePreset& parts, const CompressOptions& options
     refuse("compress.lr_inside", memory,
            std::string(kept.depends_on_lr) + " would mix learning rates; use memory residual");
   if (options.momentum > 0)
-    refuse("compress.lr_inside", "optimizer.momentum above 0",
-           "LAGS-SGD has none: what is sent is a step, not a gradient; set optimizer.momentum to 0");
+    refuse("compress.lr_inside", "momentum above 0",
+           "LAGS-SGD has none: what is sent is a step, not a gradient; set optimizer.momentum to 0, or with "
+           "exchange.every exchange.outer.momentum");
 }
 
 void add_sparse(const std::string& name, const std::string& help, const SparsePreset& preset) {

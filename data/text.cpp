@@ -35,7 +35,7 @@ struct TextFile {
 struct Place {
   std::string fetched_by;  // the name that scripts/fetch-data has for such files
   std::string folder;
-  bool one_file = false;
+  bool one_file = false, has_test = false;
 };
 
 Place find_text(const DatasetOptions& options) {
@@ -50,6 +50,8 @@ Place find_text(const DatasetOptions& options) {
     return std::filesystem::exists(std::filesystem::path(place.folder) / name, ignored);
   };
   place.one_file = !has(names[0]) && !has(names[1]);
+  // The Penn Treebank has one; a text of one's own by characters need not.
+  place.has_test = !place.one_file && (words || has("ptb.test.txt") || has("test.txt"));
   return place;
 }
 
@@ -210,7 +212,7 @@ class Text final : public Dataset {
         window_(options.sequence_length) {
     if (window_ < 1) throw UserError(fmt::format("data.sequence_length: {} is not at least 1", window_));
     const Place place = find_text(options);
-    has_held_out_ = !place.one_file;
+    has_held_out_ = place.has_test;
     const TextFile training = read_split(place, "train");
     const TextFile file = split == Split::train || place.one_file
                               ? TextFile()

@@ -162,6 +162,16 @@ void check_milestones(const ScheduleOptions& options) {
     throw UserError("schedule.milestones: must rise");
 }
 
+void check_warmup_steps(const ScheduleOptions& options, std::int64_t steps_per_epoch) {
+  if (options.name != "multistep" || options.milestones.empty()) return;
+  const double first = options.milestones.front() * static_cast<double>(steps_per_epoch);
+  if (first < static_cast<double>(options.warmup_steps))
+    throw UserError(
+        fmt::format("schedule.milestones: epoch {} is step {:.0f} and lies within the warm-up; move it, or "
+                    "shorten schedule.warmup_steps ({})",
+                    short_text(options.milestones.front()), first, options.warmup_steps));
+}
+
 void check_min_lr(const ScheduleOptions& options, double base_lr) {
   if (!(options.min_lr <= base_lr)) throw UserError("schedule.min_lr: must not exceed optimizer.lr");
 }

@@ -58,6 +58,8 @@ Registry<ScheduleFactory>& schedules();
 // Throw UserError, naming the key, for milestones that are missing or fall, and for a min_lr above the base
 // rate.
 void check_milestones(const ScheduleOptions& options);
+// UserError for a milestone within schedule.warmup_steps, once the steps of an epoch are known.
+void check_warmup_steps(const ScheduleOptions& options, std::int64_t steps_per_epoch);
 void check_min_lr(const ScheduleOptions& options, double base_lr);
 // Throws UserError, naming the key, for an unknown name or a value out of range.
 std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double base_lr);

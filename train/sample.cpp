@@ -27,6 +27,14 @@ constexpr const char* kUsage =
 
 // The run's configuration, for one sequence on this machine's CPU.
 Config sampling_config(const std::string& run, const std::vector<std::string>& overrides) {
+  for (const std::string& word : overrides)
+    if (const std::string key = word.substr(0, word.find('='));
+        find_key(key) && key != "train.threads" &&
+        (key == "data.batch_size" || (section_of(key) != "data" && section_of(key) != "model")))
+      throw UserError(
+          fmt::format("{}: train sample takes keys of data and model, and train.threads; the rest is as the "
+                      "run has it, on the CPU and in fp32; leave it out",
+                      key));
   LoadedConfig loaded = load_resumed_config(run, overrides);
   throw_problems(loaded.problems);
   Config config = loaded.config;
@@ -49,6 +57,22 @@ void check_vocabulary(const FoundCheckpoint& checkpoint, const Dataset& data, co
         "{}: the vocabulary of data.root is not the one that the run was trained with; give data.root=DIR "
         "with the run's data",
         run));
+}
+
+std::vector<std::int32_t> encode_prompt(const Dataset& data, const std::string& prompt) {
+  std::vector<std::int32_t> tokens;
+  try {
+    tokens = data.encode(prompt);
+  } catch (const UserError& error) {
+    throw UserError(fmt::format("--prompt: {}; leave that out", error.what()));
+  }
+  if (tokens.empty() && data.token_name() == "token")
+    throw UserError(
+        fmt::format("--prompt: data.name={} knows no texts: give the numbers of the first tokens, from 0 "
+                    "to {}, with blanks between them",
+                    data.name(), data.classes() - 1));
+  if (tokens.empty()) throw UserError("--prompt: has no token; give a text, or leave it out");
+  return tokens;
 }
 
 // The last token's logits after the window.
@@ -121,8 +145,7 @@ void sample_text(const std::string& run, const SampleOptions& options,
   load_model(model->store, read_model_file(checkpoint));
   set_team_size(compute_threads(config));
 
-  std::vector<std::int32_t> text = data->encode(options.prompt);
-  if (text.empty()) throw UserError("--prompt: has no token; give a text, or leave it out");
+  std::vector<std::int32_t> text = encode_prompt(*data, options.prompt);
   // Positions behind the run's windows are trained only if the weights came from elsewhere.
   const bool imported = !config.model.init_from.empty() && config.model.context > 0;
   const auto context = static_cast<std::size_t>(imported ? config.model.context : data->sample_shape()[0]);

@@ -108,6 +108,7 @@ CompressOptions compress_options(const Config& config) {
     options.momentum = outer.momentum, options.nesterov = outer.nesterov;
     return options;
   }
+  if (config.optimizer.name != "sgd") return options;  // whose momentum these keys are
   options.momentum = config.optimizer.momentum;
   options.nesterov = config.optimizer.nesterov;
   return options;
@@ -278,6 +279,7 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
     options.workers = 0;
     const Loader loader(*data.train, options);
     const Plan plan = plan_steps(config, loader);
+    check_warmup_steps(config.schedule, plan.steps_per_epoch);
     epochs = (plan.total_steps + plan.steps_per_epoch - 1) / plan.steps_per_epoch;
     if (options.batch_size > loader.shard_size())
       check.warnings.push_back(

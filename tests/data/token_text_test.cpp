@@ -28,6 +28,24 @@ using Ids = std::vector<std::int32_t>;
 
 }  // namespace
 
+TEST_CASE("texts by characters and bytes may have no test file; the Penn Treebank's words have one") {
+  const TempFolder folder;
+  for (const char* name : {"train.txt", "valid.txt"}) {
+    const std::string text = "one two three\n";
+    folder.write(name, std::vector<std::uint8_t>(text.begin(), text.end()));
+  }
+  DatasetOptions options;
+  options.root = folder.str(), options.sequence_length = 2;
+  for (const char* tokens : {"char", "byte"}) {
+    options.tokens = tokens;
+    CHECK_FALSE(make_dataset("text", options, Split::train)->has_held_out());
+    CHECK(text_of(TempFolder(), tokens, "one two\n")->has_held_out());
+  }
+  options.tokens = "word";
+  CHECK(make_dataset("text", options, Split::train)->has_held_out());
+  CHECK(says(error_text([&] { make_dataset("text", options, Split::held_out); }), {"test.txt is missing"}));
+}
+
 TEST_CASE("a prompt by words has the training file's ids, <unk> for others, and lines that have an end") {
   const TempFolder folder;
   const auto data = text_of(folder, "word", "one two\nthree one\n");

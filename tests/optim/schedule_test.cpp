@@ -61,6 +61,16 @@ TEST_CASE("warm-up by steps: step i of W has (i + 1) / (W + 1) of the rate, then
   CHECK_THROWS_WITH(make_schedule(options, 0.1), Catch::Contains("schedule.warmup_steps"));
 }
 
+TEST_CASE("a milestone within a warm-up by steps is refused once the steps of an epoch are known") {
+  ScheduleOptions options;
+  options.name = "multistep", options.milestones = {0.5, 2}, options.warmup_steps = 50;
+  CHECK_NOTHROW(check_warmup_steps(options, 100));
+  CHECK_THROWS_WITH(check_warmup_steps(options, 99),
+                    Catch::Contains("schedule.milestones") && Catch::Contains("schedule.warmup_steps"));
+  options.name = "constant";
+  CHECK_NOTHROW(check_warmup_steps(options, 1));
+}
+
 TEST_CASE("multistep drops at the first step of each milestone's epoch") {
   ScheduleOptions options;
   options.name = "multistep";

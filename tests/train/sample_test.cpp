@@ -53,8 +53,10 @@ struct BrokenLogits {
 class BrokenGpt final : public Module {
  public:
   BrokenGpt(ParameterStore& store, const ModelOptions& options) : inner_(make_model("gpt", store, options)) {}
+  static inline std::vector<std::int64_t> windows;  // tokens that evaluations were given
   bool reads_tokens() const override { return true; }
   Variable forward(const Variable& x, const ForwardContext& context) override {
+    if (!context.training) windows.push_back(x.value().shape()[1]);
     Variable y = inner_->forward(x, context);
     if (!context.training && BrokenLogits::value != 0)
       y.value().data()[y.value().numel() - 3] = BrokenLogits::value;
@@ -167,6 +169,23 @@ TEST_CASE("logits that are not finite end the text with one message") {
   BrokenLogits::value = 0;
 }
 
+TEST_CASE("a model is given the text so far, and no more of it than its window") {
+  const TrainedRun run({"model.name=test_broken_gpt", "train.max_steps=2"});
+  SampleOptions options{.prompt = "subject1 verb1", .tokens = 3};
+  options.overrides = {"model.width=32", "model.layers=1", "model.heads=2"};
+  BrokenGpt::windows.clear();
+  run.sample(options);
+  CHECK(BrokenGpt::windows == std::vector<std::int64_t>{2, 3, 4});
+  for (int i = 0; i < 4; ++i) options.prompt += " verb2 verb3";
+  BrokenGpt::windows.clear();
+  run.sample(options);
+  CHECK(BrokenGpt::windows == std::vector<std::int64_t>{10, 11, 12});
+  options.prompt += " verb2 verb3";
+  BrokenGpt::windows.clear();
+  run.sample(options);
+  CHECK(BrokenGpt::windows == std::vector<std::int64_t>{12, 12, 12});
+}
+
 TEST_CASE("what cannot be sampled is refused: no run, no text, other data, other words on the command line") {
   const TrainedRun run({"train.max_steps=2"});
   const std::string directory = run.directory();
@@ -176,6 +195,8 @@ TEST_CASE("what cannot be sampled is refused: no run, no text, other data, other
   CHECK(refused({.step = 7}, {directory, "no checkpoint of step 7"}));
   CHECK(refused({.prompt = " "}, {"--prompt"}));
   CHECK(refused({.overrides = {"data.root=/no/such/folder"}}, {"/no/such/folder"}));
+  for (const char* key : {"output.dir", "train.device", "data.batch_size"})
+    CHECK(refused({.overrides = {std::string(key) + "=4"}}, {"train sample", key}));
   const TempFolder other;
   for (const char* file : {"train.txt", "valid.txt", "test.txt"})
     std::ofstream(other.at(file)) << text_of(run.text().root() + "/" + file) << "another word\n";
