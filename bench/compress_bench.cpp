@@ -50,7 +50,7 @@ class Run {
   void use(const std::string& selector, const CompressOptions& compress) {
     const SelectorFactory& type = selectors().find(selector);
     selector_ = type.make(compress);
-    k_ = type.traits.target(options_.density, buffers_.gradient.size());
+    k_ = type.traits.target(options_.density, buffers_.gradient.size(), {});
   }
 
   struct Times {

@@ -1,6 +1,7 @@
 #include "compress/sparse.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -23,43 +24,86 @@ double density_of(const GroupSpec& group, std::size_t segment, double density) {
 
 }  // namespace
 
-void average_sparse(std::span<const SparseView> contributions, std::span<float> average) {
-  const float factor = 1.0f / static_cast<float>(contributions.size());
-  const std::size_t parts = part_count(average.size());
+namespace {
+
+// Calls body(tile, its end, cursors) for tiles that cover a vector, by several threads; cursors[r]: the first entry of rank r
+// at or behind the tile's begin, which the body moves on to its end. The body must not throw.
+template <class Body>
+void for_tiles(std::span<const SparseView> contributions, std::size_t size, const Body& body) {
+  const std::size_t parts = part_count(size);
   // Where each rank's list stands, by part; made here because the loop must not throw.
   std::vector<std::size_t> cursors(parts * contributions.size());
-  for_parts(average.size(), parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
+  for_parts(size, parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
     std::size_t* cursor = cursors.data() + part * contributions.size();
     for (std::size_t r = 0; r < contributions.size(); ++r) {
       const auto& indices = contributions[r].indices;
       cursor[r] =
           static_cast<std::size_t>(std::lower_bound(indices.begin(), indices.end(), begin) - indices.begin());
     }
-    for (std::size_t tile = begin; tile < end; tile += kTile) {
-      const std::size_t tile_end = std::min(tile + kTile, end);
-      std::fill(average.data() + tile, average.data() + tile_end, 0.0f);
-      bool touched = false;
-      for (std::size_t r = 0; r < contributions.size(); ++r) {
-        const SparseView& from = contributions[r];
-        std::size_t i = cursor[r];
-        touched |= i < from.indices.size() && from.indices[i] < tile_end;
-        if (from.weight == 1.0f) {
-          for (; i < from.indices.size() && from.indices[i] < tile_end; ++i)
-            average[from.indices[i]] += from.values[i];
-        } else {
-          for (; i < from.indices.size() && from.indices[i] < tile_end; ++i)
-            average[from.indices[i]] += from.weight * from.values[i];
-        }
-        cursor[r] = i;
-      }
-      if (touched && contributions.size() > 1) multiply(average.data() + tile, tile_end - tile, factor);
-    }
+    for (std::size_t tile = begin; tile < end; tile += kTile) body(tile, std::min(tile + kTile, end), cursor);
   });
 }
 
+}  // namespace
+
+void average_sparse(std::span<const SparseView> contributions, std::span<float> average) {
+  const float factor = 1.0f / static_cast<float>(contributions.size());
+  for_tiles(contributions, average.size(), [&](std::size_t tile, std::size_t tile_end, std::size_t* cursor) {
+    std::fill(average.data() + tile, average.data() + tile_end, 0.0f);
+    bool touched = false;
+    for (std::size_t r = 0; r < contributions.size(); ++r) {
+      const SparseView& from = contributions[r];
+      std::size_t i = cursor[r];
+      touched |= i < from.indices.size() && from.indices[i] < tile_end;
+      if (from.weight == 1.0f) {
+        for (; i < from.indices.size() && from.indices[i] < tile_end; ++i)
+          average[from.indices[i]] += from.values[i];
+      } else {
+        for (; i < from.indices.size() && from.indices[i] < tile_end; ++i)
+          average[from.indices[i]] += from.weight * from.values[i];
+      }
+      cursor[r] = i;
+    }
+    if (touched && contributions.size() > 1) multiply(average.data() + tile, tile_end - tile, factor);
+  });
+}
+
+void average_contributors(std::span<const SparseView> contributions, std::span<float> average) {
+  for_tiles(contributions, average.size(), [&](std::size_t tile, std::size_t tile_end, std::size_t* cursor) {
+    std::fill(average.data() + tile, average.data() + tile_end, 0.0f);
+    std::array<float, kTile> weights{};
+    bool touched = false;
+    for (std::size_t r = 0; r < contributions.size(); ++r) {
+      const SparseView& from = contributions[r];
+      std::size_t i = cursor[r];
+      for (; i < from.indices.size() && from.indices[i] < tile_end; ++i) {
+        average[from.indices[i]] += from.weight * from.values[i];
+        weights[from.indices[i] - tile] += from.weight;
+        touched = true;
+      }
+      cursor[r] = i;
+    }
+    if (!touched) return;
+    for (std::size_t i = tile; i < tile_end; ++i)
+      if (weights[i - tile] > 0) average[i] /= weights[i - tile];
+  });
+}
+
+namespace {
+
+CompressOptions with_choices(CompressOptions options, const SparsePreset& parts) {
+  options.feedback_decay = parts.feedback_decay;
+  options.aggregate = parts.aggregate;
+  return options;
+}
+
+}  // namespace
+
 SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOptions& options,
                                    const GroupSpec& group)
-    : group_(group),
+    : options_(with_choices(options, parts)),
+      group_(group),
+      by_contributors_(parts.aggregate == "contributors"),
       capacity_(options.capacity),
       index_codec_(&index_codecs().find(parts.codec)),
       value_codec_(&value_codecs().find(parts.values)),
@@ -70,8 +114,8 @@ SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOpti
   traits_ = selector.traits;
   TOPKNOT_CHECK(group_.densities.empty() || group_.densities.size() == group_.segments.size(),
                 "one density per segment");
-  for (std::size_t s = 0; s < group_.segments.size(); ++s) selectors_.push_back(selector.make(options));
-  memory_ = memory.make(options);
+  for (std::size_t s = 0; s < group_.segments.size(); ++s) selectors_.push_back(selector.make(options_));
+  memory_ = memory.make(options_);
   if (memory.traits.owns_momentum) applied_ = Applied::momentum;
   if (options.lr_inside) applied_ = Applied::learning_rate;
 }
@@ -132,7 +176,7 @@ void SparseCompressor::select(std::size_t segment, const FeedbackInput& input, c
   const auto [begin, end] = group_.segments[segment];
   SelectStep step;
   step.density = density_of(group_, segment, context.density);
-  step.k = traits_.target(step.density, end - begin);
+  step.k = traits_.target(step.density, end - begin, options_);
   step.step = context.step;
   step.rank = context.rank;
   step.position = group_.offset + begin;
@@ -196,7 +240,7 @@ std::span<float> SparseCompressor::commit(std::span<const std::uint32_t> rejecte
   else
     for (std::size_t r = 0; r < received_.size(); ++r) contributions[r] = {received_[r], weights_[r]};
   const std::span<float> average = memory_->has_residual() ? residual_ : u_;
-  average_sparse(contributions, average);
+  (by_contributors_ ? average_contributors : average_sparse)(contributions, average);
 
   if (!all_) report_to_selectors(rejected, average);
   memory_->finish(average);
@@ -275,6 +319,9 @@ SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options)
   if (!options.memory.empty()) parts.memory = options.memory;
   if (!options.codec.empty()) parts.codec = options.codec;
   if (!options.values.empty()) parts.values = options.values;
+  if (options.aggregate != "auto") parts.aggregate = options.aggregate;
+  if (parts.memory != preset.memory) parts.feedback_decay = 1;
+  if (options.feedback_decay) parts.feedback_decay = *options.feedback_decay;
   return parts;
 }
 
@@ -283,10 +330,12 @@ std::optional<SparsePreset> pieces_of(const CompressOptions& options) {
   return resolve(sparse_presets().find(options.name), options);
 }
 
-std::size_t planned_entries(const SelectorTraits& traits, const GroupSpec& group, double density) {
+std::size_t planned_entries(const SelectorTraits& traits, const CompressOptions& options,
+                            const GroupSpec& group, double density) {
   std::size_t count = 0;
   for (std::size_t s = 0; s < group.segments.size(); ++s)
-    count += traits.target(density_of(group, s, density), group.segments[s].second - group.segments[s].first);
+    count += traits.target(density_of(group, s, density), group.segments[s].second - group.segments[s].first,
+                           options);
   return count;
 }
 
@@ -306,6 +355,17 @@ void check_combination(const SparsePreset& parts, const CompressOptions& options
     refuse("compress.select: " + parts.select, memory,
            parts.select + " compares what it sent with what the average made of it, and " + parts.memory +
                " sends differences; use memory residual");
+  if (parts.feedback_decay != 1 && parts.memory != "residual")
+    refuse("compress.feedback_decay", memory, "it is for memory residual");
+  if (parts.aggregate == "contributors") {
+    const std::string aggregate = "compress.aggregate: contributors";
+    if (kept.sends_differences)
+      refuse(aggregate, memory,
+             parts.memory + " sends differences to an estimate of the mean over all ranks");
+    if (selection.reads_average)
+      refuse(aggregate, "compress.select: " + parts.select,
+             parts.select + " takes the average for the mean over all ranks");
+  }
   if (!options.lr_inside) return;
   if (*kept.depends_on_lr)
     refuse("compress.lr_inside", memory,
@@ -326,7 +386,7 @@ void add_sparse(const std::string& name, const std::string& help, const SparsePr
                        const SparsePreset parts = *pieces_of(options);
                        check_combination(parts, options);
                        const std::size_t entries =
-                           planned_entries(selectors().find(parts.select).traits, group, density);
+                           planned_entries(selectors().find(parts.select).traits, options, group, density);
                        return expected_block_bytes(parts.codec, parts.values, entries, group.numel);
                      }});
 }

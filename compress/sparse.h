@@ -20,7 +20,9 @@ namespace topknot {
 // A method by its pieces. compress.select, .memory, .codec and .values override them one by one.
 struct SparsePreset {
   std::string select, memory = "residual", codec = "raw", values = "fp32";
-  bool layerwise = false;  // the method is defined layer by layer: compress.scope must be tensor
+  std::string aggregate = "ranks";  // compress.aggregate
+  double feedback_decay = 1;        // compress.feedback_decay, of memory residual
+  bool layerwise = false;           // the method is defined layer by layer: compress.scope must be tensor
 };
 Registry<SparsePreset>& sparse_presets();  // compress.name, of methods that are such a combination
 // Registers a preset, and the compressor that it makes.
@@ -36,13 +38,17 @@ std::optional<SparsePreset> pieces_of(const CompressOptions& options);
 void check_combination(const SparsePreset& parts, const CompressOptions& options);
 
 // Entries that a density asks for, over the group's segments.
-std::size_t planned_entries(const SelectorTraits& traits, const GroupSpec& group, double density);
+std::size_t planned_entries(const SelectorTraits& traits, const CompressOptions& options,
+                            const GroupSpec& group, double density);
 
 // The average of sparse contributions: sum_r(weight[r] * g_r) * (1 / P), added in rank order onto zeros, so
 // that every rank gets the same bits whatever its threads. The dense compressor ends with the same
 // multiplication, by 1 / P rounded to float. Overwrites `average`, its whole length. `contributions` are by
 // rank; P is their number.
 void average_sparse(std::span<const SparseView> contributions, std::span<float> average);
+// compress.aggregate contributors: at each position the mean over the ranks that sent it, sum(weight[r] * g_r) over the sum
+// of their weights; 0 where none did. Added in rank order too.
+void average_contributors(std::span<const SparseView> contributions, std::span<float> average);
 
 class SparseCompressor final : public Compressor {
  public:
@@ -53,7 +59,7 @@ class SparseCompressor final : public Compressor {
   Message encode(Slice slice, const StepContext& context) override;
   // What encode() sends, if values are sent unrounded. The entries live until the next encode().
   const SparseVector* entries() const override { return value_codec_->exact ? &sent_ : nullptr; }
-  std::size_t target() const override { return planned_entries(traits_, group_, density_); }
+  std::size_t target() const override { return planned_entries(traits_, options_, group_, density_); }
   // The step is not finite if a rank's entries are not, or if their sum could overflow.
   std::optional<Message> decode(const Round& round) override;
   bool finite() const override { return finite_; }
@@ -77,8 +83,10 @@ class SparseCompressor final : public Compressor {
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
 
+  const CompressOptions options_;  // with the preset's choices
   GroupSpec group_;
   SelectorTraits traits_;
+  bool by_contributors_ = false;
   double capacity_ = 0;
   Applied applied_ = Applied::nothing;
   std::vector<std::unique_ptr<Selector>> selectors_;  // one per segment

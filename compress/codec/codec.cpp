@@ -199,7 +199,7 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
   if (header.count > numel || (!entries.finite && header.count > 0))
     damaged_block(fmt::format("count {} of {}", header.count, numel));
   std::span<const std::byte> body = block.subspan(sizeof header);
-  // A value takes a byte at least: this bounds what is allocated below.
+  // A value takes a bit at least: this bounds what is allocated below.
   if (value_codec.bytes(header.count) > body.size()) damaged_block("shorter than its count");
   entries.indices.resize(header.count);
   std::vector<std::uint32_t> fillers;

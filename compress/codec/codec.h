@@ -30,7 +30,7 @@ namespace topknot {
 struct ValueCodec {
   std::uint8_t id = 0;
   bool exact = false;                       // decode(encode(x)) == x
-  std::size_t (*bytes)(std::size_t count);  // at least one per value; 0 of none
+  std::size_t (*bytes)(std::size_t count);  // at least a bit per value; 0 of none
   // Appends bytes(values.size()) bytes. What decodes from finite values is finite.
   void (*encode)(std::span<const float> values, std::vector<std::byte>& out);
   // `in` has bytes(out.size()) bytes. Throws Error if they are not what encode() writes; values that are not

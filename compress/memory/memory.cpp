@@ -5,6 +5,7 @@
 #include "compress/parallel.h"
 #include "compress/select/passes/pass_kernels.h"
 #include "nn/base/check.h"
+#include "nn/core/simd.h"
 
 namespace topknot {
 
@@ -52,8 +53,12 @@ class NoMemory final : public Memory {
 
 // Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019): u = gradient + residual;
 // what is sent leaves u, the rest is the next residual. With exact values, sent + residual == u bit for bit.
+// compress.feedback_decay beta: u = gradient + beta * rest, as SparseLoCo has it (Sarfi et al., arXiv 2508.15706); the
+// residual is kept times beta, so that a step that is discarded changes nothing.
 class ResidualMemory final : public Memory {
  public:
+  explicit ResidualMemory(const CompressOptions& options = {})
+      : decay_(static_cast<float>(options.feedback_decay.value_or(1))) {}
   FeedbackInput input(std::span<float> gradient, std::span<const float> residual) override {
     TOPKNOT_CHECK(residual.size() == gradient.size(),
                   "error feedback needs a residual as long as the gradient");
@@ -62,8 +67,15 @@ class ResidualMemory final : public Memory {
   void commit(std::span<float> u, std::span<float>, const SparseView& sent,
               std::span<const std::uint32_t> rejected) override {
     take_sent(u, sent, rejected);
+    if (decay_ == 1) return;
+    for_parts(u.size(), part_count(u.size()), [&](std::size_t, std::size_t begin, std::size_t end) {
+      multiply(u.data() + begin, end - begin, decay_);
+    });
   }
   bool has_residual() const override { return true; }
+
+ private:
+  const float decay_;
 };
 
 const bool memories_registered = [] {

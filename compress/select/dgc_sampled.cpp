@@ -214,7 +214,10 @@ class DgcSampledSelector final : public Selector {
 const bool dgc_sampled_registered = [] {
   add_selector<DgcSampledSelector>(
       "dgc_sampled", "at most k entries, above a threshold from a sample, adapted (DGC)",
-      {.at_most_k = true, .target = selected_count}, {kSampleRatio, kResample, kTruncate});
+      {.at_most_k = true,
+       .target = [](double density, std::size_t d,
+                    const CompressOptions&) { return selected_count(density, d); }},
+      {kSampleRatio, kResample, kTruncate});
   // Gradient dropping: entries above a threshold that a sample suggests, with error feedback and the
   // optimizer's ordinary momentum. Aji, Heafield, "Sparse communication for distributed gradient descent",
   // EMNLP 2017; the baseline of table 2 of Lin et al., "Deep Gradient Compression", ICLR 2018. The sample is

@@ -72,7 +72,8 @@ struct SelectorTraits {
   bool reads_average = false;  // commit() compares what was sent with what the average made of it
   // How many entries a density asks for among d: k = max(1, floor(density * d)) unless the paper rounds
   // otherwise.
-  std::size_t (*target)(double density, std::size_t d) = target_count;
+  std::size_t (*target)(double density, std::size_t d, const CompressOptions& options) =
+      [](double density, std::size_t d, const CompressOptions&) { return target_count(density, d); };
   // Throws UserError for options without sense that their own ranges allow.
   void (*check)(const CompressOptions& options) = nullptr;
 };

@@ -73,7 +73,13 @@ double group_density(const Group& group, const ExchangeOptions& options, double 
 }
 
 void check_collective(const ExchangeOptions& options) {
-  if (collectives().find(options.collective).make) index_codec_of(options.compress);
+  if (!collectives().find(options.collective).make) return;
+  index_codec_of(options.compress);
+  if (const auto pieces = pieces_of(options.compress); pieces && pieces->aggregate == "contributors")
+    throw UserError(
+        fmt::format("exchange.collective: {} adds entries on their way and does not know who sent them; use "
+                    "all_gather, or compress.aggregate=ranks",
+                    options.collective));
 }
 
 std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& options, int ranks,

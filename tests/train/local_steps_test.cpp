@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dist/comm/collective_queue.h"
+#include "tests/support/generated.h"
 #include "tests/support/text.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/resumed_run.h"
@@ -19,17 +20,6 @@ using namespace testing;
 using Catch::Matchers::Contains;
 
 namespace {
-
-// The numbers of the golden cases: made without a library's functions, the same bits everywhere.
-std::vector<double> generated(std::size_t n, std::int64_t seed) {
-  std::vector<double> values;
-  for (std::int64_t i = 0; i < static_cast<std::int64_t>(n); ++i) {
-    const std::int64_t k = (i * (7919 + 613 * seed) + 104729 * seed + 1) % 10007;
-    const double u = (static_cast<double>(k) - 5003.3) / 10007.0;
-    values.push_back(8.0 * u * u * u * (1.0 + 0.1 * static_cast<double>(i % 7)));
-  }
-  return values;
-}
 
 constexpr std::size_t kColumns = 5, kRows = 6, kSeed = 3;
 using Vector = std::array<double, kColumns>;

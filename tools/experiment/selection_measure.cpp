@@ -46,7 +46,7 @@ SelectionQuality quality_of(const SelectionMethod& method, double density, std::
   SelectionQuality row;
   row.label = method.label;
   row.density = density;
-  row.k = planned_entries(selectors().find(parts.select).traits, {numel, {{0, numel}}, 1}, density);
+  row.k = planned_entries(selectors().find(parts.select).traits, method.options, {numel, {{0, numel}}, 1}, density);
   row.steps = steps - skip;
   row.count_least = std::numeric_limits<double>::infinity();
   std::vector<double> thresholds;
@@ -164,7 +164,7 @@ SelectionCost cost_of(const SelectionMethod& method, double density, int rounds,
   std::span<float> gradient = buffers.gradient, residual = buffers.spare;
   SelectStep info;
   info.density = density;
-  info.k = type.traits.target(density, gradient.size());
+  info.k = type.traits.target(density, gradient.size(), method.options);
   Selection selected;
   std::vector<double> plain, step, ratio, count, thresholds;
   for (int t = 0; t < warmup + rounds; ++t) {

@@ -267,7 +267,7 @@ void write_step(OutputFile& out, std::size_t step, const RanksStep& result, std:
 std::size_t target_of(const SparsifySetup& setup) {
   const std::optional<SparsePreset> parts = pieces_of(setup.compress);
   if (!parts) return setup.group.numel;
-  return planned_entries(selectors().find(parts->select).traits, setup.group, setup.density);
+  return planned_entries(selectors().find(parts->select).traits, setup.compress, setup.group, setup.density);
 }
 
 SparsifySummary run(SparsifyRanks& ranks, const SparsifySetup& setup, const NpyReader& input,

@@ -309,6 +309,18 @@ std::vector<Key> method_keys() {
             "how positions are written, in place of the method's own (train --list codecs)"),
       piece("compress.values", at<c, &Compress::values>, "value codec",
             "how values are written, in place of the method's own (train --list values)"),
+      text("compress.aggregate", at<c, &Compress::aggregate>,
+           "what the ranks' entries become: at each position the mean over all ranks, or over those that "
+           "sent it; "
+           "auto: the method's own, ranks but for sparseloco",
+           {"auto", "ranks", "contributors"})
+          .used_by({kSelectingMethods}),
+      number(
+          "compress.feedback_decay", at<c, &Compress::feedback_decay>, 0, 1,
+          "memory residual: factor of what was kept back, when it is added to the next gradient; auto: the "
+          "method's own, which is 1 but for sparseloco")
+          .or_word("auto")
+          .used_by({"residual"}),
       text("compress.scope", at<c, &Compress::scope>, "over what k and the threshold are computed",
            {"model", "group", "tensor"}),
       number("compress.capacity", at<c, &Compress::capacity>, 1, 1e9,

@@ -122,7 +122,9 @@ TEST_CASE("the sample's geometry is that of the authors' code") {
 }
 
 TEST_CASE("the selection asks for ceil(density * d) entries") {
-  const auto target = selectors().find("dgc_sampled").traits.target;
+  const auto target = [](double density, std::size_t d) {
+    return selectors().find("dgc_sampled").traits.target(density, d, {});
+  };
   CHECK(target(0.001, 432) == 1);
   CHECK(target(0.001, 2001) == 3);
   CHECK(target(0.25, 4) == 1);

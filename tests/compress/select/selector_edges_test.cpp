@@ -111,7 +111,7 @@ TEST_CASE("selectors accept extreme vectors, at any density") {
         CHECK(!std::isnan(selected.threshold));
         if (density == 1.0) CHECK(selected.indices.size() == k);
         if (const SelectorTraits& traits = selectors().find(tried.name).traits; traits.at_most_k)
-          CHECK(selected.indices.size() <= traits.target(density, x.size()));
+          CHECK(selected.indices.size() <= traits.target(density, x.size(), {}));
         if (tried.name == "randk" || tried.name == "mstopk") CHECK(selected.indices.size() == k);
         selector->commit({});
       }

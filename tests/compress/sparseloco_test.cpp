@@ -1,0 +1,265 @@
+// The pieces of SparseLoCo: selection by chunk, values by centroids, decayed error feedback, the mean over the ranks that
+// sent an entry.
+#include <omp.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "compress/codec/codec.h"
+#include "compress/select/selector.h"
+#include "compress/sparse.h"
+#include "tests/compress/fixtures.h"
+#include "tests/compress/simulated_ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
+#include "tests/support/generated.h"
+#include "tests/support/same_bits.h"
+
+namespace topknot::testing {
+namespace {
+
+struct Sums {
+  double plain = 0, weighted = 0, norm = 0;
+};
+Sums sums_of(std::span<const float> values) {
+  Sums sums;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double x = values[i];
+    sums.plain += x, sums.weighted += (1.0 + static_cast<double>(i % 13)) * x, sums.norm += x * x;
+  }
+  sums.norm = std::sqrt(sums.norm);
+  return sums;
+}
+
+void check_sums(std::span<const float> values, const Sums& golden) {
+  const Sums sums = sums_of(values);
+  const double within = 2e-5 * golden.norm * 100;  // of sums over 8,192 elements
+  CHECK(sums.plain == Approx(golden.plain).margin(within));
+  CHECK(sums.weighted == Approx(golden.weighted).margin(10 * within));
+  CHECK(sums.norm == Approx(golden.norm).epsilon(2e-5));
+}
+
+constexpr std::size_t kSize = 128 * 64;
+constexpr std::int64_t kSeed = 5;
+
+// theta after each sync, of two ranks, by rate 1; pseudo-gradients are 0.1 x^power.
+std::vector<std::vector<float>> thetas(CompressOptions options, int power, int syncs,
+                                       std::vector<std::vector<float>>* errors = nullptr) {
+  SimulatedRanks ranks(options, whole_group(kSize, 2));
+  std::vector<std::vector<float>> all;
+  std::vector<float> theta;
+  for (const double x : generated(kSize, kSeed)) theta.push_back(static_cast<float>(x));
+  for (int t = 0; t < syncs; ++t) {
+    for (int r = 0; r < 2; ++r) {
+      const std::vector<double> x = generated(kSize, kSeed + 1 + 10 * t + r);
+      for (std::size_t i = 0; i < kSize; ++i) {
+        double product = 1;
+        for (int p = 0; p < power; ++p) product *= x[i];
+        ranks[static_cast<std::size_t>(r)].gradient[i] = static_cast<float>(0.1 * product);
+      }
+    }
+    REQUIRE(ranks.step(t, 64.0 / 4096));
+    for (std::size_t i = 0; i < kSize; ++i) theta[i] -= ranks[0].average[i];
+    all.push_back(theta);
+    if (errors)
+      for (std::size_t r = 0; r < 2; ++r) errors->push_back(ranks[r].residual);
+  }
+  return all;
+}
+
+std::vector<float> through(const std::string& code, const std::vector<float>& values) {
+  const ValueCodec& codec = value_codecs().find(code);
+  std::vector<std::byte> bytes;
+  codec.encode(values, bytes);
+  std::vector<float> back(values.size());
+  codec.decode(bytes, back);
+  return back;
+}
+
+Selection chunk_topk(std::vector<float>& u, double density, int chunk) {
+  CompressOptions options;
+  options.set("chunk", chunk);
+  SelectStep step;
+  step.density = density;
+  Selection selected;
+  make_selector("chunk_topk", options)->select(u, FeedbackInput(), step, selected);
+  return selected;
+}
+
+}  // namespace
+
+// Golden values: a reference in float64, equal to the released code run by PyTorch to 1e-7.
+TEST_CASE("SparseLoCo over three syncs, as released: the mean over the ranks that sent an entry") {
+  std::vector<std::vector<float>> errors;
+  const auto theta = thetas(named("sparseloco"), 1, 3, &errors);
+  check_sums(theta[0], {0.6964575242, 67.39916757, 44.99684474});
+  check_sums(theta[1], {-1.544856244, 50.3458875, 45.09374648});
+  check_sums(theta[2], {-0.1923148518, 61.67990708, 45.26211661});
+  // The residuals are kept times 0.95, ready for the next sync.
+  const auto check_error = [&](std::size_t i, Sums golden) {
+    golden.plain *= 0.95, golden.weighted *= 0.95, golden.norm *= 0.95;
+    check_sums(errors[i], golden);
+  };
+  check_error(0, {0.001368782353, 0.6332351731, 4.194400957});
+  check_error(1, {-0.8153300975, -11.56263842, 4.194772389});
+  check_error(2, {0.3259984997, 1.590840064, 5.550424932});
+  check_error(5, {-1.697129965, -15.15644057, 6.422220003});
+}
+
+TEST_CASE("SparseLoCo as in the paper: the mean over all ranks") {
+  CompressOptions options = named("sparseloco");
+  options.aggregate = "ranks";
+  const auto theta = thetas(options, 1, 3);
+  check_sums(theta[0], {0.9632041547, 71.27359225, 44.97959539});
+  check_sums(theta[1], {0.04470921224, 63.57095168, 44.98960682});
+  check_sums(theta[2], {0.9321294971, 71.04794515, 45.02457203});
+}
+
+TEST_CASE("SparseLoCo with heavy tails, where the bin in the middle is used too") {
+  const auto theta = thetas(named("sparseloco"), 7, 2);
+  check_sums(theta[0], {-1.520792654, 121.9331179, 48.69858495});
+  check_sums(theta[1], {18.0745153, 185.8031442, 52.50386069});
+}
+
+TEST_CASE("centroid2 puts the mean of its bin in each value's place") {
+  const std::vector<float> values = {-9, -1.2f, -1, -0.9f, 0.8f, 1, 1.1f, 1.3f, -1.4f, 0.2f, -4, 5};
+  const std::vector<float> back = through("centroid2", values);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double golden = values[i] == -9 ? -9 : values[i] == -4 ? -4 : values[i] == 5 ? 5 : -0.01111111111;
+    CHECK(static_cast<double>(back[i]) == Approx(golden).epsilon(1e-6));
+  }
+  CHECK(through("centroid2", {2.5f, 2.5f, 2.5f}) == std::vector<float>{2.5f, 2.5f, 2.5f});
+  CHECK(through("centroid2", {-3}) == std::vector<float>{-3});
+  CHECK(through("centroid2", {4, 1, 3, 2, 1}) == std::vector<float>{4, 1, 3, 2, 1});  // four values stay
+}
+
+TEST_CASE("centroid1 sends the means of what is below 0 and of what is not") {
+  CHECK(through("centroid1", {-1, 3, -2, 5, 1, -3}) == std::vector<float>{-2, 3, -2, 3, 3, -2});
+  CHECK(through("centroid1", {1, 2, 3}) == std::vector<float>{2, 2, 2});
+  CHECK(through("centroid1", {7, 8}) == std::vector<float>{7, 8});
+}
+
+TEST_CASE("centroids keep the sum of the values, and take a bit or two each") {
+  const std::vector<float> values = fixture("cubic");
+  double sum = 0;
+  for (const float value : values) sum += static_cast<double>(value);
+  for (const auto& [code, bits] : {std::pair("centroid1", 1), std::pair("centroid2", 2)}) {
+    double sent = 0;
+    for (const float value : through(code, values)) sent += static_cast<double>(value);
+    CHECK(sent == Approx(sum).margin(1e-3));
+    CHECK(value_codecs().find(code).bytes(4096) == static_cast<std::size_t>(4 * (1 << bits) + 512 * bits));
+  }
+}
+
+TEST_CASE(
+    "chunk_topk takes the k largest of each chunk, of a short last one in proportion, ties to the lower") {
+  for (const auto& [n, chunk, density] :
+       {std::tuple(10007, 4096, 1.0 / 64), std::tuple(10007, 100, 0.035), std::tuple(100, 100, 0.5),
+        std::tuple(5, 100, 0.001), std::tuple(7, 1, 0.1)}) {
+    INFO(n << " in chunks of " << chunk << " at " << density);
+    std::vector<float> u = fixture("p9");
+    u.resize(static_cast<std::size_t>(n));
+    for (std::size_t i = 0; i < u.size(); i += 3) u[i] = 0.25f;
+    std::vector<std::uint32_t> expected;
+    for (std::size_t begin = 0; begin < u.size(); begin += static_cast<std::size_t>(chunk)) {
+      const std::size_t end = std::min(u.size(), begin + static_cast<std::size_t>(chunk));
+      const double k = std::nearbyint(density * static_cast<double>(end - begin));
+      for (const std::uint32_t i : plain_topk(
+               {u.begin() + static_cast<std::ptrdiff_t>(begin), u.begin() + static_cast<std::ptrdiff_t>(end)},
+               std::max<std::size_t>(1, static_cast<std::size_t>(k))))
+        expected.push_back(i + static_cast<std::uint32_t>(begin));
+    }
+    const Selection selected = chunk_topk(u, density, chunk);
+    CHECK(selected.indices == expected);
+    for (std::size_t i = 0; i < expected.size(); ++i) CHECK(selected.values[i] == u[expected[i]]);
+    CompressOptions options;
+    options.set("chunk", chunk);
+    CHECK(selectors().find("chunk_topk").traits.target(density, u.size(), options) == expected.size());
+  }
+}
+
+TEST_CASE("chunk_topk finds what is not finite, anywhere") {
+  for (const std::size_t at : {std::size_t{0}, std::size_t{5000}, std::size_t{10006}})
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      std::vector<float> u = fixture("cubic");
+      u[at] = bad;
+      const Selection selected = chunk_topk(u, 0.01, 4096);
+      CHECK_FALSE(selected.finite);
+      CHECK(selected.indices.empty());
+    }
+}
+
+TEST_CASE("feedback decays by its factor, and not at all where a step is discarded") {
+  CompressOptions options = named("topk");
+  options.feedback_decay = 0.5;
+  SimulatedRanks ranks(options, whole_group(4, 1));
+  ranks[0].gradient = {4, 3, 2, 1};
+  REQUIRE(ranks.step(0, 0.25));
+  CHECK(ranks[0].residual == std::vector<float>{0, 1.5f, 1, 0.5f});
+  ranks[0].gradient = {0, 0, 0, 0};
+  CHECK_FALSE(ranks.step(1, 0.25, {}, false));
+  CHECK(ranks[0].residual == std::vector<float>{0, 1.5f, 1, 0.5f});
+  ranks[0].gradient = {1, 1, 1, 1};
+  REQUIRE(ranks.step(2, 0.25));
+  CHECK(ranks[0].gradient == std::vector<float>{0, 2.5f, 0, 0});
+  CHECK(ranks[0].residual == std::vector<float>{0.5f, 0, 1, 0.75f});
+}
+
+TEST_CASE("the mean over contributors divides by the weights of those that sent an entry, for any threads") {
+  const std::size_t n = 200000;
+  std::vector<SparseVector> sent(5);
+  const std::vector<float> weights = {1, 0.5f, 2, 1, 0.5f};
+  for (std::size_t r = 0; r < sent.size(); ++r) {
+    const CounterRng rng(1, RngUse::test, static_cast<std::uint32_t>(r));
+    for (std::uint32_t i = 0; i < n; ++i)
+      if (rng.uniform(i) < 0.02f) sent[r].indices.push_back(i), sent[r].values.push_back(rng.normal(n + i));
+  }
+  std::vector<SparseView> views;
+  for (std::size_t r = 0; r < sent.size(); ++r) views.emplace_back(sent[r], weights[r]);
+  std::vector<float> average(n, 7.0f);
+  average_contributors(views, average);
+  std::map<std::uint32_t, std::pair<double, double>> expected;
+  for (std::size_t r = 0; r < sent.size(); ++r)
+    for (std::size_t i = 0; i < sent[r].indices.size(); ++i) {
+      auto& [sum, weight] = expected[sent[r].indices[i]];
+      sum += static_cast<double>(weights[r]) * static_cast<double>(sent[r].values[i]);
+      weight += static_cast<double>(weights[r]);
+    }
+  std::size_t zeros = 0;
+  for (std::uint32_t i = 0; i < n; ++i) {
+    const auto at = expected.find(i);
+    if (at == expected.end())
+      zeros += average[i] == 0;
+    else
+      CHECK(static_cast<double>(average[i]) == Approx(at->second.first / at->second.second).margin(1e-6));
+  }
+  CHECK(zeros == n - expected.size());
+  for (const int threads : {1, 3}) {
+    const int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
+    std::vector<float> again(n);
+    average_contributors(views, again);
+    omp_set_num_threads(before);
+    CHECK(same_bits(again, average));
+  }
+}
+
+TEST_CASE("contributors and decay are refused where they mean nothing") {
+  const auto refused = [](CompressOptions options, std::initializer_list<std::string> parts) {
+    return user_error([&] { make_compressor(options, whole_group(16, 2)); }, parts);
+  };
+  CompressOptions options = named("topk");
+  options.aggregate = "contributors", options.memory = "ef21";
+  CHECK(refused(options, {"compress.aggregate", "ef21"}));
+  options = named("regtopk"), options.aggregate = "contributors";
+  CHECK(refused(options, {"compress.aggregate", "regtopk"}));
+  options = named("topk"), options.memory = "none", options.feedback_decay = 0.5;
+  CHECK(refused(options, {"compress.feedback_decay", "none"}));
+  // The preset's decay is of its memory.
+  options = named("sparseloco"), options.memory = "none";
+  CHECK_NOTHROW(make_compressor(options, whole_group(16, 2)));
+}
+
+}  // namespace topknot::testing
