@@ -41,6 +41,8 @@ constexpr Named kMethods[] = {
     {"signsgd", "#d01800"},
     {"qsgd", "#f80058"},
     {"terngrad", "#009800"},
+    {"sparseloco", "#4890c0"},
+    {"chunk_topk", "#489048"},
     {"PyTorch DDP", "#b07000"},
     {"PyTorch DDP fp16", "#d85878"},
     {"PyTorch DDP PowerSGD", "#b068d8"},
