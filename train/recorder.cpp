@@ -85,6 +85,7 @@ Recorder::Recorder(const Config& config, const RunDirectory& folder, const Param
     : from_(config.train.record_from),
       steps_(root && !resumed ? config.train.record_gradients : 0),
       every_(root ? config.train.distribution_every : 0),
+      local_(makes_local_steps(config)),
       method_(config.compress.name),
       device_(arena.device()) {
   if (steps_ > 0) {
@@ -133,7 +134,7 @@ void Recorder::end_step(const StepRecord& record, MetricsWriter& metrics) {
     ++recorded_;
     if (record.step == from_ + steps_) finish();
   }
-  if (!record_distribution_ || record.skipped) return;
+  if (!record_distribution_ || record.skipped || (local_ && observed_ == 0)) return;
   if (observed_ < accumulated_.size() || accumulated_.empty()) {
     if (!warned_)
       log_warning("train.distribution_every: " + method_ + " has no accumulated gradient to look at");

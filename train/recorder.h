@@ -55,6 +55,7 @@ class Recorder {
   void observe(const Group& group, std::span<const float> accumulated);
 
   const std::int64_t from_ = 0, steps_ = 0, every_ = 0;
+  const bool local_;  // only syncs have accumulated gradients, which are changes of weights
   const std::string method_;
   const Device device_;
   std::int64_t recorded_ = 0;  // steps in gradients.npy

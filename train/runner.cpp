@@ -86,8 +86,9 @@ class CpuRunner final : public Runner {
 
   // Ranks that exchange every step may as well report every step; those with local steps would wait for each other.
   std::int64_t steps_ahead() const override {
-    constexpr std::int64_t kMost = 16;  // steps from a stop signal to the end
-    return std::clamp<std::int64_t>(config_.exchange.every, 1, kMost);
+    constexpr std::int64_t kMost = 16;
+    const bool records = config_.train.record_gradients > 0 || config_.train.distribution_every > 0;
+    return records ? 1 : std::clamp<std::int64_t>(config_.exchange.every, 1, kMost);
   }
   std::vector<StepReport> reports(std::size_t count) override {
     const auto end = reports_.begin() + static_cast<std::ptrdiff_t>(count);

@@ -280,6 +280,13 @@ RunCheck check_run(const Config& config, const RunData& data, bool first_weights
     const Loader loader(*data.train, options);
     const Plan plan = plan_steps(config, loader);
     check_warmup_steps(config.schedule, plan.steps_per_epoch);
+    // Fewer leave the last steps' noise in the weights, and an outer momentum that has not begun.
+    constexpr std::int64_t kFewSyncs = 20;
+    if (const std::int64_t every = config.exchange.every; every > 0 && plan.total_steps < kFewSyncs * every)
+      check.warnings.push_back(fmt::format(
+          "exchange.every: {} steps have {} of {}, which is few for local steps to pay; lower it, or train "
+          "longer",
+          plan.total_steps, count_text((plan.total_steps + every - 1) / every, "sync"), every));
     epochs = (plan.total_steps + plan.steps_per_epoch - 1) / plan.steps_per_epoch;
     if (options.batch_size > loader.shard_size())
       check.warnings.push_back(

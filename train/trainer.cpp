@@ -57,6 +57,7 @@ struct ReportSums {
   }
 
   double checkpoint_ready = 0;  // ranks that have done their part of a checkpoint
+  double step_seconds = 0;
 
   // Visits every number, in the message's order.
   template <class Visit>
@@ -68,6 +69,7 @@ struct ReportSums {
         visit(step.*number);
     for (double& ranks : signals.of) visit(ranks);
     visit(checkpoint_ready);
+    visit(step_seconds);
   }
 
   void all_reduce(Step& step) {
@@ -200,7 +202,9 @@ class Trainer {
     return check_due() || evaluation_due() || checkpoint_due() || epoch_ends() || stop_after_reached();
   }
   bool report_due() const {
-    return settle_due() || static_cast<std::int64_t>(pending_.size()) >= step_.steps_ahead();
+    const std::int64_t ahead =
+        makes_local_steps(config_) ? std::min(step_.steps_ahead(), steps_in_patience_) : step_.steps_ahead();
+    return settle_due() || static_cast<std::int64_t>(pending_.size()) >= ahead;
   }
 
   // A run that stops leaves its evaluation to the start that resumes it. Returns the signal that ended an
@@ -300,7 +304,12 @@ class Trainer {
            communicator_.rank() == step.status.bad_rank ? communicator_.rank() + 1.0 : 0.0});
     sums.signals.add_own();
     if (checkpointer_) sums.checkpoint_ready = checkpointer_->ready();
+    sums.step_seconds = seconds_since(last_report_) / static_cast<double>(reports.size());
     sums.all_reduce(step_);
+    // Ranks with local steps hear of a stop signal by reports alone.
+    constexpr double kPatience = 2;  // seconds
+    steps_in_patience_ = std::llround(
+        std::clamp(kPatience * communicator_.size() / std::max(sums.step_seconds, 1e-6), 1.0, 1e6));
     const double seconds = seconds_since(last_report_) / static_cast<double>(reports.size());
     last_report_ = Clock::now();
     const double ranks = communicator_.size();
@@ -422,8 +431,9 @@ class Trainer {
   std::int64_t saved_step_ = -1;  // of the last checkpoint
   double warned_density_ = 0;     // of the last warn_of_more_than_dense()
   std::vector<StepRecord> pending_;
-  Clock::time_point last_report_;  // or when the first pending step began
-  Clock::duration awaited_{};      // in await_data(), for the next step
+  std::int64_t steps_in_patience_ = 1;  // by the last report, the same on all ranks
+  Clock::time_point last_report_;       // or when the first pending step began
+  Clock::duration awaited_{};           // in await_data(), for the next step
   std::optional<Checkpointer> checkpointer_;
 };
 

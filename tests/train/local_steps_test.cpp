@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -301,6 +302,32 @@ TEST_CASE("a step that is not finite on one rank is left out by that rank alone,
   CHECK(std::isfinite(run.test_loss));
   for (const StepRecord& step : run.metrics.steps)
     if (step.step % 4 == 0) CHECK(step.bytes_sent > 0);
+}
+
+TEST_CASE("distributions are of syncs, and gradients of every step") {
+  const TempFolder temp;
+  start(temp,
+        {"exchange.every=4", "dist.ranks=2", "train.max_steps=12", "train.distribution_every=2",
+         "train.record_gradients=3", "compress.name=topk"},
+        false);
+  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  REQUIRE(metrics.distributions.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i)
+    CHECK(metrics.distributions[i].step == 4 * static_cast<std::int64_t>(i + 1));
+  CHECK(std::filesystem::file_size(temp.at("run/gradients.npy")) > 3 * 4 * 74000);
+}
+
+TEST_CASE("a run with few syncs is warned of") {
+  const auto warnings = [](const std::string& every) {
+    const Config config =
+        of({"model.name=mlp", "data.train_size=64", "data.batch_size=4", "train.max_steps=100",
+            "train.epochs=0", "dist.ranks=2", "exchange.every=" + every});
+    std::string all;
+    for (const std::string& line : check_run(config, load_data(config)).warnings) all += line;
+    return all;
+  };
+  CHECK(says(warnings("30"), {"exchange.every", "4 syncs of 30"}));
+  CHECK_FALSE(says(warnings("5"), {"exchange.every"}));
 }
 
 TEST_CASE("local steps refuse what clips gradients before they are exchanged") {
