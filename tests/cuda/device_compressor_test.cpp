@@ -202,6 +202,12 @@ TEST_CASE("methods and pieces without kernels are left to the CPU, wrong ones ar
   options.memory = "ef21";
   CHECK(cuda::make_device_compressor(options, group) == nullptr);
   options = named("topk");
+  options.aggregate = "contributors";
+  CHECK(cuda::make_device_compressor(options, group) == nullptr);
+  options = named("topk");
+  options.feedback_decay = 0.5;
+  CHECK(cuda::make_device_compressor(options, group) == nullptr);
+  options = named("topk");
   options.capacity = 0.5;
   CHECK(says(error_text([&] { cuda::make_device_compressor(options, group); }),
              {"compress.capacity", "at least 1"}));
