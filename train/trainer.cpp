@@ -137,8 +137,9 @@ class Trainer {
       make_step();
       if (!report_due()) continue;
       if (step() < plan_.total_steps && !stop_after_reached()) await_data();
-      // A GPU goes on with the later half meanwhile.
-      signal = report(settle_due() ? pending_.size() : (pending_.size() + 1) / 2);
+      // A GPU goes on with the later half meanwhile; local steps on a CPU have been made.
+      signal =
+          report(settle_due() || makes_local_steps(config_) ? pending_.size() : (pending_.size() + 1) / 2);
       stopped = signal != 0 || stop_after_reached();
       if (stopped && !pending_.empty()) report(pending_.size());
       if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
