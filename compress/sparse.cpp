@@ -116,6 +116,7 @@ SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOpti
                 "one density per segment");
   for (std::size_t s = 0; s < group_.segments.size(); ++s) selectors_.push_back(selector.make(options_));
   memory_ = memory.make(options_);
+  transform_ = make_transform(parts.transform, group_);
   if (memory.traits.owns_momentum) applied_ = Applied::momentum;
   if (options.lr_inside) applied_ = Applied::learning_rate;
 }
@@ -136,6 +137,7 @@ Message SparseCompressor::encode(Slice slice, const StepContext& context) {
     for_parts(u_.size(), part_count(u_.size()), [&](std::size_t, std::size_t begin, std::size_t end) {
       multiply(u_.data() + begin, end - begin, static_cast<float>(context.lr));
     });
+  if (transform_) transform_->forward(u_);
   const FeedbackInput input = memory_->input(u_, residual_);
 
   sent_.finite = true;
@@ -244,6 +246,7 @@ std::span<float> SparseCompressor::commit(std::span<const std::uint32_t> rejecte
 
   if (!all_) report_to_selectors(rejected, average);
   memory_->finish(average);
+  if (transform_) transform_->inverse(average);
   phase_ = Phase::idle;
   return average;
 }
@@ -322,6 +325,7 @@ SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options)
   if (options.aggregate != "auto") parts.aggregate = options.aggregate;
   if (parts.memory != preset.memory) parts.feedback_decay = 1;
   if (options.feedback_decay) parts.feedback_decay = *options.feedback_decay;
+  if (options.transform != "auto") parts.transform = options.transform;
   return parts;
 }
 

@@ -14,6 +14,7 @@
 #include "compress/compressor.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
+#include "compress/transform.h"
 
 namespace topknot {
 
@@ -22,6 +23,7 @@ struct SparsePreset {
   std::string select, memory = "residual", codec = "raw", values = "fp32";
   std::string aggregate = "ranks";  // compress.aggregate
   double feedback_decay = 1;        // compress.feedback_decay, of memory residual
+  std::string transform = "none";   // compress.transform
   bool layerwise = false;           // the method is defined layer by layer: compress.scope must be tensor
 };
 Registry<SparsePreset>& sparse_presets();  // compress.name, of methods that are such a combination
@@ -91,6 +93,8 @@ class SparseCompressor final : public Compressor {
   Applied applied_ = Applied::nothing;
   std::vector<std::unique_ptr<Selector>> selectors_;  // one per segment
   std::unique_ptr<Memory> memory_;
+  std::unique_ptr<BlockTransform>
+      transform_;  // null: none; then u, residual and entries are of its coefficients
   const IndexCodec* index_codec_;
   const ValueCodec* value_codec_;
 

@@ -121,6 +121,14 @@ const bool chunk_topk_registered = [] {
               .values = "centroid2",
               .aggregate = "contributors",
               .feedback_decay = 0.95});
+  // DeMo (Peng et al., arXiv 2411.19870): momentum m <- beta m + lr g on each rank, of which the largest coefficients of
+  // each block are sent and taken out; the steps are those of optimizer.name=sign. Here m is kept as coefficients.
+  add_sparse("demo", "DeMo: the largest cosine coefficients of decoupled momentum; with optimizer.name=sign",
+             {.select = "chunk_topk",
+              .codec = "auto",
+              .aggregate = "contributors",
+              .feedback_decay = 0.999,
+              .transform = "dct"});
   return true;
 }();
 

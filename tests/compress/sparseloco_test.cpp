@@ -2,6 +2,7 @@
 // sent an entry.
 #include <omp.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -9,6 +10,7 @@
 #include "compress/codec/codec.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
+#include "compress/transform.h"
 #include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
@@ -120,6 +122,91 @@ TEST_CASE("SparseLoCo with heavy tails, where the bin in the middle is used too"
   const auto theta = thetas(named("sparseloco"), 7, 2);
   check_sums(theta[0], {-1.520792654, 121.9331179, 48.69858495});
   check_sums(theta[1], {18.0745153, 185.8031442, 52.50386069});
+}
+
+// Golden values: a reference in float64, equal to the released code. theta by the optimizer's rule.
+TEST_CASE("DeMo over three steps, of a vector and of a matrix") {
+  struct Golden {
+    std::array<Sums, 3> theta, decoded, momentum;
+    std::array<double, 3> first;  // decoded[0] by step
+  };
+  const auto check = [](const GroupSpec& group, int k, double decay, const Golden& golden) {
+    CompressOptions options = named("demo");
+    options.set("chunk", static_cast<int>(group.tensors[0].cols > 1 ? 4096 : 64));
+    options.lr_inside = true;
+    SimulatedRanks ranks(options, group);
+    std::vector<double> theta = generated(group.numel, 7);
+    const double chunk = group.tensors[0].cols > 1 ? 4096 : 64;
+    for (int t = 0; t < 3; ++t) {
+      for (int r = 0; r < 2; ++r) {
+        const std::vector<double> g = generated(group.numel, 7 + 1 + 10 * t + r);
+        std::copy(g.begin(), g.end(), ranks[static_cast<std::size_t>(r)].gradient.begin());
+      }
+      REQUIRE(ranks.step(t, k / chunk, {}, true, 0.01));
+      const std::span<const float> decoded = ranks[0].average;
+      const auto s = static_cast<std::size_t>(t);
+      CHECK(static_cast<double>(decoded[0]) == Approx(golden.first[s]).margin(1e-6));
+      CHECK(sums_of(decoded).norm == Approx(golden.decoded[s].norm).epsilon(2e-5));
+      CHECK(sums_of(decoded).weighted == Approx(golden.decoded[s].weighted).margin(1e-4));
+      std::vector<float> momentum = ranks[0].residual;  // coefficients, times beta
+      CHECK(sums_of(momentum).norm == Approx(0.999 * golden.momentum[s].norm).epsilon(2e-5));
+      BlockTransform(group).inverse(momentum);
+      CHECK(sums_of(momentum).weighted == Approx(0.999 * golden.momentum[s].weighted).margin(1e-4));
+      std::vector<float> after;
+      for (std::size_t i = 0; i < theta.size(); ++i) {
+        const double sign = (decoded[i] > 0) - (decoded[i] < 0);
+        theta[i] = (1 - 0.01 * decay) * theta[i] - 0.01 * sign;
+        after.push_back(static_cast<float>(theta[i]));
+      }
+      CHECK(sums_of(after).norm == Approx(golden.theta[s].norm).epsilon(2e-5));
+      CHECK(sums_of(after).weighted ==
+            Approx(golden.theta[s].weighted).margin(0.2));  // a sign or two of 8,192
+    }
+  };
+  GroupSpec vector = whole_group(128, 2), matrix = whole_group(64 * 128, 2);
+  vector.tensors = {{0, 128, 1}}, matrix.tensors = {{0, 64, 128}};
+  check(vector, 4, 0,
+        {{{{0, 22.55163527, 5.588817427}, {0, 21.50163527, 5.594994432}, {0, 20.57163527, 5.600215233}}},
+         {{{0, -0.1979690165, 0.05651376092},
+           {0, 0.099597635, 0.05831952087},
+           {0, -0.008226233094, 0.06743940243}}},
+         {{{0, -0.004848483985, 0.04127879185},
+           {0, -0.04775700203, 0.05424737247},
+           {0, -0.6958558924, 0.05568627173}}},
+         {0.000245553618, 0.007366012004, 0.001035014623}});
+  check(
+      matrix, 32, 0.1,
+      {{{{0, -42.53255531, 44.97252837}, {0, -32.14002276, 44.94571191}, {0, -36.31788274, 44.90851317}}},
+       {{{0, 0.1173872212, 0.4926396885}, {0, 0.09488389199, 0.500512755}, {0, 0.8404786782, 0.5105284001}}},
+       {{{0, -0.4796536982, 0.2849219189},
+         {0, -0.6766095771, 0.3941834526},
+         {0, -1.445979795, 0.4759546343}}},
+       {0.003124361379, 0.004799408878, -0.001429487928}});
+}
+
+TEST_CASE("the cosine transform is orthonormal by block, at the edges too, and the same for any threads") {
+  GroupSpec group = whole_group(100 * 130 + 70, 1);
+  group.tensors = {{0, 100, 130}, {13000, 70, 1}};
+  std::vector<float> values;
+  for (const double x : generated(group.numel, 2)) values.push_back(static_cast<float>(x));
+  std::vector<float> there = values;
+  BlockTransform transform(group);
+  transform.forward(there);
+  CHECK(sums_of(there).norm == Approx(sums_of(values).norm).epsilon(1e-6));
+  CHECK_FALSE(same_bits(there, values));
+  // The first coefficient of the first block is the sum of the block over 64.
+  double sum = 0;
+  for (std::size_t r = 0; r < 64; ++r)
+    for (std::size_t c = 0; c < 64; ++c) sum += static_cast<double>(values[r * 130 + c]);
+  CHECK(static_cast<double>(there[0]) == Approx(sum / 64).epsilon(1e-5));
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(3);
+  std::vector<float> again = values;
+  transform.forward(again);
+  omp_set_num_threads(before);
+  CHECK(same_bits(again, there));
+  transform.inverse(there);
+  for (std::size_t i = 0; i < values.size(); ++i) CHECK(there[i] == Approx(values[i]).margin(1e-5));
 }
 
 TEST_CASE("centroid2 puts the mean of its bin in each value's place") {

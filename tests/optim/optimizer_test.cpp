@@ -174,6 +174,27 @@ TEST_CASE("a bad status changes neither weights nor the optimizer's state on a C
   }
 }
 
+TEST_CASE("sign steps by the sign alone, and matrices decay") {
+  Model model;
+  OptimizerOptions o;
+  o.name = "sign", o.weight_decay = 0.5;
+  const auto optimizer = make_optimizer(o, *model.arena);
+  const std::span<float> weights = model.arena->weights();
+  const std::vector<float> before(weights.begin(), weights.end());
+  std::vector<float> gradient = gradient_of_step(weights.size(), 3);
+  for (std::size_t i = 0; i < gradient.size(); i += 3) gradient[i] = i % 2 == 0 ? 0.0f : -0.0f;
+  StepParameters step;
+  step.lr = 0.25;
+  optimizer->update(0, gradient, step);
+  for (const Parameter* p : model.arena->parameters())
+    for (std::size_t i = p->offset(); i < p->offset() + p->numel(); ++i) {
+      const float sign = gradient[i] > 0 ? 1.0f : gradient[i] < 0 ? -1.0f : 0.0f;
+      const float keep = p->shape().rank() > 1 ? 1 - 0.25f * 0.5f : 1.0f;
+      CHECK(weights[i] == keep * before[i] - 0.25f * sign);
+    }
+  CHECK(optimizer->state().empty());
+}
+
 TEST_CASE("a slice outside the arena is an error, and nothing is updated") {
   Model model;
   auto optimizer = make_optimizer({}, *model.arena);

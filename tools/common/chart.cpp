@@ -43,6 +43,7 @@ constexpr Named kMethods[] = {
     {"terngrad", "#009800"},
     {"sparseloco", "#4890c0"},
     {"chunk_topk", "#489048"},
+    {"demo", "#d818c0"},
     {"PyTorch DDP", "#b07000"},
     {"PyTorch DDP fp16", "#d85878"},
     {"PyTorch DDP PowerSGD", "#b068d8"},

@@ -235,9 +235,9 @@ std::vector<Key> method_keys() {
       above("optimizer.lr", at<o, &OptimizerOptions::lr>, 0, 1e6,
             "learning rate; never scaled by the number of ranks"),
       number("optimizer.momentum", at<o, &OptimizerOptions::momentum>, 0, 0.9999, "momentum; 0: none")
-          .not_of({"adamw", "muon"}),
+          .not_of({"adamw", "muon", "sign"}),
       flag("optimizer.nesterov", at<o, &OptimizerOptions::nesterov>, "Nesterov's form of momentum")
-          .not_of({"adamw", "muon"}),
+          .not_of({"adamw", "muon", "sign"}),
       number("optimizer.weight_decay", at<o, &OptimizerOptions::weight_decay>, 0, 10,
              "weight decay, added to the gradient; adamw, muon: taken from the weights"),
       flag("optimizer.decay_1d", at<o, &OptimizerOptions::decay_1d>,
@@ -309,16 +309,19 @@ std::vector<Key> method_keys() {
             "how positions are written, in place of the method's own (train --list codecs)"),
       piece("compress.values", at<c, &Compress::values>, "value codec",
             "how values are written, in place of the method's own (train --list values)"),
+      text(
+          "compress.transform", at<c, &Compress::transform>,
+          "dct: entries are selected among cosine coefficients of blocks of 64 x 64; auto: none but for demo",
+          {"auto", "none", "dct"})
+          .used_by({kSelectingMethods}),
       text("compress.aggregate", at<c, &Compress::aggregate>,
-           "what the ranks' entries become: at each position the mean over all ranks, or over those that "
-           "sent it; "
-           "auto: the method's own, ranks but for sparseloco",
+           "each entry becomes its mean over all ranks, or over those that sent it; auto: ranks but for "
+           "sparseloco and demo",
            {"auto", "ranks", "contributors"})
           .used_by({kSelectingMethods}),
       number(
           "compress.feedback_decay", at<c, &Compress::feedback_decay>, 0, 1,
-          "memory residual: factor of what was kept back, when it is added to the next gradient; auto: the "
-          "method's own, which is 1 but for sparseloco")
+          "memory residual: factor of what was kept back, in the next step; auto: 1 but for sparseloco, demo")
           .or_word("auto")
           .used_by({"residual"}),
       text("compress.scope", at<c, &Compress::scope>, "over what k and the threshold are computed",
