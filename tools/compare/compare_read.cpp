@@ -247,7 +247,7 @@ class Row {
 Metric metric_of(const Row& row) {
   const std::string& name = row.text("metric");
   for (const Metric& known :
-       {Metric::accuracy(), Metric::squared_error(), Metric::perplexity(), Metric::word_errors()})
+       {Metric::accuracy(), Metric::squared_error(), Metric::perplexity("token"), Metric::word_errors()})
     if (known.name == name) return known;
   throw UserError(fmt::format("{}: the metric '{}' is not known", row.place(), name));
 }
