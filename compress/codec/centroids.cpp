@@ -140,7 +140,12 @@ void decode(std::span<const std::byte> in, std::span<float> out) {
 
 template <int kBits>
 ValueCodec codec(std::uint8_t id) {
-  return {.id = id, .exact = false, .bytes = bytes<kBits>, .encode = encode<kBits>, .decode = decode<kBits>};
+  return {.id = id,
+          .exact = false,
+          .fills = false,
+          .bytes = bytes<kBits>,
+          .encode = encode<kBits>,
+          .decode = decode<kBits>};
 }
 
 const bool centroids_registered = [] {

@@ -127,7 +127,7 @@ const IndexLayout& IndexCodec::choose(std::span<const std::uint32_t> indices, st
   for (const IndexLayout* layout : layouts) {
     if (!layout->fits(count, numel)) continue;
     const IndexLayout::Size size = layout->size(indices, numel);
-    const std::size_t bytes = size.bytes + values.bytes(count + size.fillers);
+    const std::size_t bytes = size.bytes + values.bytes(count + (values.fills ? size.fillers : 0));
     if (layout != layouts.front() && bytes >= least) continue;
     best = layout;
     least = bytes;
@@ -174,6 +174,7 @@ std::vector<std::byte> write_block(const SparseVector& entries, std::size_t nume
   block.reserve(sizeof header + 4 * count + value_codec.bytes(count));
   std::vector<std::uint32_t> fillers;
   layout.encode(entries.indices, numel, block, fillers);
+  if (!value_codec.fills) fillers.clear();
   if (fillers.empty())
     value_codec.encode(entries.values, block);
   else
@@ -205,6 +206,7 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
   std::vector<std::uint32_t> fillers;
   if (header.count > 0) body = body.subspan(layout->decode(body, numel, entries.indices, fillers));
   check_positions(entries.indices, numel);
+  if (!value_codec.fills) fillers.clear();
   const std::size_t slots = header.count + fillers.size();
   if (value_codec.bytes(slots) != body.size())
     damaged_block(fmt::format("{} bytes of values for {} entries", body.size(), slots));

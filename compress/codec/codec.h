@@ -29,7 +29,9 @@ namespace topknot {
 // A way to write values.
 struct ValueCodec {
   std::uint8_t id = 0;
-  bool exact = false;                       // decode(encode(x)) == x
+  bool exact = false;  // decode(encode(x)) == x
+  // Whether fillers (IndexLayout) have values, for which +0 must come back as +0 beside any others.
+  bool fills = true;
   std::size_t (*bytes)(std::size_t count);  // at least a bit per value; 0 of none
   // Appends bytes(values.size()) bytes. What decodes from finite values is finite.
   void (*encode)(std::span<const float> values, std::vector<std::byte>& out);

@@ -371,7 +371,8 @@ std::unique_ptr<Compressor> make_device_compressor(const CompressOptions& option
   if (device_methods().contains(options.name))
     return device_methods().find(options.name).make(options, group);
   const std::optional<SparsePreset> parts = pieces_of(options);
-  if (!parts || parts->aggregate != "ranks" || parts->feedback_decay != 1 || parts->transform != "none") return nullptr;
+  if (!parts || parts->aggregate != "ranks" || parts->feedback_decay != 1 || parts->transform != "none")
+    return nullptr;
   std::unique_ptr<DeviceCodec> code =
       make_device_codec(parts->codec, parts->values, group.numel, group.ranks);
   if (!code) return nullptr;

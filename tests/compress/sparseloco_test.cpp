@@ -227,6 +227,23 @@ TEST_CASE("centroid1 sends the means of what is below 0 and of what is not") {
   CHECK(through("centroid1", {7, 8}) == std::vector<float>{7, 8});
 }
 
+TEST_CASE("damaged centroids are refused: not ascending, not used, bits behind the last code") {
+  const ValueCodec& codec = value_codecs().find("centroid2");
+  std::vector<std::byte> good;
+  codec.encode(std::vector<float>{3, 1, 2}, good);
+  REQUIRE(good.size() == 17);
+  const auto refused = [&](std::size_t at, std::byte with, const std::string& part) {
+    std::vector<std::byte> bad = good;
+    bad[at] ^= with;
+    std::vector<float> back(3);
+    return says(error_text([&] { codec.decode(bad, back); }), {part});
+  };
+  CHECK(refused(7, std::byte{0x80}, "ascend"));      // 1, -2, 3
+  CHECK(refused(12, std::byte{1}, "not used"));      // a fourth
+  CHECK(refused(16, std::byte{0x40}, "last code"));  // a fourth value's bits
+  CHECK(refused(16, std::byte{0x03}, "not used"));   // 3 is no longer there
+}
+
 TEST_CASE("centroids keep the sum of the values, and take a bit or two each") {
   const std::vector<float> values = fixture("cubic");
   double sum = 0;

@@ -193,10 +193,13 @@ TEST_CASE("a sum that could overflow, and zeros, are told apart") {
 TEST_CASE("methods and pieces without kernels are left to the CPU, wrong ones are refused") {
   const OnGpu gpu;
   const GroupSpec group = whole_group(100, 2);
-  for (const char* name : {"powersgd", "terngrad", "randk"})
+  for (const char* name : {"powersgd", "terngrad", "randk", "chunk_topk", "sparseloco", "demo"})
     CHECK(cuda::make_device_compressor(named(name), group) == nullptr);
   CompressOptions options = named("topk");
   options.codec = "auto";
+  CHECK(cuda::make_device_compressor(options, group) == nullptr);
+  options = named("topk");
+  options.values = "centroid2";
   CHECK(cuda::make_device_compressor(options, group) == nullptr);
   options = named("topk");
   options.memory = "ef21";

@@ -103,7 +103,8 @@ class SparseBlocks {
   // The longest block so far: entries_ keeps its memory.
   std::size_t most_bytes(std::span<const std::byte> block) {
     longest_ = std::max({longest_, block.size(), std::size_t{64}});
-    return 2 * longest_;
+    const std::size_t values_in_a_byte = value_->bytes(4096) < 4096 ? 8 : 1;
+    return 2 * values_in_a_byte * longest_;
   }
 
   const IndexCodec* index_;
@@ -125,7 +126,7 @@ struct LazyBlocks {
 const bool added = [] {
   // The reader of auto takes every layout, `all` among them.
   for (const char* index : {"raw", "run16", "rice", "bitmap", "auto"})
-    for (const char* value : {"fp32", "bf16", "fp16", "int8"}) {
+    for (const char* value : {"fp32", "bf16", "fp16", "int8", "centroid2", "centroid1"}) {
       const auto lazy = std::make_shared<LazyBlocks>(LazyBlocks{index, value, nullptr});
       fuzz_targets().add(lazy->index + "/" + lazy->value, "sparse block",
                          {[lazy](Random& random) { return lazy->get().make(random); },

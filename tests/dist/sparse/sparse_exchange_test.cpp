@@ -170,6 +170,8 @@ TEST_CASE("a sparse collective of a method that sends no entries, or rounds them
       "compress.name: powersgd");
   has(refusal([](ExchangeOptions& options) { options.compress.name = "dense"; }), "compress.name: dense");
   has(refusal([](ExchangeOptions& options) { options.compress.values = "fp16"; }), "compress.values: fp16");
+  has(refusal([](ExchangeOptions& options) { options.compress.aggregate = "contributors"; }),
+      "compress.aggregate=ranks");
   has(refusal([](ExchangeOptions& options) { options.collective = "gtopp"; }), "gtopk");
   CHECK(refusal([](ExchangeOptions&) {}).empty());
 }
