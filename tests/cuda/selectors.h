@@ -74,7 +74,7 @@ struct BothSelectors {
     expected_u = std::move(gradient);
     expected_over = 0;
     if (capacity == 0) return;
-    const double room = capacity * static_cast<double>(target(asked.density, n));
+    const double room = capacity * static_cast<double>(target(asked.density, n, {}));
     const std::size_t count = expected.indices.size();
     if (static_cast<double>(count) > room) keep_largest(expected, static_cast<std::size_t>(room));
     expected_over = count - expected.indices.size();
@@ -141,7 +141,7 @@ struct BothSelectors {
   }
 
   std::size_t n;
-  std::size_t (*target)(double density, std::size_t n);
+  decltype(SelectorTraits::target) target;
   std::size_t position;
   double capacity;
   std::unique_ptr<Selector> cpu;

@@ -14,7 +14,7 @@ struct Asked {
   std::int64_t step = 0;
   int rank = 0;
   std::size_t position = 0;
-  std::size_t (*target)(double density, std::size_t d) = target_count;  // SelectorTraits::target
+  decltype(SelectorTraits::target) target = SelectorTraits().target;
 };
 
 // u becomes u + addend.
@@ -23,7 +23,7 @@ inline Selection select_once(Selector& selector, std::vector<float>& u, const st
   Selection selected;
   SelectStep step;
   step.density = asked.density;
-  step.k = asked.target(asked.density, u.size());
+  step.k = asked.target(asked.density, u.size(), {});
   step.step = asked.step;
   step.rank = asked.rank;
   step.position = asked.position;
