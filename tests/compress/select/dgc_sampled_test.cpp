@@ -18,6 +18,10 @@ using namespace topknot::testing;
 
 namespace {
 
+const auto by_ceiling = [](double density, std::size_t d, const CompressOptions&) {
+  return dgc::selected_count(density, d);
+};
+
 std::vector<float> normal_vector(std::uint32_t stream, std::size_t n) {
   const CounterRng rng(41, RngUse::test, stream);
   std::vector<float> x(n);
@@ -36,8 +40,7 @@ struct Case {
   Selection select(std::vector<float>* sum = nullptr) const {
     const auto selector = make_selector("dgc_sampled", options);
     std::vector<float> x = u;
-    const Selection selected =
-        select_once(*selector, x, addend, {density, step, rank, position, dgc::selected_count});
+    const Selection selected = select_once(*selector, x, addend, {density, step, rank, position, by_ceiling});
     if (sum) *sum = x;
     return selected;
   }
@@ -195,7 +198,7 @@ TEST_CASE("at most k entries of a normal vector are selected, and nearly always 
   int selections = 0, enough = 0, truncated_or_exact = 0;
   const auto run = [&](std::vector<float>& x, std::int64_t step) {
     const std::size_t k = dgc::selected_count(0.001, x.size());
-    const Selection selected = select_once(*selector, x, {}, {0.001, step, 0, 0, dgc::selected_count});
+    const Selection selected = select_once(*selector, x, {}, {0.001, step, 0, 0, by_ceiling});
     REQUIRE(selected.indices.size() <= k);
     ++selections;
     enough += static_cast<double>(selected.indices.size()) >= 0.8 * static_cast<double>(k);
