@@ -135,7 +135,7 @@ struct Plan {
     own_weight_gradient = type == DType::f32 && g.depthwise() && inside.blocked && is_reference(w);
     // In bf16 oneDNN 2.6 reads x from a copy in its scratchpad in which the columns lie by their remainder
     // modulo the stride, padding as zeros among them. Of a remainder that no column has, as in an image
-    // narrower than the stride, it writes nothing, yet reads it.
+    // narrower than the stride, it writes nothing, yet reads it; and it reads behind x and dy.
     const bool unwritten = type == DType::bf16 && width < g.stride.width;
     backward_weights = std::make_unique<DnnlKernel>(
         dnnl::convolution_backward_weights(w),

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include <cstring>
+
 #include "nn/base/check.h"
 #include "nn/base/memory.h"
 
@@ -71,10 +73,10 @@ struct DnnlKernel::PerThread {
 };
 
 DnnlKernel::DnnlKernel(const dnnl::primitive& primitive, const Arguments& arguments,
-                       const dnnl::memory::desc& scratchpad, int threads, bool zero_scratchpad)
+                       const dnnl::memory::desc& scratchpad, int threads, bool reads_unwritten)
     : primitive_(primitive),
       scratchpad_floats_((scratchpad.get_size() + 3) / 4),
-      zero_scratchpad_(zero_scratchpad) {
+      reads_unwritten_(reads_unwritten) {
   for (int t = 0; t < threads; ++t) {
     auto& mine = *threads_.emplace_back(std::make_unique<PerThread>());
     Arguments all = arguments;
@@ -93,10 +95,17 @@ void DnnlKernel::run(int thread, std::initializer_list<const void*> pointers, co
   std::size_t i = 0;
   for (const void* pointer : pointers) mine.memories[i++].set_data_handle(const_cast<void*>(pointer));
   if (last) mine.memories[i++].set_data_handle(const_cast<void*>(last));
+  std::vector<std::vector<std::byte>> inputs;  // with zeros behind them
+  for (std::size_t j = 0; reads_unwritten_ && j + 1 < i; ++j) {
+    constexpr std::size_t kBehind = 256;  // bytes: four of the widest loads
+    const std::size_t size = mine.memories[j].get_desc().get_size();
+    std::memcpy(inputs.emplace_back(size + kBehind).data(), mine.memories[j].get_data_handle(), size);
+    mine.memories[j].set_data_handle(inputs.back().data());
+  }
   float* scratch = nullptr;
   if (scratchpad_floats_) {
     scratch = cpu_backend().allocate(scratchpad_floats_);
-    if (zero_scratchpad_) cpu_backend().fill_zero(scratch, scratchpad_floats_);
+    if (reads_unwritten_) cpu_backend().fill_zero(scratch, scratchpad_floats_);
     mine.memories[i].set_data_handle(scratch);
   }
   const auto status = dnnl_primitive_execute(primitive_.get(), mine.stream.get(),

@@ -28,9 +28,10 @@ dnnl::memory::desc activation_desc(const Shape& shape, Layout layout, DType type
 class DnnlKernel {
  public:
   using Arguments = std::vector<std::pair<int, dnnl::memory::desc>>;
-  // zero_scratchpad: before each run, for a primitive that reads parts of it which it did not write.
+  // reads_unwritten: of a primitive that reads parts of its scratchpad which it did not write, and behind its inputs.
+  // Both are zeros then, in copies of the inputs.
   DnnlKernel(const dnnl::primitive& primitive, const Arguments& arguments,
-             const dnnl::memory::desc& scratchpad, int threads, bool zero_scratchpad = false);
+             const dnnl::memory::desc& scratchpad, int threads, bool reads_unwritten = false);
   ~DnnlKernel();
   // Pointers in the order of the arguments; `last`: the last one, null if the list has it. Different threads
   // may run at once, each under its own number.
@@ -40,7 +41,7 @@ class DnnlKernel {
   struct PerThread;
   dnnl::primitive primitive_;
   std::size_t scratchpad_floats_ = 0;
-  bool zero_scratchpad_;
+  bool reads_unwritten_;
   std::vector<std::unique_ptr<PerThread>> threads_;
 };
 
