@@ -44,7 +44,7 @@ std::unique_ptr<Sampler> make_sampler(const Dataset& dataset, const LoaderOption
       throw UserError("data.shard: a text is cut into equal columns, which its ranks go down; give even");
     if (options.train && options.random_windows)  // Loader::random_windows()
       return std::make_unique<RandomWindowSampler>(dataset.size(), dataset.labels_per_sample(), options.ranks,
-                                                   options.batch_size, options.seed);
+                                                   options.batch_size, options.seed, options.accumulate);
     return std::make_unique<StreamSampler>(dataset.size() + dataset.labels_per_sample(),
                                            dataset.labels_per_sample(), options.ranks, options.batch_size,
                                            options.train);

@@ -53,6 +53,7 @@ struct LoaderOptions : LoaderKeys {
   ShardRule shard;              // training only
   std::uint64_t seed = 1;       // of order and augmentation
   bool random_windows = false;  // language models, training: RandomWindowSampler in place of StreamSampler
+  int accumulate = 1;           // random windows: an epoch has at least so many batches, those of a step
   bool augment = false;         // training only; see resolve_augment()
   int prefetch = 4;             // batches ready or in work ahead of the caller, at least 1
   bool train = true;            // false: every sample once over the ranks, the last batch short

@@ -159,6 +159,7 @@ LoaderOptions loader_options(const Config& config, const Dataset& data, bool tra
   options.seed = config.seed;
   options.augment = train && resolve_augment(config.data.augment, data);
   options.random_windows = config.data.windows == "random";
+  options.accumulate = config.train.accumulate;
   options.max_bad_files = config.data.max_bad_files;
   options.train = train;
   options.stop_patience = stop_patience(config, options.stop_patience);

@@ -277,6 +277,7 @@ TEST_CASE("random windows depend on seed, epoch, rank and step, and begin everyw
   CHECK(sampler.steps(0) == 1);  // at least
   CHECK(RandomWindowSampler(996, 4, 2, 5, 1).steps(1) == 25);
   CHECK(RandomWindowSampler(996, 4, 2, 5, 1).shard_size(1) == 125);
+  CHECK(RandomWindowSampler(996, 4, 2, 5, 1, 26).steps(1) == 26);
   std::vector<int> count(static_cast<std::size_t>(starts));
   constexpr int kSteps = 4000;
   std::set<std::vector<std::int64_t>> seen;

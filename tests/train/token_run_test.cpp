@@ -127,6 +127,10 @@ TEST_CASE(
   CHECK(run.test_loss < 0.95 * run.metrics.steps.front().loss);
   CHECK(train("gloo", 2, keys).checksums == run.checksums);
 
+  // Drawn with replacement, they suffice for a step of any number of batches.
+  const Keys more = with(keys, {"train.accumulate=40", "train.max_steps=2"});
+  CHECK(train("threads", 2, more).metrics.starts[0].steps_per_epoch == 1);
+
   SeenStates::states.clear();  // down the columns it goes on
   train("threads", 1, with(keys, {"data.windows=columns", "train.max_steps=3"}));
   CHECK(std::count(SeenStates::states.begin(), SeenStates::states.end(), zeros) == 1);
