@@ -66,6 +66,7 @@ std::unique_ptr<BuiltModel> register_model(const Config& config, const Dataset& 
   options.input = data.sample_shape();
   options.outputs = data.classes() > 0 ? data.classes() : data.targets();
   options.batch = config.data.batch_size;
+  options.on_gpu = on_gpu(config);
   built->module = make_model(config.model.name, built->store, options);
   if (const bool tokens = data.task() == Task::language_model; built->module->reads_tokens() != tokens)
     throw UserError(fmt::format("model.name: {} {} tokens, and data.name={} {}; choose a {}",

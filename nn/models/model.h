@@ -17,7 +17,8 @@ struct ModelOptions {
   std::int64_t outputs = 0;  // classes, or the width of the regression target
   // Recurrent models: most sequences of a batch, for the state that is carried between batches.
   std::int64_t batch = 1;
-  double dropout = 0.5;                  // probability, where the model has any
+  bool on_gpu = false;   // whether it is to compute on one, whose attention takes heads of limited width
+  double dropout = 0.5;  // probability, where the model has any
   std::vector<int> hidden = {200, 200};  // mlp
   int width = 200, layers = 2;           // recurrent models, transformers
   bool tied = false;                     // lstm_lm, llama: the output layer has the embedding's weight

@@ -48,6 +48,11 @@ struct Sizes {
       throw UserError(fmt::format("model.heads: {} heads do not divide model.width={}", heads, width));
     if (heads % kv_heads != 0)
       throw UserError(fmt::format("model.kv_heads: {} do not divide model.heads={}", kv_heads, heads));
+    if (options.on_gpu && head() > kWidestHeadOnGpu)
+      throw UserError(
+          fmt::format("model.heads: {} heads of model.width={} have {} elements each, and attention on a GPU "
+                      "takes up to {}; give more heads, or train.device=cpu",
+                      heads, width, head(), kWidestHeadOnGpu));
     if (window > context)
       throw UserError(
           fmt::format("model.context: {} positions for data.sequence_length={}; raise it", context, window));

@@ -303,7 +303,8 @@ Variable lstm(const Variable& x, std::int64_t batch, const LstmWeights& weights,
 // online softmax, a logarithm is kept for each row and head, and the backward pass computes the scores again
 // (Dao, "FlashAttention-2", arXiv 2307.08691, algorithms 1 and 2). Scores, weights and sums are fp32 for
 // bfloat16 too, on CPUs and GPUs. A NaN makes the value NaN for every token that sees it; a NaN among the
-// values maybe also for some of the tokens before it.
+// values maybe also for some of the tokens before it. On GPUs d is at most kWidestHeadOnGpu.
+inline constexpr std::int64_t kWidestHeadOnGpu = 256;  // 8 elements for each lane of a warp
 Variable attention(const Variable& qkv, std::int64_t heads, std::int64_t kv_heads, std::int64_t batch,
                    bool causal);
 

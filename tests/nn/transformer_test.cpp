@@ -237,4 +237,6 @@ TEST_CASE("a transformer refuses heads that do not divide, and a window beyond i
   refused("llama", [](ModelOptions& o) { o.heads = 4, o.kv_heads = 3; });
   refused("llama", [](ModelOptions& o) { o.heads = 8; });                 // heads of one element
   refused("llama", [](ModelOptions& o) { o.heads = 1, o.width = 514; });  // longer than rope() takes
+  for (const char* name : {"gpt", "llama"})  // longer than attention() takes on a GPU
+    refused(name, [](ModelOptions& o) { o.heads = 1, o.width = 258, o.on_gpu = true; });
 }

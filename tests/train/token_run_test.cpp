@@ -148,6 +148,21 @@ TEST_CASE("windows at random: a run goes on bit for bit from the middle of an ep
   CHECK(whole(with(keys, {"seed=2"})).metrics.steps[5].loss != expected.metrics.steps[5].loss);
 }
 
+TEST_CASE("heads wider than a GPU's attention takes are refused before a run, on CPUs they are not") {
+  const MadeUpTokens tokens;
+  const auto problems = [&](const std::string& device, const std::string& heads) {
+    const Config config =
+        load_config("", lm_keys(tokens.root(), {"data.name=tokens", "data.vocabulary=20", "model.name=gpt",
+                                                "model.width=514", "train.device=" + device, heads}))
+            .config;
+    return check_run(config, load_data(config)).problems;
+  };
+  const std::vector<Problem> found = problems("cuda", "model.heads=2");
+  REQUIRE(found.size() == 1);
+  CHECK(says(found[0].message, {"model.heads: 2 heads of model.width=514", "257", "up to 256"}));
+  CHECK(problems("cpu", "model.heads=2").empty());
+}
+
 TEST_CASE("what does not go with token files is refused") {
   const MadeUpTokens tokens;
   const auto refused = [&](const Keys& keys, std::initializer_list<std::string> parts) {

@@ -13,7 +13,6 @@ namespace {
 
 constexpr int kRows = 4, kWarps = kThreads / 32, kBlockRows = kRows * kWarps, kTile = 32;
 static_assert(kBlockRows == kTile, "causal attention leaves out whole tiles");
-constexpr std::int64_t kWidest = 256;  // of a head: 8 columns for each lane
 
 struct Call {
   std::int64_t heads, kv_heads, share, batch, steps, width, tiles;  // share: heads / kv_heads
@@ -30,8 +29,9 @@ struct Call {
         tiles((s.steps + kTile - 1) / kTile),
         causal(s.causal),
         scale(1 / std::sqrt(static_cast<float>(s.width))) {
-    TOPKNOT_CHECK(width <= kWidest, "attention on a GPU takes heads of up to 256 elements, not " +
-                                        std::to_string(width) + "; use more heads");
+    TOPKNOT_CHECK(width <= kWidestHeadOnGpu, "attention on a GPU takes heads of up to " +
+                                                 std::to_string(kWidestHeadOnGpu) + " elements, not " +
+                                                 std::to_string(width) + "; use more heads");
   }
 };
 
