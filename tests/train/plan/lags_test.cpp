@@ -118,12 +118,14 @@ TEST_CASE("lags with the rate inside equals topk with the rate outside, bit for 
   CHECK(checksum_in(falling_inside, falling) != checksum_in(falling_outside, with(falling, topk)));
 }
 
-TEST_CASE("lags with AdamW is refused for what AdamW does, not for a momentum that it has not") {
-  const LoadedConfig loaded =
-      load_config("", with(lags_keys(), {"optimizer.name=adamw", "optimizer.momentum=0.9"}));
-  const auto problems = check_run(loaded.config, load_data(loaded.config)).problems;
-  REQUIRE(problems.size() == 1);
-  CHECK(says(problems[0].message, {"adamw takes plain gradients", "compress.lr_inside"}));
+TEST_CASE("lags with AdamW or Muon is refused for what these do, not for a momentum that they have not") {
+  for (const std::string optimizer : {"adamw", "muon"}) {
+    const LoadedConfig loaded =
+        load_config("", with(lags_keys(), {"optimizer.name=" + optimizer, "optimizer.momentum=0.9"}));
+    const auto problems = check_run(loaded.config, load_data(loaded.config)).problems;
+    REQUIRE(problems.size() == 1);
+    CHECK(says(problems[0].message, {optimizer + " takes plain gradients", "compress.lr_inside"}));
+  }
 }
 
 TEST_CASE("lags without a k for each layer is an error that names the remedy") {
