@@ -103,7 +103,6 @@ SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOpti
                                    const GroupSpec& group)
     : options_(with_choices(options, parts)),
       group_(group),
-      by_contributors_(parts.aggregate == "contributors"),
       capacity_(options.capacity),
       index_codec_(&index_codecs().find(parts.codec)),
       value_codec_(&value_codecs().find(parts.values)),
@@ -242,7 +241,8 @@ std::span<float> SparseCompressor::commit(std::span<const std::uint32_t> rejecte
   else
     for (std::size_t r = 0; r < received_.size(); ++r) contributions[r] = {received_[r], weights_[r]};
   const std::span<float> average = memory_->has_residual() ? residual_ : u_;
-  (by_contributors_ ? average_contributors : average_sparse)(contributions, average);
+  const bool by_contributors = options_.aggregate == "contributors";
+  (by_contributors ? average_contributors : average_sparse)(contributions, average);
 
   if (!all_) report_to_selectors(rejected, average);
   memory_->finish(average);

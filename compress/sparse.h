@@ -88,7 +88,6 @@ class SparseCompressor final : public Compressor {
   const CompressOptions options_;  // with the preset's choices
   GroupSpec group_;
   SelectorTraits traits_;
-  bool by_contributors_ = false;
   double capacity_ = 0;
   Applied applied_ = Applied::nothing;
   std::vector<std::unique_ptr<Selector>> selectors_;  // one per segment

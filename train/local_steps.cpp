@@ -81,7 +81,7 @@ StepReport LocalSteps::sync(Exchange& exchange, const StepContext& context) {
   return exchange.end_step();
 }
 
-void LocalSteps::exchange_weights() {
+void LocalSteps::swap_weights() {
   const std::span<float> mine = model_.weights(), theta = arena_.weights();
   std::swap_ranges(mine.begin(), mine.end(), theta.begin());
 }

@@ -37,8 +37,7 @@ class LocalSteps {
 
   // What the exchange works on: a second arena of the model's layout, with theta as its weights, Delta as its gradients
   // and the error feedback as its residuals.
-  ParameterArena& arena() { return outer_.arena(); }
-  const ParameterArena& arena() const { return arena_; }
+  ParameterArena& arena() const { return arena_; }
   bool ends_round(std::int64_t step) const { return (step + 1) % every_ == 0 || step + 1 == total_steps_; }
 
   // The inner step, by the model's gradients. False if these or the loss are not finite: nothing has changed then.
@@ -46,7 +45,7 @@ class LocalSteps {
   // The sync after an inner step for which ends_round() holds. Collective. `exchange`: of arena().
   StepReport sync(Exchange& exchange, const StepContext& context);
   // For what looks at theta through the model: an evaluation. A second call puts the rank's own weights back.
-  void exchange_weights();
+  void swap_weights();
 
   // State beside theta and what the exchange has: b, of all ranks; and of this rank x and its optimizer's buffers.
   std::vector<std::span<float>> outer_state() { return outer_optimizer_->state(); }

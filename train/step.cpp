@@ -264,7 +264,7 @@ std::optional<Evaluation> Step::evaluate(Split split, const EvaluationHook& hook
   copy_statistics(store, training);
   store.statistics_to_device();
   store.reset_states();
-  if (local_) local_->exchange_weights();  // those that all ranks share
+  if (local_) local_->swap_weights();  // those that all ranks share
   bool ended = false;
   const std::unique_ptr<Batches> held_out =
       split == Split::test ? nullptr : runner_->make_batches(*inputs_.data.held_out, *model_->module, false);
@@ -276,7 +276,7 @@ std::optional<Evaluation> Step::evaluate(Split split, const EvaluationHook& hook
           return !ended;
         });
   });
-  if (local_) local_->exchange_weights();
+  if (local_) local_->swap_weights();
   restore_statistics(training, store);
   store.statistics_to_device();
   if (ended) return std::nullopt;

@@ -32,8 +32,9 @@ std::size_t entries_of(std::size_t length, double density) {
   return std::clamp<std::size_t>(static_cast<std::size_t>(k), 1, length);
 }
 
-std::size_t entries_of_chunks(double density, std::size_t d, const CompressOptions& options) {
-  const std::size_t chunk = chunk_size(options), rest = d % chunk;
+// Of all chunks of d entries.
+std::size_t entries_of_chunks(double density, std::size_t d, std::size_t chunk) {
+  const std::size_t rest = d % chunk;
   return d / chunk * entries_of(chunk, density) + (rest > 0 ? entries_of(rest, density) : 0);
 }
 
@@ -45,7 +46,7 @@ class ChunkTopKSelector final : public Selector {
               Selection& selected) override {
     selected = {};
     const std::size_t chunks = (u.size() + chunk_ - 1) / chunk_, full = entries_of(chunk_, step.density);
-    selected.indices.resize(entries_before(u.size(), chunks, full, step.density));
+    selected.indices.resize(entries_of_chunks(step.density, u.size(), chunk_));
     selected.values.resize(selected.indices.size());
     const std::size_t parts = std::min(part_count(u.size()), chunks);
     parts_.resize(std::max(parts_.size(), parts));
@@ -76,11 +77,6 @@ class ChunkTopKSelector final : public Selector {
     MagnitudeKey least = 0, largest = 0;
   };
 
-  std::size_t entries_before(std::size_t d, std::size_t chunks, std::size_t full, double density) const {
-    const std::size_t rest = d - (chunks - 1) * chunk_;
-    return (chunks - 1) * full + (rest == chunk_ ? full : entries_of(rest, density));
-  }
-
   static void take_largest(const float* u, std::size_t begin, std::size_t n, std::size_t k, Part& part,
                            std::uint32_t* index, float* value) {
     part.largest = std::max(part.largest, largest_key(u, n));
@@ -108,7 +104,12 @@ class ChunkTopKSelector final : public Selector {
 
 const bool chunk_topk_registered = [] {
   add_selector<ChunkTopKSelector>("chunk_topk", "the k largest magnitudes of each chunk of neighbours",
-                                  {.at_most_k = true, .target = entries_of_chunks}, {kChunkSize});
+                                  {.at_most_k = true,
+                                   .target =
+                                       [](double density, std::size_t d, const CompressOptions& options) {
+                                         return entries_of_chunks(density, d, chunk_size(options));
+                                       }},
+                                  {kChunkSize});
   add_sparse("chunk_topk", "the k largest entries of each chunk; error feedback keeps the rest",
              {.select = "chunk_topk", .codec = "auto"});
   // SparseLoCo's compression of what local steps (exchange.every) have done to the weights: e <- beta e + Delta, the

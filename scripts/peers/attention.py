@@ -2,9 +2,8 @@
 """Peer of bench_attention: scaled_dot_product_attention, forward and backward, from and to rows of queries, keys and values."""
 
 import argparse
-import sys
 
-from peer import import_torch, timed
+from peer import answer, both_passes, import_torch
 
 torch = import_torch()
 
@@ -27,13 +26,7 @@ def passes(heads, kv_heads, batch, steps, width, causal, count):
         mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(causal), enable_gqa=kv_heads < heads)
         results[0] = mixed.transpose(1, 2).flatten(2)
 
-    forwards, backwards = [], []
-    for _ in range(count + 1):
-        forwards.append(timed(forward))
-        backwards.append(timed(lambda: torch.autograd.grad(results[0], qkv, dy)))
-    return forwards[1:] + backwards[1:]
+    return both_passes(forward, lambda: torch.autograd.grad(results[0], qkv, dy), count)
 
 
-print("ready 1", flush=True)
-for line in sys.stdin:
-    print(" ".join(f"{seconds:.9f}" for seconds in passes(*map(int, line.split()))), flush=True)
+answer(lambda *numbers: passes(*map(int, numbers)))

@@ -30,6 +30,19 @@ def timed(step, prepare=None):
     return time.perf_counter() - begin
 
 
+def both_passes(forward, backward, count, warm_up=3):
+    """Seconds of `count` forward passes, then of the backward pass behind each."""
+    seconds = [(timed(forward), timed(backward)) for _ in range(count + warm_up)][warm_up:]
+    return [there for there, _ in seconds] + [back for _, back in seconds]
+
+
+def answer(measure):
+    """Prints `ready 1`, then for each line of words the seconds that measure(*words) returns."""
+    print("ready 1", flush=True)
+    for line in sys.stdin:
+        print(" ".join(f"{seconds:.9f}" for seconds in measure(*line.split())), flush=True)
+
+
 def serve(items, run_steps):
     """Speaks the protocol; run_steps(k) returns a list of k seconds."""
     print(f"ready {items}", flush=True)

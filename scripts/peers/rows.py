@@ -2,9 +2,8 @@
 """Peer of bench_rows: the same ops in PyTorch, forward and backward. rope as transformers writes it."""
 
 import argparse
-import sys
 
-from peer import import_torch, timed
+from peer import answer, both_passes, import_torch
 
 torch = import_torch()
 functional = torch.nn.functional
@@ -58,18 +57,12 @@ def passes(op, rows, width, count):
         function = torch.compile(function)
     y = function(*inputs)
     dy = torch.randn_like(y) if torch.is_tensor(y) else tuple(map(torch.randn_like, y))
-    forwards, backwards, results = [], [], [y]
+    results = [y]
 
     def forward():
         results[0] = function(*inputs)
 
-    for _ in range(count + 3):
-        forwards.append(timed(forward))
-        backwards.append(timed(lambda: torch.autograd.grad(results[0], inputs, dy)))
-    return forwards[3:] + backwards[3:]
+    return both_passes(forward, lambda: torch.autograd.grad(results[0], inputs, dy), count)
 
 
-print("ready 1", flush=True)
-for line in sys.stdin:
-    op, *numbers = line.split()
-    print(" ".join(f"{seconds:.9f}" for seconds in passes(op, *map(int, numbers))), flush=True)
+answer(lambda op, *numbers: passes(op, *map(int, numbers)))

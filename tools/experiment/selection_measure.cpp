@@ -46,7 +46,8 @@ SelectionQuality quality_of(const SelectionMethod& method, double density, std::
   SelectionQuality row;
   row.label = method.label;
   row.density = density;
-  row.k = planned_entries(selectors().find(parts.select).traits, method.options, {numel, {{0, numel}}, 1}, density);
+  row.k = planned_entries(selectors().find(parts.select).traits, method.options, {numel, {{0, numel}}, 1},
+                          density);
   row.steps = steps - skip;
   row.count_least = std::numeric_limits<double>::infinity();
   std::vector<double> thresholds;

@@ -173,10 +173,10 @@ struct EndRecord {
   // train.peak_tflops: the model FLOPs utilisation of Chowdhery et al., "PaLM" (arXiv 2204.02311, appendix B).
   double model_tflops = 0;
   std::optional<double> flops_utilisation;
-  double bytes_sent = 0;           // totals: payload one rank uploads, mean over ranks
-  double bytes_received = 0;       // the same of its download
-  double bytes_dense = 0;          // 4 * d * steps
-  double bytes_ratio = 0;          // dense over sent; 0 if nothing was sent
+  double bytes_sent = 0;      // totals: payload one rank uploads, mean over ranks
+  double bytes_received = 0;  // the same of its download
+  double bytes_dense = 0;     // 4 * d * steps
+  double bytes_ratio = 0;     // dense over sent; 0 if nothing was sent
   double bits_per_parameter_step = 0;
   std::string parameter_checksum;  // 16 hexadecimal digits, parameters only
   std::int64_t steps = 0, skipped_steps = 0;
