@@ -1,5 +1,7 @@
 #include "dist/exchange/transport.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
