@@ -57,7 +57,6 @@ bool LocalSteps::inner_step(const StepContext& context, float loss) {
 
 StepReport LocalSteps::sync(Exchange& exchange, const StepContext& context) {
   StepContext round = context;
-  round.step = context.step / every_;  // syncs before this one: methods that take turns count exchanges
   round.lr = outer_lr_;
   exchange.begin_step(round);
   bool add = false;
