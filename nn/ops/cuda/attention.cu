@@ -1,12 +1,11 @@
 // Attention as nn/ops/ops.h has it, without a matrix of steps x steps (Dao, "FlashAttention-2", arXiv
 // 2307.08691): the forward pass keeps the logarithm of each row's sum, the backward pass computes the scores
-// again. Rows are float or bfloat16; scores, weights and sums are in float, in a fixed order, without atomic
-// additions. A warp has kRows rows of one side (queries, or keys for their own gradients) and meets the other
+// again. All of it is in float, in a fixed order, without atomic additions (bfloat16 rows: attention_bf16.cu). A
+// warp has kRows rows of one side (queries, or keys for their own gradients) and meets the other
 // side 32 rows at a time, a lane for each.
 #include <type_traits>
 
-#include "nn/core/cuda/context.h"
-#include "nn/ops/cuda/op_tools.h"
+#include "nn/ops/cuda/attention.h"
 
 namespace topknot::cuda {
 namespace {
@@ -14,43 +13,11 @@ namespace {
 constexpr int kRows = 4, kWarps = kThreads / 32, kBlockRows = kRows * kWarps, kTile = 32;
 static_assert(kBlockRows == kTile, "causal attention leaves out whole tiles");
 
-struct Call {
-  std::int64_t heads, kv_heads, share, batch, steps, width, tiles;  // share: heads / kv_heads
-  bool causal;
-  float scale;
-
-  explicit Call(const AttentionShape& s)
-      : heads(s.heads),
-        kv_heads(s.kv_heads),
-        share(s.share()),
-        batch(s.batch),
-        steps(s.steps),
-        width(s.width),
-        tiles((s.steps + kTile - 1) / kTile),
-        causal(s.causal),
-        scale(1 / std::sqrt(static_cast<float>(s.width))) {
-    TOPKNOT_CHECK(width <= kWidestHeadOnGpu, "attention on a GPU takes heads of up to " +
-                                                 std::to_string(kWidestHeadOnGpu) + " elements, not " +
-                                                 std::to_string(width) + "; use more heads");
-  }
+// The call, and the tiles of a head.
+struct Call : AttentionCall {
+  std::int64_t tiles;
+  explicit Call(const AttentionShape& s) : AttentionCall(s), tiles((s.steps + kTile - 1) / kTile) {}
 };
-
-// The rows of one head of one sequence, from token 0 on.
-template <class T>
-struct HeadRows {
-  T* first;
-  std::int64_t stride, steps;
-  // Token t's; behind the last one the last one's, for lanes and warps whose results are not used.
-  __device__ T* row(std::int64_t t) const { return first + (t < steps ? t : steps - 1) * stride; }
-};
-template <class T>
-__device__ HeadRows<T> head_rows(const Call& c, T* tensor, std::int64_t heads, std::int64_t b,
-                                 std::int64_t head) {
-  return {tensor + (b * heads + head) * c.width, c.batch * heads * c.width, c.steps};
-}
-__device__ inline std::int64_t all_heads(const Call& c) {
-  return c.heads + 2 * c.kv_heads;
-}
 
 // What of a block's place is the tile, and what the head.
 struct Place {
@@ -65,41 +32,41 @@ struct Tile {
 };
 
 // The whole block.
-template <class T, int kWide>
-__device__ void load_tile(const HeadRows<const T>& rows, std::int64_t tile, std::int64_t width,
+template <int kWide>
+__device__ void load_tile(const HeadRows<const float>& rows, std::int64_t tile, std::int64_t width,
                           Tile<kWide>& to) {
   __syncthreads();  // nobody reads the last one
   for (int i = static_cast<int>(threadIdx.x); i < kTile * static_cast<int>(width); i += kThreads) {
     const int r = i / static_cast<int>(width), c = i % static_cast<int>(width);
-    to.at[r][c] = as_float(rows.row(tile * kTile + r)[c]);
+    to.at[r][c] = rows.row(tile * kTile + r)[c];
   }
   __syncthreads();
 }
 
 // out[r] = the product of this warp's row r, from token `first` on, and the lane's row of the tile.
-template <class T, int kWide>
-__device__ void products(const HeadRows<const T>& rows, std::int64_t first, std::int64_t width,
+template <int kWide>
+__device__ void products(const HeadRows<const float>& rows, std::int64_t first, std::int64_t width,
                          const Tile<kWide>& tile, float* out) {
   const float* mine = tile.at[threadIdx.x & 31];
-  const T* row[kRows];
+  const float* row[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) row[r] = rows.row(first + r), out[r] = 0;
   for (int c = 0; c < static_cast<int>(width); ++c)
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) out[r] = fmaf(as_float(row[r][c]), mine[c], out[r]);
+    for (int r = 0; r < kRows; ++r) out[r] = fmaf(row[r][c], mine[c], out[r]);
 }
 
 // sums[r][i] += sum over the tile's rows u of weights[r][u] rows[u][lane + 32 i]
-template <class T, int kWide>
-__device__ void add_weighted(const float (*weights)[kTile], const HeadRows<const T>& rows, std::int64_t tile,
-                             std::int64_t width, float (*sums)[kWide]) {
+template <int kWide>
+__device__ void add_weighted(const float (*weights)[kTile], const HeadRows<const float>& rows,
+                             std::int64_t tile, std::int64_t width, float (*sums)[kWide]) {
   const int lane = static_cast<int>(threadIdx.x & 31);
   const std::int64_t first = tile * kTile, left = rows.steps - first;
   for (int u = 0; u < (left < kTile ? static_cast<int>(left) : kTile); ++u) {
-    const T* row = rows.row(first + u);
+    const float* row = rows.row(first + u);
 #pragma unroll
     for (int i = 0; i < kWide; ++i) {
-      const float x = lane + 32 * i < width ? as_float(row[lane + 32 * i]) : 0.0f;
+      const float x = lane + 32 * i < width ? row[lane + 32 * i] : 0.0f;
 #pragma unroll
       for (int r = 0; r < kRows; ++r) sums[r][i] = fmaf(weights[r][u], x, sums[r][i]);
     }
@@ -107,8 +74,8 @@ __device__ void add_weighted(const float (*weights)[kTile], const HeadRows<const
 }
 
 // rows[first + r] = sums[r] times a factor of each
-template <class T, int kWide>
-__device__ void write_rows(const HeadRows<T>& rows, std::int64_t first, std::int64_t width,
+template <int kWide>
+__device__ void write_rows(const HeadRows<float>& rows, std::int64_t first, std::int64_t width,
                            const float (*sums)[kWide], const float* factors) {
   const int lane = static_cast<int>(threadIdx.x & 31);
 #pragma unroll
@@ -116,7 +83,7 @@ __device__ void write_rows(const HeadRows<T>& rows, std::int64_t first, std::int
 #pragma unroll
     for (int i = 0; i < kWide; ++i)
       if (first + r < rows.steps && lane + 32 * i < width)
-        rows.row(first + r)[lane + 32 * i] = from_float<T>(sums[r][i] * factors[r]);
+        rows.row(first + r)[lane + 32 * i] = sums[r][i] * factors[r];
 }
 
 __device__ inline bool meets(const Call& c, std::int64_t query, std::int64_t key) {
@@ -124,9 +91,9 @@ __device__ inline bool meets(const Call& c, std::int64_t query, std::int64_t key
 }
 
 // A block for 32 queries of a head. log_sums: [batch * heads, steps].
-template <class T, int kWide>
+template <int kWide>
 __global__ void __launch_bounds__(kThreads)
-    attention_forward_kernel(Call c, const T* __restrict__ qkv, T* __restrict__ y,
+    attention_forward_kernel(Call c, const float* __restrict__ qkv, float* __restrict__ y,
                              float* __restrict__ log_sums) {
   __shared__ Tile<kWide> tile;
   __shared__ float shared_weights[kWarps][kRows][kTile];
@@ -134,14 +101,14 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t b = place.head / c.heads, h = place.head % c.heads, g = h / c.share, width = c.width;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x & 31);
   const std::int64_t first = place.tile * kTile + warp * kRows;
-  const auto queries = head_rows(c, qkv, all_heads(c), b, h),
-             keys = head_rows(c, qkv, all_heads(c), b, c.heads + g),
-             values = head_rows(c, qkv, all_heads(c), b, c.heads + c.kv_heads + g);
+  const auto queries = head_rows(c, qkv, c.all_heads(), b, h),
+             keys = head_rows(c, qkv, c.all_heads(), b, c.heads + g),
+             values = head_rows(c, qkv, c.all_heads(), b, c.heads + c.kv_heads + g);
   float(*weights)[kTile] = shared_weights[warp];
   float sums[kRows][kWide] = {}, top[kRows], total[kRows] = {};
   for (float& t : top) t = -INFINITY;
   for (std::int64_t j = 0; j <= (c.causal ? place.tile : c.tiles - 1); ++j) {
-    load_tile<T>(keys, j, width, tile);
+    load_tile(keys, j, width, tile);
     float scores[kRows];
     products(queries, first, width, tile, scores);
 #pragma unroll
@@ -189,28 +156,28 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // dQ = dS K, dS = P (dO V^T - D). A block for 32 queries of a head.
-template <class T, int kWide>
+template <int kWide>
 __global__ void __launch_bounds__(kThreads)
-    attention_queries_kernel(Call c, const T* __restrict__ qkv, const T* __restrict__ dy,
+    attention_queries_kernel(Call c, const float* __restrict__ qkv, const float* __restrict__ dy,
                              const float* __restrict__ log_sums, const float* __restrict__ d,
-                             T* __restrict__ dqkv) {
+                             float* __restrict__ dqkv) {
   __shared__ Tile<kWide> tile;
   __shared__ float shared_grads[kWarps][kRows][kTile];
   const Place place(c.tiles);
   const std::int64_t b = place.head / c.heads, h = place.head % c.heads, g = h / c.share, width = c.width;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x & 31);
   const std::int64_t first = place.tile * kTile + warp * kRows, of_head = place.head * c.steps;
-  const auto queries = head_rows(c, qkv, all_heads(c), b, h),
-             keys = head_rows(c, qkv, all_heads(c), b, c.heads + g),
-             values = head_rows(c, qkv, all_heads(c), b, c.heads + c.kv_heads + g),
+  const auto queries = head_rows(c, qkv, c.all_heads(), b, h),
+             keys = head_rows(c, qkv, c.all_heads(), b, c.heads + g),
+             values = head_rows(c, qkv, c.all_heads(), b, c.heads + c.kv_heads + g),
              outputs = head_rows(c, dy, c.heads, b, h);
   float(*grads)[kTile] = shared_grads[warp];
   float sums[kRows][kWide] = {};
   for (std::int64_t j = 0; j <= (c.causal ? place.tile : c.tiles - 1); ++j) {
     float scores[kRows], by_weight[kRows];
-    load_tile<T>(keys, j, width, tile);
+    load_tile(keys, j, width, tile);
     products(queries, first, width, tile, scores);
-    load_tile<T>(values, j, width, tile);
+    load_tile(values, j, width, tile);
     products(outputs, first, width, tile, by_weight);
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
@@ -223,16 +190,16 @@ __global__ void __launch_bounds__(kThreads)
     __syncwarp();
   }
   const float factors[kRows] = {c.scale, c.scale, c.scale, c.scale};
-  write_rows(head_rows(c, dqkv, all_heads(c), b, h), first, width, sums, factors);
+  write_rows(head_rows(c, dqkv, c.all_heads(), b, h), first, width, sums, factors);
 }
 
 // dV = P^T dO, dK = dS^T Q. A block for 32 keys of a key-value head, over the queries of all heads that share
 // it.
-template <class T, int kWide>
+template <int kWide>
 __global__ void __launch_bounds__(kThreads)
-    attention_keys_kernel(Call c, const T* __restrict__ qkv, const T* __restrict__ dy,
+    attention_keys_kernel(Call c, const float* __restrict__ qkv, const float* __restrict__ dy,
                           const float* __restrict__ log_sums, const float* __restrict__ d,
-                          T* __restrict__ dqkv) {
+                          float* __restrict__ dqkv) {
   __shared__ Tile<kWide> tile;
   __shared__ float shared_weights[kWarps][kRows][kTile], shared_grads[kWarps][kRows][kTile];
   const Place place(c.tiles);
@@ -240,18 +207,18 @@ __global__ void __launch_bounds__(kThreads)
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x & 31);
   const std::int64_t first = place.tile * kTile + warp * kRows, key_head = c.heads + g,
                      value_head = key_head + c.kv_heads;
-  const auto keys = head_rows(c, qkv, all_heads(c), b, key_head),
-             values = head_rows(c, qkv, all_heads(c), b, value_head);
+  const auto keys = head_rows(c, qkv, c.all_heads(), b, key_head),
+             values = head_rows(c, qkv, c.all_heads(), b, value_head);
   float(*weights)[kTile] = shared_weights[warp], (*grads)[kTile] = shared_grads[warp];
   float of_keys[kRows][kWide] = {}, of_values[kRows][kWide] = {};
   for (std::int64_t h = g * c.share; h < (g + 1) * c.share; ++h) {
-    const auto queries = head_rows(c, qkv, all_heads(c), b, h), outputs = head_rows(c, dy, c.heads, b, h);
+    const auto queries = head_rows(c, qkv, c.all_heads(), b, h), outputs = head_rows(c, dy, c.heads, b, h);
     const std::int64_t of_head = (b * c.heads + h) * c.steps;
     for (std::int64_t i = c.causal ? place.tile : 0; i < c.tiles; ++i) {
       float scores[kRows], by_weight[kRows];
-      load_tile<T>(queries, i, width, tile);
+      load_tile(queries, i, width, tile);
       products(keys, first, width, tile, scores);
-      load_tile<T>(outputs, i, width, tile);
+      load_tile(outputs, i, width, tile);
       products(values, first, width, tile, by_weight);
       const std::int64_t query = i * kTile + lane;
 #pragma unroll
@@ -268,19 +235,17 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   const float scales[kRows] = {c.scale, c.scale, c.scale, c.scale}, ones[kRows] = {1, 1, 1, 1};
-  write_rows(head_rows(c, dqkv, all_heads(c), b, key_head), first, width, of_keys, scales);
-  write_rows(head_rows(c, dqkv, all_heads(c), b, value_head), first, width, of_values, ones);
+  write_rows(head_rows(c, dqkv, c.all_heads(), b, key_head), first, width, of_keys, scales);
+  write_rows(head_rows(c, dqkv, c.all_heads(), b, value_head), first, width, of_values, ones);
 }
 
-// fn(T(), the columns of a lane), the latter as a type
+// fn(the columns of a lane), as a type
 template <class Fn>
-void by_type_and_width(const Tensor& x, std::int64_t width, const Fn& fn) {
-  by_type(x, [&](auto type) {
-    if (width <= 32) return fn(type, std::integral_constant<int, 1>());
-    if (width <= 64) return fn(type, std::integral_constant<int, 2>());
-    if (width <= 128) return fn(type, std::integral_constant<int, 4>());
-    fn(type, std::integral_constant<int, 8>());
-  });
+void by_width(std::int64_t width, const Fn& fn) {
+  if (width <= 32) return fn(std::integral_constant<int, 1>());
+  if (width <= 64) return fn(std::integral_constant<int, 2>());
+  if (width <= 128) return fn(std::integral_constant<int, 4>());
+  fn(std::integral_constant<int, 8>());
 }
 
 dim3 grid(std::int64_t heads, std::int64_t tiles) {
@@ -291,11 +256,13 @@ OpState forward(const AttentionShape& s, const Tensor& qkv, Tensor& y) {
   const Call call(s);
   const auto log_sums =
       std::make_shared<DeviceArray<float>>(static_cast<std::size_t>(s.batch * s.heads * s.steps));
-  by_type_and_width(qkv, s.width, [&](auto type, auto wide) {
-    using T = decltype(type);
-    launch(attention_forward_kernel<T, decltype(wide)::value>, grid(s.batch * s.heads, call.tiles), kThreads,
-           compute_stream(), call, qkv.as<T>(), y.as<T>(), log_sums->data());
-  });
+  if (is_bf16(qkv))
+    attention_forward_bf16(call, qkv, y, log_sums->data());
+  else
+    by_width(s.width, [&](auto wide) {
+      launch(attention_forward_kernel<decltype(wide)::value>, grid(s.batch * s.heads, call.tiles), kThreads,
+             compute_stream(), call, qkv.data(), y.data(), log_sums->data());
+    });
   return log_sums;
 }
 
@@ -304,14 +271,17 @@ void backward(const AttentionShape& s, const Tensor& qkv, const Tensor& y, const
   const Call call(s);
   const auto& log_sums = state_as<DeviceArray<float>>(state);
   const DeviceArray<float> d(log_sums.size());
-  by_type_and_width(qkv, s.width, [&](auto type, auto wide) {
+  by_type(qkv, [&](auto type) {
     using T = decltype(type);
     launch(attention_sums_kernel<T>, grid_for(d.size(), kWarps), kThreads, compute_stream(), call, y.as<T>(),
            dy.as<T>(), d.data());
-    launch(attention_queries_kernel<T, decltype(wide)::value>, grid(s.batch * s.heads, call.tiles), kThreads,
-           compute_stream(), call, qkv.as<T>(), dy.as<T>(), log_sums.data(), d.data(), dqkv.as<T>());
-    launch(attention_keys_kernel<T, decltype(wide)::value>, grid(s.batch * s.kv_heads, call.tiles), kThreads,
-           compute_stream(), call, qkv.as<T>(), dy.as<T>(), log_sums.data(), d.data(), dqkv.as<T>());
+  });
+  if (is_bf16(qkv)) return attention_backward_bf16(call, qkv, dy, log_sums.data(), d.data(), dqkv);
+  by_width(s.width, [&](auto wide) {
+    launch(attention_queries_kernel<decltype(wide)::value>, grid(s.batch * s.heads, call.tiles), kThreads,
+           compute_stream(), call, qkv.data(), dy.data(), log_sums.data(), d.data(), dqkv.data());
+    launch(attention_keys_kernel<decltype(wide)::value>, grid(s.batch * s.kv_heads, call.tiles), kThreads,
+           compute_stream(), call, qkv.data(), dy.data(), log_sums.data(), d.data(), dqkv.data());
   });
 }
 

@@ -197,6 +197,53 @@ inline std::uint64_t global_nanoseconds() {
                                         std::chrono::steady_clock::now().time_since_epoch())
                                         .count());
 }
+namespace half_words {
+inline float value(unsigned word, int half) {
+  return std::bit_cast<float>(half == 0 ? word << 16 : word & 0xffff0000u);
+}
+}  // namespace half_words
+inline void multiply_add(const unsigned* a, const unsigned* b, float* c) {
+  const int lane = emulator::lane(), g = lane / 4, p = lane % 4;
+  std::uint64_t theirs[3][32];
+  const std::uint64_t mine[] = {a[0] | std::uint64_t{a[1]} << 32, a[2] | std::uint64_t{a[3]} << 32,
+                                b[0] | std::uint64_t{b[1]} << 32};
+  for (int i = 0; i < 3; ++i) std::copy_n(emulator::warp_exchange(0xffffffffu, mine[i]), 32, theirs[i]);
+  const auto word = [&](int pair, int lane_of, int upper) {
+    return static_cast<unsigned>(theirs[pair][lane_of] >> (upper ? 32 : 0));
+  };
+  for (int r = 0; r < 2; ++r)
+    for (int e = 0; e < 2; ++e)
+      for (int k = 0; k < 16; ++k)
+        c[2 * r + e] += half_words::value(word(k / 8, 4 * g + k % 8 / 2, r), k % 2) *
+                        half_words::value(word(2, 4 * (2 * p + e) + k % 8 / 2, k / 8), k % 2);
+}
+template <bool kTransposed>
+void load_matrices(const __nv_bfloat16* row, unsigned* m) {
+  const int lane = emulator::lane(), g = lane / 4, p = lane % 4;
+  const std::uint64_t* rows = emulator::warp_exchange(0xffffffffu, reinterpret_cast<std::uintptr_t>(row));
+  if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0) throw Error("ldmatrix of a row that is not aligned");
+  for (int i = 0; i < 4; ++i) {
+    unsigned word = 0;
+    for (int e = 0; e < 2; ++e) {
+      const int r = kTransposed ? 2 * p + e : g, column = kTransposed ? g : 2 * p + e;
+      std::uint16_t bits = 0;
+      std::memcpy(&bits, reinterpret_cast<const std::uint16_t*>(rows[8 * i + r]) + column, sizeof bits);
+      word |= static_cast<unsigned>(bits) << 16 * e;
+    }
+    m[i] = word;
+  }
+}
+inline void begin_copy(void* to_shared, const void* from, bool real) {
+  if ((reinterpret_cast<std::uintptr_t>(to_shared) | reinterpret_cast<std::uintptr_t>(from)) % 16 != 0)
+    throw Error("cp.async of 16 bytes that are not aligned");
+  if (real)
+    std::memcpy(to_shared, from, 16);
+  else
+    std::memset(to_shared, 0, 16);
+}
+inline void close_copies() {}
+template <int kLeft>
+void await_copies() {}
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
   std::tuple<std::decay_t<P>...> values(static_cast<P>(arguments)...);

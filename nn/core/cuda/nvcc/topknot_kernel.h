@@ -19,6 +19,54 @@ __device__ inline std::uint64_t global_nanoseconds() {
   return time;
 }
 
+// A warp's product on the tensor cores: c += a b, a [16, 16] and b [16, 8] of bfloat16, c [16, 8] of float
+// (PTX ISA, mma.m16n8k16). Of lane l, with g = l / 4 and p = l % 4:
+//   a[0]: row g, columns 2 p and 2 p + 1; a[1]: row g + 8; a[2], a[3]: the same rows, columns 2 p + 8 and + 9
+//   b[0]: column g, rows 2 p and 2 p + 1; b[1]: rows 2 p + 8 and + 9
+//   c[0], c[1]: row g, columns 2 p and 2 p + 1; c[2], c[3]: row g + 8
+__device__ inline void multiply_add(const unsigned* a, const unsigned* b, float* c) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four 8 x 8 matrices of 16-bit numbers from shared memory (PTX ISA, ldmatrix): lane 8 m + i says where row i
+// of matrix m begins, at a multiple of 16 bytes. Lane l gets of each, in m[matrix], row l / 4, columns
+// 2 (l % 4) and the next; transposed, column l / 4, rows 2 (l % 4) and the next.
+template <bool kTransposed>
+__device__ inline void load_matrices(const __nv_bfloat16* row, unsigned* m) {
+  const auto at = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  if (kTransposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(at)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+// 16 bytes to shared memory, or 16 zeros, while the thread goes on (PTX ISA, cp.async). What a thread has
+// begun since its last close_copies() is a group; await_copies<n>() waits for all of its groups but the last n.
+__device__ inline void begin_copy(void* to_shared, const void* from, bool real) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(to_shared))), "l"(from),
+                 "r"(real ? 16 : 0)
+               : "memory");
+}
+__device__ inline void close_copies() {
+  asm volatile("cp.async.commit_group;" : : : "memory");
+}
+template <int kLeft>
+__device__ inline void await_copies() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(kLeft) : "memory");
+}
+
 // Starts a kernel; throws CudaError if it cannot be started. `stream` is never the default stream.
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
