@@ -5,7 +5,8 @@
 // chunk reads the weight twice and reads and writes its gradient once (16 V w), and writes, reads and writes
 // again its logits (12 V for each row). With GPT-2's V = 50,257 and w = 768 a chunk of N = 1,024 has 256
 // rows: 59 G operations and 0.62 + 0.15 GB, so the products decide. The logits of all rows would be 206 MB;
-// here they are at most 64 MB for any N, or 64 rows. The weight in the order of the products takes as much as itself.
+// here they are at most 64 MB for any N, or 64 rows; on a GPU, where each chunk's pass over the weight's gradient
+// costs more than its products, 256 MB. The weight in the order of the products takes as much as itself.
 
 #include <fmt/format.h>
 
@@ -24,10 +25,11 @@ namespace topknot {
 namespace {
 
 // Rows of a chunk: a multiple of 64, so that products have whole tiles, and about as many in each chunk. By
-// the problem alone: neither bits nor memory depend on the number of threads, nor on the device.
-std::int64_t chunk_rows(std::int64_t rows, std::int64_t classes) {
-  constexpr std::int64_t kLogits = std::int64_t{1} << 24, kTile = 64;
-  const std::int64_t most = std::max(kTile, kLogits / classes / kTile * kTile),
+// the problem and the kind of device: neither bits nor memory depend on the number of threads.
+std::int64_t chunk_rows(std::int64_t rows, std::int64_t classes, Device device) {
+  constexpr std::int64_t kTile = 64;
+  const std::int64_t logits = std::int64_t{1} << (device.kind == DeviceKind::cpu ? 24 : 26),
+                     most = std::max(kTile, logits / classes / kTile * kTile),
                      chunks = (rows + most - 1) / most;
   return ((rows + chunks - 1) / chunks + kTile - 1) / kTile * kTile;
 }
@@ -51,7 +53,7 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, std::sp
   const double flops = 2.0 * static_cast<double>(in[0] * w.numel());
   PassCost::add_flops(flops);
   kernels.forward({x.value(), weight.value(), labels, smoothing,
-                   std::min(in[0], chunk > 0 ? chunk : chunk_rows(in[0], w[0]))},
+                   std::min(in[0], chunk > 0 ? chunk : chunk_rows(in[0], w[0], device))},
                   loss, dx, dweight);
   return {"linear_cross_entropy", loss, {x, weight}, [=, &kernels](Tensor grad) {
             // Computed above; counted here, as other ops' gradients are.

@@ -9,6 +9,7 @@
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/ctc_reference.h"
+#include "tests/support/same_bits.h"
 
 namespace topknot {
 namespace {
@@ -294,6 +295,29 @@ TEST_CASE("embedding on a GPU in bfloat16 reads whole ids and sums its gradient 
   backward_from({{y, {1.0f, 4.0f, 0.00390625f}}});  // 1 + 2^-8 is no bfloat16
   CHECK(weight.gradient()[999] == 1.00390625f);
   CHECK(weight.gradient()[1000] == 4.0f);
+}
+
+TEST_CASE("embedding on a GPU adds a token's rows up in their order, however far apart") {
+  const OnGpu gpu;
+  // 3 sequences of 300 steps: a token in each step of one of them, two that are rare, one id that is no token.
+  const std::int64_t batch = 3, steps = 300, tokens = 9, width = 5;
+  std::vector<float> ids(static_cast<std::size_t>(batch * steps), 2);
+  for (std::int64_t t = 0; t < steps; ++t) {
+    ids[static_cast<std::size_t>(steps + t)] = static_cast<float>(t % 3 + 3);
+    ids[static_cast<std::size_t>(2 * steps + t)] = t == 1 || t == 298 ? 7 : t == 299 ? 8 : t == 150 ? -1 : 2;
+  }
+  const auto dy = random_values(batch * steps * width, 3);
+  std::vector<float> expected(static_cast<std::size_t>(tokens * width), 0.0f);
+  for (std::int64_t row = 0; row < batch * steps; ++row)
+    if (const float id = ids[static_cast<std::size_t>(row % batch * steps + row / batch)]; id >= 0)
+      for (std::int64_t c = 0; c < width; ++c)
+        expected[static_cast<std::size_t>(static_cast<std::int64_t>(id) * width + c)] +=
+            dy[static_cast<std::size_t>(row * width + c)];
+  const GpuLeaf weight({tokens, width}, random_values(tokens * width, 1));
+  const Variable y =
+      embedding(Variable(gpu_tensor(ids, {batch, steps, 1, 1}, Layout::nhwc, DType::f32)), weight.variable());
+  backward_from({{y, dy}});
+  CHECK(same_bits(weight.gradient(), expected));
 }
 
 }  // namespace

@@ -45,21 +45,34 @@ Tensor forward(const Tensor& ids, const Tensor& weight) {
 }
 
 // dw[id] += the sum of dy's rows with this id, in their order. A block per row: that of a token's first row
-// adds up all rows of the token.
+// adds up all rows of the token. The block looks at kThreads rows at a time.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     embedding_gradient_kernel(const float* __restrict__ ids, const T* __restrict__ dy, EmbeddingShape s,
                               float* __restrict__ dw) {
+  __shared__ std::uint32_t same[kThreads];  // the rows of this token among those looked at, in their order
   const std::uint32_t first = blockIdx.x, rows = s.batch * s.steps;
   const std::int64_t id = id_of(ids, first, s);
-  if (id < 0) return;
-  for (std::uint32_t row = 0; row < first; ++row)
-    if (id_of(ids, row, s) == id) return;  // all threads
-  for (std::uint32_t j = threadIdx.x; j < s.width; j += kThreads) {
-    float sum = dw[id * s.width + j];
-    for (std::uint32_t row = first; row < rows; ++row)
-      if (id_of(ids, row, s) == id) sum += as_float(dy[std::size_t{row} * s.width + j]);
-    dw[id * s.width + j] = sum;
+  if (id < 0) return;  // the whole block
+  for (std::uint32_t begin = 0; begin < first; begin += kThreads) {
+    const std::uint32_t row = begin + threadIdx.x;
+    if (__syncthreads_or(row < first && id_of(ids, row, s) == id)) return;
+  }
+  for (std::uint32_t begin = first; begin < rows; begin += kThreads) {
+    const std::uint32_t row = begin + threadIdx.x;
+    const unsigned mine = row < rows && id_of(ids, row, s) == id;
+    if (!__syncthreads_or(static_cast<int>(mine))) continue;
+    unsigned count = 0;
+    const unsigned before = block_exclusive_sum(mine, count);
+    if (mine) same[before] = row;
+    __syncthreads();
+    for (std::uint32_t j = threadIdx.x; j < s.width; j += kThreads) {
+      float sum = dw[id * s.width + j];
+#pragma unroll 4
+      for (unsigned i = 0; i < count; ++i) sum += as_float(dy[std::size_t{same[i]} * s.width + j]);
+      dw[id * s.width + j] = sum;
+    }
+    __syncthreads();
   }
 }
 

@@ -196,6 +196,7 @@ __global__ void __launch_bounds__(kThreads)
     float* to = targets[which].data;
     if (!to) continue;
     float sum = targets[which].accumulate ? to[column] : 0.0f;
+#pragma unroll 16
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk)
       sum += sums[(which * chunks + chunk) * width + column];
     to[column] = sum;

@@ -64,6 +64,24 @@ __global__ __launch_bounds__(kThreads) void bias_kernel(T* y, const float* bias,
   }
 }
 
+// The same where rows consist of whole pieces of 16 bytes.
+template <class T>
+struct alignas(16) Piece {
+  static constexpr unsigned kSize = 16 / sizeof(T);
+  T at[kSize];
+};
+template <class T>
+__global__ __launch_bounds__(kThreads) void bias_pieces_kernel(Piece<T>* y, const float* bias,
+                                                               std::size_t pieces, unsigned pieces_of_row) {
+  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= pieces) return;
+  const float* of = bias + static_cast<unsigned>(i % pieces_of_row) * Piece<T>::kSize;
+  Piece<T> piece = y[i];
+#pragma unroll
+  for (unsigned e = 0; e < Piece<T>::kSize; ++e) piece.at[e] = from_float<T>(as_float(piece.at[e]) + of[e]);
+  y[i] = piece;
+}
+
 // Block: slab s of column tile t, at s * tiles + t. sums is [slabs, channels].
 template <class T>
 __global__ __launch_bounds__(kThreads) void column_sums_kernel(const T* x, std::size_t rows,
@@ -113,16 +131,20 @@ std::size_t channels_of(const Tensor& y) {
 }  // namespace
 
 void multiply(std::int64_t m, std::int64_t n, std::int64_t k, DType inputs, Operand a, Operand b, bool add,
-              void* c, DType output) {
+              void* c, DType output, std::int64_t stride) {
   // cuBLAS counts by columns: what it takes for the transposes of our matrices are the matrices themselves,
   // so it computes c^T = op(b)^T op(a)^T.
   const float alpha = 1.0f, beta = add ? 1.0f : 0.0f;
   const int rows = as_int(n), columns = as_int(m), depth = as_int(k);
+  const auto stored = [](std::int64_t apart, int contiguous) {
+    return apart > 0 ? as_int(apart) : contiguous;
+  };
   TOPKNOT_CUBLAS(cublasGemmEx(Context::current().cublas(), b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
                               a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, rows, columns, depth, &alpha, b.data,
-                              type_of(inputs), b.transposed ? depth : rows, a.data, type_of(inputs),
-                              a.transposed ? columns : depth, &beta, c, type_of(output), rows,
-                              CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+                              type_of(inputs), stored(b.stride, b.transposed ? depth : rows), a.data,
+                              type_of(inputs), stored(a.stride, a.transposed ? columns : depth), &beta, c,
+                              type_of(output), stored(stride, rows), CUBLAS_COMPUTE_32F,
+                              CUBLAS_GEMM_DEFAULT));
 }
 
 Tensor weight_as(DType type, const Tensor& weight) {
@@ -156,6 +178,11 @@ void add_bias(cudaStream_t stream, void* y, bool bf16, const float* bias, std::s
               std::size_t channels) {
   by_type(bf16, [&](auto type) {
     using T = decltype(type);
+    constexpr std::size_t kSize = Piece<T>::kSize;
+    const std::size_t pieces = rows * channels / kSize;
+    if (pieces > 0 && channels % kSize == 0 && reinterpret_cast<std::uintptr_t>(y) % 16 == 0)
+      return launch(bias_pieces_kernel<T>, grid_for(pieces, kThreads), kThreads, stream,
+                    static_cast<Piece<T>*>(y), bias, pieces, static_cast<unsigned>(channels / kSize));
     launch_over(rows * channels, bias_kernel<T>, stream, static_cast<T*>(y), bias, rows * channels,
                 static_cast<unsigned>(channels));
   });

@@ -13,15 +13,16 @@ namespace topknot::cuda {
 
 struct Operand {
   const void* data;
-  bool transposed;  // stored as the transpose of what takes part in the product
+  bool transposed;          // stored as the transpose of what takes part in the product
+  std::int64_t stride = 0;  // elements from one stored row to the next; 0: rows are contiguous
 };
 
 // c = op(a) op(b), or with `add` c += that, on the current context's stream, where op(a) is [m, k], op(b) is
-// [k, n] and c is [m, n], all contiguous and none of them empty. `inputs` is the type of a and b; c has it
+// [k, n] and c is [m, n], none of them empty; `stride` is that of c's rows, or 0. `inputs` is the type of a and b; c has it
 // too, or is f32. Sums are in fp32, with the inputs' products in the precision that Context::options()
 // states. Deterministic for a context's one stream. Throws Error for sizes of 2^31 and more.
 void multiply(std::int64_t m, std::int64_t n, std::int64_t k, DType inputs, Operand a, Operand b, bool add,
-              void* c, DType output);
+              void* c, DType output, std::int64_t stride = 0);
 
 // A parameter's value as an operand of the given type: itself, or a converted copy.
 Tensor weight_as(DType type, const Tensor& weight);
