@@ -25,6 +25,10 @@ namespace topknot::cuda {
 // Of one product, at most. What would need more is not considered.
 inline constexpr std::size_t kConvWorkspaceLimit = std::size_t{512} << 20;
 
+// How often all algorithms of a product are timed; the shortest time of each counts. The first run of an
+// algorithm also loads its code, which takes longer than many a convolution.
+inline constexpr int kConvTimings = 4;
+
 enum class ConvProduct {
   output,           // y = conv(x, w)
   input_gradient,   // dx from w, dy

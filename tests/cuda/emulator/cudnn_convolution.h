@@ -5,6 +5,7 @@
 #include <cudnn.h>
 
 #include <cstddef>
+#include <set>
 #include <vector>
 
 namespace topknot::emulator {
@@ -26,6 +27,7 @@ struct ConvolutionMachine {
   bool names_default = false;          // rows say CUDNN_DEFAULT_MATH, whatever the descriptor says
   int channel_unit = 1;                // other numbers of input channels are not supported
   int foretold = 0, timed = 0;         // calls
+  std::set<int> loaded;                // what was timed before: a first time is that of loading code
   std::vector<int> used;               // the algorithm of each convolution, in order of the calls
   std::vector<cudnnMathType_t> maths;  // beside them: the descriptor's math type
 };

@@ -51,14 +51,14 @@ TEST_CASE("a convolution's algorithms are timed once for each shape and product"
   auto& cudnn = emulator::convolutions();
   OnGpu gpu(Precision::fp32, false);
   const auto first = step();
-  CHECK(cudnn.timed == 3);
-  CHECK(cudnn.used == std::vector<int>(6, 1));  // the quickest
+  CHECK(cudnn.timed == 3 * cuda::kConvTimings);
+  CHECK(cudnn.used == std::vector<int>(6, 1));  // the quickest, but for its first time
   CHECK(step() == first);
-  CHECK(cudnn.timed == 3);
+  CHECK(cudnn.timed == 3 * cuda::kConvTimings);
   {
     OnGpu another_rank(Precision::fp32, false);
     step();
-    CHECK(cudnn.timed == 3);
+    CHECK(cudnn.timed == 3 * cuda::kConvTimings);
   }
   int shapes = 1;
   for (const Conv& another :
@@ -66,11 +66,11 @@ TEST_CASE("a convolution's algorithms are timed once for each shape and product"
         Conv{2, 4, 6, 6, 4, {3, 1}, 1, 1}, Conv{2, 4, 6, 6, 4, 3, {1, 2}, 1},
         Conv{2, 4, 6, 6, 4, 3, {2, 1}, 1}, Conv{2, 4, 6, 6, 4, 3, 1, {1, 0}}}) {
     step(DType::f32, another);
-    CHECK(cudnn.timed == 3 * ++shapes);
+    CHECK(cudnn.timed == 3 * cuda::kConvTimings * ++shapes);
   }
   cuda::forget_conv_algorithms();
   step();
-  CHECK(cudnn.timed == 3 * ++shapes);
+  CHECK(cudnn.timed == 3 * cuda::kConvTimings * ++shapes);
 }
 
 TEST_CASE("timed algorithms of a convolution are kept for later processes, by precision") {
@@ -85,7 +85,7 @@ TEST_CASE("timed algorithms of a convolution are kept for later processes, by pr
     step(gpu.context().activation_type());
   };
   process();
-  CHECK(cudnn.timed == 3);
+  CHECK(cudnn.timed == 3 * cuda::kConvTimings);
   const std::string file = folder.at("emulated GPU, 4 multiprocessors, CUDA 13.0, cuDNN " +
                                      std::to_string(cudnnGetVersion()) + ".txt");
   const std::string kept = text_of(file);
@@ -102,7 +102,7 @@ TEST_CASE("timed algorithms of a convolution are kept for later processes, by pr
   CHECK(cudnn.timed == 0);
   CHECK(cudnn.used == std::vector<int>(6, 1));
   process(Precision::tf32);
-  CHECK(cudnn.timed == 3);
+  CHECK(cudnn.timed == 3 * cuda::kConvTimings);
   CHECK(cudnn.used == std::vector<int>(6, 0));
   process(Precision::fp32, false, true);  // beside other ranks
   CHECK(cudnn.used == std::vector<int>(6, 0));
@@ -116,7 +116,7 @@ TEST_CASE("timed algorithms of a convolution are kept for later processes, by pr
     INFO(row);
     std::ofstream(file) << first << " = " << row << ";\n" << kept.substr(kept.find('\n') + 1);
     process();
-    CHECK(cudnn.timed == 1);
+    CHECK(cudnn.timed == cuda::kConvTimings);
     CHECK(std::count(cudnn.used.begin(), cudnn.used.end(), 0) == 2);
   }
 }
