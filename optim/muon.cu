@@ -110,7 +110,11 @@ void muon_update(const MuonMatrix& matrix, const MuonRule& rule, float* memory, 
 
 const RegisterKernels<MuonKernels> muon_kernels(
     DeviceKind::cuda,
-    {[](std::size_t rows, std::size_t cols) { return Scratch::floats(sides_of(rows, cols)); }, muon_update});
+    {[](std::size_t rows, std::size_t cols) {
+       Context::current().cublas();  // an update may be captured, and no handle can be made in a capture
+       return Scratch::floats(sides_of(rows, cols));
+     },
+     muon_update});
 
 }  // namespace
 }  // namespace topknot::cuda

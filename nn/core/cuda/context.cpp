@@ -177,6 +177,7 @@ DType Context::activation_type() const {
 
 cublasHandle_t Context::cublas() {
   if (cublas_) return cublas_;
+  TOPKNOT_CHECK(!capturing(stream_), "cuBLAS's first use fell into the capture of a CUDA graph");
   TOPKNOT_CUBLAS(cublasCreate(&cublas_));
   TOPKNOT_CUBLAS(cublasSetStream(cublas_, stream_));
   // Memory of our own: cuBLAS's would differ between a captured graph and plain calls.

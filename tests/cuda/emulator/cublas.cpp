@@ -3,6 +3,7 @@
 
 #include "tests/cuda/emulator/cudnn_descriptors.h"
 #include "tests/cuda/emulator/machine.h"
+#include "tests/cuda/emulator/machine_state.h"
 
 using namespace topknot::emulator;
 
@@ -15,6 +16,7 @@ extern "C" {
 
 cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
   if (const int error = injected("cublasCreate")) return static_cast<cublasStatus_t>(error);
+  if (this_thread().captures > 0) return CUBLAS_STATUS_NOT_INITIALIZED;  // seen on an H200
   *handle = new cublasContext;
   return CUBLAS_STATUS_SUCCESS;
 }
