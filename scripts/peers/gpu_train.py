@@ -2,7 +2,7 @@
 """PyTorch at its best on one GPU: images per second of training on one batch that stays in its memory.
 
 Tried one after the other, each in channels_last with the fused SGD and cuDNN's algorithms chosen by timing: fp32 with TF32 and
-bf16 autocast, plain, with torch.compile, and in a CUDA graph. One JSON line each: setting, precision, images_per_second, torch. What
+bf16 autocast, plain, with torch.compile, and in a CUDA graph. One JSON line each: setting, precision, per_second, torch. What
 does not work on this machine is left out with a line that says why. Exit status: 0, 3 where PyTorch or a GPU is missing, 1 where no
 setting worked.
 """
@@ -159,7 +159,7 @@ def main():
             torch.cuda.synchronize()
             rates.append(options.steps * options.batch / (time.perf_counter() - begin))
         precision = "bf16" if autocast else "tf32"
-        print(json.dumps({"setting": setting, "precision": precision, "images_per_second": sorted(rates)[1],
+        print(json.dumps({"setting": setting, "precision": precision, "per_second": sorted(rates)[1],
                           "torch": torch.__version__}), flush=True)
 
     # The quickest to try first: the time may end before those that compile.

@@ -48,7 +48,7 @@ TEST_CASE("gpu-check without a GPU says so, writes a table of skips and exits wi
     CHECK_FALSE(result["note"].get<std::string>().empty());
     if (stages.empty() || stages.back() != result["stage"]) stages.push_back(result["stage"]);
   }
-  CHECK(stages == std::vector<std::string>{"tests", "nccl", "kernels", "train"});
+  CHECK(stages == std::vector<std::string>{"smoke", "tests", "nccl", "kernels", "train"});
   CHECK(std::filesystem::exists(temp.at("gpu-check/gpu-check.txt")));
 }
 
@@ -62,7 +62,7 @@ TEST_CASE("gpu-check does the stages that were asked for") {
 
 TEST_CASE("gpu-check --help names the stages, the files and the exit codes") {
   check_help([](const std::string& arguments) { return gpu_check(arguments); },
-             {"tests ", "nccl ", "kernels ", "train ", "--stage", "--bin", "--out", "--python",
+             {"smoke ", "tests ", "nccl ", "kernels ", "train ", "--stage", "--bin", "--out", "--python",
               "gpu-check.json", "Exit codes"},
              false);
 }

@@ -251,6 +251,35 @@ nccl     FAILED        1.0  2 ranks (rank 1: lost)
 
 
 class Stages(WithFakes):
+    def test_every_model_and_precision_takes_steps_eager_and_captured_with_the_same_weights(self):
+        listing = '[ "$1" = --list ] && { echo "Parameters of"; echo "gpt  968200  GPT-2"; echo "resnet44  1  again"; exit; }; '
+        seen = 'echo "$*" >>' + self.path("seen")
+        self.training("$precision", listing + seen)
+        smoke = self.findings(g.run_smoke)
+        self.assertEqual([result.name for result in smoke.results],
+                         [f"gpt {precision}, eager = captured" for precision in ("bf16", "tf32", "fp32")])
+        self.assertEqual(smoke.count(g.PASSED), 3)
+        self.assertIn("resnet44", g.SMOKE_TWINS)
+        runs = self.text("seen").splitlines()
+        self.assertEqual(len(runs), 6)
+        for graphs in ("true", "false"):
+            self.assertEqual(sum(f"train.graphs={graphs}" in line for line in runs), 3)
+
+        self.training("$graphs", listing.replace("exit; }; ", 'exit; }; for a in "$@"; do case "$a" in '
+                                                 "train.graphs=*) graphs=${a#train.graphs=};; esac; done; "))
+        differs = self.findings(g.run_smoke)
+        self.assertEqual(differs.count(g.FAILED), 3)
+        self.assertEqual(differs.of("gpt bf16").note, "weights false of eager steps, true of captured ones")
+
+        self.training("x", listing + "echo no algorithm; exit 1")
+        self.assertEqual(self.findings(g.run_smoke).of("gpt fp32").note, "no algorithm")
+        self.training("x", "exit 3")
+        self.assertEqual(self.findings(g.run_smoke).count(g.FAILED), 1)
+        self.training("x", listing + "sleep 60")
+        hangs = self.findings(g.run_smoke, 1)
+        self.assertEqual(hangs.count(g.PASSED), 0)
+        self.assertLess(hangs.seconds, 20)
+
     def test_gpu_tests_that_all_pass_also_under_the_sanitizer_are_passed(self):
         self.program("gpu_tests", TESTS_PASS)
         for help_text, option in (("--kernel-name arg", "--kernel-name kernel_substring=topknot "),
@@ -385,15 +414,16 @@ class Stages(WithFakes):
     def test_images_per_second_are_the_batch_over_the_median_step_beside_pytorchs_best_of_the_same_precision(self):
         self.training("x")
         self.program("python", "".join(
-            f"""echo '{{"setting":"{name}","precision":"{precision}","images_per_second":{rate},"torch":"2.9"}}'\n"""
+            f"""echo '{{"setting":"{name}","precision":"{precision}","per_second":{rate},"torch":"2.9"}}'\n"""
             for name, precision, rate in (("a", "bf16", 32000), ("b", "bf16", 64000), ("c", "tf32", 16000))
         ) + "echo compile: left out")  # fmt: skip
         found = self.findings(g.run_train)
-        self.assertEqual((len(found.results), found.count(g.PASSED)), (12, 12))
+        self.assertEqual((len(found.results), found.count(g.PASSED)), (16, 16))
         for name, best in (("resnet50 bf16", 64000), ("vgg16 tf32", 16000), ("resnet20 fp32", 16000)):
             self.assertEqual(list(found.of(name).figures.items()),
                              [("images/s", 128000), ("images/s of PyTorch", best), ("times", 128000 / best)])  # fmt: skip
         self.assertEqual(found.of("resnet50 bf16").note, "PyTorch's best: b")
+        self.assertEqual(found.of("gpt bf16").figures["tokens/s"], 16 * 1024 * 1000)
         self.assertEqual(len(found.of("PyTorch, resnet20").figures), 3)
         self.assertEqual(found.of("PyTorch, resnet20").note, "PyTorch 2.9")
 
@@ -421,7 +451,7 @@ class Script(WithFakes):
         return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
 
     def test_the_peers_are_where_it_looks_for_them(self):
-        for name in ("gpu_topk.py", "gpu_train.py"):
+        for name in ("gpu_topk.py", "gpu_train.py", "gpu_gpt.py"):
             self.assertTrue(os.path.isfile(g.peer(name)))
 
     def test_a_gpu_is_described_and_one_that_cannot_be_used_is_said_to_be_so(self):
@@ -439,7 +469,7 @@ class Script(WithFakes):
         self.assertTrue(done.stdout.startswith("gpu-check: no GPU was found\ntests    skipped  ops "), done.stdout)
         os.remove(self.path("gpu_timings"))
         done = self.check()
-        self.assertEqual((done.returncode, done.stdout.count(" is not there\n")), (3, 11), done.stdout)
+        self.assertEqual((done.returncode, done.stdout.count(" is not there\n")), (3, 12), done.stdout)
         self.program("gpu_timings", "echo the driver is gone; exit 1")
         done = self.check()
         self.assertEqual((done.returncode, done.stderr),
