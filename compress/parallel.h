@@ -33,4 +33,17 @@ void for_parts(std::size_t n, std::size_t parts, Body&& body) {
          std::min(n, chunks * (part + 1) / parts * kChunk));
 }
 
+// Calls body(block) for each of `blocks`, on threads if each gets `per_thread` of them. The body must not
+// throw.
+template <class Body>
+void for_each_block(std::size_t blocks, std::size_t per_thread, Body&& body) {
+  const int threads = std::min(static_cast<int>(blocks / per_thread), omp_get_max_threads());
+  if (threads <= 1) {
+    for (std::size_t block = 0; block < blocks; ++block) body(block);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::size_t block = 0; block < blocks; ++block) body(block);
+}
+
 }  // namespace topknot

@@ -4,35 +4,22 @@
 // write and read them side by side; a u32 per part says where its bits end.
 #include <fmt/format.h>
 
-#include <omp.h>
-
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
+#include "compress/codec/bit_stream.h"
 #include "compress/codec/code_bits.h"
 #include "compress/codec/codec.h"
+#include "compress/parallel.h"
 
 namespace topknot {
 namespace {
 
-constexpr std::size_t kPart = kRicePart;
+constexpr std::size_t kPart = kRicePart, kPartsPerThread = 16;  // at least
 
 std::size_t part_total(std::size_t count) {
   return (count + kPart - 1) / kPart;
-}
-
-// Calls body(part) for each part, on threads if there is enough to do. The body must not throw.
-template <class Body>
-void for_each_part(std::size_t parts, Body&& body) {
-  const int threads = std::min(static_cast<int>(parts / 16), omp_get_max_threads());
-  if (threads <= 1) {
-    for (std::size_t part = 0; part < parts; ++part) body(part);
-    return;
-  }
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (std::size_t part = 0; part < parts; ++part) body(part);
 }
 
 // The bits that one part's entries take.
@@ -50,7 +37,7 @@ std::uint64_t part_bits(std::span<const std::uint32_t> indices, std::size_t part
 // Where each part's bits end, a part beginning at the next whole byte.
 std::vector<std::uint32_t> part_ends(std::span<const std::uint32_t> indices, unsigned b) {
   std::vector<std::uint32_t> ends(part_total(indices.size()));
-  for_each_part(ends.size(), [&](std::size_t part) {
+  for_each_block(ends.size(), kPartsPerThread, [&](std::size_t part) {
     ends[part] = static_cast<std::uint32_t>(part_bits(indices, part, b));
   });
   // With this b all of it takes less than 1.5 numel bits, and numel is below 2^31.
@@ -61,90 +48,6 @@ std::vector<std::uint32_t> part_ends(std::span<const std::uint32_t> indices, uns
   }
   return ends;
 }
-
-// Bits from the lowest of each byte up.
-class BitWriter {
- public:
-  explicit BitWriter(std::byte* out) : out_(out) {}
-  void put(std::uint64_t value, unsigned bits) {  // bits at most 32
-    buffer_ |= value << filled_;
-    filled_ += bits;
-    if (filled_ < 32) return;
-    const auto word = static_cast<std::uint32_t>(buffer_);
-    std::memcpy(out_, &word, sizeof word);
-    out_ += sizeof word;
-    buffer_ >>= 32;
-    filled_ -= 32;
-  }
-  void zeros(std::uint64_t count) {
-    for (; count > 32; count -= 32) put(0, 32);
-    put(0, static_cast<unsigned>(count));
-  }
-  void flush() {
-    for (; filled_ > 0; filled_ -= std::min(filled_, 8u), buffer_ >>= 8)
-      *out_++ = static_cast<std::byte>(buffer_);
-  }
-
- private:
-  std::byte* out_;
-  std::uint64_t buffer_ = 0;
-  unsigned filled_ = 0;  // below 32 between calls
-};
-
-class BitReader {
- public:
-  BitReader(const std::byte* at, const std::byte* end) : at_(at), end_(end) {}
-
-  // Zeros up to the next one, which is taken as well. False if the bytes end before it.
-  bool unary(std::uint64_t& zeros) {
-    zeros = 0;
-    for (;;) {
-      refill();
-      if (buffer_ != 0) {
-        const auto run = static_cast<unsigned>(std::countr_zero(buffer_));
-        take(run + 1);
-        zeros += run;
-        return true;
-      }
-      if (left_ == 0) return false;
-      zeros += left_;
-      left_ = 0;
-    }
-  }
-  // At most 32 bits; false if there are fewer.
-  bool get(unsigned bits, std::uint64_t& value) {
-    if (left_ < bits) refill();
-    if (left_ < bits) return false;
-    value = buffer_ & ((std::uint64_t{1} << bits) - 1);
-    take(bits);
-    return true;
-  }
-  // Whether what is left is less than a byte, and zero.
-  bool done() const { return at_ == end_ && left_ < 8 && buffer_ == 0; }
-
- private:
-  void take(unsigned bits) {
-    buffer_ = bits < 64 ? buffer_ >> bits : 0;
-    left_ -= bits;
-  }
-  // To more than 56 bits, as long as there are bytes. Bits above left_ are zero.
-  void refill() {
-    if (left_ > 32) return;
-    if (end_ - at_ >= 4) {
-      std::uint32_t word = 0;
-      std::memcpy(&word, at_, sizeof word);
-      buffer_ |= std::uint64_t{word} << left_;
-      at_ += sizeof word;
-      left_ += 32;
-      return;
-    }
-    for (; left_ <= 56 && at_ != end_; left_ += 8) buffer_ |= std::to_integer<std::uint64_t>(*at_++) << left_;
-  }
-
-  const std::byte *at_, *end_;
-  std::uint64_t buffer_ = 0;
-  unsigned left_ = 0;  // valid bits of buffer_
-};
 
 // Positions of one part, counted from the part's first possible one. Returns how many positions the part
 // spans, or 0 if it is damaged.
@@ -188,7 +91,7 @@ void rice_encode(std::span<const std::uint32_t> indices, std::size_t numel, std:
   out[head] = static_cast<std::byte>(b);
   std::memcpy(out.data() + head + 1, ends.data(), 4 * ends.size());
   std::byte* const stream = out.data() + body;
-  for_each_part(ends.size(), [&](std::size_t part) {
+  for_each_block(ends.size(), kPartsPerThread, [&](std::size_t part) {
     const std::size_t begin = part * kPart, end = std::min(indices.size(), begin + kPart);
     BitWriter writer(stream + (part == 0 ? 0 : (std::size_t{ends[part - 1]} + 7) / 8));
     std::uint32_t next = begin == 0 ? 0 : indices[begin - 1] + 1;
@@ -231,7 +134,7 @@ std::size_t rice_decode(std::span<const std::byte> in, std::size_t numel, std::s
   const auto entries_of = [&](std::size_t part) {
     return out.subspan(part * kPart, std::min(kPart, out.size() - part * kPart));
   };
-  for_each_part(parts, [&](std::size_t part) {
+  for_each_block(parts, kPartsPerThread, [&](std::size_t part) {
     const std::size_t first = part == 0 ? 0 : (std::size_t{ends[part - 1]} + 7) / 8;
     const std::size_t last = (std::size_t{ends[part]} + 7) / 8;
     spans[part] =
@@ -244,7 +147,7 @@ std::size_t rice_decode(std::span<const std::byte> in, std::size_t numel, std::s
     span = total - span;  // now: where the part begins
   }
   if (total > numel) damaged_block("Rice runs lead beyond the group");
-  for_each_part(parts, [&](std::size_t part) {
+  for_each_block(parts, kPartsPerThread, [&](std::size_t part) {
     for (std::uint32_t& index : entries_of(part)) index += static_cast<std::uint32_t>(spans[part]);
   });
   return body + used;
