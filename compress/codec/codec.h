@@ -64,7 +64,7 @@ struct IndexLayout {
 
   bool fits(std::size_t count, std::size_t numel) const { return count > 0 && (!only_all || count == numel); }
 };
-extern const IndexLayout kRawLayout, kRun16Layout, kRiceLayout, kBitmapLayout, kAllLayout;
+extern const IndexLayout kRawLayout, kRun16Layout, kRiceLayout, kBitmapLayout, kAllLayout, kAnsLayout;
 
 // What compress.codec names: one layout, or several (auto) of which each message takes the one in which it is
 // smallest, values of fillers counted; ties to the first. Messages of no entries take the first.

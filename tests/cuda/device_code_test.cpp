@@ -332,6 +332,7 @@ TEST_CASE("codes without kernels are none") {
   const OnGpu gpu;
   CHECK(cuda::make_device_codec("auto", "fp32", 100, 2) == nullptr);
   CHECK(cuda::make_device_codec("run16", "fp32", 100, 2) == nullptr);
+  CHECK(cuda::make_device_codec("ans", "fp32", 100, 2) == nullptr);
 }
 
 }  // namespace

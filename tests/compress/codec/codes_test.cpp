@@ -22,7 +22,7 @@ namespace {
 
 using Positions = std::vector<std::uint32_t>;
 
-const std::vector<std::string> kCodes = {"raw", "run16", "rice", "bitmap", "auto"};
+const std::vector<std::string> kCodes = {"raw", "run16", "rice", "bitmap", "ans", "auto"};
 
 const IndexCodec* code_named(const std::string& name) {
   return &index_codecs().find(name);
@@ -327,6 +327,7 @@ TEST_CASE("a block takes what was expected: a header, the codec's positions, the
   CHECK(payload("run16", "fp32") == 6000);
   CHECK(payload("run16", "bf16") == 4000);
   CHECK(payload("bitmap", "fp32") == 125000 + 4000);
+  CHECK(payload("ans", "fp32") < payload("rice", "fp32"));
   CHECK(payload("raw", "int8") == 4000 + 1000 + 4 * 4);
   CHECK(payload("auto", "fp16") == payload("rice", "fp16"));
 }
