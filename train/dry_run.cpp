@@ -80,7 +80,11 @@ void print_bytes(const Config& config, const ParameterArena& arena, const Exchan
   };
   const bool by_density = pieces_of(compress_options(config)).has_value();
   fmt::print("\nbytes that a rank sends in a {}{}:\n",
-             every > 0 ? fmt::format("sync, once in {}", count_text(every, "step")) : "step",
+             every == 0 ? "step"
+             : config.exchange.fragments > 1
+                 ? fmt::format("sync of {} fragments in turn, all of them once in {}",
+                               config.exchange.fragments, count_text(every, "step"))
+                 : fmt::format("sync, once in {}", count_text(every, "step")),
              by_density ? ", where k entries are sent" : "");
   const std::vector<DensityPhase> phases = density_phases(config);
   for (std::size_t i = 0; i < phases.size(); ++i) {
@@ -119,6 +123,7 @@ void print_memory(const Config& config, const Dataset& data, const ParameterAren
     line("weights after a sync", weights);
     line("changes of weights", 2 * gradient, "  what is exchanged, error feedback, the average");
     line("outer momentum", config.outer.momentum > 0 ? gradient : 0);
+    if (config.exchange.overlap_steps > 0) line("changes under way", gradient);
   }
   line("method state", cost.method, "  velocities, thresholds and the like");
   line("activations", cost.activations,
@@ -140,7 +145,9 @@ StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& 
 
   const auto group = make_thread_group(1, config.dist.timeout_s);
   CollectiveQueue queue(*group[0]);
-  Exchange exchange(arena, queue, options);
+  ExchangeOptions whole = options;
+  whole.fragments = 1;
+  Exchange exchange(arena, queue, whole);
   exchange.begin_step({.density = density_at_epoch(config, 0), .lr = config.optimizer.lr});
   const int batch = config.data.batch_size, most = std::min(batch, kMostSamples);
   const Pass small = count_pass(config, data, model, 1, {});

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "compress/state.h"
+
 namespace topknot {
 namespace {
 
@@ -34,8 +36,11 @@ OptimizerOptions outer_options(const Config::Outer& outer) {
 LocalSteps::LocalSteps(const Config& config, ParameterStore& model, int rank)
     : rank_(rank),
       every_(config.exchange.every),
+      fragments_(config.exchange.fragments),
+      overlap_(config.exchange.overlap_steps),
       outer_lr_(config.outer.lr),
       clip_norm_(config.train.clip_global),
+      alpha_(static_cast<float>(config.outer.alpha)),
       model_(model.arena()),
       arena_(lay_out_as(model, outer_)),
       backend_(backend(model_.device())),
@@ -43,6 +48,8 @@ LocalSteps::LocalSteps(const Config& config, ParameterStore& model, int rank)
       outer_optimizer_(make_optimizer(outer_options(config.outer), arena_)),
       clip_(model_.device(), model_.size()) {
   backend_.copy(model_.all_weights().data(), arena_.all_weights().data(), arena_.all_weights().size());
+  if (overlap_ > 0)
+    changes_ = Tensor::zeros({static_cast<std::int64_t>(arena_.size())}, Layout::plain, model_.device());
 }
 
 bool LocalSteps::inner_step(const StepContext& context, float loss) {
@@ -55,28 +62,93 @@ bool LocalSteps::inner_step(const StepContext& context, float loss) {
   return true;
 }
 
-StepReport LocalSteps::sync(Exchange& exchange, const StepContext& context) {
-  StepContext round = context;
-  round.lr = outer_lr_;
-  exchange.begin_step(round);
-  bool add = false;
-  for (const Parameter* parameter : arena_.parameters()) {
-    const std::span<float> delta(parameter->gradient(), parameter->numel());
-    backend_.copy(parameter->value(), delta.data(), delta.size());
-    backend_.add_scaled(delta.data(), model_.weights().data() + parameter->offset(), delta.size(), -1.0f);
-    clip_.sum_of_squares(delta, std::exchange(add, true));
+std::int64_t LocalSteps::fragment_sent_after(std::int64_t made) const {
+  const std::int64_t apart = every_ / fragments_;
+  return made % apart == 0 ? (made / apart - 1) % fragments_ : -1;
+}
+
+bool LocalSteps::exchanges_after(std::int64_t step) const {
+  const std::int64_t made = step + 1;
+  return made == total_steps_ || fragment_sent_after(made) >= 0 ||
+         (sync_ && made == sync_->step + 1 + overlap_);
+}
+
+namespace {
+
+void add_to(StepReport& all, const StepReport& one) {
+  all.bytes_sent += one.bytes_sent, all.bytes_received += one.bytes_received;
+  all.times += one.times;
+  all.status.selected += one.status.selected, all.status.over_capacity += one.status.over_capacity;
+  all.status.threshold = one.status.threshold;
+  if (one.committed() || !all.committed()) return;
+  all.status.bad = one.status.bad, all.status.bad_rank = one.status.bad_rank;
+}
+
+}  // namespace
+
+StepReport LocalSteps::exchange_after(Exchange& exchange, const StepContext& context) {
+  const std::int64_t made = context.step + 1, sent = fragment_sent_after(made);
+  const bool last = made == total_steps_;
+  StepReport report;
+  if (sync_) add_to(report, receive(exchange));
+  if (sent >= 0) send(exchange, context, sent);
+  if (sync_ && (overlap_ == 0 || last)) add_to(report, receive(exchange));
+  for (std::int64_t fragment = 0; last && fragment < fragments_; ++fragment) {
+    if (fragment == sent) continue;
+    send(exchange, context, fragment);
+    add_to(report, receive(exchange));
   }
-  for (Parameter* parameter : arena_.parameters()) exchange.ready(*parameter);
+  return report;
+}
+
+void LocalSteps::send(Exchange& exchange, const StepContext& context, std::int64_t fragment) {
+  sync_ = {context.step, fragment, context.density, {context.weights.begin(), context.weights.end()}, {}};
+  if (overlap_ > 0) sync_->before = exchange.state();
+  for (const Group& group : exchange.groups()) {
+    if (group.fragment != fragment) continue;
+    const std::span<float> delta = arena_.gradient(group.begin, group.end);
+    backend_.copy(arena_.weights().data() + group.begin, delta.data(), delta.size());
+    backend_.add_scaled(delta.data(), model_.weights().data() + group.begin, delta.size(), -1.0f);
+    if (overlap_ > 0) backend_.copy(delta.data(), changes_.data() + group.begin, delta.size());
+  }
+  start(exchange, *sync_);
+}
+
+void LocalSteps::start(Exchange& exchange, const Sync& sync) {
+  exchange.begin_step({.step = sync.step, .density = sync.density, .weights = sync.weights, .lr = outer_lr_},
+                      static_cast<int>(sync.fragment));
+  bool add = false;
+  for (const Group& group : exchange.groups_in_step())
+    clip_.sum_of_squares(arena_.gradient(group.begin, group.end), std::exchange(add, true));
+  for (const Group& group : exchange.groups_in_step())
+    for (Parameter* parameter : group.parameters) exchange.ready(*parameter);
   // In place of a loss, for the ranks' agreement: a dense sum would not tell whose Delta is not finite.
   const float found = static_cast<float>(*clip_.sum() - *clip_.sum());
   exchange.end_backward(&found);
   exchange.communicate();
+}
+
+StepReport LocalSteps::receive(Exchange& exchange) {
+  sync_.reset();
   exchange.decode_and_commit();
-  if (exchange.committed())
-    for (const Group& group : exchange.groups())
+  const bool committed = exchange.committed();
+  for (const Group& group : exchange.groups_in_step()) {
+    if (committed)
       outer_optimizer_->update(group.begin, exchange.averaged(group), exchange.step_state(),
                                exchange.applied(group));
-  backend_.copy(arena_.weights().data(), model_.weights().data(), arena_.size());
+    const std::size_t size = group.numel();
+    const float* theta = arena_.weights().data() + group.begin;
+    float* x = model_.weights().data() + group.begin;
+    if (alpha_ == 0 || !committed) {
+      backend_.copy(theta, x, size);
+      continue;
+    }
+    float* own = exchange.averaged(group).data();  // it is not needed any more
+    backend_.copy(x, own, size);
+    backend_.copy(theta, x, size);
+    backend_.add_scaled(x, theta, size, -alpha_);
+    backend_.add_scaled(x, own, size, alpha_);
+  }
   return exchange.end_step();
 }
 
@@ -88,7 +160,39 @@ void LocalSteps::swap_weights() {
 std::vector<std::span<float>> LocalSteps::inner_state() {
   std::vector<std::span<float>> state = inner_->state();
   state.insert(state.begin(), model_.weights());
+  if (overlap_ > 0) state.push_back({changes_.data(), arena_.size()});
   return state;
+}
+
+std::vector<std::byte> LocalSteps::exchange_state(const Exchange& exchange) const {
+  if (overlap_ == 0) return exchange.state();
+  StateWriter writer;
+  writer.put<std::int64_t>(sync_ ? sync_->fragment : -1);
+  writer.put<std::int64_t>(sync_ ? sync_->step : 0);
+  writer.put<double>(sync_ ? sync_->density : 1);
+  writer.put_list(sync_ ? sync_->weights : std::vector<float>());
+  writer.put_list(sync_ ? sync_->before : exchange.state());
+  return writer.take();
+}
+
+void LocalSteps::load_exchange_state(Exchange& exchange, std::span<const std::byte> bytes) {
+  if (overlap_ == 0) return exchange.load_state(bytes);
+  StateReader reader(bytes);
+  Sync sync{};
+  sync.fragment = reader.get<std::int64_t>();
+  sync.step = reader.get<std::int64_t>();
+  sync.density = reader.get<double>();
+  sync.weights = reader.get_list<float>();
+  sync.before = reader.get_list<std::byte>();
+  reader.finish();
+  exchange.load_state(sync.before);
+  if (sync.fragment < 0) return;
+  sync_ = std::move(sync);
+  for (const Group& group : exchange.groups())
+    if (group.fragment == sync_->fragment)
+      backend_.copy(changes_.data() + group.begin, arena_.gradient(group.begin, group.end).data(),
+                    group.numel());
+  start(exchange, *sync_);
 }
 
 }  // namespace topknot

@@ -1,28 +1,37 @@
 #pragma once
-// Local steps: a rank makes exchange.every steps of its own between two exchanges, and what the ranks exchange is how
-// far their weights have gone (DiLoCo: Douillard et al., arXiv 2311.08105). With theta the weights after the last
-// sync, the same bits on all ranks, and x those of this rank:
+// Local steps: a rank makes steps of its own between two exchanges, and what the ranks exchange is how far their weights
+// have gone (DiLoCo: Douillard et al., arXiv 2311.08105). The model is one fragment, or exchange.fragments of them take
+// turns, each once in exchange.every steps (Streaming DiLoCo, arXiv 2501.18512). With theta a fragment's weights after its
+// last sync, the same bits on all ranks, and x those of this rank:
 //
 //   inner step   x <- optimizer(x, this rank's gradient), clipped by train.clip_global; nothing is sent
 //   sync         Delta = theta - x;  D = the average of Delta that the exchange makes, by any method
-//                theta <- outer optimizer(theta, D);  x <- theta
+//                exchange.overlap_steps inner steps
+//                theta <- outer optimizer(theta, D);  x <- alpha x + (1 - alpha) theta
 //
 // The outer optimizer is SGD as PyTorch writes it, of constant rate: b <- m b + D, theta <- theta - lr b, or with
 // Nesterov's momentum theta - lr (D + m b). A rank's own optimizer keeps its state over a sync; its rates and its
-// steps count inner steps. The last step of a run ends with a sync whatever exchange.every is.
+// steps count inner steps. The last step of a run ends with a sync of every fragment.
+//
+// With H = exchange.every, F fragments and h = H / F, fragment f is sent after step (f + 1) h, counted from 1, and every H
+// steps again.
 //
 // A step whose loss or gradient is not finite on a rank is left out by that rank alone, and reported with the others.
-// A sync that some rank's Delta makes not finite is discarded by all: every rank goes back to theta.
+// A sync that some rank's Delta makes not finite is discarded by all: every rank goes back to theta, of that fragment.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "compress/compressor.h"
 #include "dist/exchange/exchange.h"
 #include "nn/core/device.h"
 #include "nn/core/parameter.h"
 #include "nn/core/step.h"
+#include "nn/core/tensor.h"
 #include "optim/clip.h"
 #include "optim/optimizer.h"
 #include "train/config/config.h"
@@ -38,30 +47,51 @@ class LocalSteps {
   // What the exchange works on: a second arena of the model's layout, with theta as its weights, Delta as its gradients
   // and the error feedback as its residuals.
   ParameterArena& arena() const { return arena_; }
-  bool ends_round(std::int64_t step) const { return (step + 1) % every_ == 0 || step + 1 == total_steps_; }
 
   // The inner step, by the model's gradients. False if these or the loss are not finite: nothing has changed then.
   bool inner_step(const StepContext& context, float loss);
-  // The sync after an inner step for which ends_round() holds. Collective. `exchange`: of arena().
-  StepReport sync(Exchange& exchange, const StepContext& context);
+  // Whether a sync begins or ends behind this inner step, counted from 0; then exchange_after() makes it do so.
+  bool exchanges_after(std::int64_t step) const;
+  // Collective. `exchange`: of arena(). Returns the syncs that ended, together; none: a report of nothing.
+  StepReport exchange_after(Exchange& exchange, const StepContext& context);
   // For what looks at theta through the model: an evaluation. A second call puts the rank's own weights back.
   void swap_weights();
 
-  // State beside theta and what the exchange has: b, of all ranks; and of this rank x and its optimizer's buffers.
+  // State beside theta: b, of all ranks; and of this rank x, its optimizer's buffers and, with overlap, the Delta that is
+  // under way.
   std::vector<std::span<float>> outer_state() { return outer_optimizer_->state(); }
   std::vector<std::span<float>> inner_state();
+  // As Exchange::state() and load_state(), of which they are a part; a sync under way is sent anew, so loading is
+  // collective then. After the other state was loaded.
+  std::vector<std::byte> exchange_state(const Exchange& exchange) const;
+  void load_exchange_state(Exchange& exchange, std::span<const std::byte> bytes);
 
  private:
+  // A sync under way.
+  struct Sync {
+    std::int64_t step, fragment;
+    double density;
+    std::vector<float> weights;     // of the ranks
+    std::vector<std::byte> before;  // the exchange's state
+  };
+  std::int64_t fragment_sent_after(std::int64_t made) const;  // -1: none
+  void send(Exchange& exchange, const StepContext& context, std::int64_t fragment);
+  void start(Exchange& exchange, const Sync& sync);
+  StepReport receive(Exchange& exchange);
+
   const int rank_;
-  const std::int64_t every_;
+  const std::int64_t every_, fragments_, overlap_;
   std::int64_t total_steps_ = 0;
   const double outer_lr_, clip_norm_;
+  const float alpha_;
   ParameterArena& model_;
   ParameterStore outer_;
   ParameterArena& arena_;
   const DeviceBackend& backend_;
   const std::unique_ptr<Optimizer> inner_, outer_optimizer_;
   Clip clip_;
+  std::optional<Sync> sync_;
+  Tensor changes_;  // Delta as it was sent, which the exchange works in; with overlap
 };
 
 // Of the outer optimizer, as make_optimizer() takes them.

@@ -147,7 +147,7 @@ void Step::apply() {
   restore_statistics_if_bad(exchange_->step_state().status);
 }
 
-// A step of this rank alone, and the exchange behind the last one of a round. What this rank leaves out is bad here,
+// A step of this rank alone, and what of a sync begins or ends behind it. What this rank leaves out is bad here,
 // whatever the others found.
 StepReport Step::make_local(const StepContext& context) {
   forward_and_backward(context.step, {});
@@ -158,8 +158,8 @@ StepReport Step::make_local(const StepContext& context) {
   restore_statistics_if_bad(&inner);
   StepReport report;
   exchange_->clear_spans();
-  if (local_->ends_round(context.step)) {
-    report = local_->sync(*exchange_, context);
+  if (local_->exchanges_after(context.step)) {
+    report = local_->exchange_after(*exchange_, context);
     synchronize_statistics(model_->store, config_.train.bn_stats, queue_, communicator_);
   }
   if (inner.bad && report.committed()) {
@@ -309,7 +309,9 @@ std::function<void()> Step::state(RunState& state) {
   model_->store.statistics_to_host();
   copy_statistics(model_->store, state.model.statistics);
   std::vector<DeviceFloats> later;
-  state.exchange = exchange_->state(&later);  // before the residuals, which it may write to the arena
+  state.exchange = local_
+                       ? local_->exchange_state(*exchange_)
+                       : exchange_->state(&later);  // before the residuals, which it may write to the arena
   for (const DeviceFloats& floats : later) copy(floats.values, state.exchange.data() + floats.offset);
   const bool has_residual = resolved_.options.compressing();
   state.residual.resize(has_residual ? arena_.size() : 0);
@@ -340,7 +342,11 @@ void Step::load_state(const RunState& state) {
   if (!state.residual.empty())
     for (const Group& group : groups())
       copy(state.residual, group.begin, shared_weights().residual(group.begin, group.end));
-  if (!state.exchange.empty()) exchange_->load_state(state.exchange);
+  if (state.exchange.empty()) return;
+  if (local_)
+    local_->load_exchange_state(*exchange_, state.exchange);
+  else
+    exchange_->load_state(state.exchange);
 }
 
 std::string Step::checksum() const {

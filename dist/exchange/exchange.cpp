@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -19,8 +20,9 @@ bool ExchangeOptions::hierarchical(int ranks) const {
 
 std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOptions& options) {
   compressors().find(options.compress.name);  // a wrong name is an error even where everything stays dense
-  return cut_groups(arena, options.compressing(), options.scope, options.merge,
-                    {options.groups.begin(), options.groups.end()});
+  return in_fragments(cut_groups(arena, options.compressing(), options.scope, options.merge,
+                                 {options.groups.begin(), options.groups.end()}),
+                      options.fragments);
 }
 
 Exchange::Exchange(ParameterArena& arena, CollectiveQueue& queue, const ExchangeOptions& options)
@@ -39,7 +41,15 @@ Exchange::Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique
                               : std::move(compressors[index]));
     for (const Parameter* parameter : group.parameters) places_[parameter] = {index, false};
   }
+  active_ = buckets_;
 }
+
+namespace {
+struct InOrderOfFragments {
+  bool operator()(const Bucket& bucket, int fragment) const { return bucket.group.fragment < fragment; }
+  bool operator()(int fragment, const Bucket& bucket) const { return fragment < bucket.group.fragment; }
+};
+}  // namespace
 
 Exchange::~Exchange() {
   transport_->quiesce();
@@ -61,7 +71,7 @@ const Bucket& Exchange::bucket_of(const Group& group) const {
 
 StepReport Exchange::report() const {
   StepReport report;
-  for (const Bucket& bucket : buckets_) {
+  for (const Bucket& bucket : active_) {
     bucket.add_to(report.status);
     if (!transport_->traits().counts_bytes) continue;
     report.bytes_sent += bucket.bytes_sent;
@@ -70,7 +80,12 @@ StepReport Exchange::report() const {
   return report;
 }
 
-void Exchange::begin_step(const StepContext& step) {
+std::span<const Group> Exchange::groups_in_step() const {
+  if (active_.empty()) return {};
+  return std::span(groups_).subspan(static_cast<std::size_t>(active_.front().index), active_.size());
+}
+
+void Exchange::begin_step(const StepContext& step, int fragment) {
   TOPKNOT_CHECK(!in_step_, "begin_step() before the end of the step before");
   TOPKNOT_CHECK(step.density > 0 && step.density <= 1, "density must be in (0, 1]");
   const Transport::Traits& traits = transport_->traits();
@@ -81,11 +96,14 @@ void Exchange::begin_step(const StepContext& step) {
   else
     weights_.assign(step.weights.begin(), step.weights.end());
   if (std::exchange(density_, step.density) != step.density) ++densities_;
-  for (Bucket& bucket : buckets_) {
+  const auto [first, last] =
+      std::equal_range(buckets_.begin(), buckets_.end(), fragment, InOrderOfFragments());
+  active_ = {first, last};
+  for (Bucket& bucket : active_) {
     bucket.missing = bucket.group.parameters.size();
     bucket.bytes_sent = bucket.bytes_received = 0;
   }
-  context_ = transport_->begin({step.step, step.density, weights_, traits.rank, step.lr}, buckets_);
+  context_ = transport_->begin({step.step, step.density, weights_, traits.rank, step.lr}, active_);
   for (auto& [parameter, place] : places_) place.ready = false;
   next_to_start_ = 0;
   // A replayed graph calls nothing up to end_step(); what it does not fill in is known here.
@@ -101,6 +119,8 @@ void Exchange::ready(Parameter& parameter) {
   TOPKNOT_CHECK(!std::exchange(place->second.ready, true),
                 fmt::format("'{}' was ready before", parameter.name()));
   Bucket& bucket = buckets_[place->second.group];
+  TOPKNOT_CHECK(&bucket >= active_.data() && &bucket < active_.data() + active_.size(),
+                fmt::format("'{}' is of another fragment", parameter.name()));
   if (--bucket.missing == 0) gradient_ready(bucket);
 }
 
@@ -109,8 +129,8 @@ void Exchange::gradient_ready(Bucket& bucket) {
   bucket.slice = transport_->take(bucket, slice(bucket.group));
   if (transport_->traits().encodes_early) encode(bucket);
   if (!transport_->traits().sends_early) return;
-  for (; next_to_start_ < buckets_.size() && buckets_[next_to_start_].missing == 0; ++next_to_start_)
-    start(buckets_[next_to_start_]);
+  for (; next_to_start_ < active_.size() && active_[next_to_start_].missing == 0; ++next_to_start_)
+    start(active_[next_to_start_]);
 }
 
 void Exchange::start(Bucket& bucket) {
@@ -141,7 +161,7 @@ void Exchange::encode(Bucket& bucket) {
 void Exchange::end_backward(const float* loss) {
   TOPKNOT_CHECK(in_step_, "the end of a step without begin_step()");
   bool zeroed = false;
-  for (Bucket& bucket : buckets_) {
+  for (Bucket& bucket : active_) {
     if (bucket.missing == 0) continue;
     if (!std::exchange(zeroed, true)) arena_.zero_unwritten_gradients();
     bucket.missing = 0;
@@ -154,7 +174,7 @@ void Exchange::communicate() {
   TOPKNOT_CHECK(in_step_, "communicate() outside a step");
   transport_->begin_collectives();
   if (!transport_->traits().sends_early)
-    for (Bucket& bucket : buckets_) start(bucket);
+    for (Bucket& bucket : active_) start(bucket);
   if (deferred_) encode_host_sum(*std::exchange(deferred_, nullptr));
   transport_->start_agreement();
 }
@@ -175,12 +195,12 @@ void Exchange::decode_and_commit() {
   // Waits follow the order in which collectives were started, in which second rounds stand behind the
   // agreement.
   std::vector<Bucket*> more;
-  for (Bucket& bucket : buckets_)
+  for (Bucket& bucket : active_)
     if (decode(bucket)) more.push_back(&bucket);
   transport_->receive_agreement();
   while (!more.empty()) std::erase_if(more, [this](Bucket* bucket) { return !decode(*bucket); });
-  const Transport::Agreed agreed = transport_->agree(buckets_);
-  for (Bucket& bucket : buckets_) {
+  const Transport::Agreed agreed = transport_->agree(active_);
+  for (Bucket& bucket : active_) {
     bucket.swaps = false;
     if (!agreed.commit) {
       bucket.discard();
@@ -199,7 +219,7 @@ void Exchange::decode_and_commit() {
 
 StepReport Exchange::end_step() {
   TOPKNOT_CHECK(in_step_, "end_step() outside a step");
-  for (const Bucket& bucket : buckets_)
+  for (const Bucket& bucket : active_)
     if (bucket.swaps) arena_.swap_gradient_and_residual(bucket.group.begin, bucket.group.end);
   in_step_ = false;
   return report_;

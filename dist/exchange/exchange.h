@@ -51,6 +51,8 @@ struct ExchangeKeys {
   // So many neighbouring ranks sum their gradients dense, and a host of them compresses as one rank does
   // (dist/sparse/hierarchical.h). Must divide the ranks; 0 and 1: no hierarchy. Not for method dense.
   int ranks_per_host = 0;
+  // Parts of the model that take turns, a step each (begin_step()); groups do not cross their borders.
+  int fragments = 1;
 };
 
 // What section `compress` has for all groups, whatever the method.
@@ -117,8 +119,11 @@ class Exchange {
   const std::vector<Group>& groups() const { return groups_; }
 
   // Before the backward pass; not part of a graph. Of `step` are used: step, density, weights in host memory
-  // (empty: equal shards), and lr, which a method needs that applies it itself (compress.lr_inside).
-  void begin_step(const StepContext& step);
+  // (empty: equal shards), and lr, which a method needs that applies it itself (compress.lr_inside). Only the groups
+  // of this fragment take part: their parameters are ready(), and what is asked of groups below is asked of them.
+  void begin_step(const StepContext& step, int fragment = 0);
+  // Those of the step under way, or of the last one.
+  std::span<const Group> groups_in_step() const;
   // Parameters and status of the step, in the arena's kind of memory, at the same place in every step:
   // written by begin_step(), and by decode_and_commit().
   StepState step_state();
@@ -197,6 +202,7 @@ class Exchange {
   const std::vector<Group> groups_;
   const std::unique_ptr<Transport> transport_;
   std::vector<Bucket> buckets_;  // as the groups
+  std::span<Bucket> active_;     // of the step's fragment
   Observer observer_;
   std::unordered_map<const Parameter*, Place> places_;
   std::vector<float> weights_;

@@ -179,7 +179,8 @@ HostTransport::HostTransport(CollectiveQueue& queue, const ExchangeOptions& opti
 }
 
 StepContext HostTransport::begin(const StepContext& context, std::span<Bucket> buckets) {
-  collectives_.resize(buckets.size());
+  if (!buckets.empty())
+    collectives_.resize(std::max(collectives_.size(), static_cast<std::size_t>(buckets.back().index) + 1));
   parameters_ = parameters_of(context);
   status_ = {};
   number_ = context.step + 1;

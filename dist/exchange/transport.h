@@ -125,8 +125,8 @@ class Transport {
   const std::vector<ExchangeSpan>& spans() const { return spans_; }  // as Exchange::spans()
   void clear_spans() { spans_.clear(); }
 
-  // Returns the step as compressors are given it: that of hosts, in the gradients' memory. `buckets`: all
-  // groups'; valid as long as this is used. Fills in the bytes that are known beforehand.
+  // Returns the step as compressors are given it: that of hosts, in the gradients' memory. `buckets`: those of the
+  // step's groups, on a GPU all groups'; valid as long as this is used. Fills in the bytes that are known beforehand.
   virtual StepContext begin(const StepContext& context, std::span<Bucket> buckets) = 0;
   virtual StepState step_state() = 0;  // as Exchange::step_state()
   // Runs a piece of the compute thread's work, and notes its time as one of the bucket's.

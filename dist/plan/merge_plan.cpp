@@ -152,7 +152,7 @@ std::vector<Group> cut_groups(const ParameterArena& arena, bool compressing, con
       counts = resolved.rule->cut(bytes, resolved.limit);
     for (const std::size_t count : counts) {
       const std::size_t begin = parameters[next]->offset();
-      groups.push_back({begin, begin, compressed, {}});
+      groups.push_back({begin, begin, compressed, 0, {}});
       for (std::size_t i = 0; i < count; ++i, ++next) {
         groups.back().end += parameters[next]->numel();
         groups.back().parameters.push_back(parameters[next]);
@@ -160,6 +160,41 @@ std::vector<Group> cut_groups(const ParameterArena& arena, bool compressing, con
     }
   }
   return groups;
+}
+
+std::vector<Group> in_fragments(const std::vector<Group>& groups, int fragments) {
+  std::vector<Parameter*> parameters;
+  for (const Group& group : groups)
+    parameters.insert(parameters.end(), group.parameters.begin(), group.parameters.end());
+  const auto count = static_cast<std::size_t>(fragments);
+  if (count > parameters.size())
+    throw UserError(fmt::format("exchange.fragments: {} fragments of a model of {} parameter tensors",
+                                fragments, parameters.size()));
+  std::size_t total = 0, before = 0;
+  for (const Parameter* parameter : parameters) total += parameter->numel();
+  std::vector<int> fragment_of;  // by parameter
+  for (std::size_t i = 0, fragment = 0, in_fragment = 0; i < parameters.size(); ++i) {
+    // The next fragment begins at the parameter border that is nearest to its share; each has a parameter.
+    const std::size_t size = parameters[i]->numel(), left = parameters.size() - i,
+                      more = count - 1 - fragment;
+    const bool nearer = 2 * before * count + size * count >= 2 * total * (fragment + 1);
+    if (more > 0 && in_fragment > 0 && (nearer || left <= more)) ++fragment, in_fragment = 0;
+    fragment_of.push_back(static_cast<int>(fragment));
+    ++in_fragment;
+    before += size;
+  }
+  std::vector<Group> cut;
+  std::size_t next = 0;
+  for (const Group& group : groups) {
+    for (std::size_t i = 0; i < group.parameters.size(); ++i, ++next) {
+      Parameter* const parameter = group.parameters[i];
+      if (i == 0 || fragment_of[next] != cut.back().fragment)
+        cut.push_back({parameter->offset(), parameter->offset(), group.compressed, fragment_of[next], {}});
+      cut.back().end += parameter->numel();
+      cut.back().parameters.push_back(parameter);
+    }
+  }
+  return cut;
 }
 
 GroupSpec group_spec(const Group& group, const std::string& scope, int ranks,

@@ -20,6 +20,7 @@ namespace topknot {
 struct Group {
   std::size_t begin = 0, end = 0;  // elements of the arena
   bool compressed = false;         // false: averaged dense
+  int fragment = 0;                // of in_fragments()
   std::vector<Parameter*> parameters;
   std::size_t numel() const { return end - begin; }
 };
@@ -75,6 +76,10 @@ void check_layer_density(const std::string& scope);
 // parameters; Error for a planning merge without its plan.
 std::vector<Group> cut_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
                               const std::string& merge, const std::vector<std::size_t>& planned = {});
+
+// The same groups, cut where one of `fragments` about equal shares of their parameters ends. Throws UserError for more
+// fragments than parameters.
+std::vector<Group> in_fragments(const std::vector<Group>& groups, int fragments);
 
 // The input of a group's compressor: scope tensor selects in each parameter alone, the others in the
 // whole group. `layer_density`, by parameter name, needs scope tensor (UserError).

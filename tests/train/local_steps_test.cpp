@@ -26,9 +26,9 @@ constexpr std::size_t kColumns = 5, kRows = 6, kSeed = 3;
 using Vector = std::array<double, kColumns>;
 
 // Two ranks, each with a least-squares problem of its own: gradient A^T (A x - b_r), 4 inner steps of rate 0.05.
-struct Problem {
+struct LeastSquares {
   std::vector<double> a = generated(kRows * kColumns, kSeed), b;
-  explicit Problem(int rank) : b(generated(kRows, static_cast<std::int64_t>(kSeed) + 1 + rank)) {}
+  explicit LeastSquares(int rank) : b(generated(kRows, static_cast<std::int64_t>(kSeed) + 1 + rank)) {}
 
   void gradient(std::span<const float> x, float* to) const {
     std::array<double, kColumns> sum{};
@@ -48,7 +48,7 @@ Config of(const Keys& keys) {
   return loaded.config;
 }
 
-// One parameter "w", and what exchanges its changes.
+// One parameter "w", or with `behind` two, whose values and gradients lie side by side; and what exchanges their changes.
 struct Replica {
   ParameterStore store;
   std::unique_ptr<LocalSteps> local;
@@ -56,12 +56,20 @@ struct Replica {
   std::unique_ptr<Exchange> exchange;
   Parameter* weight;
 
-  Replica(const Config& config, Communicator& communicator, const std::vector<double>& first) {
-    weight = &store.add("w", {static_cast<std::int64_t>(first.size())},
-                        [&](std::span<float> values, const CounterRng&) {
-                          std::copy(first.begin(), first.end(), values.begin());
+  Replica(const Config& config, Communicator& communicator, const std::vector<double>& first,
+          std::size_t behind = 0) {
+    const std::size_t before = first.size() - behind;
+    const auto add = [&](const char* name, std::size_t from, std::size_t count) {
+      return &store.add(name, {static_cast<std::int64_t>(count)},
+                        [&first, from](std::span<float> values, const CounterRng&) {
+                          std::copy_n(first.begin() + static_cast<std::ptrdiff_t>(from), values.size(),
+                                      values.begin());
                         });
+    };
+    if (behind > 0) add("v", before, behind);  // an arena begins with the last one
+    weight = add("w", 0, before);
     store.build([](const Parameter&) { return true; }, 1);
+    REQUIRE(store.arena().weights().size() == first.size());
     local = std::make_unique<LocalSteps>(config, store, communicator.rank());
     local->begin_run(1000);
     queue = std::make_unique<CollectiveQueue>(communicator);
@@ -75,14 +83,14 @@ std::vector<std::vector<float>> diloco(const Keys& keys) {
   std::vector<std::vector<float>> thetas[2];
   run_ranks("threads", 2, [&](Communicator& c) {
     Replica replica(config, c, generated(kColumns, kSeed + 20));
-    const Problem problem(c.rank());
+    const LeastSquares problem(c.rank());
     for (std::int64_t step = 0; step < 12; ++step) {
       problem.gradient({replica.weight->value(), kColumns}, replica.weight->gradient());
       const StepContext context{.step = step, .lr = 0.05};
       CHECK(replica.local->inner_step(context, 0));
-      CHECK(replica.local->ends_round(step) == (step % 4 == 3));
-      if (!replica.local->ends_round(step)) continue;
-      CHECK(replica.local->sync(*replica.exchange, context).committed());
+      CHECK(replica.local->exchanges_after(step) == (step % 4 == 3));
+      if (!replica.local->exchanges_after(step)) continue;
+      CHECK(replica.local->exchange_after(*replica.exchange, context).committed());
       const auto theta = replica.local->arena().weights();
       CHECK(std::equal(theta.begin(), theta.end(), replica.weight->value()));
       thetas[c.rank()].emplace_back(theta.begin(), theta.end());
@@ -125,6 +133,73 @@ TEST_CASE("DiLoCo: changes rounded to bfloat16 on the wire are averaged in float
                  {-0.8280841762, 0.6009324947, -0.5822393439, -0.1109017631, -0.041404923}}});
 }
 
+// Two fragments, sent every other step and applied a step later. golden: after steps 3, 5, ...: theta, and the weights
+// of rank 0.
+void check_streaming(const Keys& keys, const std::vector<std::array<Vector, 2>>& golden) {
+  const Config config =
+      of(with({"exchange.every=4", "exchange.fragments=2", "exchange.overlap_steps=1", "dist.ranks=2",
+               "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0"},
+              keys));
+  run_ranks("threads", 2, [&](Communicator& c) {
+    Replica replica(config, c, generated(kColumns, kSeed + 20), 3);
+    const LeastSquares problem(c.rank());
+    std::size_t applied = 0;
+    for (std::int64_t step = 0; step < 13; ++step) {
+      problem.gradient({replica.weight->value(), kColumns}, replica.weight->gradient());
+      const StepContext context{.step = step, .density = 1, .lr = 0.05};
+      CHECK(replica.local->inner_step(context, 0));
+      CHECK(replica.local->exchanges_after(step) == (step >= 1));
+      if (step < 1) continue;
+      const StepReport report = replica.local->exchange_after(*replica.exchange, context);
+      const bool applies = step >= 2 && step % 2 == 0;
+      CHECK((report.bytes_sent > 0) == applies);
+      if (!applies) continue;
+      const auto theta = replica.local->arena().weights();
+      for (std::size_t j = 0; j < kColumns; ++j) {
+        CHECK(static_cast<double>(theta[j]) == Approx(golden[applied][0][j]).margin(2e-5));
+        if (c.rank() == 0)
+          CHECK(static_cast<double>(replica.weight->value()[j]) ==
+                Approx(golden[applied][1][j]).margin(2e-5));
+      }
+      ++applied;
+    }
+    CHECK(applied == golden.size());
+  });
+}
+
+TEST_CASE("Streaming DiLoCo: fragments in turn, applied a step later, half of a rank's own weights stays") {
+  check_streaming({"exchange.outer.alpha=0.5"},
+                  {{{{-0.1053822085, 0.6155191904, -0.5745420996, -0.07234797286, 9.194436039e-06},
+                     {-0.2149324004, 0.608500765, -0.5844540392, -0.09985378576, -0.01756078276}}},
+                   {{{-0.1053822085, 0.6155191904, -0.5640272153, -0.07808300669, -0.001841873414},
+                     {-0.4421519143, 0.6072812206, -0.5773134858, -0.09626072815, -0.01483223328}}},
+                   {{{-0.3815918459, 0.6217413002, -0.5640272153, -0.07808300669, -0.001841873414},
+                     {-0.5054556392, 0.6087887554, -0.5913162696, -0.1157371689, -0.03102504664}}},
+                   {{{-0.3815918459, 0.6217413002, -0.5681849947, -0.092939372, -0.01550061895},
+                     {-0.6823831201, 0.602423162, -0.5837812601, -0.1104903541, -0.02857136058}}},
+                   {{{-0.5946799953, 0.6142488113, -0.5681849947, -0.092939372, -0.01550061895},
+                     {-0.7114568233, 0.6012389015, -0.5978620609, -0.1265472087, -0.04374067516}}},
+                   {{{-0.5946799953, 0.6142488113, -0.5769687536, -0.1042457152, -0.03075757262},
+                     {-0.8531041067, 0.593141289, -0.5911742351, -0.119781166, -0.04185681496}}}});
+}
+
+TEST_CASE("Streaming DiLoCo: changes of 4 bits on the wire, and the weights of all ranks take over") {
+  check_streaming(
+      {"compress.name=topk", "compress.density=1", "compress.memory=none", "compress.values=e3m0"},
+      {{{{-0.1049199182, 0.6169408281, -0.5745420996, -0.07234797286, 9.194436039e-06},
+         {-0.1049199182, 0.6169408281, -0.5844540392, -0.09985378576, -0.01756078276}}},
+       {{{-0.1049199182, 0.6169408281, -0.5621369033, -0.07728340723, -0.00245852275},
+         {-0.3511080078, 0.6183564095, -0.5621369033, -0.07728340723, -0.00245852275}}},
+       {{{-0.3741791592, 0.6217687503, -0.5621369033, -0.07728340723, -0.00245852275},
+         {-0.3741791592, 0.6217687503, -0.5829641205, -0.1051443061, -0.02506428267}}},
+       {{{-0.3741791592, 0.6217687503, -0.5588475384, -0.09373482532, -0.02303243007},
+         {-0.5731749709, 0.6141870655, -0.5588475384, -0.09373482532, -0.02303243007}}},
+       {{{-0.629113092, 0.6153802565, -0.5588475384, -0.09373482532, -0.02303243007},
+         {-0.629113092, 0.6153802565, -0.5796463487, -0.118275786, -0.04454903461}}},
+       {{{-0.629113092, 0.6153802565, -0.5702180634, -0.110492135, -0.04757966699},
+         {-0.7841099143, 0.6038019515, -0.5702180634, -0.110492135, -0.04757966699}}}});
+}
+
 TEST_CASE("outer SGD with and without momentum, as PyTorch writes it") {
   // theta by step for the average changes 1, 0.5, -0.25, 0.125.
   const auto by = [](const Keys& keys) {
@@ -135,7 +210,7 @@ TEST_CASE("outer SGD with and without momentum, as PyTorch writes it") {
       for (std::int64_t step = 0; step < 4; ++step) {
         const std::array change{1.0f, 0.5f, -0.25f, 0.125f};
         *replica.weight->value() -= change[static_cast<std::size_t>(step)];
-        replica.local->sync(*replica.exchange, {.step = step});
+        replica.local->exchange_after(*replica.exchange, {.step = step});
         thetas.push_back(*replica.weight->value());
       }
     });
@@ -157,13 +232,13 @@ TEST_CASE("a sync that one rank makes not finite leaves all ranks at theta, and 
       Replica replica(config, c, {1, 2, 3, 4});
       for (int j = 0; j < 4; ++j) replica.weight->value()[j] += 1;
       if (c.rank() == 1) replica.weight->value()[2] = std::numeric_limits<float>::infinity();
-      const StepReport report = replica.local->sync(*replica.exchange, {.step = 0, .density = 0.5});
+      const StepReport report = replica.local->exchange_after(*replica.exchange, {.step = 0, .density = 0.5});
       CHECK_FALSE(report.committed());
       CHECK(report.status.bad_rank == 1);
       for (int j = 0; j < 4; ++j) CHECK(replica.weight->value()[j] == static_cast<float>(j + 1));
       // The next one goes on as if nothing had been: no residual, no momentum of it.
       for (int j = 0; j < 4; ++j) replica.weight->value()[j] += 1;
-      CHECK(replica.local->sync(*replica.exchange, {.step = 1, .density = 1}).committed());
+      CHECK(replica.local->exchange_after(*replica.exchange, {.step = 1, .density = 1}).committed());
       for (int j = 0; j < 4; ++j)
         CHECK(static_cast<double>(replica.weight->value()[j]) == Approx(j + 1 + 0.7 * 1.9));
     });
@@ -248,6 +323,40 @@ TEST_CASE("a run that is resumed in the middle of a round has the same bits") {
                                   "train.max_steps=9", "compress.name=topk"}}) {
     const Keys keys = with(local, method);
     check_same(whole(keys), stopped_and_resumed(keys, 4));
+  }
+}
+
+TEST_CASE("fragments are sent in turn and counted where they arrive; the last step brings all of them") {
+  const Run run =
+      train("threads", 2,
+            {"exchange.every=8", "exchange.fragments=2", "exchange.overlap_steps=3", "train.max_steps=21"});
+  REQUIRE(run.metrics.steps.size() == 21);
+  std::uint64_t whole = 0;
+  for (const StepRecord& step : run.metrics.steps) {
+    const bool arrives = step.step > 4 && step.step % 4 == 3;
+    CHECK((step.bytes_sent > 0) == (arrives || step.step == 21));
+    if (step.step == 7 || step.step == 11) whole += step.bytes_sent;
+  }
+  // Behind step 21: the one sent after step 20, and again both.
+  const Run once = train("threads", 2, {"exchange.every=8", "train.max_steps=8"});
+  CHECK(whole == once.metrics.steps.back().bytes_sent);
+  CHECK(run.metrics.steps.back().bytes_sent > whole);
+}
+
+TEST_CASE(
+    "fragments: threads equal gloo, and a run that is resumed with a sync under way has the same bits") {
+  const Keys local{"exchange.every=8",  "exchange.fragments=2",      "exchange.overlap_steps=3",
+                   "dist.ranks=2",      "exchange.outer.alpha=0.25", "train.max_steps=30",
+                   "train.stop_after=0"};
+  for (const Keys& method :
+       {Keys{"compress.name=dense", "optimizer.name=adamw"},
+        Keys{"compress.name=topk", "compress.density=0.1", "exchange.merge=none"},
+        Keys{"compress.name=powersgd", "compress.density=0.001", "compress.warmup=[]"}}) {
+    const Keys keys = with(local, method);
+    const auto one = whole(keys);
+    for (const int stop : {3, 4, 6, 7, 13}) check_same(one, stopped_and_resumed(keys, stop));
+    const Keys run = with(keys, {"train.max_steps=14"});
+    CHECK(train("threads", 2, run).checksums == train("gloo", 2, run).checksums);
   }
 }
 
@@ -343,6 +452,14 @@ TEST_CASE("local steps refuse what clips gradients before they are exchanged") {
                of({"exchange.every=4", "exchange.outer.momentum=0"});
              }),
              Contains("exchange.outer.name=sgd"));
+  CHECK_THAT(error_text([] {
+               of({"exchange.every=8", "exchange.fragments=3"});
+             }),
+             Contains("exchange.fragments") && Contains("multiple"));
+  CHECK_THAT(error_text([] {
+               of({"exchange.every=8", "exchange.fragments=2", "exchange.overlap_steps=4"});
+             }),
+             Contains("exchange.overlap_steps") && Contains("4 steps apart"));
 }
 
 }  // namespace topknot

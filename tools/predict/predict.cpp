@@ -225,6 +225,11 @@ Prediction predict(const ExchangeProfile& profile, const PredictSetting& setting
   p.exposed = std::max(0.0, makespan - p.backward - p.encode) + later +
               (at.overlaps ? std::max(0.0, agreement - p.decode) : agreement);
   p.communicate += later + agreement;
+  if (setting.every > 0) {  // a sync has nothing to hide behind
+    p.every = setting.every;
+    for (double* part : {&p.encode, &p.decode, &p.communicate}) *part /= static_cast<double>(p.every);
+    p.exposed = p.communicate;
+  }
   p.iteration = alone + p.encode + p.exposed + p.decode;
   p.speed_up = p.ranks * alone / p.iteration;
   p.efficiency = alone / p.iteration;

@@ -60,6 +60,7 @@ struct PredictSetting {
   std::string merge = "all";
   std::string collective = "all_gather";  // also gtopk, oktopk, auto
   std::vector<std::size_t> groups = {};   // in place of merge, as exchange.groups has them
+  std::int64_t every = 0;                 // exchange.every
 };
 
 struct Prediction {
@@ -70,6 +71,7 @@ struct Prediction {
   int ranks = 1;
   PredictedNetwork network;
   std::size_t groups = 0;
+  std::int64_t every = 0;  // local steps: a sync behind so many steps, of which each has its share here
   double data = 0, forward = 0, backward = 0, encode = 0, decode = 0, update = 0;
   double communicate = 0;  // all collectives, the byte of the agreement included
   double exposed = 0;      // the part of it that the computation waits for

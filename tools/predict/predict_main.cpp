@@ -39,6 +39,9 @@ constexpr const char* kText =
     "                      (default: dense and all that were profiled)\n"
     "  --collective LIST   collectives, by train --list collectives, or auto (default: all_gather); of\n"
     "                      methods that send entries\n"
+    "  --every LIST        local steps between two exchanges, by exchange.every; 0: gradients, in every "
+    "step\n"
+    "                      (default: 0)\n"
     "  --measured DIR ...  runs, or replays that bench wrote, to compare with the model: error in percent.\n"
     "                      DIR:rate=100mbit says which network it had (default: the first --rate)\n"
     "  --out DIR           also write prediction.csv, prediction.json and prediction.html\n"
@@ -63,7 +66,7 @@ double parse_number(const std::string& option, const std::string& text, double l
 struct Arguments {
   std::vector<std::string> runs, measured;
   std::vector<std::string> ranks, rates{"measured"}, latencies, merges{"all", "optimal"}, methods,
-      collectives{"all_gather"};
+      collectives{"all_gather"}, every{"0"};
   std::string tcp_share, out;
   bool papers = false;
 };
@@ -77,8 +80,9 @@ bool parse(int argc, char** argv, Arguments& a) {
   for (CLI::Option* option :
        {list("--ranks", a.ranks), list("--rate", a.rates), list("--latency", a.latencies),
         list("--merge", a.merges), list("--method", a.methods), list("--collective", a.collectives),
-        app.add_option("--measured", a.measured), app.add_option("--tcp-share", a.tcp_share),
-        app.add_option("--out", a.out), app.add_option("runs", a.runs)})
+        list("--every", a.every), app.add_option("--measured", a.measured),
+        app.add_option("--tcp-share", a.tcp_share), app.add_option("--out", a.out),
+        app.add_option("runs", a.runs)})
     option->excludes(papers);
   return parse_options(app, kText, argc, argv);
 }
@@ -99,13 +103,18 @@ std::vector<PredictedNetwork> networks(const Arguments& a) {
   return result;
 }
 
-std::vector<int> ranks(const Arguments& a) {
+std::set<int> whole_numbers(const std::string& option, const std::vector<std::string>& texts, double least) {
   std::set<int> result;
-  for (const std::string& text : a.ranks) {
-    const double value = parse_number("--ranks", text, 1, kMostRanks);
-    if (value != std::floor(value)) throw UserError("--ranks: '" + text + "' is no whole number");
+  for (const std::string& text : texts) {
+    const double value = parse_number(option, text, least, kMostRanks);
+    if (value != std::floor(value)) throw UserError(option + ": '" + text + "' is no whole number");
     result.insert(static_cast<int>(value));
   }
+  return result;
+}
+
+std::vector<int> ranks(const Arguments& a) {
+  std::set<int> result = whole_numbers("--ranks", a.ranks, 1);
   if (result.empty())
     for (int p = 1; p <= 1024; p *= 2) result.insert(p);
   return {result.begin(), result.end()};
@@ -163,6 +172,7 @@ int run(int argc, char** argv) {
                       ", auto");
   const auto nets = networks(a);
   const auto counts = ranks(a);
+  const auto every = whole_numbers("--every", a.every, 0);
   std::vector<ExchangeProfile> profiles;
   PredictReport report;
   for (const auto& folder : a.runs) {
@@ -175,9 +185,11 @@ int run(int argc, char** argv) {
       for (const auto& collective : a.collectives) {
         if (!sends_entries(profile) && collective != a.collectives.front()) continue;
         for (const auto& merge : a.merges)
-          for (const int count : counts)
-            report.predictions.push_back(predict(
-                profile, {count, network, merge, sends_entries(profile) ? collective : "all_gather"}));
+          for (const int steps : every)
+            for (const int count : counts)
+              report.predictions.push_back(predict(
+                  profile,
+                  {count, network, merge, sends_entries(profile) ? collective : "all_gather", {}, steps}));
       }
   for (const auto& folder : a.measured) report.judgements.push_back(judged(folder, profiles, nets.front()));
   report.assumptions = assumptions_of(profiles, nets);

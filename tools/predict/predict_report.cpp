@@ -41,6 +41,7 @@ Json json_of(const Prediction& p) {
   json["collective"] = p.collective;
   json["merge"] = p.merge;
   json["groups"] = p.groups;
+  json["every"] = p.every;
   json["ranks"] = p.ranks;
   json["rate"] = p.network.name;
   json["latency_s"] = p.network.latency ? Json(*p.network.latency) : Json("measured");
@@ -187,7 +188,7 @@ std::vector<PredictedCurve> curves_of(const PredictReport& report, const Predict
     const std::string name = p.method + (p.method == "dense" ? "" : " " + short_text(p.density)) +
                              (p.options.empty() ? "" : " " + p.options) +
                              (p.asked_collective == "all_gather" ? "" : ", " + p.asked_collective) +
-                             ", merge " + p.merge;
+                             ", merge " + p.merge + (p.every > 0 ? ", every " + std::to_string(p.every) : "");
     auto at = std::find_if(curves.begin(), curves.end(), [&](const auto& c) { return c.name == name; });
     if (at == curves.end()) at = curves.insert(curves.end(), {name, {}});
     at->points.push_back(&p);
@@ -282,12 +283,12 @@ std::string prediction_text(const PredictReport& report) {
 }
 
 std::string prediction_csv(const PredictReport& report) {
-  std::string text = "kind,method,options,density,collective,merge,groups,ranks,rate,latency_s";
+  std::string text = "kind,method,options,density,collective,merge,groups,every,ranks,rate,latency_s";
   for (const Column& column : kColumns) text += std::string(",") + column.name;
   text += "\n";
   for (const Prediction& p : report.predictions) {
-    text += fmt::format("modelled,{},{},{},{},{},{},{},{},{}", p.method, p.options, number(p.density),
-                        p.collective, p.merge, p.groups, p.ranks, p.network.name,
+    text += fmt::format("modelled,{},{},{},{},{},{},{},{},{},{}", p.method, p.options, number(p.density),
+                        p.collective, p.merge, p.groups, p.every, p.ranks, p.network.name,
                         p.network.latency ? number(*p.network.latency) : "measured");
     for (const Column& column : kColumns) text += "," + number(p.*column.figure);
     text += "\n";

@@ -69,12 +69,14 @@ struct Config {
     Exchange() { merge = "auto"; }
     std::string profile;     // a file of measured times; empty: measured if they are needed
     std::int64_t every = 0;  // steps; 0: gradients are exchanged, in every step
+    std::int64_t overlap_steps = 0;
   } exchange;
 
   // What the exchanged change of the weights does to them, if exchange.every is given (train/local_steps.h).
   struct Outer {
     std::string name = "nesterov";  // nesterov, sgd
     double lr = 0.7, momentum = 0.9;
+    double alpha = 0;  // what a rank keeps of its own weights
   } outer;
 
   struct Dist : DistKeys {

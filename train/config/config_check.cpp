@@ -146,6 +146,14 @@ std::vector<Problem> check_config(const Config& config) {
       need(value == 0, key,
            "clips a gradient before it is exchanged, and with " + every +
                " no gradient is; train.clip_global clips the gradient of each local step");
+    const std::int64_t fragments = config.exchange.fragments, apart = config.exchange.every / fragments;
+    need(config.exchange.every % fragments == 0, "exchange.fragments",
+         fmt::format(
+             "{} fragments take turns of equal length, so exchange.every must be a multiple of them, not {}",
+             fragments, config.exchange.every));
+    need(apart == 0 || config.exchange.overlap_steps < apart, "exchange.overlap_steps",
+         fmt::format("one exchange is under way at a time, and they are {} apart; give fewer",
+                     count_text(apart, "step")));
     need(config.outer.name != "nesterov" || config.outer.momentum > 0, "exchange.outer.momentum",
          "Nesterov's momentum needs one above 0; exchange.outer.name=sgd has none");
   }

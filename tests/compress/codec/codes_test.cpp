@@ -13,6 +13,7 @@
 #include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/positions.h"
 
 using namespace topknot;
@@ -244,7 +245,7 @@ TEST_CASE("what decodes from finite values is finite, to the largest float and t
       for (std::size_t i = 0; i < values.size(); ++i) {
         INFO(code << ": " << values[i] << " came back as " << back[i]);
         CHECK(std::isfinite(back[i]));
-        if (code.starts_with("centroid")) continue;  // whose values are means
+        if (code.starts_with("centroid") || code == "e3m0") continue;  // of means, and powers of two
         CHECK(std::abs(back[i] - values[i]) <=
               std::max(std::abs(values[i]) / 127, largest(values) / 254) + 0x1p-119f);
       }
@@ -257,6 +258,28 @@ TEST_CASE("what a code has decoded it sends again without change") {
       const std::vector<float> once = through(code, normal_values(1000, scale, 3));
       CHECK(same_bits(through(code, once), once));
     }
+}
+
+TEST_CASE("e3m0 takes the nearest power of two down to a 64th of the largest, ties to the even code") {
+  // Golden values: a float64 script after the paper's format.
+  CHECK(through("e3m0", {1, -0.8f, 0.7f, 0.3f, -0.1f, 0.05f, 0.01f, 0.005f}) ==
+        std::vector<float>{1, -1, 0.5f, 0.25f, -0.125f, 0.0625f, 0.015625f, 0});
+  // In units of a = 16: the middles.
+  CHECK(through("e3m0", {16, 12, -6, 3, 1.5f, 0.75f, 0.375f, 0.125f, -0.125f}) ==
+        std::vector<float>{16, 8, -8, 2, 2, 0.5f, 0.5f, 0, 0});
+  CHECK(through("e3m0", {-0.0f, 0x1p-120f}) == std::vector<float>{0, 0});
+  CHECK(value_codecs().find("e3m0").bytes(4095) == 4 + 2048);
+  const auto refused = [](std::vector<unsigned char> bytes, std::size_t count, const std::string& part) {
+    std::vector<float> back(count);
+    return says(
+        error_text([&] { value_codecs().find("e3m0").decode(std::as_bytes(std::span(bytes)), back); }),
+        {part});
+  };
+  CHECK(refused({0, 0, 128, 63, 0x87}, 2, "code"));         // 1 and -0
+  CHECK(refused({0, 0, 128, 63, 0x17}, 1, "code"));         // behind the last value
+  CHECK(refused({0, 0, 128, 63, 0x06}, 1, "their scale"));  // nothing is the largest
+  CHECK(refused({0, 0, 0, 0, 0x07}, 1, "their scale"));     // of a scale of 0
+  CHECK(refused({0, 0, 128, 127, 0x07}, 1, "scale"));       // infinite
 }
 
 TEST_CASE("bf16 rounds to nearest, ties to even") {

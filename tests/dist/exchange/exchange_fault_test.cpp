@@ -265,6 +265,23 @@ TEST_CASE("merge none, all and size:BYTES make the groups they promise", "[excha
   CHECK(ends(cut_groups(*model.arena, true, "model", "all")) == std::vector<std::size_t>{61, 68});
 }
 
+TEST_CASE("fragments are about equal parts of the parameters, and cut the groups", "[exchange]") {
+  TinyModel model;  // conv 12, head 33, unused 6, middle 10 | bias 7
+  const auto fragments = [&](const std::string& merge, int count) {
+    std::vector<std::pair<std::size_t, int>> parts;  // ends
+    for (const Group& group : in_fragments(cut_groups(*model.arena, true, "group", merge), count))
+      parts.emplace_back(group.end, group.fragment);
+    return parts;
+  };
+  using Parts = std::vector<std::pair<std::size_t, int>>;
+  CHECK(fragments("all", 1) == Parts{{61, 0}, {68, 0}});
+  CHECK(fragments("all", 2) == Parts{{45, 0}, {61, 1}, {68, 1}});
+  CHECK(fragments("all", 3) == Parts{{12, 0}, {45, 1}, {61, 2}, {68, 2}});
+  CHECK(fragments("none", 4) == Parts{{12, 0}, {45, 1}, {51, 2}, {61, 3}, {68, 3}});
+  CHECK(fragments("all", 5) == Parts{{12, 0}, {45, 1}, {51, 2}, {61, 3}, {68, 4}});
+  CHECK_THROWS_AS(fragments("all", 6), UserError);
+}
+
 TEST_CASE("auto makes buckets, the first one small, and one group where the scope is the model",
           "[exchange]") {
   constexpr std::size_t mib = std::size_t{1} << 20;

@@ -137,6 +137,19 @@ TEST_CASE("without a price for messages and bytes nothing is exposed") {
   CHECK(p.iteration == Approx(0.8 + p.encode + p.decode));
 }
 
+TEST_CASE("with local steps a step has its share of a sync, which nothing hides") {
+  const PredictedNetwork slow = network("8mbit", 0.001);
+  const Prediction once = predict(one_layer_dense(), {4, slow, "all", "all_gather", {}, 10});
+  CHECK(once.communicate == Approx(0.0013003));
+  CHECK(once.iteration == Approx(0.35 + 0.0013003));
+  CHECK(once.speed_up == Approx(4 * 0.35 / 0.3513003));
+  const Prediction each = predict(sparse_profile(), {4, slow}),
+                   sync = predict(sparse_profile(), {4, slow, "all", "all_gather", {}, 1});
+  CHECK(sync.exposed == Approx(each.communicate));
+  CHECK(sync.encode == Approx(each.encode));
+  CHECK(sync.iteration == Approx(0.8 + each.encode + each.communicate + each.decode));
+}
+
 TEST_CASE("a step takes longer with more ranks, a slower link and a greater latency") {
   for (const auto& profile : {sparse_profile(), dense_profile(sparse_profile())})
     for (const char* merge : {"none", "all", "size:4000", "optimal"}) {
