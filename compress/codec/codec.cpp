@@ -200,15 +200,16 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
   if (header.count > numel || (!entries.finite && header.count > 0))
     damaged_block(fmt::format("count {} of {}", header.count, numel));
   std::span<const std::byte> body = block.subspan(sizeof header);
-  // A value takes a bit at least: this bounds what is allocated below.
-  if (value_codec.bytes(header.count) > body.size()) damaged_block("shorter than its count");
+  // The least that values take bounds what is allocated below.
+  if ((value_codec.least ? value_codec.least : value_codec.bytes)(header.count) > body.size())
+    damaged_block("shorter than its count");
   entries.indices.resize(header.count);
   std::vector<std::uint32_t> fillers;
   if (header.count > 0) body = body.subspan(layout->decode(body, numel, entries.indices, fillers));
   check_positions(entries.indices, numel);
   if (!value_codec.fills) fillers.clear();
   const std::size_t slots = header.count + fillers.size();
-  if (value_codec.bytes(slots) != body.size())
+  if ((!value_codec.least || slots == 0) && value_codec.bytes(slots) != body.size())
     damaged_block(fmt::format("{} bytes of values for {} entries", body.size(), slots));
   entries.values.resize(slots);
   value_codec.decode(body, entries.values);

@@ -35,9 +35,11 @@ struct ValueCodec {
   std::size_t (*bytes)(std::size_t count);  // at least a bit per value; 0 of none
   // Appends bytes(values.size()) bytes. What decodes from finite values is finite.
   void (*encode)(std::span<const float> values, std::vector<std::byte>& out);
-  // `in` has bytes(out.size()) bytes. Throws Error if they are not what encode() writes; values that are not
+  // `in` has bytes(out.size()) bytes, or all there is. Throws Error if they are not what encode() writes; values that are not
   // finite may come out, read_block refuses them.
   void (*decode)(std::span<const std::byte> in, std::span<float> out);
+  // Where the length depends on the values: the least, and bytes() is a guess; decode() checks the length. Or null.
+  std::size_t (*least)(std::size_t count) = nullptr;
 };
 
 // A way to write positions; its functions are never called with none.

@@ -12,6 +12,7 @@
 #include "compress/sparse.h"
 #include "compress/transform.h"
 #include "tests/compress/fixtures.h"
+#include "tests/compress/normal_values.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
@@ -219,6 +220,58 @@ TEST_CASE("centroid2 puts the mean of its bin in each value's place") {
   CHECK(through("centroid2", {2.5f, 2.5f, 2.5f}) == std::vector<float>{2.5f, 2.5f, 2.5f});
   CHECK(through("centroid2", {-3}) == std::vector<float>{-3});
   CHECK(through("centroid2", {4, 1, 3, 2, 1}) == std::vector<float>{4, 1, 3, 2, 1});  // four values stay
+}
+
+TEST_CASE("centroid2_ans has centroid2's values, in what their codes' entropy says") {
+  // What a selection by magnitude leaves of normal values, one value alone, and values of which each is there once.
+  std::vector<float> large;
+  for (const float value : normal_values(400000, 1, 5))
+    if (std::abs(value) > 2) large.push_back(value);
+  for (const std::vector<float>& values : {large, std::vector<float>(5000, 0.5f),
+                                           std::vector<float>{4, 1, 3, 2}, normal_values(20000, 1e-3, 6)}) {
+    const std::vector<float> back = through("centroid2_ans", values);
+    CHECK(same_bits(back, through("centroid2", values)));
+    std::map<float, double> counts;
+    for (const float value : back) counts[value] += 1;
+    double bits = 0;
+    for (const auto& [value, count] : counts)
+      bits -= count * std::log2(count / static_cast<double>(back.size()));
+    std::vector<std::byte> coded;
+    value_codecs().find("centroid2_ans").encode(values, coded);
+    CHECK(static_cast<double>(coded.size()) <=
+          36 + 2 + 1.02 * bits / 8 + 1e-3 * static_cast<double>(values.size()) / 8);
+  }
+  std::vector<std::byte> coded;
+  value_codecs().find("centroid2_ans").encode(large, coded);
+  CHECK(8 * coded.size() < 1.15 * static_cast<double>(large.size()));
+  CHECK(std::abs(static_cast<double>(value_codecs().find("centroid2_ans").bytes(large.size())) /
+                     static_cast<double>(coded.size()) -
+                 1) < 0.1);
+}
+
+TEST_CASE("damaged codes of centroid2_ans are refused") {
+  const ValueCodec& codec = value_codecs().find("centroid2_ans");
+  const std::vector<float> values = normal_values(1000, 1, 7);
+  std::vector<std::byte> good;
+  codec.encode(values, good);
+  const auto refused = [&](std::vector<std::byte> bad, const std::string& part, std::size_t count = 1000) {
+    std::vector<float> back(count);
+    return says(error_text([&] { codec.decode(bad, back); }), {part});
+  };
+  const auto with_bit = [&](std::size_t at) {
+    std::vector<std::byte> bad = good;
+    bad[at] ^= std::byte{1};
+    return bad;
+  };
+  CHECK(refused({good.begin(), good.begin() + 31}, "cut off"));
+  CHECK(refused(good, "counts of centroids", 999));
+  CHECK(refused(with_bit(16), "counts of centroids"));
+  for (const std::size_t at : {32u, 35u, 40u, static_cast<unsigned>(good.size() - 1)})
+    CHECK(refused(with_bit(at), "codes that are not"));
+  CHECK(refused({good.begin(), good.end() - 2}, "codes that are not"));
+  std::vector<std::byte> longer = good;
+  longer.resize(good.size() + 2);
+  CHECK(refused(longer, "codes that are not"));
 }
 
 TEST_CASE("centroid1 sends the means of what is below 0 and of what is not") {

@@ -11,6 +11,7 @@
 #include "compress/codec/code_bits.h"
 #include "nn/base/check.h"
 #include "nn/core/rng.h"
+#include "tests/compress/normal_values.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
@@ -69,17 +70,10 @@ std::vector<float> through(const std::string& code, const std::vector<float>& va
   const auto* const value_codec = &value_codecs().find(code);
   std::vector<std::byte> bytes;
   value_codec->encode(values, bytes);
-  REQUIRE(bytes.size() == value_codec->bytes(values.size()));
+  if (!value_codec->least) REQUIRE(bytes.size() == value_codec->bytes(values.size()));
   std::vector<float> back(values.size());
   value_codec->decode(bytes, back);
   return back;
-}
-
-std::vector<float> normal_values(std::size_t n, double scale, std::uint32_t seed) {
-  const CounterRng rng(seed, RngUse::test);
-  std::vector<float> values(n);
-  for (std::size_t i = 0; i < n; ++i) values[i] = static_cast<float>(scale * rng.normal(i));
-  return values;
 }
 
 float largest(const std::vector<float>& values) {
