@@ -123,7 +123,8 @@ void print_memory(const Config& config, const Dataset& data, const ParameterAren
     line("weights after a sync", weights);
     line("changes of weights", 2 * gradient, "  what is exchanged, error feedback, the average");
     line("outer momentum", config.outer.momentum > 0 ? gradient : 0);
-    if (config.exchange.overlap_steps > 0) line("changes under way", gradient);
+    if (config.exchange.overlap_steps > 0)
+      line("a sync under way", gradient + cost.method, "  to go on from a checkpoint");
   }
   line("method state", cost.method, "  velocities, thresholds and the like");
   line("activations", cost.activations,

@@ -52,6 +52,7 @@ class LocalSteps {
   bool inner_step(const StepContext& context, float loss);
   // Whether a sync begins or ends behind this inner step, counted from 0; then exchange_after() makes it do so.
   bool exchanges_after(std::int64_t step) const;
+  bool under_way() const { return sync_.has_value(); }
   // Collective. `exchange`: of arena(). Returns the syncs that ended, together; none: a report of nothing.
   StepReport exchange_after(Exchange& exchange, const StepContext& context);
   // For what looks at theta through the model: an evaluation. A second call puts the rank's own weights back.

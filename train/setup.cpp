@@ -116,7 +116,10 @@ CompressOptions compress_options(const Config& config) {
 }
 
 ExchangeOptions exchange_options(const Config& config) {
-  return {config.exchange, config.compress, compress_options(config), config.dist.ordered_sum};
+  ExchangeOptions options{config.exchange, config.compress, compress_options(config),
+                          config.dist.ordered_sum};
+  if (!makes_local_steps(config)) options.fragments = 1;
+  return options;
 }
 
 ExchangeOptions exchange_options(const Config& config, const ParameterArena& arena) {

@@ -160,7 +160,9 @@ StepReport Step::make_local(const StepContext& context) {
   exchange_->clear_spans();
   if (local_->exchanges_after(context.step)) {
     report = local_->exchange_after(*exchange_, context);
-    synchronize_statistics(model_->store, config_.train.bn_stats, queue_, communicator_);
+    // Not behind what was only sent: it would wait for it.
+    if (!local_->under_way())
+      synchronize_statistics(model_->store, config_.train.bn_stats, queue_, communicator_);
   }
   if (inner.bad && report.committed()) {
     report.status.bad = 1, report.status.bad_rank = communicator_.rank();

@@ -205,7 +205,9 @@ class Trainer {
   bool report_due() const {
     const std::int64_t ahead =
         makes_local_steps(config_) ? std::min(step_.steps_ahead(), steps_in_patience_) : step_.steps_ahead();
-    return settle_due() || static_cast<std::int64_t>(pending_.size()) >= ahead;
+    // The ranks' report would wait for a sync that is under way, so that little of it would overlap.
+    const std::int64_t patience = step_.sync_under_way() ? 4 : 1;
+    return settle_due() || static_cast<std::int64_t>(pending_.size()) >= patience * ahead;
   }
 
   // A run that stops leaves its evaluation to the start that resumes it. Returns the signal that ended an

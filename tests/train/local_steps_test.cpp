@@ -245,6 +245,40 @@ TEST_CASE("a sync that one rank makes not finite leaves all ranks at theta, and 
   }
 }
 
+TEST_CASE(
+    "a sync of a fragment that is discarded while steps go on leaves all ranks at theta, of that fragment") {
+  const Config config = of({"exchange.every=4", "exchange.fragments=2", "exchange.overlap_steps=1",
+                            "exchange.outer.alpha=0.5", "dist.ranks=2"});
+  run_ranks("threads", 2, [&](Communicator& c) {
+    Replica replica(config, c, {1, 2, 3, 4}, 2);
+    float* const x = replica.weight->value();
+    const auto move = [&](std::int64_t step) {
+      for (int j = 0; j < 4; ++j) x[j] += 1;
+      if (step == 1 && c.rank() == 1) x[0] = std::numeric_limits<float>::infinity();
+      return replica.local->exchanges_after(step)
+                 ? replica.local->exchange_after(*replica.exchange, {.step = step, .density = 1})
+                 : StepReport();
+    };
+    CHECK(move(0).committed());
+    CHECK(move(1).committed());  // sent
+    const StepReport report = move(2);
+    CHECK_FALSE(report.committed());
+    CHECK(report.status.bad_rank == 1);
+    CHECK((x[0] == 1 && x[1] == 2));  // not half of what the rank has
+    CHECK((x[2] == 6 && x[3] == 7));  // the other fragment's own steps stay
+    CHECK(move(3).committed());       // the other one is sent
+    CHECK(move(4).committed());
+    CHECK(x[0] == 3);
+    // theta + (theta - x) (0.7 and momentum), and half of the way from there to x.
+    CHECK(static_cast<double>(x[2]) == Approx(0.5 * 8 + 0.5 * (3 + 4 * 0.7 * 1.9)));
+  });
+}
+
+TEST_CASE("fragments mean nothing without local steps") {
+  const Keys keys{"exchange.fragments=3", "train.max_steps=4"};
+  CHECK(train("threads", 2, keys).checksums == train("threads", 2, {"train.max_steps=4"}).checksums);
+}
+
 TEST_CASE("an inner step that is not finite changes nothing on its rank") {
   const Config config = of({"exchange.every=4", "optimizer.name=adamw", "train.clip_global=1"});
   run_ranks("threads", 1, [&](Communicator& c) {
@@ -460,6 +494,11 @@ TEST_CASE("local steps refuse what clips gradients before they are exchanged") {
                of({"exchange.every=8", "exchange.fragments=2", "exchange.overlap_steps=4"});
              }),
              Contains("exchange.overlap_steps") && Contains("4 steps apart"));
+  CHECK_THAT(
+      error_text([] {
+        of({"exchange.every=8", "exchange.fragments=2", "compress.name=topk", "train.distribution_every=2"});
+      }),
+      Contains("train.distribution_every"));
 }
 
 }  // namespace topknot

@@ -190,6 +190,7 @@ Prediction predict(const ExchangeProfile& profile, const PredictSetting& setting
   p.ranks = setting.ranks, p.network = setting.network;
   p.data = at.data_s, p.forward = at.forward_s, p.backward = at.backward_s, p.update = at.update_s;
   const double alone = p.data + p.forward + p.backward + p.update;
+  p.every = setting.every;
   if (setting.ranks == 1) {
     p.iteration = alone;
     return p;
@@ -225,8 +226,7 @@ Prediction predict(const ExchangeProfile& profile, const PredictSetting& setting
   p.exposed = std::max(0.0, makespan - p.backward - p.encode) + later +
               (at.overlaps ? std::max(0.0, agreement - p.decode) : agreement);
   p.communicate += later + agreement;
-  if (setting.every > 0) {  // a sync has nothing to hide behind
-    p.every = setting.every;
+  if (p.every > 0) {  // a sync has nothing to hide behind
     for (double* part : {&p.encode, &p.decode, &p.communicate}) *part /= static_cast<double>(p.every);
     p.exposed = p.communicate;
   }

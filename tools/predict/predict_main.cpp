@@ -52,7 +52,7 @@ constexpr const char* kText =
     "  predict runs/p4 --rate 100mbit,1gbit,10gbit --out scaling\n"
     "  predict runs/p4 --ranks 4,16 --collective auto --measured runs/p4 runs/replay16:rate=100mbit\n";
 
-constexpr double kMostRanks = 1 << 20;
+constexpr double kMostRanks = 1 << 20, kMostSteps = 1e9;
 
 double parse_number(const std::string& option, const std::string& text, double least, double most) {
   double value = 0;
@@ -103,10 +103,11 @@ std::vector<PredictedNetwork> networks(const Arguments& a) {
   return result;
 }
 
-std::set<int> whole_numbers(const std::string& option, const std::vector<std::string>& texts, double least) {
+std::set<int> whole_numbers(const std::string& option, const std::vector<std::string>& texts, double least,
+                            double most) {
   std::set<int> result;
   for (const std::string& text : texts) {
-    const double value = parse_number(option, text, least, kMostRanks);
+    const double value = parse_number(option, text, least, most);
     if (value != std::floor(value)) throw UserError(option + ": '" + text + "' is no whole number");
     result.insert(static_cast<int>(value));
   }
@@ -114,7 +115,7 @@ std::set<int> whole_numbers(const std::string& option, const std::vector<std::st
 }
 
 std::vector<int> ranks(const Arguments& a) {
-  std::set<int> result = whole_numbers("--ranks", a.ranks, 1);
+  std::set<int> result = whole_numbers("--ranks", a.ranks, 1, kMostRanks);
   if (result.empty())
     for (int p = 1; p <= 1024; p *= 2) result.insert(p);
   return {result.begin(), result.end()};
@@ -172,7 +173,7 @@ int run(int argc, char** argv) {
                       ", auto");
   const auto nets = networks(a);
   const auto counts = ranks(a);
-  const auto every = whole_numbers("--every", a.every, 0);
+  const auto every = whole_numbers("--every", a.every, 0, kMostSteps);
   std::vector<ExchangeProfile> profiles;
   PredictReport report;
   for (const auto& folder : a.runs) {

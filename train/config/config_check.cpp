@@ -147,6 +147,8 @@ std::vector<Problem> check_config(const Config& config) {
            "clips a gradient before it is exchanged, and with " + every +
                " no gradient is; train.clip_global clips the gradient of each local step");
     const std::int64_t fragments = config.exchange.fragments, apart = config.exchange.every / fragments;
+    need(fragments == 1 || config.train.distribution_every == 0, "train.distribution_every",
+         "looks at all changes of a sync, and a fragment's are a part of them; set exchange.fragments=1");
     need(config.exchange.every % fragments == 0, "exchange.fragments",
          fmt::format(
              "{} fragments take turns of equal length, so exchange.every must be a multiple of them, not {}",

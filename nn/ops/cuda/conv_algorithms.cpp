@@ -239,16 +239,20 @@ class ConvChooser {
   std::vector<Candidate> timed_well(const void* a, const void* b, void* out,
                                     const DeviceArray<std::byte>& memory) const {
     std::vector<Candidate> best;
-    for (int i = 0; i < kConvTimings; ++i)
-      for (const Candidate& c : timed(a, b, out, memory)) {
+    for (int i = 0; i < kConvTimings; ++i) {
+      const std::vector<Candidate> once = timed(a, b, out, memory);
+      if (once.empty()) break;
+      for (const Candidate& c : once) {
         const auto same = std::find_if(best.begin(), best.end(), [&](const Candidate& known) {
           return known.algorithm.algorithm == c.algorithm.algorithm && known.reported == c.reported;
         });
         if (same == best.end())
           best.push_back(c);
-        else if (c.status == CUDNN_STATUS_SUCCESS && c.time < same->time)
+        else if (c.status == CUDNN_STATUS_SUCCESS &&
+                 (same->status != CUDNN_STATUS_SUCCESS || c.time < same->time))
           *same = c;
       }
+    }
     return best;
   }
 

@@ -9,15 +9,18 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <source_location>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "nn/core/cuda/check.h"
 #include "tests/cuda/emulator/machine.h"
@@ -233,17 +236,40 @@ void load_matrices(const __nv_bfloat16* row, unsigned* m) {
     m[i] = word;
   }
 }
+// Of a thread of the block; carried out as late as they may be.
+struct CopyUnderWay {
+  void* to;
+  const void* from;
+  bool real;
+};
+struct CopiesUnderWay {
+  std::vector<CopyUnderWay> open;
+  std::deque<std::vector<CopyUnderWay>> closed;
+};
+inline CopiesUnderWay& copies_under_way() {
+  static thread_local std::array<CopiesUnderWay, 1024> by_thread;
+  return by_thread[threadIdx.x];
+}
 inline void begin_copy(void* to_shared, const void* from, bool real) {
   if ((reinterpret_cast<std::uintptr_t>(to_shared) | reinterpret_cast<std::uintptr_t>(from)) % 16 != 0)
     throw Error("cp.async of 16 bytes that are not aligned");
-  if (real)
-    std::memcpy(to_shared, from, 16);
-  else
-    std::memset(to_shared, 0, 16);
+  copies_under_way().open.push_back({to_shared, from, real});
 }
-inline void close_copies() {}
+inline void close_copies() {
+  CopiesUnderWay& mine = copies_under_way();
+  mine.closed.push_back(std::move(mine.open));
+  mine.open.clear();
+}
 template <int kLeft>
-void await_copies() {}
+void await_copies() {
+  auto& closed = copies_under_way().closed;
+  for (; closed.size() > kLeft; closed.pop_front())
+    for (const CopyUnderWay& copy : closed.front())
+      if (copy.real)
+        std::memcpy(copy.to, copy.from, 16);
+      else
+        std::memset(copy.to, 0, 16);
+}
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
   std::tuple<std::decay_t<P>...> values(static_cast<P>(arguments)...);

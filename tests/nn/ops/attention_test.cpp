@@ -114,14 +114,20 @@ bool is_finite(const std::vector<float>& values, std::size_t from, std::int64_t 
 TEST_CASE("attention agrees with the formula, forward and backward, for any length, width and grouping") {
   const OnDevice device(GENERATE(from_range(activation_types())));
   for (const bool causal : {false, true})
-    for (const Attention& op : {Attention{1, 1, 1, 1, 1, causal},
-                                {2, 1, 3, 7, 5, causal},
-                                {4, 2, 2, 17, 16, causal, 5},
-                                {3, 3, 1, 97, 12, causal, 20},
-                                {2, 2, 1, 64, 64, causal},
-                                {6, 2, 1, 33, 40, causal, 3},
-                                {2, 1, 1, 201, 9, causal, 10},
-                                {1, 1, 2, 100, 130, causal}})
+    for (const Attention& op :
+         {Attention{1, 1, 1, 1, 1, causal},
+          {2, 1, 3, 7, 5, causal},
+          {4, 2, 2, 17, 16, causal, 5},
+          {3, 3, 1, 97, 12, causal, 20},
+          {2, 2, 1, 64, 64, causal},
+          {6, 2, 1, 33, 40, causal, 3},
+          {2, 1, 1, 201, 9, causal, 10},
+          {1, 1, 2, 100, 130, causal},
+          {4, 2, 1, 201, 64, causal, 3},  // several tiles of each width that a GPU tells apart
+          {2, 2, 1, 130, 32, causal},
+          {2, 1, 1, 150, 80, causal},
+          {1, 1, 1, 100, 128, causal},
+          {1, 1, 1, 70, 256, causal}})
       check_formula(op);
 }
 

@@ -143,6 +143,7 @@ TEST_CASE("with local steps a step has its share of a sync, which nothing hides"
   CHECK(once.communicate == Approx(0.0013003));
   CHECK(once.iteration == Approx(0.35 + 0.0013003));
   CHECK(once.speed_up == Approx(4 * 0.35 / 0.3513003));
+  CHECK(predict(one_layer_dense(), {1, slow, "all", "all_gather", {}, 10}).every == 10);
   const Prediction each = predict(sparse_profile(), {4, slow}),
                    sync = predict(sparse_profile(), {4, slow, "all", "all_gather", {}, 1});
   CHECK(sync.exposed == Approx(each.communicate));
