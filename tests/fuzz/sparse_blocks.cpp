@@ -103,7 +103,7 @@ class SparseBlocks {
   // The longest block so far: entries_ keeps its memory.
   std::size_t most_bytes(std::span<const std::byte> block) {
     longest_ = std::max({longest_, block.size(), std::size_t{64}});
-    const std::size_t values_in_a_byte = value_->bytes(4096) < 4096 ? 8 : 1;
+    const std::size_t values_in_a_byte = value_->least ? 8192 : value_->bytes(4096) < 4096 ? 8 : 1;
     return 2 * values_in_a_byte * longest_;
   }
 
