@@ -42,11 +42,14 @@ LocalSteps::LocalSteps(const Config& config, ParameterStore& model, int rank)
       clip_norm_(config.train.clip_global),
       alpha_(static_cast<float>(config.outer.alpha)),
       model_(model.arena()),
+      outer_(model_.device()),
       arena_(lay_out_as(model, outer_)),
       backend_(backend(model_.device())),
       inner_(make_optimizer(config.optimizer, model_)),
       outer_optimizer_(make_optimizer(outer_options(config.outer), arena_)),
-      clip_(model_.device(), model_.size()) {
+      clip_(model_.device(), model_.size()),
+      parameters_(Tensor::zeros({sizeof(StepParameters) / sizeof(float)}, Layout::plain, model_.device())),
+      found_(Tensor::zeros({1}, Layout::plain, model_.device())) {
   backend_.copy(model_.all_weights().data(), arena_.all_weights().data(), arena_.all_weights().size());
   if (overlap_ > 0)
     changes_ = Tensor::zeros({static_cast<std::int64_t>(arena_.size())}, Layout::plain, model_.device());
@@ -55,10 +58,12 @@ LocalSteps::LocalSteps(const Config& config, ParameterStore& model, int rank)
 bool LocalSteps::inner_step(const StepContext& context, float loss) {
   const std::span<float> gradient = model_.gradient(0, model_.size());
   clip_.sum_of_squares(gradient, false);
-  if (!std::isfinite(loss) || !std::isfinite(*clip_.sum())) return false;
-  StepParameters step{.step = context.step, .lr = context.lr, .rank = rank_};
-  if (clip_norm_ > 0) clip_.set_gradient_scale(clip_norm_, &step);
-  inner_->update(0, gradient, step);
+  if (!std::isfinite(loss) || !std::isfinite(value_on(backend_, clip_.sum()))) return false;
+  const StepParameters step{.step = context.step, .lr = context.lr, .rank = rank_};
+  backend_.to_device(parameters_.data(), reinterpret_cast<const float*>(&step), parameters_.numel());
+  auto* const parameters = reinterpret_cast<StepParameters*>(parameters_.data());
+  if (clip_norm_ > 0) clip_.set_gradient_scale(clip_norm_, parameters);
+  inner_->update(0, gradient, StepState{parameters});
   return true;
 }
 
@@ -123,15 +128,18 @@ void LocalSteps::start(Exchange& exchange, const Sync& sync) {
   for (const Group& group : exchange.groups_in_step())
     for (Parameter* parameter : group.parameters) exchange.ready(*parameter);
   // In place of a loss, for the ranks' agreement: a dense sum would not tell whose Delta is not finite.
-  const float found = static_cast<float>(*clip_.sum() - *clip_.sum());
-  exchange.end_backward(&found);
+  const double sum = value_on(backend_, clip_.sum());
+  const float found = static_cast<float>(sum - sum);
+  backend_.to_device(found_.data(), &found, 1);
+  exchange.end_backward(found_.data());
   exchange.communicate();
 }
 
 StepReport LocalSteps::receive(Exchange& exchange) {
   sync_.reset();
   exchange.decode_and_commit();
-  const bool committed = exchange.committed();
+  const StepStatus status = value_on(backend_, exchange.step_state().status);
+  const bool committed = status.bad == 0;
   for (const Group& group : exchange.groups_in_step()) {
     if (committed)
       outer_optimizer_->update(group.begin, exchange.averaged(group), exchange.step_state(),
@@ -149,12 +157,18 @@ StepReport LocalSteps::receive(Exchange& exchange) {
     backend_.add_scaled(x, theta, size, -alpha_);
     backend_.add_scaled(x, own, size, alpha_);
   }
-  return exchange.end_step();
+  StepReport report = exchange.end_step();
+  report.status = status;  // which the host does not know of a GPU otherwise
+  return report;
 }
 
 void LocalSteps::swap_weights() {
-  const std::span<float> mine = model_.weights(), theta = arena_.weights();
-  std::swap_ranges(mine.begin(), mine.end(), theta.begin());
+  const std::size_t size = arena_.size();
+  float *mine = model_.weights().data(), *theta = arena_.weights().data();
+  Tensor kept = Tensor::empty({static_cast<std::int64_t>(size)}, Layout::plain, model_.device());
+  backend_.copy(mine, kept.data(), size);
+  backend_.copy(theta, mine, size);
+  backend_.copy(kept.data(), theta, size);
 }
 
 std::vector<std::span<float>> LocalSteps::inner_state() {

@@ -40,7 +40,7 @@ namespace topknot {
 
 class LocalSteps {
  public:
-  // Of a model in host memory whose weights are those that all ranks start from. The model must outlive this.
+  // Of a model whose weights are those that all ranks start from. The model must outlive this.
   LocalSteps(const Config& config, ParameterStore& model, int rank);
   void begin_run(std::int64_t total_steps) { total_steps_ = total_steps; }
 
@@ -92,6 +92,8 @@ class LocalSteps {
   const std::unique_ptr<Optimizer> inner_, outer_optimizer_;
   Clip clip_;
   std::optional<Sync> sync_;
+  // In the device's memory: the inner step's StepParameters, and one float that is NaN if Delta is not finite.
+  Tensor parameters_, found_;
   Tensor changes_;  // Delta as it was sent, which the exchange works in; with overlap
 };
 

@@ -153,20 +153,21 @@ StepReport Step::make_local(const StepContext& context) {
   forward_and_backward(context.step, {});
   arena_.zero_unwritten_gradients();
   for (const Parameter* parameter : arena_.parameters()) recorder_.take(*parameter);
-  StepStatus inner;
-  runner_->in_phase(Phase::update, [&] { inner.bad = !local_->inner_step(context, *loss_.data()); });
-  restore_statistics_if_bad(&inner);
+  bool left_out = false;
+  runner_->in_phase(Phase::update, [&] {
+    left_out = !local_->inner_step(context, value_on(backend_, static_cast<const float*>(loss_.data())));
+  });
+  if (left_out) restore_statistics_if_bad(nullptr);
   StepReport report;
   exchange_->clear_spans();
   if (local_->exchanges_after(context.step)) {
     report = local_->exchange_after(*exchange_, context);
     // Not behind what was only sent: it would wait for it.
-    if (!local_->under_way())
-      synchronize_statistics(model_->store, config_.train.bn_stats, queue_, communicator_);
+    if (!local_->under_way()) bring_statistics_together();
   }
-  if (inner.bad && report.committed()) {
+  if (left_out && report.committed()) {
     report.status.bad = 1, report.status.bad_rank = communicator_.rank();
-    report.bad_parameter = first_bad_parameter(arena_);
+    if (arena_.device().kind == DeviceKind::cpu) report.bad_parameter = first_bad_parameter(arena_);
   }
   return report;
 }
@@ -231,12 +232,23 @@ void Step::save_statistics() {
   }
 }
 
+// `status`: null if the host knows it.
 void Step::restore_statistics_if_bad(const StepStatus* status) {
   const float* from = kept_statistics_.data();
   for (const std::span<float> statistics : statistics_) {
-    backend_.restore_if_bad(status, from, statistics.data(), statistics.size());
+    if (status)
+      backend_.restore_if_bad(status, from, statistics.data(), statistics.size());
+    else
+      backend_.copy(from, statistics.data(), statistics.size());
     from += statistics.size();
   }
+}
+
+void Step::bring_statistics_together() {
+  ParameterStore& store = model_->store;
+  store.statistics_to_host();
+  synchronize_statistics(store, config_.train.bn_stats, queue_, communicator_);
+  store.statistics_to_device();
 }
 
 ForwardContext Step::forward_context(std::int64_t step, int part, const BatchView& batch) const {

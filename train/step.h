@@ -102,6 +102,7 @@ class Step {
   void set_gradient_scale();
   void save_statistics();
   void restore_statistics_if_bad(const StepStatus* status);
+  void bring_statistics_together();
 
   const RunInputs& inputs_;
   const Config& config_;

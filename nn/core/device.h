@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "nn/core/step.h"
@@ -55,6 +56,16 @@ struct DeviceBackend {
   // The checksum (nn/base/checksum.h) of each slice; the same on every device.
   std::vector<std::uint64_t> (*checksums)(std::span<const std::span<const float>> slices);
 };
+
+// A value in a device's memory, read when all before it is done; of whole floats.
+template <class T>
+T value_on(const DeviceBackend& backend, const T* from) {
+  static_assert(sizeof(T) % sizeof(float) == 0 && std::is_trivially_copyable_v<T>);
+  T value;
+  backend.to_host(reinterpret_cast<float*>(&value), reinterpret_cast<const float*>(from),
+                  sizeof(T) / sizeof(float));
+  return value;
+}
 
 // Throws UserError if the device cannot be used, and says why.
 const DeviceBackend& backend(Device device);

@@ -35,6 +35,17 @@ TEST_CASE("on GPUs every method goes on bit for bit from the middle of an epoch"
   }
 }
 
+TEST_CASE("on GPUs local steps go on bit for bit in the middle of a round") {
+  for (const Keys& keys : {Keys{"compress.name=dense", "optimizer.name=adamw"}, Keys{"compress.name=topk"},
+                           Keys{"compress.name=topk", "model.name=resnet20", "data.batch_size=2",
+                                "data.train_size=8", "train.max_steps=4", "data.test_size=4"}}) {
+    INFO(keys.back());
+    const int stop = keys.size() > 2 ? 3 : 5;
+    const Keys local = with(with(kOnGpu, {"exchange.every=4"}), keys);
+    check_same(whole(local), stopped_and_resumed(local, stop));
+  }
+}
+
 TEST_CASE("on GPUs memories, micro-batches, statistics and captured graphs go on bit for bit") {
   for (const Keys& keys :
        {Keys{"compress.name=topk", "compress.memory=dgc", "train.accumulate=2"},

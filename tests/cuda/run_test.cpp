@@ -61,6 +61,34 @@ TEST_CASE("a run on a GPU learns what the CPU's does") {
   }
 }
 
+TEST_CASE("local steps on a GPU learn what the CPU's do, and threads equal gloo") {
+  for (const Keys& method : {Keys{"compress.name=dense", "optimizer.name=adamw", "train.clip_global=1"},
+                             Keys{"compress.name=topk"}, Keys{"compress.name=sparseloco"}}) {
+    INFO(method[0]);
+    const Keys keys = with(method, {"exchange.every=3", "dist.ordered_sum=true"});
+    const Run gpu = on_gpu("threads", 2, keys);
+    const Run cpu = train("threads", 2, with(with(kOnGpu, keys), {"train.device=cpu"}));
+    REQUIRE(gpu.metrics.steps.size() == cpu.metrics.steps.size());
+    for (std::size_t i = 0; i < gpu.metrics.steps.size(); ++i) {
+      const StepRecord &there = gpu.metrics.steps[i], &here = cpu.metrics.steps[i];
+      CHECK(there.loss == Approx(here.loss).epsilon(0.05));
+      CHECK((there.bytes_sent > 0) == (here.bytes_sent > 0));
+    }
+    CHECK(gpu.test_loss == Approx(cpu.test_loss).epsilon(0.05));
+    CHECK(gpu.checksums == on_gpu("gloo", 2, with(keys, {"dist.backend=gloo"})).checksums);
+  }
+}
+
+TEST_CASE("a local step that is not finite is left out on a GPU, and a sync that is not on all of them") {
+  const Keys keys{"exchange.every=2", "compress.name=topk", "train.max_skips=1000", "optimizer.lr=1e6",
+                  "train.max_steps=10"};
+  const Run gpu = on_gpu("threads", 2, keys);
+  std::size_t skipped = 0;
+  for (const StepRecord& step : gpu.metrics.steps) skipped += step.skipped;
+  CHECK(skipped > 0);
+  CHECK(gpu.checksums[0] == gpu.checksums[1]);
+}
+
 TEST_CASE("graphs and batches made on the GPU change no bit") {
   using Case = std::pair<const char*, int>;
   for (const auto& [method, ranks] : {Case{"dense", 2}, Case{"topk", 1}, Case{"topk", 3}, Case{"dgc", 2}}) {

@@ -139,8 +139,10 @@ std::vector<Problem> check_config(const Config& config) {
        "looks at the accumulated gradient, and dense accumulates none; choose another compress.name");
   if (makes_local_steps(config)) {
     const std::string every = fmt::format("exchange.every={}", config.exchange.every);
-    need(!on_gpu(config), "exchange.every",
-         "local steps are for train.device=cpu so far, and the device is a GPU");
+    need(!on_gpu(config) || config.exchange.fragments == 1, "exchange.fragments",
+         "fragments are for train.device=cpu so far, and the device is a GPU");
+    need(!on_gpu(config) || config.exchange.overlap_steps == 0, "exchange.overlap_steps",
+         "steps and an exchange overlap on train.device=cpu so far, and the device is a GPU");
     for (const auto& [key, value] : {std::pair("compress.clip", config.compress.clip),
                                      std::pair("train.clip_local", config.train.clip_local)})
       need(value == 0, key,

@@ -148,7 +148,9 @@ class CudaRunner final : public Runner {
     work();
   }
   const std::uint32_t* gpu_steps() const override { return gpu_steps_.data(); }
-  void end_step(const StepReport& report, const float*) override {
+  void end_step(const StepReport& report, const float* loss) override {
+    if (makes_local_steps(config_))  // no run() wrote it
+      write_outcome(context_.stream(), exchange_->step_state().status, loss, outcome_.data());
     TOPKNOT_CHECK(pending_.size() < kStepsAhead, "reports() comes at least every steps_ahead() steps");
     std::byte* const to = slot(steps_);
     TOPKNOT_CUDA(
@@ -243,7 +245,8 @@ class CudaRunner final : public Runner {
     StepOutcome on_gpu;
     std::memcpy(&on_gpu, from, sizeof on_gpu);
     StepReport report = step.report;
-    report.loss = on_gpu.loss, report.status = on_gpu.status;
+    report.loss = on_gpu.loss;
+    if (!makes_local_steps(config_)) report.status = on_gpu.status;
     StepTimes times(this->times(), step.marks,
                     reinterpret_cast<const std::uint64_t*>(from + sizeof(StepOutcome)));
     if (!times.pieces.empty()) times.add_to(report.times);
