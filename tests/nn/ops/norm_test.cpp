@@ -194,7 +194,7 @@ TEST_CASE("add_layer_norm and add_rms_norm have the bits of an add and a norm, g
         }
         std::vector<std::vector<float>> all{values_of(both.sum), values_of(both.norm)};
         if (uses_sum)
-          backward_from({{both.sum, ds}, {both.norm, dy}});
+          backward_from({{both.norm, dy}, {both.sum, ds}});  // the norm adds to what is there
         else
           backward(weighted_sum(both.norm, dy));
         for (const Leaf* leaf : {&x, &branch, &w}) all.push_back(leaf->gradient());
