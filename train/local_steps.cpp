@@ -6,8 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "compress/state.h"
-
 namespace topknot {
 namespace {
 
@@ -178,8 +176,9 @@ std::vector<std::span<float>> LocalSteps::inner_state() {
   return state;
 }
 
-std::vector<std::byte> LocalSteps::exchange_state(const Exchange& exchange) const {
-  if (overlap_ == 0) return exchange.state();
+std::vector<std::byte> LocalSteps::exchange_state(const Exchange& exchange,
+                                                  std::vector<DeviceFloats>* later) const {
+  if (overlap_ == 0) return exchange.state(later);
   StateWriter writer;
   writer.put<std::int64_t>(sync_ ? sync_->fragment : -1);
   writer.put<std::int64_t>(sync_ ? sync_->step : 0);

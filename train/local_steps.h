@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
+#include "compress/state.h"
 #include "dist/exchange/exchange.h"
 #include "nn/core/device.h"
 #include "nn/core/parameter.h"
@@ -64,7 +65,7 @@ class LocalSteps {
   std::vector<std::span<float>> inner_state();
   // As Exchange::state() and load_state(), of which they are a part; a sync under way is sent anew, so loading is
   // collective then. After the other state was loaded.
-  std::vector<std::byte> exchange_state(const Exchange& exchange) const;
+  std::vector<std::byte> exchange_state(const Exchange& exchange, std::vector<DeviceFloats>* later) const;
   void load_exchange_state(Exchange& exchange, std::span<const std::byte> bytes);
 
  private:

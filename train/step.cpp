@@ -272,11 +272,9 @@ void Step::all_gather(std::span<const std::byte> mine, std::vector<std::vector<s
 // An evaluation begins from recurrent states of zeros, and training goes on from its own.
 std::optional<Evaluation> Step::evaluate(Split split, const EvaluationHook& hook) {
   ParameterStore& store = model_->store;
-  store.statistics_to_host();
-  synchronize_statistics(store, config_.train.bn_stats, queue_, communicator_);
+  bring_statistics_together();
   std::vector<float> training;
   copy_statistics(store, training);
-  store.statistics_to_device();
   store.reset_states();
   if (local_) local_->swap_weights();  // those that all ranks share
   bool ended = false;
@@ -323,9 +321,8 @@ std::function<void()> Step::state(RunState& state) {
   model_->store.statistics_to_host();
   copy_statistics(model_->store, state.model.statistics);
   std::vector<DeviceFloats> later;
-  state.exchange = local_
-                       ? local_->exchange_state(*exchange_)
-                       : exchange_->state(&later);  // before the residuals, which it may write to the arena
+  // Before the residuals, which it may write to the arena.
+  state.exchange = local_ ? local_->exchange_state(*exchange_, &later) : exchange_->state(&later);
   for (const DeviceFloats& floats : later) copy(floats.values, state.exchange.data() + floats.offset);
   const bool has_residual = resolved_.options.compressing();
   state.residual.resize(has_residual ? arena_.size() : 0);

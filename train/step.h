@@ -37,9 +37,9 @@ class Step {
   Step& operator=(const Step&) = delete;
 
   const ParameterArena& arena() const { return arena_; }
-  // The weights that are the same on all ranks, of one layout with arena(): its own, or those after the last sync.
   // Of local steps: whether collectives would wait for a sync that was sent.
   bool sync_under_way() const { return local_ && local_->under_way(); }
+  // The weights that are the same on all ranks, of one layout with arena(): its own, or those after the last sync.
   ParameterArena& shared_weights() const { return local_ ? local_->arena() : arena_; }
   const ParameterStore& store() const { return model_->store; }
   const std::vector<Group>& groups() const { return exchange_->groups(); }

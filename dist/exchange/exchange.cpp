@@ -44,13 +44,6 @@ Exchange::Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique
   active_ = buckets_;
 }
 
-namespace {
-struct InOrderOfFragments {
-  bool operator()(const Bucket& bucket, int fragment) const { return bucket.group.fragment < fragment; }
-  bool operator()(int fragment, const Bucket& bucket) const { return fragment < bucket.group.fragment; }
-};
-}  // namespace
-
 Exchange::~Exchange() {
   transport_->quiesce();
 }
@@ -96,9 +89,8 @@ void Exchange::begin_step(const StepContext& step, int fragment) {
   else
     weights_.assign(step.weights.begin(), step.weights.end());
   if (std::exchange(density_, step.density) != step.density) ++densities_;
-  const auto [first, last] =
-      std::equal_range(buckets_.begin(), buckets_.end(), fragment, InOrderOfFragments());
-  active_ = {first, last};
+  active_ = std::ranges::equal_range(buckets_, fragment, {},
+                                     [](const Bucket& bucket) { return bucket.group.fragment; });
   for (Bucket& bucket : active_) {
     bucket.missing = bucket.group.parameters.size();
     bucket.bytes_sent = bucket.bytes_received = 0;
