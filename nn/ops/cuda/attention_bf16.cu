@@ -174,11 +174,48 @@ __device__ void over_tiles(std::int64_t begin, std::int64_t end, const Get& get,
   }
 }
 
-// The heaviest blocks of a causal head come first: its last queries, or its first keys.
-__device__ inline std::int64_t heavy_first(std::int64_t heads, std::int64_t tiles, bool last) {
-  const std::int64_t i = blockIdx.x / heads;
-  return last ? tiles - 1 - i : i;
-}
+// A block's 64 queries of a head, and the keys that they meet, a tile at a time. The heaviest blocks of a causal head, its
+// last queries, come first.
+template <int kW>
+struct QueryBlock {
+  AttentionCall c;
+  bool whole;
+  std::int64_t of_head, b, h, first;
+  HeadRows<const Word> queries, keys, values;
+
+  __device__ QueryBlock(const AttentionCall& call, bool whole_rows, const Word* qkv)
+      : c(call),
+        whole(whole_rows),
+        of_head(blockIdx.x % (c.batch * c.heads)),
+        b(of_head / c.heads),
+        h(of_head % c.heads) {
+    const std::int64_t all = c.batch * c.heads, g = h / c.share;
+    first = ((c.steps + kBlockRows - 1) / kBlockRows - 1 - blockIdx.x / all) * kBlockRows;
+    queries = head_rows(c, qkv, c.all_heads(), b, h);
+    keys = head_rows(c, qkv, c.all_heads(), b, c.heads + g);
+    values = head_rows(c, qkv, c.all_heads(), b, c.heads + c.kv_heads + g);
+  }
+  __device__ int width() const { return static_cast<int>(c.width); }
+  // The first of the lane's two rows, which are 8 apart.
+  __device__ std::int64_t mine() const { return first + 16 * warp() + lane() / 4; }
+  // The last key of tile j that query t meets, counted from the tile's first; below 0: none.
+  __device__ int met(std::int64_t t, std::int64_t j) const {
+    const std::int64_t last = (c.causal && t < c.steps ? t : c.steps - 1) - j * kTile<kW>;
+    return static_cast<int>(last < kTile<kW> ? last : kTile<kW>);
+  }
+  // compute(j, stage), with the tile's keys in tiles[stage][0] and its values in tiles[stage][1].
+  template <class Compute>
+  __device__ void over_keys(Row<kW> (*tiles)[2][kTile<kW>], const Compute& compute) const {
+    const std::int64_t seen = c.causal && first + kBlockRows < c.steps ? first + kBlockRows : c.steps;
+    over_tiles<kW>(
+        0, (seen + kTile<kW> - 1) / kTile<kW>,
+        [&](std::int64_t j, int stage) {
+          fetch<kW, kTile<kW>>(keys, j * kTile<kW>, width(), whole, tiles[stage][0]);
+          fetch<kW, kTile<kW>>(values, j * kTile<kW>, width(), whole, tiles[stage][1]);
+        },
+        compute);
+  }
+};
 
 // A block for 64 queries of a head.
 template <int kW>
@@ -186,65 +223,50 @@ __global__ void __launch_bounds__(kBlock)
     attention_forward_bf16_kernel(AttentionCall c, bool whole, const Word* __restrict__ qkv,
                                   Word* __restrict__ y, float* __restrict__ log_sums) {
   __shared__ Row<kW> tiles[kStages<kW>][2][kTile<kW>];
-  const std::int64_t all = c.batch * c.heads, of_head = blockIdx.x % all, b = of_head / c.heads,
-                     h = of_head % c.heads, g = h / c.share,
-                     first = heavy_first(all, (c.steps + kBlockRows - 1) / kBlockRows, true) * kBlockRows;
-  const int width = static_cast<int>(c.width);
-  const auto queries = head_rows(c, qkv, c.all_heads(), b, h),
-             keys = head_rows(c, qkv, c.all_heads(), b, c.heads + g),
-             values = head_rows(c, qkv, c.all_heads(), b, c.heads + c.kv_heads + g);
+  const QueryBlock<kW> block(c, whole, qkv);
+  const std::int64_t mine = block.mine();
   unsigned q[kW / 16][4];
-  own_rows<kW>(queries, first, width, whole, tiles[0][0], q);
+  own_rows<kW>(block.queries, block.first, block.width(), whole, tiles[0][0], q);
 
-  const std::int64_t mine = first + 16 * warp() + lane() / 4;  // the lane's rows: this and 8 further
-  const float scale = c.scale * kLog2E;                        // powers of 2
+  const float scale = c.scale * kLog2E;  // powers of 2
   float sums[kW / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {};
-  const std::int64_t seen = c.causal && first + kBlockRows < c.steps ? first + kBlockRows : c.steps;
-  over_tiles<kW>(
-      0, (seen + kTile<kW> - 1) / kTile<kW>,
-      [&](std::int64_t j, int stage) {
-        fetch<kW, kTile<kW>>(keys, j * kTile<kW>, width, whole, tiles[stage][0]);
-        fetch<kW, kTile<kW>>(values, j * kTile<kW>, width, whole, tiles[stage][1]);
-      },
-      [&](std::int64_t j, int stage) {
-        float weights[kTile<kW> / 8][4];
-        products<kW>(q, tiles[stage][0], weights);
+  block.over_keys(tiles, [&](std::int64_t j, int stage) {
+    float weights[kTile<kW> / 8][4];
+    products<kW>(q, tiles[stage][0], weights);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const std::int64_t query = mine + 8 * r, last = c.causal && query < c.steps ? query : c.steps - 1;
-          const auto met =
-              static_cast<int>(last - j * kTile<kW> < kTile<kW> ? last - j * kTile<kW> : kTile<kW>);
-          float highest = top[r];
+    for (int r = 0; r < 2; ++r) {
+      const int met = block.met(mine + 8 * r, j);
+      float highest = top[r];
 #pragma unroll
-          for (int n = 0; n < kTile<kW> / 8; ++n)
+      for (int n = 0; n < kTile<kW> / 8; ++n)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              float& s = weights[n][2 * r + e];
-              s = 8 * n + lane() % 4 * 2 + e <= met ? s * scale : -INFINITY;
-              highest = s > highest ? s : highest;
-            }
-          highest = row_greatest(highest);
-          const float factor = exp2f(top[r] - highest);
-          float sum = 0;
-#pragma unroll
-          for (int n = 0; n < kTile<kW> / 8; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) sum += weights[n][2 * r + e] = exp2f(weights[n][2 * r + e] - highest);
-          top[r] = highest;
-          total[r] = total[r] * factor + sum;
-#pragma unroll
-          for (int n = 0; n < kW / 8; ++n) sums[n][2 * r] *= factor, sums[n][2 * r + 1] *= factor;
+        for (int e = 0; e < 2; ++e) {
+          float& s = weights[n][2 * r + e];
+          s = 8 * n + lane() % 4 * 2 + e <= met ? s * scale : -INFINITY;
+          highest = s > highest ? s : highest;
         }
-        add_weighted<kW>(weights, tiles[stage][1], sums);
-      });
+      highest = row_greatest(highest);
+      const float factor = exp2f(top[r] - highest);
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < kTile<kW> / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) sum += weights[n][2 * r + e] = exp2f(weights[n][2 * r + e] - highest);
+      top[r] = highest;
+      total[r] = total[r] * factor + sum;
+#pragma unroll
+      for (int n = 0; n < kW / 8; ++n) sums[n][2 * r] *= factor, sums[n][2 * r + 1] *= factor;
+    }
+    add_weighted<kW>(weights, tiles[stage][1], sums);
+  });
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     total[r] = row_sum(total[r]);
     if (lane() % 4 == 0 && mine + 8 * r < c.steps)
-      log_sums[of_head * c.steps + mine + 8 * r] = (top[r] + log2f(total[r])) * kLn2;
+      log_sums[block.of_head * c.steps + mine + 8 * r] = (top[r] + log2f(total[r])) * kLn2;
   }
-  write_rows<kW>(head_rows(c, y, c.heads, b, h), first + 16 * warp(), width, whole, sums, 1 / total[0],
-                 1 / total[1]);
+  write_rows<kW>(head_rows(c, y, c.heads, block.b, block.h), block.first + 16 * warp(), block.width(), whole,
+                 sums, 1 / total[0], 1 / total[1]);
 }
 
 // dQ = dS K, dS = P (dO V^T - D). A block for 64 queries of a head.
@@ -254,56 +276,41 @@ __global__ void __launch_bounds__(kBlock)
                                   const Word* __restrict__ dy, const float* __restrict__ log_sums,
                                   const float* __restrict__ d, Word* __restrict__ dqkv) {
   __shared__ Row<kW> tiles[kStages<kW>][2][kTile<kW>];
-  const std::int64_t all = c.batch * c.heads, of_head = blockIdx.x % all, b = of_head / c.heads,
-                     h = of_head % c.heads, g = h / c.share,
-                     first = heavy_first(all, (c.steps + kBlockRows - 1) / kBlockRows, true) * kBlockRows;
-  const int width = static_cast<int>(c.width);
-  const auto queries = head_rows(c, qkv, c.all_heads(), b, h),
-             keys = head_rows(c, qkv, c.all_heads(), b, c.heads + g),
-             values = head_rows(c, qkv, c.all_heads(), b, c.heads + c.kv_heads + g),
-             outputs = head_rows(c, dy, c.heads, b, h);
+  const QueryBlock<kW> block(c, whole, qkv);
+  const std::int64_t mine = block.mine();
   unsigned q[kW / 16][4], o[kW / 16][4];
-  own_rows<kW>(queries, first, width, whole, tiles[0][0], q);
-  own_rows<kW>(outputs, first, width, whole, tiles[0][0], o);
+  own_rows<kW>(block.queries, block.first, block.width(), whole, tiles[0][0], q);
+  own_rows<kW>(head_rows(c, dy, c.heads, block.b, block.h), block.first, block.width(), whole, tiles[0][0],
+               o);
 
-  const std::int64_t mine = first + 16 * warp() + lane() / 4;
   const float scale = c.scale * kLog2E;
   float sums[kW / 8][4] = {}, log_sum[2], of_row[2];
   for (int r = 0; r < 2; ++r) {
     const bool real = mine + 8 * r < c.steps;
-    log_sum[r] = real ? log_sums[of_head * c.steps + mine + 8 * r] * kLog2E : INFINITY;
-    of_row[r] = real ? d[of_head * c.steps + mine + 8 * r] : 0.0f;
+    log_sum[r] = real ? log_sums[block.of_head * c.steps + mine + 8 * r] * kLog2E : INFINITY;
+    of_row[r] = real ? d[block.of_head * c.steps + mine + 8 * r] : 0.0f;
   }
-  const std::int64_t seen = c.causal && first + kBlockRows < c.steps ? first + kBlockRows : c.steps;
-  over_tiles<kW>(
-      0, (seen + kTile<kW> - 1) / kTile<kW>,
-      [&](std::int64_t j, int stage) {
-        fetch<kW, kTile<kW>>(keys, j * kTile<kW>, width, whole, tiles[stage][0]);
-        fetch<kW, kTile<kW>>(values, j * kTile<kW>, width, whole, tiles[stage][1]);
-      },
-      [&](std::int64_t j, int stage) {
-        float grads[kTile<kW> / 8][4], by_weight[kTile<kW> / 8][4];
-        products<kW>(q, tiles[stage][0], grads);
-        products<kW>(o, tiles[stage][1], by_weight);
+  block.over_keys(tiles, [&](std::int64_t j, int stage) {
+    float grads[kTile<kW> / 8][4], by_weight[kTile<kW> / 8][4];
+    products<kW>(q, tiles[stage][0], grads);
+    products<kW>(o, tiles[stage][1], by_weight);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const std::int64_t query = mine + 8 * r, last = c.causal && query < c.steps ? query : c.steps - 1;
-          const auto met =
-              static_cast<int>(last - j * kTile<kW> < kTile<kW> ? last - j * kTile<kW> : kTile<kW>);
+    for (int r = 0; r < 2; ++r) {
+      const int met = block.met(mine + 8 * r, j);
 #pragma unroll
-          for (int n = 0; n < kTile<kW> / 8; ++n)
+      for (int n = 0; n < kTile<kW> / 8; ++n)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              const int i = 2 * r + e;
-              grads[n][i] = 8 * n + lane() % 4 * 2 + e <= met
-                                ? exp2f(grads[n][i] * scale - log_sum[r]) * (by_weight[n][i] - of_row[r])
-                                : 0.0f;
-            }
+        for (int e = 0; e < 2; ++e) {
+          const int i = 2 * r + e;
+          grads[n][i] = 8 * n + lane() % 4 * 2 + e <= met
+                            ? exp2f(grads[n][i] * scale - log_sum[r]) * (by_weight[n][i] - of_row[r])
+                            : 0.0f;
         }
-        add_weighted<kW>(grads, tiles[stage][0], sums);
-      });
-  write_rows<kW>(head_rows(c, dqkv, c.all_heads(), b, h), first + 16 * warp(), width, whole, sums, c.scale,
-                 c.scale);
+    }
+    add_weighted<kW>(grads, tiles[stage][0], sums);
+  });
+  write_rows<kW>(head_rows(c, dqkv, c.all_heads(), block.b, block.h), block.first + 16 * warp(),
+                 block.width(), whole, sums, c.scale, c.scale);
 }
 
 // dV = P^T dO, dK = dS^T Q. A block for 64 keys of a key-value head, over the queries of all heads that share
@@ -316,8 +323,8 @@ __global__ void __launch_bounds__(kBlock)
   __shared__ Row<kW> tiles[kStages<kW>][2][kTile<kW>];
   __shared__ float shared_sums[kStages<kW>][2][kTile<kW>];  // of the tile's queries: log_sums, d
   const std::int64_t all = c.batch * c.kv_heads, of_group = blockIdx.x % all, b = of_group / c.kv_heads,
-                     g = of_group % c.kv_heads, first = heavy_first(all, 0, false) * kBlockRows,
-                     key_head = c.heads + g, value_head = key_head + c.kv_heads;
+                     g = of_group % c.kv_heads, first = blockIdx.x / all * kBlockRows, key_head = c.heads + g,
+                     value_head = key_head + c.kv_heads;
   const int width = static_cast<int>(c.width);
   unsigned k[kW / 16][4], v[kW / 16][4];
   own_rows<kW>(head_rows(c, qkv, c.all_heads(), b, key_head), first, width, whole, tiles[0][0], k);
