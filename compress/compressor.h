@@ -211,7 +211,7 @@ struct CompressOptions : OptionValues {
   std::string name = "dense";
   std::string select, memory, codec, values;
   std::string aggregate = "auto";             // ranks, contributors; auto: the preset's choice
-  std::string transform = "auto";             // none, dct; auto: the preset's choice
+  std::string transform = "auto";             // none, block, dct; auto: the preset's choice
   std::optional<double> feedback_decay = {};  // in [0, 1]; or the preset's choice
   double capacity = 0.0;                      // a multiple of k; 0 means none
   std::uint64_t seed = 0;

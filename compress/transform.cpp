@@ -45,7 +45,8 @@ void transpose(const float* from, std::size_t rows, std::size_t cols, float* to)
 
 }  // namespace
 
-BlockTransform::BlockTransform(const GroupSpec& group) : cosines_(kBlock + 1), before_(group.numel) {
+BlockTransform::BlockTransform(const GroupSpec& group, bool cosine)
+    : cosine_(cosine), cosines_(kBlock + 1), before_(group.numel) {
   std::vector<TensorSpec> tensors = group.tensors;
   if (tensors.empty()) tensors.push_back({0, group.numel, 1});
   for (const TensorSpec& tensor : tensors) {
@@ -57,7 +58,7 @@ BlockTransform::BlockTransform(const GroupSpec& group) : cosines_(kBlock + 1), b
         blocks_.push_back({tensor.begin + row * tensor.cols + col, tensor.cols, to, rows, cols});
         to += rows * cols;
         for (const std::size_t n : {rows, cols})
-          if (cosines_[n].empty()) cosines_[n] = cosines_of(n);
+          if (cosine && cosines_[n].empty()) cosines_[n] = cosines_of(n);
       }
   }
 }
@@ -74,10 +75,12 @@ void BlockTransform::apply(std::span<float> values, bool forward) {
     for (std::size_t r = 0; r < h; ++r)
       for (std::size_t c = 0; c < w; ++c)
         at[r * w + c] = before_[forward ? block.from + r * block.stride + c : block.to + r * w + c];
-    from_left(cosines_[h].data(), !forward, at.data(), h, w, turned.data());
-    transpose(turned.data(), h, w, at.data());
-    from_left(cosines_[w].data(), !forward, at.data(), w, h, turned.data());
-    transpose(turned.data(), w, h, at.data());
+    if (cosine_) {
+      from_left(cosines_[h].data(), !forward, at.data(), h, w, turned.data());
+      transpose(turned.data(), h, w, at.data());
+      from_left(cosines_[w].data(), !forward, at.data(), w, h, turned.data());
+      transpose(turned.data(), w, h, at.data());
+    }
     for (std::size_t r = 0; r < h; ++r)
       for (std::size_t c = 0; c < w; ++c)
         values[forward ? block.to + r * w + c : block.from + r * block.stride + c] = at[r * w + c];
@@ -85,7 +88,9 @@ void BlockTransform::apply(std::span<float> values, bool forward) {
 }
 
 std::unique_ptr<BlockTransform> make_transform(const std::string& name, const GroupSpec& group) {
-  return name == "dct" ? std::make_unique<BlockTransform>(group) : nullptr;
+  if (name == "none") return nullptr;
+  TOPKNOT_CHECK(name == "block" || name == "dct", "an unknown transform");
+  return std::make_unique<BlockTransform>(group, name == "dct");
 }
 
 }  // namespace topknot

@@ -1,11 +1,11 @@
 #pragma once
-// A change of coordinates before the selection, and back after the average (compress.transform). `dct`: the orthonormal
-// discrete cosine transform, DCT-II, of blocks of 64 x 64 of each matrix, or of 64 neighbours of a vector: a block B of h x
-// w becomes C_h B C_w^T with C_n[k][j] = s_k cos(pi (2 j + 1) k / (2 n)), s_0 = sqrt(1 / n), else sqrt(2 / n), and back by
+// A change of coordinates before the selection, and back after the average (compress.transform). `block`: blocks of 64 x 64
+// of each matrix, or 64 neighbours of a vector, one after the other, as SparseLoCo's released code selects (Sarfi et al.,
+// arXiv 2508.15706). `dct`: these blocks' orthonormal discrete cosine transform, DCT-II: a block B of h x w becomes C_h B C_w^T with C_n[k][j] = s_k cos(pi (2 j + 1) k / (2 n)), s_0 = sqrt(1 / n), else sqrt(2 / n), and back by
 // the transposes. DeMo (Peng et al., arXiv 2411.19870) selects by block from these coefficients.
 //
 // The coefficients of a block lie together, row by row, block after block in the order of rows: 4,096 neighbours of a full
-// one are a chunk of selection chunk_topk. At the edges blocks are smaller; DeMo's code takes the largest divisors up to 64
+// one are a chunk of selection chunk_topk. At the edges blocks are smaller; the released code of both takes the largest divisors up to 64
 // instead, which are the same for sizes that are multiples of 64.
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace topknot {
 class BlockTransform {
  public:
   static constexpr std::size_t kBlock = 64;
-  explicit BlockTransform(const GroupSpec& group);
+  BlockTransform(const GroupSpec& group, bool cosine);
 
   // In place, of the whole group. The same bits for any number of threads.
   void forward(std::span<float> values) { apply(values, true); }
@@ -34,8 +34,9 @@ class BlockTransform {
   };
   void apply(std::span<float> values, bool forward);
 
+  const bool cosine_;
   std::vector<Block> blocks_;
-  std::vector<std::vector<float>> cosines_;  // C_n by n, of the sizes that occur; else empty
+  std::vector<std::vector<float>> cosines_;  // C_n by n, of the sizes that occur; none for `block`
   std::vector<float> before_;
 };
 

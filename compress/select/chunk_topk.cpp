@@ -1,7 +1,7 @@
 // The k largest magnitudes of each chunk of compress.chunk neighbours, exactly; ties go to the lower index. The last chunk
 // of a range may be shorter, and each sends k = max(1, round(density * length)) of its entries, halves to even. SparseLoCo
-// (Sarfi et al., arXiv 2508.15706) takes 64 of 4,096; its released code cuts matrices into blocks of 64 x 64, which for a
-// matrix of 64 columns are these chunks, and leaves ties open.
+// (Sarfi et al., arXiv 2508.15706) takes 64 of 4,096; its released code cuts matrices into blocks of 64 x 64
+// (compress.transform: block), which for a matrix of 64 columns are these chunks, and leaves ties open.
 //
 // A chunk is selected from while it is in the cache: one pass over memory. Nothing is carried.
 

@@ -151,7 +151,7 @@ TEST_CASE("DeMo over three steps, of a vector and of a matrix") {
       CHECK(sums_of(decoded).weighted == Approx(golden.decoded[s].weighted).margin(1e-4));
       std::vector<float> momentum = ranks[0].residual;  // coefficients, times beta
       CHECK(sums_of(momentum).norm == Approx(0.999 * golden.momentum[s].norm).epsilon(2e-5));
-      BlockTransform(group).inverse(momentum);
+      BlockTransform(group, true).inverse(momentum);
       CHECK(sums_of(momentum).weighted == Approx(0.999 * golden.momentum[s].weighted).margin(1e-4));
       std::vector<float> after;
       for (std::size_t i = 0; i < theta.size(); ++i) {
@@ -191,7 +191,7 @@ TEST_CASE("the cosine transform is orthonormal by block, at the edges too, and t
   std::vector<float> values;
   for (const double x : generated(group.numel, 2)) values.push_back(static_cast<float>(x));
   std::vector<float> there = values;
-  BlockTransform transform(group);
+  BlockTransform transform(group, true);
   transform.forward(there);
   CHECK(sums_of(there).norm == Approx(sums_of(values).norm).epsilon(1e-6));
   CHECK_FALSE(same_bits(there, values));
@@ -208,6 +208,29 @@ TEST_CASE("the cosine transform is orthonormal by block, at the edges too, and t
   CHECK(same_bits(again, there));
   transform.inverse(there);
   for (std::size_t i = 0; i < values.size(); ++i) CHECK(there[i] == Approx(values[i]).margin(1e-5));
+}
+
+TEST_CASE("transform block: chunk_topk sends the largest of each block of 64 x 64, in the matrix's places") {
+  GroupSpec group = whole_group(128 * 192 + 64, 1);
+  group.tensors = {{0, 128, 192}, {128 * 192, 64, 1}};
+  CompressOptions options = named("chunk_topk");
+  options.transform = "block";
+  SimulatedRanks ranks(options, group);
+  std::vector<float>& g = ranks[0].gradient;
+  std::fill(g.begin(), g.end(), 0.5f);
+  // Chunks of 4,096 neighbours have 64 columns of three blocks each.
+  std::vector<std::size_t> sent;
+  for (std::size_t row = 0; row < 128; row += 64)
+    for (std::size_t col = 0; col < 192; col += 64) sent.push_back((row + 63) * 192 + col + 1);
+  for (const std::size_t i : sent) g[i] = static_cast<float>(i);
+  g[5] = 70000, g[128 * 192 + 9] = 2;  // in the first block, and the vector's own chunk of 64
+  REQUIRE(ranks.step(0, 1.0 / 4096));
+  sent[0] = 5, sent.push_back(128 * 192 + 9);
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < group.numel; ++i)
+    if (ranks[0].average[i] != 0) found.push_back(i);
+  CHECK(found == sent);
+  CHECK(ranks[0].average[5] == 70000);
 }
 
 TEST_CASE("centroid2 puts the mean of its bin in each value's place") {

@@ -226,10 +226,10 @@ std::vector<Key> method_keys() {
             "how positions are written, in place of the method's own (train --list codecs)"),
       piece("compress.values", at<c, &Compress::values>, "value codec",
             "how values are written, in place of the method's own (train --list values)"),
-      text(
-          "compress.transform", at<c, &Compress::transform>,
-          "dct: entries are selected among cosine coefficients of blocks of 64 x 64; auto: none but for demo",
-          {"auto", "none", "dct"})
+      text("compress.transform", at<c, &Compress::transform>,
+           "block: a matrix's blocks of 64 x 64, one after the other, in place of its rows, for chunk_topk; "
+           "dct: cosine coefficients of these blocks; auto: none but for demo",
+           {"auto", "none", "block", "dct"})
           .used_by({kSelectingMethods}),
       text("compress.aggregate", at<c, &Compress::aggregate>,
            "each entry becomes its mean over all ranks, or over those that sent it; auto: ranks but for "
