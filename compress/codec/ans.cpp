@@ -14,7 +14,6 @@
 // streams (compress/codec/ans_coder.h). The lower min(b, 16) bits of a part's last remainder are the start of
 // its stream instead. A part's first run begins after the last position of the part before, so that threads
 // write and read parts side by side.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>

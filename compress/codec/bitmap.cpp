@@ -1,9 +1,8 @@
 // A bit per element.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <string>
 
 #include "compress/codec/codec.h"
 #include "compress/parallel.h"
@@ -63,7 +62,7 @@ std::size_t bitmap_decode(std::span<const std::byte> in, std::size_t numel, std:
   });
   for (std::size_t part = 0; part < parts; ++part) starts[part + 1] += starts[part];
   if (starts[parts] != out.size())
-    damaged_block(fmt::format("{} bits for {} entries", starts[parts], out.size()));
+    damaged_block(std::to_string(starts[parts]) + " bits for " + std::to_string(out.size()) + " entries");
   for_parts(numel, parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
     std::uint32_t* to = out.data() + starts[part];
     for_words(in.data(), begin, end, [&](std::size_t position, std::uint64_t word) {

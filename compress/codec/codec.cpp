@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -30,7 +28,8 @@ void check_positions(std::span<const std::uint32_t> indices, std::size_t numel) 
     last = index;
   }
   if (!ascending) damaged_block("positions do not ascend");
-  if (last >= static_cast<std::int64_t>(numel)) damaged_block(fmt::format("position {} of {}", last, numel));
+  if (last >= static_cast<std::int64_t>(numel))
+    damaged_block("position " + std::to_string(last) + " of " + std::to_string(numel));
 }
 
 // Moves the values of positions to the front. The fillers' must be +0.
@@ -99,7 +98,7 @@ void all_encode(std::span<const std::uint32_t> indices, std::size_t numel, std::
 std::size_t all_decode(std::span<const std::byte>, std::size_t numel, std::span<std::uint32_t> out,
                        std::vector<std::uint32_t>&) {
   if (out.size() != numel)
-    damaged_block(fmt::format("{} entries without positions, of {}", out.size(), numel));
+    damaged_block(std::to_string(out.size()) + " entries without positions, of " + std::to_string(numel));
   std::iota(out.begin(), out.end(), 0u);
   return 0;
 }
@@ -185,7 +184,7 @@ std::vector<std::byte> write_block(const SparseVector& entries, std::size_t nume
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCodec& index_codec,
                 const ValueCodec& value_codec, SparseVector& entries) {
   Header header;
-  if (block.size() < sizeof header) damaged_block(fmt::format("{} bytes are no header", block.size()));
+  if (block.size() < sizeof header) damaged_block(std::to_string(block.size()) + " bytes are no header");
   std::memcpy(&header, block.data(), sizeof header);
   if (header.magic != Header::kMagic || header.version != Header::kVersion)
     damaged_block("not a block of this version");
@@ -195,10 +194,11 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
     damaged_block(
         "coded otherwise than here; do all ranks run with the same compress.codec and compress.values?");
   if (header.numel != numel)
-    damaged_block(fmt::format("for {} elements where the group has {}", header.numel, numel));
+    damaged_block("for " + std::to_string(header.numel) + " elements where the group has " +
+                  std::to_string(numel));
   entries.finite = header.flags & Header::kFiniteFlag;
   if (header.count > numel || (!entries.finite && header.count > 0))
-    damaged_block(fmt::format("count {} of {}", header.count, numel));
+    damaged_block("count " + std::to_string(header.count) + " of " + std::to_string(numel));
   std::span<const std::byte> body = block.subspan(sizeof header);
   // The least that values take bounds what is allocated below.
   if ((value_codec.least ? value_codec.least : value_codec.bytes)(header.count) > body.size())
@@ -210,7 +210,7 @@ void read_block(std::span<const std::byte> block, std::size_t numel, const Index
   if (!value_codec.fills) fillers.clear();
   const std::size_t slots = header.count + fillers.size();
   if ((!value_codec.least || slots == 0) && value_codec.bytes(slots) != body.size())
-    damaged_block(fmt::format("{} bytes of values for {} entries", body.size(), slots));
+    damaged_block(std::to_string(body.size()) + " bytes of values for " + std::to_string(slots) + " entries");
   entries.values.resize(slots);
   value_codec.decode(body, entries.values);
   if (largest_key(entries.values.data(), slots) > kLargestFinite) damaged_block("a value that is not finite");

@@ -2,11 +2,10 @@
 // in unary, then b bits of remainder. b = round(log2(0.693 / density)), the best for positions drawn
 // uniformly. Cut into parts of kRicePart entries that begin at whole bytes, so that threads (and a GPU)
 // write and read them side by side; a u32 per part says where its bits end.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 
 #include "compress/codec/bit_stream.h"
 #include "compress/codec/code_bits.h"
@@ -119,7 +118,7 @@ std::size_t rice_decode(std::span<const std::byte> in, std::size_t numel, std::s
   const std::size_t parts = part_total(out.size()), body = 1 + 4 * parts;
   if (in.size() < body) damaged_block("Rice parts are cut off");
   const auto b = std::to_integer<unsigned>(in[0]);
-  if (b != rice_parameter(out.size(), numel)) damaged_block(fmt::format("Rice parameter {}", b));
+  if (b != rice_parameter(out.size(), numel)) damaged_block("Rice parameter " + std::to_string(b));
   std::vector<std::uint32_t> ends(parts);
   std::memcpy(ends.data(), in.data() + 1, 4 * parts);
   const std::span<const std::byte> bits = in.subspan(body);

@@ -2,10 +2,9 @@
 // The paper does not say what becomes of a run that 16 bits do not hold. Here an entry's word is 0 to 65534;
 // the word 65535 is a filler: 65535 positions without an entry, and a slot of its own in the value section,
 // which is +0. So 6 bytes per entry with fp32, fillers included.
-#include <fmt/format.h>
-
 #include <cmath>
 #include <cstring>
+#include <string>
 
 #include "compress/codec/codec.h"
 
@@ -68,7 +67,7 @@ std::size_t run16_decode(std::span<const std::byte> in, std::size_t numel, std::
     std::uint16_t word = 0;
     std::memcpy(&word, in.data() + 2 * slot, sizeof word);
     position += word;
-    if (position >= numel) damaged_block(fmt::format("runs lead to position {}", position));
+    if (position >= numel) damaged_block("runs lead to position " + std::to_string(position));
     if (word == kFiller)
       fillers.push_back(static_cast<std::uint32_t>(slot));
     else

@@ -1,10 +1,9 @@
 // The value codecs.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <string>
 
 #include "compress/codec/code_bits.h"
 #include "compress/codec/codec.h"
@@ -98,7 +97,7 @@ void fp16_encode(std::span<const float> values, std::vector<std::byte>& out) {
 void fp16_decode(std::span<const std::byte> in, std::span<float> out) {
   if (out.empty()) return;
   const int e = std::to_integer<std::int8_t>(in[0]);
-  if (e < fp16::kLeast || e > fp16::kMost) damaged_block(fmt::format("fp16 exponent {}", e));
+  if (e < fp16::kLeast || e > fp16::kMost) damaged_block("fp16 exponent " + std::to_string(e));
   const std::uint32_t largest = from_fp16(in.data() + 1, out.size(), fp16::power_of_two(e), out.data());
   if (largest > fp16::kLargestHalf || (e > fp16::kLeast && largest < fp16::kLargestBinade))
     damaged_block("an fp16 value that does not belong to its exponent");

@@ -41,8 +41,6 @@
 //
 // The code selects |v| >= t, the paper |v| > t; we follow the code.
 
-#include <fmt/format.h>
-
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -94,7 +92,8 @@ class DgcMemory final : public Memory {
       });
     }
     if (size_ != n)
-      StateReader::fail(fmt::format("has a velocity of {} values where {} are needed", size_, n));
+      StateReader::fail("has a velocity of " + std::to_string(size_) + " values where " + std::to_string(n) +
+                        " are needed");
     if (!next_) next_ = allocate(n);
     result.velocity = velocity_.get();
     result.next_velocity = next_.get();
@@ -137,7 +136,7 @@ class DgcMemory final : public Memory {
     const std::size_t unit = size * sizeof(float) >= kHugePage ? kHugePage : kAlignment;
     const std::size_t bytes = (size * sizeof(float) + unit - 1) / unit * unit;
     void* data = std::aligned_alloc(unit, bytes);
-    if (!data) throw Error(fmt::format("out of memory: could not allocate {} bytes", bytes));
+    if (!data) throw Error("out of memory: could not allocate " + std::to_string(bytes) + " bytes");
     // A quarter off the pass, if the system has such pages; a hint, so its failure does not matter.
     if (unit == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
     return Buffer(static_cast<float*>(data));

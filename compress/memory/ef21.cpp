@@ -11,8 +11,7 @@
 // stay out of the average. What a value codec loses stays in the difference. Momentum, if any, is the
 // optimizer's.
 
-#include <fmt/format.h>
-
+#include <string>
 #include <vector>
 
 #include "compress/memory/memory.h"
@@ -28,8 +27,8 @@ class Ef21Memory final : public Memory {
   FeedbackInput input(std::span<float> gradient, std::span<const float> residual) override {
     TOPKNOT_CHECK(residual.size() == gradient.size(), "ef21 needs a residual as long as the gradient");
     if (!first_ && estimate_.size() != gradient.size())
-      StateReader::fail(
-          fmt::format("has an estimate of {} values where {} are needed", estimate_.size(), gradient.size()));
+      StateReader::fail("has an estimate of " + std::to_string(estimate_.size()) + " values where " +
+                        std::to_string(gradient.size()) + " are needed");
     return residual;
   }
 

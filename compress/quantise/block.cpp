@@ -1,7 +1,5 @@
 #include "compress/quantise/block.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -268,7 +266,7 @@ void write_codes(const Format& format, std::span<const std::int16_t> codes, std:
 
 bool check_block(const Format& format, std::span<const std::byte> block) {
   BlockHeader header;
-  if (block.size() < sizeof header) damaged(fmt::format("{} bytes are no header", block.size()));
+  if (block.size() < sizeof header) damaged(std::to_string(block.size()) + " bytes are no header");
   std::memcpy(&header, block.data(), sizeof header);
   const BlockHeader expected = header_of(format);
   if (header.magic != BlockHeader::kMagic || header.version != BlockHeader::kVersion || header.zero != 0)
@@ -279,10 +277,12 @@ bool check_block(const Format& format, std::span<const std::byte> block) {
         "coded otherwise than here; do all ranks run with the same compress.name, .scope, .levels and "
         ".bucket?");
   if (header.numel != expected.numel)
-    damaged(fmt::format("for {} elements where the group has {}", header.numel, format.numel));
+    damaged("for " + std::to_string(header.numel) + " elements where the group has " +
+            std::to_string(format.numel));
   const bool finite = header.flags & BlockHeader::kFiniteFlag;
   const std::size_t bytes = finite ? format.bytes() : kHeaderBytes;
-  if (block.size() != bytes) damaged(fmt::format("{} bytes where there must be {}", block.size(), bytes));
+  if (block.size() != bytes)
+    damaged(std::to_string(block.size()) + " bytes where there must be " + std::to_string(bytes));
   if (!finite) return false;
   bool good = true;
   for (std::size_t cell = 0; cell < format.cells.size(); ++cell) {

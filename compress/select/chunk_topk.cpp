@@ -68,7 +68,10 @@ class ChunkTopKSelector final : public Selector {
       least = std::min(least, parts_[part].least), largest = std::max(largest, parts_[part].largest);
     selected.finite = largest <= kLargestFinite;
     selected.threshold = static_cast<double>(magnitude_of(least));
-    if (!selected.finite) selected = {{.finite = false}, 0};
+    if (!selected.finite) {
+      selected = {};
+      selected.finite = false;
+    }
   }
 
  private:

@@ -1,6 +1,5 @@
 #include "nn/base/text.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,10 +7,19 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 namespace topknot {
 namespace {
+
+// printf's format; libtopknot has no library for it. Of at most 63 characters.
+template <class... Values>
+std::string formatted(const char* format, Values... values) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, values...);
+  return text;
+}
 
 std::string escaped(std::string_view text, std::size_t longest, bool lines) {
   const bool cut = text.size() > longest;
@@ -38,7 +46,7 @@ std::string escaped(std::string_view text, std::size_t longest, bool lines) {
       result += text.substr(i, length);
       i += length;
     } else {
-      result += fmt::format("\\x{:02x}", first);
+      result += formatted("\\x%02x", first);
       ++i;
     }
   }
@@ -116,32 +124,32 @@ std::string one_line(std::string_view text, std::size_t longest) {
 }
 
 std::string short_text(double value) {
-  return fmt::format("{:g}", value);
+  return formatted("%g", value);
 }
 
 std::string count_text(std::int64_t count, const std::string& what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
 std::string format_duration(double seconds) {
-  const auto total = static_cast<std::int64_t>(std::llround(std::max(0.0, std::min(seconds, 3.6e9))));
-  const auto minutes = total / 60;
-  if (total < 3600) return fmt::format("{}:{:02}", minutes, total % 60);
-  return fmt::format("{}:{:02}:{:02}", minutes / 60, minutes % 60, total % 60);
+  const long long total = std::llround(std::max(0.0, std::min(seconds, 3.6e9)));
+  const long long minutes = total / 60;
+  if (total < 3600) return formatted("%lld:%02lld", minutes, total % 60);
+  return formatted("%lld:%02lld:%02lld", minutes / 60, minutes % 60, total % 60);
 }
 
 std::string format_bytes(double bytes) {
   const char* units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
   int unit = 0;
   while (std::fabs(bytes) >= 999.5 && unit < 5) bytes /= 1000, ++unit;
-  return unit == 0 || bytes >= 99.95 ? fmt::format("{:.0f} {}", bytes, units[unit])
-                                     : fmt::format("{:.3g} {}", bytes, units[unit]);
+  return unit == 0 || bytes >= 99.95 ? formatted("%.0f %s", bytes, units[unit])
+                                     : formatted("%.3g %s", bytes, units[unit]);
 }
 
 std::string compared_bytes(double bytes, double dense) {
   const double ratio = bytes > dense ? bytes / dense : dense / bytes;
   if (ratio < 1.05) return "as much as";
-  return fmt::format("{:.1f} times {} than", ratio, bytes > dense ? "more" : "less");
+  return formatted("%.1f times %s than", ratio, bytes > dense ? "more" : "less");
 }
 
 double quantile(std::vector<double> values, double q) {

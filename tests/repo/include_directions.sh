@@ -13,6 +13,7 @@ declare -A may_include=(
   [nn/models]="nn/layers nn/models nn/ops nn/core nn/base"
   [data]="data nn/core nn/base"
   [compress]="compress nn/core nn/base"
+  [compress/library]="compress nn/core nn/base include"
   [dist]="dist compress nn/core nn/base"
   [dist/rendezvous]="dist/rendezvous nn/base"
   [dist/comm]="dist/comm dist/rendezvous nn/core nn/base"
@@ -32,7 +33,7 @@ declare -A may_include=(
   [tools/replay]="tools/replay tools/common train dist compress nn"
   [tools/gpu_timings]="tools/gpu_timings compress nn/core nn/base"
   [bench]="bench tools/common optim dist compress data nn"
-  [tests]="tests bench tools train optim dist compress data nn"
+  [tests]="tests bench tools train optim dist compress data nn include"
 )
 
 folder_of() {  # sets `folder` to a file's folder of the table

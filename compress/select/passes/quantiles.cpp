@@ -1,7 +1,5 @@
 #include "compress/select/passes/quantiles.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -70,13 +68,13 @@ double wilson_hilferty(double shape, double q) {
 }  // namespace
 
 double gamma_tail(double shape, double x) {
-  TOPKNOT_CHECK(shape > 0 && std::isfinite(shape) && x >= 0, fmt::format("gamma_tail of {}", x));
+  TOPKNOT_CHECK(shape > 0 && std::isfinite(shape) && x >= 0, "gamma_tail of " + std::to_string(x));
   return tails(shape, x).upper;
 }
 
 double gamma_tail_quantile(double shape, double q) {
   TOPKNOT_CHECK(shape > 0 && std::isfinite(shape) && q > 0 && q < 1,
-                fmt::format("gamma_tail_quantile of {}", q));
+                "gamma_tail_quantile of " + std::to_string(q));
   const double start = wilson_hilferty(shape, q);
   if (shape > kLargeShape) return start;
   const bool upper = q < 0.5;

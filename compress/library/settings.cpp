@@ -1,0 +1,254 @@
+#include "compress/library/settings.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <system_error>
+
+#include "compress/codec/codec.h"
+#include "compress/memory/memory.h"
+#include "compress/select/selector.h"
+#include "compress/sparse.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
+
+namespace topknot {
+namespace {
+
+// The keys that no single method owns. A text of no choices names a piece in a registry, or is empty.
+std::vector<Option> shared_keys() {
+  return {
+      {.name = "density",
+       .standard = 0.001,
+       .help = "share of a gradient's entries that is sent",
+       .least = 0,
+       .greatest = 1,
+       .above = true},
+      {.name = "select", .standard = "", .help = "which entries are sent, in place of the method's choice"},
+      {.name = "memory", .standard = "", .help = "what happens to the rest, in place of the method's choice"},
+      {.name = "codec", .standard = "", .help = "how positions are written, in place of the method's choice"},
+      {.name = "values", .standard = "", .help = "how values are written, in place of the method's choice"},
+      {.name = "transform",
+       .standard = "auto",
+       .help = "before the selection: blocks of 64 x 64, or their cosine coefficients",
+       .choices = {"auto", "none", "block", "dct"}},
+      {.name = "aggregate",
+       .standard = "auto",
+       .help = "an entry's mean over all ranks, or over those that sent it",
+       .choices = {"auto", "ranks", "contributors"}},
+      {.name = "feedback_decay",
+       .standard = "auto",
+       .help = "memory residual: factor of what was kept back, 0 to 1, or auto"},
+      {.name = "capacity",
+       .standard = 0.0,
+       .help = "most entries that may be sent, as a multiple of k of at least 1; 0: no limit",
+       .least = 0,
+       .greatest = 1e9},
+      {.name = "dense_1d", .standard = true, .help = "1-D tensors (biases, norms) are sent as they are"},
+      {.name = "min_numel",
+       .standard = 0,
+       .help = "tensors with fewer elements are sent as they are",
+       .least = 0,
+       .greatest = 2147483647},
+      {.name = "lr_inside", .standard = false, .help = "accumulate learning rate times gradient (LAGS-SGD)"},
+      {.name = "momentum",
+       .standard = 0.0,
+       .help = "of memories that own the optimizer's momentum (dgc)",
+       .least = 0,
+       .greatest = 0.9999},
+      {.name = "nesterov", .standard = false, .help = "Nesterov's form of that momentum"},
+      {.name = "seed",
+       .standard = 0,
+       .help = "of random methods; the same on all ranks",
+       .least = 0,
+       .greatest = 2147483647},
+      {.name = "scope",
+       .standard = "tensor",
+       .help = "each tensor is compressed for itself, or all as one vector",
+       .choices = {"tensor", "model"}},
+      {.name = "threads",
+       .standard = 0,
+       .help = "threads of a call; 0: OpenMP's own number",
+       .least = 0,
+       .greatest = 1024},
+      {.name = "undo", .standard = false, .help = "keep what topknot_undo() needs"},
+  };
+}
+
+// What the method and the pieces that it is made of declare for themselves.
+std::vector<Option> own_options(const CompressOptions& options) {
+  std::vector<Option> all;
+  std::set<std::string> names;
+  const auto take = [&](const RegisteredNames& registry, const std::string& name) {
+    if (!registry.contains(name)) return;
+    for (const Option& option : registry.options(name))
+      if (names.insert(option.name).second) all.push_back(option);
+  };
+  take(compressors(), options.name);
+  if (const std::optional<SparsePreset> parts = pieces_of(options)) {
+    take(selectors(), parts->select);
+    take(memories(), parts->memory);
+    take(index_codecs(), parts->codec);
+    take(value_codecs(), parts->values);
+  } else {
+    take(memories(), options.memory);
+  }
+  return all;
+}
+
+// The option's value from a text. Throws UserError where it is none of its type, or outside its range.
+OptionValue parsed(const Option& option, const std::string& text) {
+  const auto refuse = [&](const std::string& problem) {
+    throw UserError("key '" + option.name + "' " + problem);
+  };
+  OptionValue value = option.standard;
+  const char *begin = text.data(), *end = begin + text.size();
+  const auto number = [&](auto& to, const char* kind) {
+    const auto [stop, error] = std::from_chars(begin, end, to);
+    if (error != std::errc{} || stop != end)
+      refuse("must be " + std::string(kind) + ", not '" + one_line(text) + "'");
+  };
+  if (bool* flag = std::get_if<bool>(&value)) {
+    *flag = text == "true" || text == "1";
+    if (!*flag && text != "false" && text != "0")
+      refuse("must be true or false, not '" + one_line(text) + "'");
+  } else if (int* integer = std::get_if<int>(&value)) {
+    number(*integer, "a whole number");
+  } else if (double* real = std::get_if<double>(&value)) {
+    number(*real, "a number");
+  } else {
+    value = text;
+  }
+  if (const std::string problem = option_problem(option, value); !problem.empty()) refuse(problem);
+  return value;
+}
+
+std::optional<double> feedback_decay(const std::string& text) {
+  if (text == "auto") return std::nullopt;
+  const Option option{.name = "feedback_decay", .standard = 1.0, .help = "", .least = 0, .greatest = 1};
+  return std::get<double>(parsed(option, text));
+}
+
+void append_quoted(std::string& to, const std::string& text) {
+  to += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') to += '\\';
+    to += c;
+  }
+  to += '"';
+}
+
+void append_names(std::string& to, const std::vector<std::string>& names) {
+  to += '[';
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) to += ',';
+    append_quoted(to, names[i]);
+  }
+  to += ']';
+}
+
+void append_options(std::string& to, const std::vector<Option>& options) {
+  to += '[';
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    const Option& option = options[i];
+    to += i > 0 ? ",{\"name\":" : "{\"name\":";
+    append_quoted(to, option.name);
+    to += ",\"default\":";
+    if (const bool* flag = std::get_if<bool>(&option.standard)) to += *flag ? "true" : "false";
+    if (const int* integer = std::get_if<int>(&option.standard)) to += std::to_string(*integer);
+    if (const double* real = std::get_if<double>(&option.standard)) to += format_number(*real);
+    if (const auto* text = std::get_if<std::string>(&option.standard)) append_quoted(to, *text);
+    to += ",\"help\":";
+    append_quoted(to, option.help);
+    if (option.least > -1e299) to += ",\"least\":" + format_number(option.least);
+    if (option.greatest < 1e299) to += ",\"greatest\":" + format_number(option.greatest);
+    if (!option.choices.empty()) {
+      to += ",\"choices\":";
+      append_names(to, option.choices);
+    }
+    to += '}';
+  }
+  to += ']';
+}
+
+}  // namespace
+
+LibrarySettings library_settings(const std::string& method, std::span<const std::string> keys) {
+  const std::vector<Option> shared = shared_keys();
+  std::map<std::string, std::string> texts;
+  for (const std::string& key : keys) {
+    const std::size_t equals = key.find('=');
+    if (equals == std::string::npos)
+      throw UserError("'" + one_line(key) + "' is no key: write name=value, as in density=0.001");
+    if (!texts.emplace(key.substr(0, equals), key.substr(equals + 1)).second)
+      throw UserError("key '" + one_line(key.substr(0, equals)) + "' is given twice");
+  }
+  std::map<std::string, OptionValue> given;
+  for (const Option& option : shared) {
+    const auto text = texts.find(option.name);
+    given[option.name] = text == texts.end() ? option.standard : parsed(option, text->second);
+  }
+  const auto text = [&](const char* name) { return std::get<std::string>(given.at(name)); };
+  const auto number = [&](const char* name) { return std::get<double>(given.at(name)); };
+  const auto whole = [&](const char* name) { return std::get<int>(given.at(name)); };
+  const auto flag = [&](const char* name) { return std::get<bool>(given.at(name)); };
+
+  LibrarySettings settings;
+  CompressOptions& options = settings.options;
+  options.name = method;
+  compressors().find(method);  // says what there is, and what was meant
+  options.select = text("select"), options.memory = text("memory");
+  options.codec = text("codec"), options.values = text("values");
+  options.transform = text("transform"), options.aggregate = text("aggregate");
+  options.feedback_decay = feedback_decay(text("feedback_decay"));
+  options.capacity = number("capacity"), options.lr_inside = flag("lr_inside");
+  options.momentum = number("momentum"), options.nesterov = flag("nesterov");
+  options.seed = static_cast<std::uint64_t>(whole("seed"));
+  settings.density = number("density"), settings.dense_1d = flag("dense_1d");
+  settings.min_numel = whole("min_numel"), settings.whole = text("scope") == "model";
+  settings.threads = whole("threads"), settings.undo = flag("undo");
+
+  const std::vector<Option> own = own_options(options);
+  std::vector<std::string> known;
+  for (const Option& option : shared) known.push_back(option.name);
+  for (const Option& option : own) known.push_back(option.name);
+  for (const auto& [name, value] : texts) {
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      throw UserError(unknown_name_message("key of method '" + method + "'", one_line(name), known));
+    for (const Option& option : own)
+      if (option.name == name) options.set(name, parsed(option, value));
+  }
+  return settings;
+}
+
+std::string methods_json() {
+  std::string json = "{\"methods\":{";
+  for (const std::string& name : compressors().names()) {
+    if (json.back() != '{') json += ',';
+    append_quoted(json, name);
+    json += ":{\"help\":";
+    append_quoted(json, compressors().help(name));
+    json += ",\"options\":";
+    CompressOptions options;
+    options.name = name;
+    append_options(json, own_options(options));
+    json += '}';
+  }
+  json += "},\"keys\":";
+  append_options(json, shared_keys());
+  json += ",\"pieces\":{\"select\":";
+  append_names(json, selectors().names());
+  json += ",\"memory\":";
+  append_names(json, memories().names());
+  json += ",\"codec\":";
+  append_names(json, index_codecs().names());
+  json += ",\"values\":";
+  append_names(json, value_codecs().names());
+  return json + "}}";
+}
+
+}  // namespace topknot

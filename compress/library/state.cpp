@@ -1,0 +1,124 @@
+// The parts of a compressor of libtopknot, and their state.
+#include <algorithm>
+
+#include "compress/library/handle.h"
+#include "compress/state.h"
+#include "nn/base/text.h"
+
+namespace topknot {
+namespace {
+
+constexpr std::uint32_t kStateMagic = 0x53544B54, kStateVersion = 1;  // "TKTS"
+
+}  // namespace
+
+void make_parts(topknot_compressor& compressor) {
+  const LibrarySettings& settings = compressor.settings;
+  CompressOptions dense;
+  for (Tensor& tensor : compressor.tensors) {
+    const bool as_it_is =
+        settings.options.name != "dense" && ((settings.dense_1d && tensor.shape.size() <= 1) ||
+                                             tensor.numel < static_cast<std::size_t>(settings.min_numel));
+    const bool joins = settings.whole && !compressor.parts.empty();
+    if (!joins) compressor.parts.emplace_back();
+    Part& part = compressor.parts.back();
+    tensor.part = compressor.parts.size() - 1;
+    tensor.offset = part.spec.numel;
+    part.options = as_it_is && !settings.whole ? dense : settings.options;
+    const std::size_t rows =
+        tensor.shape.size() > 1 ? static_cast<std::size_t>(tensor.shape[0]) : tensor.numel;
+    part.spec.tensors.push_back({tensor.offset, rows, tensor.numel / rows});
+    part.spec.numel += tensor.numel;
+  }
+  std::size_t arena = 0;
+  for (Part& part : compressor.parts) {
+    part.spec.segments = {{0, part.spec.numel}};
+    part.spec.ranks = compressor.ranks;
+    part.spec.offset = arena;
+    arena += part.spec.numel;
+    part.compressor = make_compressor(part.options, part.spec);
+    part.gradient = Floats(part.spec.numel);
+    part.residual = Floats(part.spec.numel);
+  }
+}
+
+void require_no_round(const topknot_compressor& compressor) {
+  if (!compressor.rounds.empty()) refuse("a round is under way; commit or discard it first");
+}
+
+void restore(Part& part, std::span<const float> residual, std::span<const std::byte> state) {
+  std::unique_ptr<Compressor> fresh = make_compressor(part.options, part.spec);
+  fresh->load_state(state);
+  part.compressor = std::move(fresh);
+  std::copy(residual.begin(), residual.end(), part.residual.span().begin());
+}
+
+std::vector<std::byte> saved(const topknot_compressor& compressor) {
+  StateWriter writer;
+  writer.put(kStateMagic);
+  writer.put(kStateVersion);
+  writer.put(static_cast<std::int32_t>(compressor.ranks));
+  writer.put_list(compressor.settings.options.name);
+  writer.put<std::uint64_t>(compressor.tensors.size());
+  for (const Tensor& tensor : compressor.tensors) {
+    writer.put_list(tensor.name);
+    writer.put_list(tensor.shape);
+  }
+  for (const Part& part : compressor.parts) {
+    writer.put<std::uint8_t>(part.has_residual);
+    writer.put_list(part.has_residual ? part.residual.span() : std::span<float>());
+    writer.put_list(part.compressor->state());
+  }
+  return writer.take();
+}
+
+void load(topknot_compressor& compressor, std::span<const std::byte> bytes) {
+  StateReader reader(bytes);
+  const auto text = [&] {
+    const std::vector<char> characters = reader.get_list<char>();
+    return std::string(characters.begin(), characters.end());
+  };
+  if (reader.get<std::uint32_t>() != kStateMagic) refuse("this is no state that topknot_save() wrote");
+  if (const auto version = reader.get<std::uint32_t>(); version != kStateVersion)
+    refuse("a state of version " + std::to_string(version) + ", not " + std::to_string(kStateVersion));
+  if (const auto ranks = reader.get<std::int32_t>(); ranks != compressor.ranks)
+    refuse("a state of one of " + std::to_string(ranks) + " ranks, not of " +
+           std::to_string(compressor.ranks));
+  if (const std::string method = text(); method != compressor.settings.options.name)
+    refuse("a state of method '" + one_line(method) + "', not '" + compressor.settings.options.name + "'");
+  if (reader.get<std::uint64_t>() != compressor.tensors.size())
+    refuse("a state of another number of tensors");
+  for (const Tensor& tensor : compressor.tensors) {
+    const std::string name = text();
+    if (name != tensor.name)
+      refuse("the state has tensor '" + one_line(name) + "' in the place of '" + tensor.name + "'");
+    if (reader.get_list<std::int64_t>() != tensor.shape)
+      refuse("the state's tensor '" + name + "' has another shape");
+  }
+  struct Loaded {
+    std::unique_ptr<Compressor> compressor;
+    bool has_residual = false;
+    std::vector<float> residual;
+  };
+  std::vector<Loaded> all;
+  for (const Part& part : compressor.parts) {
+    Loaded loaded;
+    loaded.has_residual = reader.get<std::uint8_t>() != 0;
+    loaded.residual = reader.get_list<float>(loaded.has_residual ? part.spec.numel : 0);
+    loaded.compressor = make_compressor(part.options, part.spec);
+    loaded.compressor->load_state(reader.get_list<std::byte>());
+    all.push_back(std::move(loaded));
+  }
+  reader.finish();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    Part& part = compressor.parts[i];
+    part.compressor = std::move(all[i].compressor);
+    part.has_residual = all[i].has_residual;
+    part.before.step = -1;
+    std::span<float> residual = part.residual.span();
+    std::fill(residual.begin(), residual.end(), 0.0f);
+    std::copy(all[i].residual.begin(), all[i].residual.end(), residual.begin());
+  }
+}
+
+}  // namespace topknot

@@ -1,0 +1,330 @@
+// libtopknot's calls (include/topknot.h). A compressor of the library is one of compress/compressor.h for each tensor, or one
+// for all of them with scope=model; which tensors share a call may change from step to step, as PyTorch's buckets do,
+// and what was not sent stays with its tensor.
+#include "include/topknot.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compress/library/handle.h"
+#include "compress/library/settings.h"
+#include "compress/library/values.h"
+#include "nn/base/check.h"
+#include "nn/base/text.h"
+
+namespace topknot {
+namespace {
+
+constexpr const char* kVersion = TOPKNOT_VERSION;
+
+thread_local char last_error[2048] = "";
+
+// Runs a call. No exception leaves the library.
+template <class Call>
+topknot_result guarded(const Call& call) noexcept {
+  const auto failed = [](topknot_result result, const char* text) {
+    std::snprintf(last_error, sizeof last_error, "%s", text);
+    return result;
+  };
+  try {
+    return call();
+  } catch (const Error& error) {
+    return failed(TOPKNOT_INVALID, error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(TOPKNOT_FAILED, "out of memory");
+  } catch (const std::exception& error) {
+    return failed(TOPKNOT_FAILED, error.what());
+  } catch (...) {
+    return failed(TOPKNOT_FAILED, "an unknown error");
+  }
+}
+
+// OpenMP's number of threads while it lives.
+class Threads {
+ public:
+  explicit Threads(int count) : before_(omp_get_max_threads()) {
+    if (count > 0) omp_set_num_threads(count);
+  }
+  ~Threads() { omp_set_num_threads(before_); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+ private:
+  const int before_;
+};
+
+// The call on a compressor, alone and with its threads.
+template <class Call>
+topknot_result locked(topknot_compressor* compressor, const Call& call) noexcept {
+  return guarded([&] {
+    if (!compressor) refuse("the compressor is null");
+    const std::lock_guard lock(compressor->mutex);
+    const Threads threads(compressor->settings.threads);
+    return call();
+  });
+}
+
+template <class Call>
+topknot_result locked_round(topknot_round* round, const Call& call) noexcept {
+  if (!round) return guarded([]() -> topknot_result { refuse("the round is null"); });
+  return locked(round->owner, call);
+}
+
+}  // namespace
+}  // namespace topknot
+
+using namespace topknot;
+
+const char* topknot_version() {
+  return kVersion;
+}
+
+int topknot_interface() {
+  return TOPKNOT_INTERFACE;
+}
+
+const char* topknot_error() {
+  return last_error;
+}
+
+const char* topknot_methods() {
+  static std::string json;
+  static std::once_flag once;
+  const topknot_result result = guarded([] {
+    std::call_once(once, [] { json = methods_json(); });
+    return TOPKNOT_OK;
+  });
+  return result == TOPKNOT_OK ? json.c_str() : "{}";
+}
+
+topknot_result topknot_create(const char* method, const char* const* keys, size_t key_count,
+                              const topknot_tensor* tensors, size_t tensor_count, int rank, int ranks,
+                              topknot_compressor** made) {
+  return guarded([&] {
+    if (!method || !made || (key_count > 0 && !keys) || (tensor_count > 0 && !tensors))
+      refuse("an argument is null");
+    if (ranks < 1 || rank < 0 || rank >= ranks)
+      refuse("rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " does not exist");
+    if (tensor_count == 0) refuse("there is no tensor");
+    std::vector<std::string> texts;
+    for (std::size_t i = 0; i < key_count; ++i) {
+      if (!keys[i]) refuse("a key is null");
+      texts.emplace_back(keys[i]);
+    }
+    auto compressor = std::make_unique<topknot_compressor>();
+    compressor->settings = library_settings(method, texts);
+    compressor->rank = rank, compressor->ranks = ranks;
+    std::set<std::string> names;
+    for (std::size_t i = 0; i < tensor_count; ++i) {
+      Tensor tensor;
+      if (!tensors[i].name || (tensors[i].dimensions > 0 && !tensors[i].shape))
+        refuse("a tensor's name or shape is null");
+      tensor.name = tensors[i].name;
+      if (!names.insert(tensor.name).second) refuse("two tensors are called '" + one_line(tensor.name) + "'");
+      for (std::size_t d = 0; d < tensors[i].dimensions; ++d) {
+        const std::int64_t length = tensors[i].shape[d];
+        if (length < 1 || length > (std::int64_t{1} << 31) || tensor.numel > (std::size_t{1} << 31))
+          refuse("tensor '" + one_line(tensor.name) + "' has no elements, or more than 2^31 - 1");
+        tensor.shape.push_back(length);
+        tensor.numel *= static_cast<std::size_t>(length);
+      }
+      compressor->tensors.push_back(std::move(tensor));
+    }
+    make_parts(*compressor);
+    *made = compressor.release();
+    return TOPKNOT_OK;
+  });
+}
+
+void topknot_destroy(topknot_compressor* compressor) {
+  delete compressor;
+}
+
+topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step* step, const int32_t* which,
+                              size_t count, const void* const* gradients, topknot_type type, double scale,
+                              topknot_round** made) {
+  return locked(compressor, [&] {
+    if (count == 0) refuse("there is no tensor to encode");
+    if (!step || !which || !gradients || !made) refuse("an argument is null");
+    const LibrarySettings& settings = compressor->settings;
+    StepContext context;
+    context.step = step->step;
+    context.density = step->density == 0 ? settings.density : step->density;
+    context.rank = compressor->rank, context.lr = step->lr;
+    if (!(context.density > 0 && context.density <= 1))
+      refuse("the step's density must be above 0, at most 1, not " + short_text(context.density));
+    if (settings.whole && count != compressor->tensors.size())
+      refuse("with scope=model a round has all tensors");
+
+    topknot_round round;
+    round.owner = compressor, round.step = step->step;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (which[i] < 0 || static_cast<std::size_t>(which[i]) >= compressor->tensors.size())
+        refuse("there is no tensor " + std::to_string(which[i]));
+      const auto t = static_cast<std::size_t>(which[i]);
+      const Tensor& tensor = compressor->tensors[t];
+      if (settings.whole && t != i) refuse("with scope=model a round has all tensors, in order");
+      if (!gradients[i]) refuse("the gradient of '" + one_line(tensor.name) + "' is null");
+      if (compressor->parts[tensor.part].busy ||
+          std::find(round.tensors.begin(), round.tensors.end(), t) != round.tensors.end())
+        refuse("tensor '" + one_line(tensor.name) + "' is in a round that is not committed or discarded yet");
+      round.tensors.push_back(t);
+      if (round.parts.empty() || round.parts.back() != tensor.part) round.parts.push_back(tensor.part);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      const Tensor& tensor = compressor->tensors[round.tensors[i]];
+      read_values(gradients[i], type, static_cast<float>(scale),
+                  compressor->parts[tensor.part].gradient.span().subspan(tensor.offset, tensor.numel));
+    }
+    std::size_t begun = 0;
+    try {
+      for (const std::size_t p : round.parts) {
+        Part& part = compressor->parts[p];
+        if (settings.undo) {
+          const std::span<const float> residual = part.residual.span();
+          part.before.residual.assign(residual.begin(), residual.end());
+          part.before.state = part.compressor->state();
+          part.before.step = step->step, part.before.committed = false;
+        }
+        round.messages.push_back(
+            part.compressor->encode({part.gradient.span(), part.residual.span()}, context));
+        ++begun;
+      }
+      pack(round);
+      compressor->rounds.push_back(std::move(round));
+    } catch (...) {
+      for (std::size_t i = 0; i < begun; ++i) compressor->parts[round.parts[i]].compressor->discard();
+      throw;
+    }
+    *made = &compressor->rounds.back();
+    for (const std::size_t p : (*made)->parts) compressor->parts[p].busy = true;
+    return TOPKNOT_OK;
+  });
+}
+
+topknot_result topknot_message_of(topknot_round* round, topknot_message* message) {
+  return locked_round(round, [&] {
+    if (!message) refuse("an argument is null");
+    if (round->state != TOPKNOT_MORE) refuse("the round has nothing more to send");
+    *message = round->message;
+    return TOPKNOT_OK;
+  });
+}
+
+topknot_result topknot_decode(topknot_round* round, const void* const* blocks, const size_t* block_bytes) {
+  return locked_round(round, [&] { return decode(*round->owner, *round, blocks, block_bytes); });
+}
+
+topknot_result topknot_commit(topknot_round* round, void* const* averages, topknot_type type, double scale) {
+  return locked_round(round, [&] {
+    topknot_compressor& compressor = *round->owner;
+    if (round->state != TOPKNOT_DONE || !averages || type < TOPKNOT_FLOAT32 || type > TOPKNOT_FLOAT16) {
+      const bool sound = averages && round->state == TOPKNOT_NOT_FINITE;
+      end(compressor, round, true);
+      refuse(sound ? "the step is not finite: it can only be discarded"
+                   : "commit() of a round that is not decoded, or without averages; it is discarded");
+    }
+    for (const std::size_t p : round->parts) {
+      Part& part = compressor.parts[p];
+      const std::span<float> average = part.compressor->commit({});
+      if (average.data() != part.residual.span().data()) continue;
+      std::swap(part.gradient, part.residual);
+      part.has_residual = true;
+    }
+    for (std::size_t i = 0; i < round->tensors.size(); ++i) {
+      if (!averages[i]) continue;
+      const Tensor& tensor = compressor.tensors[round->tensors[i]];
+      write_values(compressor.parts[tensor.part].gradient.span().subspan(tensor.offset, tensor.numel),
+                   static_cast<float>(scale), type, averages[i]);
+    }
+    end(compressor, round, false);
+    return TOPKNOT_OK;
+  });
+}
+
+void topknot_discard(topknot_round* round) {
+  if (!round) return;
+  locked_round(round, [&] {
+    end(*round->owner, round, true);
+    return TOPKNOT_OK;
+  });
+}
+
+topknot_result topknot_undo(topknot_compressor* compressor, int64_t step) {
+  return locked(compressor, [&] {
+    require_no_round(*compressor);
+    if (!compressor->settings.undo) refuse("topknot_undo() needs key undo=true");
+    for (Part& part : compressor->parts) {
+      if (part.before.step != step || !part.before.committed) continue;
+      restore(part, part.before.residual, part.before.state);
+      part.before.step = -1;
+    }
+    return TOPKNOT_OK;
+  });
+}
+
+topknot_result topknot_save(topknot_compressor* compressor, void* to, size_t room, size_t* bytes) {
+  return locked(compressor, [&] {
+    if (!bytes || (!to && room > 0)) refuse("an argument is null");
+    require_no_round(*compressor);
+    const std::vector<std::byte> state = saved(*compressor);
+    *bytes = state.size();
+    if (room >= state.size()) std::memcpy(to, state.data(), state.size());
+    return TOPKNOT_OK;
+  });
+}
+
+topknot_result topknot_load(topknot_compressor* compressor, const void* from, size_t bytes) {
+  return locked(compressor, [&] {
+    if (!from) refuse("an argument is null");
+    require_no_round(*compressor);
+    load(*compressor, {static_cast<const std::byte*>(from), bytes});
+    return TOPKNOT_OK;
+  });
+}
+
+namespace topknot {
+namespace {
+
+std::span<float> residual_of(topknot_compressor& compressor, std::int32_t which) {
+  require_no_round(compressor);
+  if (which < 0 || static_cast<std::size_t>(which) >= compressor.tensors.size())
+    refuse("there is no tensor " + std::to_string(which));
+  const Tensor& tensor = compressor.tensors[static_cast<std::size_t>(which)];
+  return compressor.parts[tensor.part].residual.span().subspan(tensor.offset, tensor.numel);
+}
+
+}  // namespace
+}  // namespace topknot
+
+topknot_result topknot_residual(topknot_compressor* compressor, int32_t which, float* residual, int* has) {
+  return locked(compressor, [&] {
+    if (!residual || !has) refuse("an argument is null");
+    const std::span<const float> from = residual_of(*compressor, which);
+    *has = compressor->parts[compressor->tensors[static_cast<std::size_t>(which)].part].has_residual;
+    if (*has) std::copy(from.begin(), from.end(), residual);
+    return TOPKNOT_OK;
+  });
+}
+
+topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t which, const float* residual) {
+  return locked(compressor, [&] {
+    if (!residual) refuse("an argument is null");
+    const std::span<float> to = residual_of(*compressor, which);
+    std::copy_n(residual, to.size(), to.begin());
+    compressor->parts[compressor->tensors[static_cast<std::size_t>(which)].part].has_residual = true;
+    return TOPKNOT_OK;
+  });
+}

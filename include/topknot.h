@@ -1,0 +1,133 @@
+/* libtopknot: gradient compression for other programs, as a C interface.
+ *
+ * A compressor compresses one rank's gradients and makes the ranks' average from what all of them sent. It
+ * never communicates: the caller sends its messages, over whatever it has. It has the methods of Topknot's
+ * `train`, by the same code.
+ *
+ *   topknot_create()                       once per rank
+ *   topknot_encode() -> topknot_round      of some or all tensors, in the same order on all ranks
+ *     topknot_message_of(round)            gather its block from all ranks, or sum its numbers over them
+ *     topknot_decode(round, ...)           until it says TOPKNOT_DONE or TOPKNOT_NOT_FINITE
+ *   topknot_commit(round, averages)        writes the averages and keeps what was not sent, or
+ *   topknot_discard(round)                 forgets the step: everything is as before topknot_encode()
+ *
+ * All ranks must commit or all discard. TOPKNOT_NOT_FINITE (a NaN or an infinity in some rank's gradients) is
+ * found by every rank alike, and such a round can only be discarded.
+ *
+ * Functions return TOPKNOT_OK or an error, of which topknot_error() has the text; nothing has changed then,
+ * unless said otherwise. No exception leaves the library, and nothing here ends the process. A compressor and
+ * its rounds may be used by several threads at once; calls on one compressor wait for each other.
+ *
+ * Numbers are little-endian; positions and lengths fit memory: a tensor has at most 2^31 - 1 elements.
+ */
+#ifndef TOPKNOT_H
+#define TOPKNOT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TOPKNOT_INTERFACE 1 /* raised where a program that was compiled for the last one would no longer work */
+
+typedef struct topknot_compressor topknot_compressor;
+typedef struct topknot_round topknot_round;
+
+typedef enum topknot_result {
+  TOPKNOT_OK = 0,
+  TOPKNOT_MORE = 1,       /* topknot_decode(): the round has another message */
+  TOPKNOT_DONE = 2,       /* topknot_decode(): commit, or discard */
+  TOPKNOT_NOT_FINITE = 3, /* topknot_decode(): discard; so do all ranks */
+  TOPKNOT_INVALID = 4,    /* a wrong argument, key, value or call; a damaged message or state */
+  TOPKNOT_FAILED = 5      /* out of memory, or a fault of the library */
+} topknot_result;
+
+typedef enum topknot_type { TOPKNOT_FLOAT32 = 0, TOPKNOT_BFLOAT16 = 1, TOPKNOT_FLOAT16 = 2 } topknot_type;
+
+/* A tensor to compress, row-major. Names are unique; `dimensions` of 0 is a scalar. */
+typedef struct topknot_tensor {
+  const char* name;
+  const int64_t* shape;
+  size_t dimensions;
+} topknot_tensor;
+
+typedef struct topknot_step {
+  int64_t step;   /* from 0, the same on all ranks; part of what random methods draw from */
+  double density; /* of this step, in (0, 1]; 0: the key's */
+  double lr;      /* learning rate, for key lr_inside */
+} topknot_step;
+
+/* What this rank sends. Either a block, bytes of any length that every rank gets from every rank; or `count`
+ * numbers of `sum_type` at `sum`, to be replaced by their sum over the ranks. The memory is the round's, until it
+ * ends or topknot_decode() says TOPKNOT_MORE. */
+typedef struct topknot_message {
+  const void* block;
+  size_t block_bytes;
+  void* sum;
+  size_t sum_count;
+  topknot_type sum_type; /* TOPKNOT_FLOAT32 or TOPKNOT_BFLOAT16 */
+} topknot_message;
+
+const char* topknot_version(void);
+int topknot_interface(void); /* TOPKNOT_INTERFACE of the library */
+/* Of the calling thread's last call that failed: one sentence, valid until its next call that fails. */
+const char* topknot_error(void);
+/* JSON: {"methods": {NAME: {"help": TEXT, "options": [{"name", "default", "help", "least", "greatest", "choices"}]}},
+ * "keys": [the options that all methods share, alike], "pieces": {"select": [NAMES], "memory", "codec",
+ * "values"}}. The library's memory. */
+const char* topknot_methods(void);
+
+/* keys: "density=0.001", "codec=auto", ... as in section `compress` of a run file (docs/configuration.md), of
+ * which there are density, select, memory, codec, values, transform, aggregate, feedback_decay, capacity,
+ * dense_1d, min_numel, lr_inside, and the method's own; also
+ *   momentum=M, nesterov=true|false  for memories that own momentum (dgc): the optimizer's, which then has none
+ *   seed=N                           of random methods; the same on all ranks
+ *   scope=tensor|model               each tensor is compressed for itself (default), or all as one vector
+ *   threads=N                        of a call; default: OpenMP's own number
+ *   undo=true                        keeps what topknot_undo() needs: once more the residuals
+ * Tensors that dense_1d (default true) and min_numel leave uncompressed go with the others' messages as they
+ * are. */
+topknot_result topknot_create(const char* method, const char* const* keys, size_t key_count,
+                              const topknot_tensor* tensors, size_t tensor_count, int rank, int ranks,
+                              topknot_compressor** made);
+/* Also of the rounds that are under way. Null is nothing. */
+void topknot_destroy(topknot_compressor* compressor);
+
+/* Compresses gradients[i] times `scale`, of tensor which[i] (its place in topknot_create()), for i < count;
+ * the gradients are read before the call returns. Tensors of a round that is not committed or discarded yet are
+ * refused; with scope=model a round has all tensors, in order. */
+topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step* step, const int32_t* which,
+                              size_t count, const void* const* gradients, topknot_type type, double scale,
+                              topknot_round** round);
+/* What is to be sent now. */
+topknot_result topknot_message_of(topknot_round* round, topknot_message* message);
+/* blocks[r], block_bytes[r]: rank r's block, own included, where the message is a block; else both may be null,
+ * and the sum is in the message's memory. After an error the round can only be discarded. */
+topknot_result topknot_decode(topknot_round* round, const void* const* blocks, const size_t* block_bytes);
+/* averages[i]: gets the average over the ranks times `scale`, may be gradients[i]; null: not wanted. Ends the
+ * round, also after an error. */
+topknot_result topknot_commit(topknot_round* round, void* const* averages, topknot_type type, double scale);
+void topknot_discard(topknot_round* round); /* ends the round; null is nothing */
+
+/* Takes back the last commit of every tensor whose step was `step`: residuals and what methods carry are as
+ * before it. For steps that are found to be of no use after they were committed, by all ranks alike. */
+topknot_result topknot_undo(topknot_compressor* compressor, int64_t step);
+
+/* Residuals and what methods carry: this rank's. Between rounds only. With room < *bytes nothing is written, and
+ * *bytes is what it takes. */
+topknot_result topknot_save(topknot_compressor* compressor, void* to, size_t room, size_t* bytes);
+/* Of a compressor of the same method, keys, names, shapes, and rank count. After an error nothing has
+ * changed. */
+topknot_result topknot_load(topknot_compressor* compressor, const void* from, size_t bytes);
+/* The residual of tensor `which`: what its gradients still owe, float32 of its length (of its coefficients with
+ * transform=dct). *has: whether the method keeps one; nothing is written if not. Between rounds only, as are all
+ * that follow. */
+topknot_result topknot_residual(topknot_compressor* compressor, int32_t which, float* residual, int* has);
+topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t which, const float* residual);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

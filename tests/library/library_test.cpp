@@ -1,0 +1,478 @@
+// libtopknot, by its C interface alone, beside the compressors of this program.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "compress/codec/codec.h"
+#include "compress/memory/memory.h"
+#include "compress/select/selector.h"
+#include "compress/sparse.h"
+#include "include/topknot.h"
+#include "tests/compress/every_method.h"
+#include "tests/support/catch.h"
+
+using namespace topknot;
+using namespace topknot::testing;
+
+namespace {
+
+struct Shape {
+  std::string name;
+  std::vector<std::int64_t> lengths;
+  std::size_t numel() const {
+    std::size_t n = 1;
+    for (const std::int64_t length : lengths) n *= static_cast<std::size_t>(length);
+    return n;
+  }
+};
+const std::vector<Shape> kShapes = {
+    {"conv.weight", {8, 3, 3, 3}}, {"norm.bias", {64}}, {"up.weight", {96, 40}}, {"down.weight", {64, 64}}};
+
+struct Destroy {
+  void operator()(topknot_compressor* compressor) const { topknot_destroy(compressor); }
+};
+using Handle = std::unique_ptr<topknot_compressor, Destroy>;
+
+Handle make(const std::string& method, const std::vector<std::string>& keys, int rank, int ranks,
+            const std::vector<Shape>& shapes = kShapes) {
+  std::vector<const char*> texts;
+  for (const std::string& key : keys) texts.push_back(key.c_str());
+  std::vector<topknot_tensor> tensors;
+  for (const Shape& shape : shapes)
+    tensors.push_back({shape.name.c_str(), shape.lengths.data(), shape.lengths.size()});
+  topknot_compressor* made = nullptr;
+  const topknot_result result = topknot_create(method.c_str(), texts.data(), texts.size(), tensors.data(),
+                                               tensors.size(), rank, ranks, &made);
+  if (result != TOPKNOT_OK) throw UserError(topknot_error());
+  return Handle(made);
+}
+
+std::string refusal(const std::string& method, const std::vector<std::string>& keys,
+                    const std::vector<Shape>& shapes = kShapes) {
+  try {
+    make(method, keys, 0, 1, shapes);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+using Vectors = std::vector<std::vector<float>>;  // by tensor
+
+struct Outcome {
+  topknot_result state = TOPKNOT_OK;
+  std::vector<Vectors> averages;  // by rank
+};
+
+// Ranks of one process, in one round of the tensors `which`. Sums are made in rank order.
+Outcome exchange(std::vector<Handle>& ranks, const std::vector<std::int32_t>& which, std::int64_t number,
+                 double density, const std::vector<Vectors>& gradients, bool commit = true) {
+  const topknot_step step{number, density, 0.1};
+  std::vector<topknot_round*> rounds(ranks.size());
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    std::vector<const void*> from;
+    for (const std::int32_t t : which) from.push_back(gradients[r][static_cast<std::size_t>(t)].data());
+    REQUIRE(topknot_encode(ranks[r].get(), &step, which.data(), which.size(), from.data(), TOPKNOT_FLOAT32, 1,
+                           &rounds[r]) == TOPKNOT_OK);
+  }
+  Outcome outcome;
+  do {
+    std::vector<topknot_message> messages(ranks.size());
+    for (std::size_t r = 0; r < ranks.size(); ++r)
+      REQUIRE(topknot_message_of(rounds[r], &messages[r]) == TOPKNOT_OK);
+    std::vector<std::vector<char>> copies;
+    std::vector<const void*> blocks;
+    std::vector<std::size_t> sizes;
+    if (messages[0].sum) {
+      REQUIRE(messages[0].sum_type == TOPKNOT_FLOAT32);
+      auto* sum = static_cast<float*>(messages[0].sum);
+      for (std::size_t r = 1; r < ranks.size(); ++r)
+        for (std::size_t i = 0; i < messages[0].sum_count; ++i)
+          sum[i] += static_cast<const float*>(messages[r].sum)[i];
+      for (std::size_t r = 1; r < ranks.size(); ++r)
+        std::memcpy(messages[r].sum, sum, messages[0].sum_count * sizeof(float));
+    } else {
+      for (const topknot_message& message : messages) {
+        const auto* begin = static_cast<const char*>(message.block);
+        copies.emplace_back(begin, begin + message.block_bytes);
+      }
+      for (const auto& copy : copies) blocks.push_back(copy.data()), sizes.push_back(copy.size());
+    }
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      const topknot_result state = topknot_decode(rounds[r], blocks.data(), sizes.data());
+      if (state == TOPKNOT_INVALID) FAIL(topknot_error());
+      REQUIRE((r == 0 || state == outcome.state));
+      outcome.state = state;
+    }
+  } while (outcome.state == TOPKNOT_MORE);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    Vectors averages(kShapes.size());
+    std::vector<void*> to;
+    for (const std::int32_t t : which) {
+      averages[static_cast<std::size_t>(t)].resize(gradients[r][static_cast<std::size_t>(t)].size());
+      to.push_back(averages[static_cast<std::size_t>(t)].data());
+    }
+    if (commit && outcome.state == TOPKNOT_DONE)
+      REQUIRE(topknot_commit(rounds[r], to.data(), TOPKNOT_FLOAT32, 1) == TOPKNOT_OK);
+    else
+      topknot_discard(rounds[r]);
+    outcome.averages.push_back(averages);
+  }
+  return outcome;
+}
+
+Vectors gradients_of(std::int64_t step, std::size_t rank, const std::vector<Shape>& shapes = kShapes) {
+  Vectors all;
+  for (std::size_t t = 0; t < shapes.size(); ++t)
+    all.push_back(gradient_of(step, rank + 10 * t % 3, shapes[t].numel()));
+  return all;
+}
+
+std::vector<Vectors> all_gradients(std::int64_t step, std::size_t ranks) {
+  std::vector<Vectors> all;
+  for (std::size_t r = 0; r < ranks; ++r) all.push_back(gradients_of(step, r));
+  return all;
+}
+
+bool declares(const std::string& method, const std::string& option) {
+  const std::optional<SparsePreset> parts = pieces_of(options_for(method));
+  const auto has = [&](const RegisteredNames& registry, const std::string& name) {
+    return std::any_of(registry.options(name).begin(), registry.options(name).end(),
+                       [&](const Option& o) { return o.name == option; });
+  };
+  return has(compressors(), method) ||
+         (parts && (has(selectors(), parts->select) || has(memories(), parts->memory)));
+}
+
+// Of options_for().
+std::vector<std::string> keys_for(const std::string& method) {
+  std::vector<std::string> keys = {"seed=7", "momentum=0.9"};
+  if (declares(method, "threshold")) keys.push_back("threshold=0.5");
+  if (declares(method, "min_compression")) keys.push_back("min_compression=1.0");
+  return keys;
+}
+
+std::vector<char> state_of(topknot_compressor* compressor) {
+  std::size_t bytes = 0;
+  REQUIRE(topknot_save(compressor, nullptr, 0, &bytes) == TOPKNOT_OK);
+  std::vector<char> state(bytes);
+  REQUIRE(topknot_save(compressor, state.data(), state.size(), &bytes) == TOPKNOT_OK);
+  return state;
+}
+
+const std::vector<std::int32_t> kAll = {0, 1, 2, 3};
+
+}  // namespace
+
+TEST_CASE(
+    "every method of the library has the bits of train's compressors, in any buckets, also after a load") {
+  for (const std::size_t ranks : {2u, 4u})
+    for (const std::string& method : methods()) {
+      INFO(method << ", " << ranks << " ranks");
+      std::vector<SimulatedRanks> reference;
+      std::size_t arena = 0;
+      for (const Shape& shape : kShapes) {
+        GroupSpec spec = whole_group(shape.numel(), static_cast<int>(ranks));
+        const std::size_t rows =
+            shape.lengths.size() > 1 ? static_cast<std::size_t>(shape.lengths[0]) : shape.numel();
+        spec.tensors = {{0, rows, shape.numel() / rows}};
+        spec.offset = arena;
+        arena += shape.numel();
+        const bool compressed = shape.lengths.size() > 1 || method == "dense";
+        reference.emplace_back(compressed ? options_for(method) : named("dense"), spec);
+      }
+      std::vector<Handle> handles;
+      const auto renew = [&] {
+        handles.clear();
+        for (std::size_t r = 0; r < ranks; ++r)
+          handles.push_back(make(method, keys_for(method), static_cast<int>(r), static_cast<int>(ranks)));
+      };
+      renew();
+      for (std::int64_t step = 0; step < 20; ++step) {
+        const std::vector<Vectors> gradients = all_gradients(step, ranks);
+        const std::vector<std::vector<std::vector<std::int32_t>>> buckets = {
+            {kAll}, {{3, 2}, {1, 0}}, {{1}, {0, 2, 3}}};
+        std::vector<Vectors> averages(ranks, Vectors(kShapes.size()));
+        for (const std::vector<std::int32_t>& bucket : buckets[static_cast<std::size_t>(step) % 3]) {
+          const Outcome outcome = exchange(handles, bucket, step, 0.03, gradients);
+          REQUIRE(outcome.state == TOPKNOT_DONE);
+          for (std::size_t r = 0; r < ranks; ++r)
+            for (const std::int32_t t : bucket)
+              averages[r][static_cast<std::size_t>(t)] = outcome.averages[r][static_cast<std::size_t>(t)];
+        }
+        for (std::size_t t = 0; t < kShapes.size(); ++t) {
+          INFO("step " << step << ", " << kShapes[t].name);
+          for (std::size_t r = 0; r < ranks; ++r) reference[t][r].gradient = gradients[r][t];
+          REQUIRE(reference[t].step(step, 0.03, {}, true, 0.1));
+          for (std::size_t r = 0; r < ranks; ++r) {
+            REQUIRE(same_bits<float>(std::span<const float>(reference[t][r].average), averages[r][t]));
+            std::vector<float> residual(averages[r][t].size());
+            int has = 0;
+            REQUIRE(topknot_residual(handles[r].get(), static_cast<std::int32_t>(t), residual.data(), &has) ==
+                    TOPKNOT_OK);
+            if (has) REQUIRE(same_bits(residual, reference[t][r].residual));
+          }
+        }
+        if (step != 9) continue;
+        std::vector<std::vector<char>> states;
+        for (const Handle& handle : handles) states.push_back(state_of(handle.get()));
+        renew();
+        for (std::size_t r = 0; r < ranks; ++r)
+          REQUIRE(topknot_load(handles[r].get(), states[r].data(), states[r].size()) == TOPKNOT_OK);
+      }
+    }
+}
+
+TEST_CASE("with scope=model all tensors are one vector") {
+  std::vector<Handle> handles;
+  for (int r = 0; r < 2; ++r) handles.push_back(make("topk", {"scope=model", "density=0.01"}, r, 2));
+  GroupSpec spec = whole_group(0, 2);
+  for (const Shape& shape : kShapes) spec.numel += shape.numel();
+  spec.segments = {{0, spec.numel}};
+  SimulatedRanks reference(named("topk"), spec);
+  for (std::int64_t step = 0; step < 3; ++step) {
+    const std::vector<Vectors> gradients = all_gradients(step, 2);
+    for (std::size_t r = 0; r < 2; ++r) {
+      reference[r].gradient.clear();
+      for (const auto& part : gradients[r])
+        reference[r].gradient.insert(reference[r].gradient.end(), part.begin(), part.end());
+    }
+    REQUIRE(reference.step(step, 0.01));
+    const Outcome outcome = exchange(handles, kAll, step, 0, gradients);
+    std::vector<float> together;
+    for (const auto& part : outcome.averages[1]) together.insert(together.end(), part.begin(), part.end());
+    CHECK(same_bits<float>(std::span<const float>(reference[1].average), together));
+  }
+}
+
+TEST_CASE("a NaN is found by all ranks, and a discarded step or an undone one leaves no trace") {
+  for (const std::string& method : methods()) {
+    INFO(method);
+    std::vector<std::string> keys = keys_for(method);
+    keys.push_back("undo=true");
+    std::vector<Handle> handles, undisturbed;
+    for (int r = 0; r < 2; ++r) {
+      handles.push_back(make(method, keys, r, 2));
+      undisturbed.push_back(make(method, keys, r, 2));
+    }
+    for (std::int64_t step = 0; step < 4; ++step) {
+      std::vector<Vectors> bad = all_gradients(50 + step, 2);
+      exchange(handles, kAll, step, 0.03, bad, false);
+      exchange(handles, {2, 3}, step, 0.03, bad);
+      exchange(handles, {1, 0}, step, 0.03, bad);
+      for (const Handle& handle : handles) REQUIRE(topknot_undo(handle.get(), step) == TOPKNOT_OK);
+      bad[1][2][77] = std::nanf("");
+      REQUIRE(exchange(handles, kAll, step, 0.03, bad).state == TOPKNOT_NOT_FINITE);
+      const std::vector<Vectors> gradients = all_gradients(step, 2);
+      const Outcome a = exchange(handles, kAll, step, 0.03, gradients),
+                    b = exchange(undisturbed, kAll, step, 0.03, gradients);
+      for (std::size_t t = 0; t < kShapes.size(); ++t) REQUIRE(same_bits(a.averages[1][t], b.averages[1][t]));
+      CHECK(state_of(handles[0].get()) == state_of(undisturbed[0].get()));
+    }
+  }
+}
+
+TEST_CASE("halves are read and written to nearest, ties to even, and come back as they were") {
+  const std::vector<Shape> shapes = {{"w", {65536, 1}}};
+  const Handle handle = make("dense", {}, 0, 1, shapes);
+  const std::int32_t which = 0;
+  const topknot_step step{0, 1, 1};
+  const auto through = [&](const void* from, topknot_type in, void* to, topknot_type out, double scale = 1,
+                           double back = 1) {
+    topknot_round* round = nullptr;
+    REQUIRE(topknot_encode(handle.get(), &step, &which, 1, &from, in, scale, &round) == TOPKNOT_OK);
+    const topknot_result state = topknot_decode(round, nullptr, nullptr);
+    if (state == TOPKNOT_DONE) return topknot_commit(round, &to, out, back);
+    topknot_discard(round);
+    return state;
+  };
+  for (const topknot_type type : {TOPKNOT_FLOAT16, TOPKNOT_BFLOAT16}) {
+    const unsigned infinity = type == TOPKNOT_FLOAT16 ? 0x7C00 : 0x7F80;
+    std::vector<std::uint16_t> halves(65536), back(65536);
+    for (unsigned i = 0; i < 65536; ++i)
+      halves[i] = static_cast<std::uint16_t>((i & 0x7FFF) < infinity && i != 0x8000 ? i : 1);
+    REQUIRE(through(halves.data(), type, back.data(), type) == TOPKNOT_OK);
+    CHECK(back == halves);
+    std::vector<float> floats(65536);
+    REQUIRE(through(halves.data(), type, floats.data(), TOPKNOT_FLOAT32, 0.5, 4) == TOPKNOT_OK);
+    CHECK(floats[0x3C00] == (type == TOPKNOT_FLOAT16 ? 2.0f : std::bit_cast<float>(0x3C000000u) * 2));
+    halves[7] = static_cast<std::uint16_t>(infinity);
+    CHECK(through(halves.data(), type, back.data(), type) == TOPKNOT_NOT_FINITE);
+  }
+  std::vector<float> values(65536);
+  const std::vector<std::pair<float, unsigned>> known = {{1.0f, 0x3C00},         {65504, 0x7BFF},
+                                                         {65519.99f, 0x7BFF},    {65520, 0x7C00},
+                                                         {1 + 0x1p-11f, 0x3C00}, {1 + 3 * 0x1p-11f, 0x3C02},
+                                                         {0x1p-24f, 1},          {0x1p-25f, 0},
+                                                         {0x1.8p-24f, 2},        {0x1.7p-25f, 1},
+                                                         {0x1p-14f, 0x400},      {0x1.ffbp-15f, 0x3FF},
+                                                         {0x1.ffep-15f, 0x400},  {-2.5f, 0xC100},
+                                                         {0x1.004p0f, 0x3C01},   {1e-30f, 0}};
+  for (std::size_t i = 0; i < known.size(); ++i) values[i] = known[i].first;
+  std::vector<std::uint16_t> halves(65536);
+  REQUIRE(through(values.data(), TOPKNOT_FLOAT32, halves.data(), TOPKNOT_FLOAT16) == TOPKNOT_OK);
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    INFO(known[i].first);
+    CHECK(halves[i] == known[i].second);
+  }
+}
+
+TEST_CASE("mistakes of the caller are refused with what to do, and change nothing") {
+  const auto says = [](const std::string& text, const std::vector<std::string>& parts) {
+    INFO(text);
+    return std::all_of(parts.begin(), parts.end(),
+                       [&](const std::string& part) { return text.find(part) != std::string::npos; });
+  };
+  CHECK(says(refusal("topkk", {}), {"topkk", "did you mean 'topk'"}));
+  CHECK(says(refusal("topk", {"desity=0.1"}), {"desity", "did you mean 'density'"}));
+  CHECK(says(refusal("topk", {"density"}), {"density", "name=value"}));
+  CHECK(says(refusal("topk", {"density=0"}), {"density", "above 0"}));
+  CHECK(says(refusal("topk", {"density=0.1x"}), {"density", "a number"}));
+  CHECK(says(refusal("topk", {"density=0.1", "density=0.1"}), {"density", "twice"}));
+  CHECK(says(refusal("topk", {"dense_1d=maybe"}), {"dense_1d", "true or false"}));
+  CHECK(says(refusal("topk", {"codec=rise"}), {"rise", "rice"}));
+  CHECK(says(refusal("powersgd", {"codec=rice"}), {"codec", "powersgd"}));
+  CHECK(says(refusal("topk", {}, {{"a", {2, 2}}, {"a", {2}}}), {"two tensors", "'a'"}));
+  CHECK(says(refusal("topk", {}, {{"a", {2, 0}}}), {"'a'", "no elements"}));
+  CHECK(says(refusal("topk", {}, {}), {"no tensor"}));
+
+  std::vector<Handle> one;
+  one.push_back(make("topk", {"density=0.01"}, 0, 1));
+  const Vectors gradients = gradients_of(0, 0);
+  const std::vector<const void*> from = {gradients[2].data(), gradients[2].data()};
+  const topknot_step step{0, 0, 1}, dense{0, 2, 1};
+  topknot_round *round = nullptr, *other = nullptr;
+  const auto encode = [&](const std::vector<std::int32_t>& which, const topknot_step& when,
+                          topknot_round** made) {
+    return topknot_encode(one[0].get(), &when, which.data(), which.size(), from.data(), TOPKNOT_FLOAT32, 1,
+                          made);
+  };
+  const auto refused = [&](topknot_result result, const std::string& part) {
+    return result == TOPKNOT_INVALID && says(topknot_error(), {part});
+  };
+  CHECK(refused(encode({4}, step, &round), "no tensor 4"));
+  CHECK(refused(encode({-1}, step, &round), "no tensor -1"));
+  CHECK(refused(encode({2, 2}, step, &round), "up.weight"));
+  CHECK(refused(encode({2}, dense, &round), "density"));
+  CHECK(refused(encode({}, step, &round), "no tensor"));
+  REQUIRE(encode({2}, step, &round) == TOPKNOT_OK);
+  CHECK(refused(encode({2}, step, &other), "up.weight"));
+  std::size_t bytes = 0;
+  CHECK(refused(topknot_save(one[0].get(), nullptr, 0, &bytes), "under way"));
+  CHECK(refused(topknot_decode(round, nullptr, nullptr), "every rank's"));
+  topknot_message message;
+  REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
+  CHECK(refused(topknot_commit(round, nullptr, TOPKNOT_FLOAT32, 1), "discarded"));  // not decoded
+  CHECK(refused(topknot_undo(one[0].get(), 0), "undo=true"));
+  CHECK(refused(topknot_encode(nullptr, &step, nullptr, 0, nullptr, TOPKNOT_FLOAT32, 1, &round), "null"));
+  CHECK(refused(topknot_message_of(nullptr, &message), "null"));
+  topknot_discard(nullptr);
+  topknot_destroy(nullptr);
+  CHECK(exchange(one, kAll, 0, 0.01, {gradients}).state == TOPKNOT_DONE);
+}
+
+TEST_CASE(
+    "damaged messages and states are refused, whatever their bytes, and the next step is as if they had not "
+    "come") {
+  const CounterRng rng(3, RngUse::test);
+  std::uint64_t draw = 0;
+  for (const std::string method : {"topk", "dgc", "gaussiank", "sparseloco", "signsgd", "qsgd"}) {
+    INFO(method);
+    std::vector<Handle> handles, undisturbed;
+    for (int r = 0; r < 2; ++r) {
+      handles.push_back(make(method, keys_for(method), r, 2));
+      undisturbed.push_back(make(method, keys_for(method), r, 2));
+    }
+    const std::vector<Vectors> gradients = all_gradients(1, 2);
+    std::vector<const void*> from;
+    for (const auto& gradient : gradients[0]) from.push_back(gradient.data());
+    const topknot_step step{0, 0.03, 0.1};
+    int accepted = 0;
+    for (int attempt = 0; attempt < 200; ++attempt) {
+      topknot_round* round = nullptr;
+      REQUIRE(topknot_encode(handles[0].get(), &step, kAll.data(), kAll.size(), from.data(), TOPKNOT_FLOAT32,
+                             1, &round) == TOPKNOT_OK);
+      topknot_message message;
+      REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
+      if (message.sum) {
+        topknot_discard(round);
+        break;
+      }
+      const auto* begin = static_cast<const char*>(message.block);
+      std::vector<char> own(begin, begin + message.block_bytes), bad = own;
+      if (attempt % 3 == 0) bad.resize(rng.below(draw++, static_cast<std::uint32_t>(own.size())));
+      for (int flips = 0; flips < 1 + attempt % 5 && !bad.empty(); ++flips) {
+        char& byte = bad[rng.below(draw++, static_cast<std::uint32_t>(bad.size()))];
+        byte = static_cast<char>(byte ^ static_cast<char>(1 + rng.below(draw++, 255)));
+      }
+      const void* blocks[] = {own.data(), bad.data()};
+      const std::size_t sizes[] = {own.size(), bad.size()};
+      accepted += topknot_decode(round, blocks, sizes) != TOPKNOT_INVALID;
+      topknot_discard(round);
+    }
+    CHECK(accepted < 200);
+    std::vector<char> state = state_of(handles[0].get());
+    for (int attempt = 0; attempt < 200; ++attempt) {
+      std::vector<char> bad = state;
+      bad.resize(rng.below(draw++, static_cast<std::uint32_t>(state.size())));
+      CHECK(topknot_load(handles[0].get(), bad.data(), bad.size()) == TOPKNOT_INVALID);
+    }
+    const Outcome a = exchange(handles, kAll, 0, 0.03, gradients),
+                  b = exchange(undisturbed, kAll, 0, 0.03, gradients);
+    for (std::size_t t = 0; t < kShapes.size(); ++t) CHECK(same_bits(a.averages[0][t], b.averages[0][t]));
+    for (const std::string& other : {std::string("topk"), std::string("randk")}) {
+      if (other == method) continue;
+      const Handle different = make(other, {}, 0, 2);
+      CHECK(topknot_load(different.get(), state.data(), state.size()) == TOPKNOT_INVALID);
+    }
+    const Handle more_ranks = make(method, keys_for(method), 0, 3);
+    CHECK(topknot_load(more_ranks.get(), state.data(), state.size()) == TOPKNOT_INVALID);
+  }
+}
+
+TEST_CASE("rounds of different tensors may be under way at once, in threads of their own") {
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    std::vector<Handle> handles, alone;
+    handles.push_back(make("topk", {"density=0.05"}, 0, 1));
+    alone.push_back(make("topk", {"density=0.05"}, 0, 1));
+    const Vectors gradients = gradients_of(attempt, 0);
+    Vectors averages(kShapes.size());
+    std::vector<std::thread> threads;
+    for (std::int32_t t = 0; t < 4; ++t)
+      threads.emplace_back([&, t] {
+        const auto i = static_cast<std::size_t>(t);
+        averages[i].resize(gradients[i].size());
+        const void* from = gradients[i].data();
+        void* to = averages[i].data();
+        const topknot_step step{0, 0, 1};
+        topknot_round* round = nullptr;
+        topknot_message message;
+        if (topknot_encode(handles[0].get(), &step, &t, 1, &from, TOPKNOT_FLOAT32, 1, &round) != TOPKNOT_OK)
+          return;
+        topknot_message_of(round, &message);
+        topknot_decode(round, &message.block, &message.block_bytes);
+        topknot_commit(round, &to, TOPKNOT_FLOAT32, 1);
+      });
+    for (std::thread& thread : threads) thread.join();
+    const Outcome expected = exchange(alone, kAll, 0, 0, {gradients});
+    for (std::size_t t = 0; t < 4; ++t) CHECK(same_bits(averages[t], expected.averages[0][t]));
+  }
+}
+
+TEST_CASE("the library lists every method, and its version") {
+  const std::string json = topknot_methods();
+  for (const std::string& method : compressors().names()) {
+    INFO(method);
+    CHECK(json.find("\"" + method + "\":{\"help\":") != std::string::npos);
+  }
+  CHECK(json.find("\"name\":\"feedback_decay\"") != std::string::npos);
+  CHECK(topknot_interface() == TOPKNOT_INTERFACE);
+  CHECK(std::string(topknot_version()).find('.') != std::string::npos);
+}
