@@ -1,6 +1,7 @@
 """Step figures from metrics.jsonl (train/metrics/metrics.h), and their summary over rounds."""
 
 import json
+import os
 import statistics
 
 WARM_UP_STEPS = 5  # as in train/metrics/metrics.h: the first steps fill caches and allocate memory
@@ -30,10 +31,67 @@ def median(values):
     return statistics.median(values) if values else None
 
 
+def exchange_keys(path):
+    """Whole numbers of the section `exchange` of the config.yaml beside path, which train and the peers write; {} without it."""
+    keys, inside = {}, False
+    try:
+        with open(os.path.join(os.path.dirname(path), "config.yaml"), encoding="utf-8") as lines:
+            for line in lines:
+                name, _, value = line.partition("#")[0].partition(":")
+                if line[:1].strip():
+                    inside = name == "exchange"
+                elif inside and value.strip().isdigit():
+                    keys[name.strip()] = int(value)
+    except FileNotFoundError:
+        pass
+    return keys
+
+
+def mean_of_round(name, records):
+    values = [number(record.get(name)) for record in records]
+    if None in values:
+        return None
+    if name == "images_per_second":  # of steps of different lengths: items over seconds
+        return statistics.harmonic_mean(values)
+    return statistics.fmean(values)
+
+
+def local_figures(path, steps, keys):
+    """With local steps, of which only every H-th is followed by a sync, a median step has none: medians over the rounds from a
+    sync to the next, of the mean within the round."""
+    every, fragmented = keys["every"], keys.get("fragments", 1) > 1 or keys.get("overlap_steps", 0) > 0
+    at = {record["step"]: record for record in steps}
+    # Steps that are reported together have one rate, and the time of the report: the time of its last step.
+    timed_at = {}
+    for step in sorted(at, reverse=True):
+        rates = [at[each].get("images_per_second") for each in (step, step + 1) if each in at]
+        timed_at[step] = timed_at[step + 1] if len(rates) == 2 and None not in rates and rates[0] == rates[1] else step
+    first = -(-WARM_UP_STEPS // every) * every
+    last = max(at, default=0) - fragmented  # behind a run's last step all fragments are sent
+    rounds = [range(begin, begin + every + 1) for begin in range(first, last - every + 1, every)]
+    if len(rounds) < 2:
+        raise ValueError(f"{path} has {len(steps)} steps; {first + 2 * every + fragmented} are needed for two rounds of "
+                         f"exchange.every={every} after the first {first}, which do not count")
+    rounds = [each for each in rounds if all(step in at for step in each)]
+    if any(at[step].get("skipped") for each in rounds for step in each[1:]):
+        raise ValueError(f"{path} has steps that were left out, since some value was not finite: they are no training steps")
+    timed = [each for each in rounds if timed_at[each[-1]] - timed_at[each[0]] == every
+             and None not in (number(at[each[0]].get("time_s")), number(at[each[-1]].get("time_s")))]
+    if len(timed) < 2:
+        raise ValueError(f"{path}: {len(timed)} rounds of exchange.every={every} have a time, and two are needed: steps are "
+                         f"reported several at a time; with train.check_every={every} a report ends with each sync")
+    result = {"steps": every * len(timed),
+              "step_s": statistics.median((at[each[-1]]["time_s"] - at[each[0]]["time_s"]) / every for each in timed)}
+    result.update({name: median(mean_of_round(name, [at[step] for step in each[1:]]) for each in timed) for name in MEDIANS})
+    return result
+
+
 def figures(path):
     """Medians over the steps after the first five; None for what is not recorded. step_s is the time between a step's record
     and the one before."""
-    steps = read_steps(path)
+    steps, keys = read_steps(path), exchange_keys(path)
+    if keys.get("every"):
+        return local_figures(path, steps, keys)
     last_cold = max((i for i, record in enumerate(steps) if record["step"] <= WARM_UP_STEPS), default=None)
     warm = steps if last_cold is None else steps[last_cold + 1:]
     if len(warm) < 2:

@@ -130,6 +130,64 @@ assert rows[0]["training_s"] is None and rows[1]["training_s"] == 90 * 1 + 10 * 
 END
 }
 
+# A step takes 1 s. Behind every fourth one there is a sync of 10 s, the fourth of 17 s, with 1000 bytes and 4 s exposed.
+test_local_figures() {
+  mkdir -p local
+  printf '%s\n' data: '  every: 7' exchange: '  merge: all  # every: 9' '  every: 4  # command line' '  fragments: 1' \
+    train: '  every: 3' >local/config.yaml
+  python3 -B - "$root/scripts" <<'END' || complain 'the figures of local steps are wrong'
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from netlab_lib.figures import figures
+
+def write(count, change=lambda record: record):
+    time, records = 0, []
+    for step in range(1, count + 1):
+        sync = step % 4 == 0
+        time += 1 + 10 * sync + 7 * (step == 16)
+        records.append({"event": "step", "step": step, "time_s": time, "bytes_sent": 1000 * sync, "exposed_s": 4.0 * sync,
+                        "encode_s": None if step == 9 else 0, "images_per_second": 1 / 11 if sync else 1})
+    with open("local/metrics.jsonl", "w") as file:
+        file.writelines(json.dumps(change(record)) + "\n" for record in records)
+
+def refused(part):
+    try:
+        raise SystemExit(f"not refused: {figures('local/metrics.jsonl')}")
+    except ValueError as problem:
+        assert part in str(problem), problem
+
+write(22)  # rounds 9 to 12, 13 to 16 and 17 to 20
+found = figures("local/metrics.jsonl")
+assert found["steps"] == 12 and found["step_s"] == 14 / 4, found
+assert found["bytes_sent"] == 250 and found["exposed_s"] == 1, found
+assert found["encode_s"] == 0 and found["decode_s"] is None, found
+assert abs(found["images_per_second"] - 4 / 14) < 1e-9, found
+write(16)
+assert figures("local/metrics.jsonl")["step_s"] == (14 + 21) / 2 / 4
+write(15)
+refused("15 steps; 16 are needed for two rounds of exchange.every=4 after the first 8")
+write(22, lambda record: dict(record, skipped=record["step"] == 18))
+refused("left out")
+write(22, lambda record: dict(record, skipped=record["step"] in (8, 21)))
+assert figures("local/metrics.jsonl")["steps"] == 12
+# Reports of three steps: that with step 12 ends there, those with 8, 16 and 20 do not, so that no round has a time.
+write(22, lambda record: dict(record, images_per_second=(record["step"] - 1) // 3))
+refused("train.check_every=4")
+# Reports of four steps, each from one behind a sync on: the times are of a round each.
+write(26, lambda record: dict(record, images_per_second=(record["step"] + 2) // 4))
+assert figures("local/metrics.jsonl")["steps"] == 16
+with open("local/config.yaml", "a") as file:
+    file.write("exchange:\n  every: 4\n  fragments: 2\n")
+write(16)
+refused("17 are needed")
+write(20)  # behind the last step all fragments are sent
+assert figures("local/metrics.jsonl")["steps"] == 8
+with open("local/config.yaml", "w") as file:
+    file.write("exchange:\n  every: 0\n")
+assert figures("local/metrics.jsonl")["step_s"] == 1
+END
+}
+
 # The page shows what results.json says, in the colours of all pages.
 test_page() {
   [ -x "$program" ] || { complain "no compare at '$program'"; return 0; }
@@ -335,6 +393,7 @@ case $part in
   arguments)
     test_arguments
     test_figures
+    test_local_figures
     test_page
     ;;
   lab)
