@@ -7,9 +7,9 @@ that `compare` reads both. With --steps it takes steps on one random batch; with
 augmentation, initial weights, weight decay and evaluation of configs/netlab/accuracy.yaml.
 
 The peer is meant to be at its best. Dense: gradients live in the buckets (gradient_as_bucket_view), no buffers are broadcast
-(broadcast_buffers=False), buckets of 25 MB with PyTorch's small first one, convolutions in channels_last, the fused SGD where this
-PyTorch has it, and an allocator that keeps large blocks (GLIBC_TUNABLES, set by starting the script anew). fp16 and PowerSGD are
-PyTorch's own hooks; PowerSGD with warm start and error feedback, from the third step on, the first that it allows.
+(broadcast_buffers=False), buckets of 25 MB with PyTorch's small first one, convolutions in channels_last, the fused optimizer
+where this PyTorch has it, and an allocator that keeps large blocks (GLIBC_TUNABLES, set by starting the script anew). fp16 and
+PowerSGD are PyTorch's own hooks; PowerSGD with warm start and error feedback, from the third step on, the first that it allows.
 Exit status: 0, 1 for a failure (one line on standard error), 2 for wrong arguments, 3 where PyTorch is missing.
 """
 
@@ -35,15 +35,18 @@ WARM_UP_STEPS = 5  # train/metrics/metrics.h
 DEADLINE_S = 60    # of every wait for another rank
 FAREWELL_S = 20    # of the one after the results
 DEFAULT_BUCKET_MB = 25
-WIDTH, WINDOW, CLIP = 200, 20, 0.25  # configs/papers/ptb_small.yaml
+LSTM_WIDTH = 200   # configs/papers/ptb_small.yaml
+GPT = {"layers": 4, "heads": 4, "width": 128, "window": 64, "tokens": 65}  # configs/gpt_char.yaml
+WINDOWS = {"lstm_lm": 20, "gpt": GPT["window"]}  # tokens of a step and column, of the models of text
+CLIPS = {"lstm_lm": 0.25, "gpt": 1.0}
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description="PyTorch DDP over Gloo; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say where this rank belongs")
-    parser.add_argument("--model", choices=("mlp", "resnet20", "vgg16", "lstm_lm"), required=True,
-                        help="lstm_lm: the language model of configs/papers/ptb_small.yaml")
-    parser.add_argument("--batch", type=int, required=True, help="images, or columns of text, per rank and step")
+    parser.add_argument("--model", choices=("mlp", "resnet20", "vgg16", *WINDOWS), required=True,
+                        help="lstm_lm: the language model of configs/papers/ptb_small.yaml; gpt: that of configs/gpt_char.yaml")
+    parser.add_argument("--batch", type=int, required=True, help="images, or columns or windows of text, per rank and step")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--steps", type=int, help="steps on one random batch")
     length.add_argument("--data", metavar="DIR", help="CIFAR-10's binary files, to train on")
@@ -125,7 +128,10 @@ def network(name):
     """(builder, number of parameters)."""
     if name == "lstm_lm":
         from lstm import LanguageModel
-        return lambda: LanguageModel(WIDTH), 4_653_200
+        return lambda: LanguageModel(LSTM_WIDTH), 4_653_200
+    if name == "gpt":
+        from gpt import Gpt
+        return lambda: Gpt(argparse.Namespace(**GPT), bias=False, gelu="none"), 804_096
     from networks import NETWORKS
     return NETWORKS[name][:2]
 
@@ -158,19 +164,29 @@ def optimizer_of(torch, model, options):
     parameters = list(model.parameters())
     groups = [{"params": [parameter for parameter in parameters if parameter.dim() > 1]},
               {"params": [parameter for parameter in parameters if parameter.dim() == 1], "weight_decay": 0}]
-    arguments = {"lr": options.lr, "momentum": 0.9, "weight_decay": 1e-4}
+    optimizer, arguments = torch.optim.SGD, {"lr": options.lr, "momentum": 0.9, "weight_decay": 1e-4}
     if options.model == "lstm_lm":
         arguments.update(momentum=0, weight_decay=0)
-    if "fused" in inspect.signature(torch.optim.SGD).parameters:
+    if options.model == "gpt":
+        optimizer, arguments = torch.optim.AdamW, {"lr": options.lr, "betas": (0.9, 0.99), "weight_decay": 0.1}
+    if "fused" in inspect.signature(optimizer).parameters:
         try:
-            return torch.optim.SGD(groups, fused=True, **arguments), True
+            return optimizer(groups, fused=True, **arguments), True
         except RuntimeError:  # fused on GPUs only
             pass
-    return torch.optim.SGD(groups, **arguments), False
+    return optimizer(groups, **arguments), False
+
+
+def loss_of(torch, ddp, name, inputs, labels):
+    if name == "gpt":
+        return ddp(inputs, labels)
+    output = ddp(inputs)
+    return torch.nn.functional.cross_entropy(output[0] if name == "lstm_lm" else output, labels.flatten())
 
 
 class RandomBatch:
-    """Steps on one batch of images, or of tokens [window, columns]. The members are those of cifar10.Cifar10."""
+    """Steps on one batch of images, or of tokens: [window, columns], of gpt [windows, window]. The members are those of
+    cifar10.Cifar10."""
 
     steps_per_epoch = 0
     evaluated_after = ()
@@ -181,8 +197,13 @@ class RandomBatch:
         if options.model == "lstm_lm":
             from lstm import VOCABULARY
             self.name = "random words"
-            window = WINDOW, options.batch
+            window = WINDOWS["lstm_lm"], options.batch
             self.batch = [torch.randint(0, VOCABULARY, window, generator=generator) for _ in range(2)]
+            return
+        if options.model == "gpt":
+            self.name = "random characters"
+            tokens = torch.randint(0, GPT["tokens"], (options.batch, GPT["window"] + 1), generator=generator)
+            self.batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
             return
         self.name = "random images"
         images = torch.randn(options.batch, 3, 32, 32, generator=generator)
@@ -267,11 +288,11 @@ def run(torch, options, startup_begin):
         "dist": {"backend": "gloo", "ranks": options.ranks}, "optimizer": {"lr": options.lr},
         "train": {"epochs": options.epochs if options.data else 0, "threads": options.threads, "target_accuracy": options.target},
         "peer": {"parameters": parameters, "rank_powersgd": options.rank_powersgd, "bucket_mb": options.bucket_mb,
-                 "fused_sgd": fused, "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""), "torch": torch.__version__,
+                 "fused_optimizer": fused, "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""), "torch": torch.__version__,
                  "interface": os.environ.get("GLOO_SOCKET_IFNAME", ""), "python": platform.python_version(),
                  "host": socket.gethostname()}})
-    text = options.model == "lstm_lm"
-    metric, unit = ("perplexity", "per word") if text else ("accuracy", "share")
+    text = options.model in WINDOWS
+    metric, unit = ("perplexity", "per character" if options.model == "gpt" else "per word") if text else ("accuracy", "share")
     writer.write({"event": "start", "step": 0, "total_steps": task.steps, "steps_per_epoch": task.steps_per_epoch,
                   "backend": "gloo", "task": task.name, "metric": metric, "metric_unit": unit, "higher_is_better": not text,
                   "metric_set": "test"})
@@ -280,7 +301,7 @@ def run(torch, options, startup_begin):
     clock = time.perf_counter
     batches, batch_all, ends, sent_before, eval_seconds, best, result = task.batches(), options.batch * options.ranks, [], 0, 0, 0, {}
     if text:
-        batch_all *= WINDOW
+        batch_all *= WINDOWS[options.model]
     first = clock()
     startup_seconds = time.time() - startup_begin
     for step in range(1, task.steps + 1):
@@ -290,12 +311,11 @@ def run(torch, options, startup_begin):
         images, labels = next(batches)
         after_data = clock()
         optimizer.zero_grad(set_to_none=True)
-        output = ddp(images)
-        loss = torch.nn.functional.cross_entropy(output[0] if text else output, labels.flatten())
+        loss = loss_of(torch, ddp, options.model, images, labels)
         after_forward = clock()
         loss.backward()  # ends when the averages are here
         if text:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIPS[options.model])
         after_backward = clock()
         optimizer.step()
         loss = loss.item()

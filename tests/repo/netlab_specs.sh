@@ -20,6 +20,8 @@ for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
 for name in ["train", "valid", "test"]:
     with open(os.path.join(data.name, f"ptb.{name}.txt"), "w") as file:
         file.write("yes no " * 500)
+with open(os.path.join(data.name, "input.txt"), "w") as file:
+    file.write("yes no " * 50000)
 for name in specs:
     with open(name, encoding="utf-8") as file:
         spec = json.load(file)
