@@ -300,12 +300,12 @@ void Reporter::put_bytes(const ByteCount& bytes, Record& record) const {
   record.bytes_ratio = bytes.ratio();
 }
 
-void Reporter::complete(StepRecord& record, const ByteCount& bytes, double seconds) {
+void Reporter::complete(StepRecord& record, const ByteCount& bytes, double seconds, double behind) {
   record.epoch = epochs(record.step);
   put_bytes(bytes, record);
   count(record, bytes, seconds);
   train_seconds_ = seconds_since(first_step_) - eval_seconds_;
-  record.time_s = train_seconds_;
+  record.time_s = train_seconds_ - behind;
   record.images_per_second = static_cast<double>(images_per_step()) / seconds;
 }
 
@@ -401,13 +401,12 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   end.wall_seconds = train_seconds_;
   end.eval_seconds = eval_seconds_;
   end.startup_seconds = startup_seconds_;
-  const std::size_t warm_up = seconds_.size() > kWarmUpSteps ? kWarmUpSteps : 0;
-  const auto steady_steps = [&](double Seconds::*figure) {
+  const auto steady_steps = [&](double Seconds::*figure, std::int64_t every) {
     std::vector<double> values;
-    for (std::size_t i = warm_up; i < seconds_.size(); ++i) values.push_back(seconds_[i].*figure);
-    return values;
+    for (const Seconds& step : seconds_) values.push_back(step.*figure);
+    return without_warm_up(values, every);
   };
-  const std::vector<double> steady = steady_steps(&Seconds::step_s);
+  const std::vector<double> steady = steady_steps(&Seconds::step_s, 0);
   const double total = std::accumulate(steady.begin(), steady.end(), 0.0);
   const double images = static_cast<double>(images_per_step()) * static_cast<double>(steady.size());
   end.images_per_second = total > 0 ? images / total : 0;
@@ -419,9 +418,10 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   end.parameter_checksum = parameter_checksum;
   end.steps = steps;
   end.skipped_steps = skipped;
-  const auto median = [&](double Seconds::*figure) { return quantile(steady_steps(figure), 0.5); };
+  const std::int64_t every = config_.exchange.every;
+  const auto median = [&](double Seconds::*figure) { return quantile(steady_steps(figure, every), 0.5); };
   end.step_p50_s = median(&Seconds::step_s);
-  end.step_p95_s = quantile(steady, 0.95);
+  end.step_p95_s = quantile(steady_steps(&Seconds::step_s, every), 0.95);
   end.encode_p50_s = median(&Seconds::encode_s);
   end.communicate_p50_s = median(&Seconds::communicate_s);
   end.exposed_p50_s = median(&Seconds::exposed_s);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -268,7 +269,7 @@ class Trainer {
   }
 
   void make_step() {
-    if (pending_.empty()) last_report_ = Clock::now() - std::exchange(awaited_, {});
+    if (pending_.empty()) last_report_ = last_step_ = Clock::now() - std::exchange(awaited_, {});
     StepRecord record;
     record.lr = schedule_->lr(step(), plan_.steps_per_epoch, plan_.total_steps);
     record.density = config_.compress.name == "dense"
@@ -278,6 +279,18 @@ class Trainer {
     record.step = ++position_.step;
     position_.evaluated = false;
     pending_.push_back(record);
+    pending_seconds_.push_back(seconds_since(last_step_));
+    last_step_ = Clock::now();
+  }
+
+  // Of the steps that are now reported, together `total`. Local steps are made one by one, some with a sync and most without,
+  // and the report belongs to the last; of a GPU's steps the host knows the mean alone.
+  std::vector<double> reported_seconds(std::size_t count, double total) const {
+    if (!makes_local_steps(config_)) return std::vector<double>(count, total / static_cast<double>(count));
+    std::vector<double> seconds(pending_seconds_.begin(),
+                                pending_seconds_.begin() + static_cast<std::ptrdiff_t>(count));
+    seconds.back() += std::max(0.0, total - std::accumulate(seconds.begin(), seconds.end(), 0.0));
+    return seconds;
   }
 
   // Where this rank waits for its next batch, the others wait for it in report(), where all agree on a stop
@@ -313,8 +326,9 @@ class Trainer {
     constexpr double kPatience = 2;  // seconds
     steps_in_patience_ = std::llround(
         std::clamp(kPatience * communicator_.size() / std::max(sums.step_seconds, 1e-6), 1.0, 1e6));
-    const double seconds = seconds_since(last_report_) / static_cast<double>(reports.size());
-    last_report_ = Clock::now();
+    const std::vector<double> seconds = reported_seconds(reports.size(), seconds_since(last_report_));
+    double behind = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+    last_report_ = last_step_ = Clock::now();
     const double ranks = communicator_.size();
     for (std::size_t i = 0; i < reports.size(); ++i) {
       const ReportSums::OfStep& sum = sums.steps[i];
@@ -327,14 +341,17 @@ class Trainer {
       record.selected = sum.selected / ranks;
       record.threshold = reports[i].status.threshold;
       record.skipped = sum.bad_ranks > 0;
-      reporter_.complete(record, bytes, seconds);
+      behind -= seconds[i];
+      reporter_.complete(record, bytes, seconds[i], std::max(0.0, behind));
       if (root_) warn_of_more_than_dense(record, bytes);
       note_skip(record.step, reports[i], sum);
-      reporter_.step(record, seconds);
+      reporter_.step(record, seconds[i]);
       step_.end_step(record, root_ ? reporter_.metrics() : nullptr);
       position_.epoch_loss += record.loss, ++position_.epoch_loss_steps;
     }
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
+    pending_seconds_.erase(pending_seconds_.begin(),
+                           pending_seconds_.begin() + static_cast<std::ptrdiff_t>(count));
     if (checkpointer_ && sums.checkpoint_ready == ranks) checkpointer_->advance();
     return sums.signals.highest();
   }
@@ -434,9 +451,11 @@ class Trainer {
   std::int64_t saved_step_ = -1;  // of the last checkpoint
   double warned_density_ = 0;     // of the last warn_of_more_than_dense()
   std::vector<StepRecord> pending_;
-  std::int64_t steps_in_patience_ = 1;  // by the last report, the same on all ranks
-  Clock::time_point last_report_;       // or when the first pending step began
-  Clock::duration awaited_{};           // in await_data(), for the next step
+  std::vector<double> pending_seconds_;  // which they took on the host
+  std::int64_t steps_in_patience_ = 1;   // by the last report, the same on all ranks
+  Clock::time_point last_report_;        // or when the first pending step began
+  Clock::time_point last_step_;          // when it ended, or the report behind it
+  Clock::duration awaited_{};            // in await_data(), for the next step
   std::optional<Checkpointer> checkpointer_;
 };
 

@@ -257,6 +257,31 @@ TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run"
   CHECK(checksum_of(temp.at("a")) == checksum_of(temp.at("b")));
 }
 
+TEST_CASE(
+    "with local steps a step's time is its own, a sync's too, however many a report has; medians are of "
+    "rounds") {
+  const TempFolder temp;
+  // A message over the link takes 40 ms; the steps take less.
+  CHECK(train(kSmall +
+              "train.max_steps=20 exchange.every=4 train.check_every=20 dist.ranks=2 dist.link.rate=1gbit "
+              "dist.link.latency=40ms output.dir=" +
+              temp.at("a"))
+            .ended(0));
+  const Metrics metrics = read_metrics(temp.at("a/metrics.jsonl"));
+  REQUIRE(metrics.steps.size() == 20);
+  double before = 0;
+  for (const StepRecord& step : metrics.steps) {
+    INFO("step " << step.step);
+    CHECK(step.time_s > before);
+    if (step.step % 4 == 0) CHECK(step.time_s - before > 0.03);
+    CHECK((step.exposed_s > 0.03) == (step.step % 4 == 0));
+    before = step.time_s;
+  }
+  REQUIRE(metrics.end);
+  CHECK(metrics.end->step_p50_s > 0.01);
+  CHECK(metrics.end->communicate_p50_s > 0.01);
+}
+
 TEST_CASE("a run that gets fewer threads than it asks for warns once and ends as one that asks for these") {
   const TempFolder temp;
   const auto run = [&](const std::string& variables, const std::string& threads) {

@@ -170,12 +170,8 @@ write(22, lambda record: dict(record, skipped=record["step"] == 18))
 refused("left out")
 write(22, lambda record: dict(record, skipped=record["step"] in (8, 21)))
 assert figures("local/metrics.jsonl")["steps"] == 12
-# Reports of three steps: that with step 12 ends there, those with 8, 16 and 20 do not, so that no round has a time.
-write(22, lambda record: dict(record, images_per_second=(record["step"] - 1) // 3))
-refused("train.check_every=4")
-# Reports of four steps, each from one behind a sync on: the times are of a round each.
-write(26, lambda record: dict(record, images_per_second=(record["step"] + 2) // 4))
-assert figures("local/metrics.jsonl")["steps"] == 16
+write(22, lambda record: dict(record, time_s=None))
+refused("no time_s")
 with open("local/config.yaml", "a") as file:
     file.write("exchange:\n  every: 4\n  fragments: 2\n")
 write(16)

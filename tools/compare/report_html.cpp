@@ -378,7 +378,10 @@ std::string report_html(const Comparison& c) {
                               : table_html(c, difference_table(c), false, "plain");
   html += "<h2>Every run</h2>" + table_html(c, run_table(c), false, "runs");
   html += "<p class=\"note\">Equal parameter checksums mean bit-identical weights.";
-  if (has_times(c)) html += " p50 and p95: the median step and the one that 95 % of steps do not exceed.";
+  if (has_times(c))
+    html +=
+        " p50 and p95: the median step and the one that 95 % of steps do not exceed; with "
+        "local steps, of the means from an exchange to the next.";
   html += "</p>\n";
   return html_page("Topknot: comparison of " + count_text(static_cast<std::int64_t>(c.runs.size()), "run"),
                    html);

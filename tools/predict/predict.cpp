@@ -69,11 +69,11 @@ Fit reduce_at(const ExchangeProfile& from, const ExchangeProfile& to, const Pred
 
 // The runs and replays that a prediction rests on and is compared with.
 
-double median_of(const Metrics& metrics, double (*figure)(const StepRecord&)) {
+double median_of(const Metrics& metrics, std::int64_t every, double (*figure)(const StepRecord&)) {
   std::vector<double> values;
-  for (std::size_t i = kWarmUpSteps; i < metrics.steps.size(); ++i)
-    if (!metrics.steps[i].skipped) values.push_back(figure(metrics.steps[i]));
-  return quantile(values, 0.5);
+  for (const StepRecord& step : metrics.steps)
+    if (every > 0 || !step.skipped) values.push_back(figure(step));
+  return quantile(without_warm_up(values, every), 0.5);
 }
 
 // The recorded seconds of a replay in place of a training step: parameters become ready in proportion to
@@ -276,13 +276,15 @@ MeasuredRun read_measured(const std::string& folder) {
   for (const double count : config.numbers("exchange.groups"))
     run.groups.push_back(static_cast<std::size_t>(count));
   run.replay = fs::exists(folder + "/bench.json", error);
-  run.communicate = median_of(metrics, [](const StepRecord& s) { return s.communicate_s; });
-  run.exposed = median_of(metrics, [](const StepRecord& s) { return s.exposed_s; });
-  if (run.replay) run.compute = median_of(metrics, [](const StepRecord& s) { return s.backward_s; });
+  const auto every =
+      static_cast<std::int64_t>(config.find("exchange.every") ? config.number("exchange.every") : 0);
+  run.communicate = median_of(metrics, every, [](const StepRecord& s) { return s.communicate_s; });
+  run.exposed = median_of(metrics, every, [](const StepRecord& s) { return s.exposed_s; });
+  if (run.replay) run.compute = median_of(metrics, every, [](const StepRecord& s) { return s.backward_s; });
   std::vector<double> steps;
-  for (std::size_t i = kWarmUpSteps; i < metrics.steps.size(); ++i)
-    steps.push_back(metrics.steps[i].time_s - metrics.steps[i - 1].time_s);
-  run.step = quantile(steps, 0.5);
+  for (std::size_t i = 0; i < metrics.steps.size(); ++i)
+    steps.push_back(metrics.steps[i].time_s - (i > 0 ? metrics.steps[i - 1].time_s : 0));
+  run.step = quantile(without_warm_up(steps, every), 0.5);
   return run;
 }
 

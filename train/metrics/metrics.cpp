@@ -10,6 +10,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 
@@ -175,6 +176,22 @@ std::string csv_number(double value) {
 }
 
 }  // namespace
+
+std::vector<double> without_warm_up(const std::vector<double>& by_step, std::int64_t every) {
+  const std::size_t count = by_step.size(), warm_up = count > kWarmUpSteps ? kWarmUpSteps : 0;
+  const auto begin = by_step.begin();
+  const auto at = [&](std::size_t i) { return begin + static_cast<std::ptrdiff_t>(i); };
+  if (every <= 0) return {at(warm_up), by_step.end()};
+  const auto length = static_cast<std::size_t>(every);
+  const auto mean = [&](std::size_t from, std::size_t to) {
+    return std::accumulate(at(from), at(to), 0.0) / static_cast<double>(to - from);
+  };
+  std::vector<double> rounds;
+  for (std::size_t from = (warm_up + length - 1) / length * length; from + length <= count; from += length)
+    rounds.push_back(mean(from, from + length));
+  if (rounds.empty() && count > 0) rounds.push_back(mean(0, count));
+  return rounds;
+}
 
 double Metric::value(double loss, double accuracy) const {
   if (name == "word error rate") return 1 - accuracy;

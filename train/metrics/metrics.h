@@ -19,6 +19,11 @@ namespace topknot {
 // The first steps pay for caches and memory: rates and step times leave them out.
 inline constexpr std::size_t kWarmUpSteps = 5;
 
+// Of one figure by step, those of the first kWarmUpSteps left out unless there are no others. With local steps, every > 0,
+// the means over whole rounds of `every` steps, each of which ends with its exchange: a median of steps would have none.
+// Without a whole round behind the warm-up, the mean of all.
+std::vector<double> without_warm_up(const std::vector<double>& by_step, std::int64_t every);
+
 // What compression saves, in bytes of a step or of many, of one rank or of all: the one definition that
 // metrics and reports share. Payload of the collectives with the blocks' headers, without the transport's
 // framing.
@@ -180,8 +185,9 @@ struct EndRecord {
   double bits_per_parameter_step = 0;
   std::string parameter_checksum;  // 16 hexadecimal digits, parameters only
   std::int64_t steps = 0, skipped_steps = 0;
-  double step_p50_s = 0, step_p95_s = 0;  // of one step's seconds, as many excluded
-  // Medians of the steps' figures, as many excluded; 0 in files of earlier versions.
+  // Quantiles of the steps' figures, or with local steps of the rounds' means: without_warm_up(). Those behind the first
+  // two are 0 in files of earlier versions.
+  double step_p50_s = 0, step_p95_s = 0;
   double encode_p50_s = 0, communicate_p50_s = 0, exposed_p50_s = 0, decode_p50_s = 0;
   double makespan_p50_s = 0;
   double modelled_makespan_s = 0;  // by the run's exchange profile; 0 if it has none

@@ -335,4 +335,17 @@ TEST_CASE("a file that no run wrote is refused with its line") {
   CHECK(user_error([&] { RunConfig config(temp.at("absent.yaml")); }, {"absent.yaml"}));
 }
 
+TEST_CASE("figures without the warm-up: by step, or with local steps by whole rounds behind it") {
+  std::vector<double> steps;
+  for (int i = 1; i <= 15; ++i) steps.push_back(i % 4 == 0 ? 13 : i);
+  CHECK(without_warm_up(steps, 0) == std::vector<double>(steps.begin() + 5, steps.end()));
+  CHECK(without_warm_up({1, 2, 3}, 0) == std::vector<double>{1, 2, 3});
+  CHECK(without_warm_up(steps, 4) == std::vector<double>{(9 + 10 + 11 + 13) / 4.0});
+  CHECK(without_warm_up(steps, 5) ==
+        std::vector<double>{(6 + 7 + 13 + 9 + 10) / 5.0, (11 + 13 + 13 + 14 + 15) / 5.0});
+  CHECK(without_warm_up({1, 2, 3}, 4) == std::vector<double>{2});
+  CHECK(without_warm_up({}, 4).empty());
+  CHECK(without_warm_up({}, 0).empty());
+}
+
 }  // namespace topknot
