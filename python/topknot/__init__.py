@@ -1,0 +1,40 @@
+"""Gradient compression for distributed training: the methods of Topknot, for programs that communicate by themselves.
+
+A `Compressor` is one rank's: it compresses gradients into messages, and makes the ranks' average from all of them. What
+carries the messages is the caller's: MPI, torch.distributed, pipes. One process can be all ranks as well:
+
+    import numpy, topknot
+
+    shapes = {"layer.weight": (256, 128), "layer.bias": (256,)}
+    ranks = [topknot.Compressor("topk", shapes, rank=r, ranks=4, density=0.01) for r in range(4)]
+    gradients = [{name: numpy.random.randn(*shape).astype("float32") for name, shape in shapes.items()} for _ in ranks]
+    average = topknot.average(ranks, gradients, step=0)  # {"layer.weight": array, "layer.bias": array}
+
+What a step did not send waits in the compressor (error feedback) and goes with the next steps' gradients.
+`topknot.methods()` says which methods and keys there are.
+"""
+
+from ._arrays import Array, Buffer
+from ._library import LIBRARY, Error, NotFinite, State, Type
+from ._methods import Method, Methods, Option, methods
+from .compressor import Compressor, Message, MessagePointers, Round, average
+
+__version__: str = LIBRARY.topknot_version().decode()
+
+__all__ = [
+    "Array",
+    "Buffer",
+    "Compressor",
+    "Error",
+    "Message",
+    "MessagePointers",
+    "Method",
+    "Methods",
+    "NotFinite",
+    "Option",
+    "Round",
+    "State",
+    "Type",
+    "average",
+    "methods",
+]
