@@ -198,7 +198,7 @@ class Methods(unittest.TestCase):
 class Values(unittest.TestCase):
     def test_topk_of_everything_is_the_mean(self):
         for ranks in (1, 2, 4):
-            given = [{name: np.round(g * 64) for name, g in rank.items()} for rank in gradients(ranks, 0)]  # exact sums
+            given = [{name: np.round(g * np.float32(64)) for name, g in rank.items()} for rank in gradients(ranks, 0)]  # exact sums
             average = topknot.average(make("topk", ranks, density=1), given, step=0)
             for name in SHAPES:
                 mean = np.mean([g[name] for g in given], axis=0, dtype=np.float32)
