@@ -10,7 +10,7 @@ while IFS= read -r file; do
   head -n 1 "$file" | grep -q '^#!.*bash' || continue
   bash -n "$file" || complain "$file does not parse"
   [ -x "$file" ] || complain "$file cannot be run"
-done < <(find "$root/scripts" "$root/.ci" "$root/tests/repo" -type f)
+done < <(find "$root/scripts" "$root/.ci" "$root/tests/repo" "$root/tests/python" -type f)
 
 mkdir "$work/scripts"
 cp "$root"/scripts/{doctor,install-deps,packages} "$work/scripts"
@@ -35,6 +35,11 @@ if command -v python3 >/dev/null; then
     python3 "$root/scripts/peers/lab_ddp.py" --model mlp --batch 1 --steps 1 --out "$work/run"
   expect 3 'PyTorch is not installed' "${peer[@]}" --model mlp --batch 1 --steps 1 --out "$work/run"
 fi
+
+expect 0 'scripts/wheel [--out DIR]' "$root/scripts/wheel" --help
+expect 2 'usage: scripts/wheel' "$root/scripts/wheel" --where "$work"
+expect 1 'false has no venv' "$root/scripts/wheel" --python false --out "$work/wheels"
+[ ! -e "$work/wheels" ] || complain "scripts/wheel makes a folder before it knows that it can"
 
 # A system without apt: only the few commands that the script needs before it looks for apt.
 mkdir "$work/bin"
