@@ -16,7 +16,8 @@
  *
  * Functions return TOPKNOT_OK or an error, of which topknot_error() has the text; nothing has changed then,
  * unless said otherwise. No exception leaves the library, and nothing here ends the process. A compressor and
- * its rounds may be used by several threads at once; calls on one compressor wait for each other.
+ * its rounds may be used by several threads at once; calls on one compressor wait for each other. A process that
+ * was forked after a call hangs in OpenMP.
  *
  * Numbers are little-endian; positions and lengths fit memory: a tensor has at most 2^31 - 1 elements.
  */
@@ -44,7 +45,8 @@ typedef enum topknot_result {
   TOPKNOT_FAILED = 5      /* out of memory, or a fault of the library */
 } topknot_result;
 
-typedef enum topknot_type { TOPKNOT_FLOAT32 = 0, TOPKNOT_BFLOAT16 = 1, TOPKNOT_FLOAT16 = 2 } topknot_type;
+typedef int32_t topknot_type;
+enum { TOPKNOT_FLOAT32 = 0, TOPKNOT_BFLOAT16 = 1, TOPKNOT_FLOAT16 = 2 };
 
 /* A tensor to compress, row-major. Names are unique; `dimensions` of 0 is a scalar. */
 typedef struct topknot_tensor {
@@ -82,7 +84,7 @@ const char* topknot_methods(void);
 /* keys: "density=0.001", "codec=auto", ... as in section `compress` of a run file (docs/configuration.md), of
  * which there are density, select, memory, codec, values, transform, aggregate, feedback_decay, capacity,
  * dense_1d, min_numel, lr_inside, and the method's own; also
- *   momentum=M, nesterov=true|false  for memories that own momentum (dgc): the optimizer's, which then has none
+ *   momentum=M, nesterov=true|false  of memories that own the optimizer's momentum (dgc); refused elsewhere
  *   seed=N                           of random methods; the same on all ranks
  *   scope=tensor|model               each tensor is compressed for itself (default), or all as one vector
  *   threads=N                        of a call; default: OpenMP's own number
@@ -118,13 +120,14 @@ topknot_result topknot_undo(topknot_compressor* compressor, int64_t step);
 /* Residuals and what methods carry: this rank's. Between rounds only. With room < *bytes nothing is written, and
  * *bytes is what it takes. */
 topknot_result topknot_save(topknot_compressor* compressor, void* to, size_t room, size_t* bytes);
-/* Of a compressor of the same method, keys, names, shapes, and rank count. After an error nothing has
+/* Of a compressor of the same method, names, shapes, rank count and keys; but density, codec, capacity, threads and
+ * undo may differ. After an error nothing has
  * changed. */
 topknot_result topknot_load(topknot_compressor* compressor, const void* from, size_t bytes);
 /* The residual of tensor `which`: what its gradients still owe, float32 of its length (of its coefficients with
- * transform=dct). *has: whether the method keeps one; nothing is written if not. Between rounds only, as are all
- * that follow. */
+ * transform=dct). *has: whether the method keeps one; nothing is written if not. Between rounds only. */
 topknot_result topknot_residual(topknot_compressor* compressor, int32_t which, float* residual, int* has);
+/* Replaces it; TOPKNOT_INVALID if the method keeps none. */
 topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t which, const float* residual);
 
 #ifdef __cplusplus

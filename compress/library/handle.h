@@ -48,20 +48,23 @@ struct Tensor {
   std::size_t part = 0;
 };
 
+// A part before a step.
+struct Snapshot {
+  std::int64_t step = -1;
+  std::vector<float> residual;
+  std::vector<std::byte> state;
+};
+
 // What is compressed for itself: a tensor, or all of them.
 struct Part {
   GroupSpec spec;
   CompressOptions options;
   std::unique_ptr<Compressor> compressor;
   Floats gradient, residual;
-  bool has_residual = false;  // the average is made in the residual's memory
+  bool has_residual = false;  // as keeps_residual()
   bool busy = false;          // in a round
-  struct {
-    std::int64_t step = -1;
-    bool committed = false;
-    std::vector<float> residual;
-    std::vector<std::byte> state;
-  } before;  // the last step, with undo=true
+  Snapshot before_round,
+      before_commit;  // with undo=true: of the round under way, of the last that was committed
 };
 
 }  // namespace topknot
@@ -111,7 +114,7 @@ void end(topknot_compressor& compressor, topknot_round* round, bool discard);
 // state.cpp. As topknot_save() and topknot_load().
 std::vector<std::byte> saved(const topknot_compressor& compressor);
 void load(topknot_compressor& compressor, std::span<const std::byte> bytes);
-// Of one part; the state is one that its compressor has given.
-void restore(Part& part, std::span<const float> residual, std::span<const std::byte> state);
+// Of one part; the snapshot is its own.
+void restore(Part& part, const Snapshot& snapshot);
 
 }  // namespace topknot

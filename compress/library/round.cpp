@@ -1,6 +1,7 @@
 // A round of libtopknot: what several compressors send goes as one message.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "compress/library/handle.h"
@@ -10,6 +11,8 @@ namespace topknot {
 namespace {
 
 void put_length(std::vector<std::byte>& to, std::size_t length) {
+  if (length > std::numeric_limits<std::uint32_t>::max())
+    refuse("a tensor's message has 4 GB or more; compress it, or choose method dense");
   const auto value = static_cast<std::uint32_t>(length);
   const auto* bytes = reinterpret_cast<const std::byte*>(&value);
   to.insert(to.end(), bytes, bytes + sizeof value);
@@ -168,7 +171,7 @@ void end(topknot_compressor& compressor, topknot_round* round, bool discard) {
   for (const std::size_t p : round->parts) {
     Part& part = compressor.parts[p];
     if (discard) part.compressor->discard();
-    part.before.committed = !discard;
+    if (!discard) part.before_commit = std::move(part.before_round);
     part.busy = false;
   }
   compressor.rounds.remove_if([&](const topknot_round& other) { return &other == round; });

@@ -221,7 +221,14 @@ LibrarySettings library_settings(const std::string& method, std::span<const std:
       throw UserError(unknown_name_message("key of method '" + method + "'", one_line(name), known));
     for (const Option& option : own)
       if (option.name == name) options.set(name, parsed(option, value));
+    static const std::set<std::string> free = {"density", "threads", "undo", "capacity", "codec"};
+    if (free.count(name) == 0) settings.carried += (settings.carried.empty() ? "" : " ") + name + "=" + value;
   }
+  const std::optional<SparsePreset> parts = pieces_of(options);
+  if ((options.momentum > 0 || options.nesterov) &&
+      !(parts && memories().find(parts->memory).traits.owns_momentum))
+    throw UserError(std::string(options.momentum > 0 ? "key 'momentum'" : "key 'nesterov'") + ": method '" +
+                    method + "' has no momentum of its own; leave it to the optimizer");
   return settings;
 }
 

@@ -19,6 +19,7 @@ struct LibrarySettings {
   bool whole = false;  // scope=model
   int threads = 0;     // 0: OpenMP's number
   bool undo = false;
+  std::string carried;  // the given keys on which a state depends
 };
 
 // From "name=value" texts. Throws UserError for an unknown method or key, a value outside its range, a

@@ -1,5 +1,6 @@
 // The parts of a compressor of libtopknot, and their state.
 #include <algorithm>
+#include <optional>
 
 #include "compress/library/handle.h"
 #include "compress/state.h"
@@ -9,6 +10,22 @@ namespace topknot {
 namespace {
 
 constexpr std::uint32_t kStateMagic = 0x53544B54, kStateVersion = 1;  // "TKTS"
+
+// Whether a method makes its average in the residual's memory: a round of it, by one rank, shows.
+bool keeps_residual(const CompressOptions& options) {
+  GroupSpec spec{16, {{0, 16}}, 1};
+  spec.tensors = {{0, 4, 4}};
+  std::vector<float> gradient(16, 1.0f), residual(16);
+  const std::unique_ptr<Compressor> compressor = make_compressor(options, spec);
+  std::optional<Message> message = compressor->encode({gradient, residual}, {});
+  while (message) {
+    Round round;
+    const std::vector<std::vector<std::byte>> blocks = {message->block};
+    round.blocks = blocks, round.sum = message->sum, round.sum_bfloat16 = message->sum_bfloat16;
+    message = compressor->decode(round);
+  }
+  return compressor->commit({}).data() == residual.data();
+}
 
 }  // namespace
 
@@ -37,6 +54,7 @@ void make_parts(topknot_compressor& compressor) {
     part.spec.offset = arena;
     arena += part.spec.numel;
     part.compressor = make_compressor(part.options, part.spec);
+    part.has_residual = keeps_residual(part.options);
     part.gradient = Floats(part.spec.numel);
     part.residual = Floats(part.spec.numel);
   }
@@ -46,11 +64,11 @@ void require_no_round(const topknot_compressor& compressor) {
   if (!compressor.rounds.empty()) refuse("a round is under way; commit or discard it first");
 }
 
-void restore(Part& part, std::span<const float> residual, std::span<const std::byte> state) {
+void restore(Part& part, const Snapshot& snapshot) {
   std::unique_ptr<Compressor> fresh = make_compressor(part.options, part.spec);
-  fresh->load_state(state);
+  fresh->load_state(snapshot.state);
   part.compressor = std::move(fresh);
-  std::copy(residual.begin(), residual.end(), part.residual.span().begin());
+  std::copy(snapshot.residual.begin(), snapshot.residual.end(), part.residual.span().begin());
 }
 
 std::vector<std::byte> saved(const topknot_compressor& compressor) {
@@ -59,13 +77,13 @@ std::vector<std::byte> saved(const topknot_compressor& compressor) {
   writer.put(kStateVersion);
   writer.put(static_cast<std::int32_t>(compressor.ranks));
   writer.put_list(compressor.settings.options.name);
+  writer.put_list(compressor.settings.carried);
   writer.put<std::uint64_t>(compressor.tensors.size());
   for (const Tensor& tensor : compressor.tensors) {
     writer.put_list(tensor.name);
     writer.put_list(tensor.shape);
   }
   for (const Part& part : compressor.parts) {
-    writer.put<std::uint8_t>(part.has_residual);
     writer.put_list(part.has_residual ? part.residual.span() : std::span<float>());
     writer.put_list(part.compressor->state());
   }
@@ -86,6 +104,8 @@ void load(topknot_compressor& compressor, std::span<const std::byte> bytes) {
            std::to_string(compressor.ranks));
   if (const std::string method = text(); method != compressor.settings.options.name)
     refuse("a state of method '" + one_line(method) + "', not '" + compressor.settings.options.name + "'");
+  if (const std::string keys = text(); keys != compressor.settings.carried)
+    refuse("a state of keys '" + one_line(keys) + "', not '" + compressor.settings.carried + "'");
   if (reader.get<std::uint64_t>() != compressor.tensors.size())
     refuse("a state of another number of tensors");
   for (const Tensor& tensor : compressor.tensors) {
@@ -97,14 +117,12 @@ void load(topknot_compressor& compressor, std::span<const std::byte> bytes) {
   }
   struct Loaded {
     std::unique_ptr<Compressor> compressor;
-    bool has_residual = false;
     std::vector<float> residual;
   };
   std::vector<Loaded> all;
   for (const Part& part : compressor.parts) {
     Loaded loaded;
-    loaded.has_residual = reader.get<std::uint8_t>() != 0;
-    loaded.residual = reader.get_list<float>(loaded.has_residual ? part.spec.numel : 0);
+    loaded.residual = reader.get_list<float>(part.has_residual ? part.spec.numel : 0);
     loaded.compressor = make_compressor(part.options, part.spec);
     loaded.compressor->load_state(reader.get_list<std::byte>());
     all.push_back(std::move(loaded));
@@ -113,8 +131,7 @@ void load(topknot_compressor& compressor, std::span<const std::byte> bytes) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     Part& part = compressor.parts[i];
     part.compressor = std::move(all[i].compressor);
-    part.has_residual = all[i].has_residual;
-    part.before.step = -1;
+    part.before_commit = {};
     std::span<float> residual = part.residual.span();
     std::fill(residual.begin(), residual.end(), 0.0f);
     std::copy(all[i].residual.begin(), all[i].residual.end(), residual.begin());

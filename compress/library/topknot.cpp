@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -135,7 +136,8 @@ topknot_result topknot_create(const char* method, const char* const* keys, size_
       if (!names.insert(tensor.name).second) refuse("two tensors are called '" + one_line(tensor.name) + "'");
       for (std::size_t d = 0; d < tensors[i].dimensions; ++d) {
         const std::int64_t length = tensors[i].shape[d];
-        if (length < 1 || length > (std::int64_t{1} << 31) || tensor.numel > (std::size_t{1} << 31))
+        constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+        if (length < 1 || length > kMost / static_cast<std::int64_t>(tensor.numel))
           refuse("tensor '" + one_line(tensor.name) + "' has no elements, or more than 2^31 - 1");
         tensor.shape.push_back(length);
         tensor.numel *= static_cast<std::size_t>(length);
@@ -158,6 +160,7 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
   return locked(compressor, [&] {
     if (count == 0) refuse("there is no tensor to encode");
     if (!step || !which || !gradients || !made) refuse("an argument is null");
+    if (type < TOPKNOT_FLOAT32 || type > TOPKNOT_FLOAT16) refuse("a type that is none of topknot_type");
     const LibrarySettings& settings = compressor->settings;
     StepContext context;
     context.step = step->step;
@@ -194,9 +197,7 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
         Part& part = compressor->parts[p];
         if (settings.undo) {
           const std::span<const float> residual = part.residual.span();
-          part.before.residual.assign(residual.begin(), residual.end());
-          part.before.state = part.compressor->state();
-          part.before.step = step->step, part.before.committed = false;
+          part.before_round = {step->step, {residual.begin(), residual.end()}, part.compressor->state()};
         }
         round.messages.push_back(
             part.compressor->encode({part.gradient.span(), part.residual.span()}, context));
@@ -231,17 +232,20 @@ topknot_result topknot_commit(topknot_round* round, void* const* averages, topkn
   return locked_round(round, [&] {
     topknot_compressor& compressor = *round->owner;
     if (round->state != TOPKNOT_DONE || !averages || type < TOPKNOT_FLOAT32 || type > TOPKNOT_FLOAT16) {
-      const bool sound = averages && round->state == TOPKNOT_NOT_FINITE;
+      const bool bad = round->state == TOPKNOT_NOT_FINITE;
       end(compressor, round, true);
-      refuse(sound ? "the step is not finite: it can only be discarded"
-                   : "commit() of a round that is not decoded, or without averages; it is discarded");
+      refuse(bad ? "the step is not finite: it can only be discarded"
+                 : "commit() of a round that is not decoded, or without averages or a type; it is discarded");
     }
-    for (const std::size_t p : round->parts) {
-      Part& part = compressor.parts[p];
-      const std::span<float> average = part.compressor->commit({});
-      if (average.data() != part.residual.span().data()) continue;
-      std::swap(part.gradient, part.residual);
-      part.has_residual = true;
+    try {
+      for (const std::size_t p : round->parts) {
+        Part& part = compressor.parts[p];
+        const std::span<float> average = part.compressor->commit({});
+        if (average.data() == part.residual.span().data()) std::swap(part.gradient, part.residual);
+      }
+    } catch (...) {
+      end(compressor, round, true);
+      throw;
     }
     for (std::size_t i = 0; i < round->tensors.size(); ++i) {
       if (!averages[i]) continue;
@@ -250,7 +254,7 @@ topknot_result topknot_commit(topknot_round* round, void* const* averages, topkn
                    static_cast<float>(scale), type, averages[i]);
     }
     end(compressor, round, false);
-    return TOPKNOT_OK;
+    return topknot_result(TOPKNOT_OK);
   });
 }
 
@@ -267,9 +271,9 @@ topknot_result topknot_undo(topknot_compressor* compressor, int64_t step) {
     require_no_round(*compressor);
     if (!compressor->settings.undo) refuse("topknot_undo() needs key undo=true");
     for (Part& part : compressor->parts) {
-      if (part.before.step != step || !part.before.committed) continue;
-      restore(part, part.before.residual, part.before.state);
-      part.before.step = -1;
+      if (part.before_commit.step != step) continue;
+      restore(part, part.before_commit);
+      part.before_commit = {};
     }
     return TOPKNOT_OK;
   });
@@ -323,8 +327,10 @@ topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t whic
   return locked(compressor, [&] {
     if (!residual) refuse("an argument is null");
     const std::span<float> to = residual_of(*compressor, which);
+    const Tensor& tensor = compressor->tensors[static_cast<std::size_t>(which)];
+    if (!compressor->parts[tensor.part].has_residual)
+      refuse("tensor '" + one_line(tensor.name) + "' has no residual: nothing of it stays unsent");
     std::copy_n(residual, to.size(), to.begin());
-    compressor->parts[compressor->tensors[static_cast<std::size_t>(which)].part].has_residual = true;
     return TOPKNOT_OK;
   });
 }

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "compress/parallel.h"
-#include "nn/base/check.h"
 #include "nn/core/bfloat16.h"
 
 namespace topknot {
@@ -58,11 +57,10 @@ void read_values(const void* from, topknot_type type, float scale, std::span<flo
     case TOPKNOT_BFLOAT16:
       return convert(static_cast<const BFloat16*>(from), to.data(), n,
                      [=](BFloat16 x) { return to_float(x) * scale; });
-    case TOPKNOT_FLOAT16:
+    default:  // TOPKNOT_FLOAT16
       return convert(static_cast<const std::uint16_t*>(from), to.data(), n,
                      [=](std::uint16_t x) { return half_to_float(x) * scale; });
   }
-  throw UserError("a type that is none of topknot_type");
 }
 
 void write_values(std::span<const float> from, float scale, topknot_type type, void* to) {
@@ -79,10 +77,9 @@ void write_values(std::span<const float> from, float scale, topknot_type type, v
     case TOPKNOT_BFLOAT16:
       return convert(from.data(), static_cast<BFloat16*>(to), n,
                      [=](float x) { return to_bfloat16(x * scale); });
-    case TOPKNOT_FLOAT16:
+    default:  // TOPKNOT_FLOAT16
       return convert(from.data(), static_cast<std::uint16_t*>(to), n,
                      [=](float x) { return float_to_half(x * scale); });
   }
-  throw UserError("a type that is none of topknot_type");
 }
 }  // namespace topknot

@@ -153,7 +153,9 @@ bool declares(const std::string& method, const std::string& option) {
 
 // Of options_for().
 std::vector<std::string> keys_for(const std::string& method) {
-  std::vector<std::string> keys = {"seed=7", "momentum=0.9"};
+  std::vector<std::string> keys = {"seed=7"};
+  const std::optional<SparsePreset> parts = pieces_of(options_for(method));
+  if (parts && memories().find(parts->memory).traits.owns_momentum) keys.push_back("momentum=0.9");
   if (declares(method, "threshold")) keys.push_back("threshold=0.5");
   if (declares(method, "min_compression")) keys.push_back("min_compression=1.0");
   return keys;
@@ -267,9 +269,10 @@ TEST_CASE("a NaN is found by all ranks, and a discarded step or an undone one le
       exchange(handles, kAll, step, 0.03, bad, false);
       exchange(handles, {2, 3}, step, 0.03, bad);
       exchange(handles, {1, 0}, step, 0.03, bad);
-      for (const Handle& handle : handles) REQUIRE(topknot_undo(handle.get(), step) == TOPKNOT_OK);
+      const Vectors sound = bad[1];
       bad[1][2][77] = std::nanf("");
-      REQUIRE(exchange(handles, kAll, step, 0.03, bad).state == TOPKNOT_NOT_FINITE);
+      REQUIRE(exchange(handles, kAll, step + 1, 0.03, bad).state == TOPKNOT_NOT_FINITE);  // between the two
+      for (const Handle& handle : handles) REQUIRE(topknot_undo(handle.get(), step) == TOPKNOT_OK);
       const std::vector<Vectors> gradients = all_gradients(step, 2);
       const Outcome a = exchange(handles, kAll, step, 0.03, gradients),
                     b = exchange(undisturbed, kAll, step, 0.03, gradients);
@@ -339,6 +342,10 @@ TEST_CASE("mistakes of the caller are refused with what to do, and change nothin
   CHECK(says(refusal("topk", {"dense_1d=maybe"}), {"dense_1d", "true or false"}));
   CHECK(says(refusal("topk", {"codec=rise"}), {"rise", "rice"}));
   CHECK(says(refusal("powersgd", {"codec=rice"}), {"codec", "powersgd"}));
+  CHECK(says(refusal("topk", {"momentum=0.9"}), {"'momentum'", "optimizer"}));
+  CHECK(says(refusal("powersgd", {"nesterov=true"}), {"'nesterov'", "optimizer"}));
+  CHECK(says(refusal("topk", {}, {{"a", {1 << 20, 1 << 20}}}), {"'a'", "2^31 - 1"}));
+  CHECK(says(refusal("topk", {}, {{"a", {std::int64_t{1} << 31}}}), {"'a'", "2^31 - 1"}));
   CHECK(says(refusal("topk", {}, {{"a", {2, 2}}, {"a", {2}}}), {"two tensors", "'a'"}));
   CHECK(says(refusal("topk", {}, {{"a", {2, 0}}}), {"'a'", "no elements"}));
   CHECK(says(refusal("topk", {}, {}), {"no tensor"}));
@@ -375,7 +382,22 @@ TEST_CASE("mistakes of the caller are refused with what to do, and change nothin
   CHECK(refused(topknot_message_of(nullptr, &message), "null"));
   topknot_discard(nullptr);
   topknot_destroy(nullptr);
+  std::vector<float> residual(gradients[1].size());
+  CHECK(refused(topknot_set_residual(one[0].get(), 1, residual.data()), "norm.bias"));
+  int has = -1;
+  REQUIRE(topknot_residual(one[0].get(), 1, residual.data(), &has) == TOPKNOT_OK);
+  CHECK(has == 0);
+  residual.resize(gradients[2].size());
+  REQUIRE(topknot_residual(one[0].get(), 2, residual.data(), &has) == TOPKNOT_OK);
+  CHECK(has == 1);
   CHECK(exchange(one, kAll, 0, 0.01, {gradients}).state == TOPKNOT_DONE);
+  const std::vector<char> state = state_of(one[0].get());
+  const Handle none = make("topk", {"density=0.01", "memory=none"}, 0, 1),
+               other_density = make("topk", {"density=0.02", "codec=rice"}, 0, 1);
+  CHECK(refused(topknot_load(none.get(), state.data(), state.size()), "memory=none"));
+  CHECK(topknot_load(other_density.get(), state.data(), state.size()) == TOPKNOT_OK);
+  CHECK(refused(topknot_encode(one[0].get(), &step, kAll.data(), 1, from.data(), 3, 1, &round),
+                "topknot_type"));
 }
 
 TEST_CASE(
