@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# python/tests/test_numpy.py, with a library that was built and the package as it lies in the sources.
-#   numpy.sh ROOT LIBRARY [PRELOAD...]    PRELOAD: what a library with sanitizers needs first
+# A program of python/tests, with a library that was built and the package as it lies in the sources.
+#   run.sh ROOT LIBRARY TEST MODULES [PRELOAD...]    MODULES: what it imports; PRELOAD: what a library with sanitizers needs first
 set -euo pipefail
-root=$(cd "${1:?usage: numpy.sh ROOT LIBRARY [PRELOAD...]}" && pwd)
-library=${2:?usage: numpy.sh ROOT LIBRARY [PRELOAD...]}
-shift 2
+usage="usage: run.sh ROOT LIBRARY TEST MODULES [PRELOAD...]"
+root=$(cd "${1:?$usage}" && pwd)
+library=${2:?$usage} test=${3:?$usage} modules=${4:?$usage}
+shift 4
 
 for python in python3 /usr/bin/python3; do  # the distribution's, where another one comes first
-  "$python" -c 'import sys, numpy; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || continue
+  "$python" -c "import sys, $modules; sys.exit(sys.version_info < (3, 10))" 2>/dev/null || continue
   export PYTHONPATH=$root/python PYTHONDONTWRITEBYTECODE=1 TOPKNOT_LIBRARY=$library
   [ $# -eq 0 ] || export LD_PRELOAD="$*" ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0"
-  exec "$python" "$root/python/tests/test_numpy.py"
+  exec "$python" "$root/python/tests/$test"
 done
-echo "skipped: no Python 3.10 with NumPy (Debian: python3-numpy)"
+echo "skipped: no Python 3.10 with $modules"

@@ -1,0 +1,489 @@
+"""topknot.torch on real processes of torch.distributed, over gloo.
+
+    python3 python/tests/test_torch.py
+
+Each test starts processes of its own; the checks run in all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import os
+import sys
+import tempfile
+import traceback
+import unittest
+import warnings
+
+try:
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+except ImportError:
+    print("skipped: PyTorch is not installed")
+    sys.exit(0)
+
+import numpy as np
+
+import topknot
+import topknot.torch
+from topknot import Compressor, Error, State
+
+SUMS = {"dense", "powersgd", "acpsgd"}  # methods whose sums gloo makes in an order of its own
+
+
+def _process(rank, ranks, name, store):
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message=".*find_unused_parameters.*")
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+        globals()[name](rank, ranks)
+        dist.barrier()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # without Gloo's destructors, which may wait
+
+
+def on_ranks(ranks, check):
+    """Runs check(rank, ranks) in as many processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.get_context("spawn")
+        arguments = (ranks, check.__name__, os.path.join(folder, "store"))
+        processes = [context.Process(target=_process, args=(rank, *arguments)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(240)
+        codes = [process.exitcode for process in processes]
+        for process in processes:
+            process.kill()
+        if any(codes):
+            raise AssertionError(f"processes ended with {codes}; their errors are above")
+
+
+def expect(condition, text=""):
+    if not condition:
+        raise AssertionError(text)
+
+
+@contextlib.contextmanager
+def refused(part, kind=Error):
+    try:
+        yield
+    except kind as error:
+        expect(part in str(error), f"'{part}' is not in: {error}")
+        return
+    raise AssertionError(f"nothing was refused: {part}")
+
+
+def same(a, b):
+    return a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def wrapped(model, **more):
+    return DistributedDataParallel(model, **more)
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 33), nn.Tanh(), nn.Linear(33, 5, bias=False))
+
+
+def batch(rank, step, width=24):
+    return torch.randn(8, width, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def own_gradients(model, inputs):
+    """This rank's gradients, not averaged, by name."""
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
+    twin(inputs).square().mean().backward()
+    return {name: p.grad.clone() for name, p in twin.named_parameters() if p.grad is not None}
+
+
+def of_all_ranks(gradients, ranks):
+    """[rank][name]"""
+    all_ = [{} for _ in range(ranks)]
+    for name, gradient in gradients.items():
+        parts = [torch.empty_like(gradient) for _ in range(ranks)]
+        dist.all_gather(parts, gradient)
+        for rank in range(ranks):
+            all_[rank][name] = parts[rank].numpy()
+    return all_
+
+
+def keys_of(method):
+    own = {option["name"] for option in topknot.methods()["methods"][method]["options"]}
+    keys = {"density": 0.05, "seed": 7}
+    if "threshold" in own:
+        keys["threshold"] = 0.01
+    if "min_compression" in own:
+        keys["min_compression"] = 1.0
+    return keys
+
+
+def averages_of(compressors, gradients, step):
+    return topknot.average(compressors, gradients, step=step)
+
+
+def check_methods(rank, ranks):
+    for method in topknot.methods()["methods"]:
+        keys = keys_of(method)
+        model = network()
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        locals_ = [Compressor(method, shapes, rank=r, ranks=ranks, keys=keys) for r in range(ranks)]
+
+        def fresh():
+            ddp = wrapped(model, bucket_cap_mb=0.003)
+            return ddp, topknot.torch.CompressionHook(ddp, method, dense_steps=0, keys=keys)
+
+        ddp, hook = fresh()
+        for step in range(20):
+            inputs = batch(rank, step)
+            expected = averages_of(locals_, of_all_ranks(own_gradients(model, inputs), ranks), step)
+            ddp.zero_grad()
+            ddp(inputs).square().mean().backward()
+            for name, parameter in model.named_parameters():
+                average = torch.from_numpy(np.array(expected[name]))
+                where = f"{method}, step {step}, {name}"
+                if method in SUMS and ranks > 2:  # orthogonalisation magnifies what the order of a sum changes
+                    error, norm = (parameter.grad - average).norm(), average.norm()
+                    expect(step >= 5 or error <= 1e-3 * norm, f"{where}: {error} of {norm}")
+                    parameter.grad.copy_(average)
+                else:
+                    expect(same(parameter.grad, average), where)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+            if step == 9:
+                state = hook.state_dict()
+                expect(state["ranks"] == ranks and hook.step == 10, method)
+                ddp, hook = fresh()
+                hook.load_state_dict(state)
+
+
+def step_of(ddp, optimizer, inputs, **forward):
+    optimizer.zero_grad()
+    ddp(inputs, **forward).square().mean().backward()
+    optimizer.step()
+
+
+def check_layouts(rank, ranks):
+    """Parameters in channels_last, in bfloat16, in half; a static graph; accumulation; the dense steps."""
+
+    def conv(layout):
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Conv2d(4, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)).to(memory_format=layout)
+
+    for method, keys in [("powersgd", {"rank": 2}), ("topk", {"density": 0.1}), ("demo", {"density": 0.1})]:
+        ends = []
+        for layout in (torch.contiguous_format, torch.channels_last):
+            model = conv(layout)
+            ddp = wrapped(model, gradient_as_bucket_view=layout is torch.channels_last)
+            topknot.torch.CompressionHook(ddp, method, keys=keys)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+            for step in range(5):
+                images = torch.randn(2, 4, 9, 9, generator=torch.Generator().manual_seed(10 * step + rank))
+                step_of(ddp, optimizer, images.to(memory_format=layout))
+            ends.append([p.detach().clone() for p in model.parameters()])
+        for a, b in zip(*ends):
+            expect((a - b).abs().max() < 1e-4, f"{method} with channels_last")
+
+    # In bfloat16 the average is rounded once; with one entry in ten it is that of the float gradients' compressor.
+    for dtype in (torch.bfloat16, torch.float16):
+        model = network().to(dtype)
+        ddp = wrapped(model)
+        hook = topknot.torch.CompressionHook(ddp, "topk", density=0.1, dense_steps=0)
+        inputs = batch(rank, 0).to(dtype)
+        gradients = of_all_ranks({n: g.float() for n, g in own_gradients(model, inputs).items()}, ranks)
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        locals_ = [Compressor("topk", shapes, rank=r, ranks=ranks, density=0.1) for r in range(ranks)]
+        expected = averages_of(locals_, gradients, 0)
+        ddp(inputs).square().mean().backward()
+        for name, p in model.named_parameters():
+            expect(same(p.grad, torch.from_numpy(np.array(expected[name])).to(dtype)), f"{dtype}, {name}")
+
+    def trained(accumulate=False, **more):
+        model = network()
+        ddp = wrapped(model, **more)
+        hook = topknot.torch.CompressionHook(ddp, "topk", density=0.1)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(6):
+            inputs = batch(rank, step)
+            optimizer.zero_grad()
+            if accumulate:
+                with ddp.no_sync():
+                    (ddp(inputs[:4]).square().mean() / 2).backward()
+                (ddp(inputs[4:]).square().mean() / 2).backward()
+            else:
+                ddp(inputs).square().mean().backward()
+            nn.utils.clip_grad_norm_(ddp.parameters(), 0.05)
+            optimizer.step()
+        expect(hook.step == 6)
+        return model
+
+    plain, static, unused, summed = (
+        trained(), trained(static_graph=True), trained(find_unused_parameters=True), trained(accumulate=True)
+    )  # fmt: skip
+    for a, b, c, d in zip(plain.parameters(), static.parameters(), unused.parameters(), summed.parameters()):
+        expect(same(a, b) and same(a, c), "static_graph, find_unused_parameters")
+        expect((a - d).abs().max() < 1e-5, "no_sync")
+        both = [torch.empty_like(a) for _ in range(ranks)]
+        dist.all_gather(both, a.detach())
+        expect(all(same(a.detach(), other) for other in both), "ranks differ")
+
+    # Dense steps are DDP's own averages.
+    model, twin = network(), network()
+    ddp, other = wrapped(model), wrapped(twin)
+    topknot.torch.CompressionHook(ddp, "topk", density=0.01, dense_steps=2)
+    for step in range(3):
+        for each in (ddp, other):
+            each.zero_grad()
+            each(batch(rank, step)).square().mean().backward()
+        equal = all((a.grad - b.grad).abs().max() < 1e-7 for a, b in zip(model.parameters(), twin.parameters()))
+        expect(equal == (step < 2), f"dense step {step}")
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.a, self.b, self.c = nn.Linear(24, 8), nn.Linear(24, 8), nn.Linear(24, 8)
+
+    def forward(self, x, which="ab"):
+        return sum(getattr(self, name)(x) for name in which)
+
+
+def check_unused(rank, ranks):
+    model = Branches()
+    ddp = wrapped(model, find_unused_parameters=True)
+    hook = topknot.torch.CompressionHook(ddp, "topk", density=0.1, dense_steps=0)
+    ddp(batch(rank, 0), "abc").square().mean().backward()
+    kept = hook.residual("c.weight").clone()
+    expect(kept.abs().max() > 0)
+    ddp.zero_grad(set_to_none=True)
+    ddp(batch(rank, 1), "ab" if rank == 0 else "a").square().mean().backward()  # c by nobody, b by rank 0 alone
+    expect(model.c.weight.grad is None, "what no rank used has no gradient")
+    expect(same(hook.residual("c.weight"), kept), "and keeps its residual")
+    expect(model.b.weight.grad is not None and model.b.weight.grad.abs().max() > 0)
+    both = [torch.empty_like(model.b.weight) for _ in range(ranks)]
+    dist.all_gather(both, model.b.weight.grad)
+    expect(all(same(both[0], other) for other in both))
+
+
+def check_scaler(rank, ranks):
+    """A step that GradScaler skips, since one rank's gradients overflow, changes nothing, and residuals are unscaled."""
+    ends = []
+    for disturbed in (False, True):
+        model = network()
+        ddp = wrapped(model, bucket_cap_mb=0.003)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0 if disturbed else 64.0, growth_interval=1000, backoff_factor=0.25)
+        hook = topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0, scaler=scaler)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(-1 if disturbed else 0, 4):
+            optimizer.zero_grad()
+            loss = ddp(batch(rank, max(step, 0))).square().mean()
+            overflow = None
+            if step == -1 and rank == ranks - 1:
+                overflow = model[0].weight.register_hook(lambda g: g * float("inf"))  # in the last bucket alone
+            scaler.scale(loss).backward()
+            if overflow is not None:
+                overflow.remove()
+            before = [p.detach().clone() for p in model.parameters()]
+            scaler.step(optimizer)
+            scaler.update()
+            if step == -1:
+                expect(all(same(a, b.detach()) for a, b in zip(before, model.parameters())), "the step was not skipped")
+                for name, _ in model.named_parameters():
+                    residual = hook.residual(name)
+                    expect(residual is None or residual.abs().max() == 0, f"a skipped step left a residual of {name}")
+                scale = scaler.get_scale()
+                expect(scale == 64, f"scale {scale}")
+        ends.append([p.detach().clone() for p in model.parameters()] + [hook.residual("0.weight")])
+    for a, b in zip(*ends):
+        expect((a - b).abs().max() < 1e-6, "the skipped step left a trace")
+
+
+def check_not_finite(rank, ranks):
+    model = network()
+    ddp = wrapped(model)
+    hook = topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0)
+    inputs = batch(rank, 0)
+    if rank == 1:
+        inputs[0, 0] = float("nan")
+    ddp(inputs).square().mean().backward()
+    expect(all(bool(p.grad.isnan().any()) for p in model.parameters()), "NaN of one rank must reach all")
+    ddp.zero_grad()
+    ddp(batch(rank, 1)).square().mean().backward()
+    expect(all(bool(p.grad.isfinite().all()) for p in model.parameters()))
+    expect(bool(hook.residual("0.weight").isfinite().all()))
+
+
+def check_refusals(rank, ranks):
+    with refused("DistributedDataParallel"):
+        topknot.torch.CompressionHook(network(), "topk")
+    with refused("did you mean 'topk'"):
+        topknot.torch.CompressionHook(wrapped(network()), "topkk")
+    with refused("did you mean 'density'"):
+        topknot.torch.CompressionHook(wrapped(network()), "topk", densty=0.1)
+    with refused("scope"):
+        topknot.torch.CompressionHook(wrapped(network()), "topk", scope="model")
+    with refused("float64"):
+        topknot.torch.CompressionHook(wrapped(network().double()), "topk")
+    ddp = wrapped(network())
+    topknot.torch.CompressionHook(ddp, "topk")
+    with refused("comm_hook", RuntimeError):
+        topknot.torch.CompressionHook(ddp, "topk")
+    ddp = wrapped(nn.Embedding(10, 4, sparse=True))
+    topknot.torch.CompressionHook(ddp, "topk", dense_steps=0)
+    with refused("sparse", Exception):
+        ddp(torch.tensor([1, 2])).sum().backward()
+    dynamo = importlib.import_module("torch._dynamo")
+
+    before = dynamo.config.optimize_ddp
+    dynamo.config.optimize_ddp = "python_reducer"
+    with refused("python_reducer"):
+        topknot.torch.CompressionHook(wrapped(network()), "topk")
+    dynamo.config.optimize_ddp = before
+    with refused("LocalSteps takes the model itself"):
+        topknot.torch.LocalSteps(wrapped(network()), every=2)
+    with refused("every"):
+        topknot.torch.LocalSteps(network(), every=0)
+
+
+def check_fewer_ranks(rank, ranks):
+    """States of four ranks, for two: what is owed to the average stays the same."""
+    shapes = {name: tuple(p.shape) for name, p in network().named_parameters()}
+    states, owed = [], 0
+    for old in range(4):
+        with Compressor("topk", shapes, rank=old, ranks=4, density=0.01) as compressor:
+            residual = np.random.default_rng(old).normal(size=shapes["2.weight"]).astype(np.float32)
+            compressor.set_residual("2.weight", residual)
+            owed = owed + residual / 4
+            states.append({"method": "topk", "keys": {}, "step": 7, "rank": old, "ranks": 4,
+                           "state": torch.from_numpy(np.frombuffer(compressor.save(), np.uint8).copy())})  # fmt: skip
+    hook = topknot.torch.CompressionHook(wrapped(network()), "topk", density=0.01)
+    with refused("merge_state_dicts"):
+        hook.load_state_dict(states[rank])
+    hook.load_state_dict(hook.merge_state_dicts(states))
+    expect(hook.step == 8)
+    both = [torch.empty(shapes["2.weight"]) for _ in range(ranks)]
+    dist.all_gather(both, hook.residual("2.weight"))
+    expect(np.allclose(sum(both).numpy() / ranks, owed, atol=1e-6))
+
+
+def check_local_steps(rank, ranks):
+    # H = 1, plain SGD inside and outside, nothing compressed: data-parallel SGD.
+    model, twin = network(), network()
+    sync = topknot.torch.LocalSteps(model, "dense", every=1, outer="sgd", outer_lr=1, outer_momentum=0)
+    ddp = wrapped(twin)
+    a, b = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(5):
+        step_of(model, a, batch(rank, step))
+        expect(sync.step())
+        step_of(ddp, b, batch(rank, step))
+    for p, q in zip(model.parameters(), twin.parameters()):
+        expect((p - q).abs().max() < 1e-6, "H = 1 is data-parallel SGD")
+
+    # DiLoCo by its formula in float64, over three exchanges, from rank 1's weights that rank 0 replaces.
+    model = network()
+    if rank == 1:
+        nn.init.zeros_(model[0].weight)
+    sync = topknot.torch.LocalSteps(model, "diloco", every=4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    theta = {n: p.detach().double().clone() for n, p in model.named_parameters()}
+    momentum = {n: torch.zeros_like(t) for n, t in theta.items()}
+    for step in range(12):
+        optimizer.zero_grad()
+        model(batch(rank, step)).square().mean().backward()
+        optimizer.step()
+        local = {n: p.detach().double().clone() for n, p in model.named_parameters()}
+        expect(sync.step() == (step % 4 == 3))
+        if step % 4 != 3:
+            continue
+        for name, p in model.named_parameters():
+            change = theta[name] - local[name]
+            dist.all_reduce(change)
+            change /= ranks
+            momentum[name] = 0.9 * momentum[name] + change
+            theta[name] = theta[name] - 0.7 * (change + 0.9 * momentum[name])
+            expect((p.detach().double() - theta[name]).abs().max() < 1e-6, f"DiLoCo, {name}")
+    expect(abs(sync.bits_per_parameter_step - 8) < 1e-9, "32 bits every 4 steps")
+
+    # SparseLoCo, saved in the middle of a round: the same bits. A rank that diverges takes nobody along.
+    def begin():
+        model = network()
+        sync = topknot.torch.LocalSteps(model, "sparseloco", every=3, density=0.1)
+        return model, sync, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    ends = []
+    for interrupted in (False, True):
+        model, sync, optimizer = begin()
+        for step in range(9):
+            if interrupted and step == 4:
+                state = model.state_dict(), optimizer.state_dict(), sync.state_dict()
+                state = copy.deepcopy(state)
+                model, sync, optimizer = begin()
+                for each, saved in zip((model, optimizer, sync), state):
+                    each.load_state_dict(saved)
+            step_of(model, optimizer, batch(rank, step))
+            sync.step()
+        ends.append([p.detach().clone() for p in model.parameters()])
+    expect(all(same(x, y) for x, y in zip(*ends)), "resumed in the middle of a round")
+    before = [p.detach().clone() for p in model.parameters()]
+    if rank == 1:
+        with torch.no_grad():
+            model[0].weight[0, 0] = float("inf")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        expect(not sync.sync())
+    expect(any("rank 1 are not finite" in str(w.message) for w in caught), [str(w.message) for w in caught])
+    expect(all(same(x, y.detach()) for x, y in zip(before, model.parameters())), "back to the weights of the last exchange")
+
+    # Buffers are averaged.
+    model = nn.BatchNorm1d(24)
+    sync = topknot.torch.LocalSteps(model, "diloco", every=1)
+    model(batch(rank, 0))
+    means = [torch.empty(24) for _ in range(ranks)]
+    dist.all_gather(means, model.running_mean.clone())
+    sync.step()
+    expect((model.running_mean - sum(means) / ranks).abs().max() < 1e-6)
+
+
+class TorchTest(unittest.TestCase):
+    def test_averages_have_the_bits_of_the_compressors_of_two_ranks(self):
+        on_ranks(2, check_methods)
+
+    def test_averages_have_the_bits_of_the_compressors_of_four_ranks(self):
+        on_ranks(4, check_methods)
+
+    def test_memory_formats_types_static_graphs_and_accumulation(self):
+        on_ranks(2, check_layouts)
+
+    def test_what_no_rank_used_keeps_its_residual(self):
+        on_ranks(2, check_unused)
+
+    def test_a_step_that_the_scaler_skips_changes_nothing(self):
+        on_ranks(2, check_scaler)
+
+    def test_a_value_that_is_not_finite_reaches_all_ranks_and_no_residual(self):
+        on_ranks(2, check_not_finite)
+
+    def test_what_cannot_work_is_refused(self):
+        on_ranks(2, check_refusals)
+
+    def test_states_of_another_number_of_ranks_are_summed(self):
+        on_ranks(2, check_fewer_ranks)
+
+    def test_local_steps(self):
+        on_ranks(2, check_local_steps)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,565 @@
+"""Gradient compression in a PyTorch training: a communication hook for DistributedDataParallel, and local steps.
+
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    hook = topknot.torch.CompressionHook(ddp, "topk", density=0.001)
+
+and train on as before; or, without DistributedDataParallel,
+
+    sync = topknot.torch.LocalSteps(model, "sparseloco", every=30)
+    ...
+    optimizer.step()
+    sync.step()
+
+Both work over any backend of torch.distributed. Compression is computed by the CPU; gradients of a GPU are copied there and
+back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from . import Compressor, Error, Round, State
+from ._library import Type
+from ._methods import Value
+
+_TYPES = {torch.float32: Type.FLOAT32, torch.bfloat16: Type.BFLOAT16, torch.float16: Type.FLOAT16}
+_SUMS = {Type.FLOAT32: torch.float32, Type.BFLOAT16: torch.bfloat16}
+
+
+def _type_of(tensor: torch.Tensor, what: str) -> Type:
+    if tensor.layout != torch.strided:
+        raise Error(f"{what} is sparse; compression is for dense gradients (nn.Embedding: sparse=False)")
+    if tensor.dtype not in _TYPES:
+        raise Error(f"{what} is {tensor.dtype}; float32, bfloat16 and float16 can be compressed")
+    return _TYPES[tensor.dtype]
+
+
+class _Channel:
+    """Exchanges a round's messages over a process group. Its calls are collective, in the same order on all ranks."""
+
+    def __init__(self, group: Optional[dist.ProcessGroup]) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise Error("torch.distributed has no process group; call init_process_group() first")
+        self.group = group if group is not None else dist.group.WORLD
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise Error("this process is not in the process group")
+        nccl = "nccl" in str(dist.get_backend(self.group))
+        self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        self.bytes_sent = 0
+        self._room: dict[Any, int] = {}  # bytes that a message of this kind is expected to fit in
+
+    def run(self, round_: Round, kind: Any) -> State:
+        """Sends, receives and decodes until the round is done. `kind` tells rounds apart whose messages differ in size; the
+        same on all ranks."""
+        state, turn = State.MORE, 0
+        while state is State.MORE:
+            message = round_.message_pointers()
+            if message.sum_count:
+                self._sum(message.sum, message.sum_count, message.sum_type)
+                state = round_.decode()
+            else:
+                blocks = self._gather(message.block, message.block_bytes, (kind, turn))
+                state = round_.decode_pointers([block.data_ptr() for block in blocks], [len(block) for block in blocks])
+            turn += 1
+        return state
+
+    def _sum(self, address: int, count: int, type_: Type) -> None:
+        width = 4 if type_ is Type.FLOAT32 else 2
+        memory = (ctypes.c_uint8 * (count * width)).from_address(address)
+        values = torch.frombuffer(memory, dtype=_SUMS[type_])
+        self.bytes_sent += count * width
+        if self.device.type == "cpu":
+            dist.all_reduce(values, group=self.group)
+            return
+        there = values.to(self.device)
+        dist.all_reduce(there, group=self.group)
+        values.copy_(there)
+
+    def _gather(self, address: int, size: int, kind: Any) -> list[torch.Tensor]:
+        """Every rank's block. Blocks have lengths of their own, so each goes, behind its length, in a buffer that fitted
+        all of them the last time; what does not fit follows in a second call."""
+        own = torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+        self.bytes_sent += size
+        room = self._room.get(kind, 0)
+        first = torch.zeros(8 + room, dtype=torch.uint8)
+        first[:8] = torch.frombuffer(bytearray(size.to_bytes(8, "little")), dtype=torch.uint8)
+        fits = min(size, room)
+        first[8 : 8 + fits] = own[:fits]
+        firsts = self.all_gather(first)
+        sizes = [int.from_bytes(bytes(other[:8].tolist()), "little") for other in firsts]
+        largest = max(sizes)
+        self._room[kind] = largest + largest // 16 + 16
+        blocks = [other[8 : 8 + min(bytes_, room)] for other, bytes_ in zip(firsts, sizes)]
+        if largest <= room:
+            return blocks
+        rest = torch.zeros(largest - room, dtype=torch.uint8)
+        rest[: size - fits] = own[fits:]
+        return [
+            torch.cat([block, other[: bytes_ - len(block)]])
+            for block, other, bytes_ in zip(blocks, self.all_gather(rest), sizes)
+        ]
+
+    def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        there = own.to(self.device)
+        all_ = [torch.empty_like(there) for _ in range(self.ranks)]
+        dist.all_gather(all_, there, group=self.group)
+        return [other.cpu() for other in all_]
+
+
+class _Slice(NamedTuple):
+    """A parameter's gradient as the compressor sees it: row-major, in the CPU's memory."""
+
+    index: int
+    there: torch.Tensor  # where the gradient lies
+    here: torch.Tensor  # the same memory, or a copy
+
+
+def _slice(index: int, there: torch.Tensor) -> _Slice:
+    return _Slice(index, there, there.cpu().contiguous())
+
+
+def _encode(compressor: Compressor, slices: Sequence[_Slice], **step: Any) -> Round:
+    return compressor.encode_pointers(
+        [s.index for s in slices], [s.here.data_ptr() for s in slices], _TYPES[slices[0].here.dtype], **step
+    )
+
+
+def _commit(round_: Round, slices: Sequence[_Slice], scale: float = 1.0) -> None:
+    round_.commit_pointers([s.here.data_ptr() for s in slices], _TYPES[slices[0].here.dtype], scale)
+    for s in slices:
+        if s.here.data_ptr() != s.there.data_ptr():
+            s.there.copy_(s.here)
+
+
+def _parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _compressor(method: str, parameters: dict[str, torch.nn.Parameter], channel: _Channel, keys: dict[str, Value]) -> Compressor:
+    shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+    return Compressor(method, shapes, rank=channel.rank, ranks=channel.ranks, keys=keys)
+
+
+class _Bucket(NamedTuple):
+    step: int
+    index: int
+    buffer: torch.Tensor
+    parameters: list[torch.nn.Parameter]
+    ready: Any  # of a GPU: the event behind which the gradients are there
+    future: Any
+
+
+class CompressionHook:
+    """Compresses the gradients of a DistributedDataParallel model; it registers itself as the model's communication hook.
+
+    ddp: the model, before its first backward pass and without another hook.
+    method, keys: as in `topknot.methods()`: "topk" with density=0.001, "powersgd" with rank=4, ... Each parameter is
+        compressed for itself (key scope has no other value here), and keeps what was not sent by its name.
+    warmup, warmup_steps: densities of the first steps, each for warmup_steps of them, after the dense ones.
+    dense_steps: so many first steps are averaged uncompressed. After two DistributedDataParallel has put its buckets into
+        the order in which gradients come; before that, nothing overlaps.
+    scaler: the GradScaler, if there is one. Residuals then are of unscaled gradients, and a step that it skips changes
+        nothing. Needs once more the residuals' memory.
+    optimizer: gives the learning rate for key lr_inside.
+
+    A gradient that is not finite on some rank arrives as NaN on all, as without compression; its bucket's residuals stay as
+    they were.
+
+    Works with no_sync(), static_graph, find_unused_parameters (a parameter that no rank used keeps its residual), clipping
+    between backward() and step(), parameters of any memory format.
+    """
+
+    def __init__(
+        self,
+        ddp: torch.nn.parallel.DistributedDataParallel,
+        method: str = "topk",
+        *,
+        warmup: Sequence[float] = (),
+        warmup_steps: int = 1,
+        dense_steps: int = 2,
+        scaler: Optional["torch.amp.GradScaler"] = None,
+        optimizer: Optional[torch.optim.Optimizer] = None,
+        keys: Optional[dict[str, Value]] = None,
+        **more: Value,
+    ) -> None:
+        if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
+            raise Error(f"the model must be a DistributedDataParallel, not a {type(ddp).__name__}")
+        reducer = getattr(getattr(torch, "_dynamo", None), "config", None)
+        if reducer is not None and getattr(reducer, "optimize_ddp", None) == "python_reducer":
+            raise Error(
+                "with torch._dynamo.config.optimize_ddp = 'python_reducer' PyTorch ignores what a hook returns; use True or False"
+            )
+        self.method, self.keys = method, {**(keys or {}), **more}
+        if self.keys.get("scope", "tensor") != "tensor":
+            raise Error("scope: buckets come one by one, so each parameter is compressed for itself; remove the key")
+        if scaler is not None and scaler.is_enabled():
+            self.keys["undo"] = True
+        if dense_steps < 0 or warmup_steps < 1:
+            raise Error("dense_steps must be at least 0, warmup_steps at least 1")
+        if any(not 0 < density <= 1 for density in warmup):
+            raise Error("warmup: a density must be above 0, at most 1")
+        self.warmup, self.warmup_steps, self.dense_steps = tuple(warmup), warmup_steps, dense_steps
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.optimizer = optimizer
+        self._each = bool(getattr(ddp, "find_unused_parameters", False))  # a round for each parameter
+        parameters = _parameters(ddp.module)
+        for name, parameter in parameters.items():
+            _type_of(parameter, f"parameter '{name}'")
+        self._names = {id(p): i for i, p in enumerate(parameters.values())}
+        # A group of its own: DistributedDataParallel and the program use theirs meanwhile, from another thread.
+        group = ddp.process_group
+        self._channel = _Channel(
+            dist.new_group(
+                dist.get_process_group_ranks(group), backend=dist.get_backend(group), use_local_synchronization=True
+            )
+        )
+        self._compressor = _compressor(method, parameters, self._channel, self.keys)
+        self._step = -1
+        self._skipped: set[int] = set()  # steps with a bucket that was not finite
+        self._scale = 1.0
+        self._queue: "queue.Queue[_Bucket]" = queue.Queue()
+        self._idle = threading.Condition()
+        self._under_way = 0
+        threading.Thread(target=self._work, name="topknot", daemon=True).start()
+        # Without annotations, which are texts here and which PyTorch compares with its classes.
+        ddp.register_comm_hook(None, lambda state, bucket: self._hook(bucket))
+
+    @property
+    def step(self) -> int:
+        """Backward passes with an exchange so far."""
+        return self._step + 1
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload of this rank's messages so far, those of the dense steps included."""
+        return self._channel.bytes_sent
+
+    def residual(self, name: str) -> Optional[torch.Tensor]:
+        """What this rank has not sent of the parameter's gradients; None where the method keeps nothing."""
+        self._settle()
+        found = self._compressor.residual(name)
+        return None if found is None else torch.from_numpy(found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's; each rank saves its own. Between backward passes."""
+        self._settle()
+        return {
+            "method": self.method,
+            "keys": dict(self.keys),
+            "step": self._step,
+            "rank": self._channel.rank,
+            "ranks": self._channel.ranks,
+            "state": torch.from_numpy(np.frombuffer(self._compressor.save(), np.uint8).copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What state_dict() gave, of the same rank of as many ranks; of another number see merge_state_dicts()."""
+        self._settle()
+        if state["ranks"] != self._channel.ranks:
+            raise Error(
+                f"the state is of {state['ranks']} ranks, and there are {self._channel.ranks}; "
+                "give merge_state_dicts() the states of all of them"
+            )
+        if state["rank"] != self._channel.rank:
+            raise Error(f"the state is of rank {state['rank']}, not {self._channel.rank}: every rank loads its own")
+        self._compressor.load(state["state"].numpy())
+        self._step = state["step"]
+
+    def merge_state_dicts(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """From the states of all ranks of another number of them, in their order, one for this rank: it has the residuals
+        of ranks rank, rank + ranks, ..., scaled so that what all ranks still owe the average is the same. What a method
+        carries beside residuals (velocities, thresholds) begins anew."""
+        self._settle()
+        before = len(states)
+        ranks, rank = self._channel.ranks, self._channel.rank
+        if not states or [s["rank"] for s in states] != list(range(before)) or any(s["ranks"] != before for s in states):
+            raise Error("the states must be those of all ranks, in the order of ranks")
+        shapes = self._compressor.shapes
+        with Compressor(self.method, shapes, rank=rank, ranks=ranks, keys=self.keys) as merged:
+            for index in range(rank, before, ranks):
+                with Compressor(self.method, shapes, rank=index, ranks=before, keys=self.keys) as old:
+                    old.load(states[index]["state"].numpy())
+                    for name in shapes:
+                        residual = old.residual(name)
+                        if residual is None:
+                            continue
+                        residual *= ranks / before
+                        others = merged.residual(name)
+                        merged.set_residual(name, residual if others is None else residual + others)
+            state = torch.from_numpy(np.frombuffer(merged.save(), np.uint8).copy())
+        return {**states[0], "rank": rank, "ranks": ranks, "state": state}
+
+    # The hook runs in the thread of the backward pass; compression and exchange in one of their own, a bucket after the
+    # other, in the same order on all ranks, while the backward pass goes on.
+
+    def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if not isinstance(bucket, dist.GradBucket):
+            raise Error("this reducer gives hooks no buckets (torch._dynamo.config.optimize_ddp); use DDP's own")
+        buffer = bucket.buffer()
+        _type_of(buffer, "a bucket of gradients")
+        parameters = list(bucket.parameters())
+        if buffer.dim() != 1 or not buffer.is_contiguous() or sum(p.numel() for p in parameters) != buffer.numel():
+            raise Error("a bucket is not one row of its parameters' gradients")
+        if bucket.index() == 0:
+            self._settle()
+            self._step += 1
+            if self.scaler is not None:
+                self._scale = float(self.scaler.get_scale())
+        ready = None
+        devices = None
+        if buffer.is_cuda:
+            ready = torch.cuda.Event()
+            ready.record()
+            devices = [buffer.device]
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        with self._idle:
+            self._under_way += 1
+        self._queue.put(_Bucket(self._step, bucket.index(), buffer, parameters, ready, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            bucket = self._queue.get()
+            try:
+                if bucket.ready is not None:
+                    bucket.ready.synchronize()
+                with torch.no_grad():
+                    if bucket.step < self.dense_steps:
+                        self._dense(bucket.buffer)
+                    else:
+                        self._compressed(bucket)
+                bucket.future.set_result(bucket.buffer)
+            except Exception as error:  # reaches backward()
+                bucket.future.set_exception(error)
+            finally:
+                with self._idle:
+                    self._under_way -= 1
+                    self._idle.notify_all()
+                del bucket
+
+    def _dense(self, buffer: torch.Tensor) -> None:
+        buffer.div_(self._channel.ranks)
+        self._channel.bytes_sent += buffer.numel() * buffer.element_size()
+        there = buffer if buffer.is_cuda or self._channel.device.type == "cpu" else buffer.to(self._channel.device)
+        dist.all_reduce(there, group=self._channel.group)
+        if there is not buffer:
+            buffer.copy_(there)
+
+    def _density(self, step: int) -> float:
+        turn = (step - self.dense_steps) // self.warmup_steps
+        return self.warmup[turn] if turn < len(self.warmup) else 0.0
+
+    def _compressed(self, bucket: _Bucket) -> None:
+        slices, begin = [], 0
+        for parameter in bucket.parameters:
+            flat = bucket.buffer[begin : begin + parameter.numel()]
+            begin += parameter.numel()
+            # In the parameter's own memory order (channels_last), which the bucket has.
+            there = flat.view(parameter.shape) if parameter.is_contiguous() else flat.as_strided(parameter.shape, parameter.stride())
+            slices.append(_slice(self._names[id(parameter)], there))
+        step: dict[str, Any] = {"step": bucket.step, "density": self._density(bucket.step), "scale": 1 / self._scale}
+        if self.optimizer is not None:
+            step["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        finite = True
+        for part in [[s] for s in slices] if self._each else [slices]:
+            if self._each and not self._used(part[0]):
+                continue
+            with _encode(self._compressor, part, **step) as round_:
+                kind = (bucket.index, len(slices), part[0].index)
+                if self._channel.run(round_, kind) is State.DONE:
+                    _commit(round_, part, self._scale)
+                else:
+                    finite = False
+        if finite and self.scaler is not None and bucket.buffer.dtype == torch.float16:
+            finite = bool(bucket.buffer.isfinite().all())  # an average times the scale may be too large
+        if not finite:
+            bucket.buffer.fill_(float("nan"))
+            self._skipped.add(bucket.step)
+
+    def _used(self, part: _Slice) -> bool:
+        """Whether some rank has a gradient of it. If none has, PyTorch leaves .grad alone, and what would be sent is lost."""
+        some = torch.tensor([float(part.here.count_nonzero() > 0)], device=self._channel.device)
+        dist.all_reduce(some, op=dist.ReduceOp.MAX, group=self._channel.group)
+        return bool(some.item() > 0)
+
+    def _settle(self) -> None:
+        """Waits for the buckets that are under way, and takes back the steps that the scaler has skipped."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._under_way == 0)
+        if self.scaler is not None:
+            for step in self._skipped:
+                self._compressor.undo(step)
+        self._skipped.clear()
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # DiLoCo (Douillard et al., arXiv 2311.08105).
+    "diloco": {"method": "dense", "outer": "nesterov", "outer_lr": 0.7, "outer_momentum": 0.9},
+    # SparseLoCo (Sarfi et al., arXiv 2508.15706): 64 of 4,096 changes, two bits each, feedback 0.95.
+    "sparseloco": {"method": "sparseloco", "outer": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0, "density": 1 / 64},
+}
+
+
+class LocalSteps:
+    """Trains without exchanging gradients: each rank makes `every` steps of its own, then the ranks exchange how far their
+    weights have gone, compressed, and an outer optimizer applies the average (DiLoCo and its kin; docs/local_steps.md).
+
+    model: any module, not wrapped in DistributedDataParallel, with any optimizer. The ranks' weights and buffers become
+        rank 0's.
+    preset: "diloco", "sparseloco", or a method of `topknot.methods()`, with the outer optimizer of DiLoCo.
+    every: steps between two exchanges, counted by step().
+    outer, outer_lr, outer_momentum: "nesterov" or "sgd"; in place of the preset's.
+    keys: the method's (density=, codec=, scope="model", ...).
+
+    Buffers of floats (batch norm's statistics) are averaged at each exchange. An exchange that some rank's weights make
+    not finite is discarded: every rank goes back to the weights after the last one.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        preset: str = "sparseloco",
+        *,
+        every: int,
+        outer: Optional[str] = None,
+        outer_lr: Optional[float] = None,
+        outer_momentum: Optional[float] = None,
+        process_group: Optional[dist.ProcessGroup] = None,
+        keys: Optional[dict[str, Value]] = None,
+        **more: Value,
+    ) -> None:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise Error("LocalSteps takes the model itself: DistributedDataParallel would exchange every gradient")
+        if every < 1:
+            raise Error(f"every must be at least 1, not {every}")
+        chosen = dict(PRESETS.get(preset, {**PRESETS["diloco"], "method": preset}))
+        self.method = chosen.pop("method")
+        preset_outer, preset_lr, preset_momentum = chosen.pop("outer"), chosen.pop("outer_lr"), chosen.pop("outer_momentum")
+        self.outer = preset_outer if outer is None else outer
+        self.outer_lr = preset_lr if outer_lr is None else outer_lr
+        self.outer_momentum = preset_momentum if outer_momentum is None else outer_momentum
+        if self.outer not in ("nesterov", "sgd"):
+            raise Error(f"outer must be 'nesterov' or 'sgd', not '{self.outer}'")
+        self.every = every
+        self.keys: dict[str, Value] = {**chosen, **(keys or {}), **more}
+        self._model = model
+        self._channel = _Channel(process_group)
+        self._parameters = _parameters(model)
+        for name, parameter in self._parameters.items():
+            _type_of(parameter, f"parameter '{name}'")
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                self._broadcast(tensor)
+            self._theta = [p.detach().float().cpu().clone(memory_format=torch.contiguous_format) for p in self._parameters.values()]
+        self._momentum = [torch.zeros_like(t) for t in self._theta]
+        self._compressor = _compressor(self.method, self._parameters, self._channel, self.keys)
+        self._step = self._syncs = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload of this rank's messages so far."""
+        return self._channel.bytes_sent
+
+    @property
+    def bits_per_parameter_step(self) -> float:
+        count = sum(t.numel() for t in self._theta)
+        return 8 * self.bytes_sent / count / self._step if self._step else 0.0
+
+    def step(self) -> bool:
+        """After the optimizer's step. True if the ranks have exchanged; their weights are then the same."""
+        self._step += 1
+        if self._step % self.every:
+            return False
+        self.sync()
+        return True
+
+    def sync(self) -> bool:
+        """The exchange, at once: after a training's last step. False if it was discarded. Collective."""
+        with torch.no_grad():
+            return self._sync()
+
+    def _sync(self) -> bool:
+        slices = []
+        for index, (theta, parameter) in enumerate(zip(self._theta, self._parameters.values())):
+            slices.append(_slice(index, theta - parameter.detach().float().cpu().contiguous()))
+        with _encode(self._compressor, slices, step=self._syncs) as round_:
+            done = self._channel.run(round_, "sync") is State.DONE
+            if done:
+                _commit(round_, slices)
+        self._syncs += 1
+        if not done:
+            self._warn()
+        if done:
+            for s, theta, momentum in zip(slices, self._theta, self._momentum):
+                self._outer_step(theta, momentum, s.here)
+        for theta, parameter in zip(self._theta, self._parameters.values()):
+            parameter.copy_(theta)
+        for buffer in self._model.buffers():
+            if buffer.is_floating_point():
+                self._average(buffer)
+        return done
+
+    def _outer_step(self, theta: torch.Tensor, momentum: torch.Tensor, change: torch.Tensor) -> None:
+        # Each product and sum is rounded, as train's are: no add_(x, alpha=...), which may fuse them.
+        if self.outer_momentum == 0:
+            theta -= change * self.outer_lr
+            return
+        momentum *= self.outer_momentum
+        momentum += change
+        if self.outer == "nesterov":
+            theta -= (change + momentum * self.outer_momentum) * self.outer_lr
+        else:
+            theta -= momentum * self.outer_lr
+
+    def _warn(self) -> None:
+        own = torch.tensor([float(all(bool(p.isfinite().all()) for p in self._parameters.values()))])
+        finite = [bool(other.item()) for other in self._channel.all_gather(own)]
+        bad = ", ".join(str(rank) for rank, sound in enumerate(finite) if not sound)
+        reason = f"weights of rank {bad} are not finite" if bad else "a change of the weights is too large"
+        warnings.warn(f"exchange {self._syncs} is discarded: {reason}; all ranks go back to those of the last one")
+
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        there = tensor.detach().to(self._channel.device).contiguous()
+        dist.broadcast(there, src=dist.get_global_rank(self._channel.group, 0), group=self._channel.group)
+        tensor.copy_(there)
+
+    def _average(self, buffer: torch.Tensor) -> None:
+        there = buffer.detach().to(self._channel.device).float().contiguous()
+        dist.all_reduce(there, group=self._channel.group)
+        buffer.copy_(there / self._channel.ranks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's, at any step; each rank saves its own, beside its own model and optimizer."""
+        return {
+            "method": self.method,
+            "step": self._step,
+            "syncs": self._syncs,
+            "rank": self._channel.rank,
+            "ranks": self._channel.ranks,
+            "theta": [t.clone() for t in self._theta],
+            "momentum": [m.clone() for m in self._momentum],
+            "state": torch.from_numpy(np.frombuffer(self._compressor.save(), np.uint8).copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What state_dict() gave, of the same rank of as many ranks, after the model and the optimizer have loaded theirs."""
+        if (state["rank"], state["ranks"]) != (self._channel.rank, self._channel.ranks):
+            raise Error(
+                f"the state is of rank {state['rank']} of {state['ranks']}, not of {self._channel.rank} of {self._channel.ranks}"
+            )
+        if [t.shape for t in state["theta"]] != [t.shape for t in self._theta]:
+            raise Error("the state is of a model of other parameters")
+        self._compressor.load(state["state"].numpy())
+        for own, other in zip([*self._theta, *self._momentum], [*state["theta"], *state["momentum"]]):
+            own.copy_(other)
+        self._step, self._syncs = state["step"], state["syncs"]
