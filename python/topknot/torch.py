@@ -20,7 +20,8 @@ import ctypes
 import queue
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -159,6 +160,37 @@ class _Bucket(NamedTuple):
     future: Any
 
 
+class _Worker:
+    """A thread that runs what it is given, one after the other."""
+
+    def __init__(self) -> None:
+        self._tasks: "queue.Queue[Optional[Callable[[], None]]]" = queue.Queue()
+        self._thread = threading.Thread(target=self._run, args=(self._tasks,), name="topknot", daemon=True)
+        self._thread.start()
+
+    def add(self, task: Callable[[], None]) -> None:
+        self._tasks.put(task)
+
+    def wait(self) -> None:
+        self._tasks.join()
+
+    def stop(self) -> None:
+        """Before the interpreter ends: a thread that it stops inside PyTorch takes the process down."""
+        self._tasks.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(10)
+
+    @staticmethod
+    def _run(tasks: "queue.Queue[Optional[Callable[[], None]]]") -> None:
+        while True:
+            task = tasks.get()
+            if task is None:
+                return
+            task()
+            del task
+            tasks.task_done()
+
+
 class CompressionHook:
     """Compresses the gradients of a DistributedDataParallel model; it registers itself as the model's communication hook.
 
@@ -227,10 +259,8 @@ class CompressionHook:
         self._step = -1
         self._skipped: set[int] = set()  # steps with a bucket that was not finite
         self._scale = 1.0
-        self._queue: "queue.Queue[_Bucket]" = queue.Queue()
-        self._idle = threading.Condition()
-        self._under_way = 0
-        threading.Thread(target=self._work, name="topknot", daemon=True).start()
+        self._worker = _Worker()
+        weakref.finalize(self, self._worker.stop)
         # Without annotations, which are texts here and which PyTorch compares with its classes.
         ddp.register_comm_hook(None, lambda state, bucket: self._hook(bucket))
 
@@ -322,30 +352,22 @@ class CompressionHook:
             ready.record()
             devices = [buffer.device]
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-        with self._idle:
-            self._under_way += 1
-        self._queue.put(_Bucket(self._step, bucket.index(), buffer, parameters, ready, future))
+        task = _Bucket(self._step, bucket.index(), buffer, parameters, ready, future)
+        self._worker.add(lambda: self._exchange(task))
         return future
 
-    def _work(self) -> None:
-        while True:
-            bucket = self._queue.get()
-            try:
-                if bucket.ready is not None:
-                    bucket.ready.synchronize()
-                with torch.no_grad():
-                    if bucket.step < self.dense_steps:
-                        self._dense(bucket.buffer)
-                    else:
-                        self._compressed(bucket)
-                bucket.future.set_result(bucket.buffer)
-            except Exception as error:  # reaches backward()
-                bucket.future.set_exception(error)
-            finally:
-                with self._idle:
-                    self._under_way -= 1
-                    self._idle.notify_all()
-                del bucket
+    def _exchange(self, bucket: _Bucket) -> None:
+        try:
+            if bucket.ready is not None:
+                bucket.ready.synchronize()
+            with torch.no_grad():
+                if bucket.step < self.dense_steps:
+                    self._dense(bucket.buffer)
+                else:
+                    self._compressed(bucket)
+            bucket.future.set_result(bucket.buffer)
+        except Exception as error:  # reaches backward()
+            bucket.future.set_exception(error)
 
     def _dense(self, buffer: torch.Tensor) -> None:
         buffer.div_(self._channel.ranks)
@@ -394,8 +416,7 @@ class CompressionHook:
 
     def _settle(self) -> None:
         """Waits for the buckets that are under way, and takes back the steps that the scaler has skipped."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._under_way == 0)
+        self._worker.wait()
         if self.scaler is not None:
             for step in self._skipped:
                 self._compressor.undo(step)

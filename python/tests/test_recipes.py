@@ -1,0 +1,45 @@
+"""The programs of docs/examples/pytorch, each with two processes.
+
+python3 python/tests/test_recipes.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+FOLDER = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "examples" / "pytorch"
+NEEDS = {"use_accelerate": "accelerate", "use_lightning": "lightning", "use_transformers": "transformers"}
+
+if importlib.util.find_spec("torch") is None:
+    print("skipped: PyTorch is not installed")
+    sys.exit(0)
+
+
+class RecipesTest(unittest.TestCase):
+    def test_every_program_trains_and_says_what_it_sent(self):
+        programs = sorted(FOLDER.glob("*.py"))
+        self.assertGreaterEqual(len(programs), 5)
+        left_out = []
+        for program in programs:
+            if (needed := NEEDS.get(program.stem)) and importlib.util.find_spec(needed) is None:
+                left_out.append(needed)
+                continue
+            with self.subTest(program.name):
+                command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program)]
+                if needed == "transformers" and importlib.util.find_spec("accelerate") is None:
+                    left_out.append("accelerate, for transformers")
+                    continue
+                ended = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
+                self.assertRegex(ended.stdout, r"sent \d+ bytes|bits per parameter and step")
+        if left_out:
+            print(f"left out, not installed: {', '.join(left_out)}")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
