@@ -20,6 +20,7 @@ import warnings
 try:
     import torch
     import torch.distributed as dist
+    import torch.distributed.fsdp as fsdp
     import torch.multiprocessing as mp
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -456,6 +457,54 @@ def check_local_steps(rank, ranks):
     expect((model.running_mean - sum(means) / ranks).abs().max() < 1e-6)
 
 
+def check_fsdp(rank, ranks):
+    """Two hosts of two ranks: sharded inside, compressed between. With density 1 it is the mean over all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    place = rank % 2
+    between = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "shards"))["shards"]
+
+    def sharded(density):
+        model = network()
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model, topknot.torch.FsdpCompression(model, "topk", process_group=between[place], density=density)
+
+    model, _ = sharded(1.0)
+    inputs = batch(rank, 0)
+    expected = own_gradients(network(), inputs)
+    model(inputs).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        mean = expected[name].clone()
+        dist.all_reduce(mean)
+        mean /= ranks
+        expect((parameter.grad.full_tensor() - mean).abs().max() < 1e-6, f"the mean of {name}")
+
+    ends = []
+    for interrupted in (False, True):
+        model, compression = sharded(0.05)
+        for step in range(4):
+            if interrupted and step == 2:
+                state = compression.state_dict()
+                compression = topknot.torch.FsdpCompression(model, "topk", process_group=between[place], density=0.05)
+                compression.load_state_dict(state)
+            model.zero_grad()
+            model(batch(rank, step)).square().mean().backward()
+        ends.append([p.grad.full_tensor() for p in model.parameters()])
+        for gradient in ends[-1]:
+            all_ = [torch.empty_like(gradient) for _ in range(ranks)]
+            dist.all_gather(all_, gradient)
+            expect(all(same(gradient, other) for other in all_), "ranks differ")
+    expect(all(same(a, b) for a, b in zip(*ends)), "a loaded state goes on with the same bits")
+    expect(compression.bytes_sent > 0)
+    with refused("no module is sharded"):
+        topknot.torch.FsdpCompression(network(), "topk", process_group=between[place])
+    with refused("did you mean 'topk'"):
+        topknot.torch.FsdpCompression(model, "topkk", process_group=between[place])
+
+
 class TorchTest(unittest.TestCase):
     def test_averages_have_the_bits_of_the_compressors_of_two_ranks(self):
         on_ranks(2, check_methods)
@@ -483,6 +532,10 @@ class TorchTest(unittest.TestCase):
 
     def test_local_steps(self):
         on_ranks(2, check_local_steps)
+
+    @unittest.skipUnless(hasattr(getattr(fsdp, "FSDPModule", None), "set_all_reduce_hook"), "this PyTorch has no such FSDP2")
+    def test_fsdp_between_hosts(self):
+        on_ranks(4, check_fsdp)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ back.
 from __future__ import annotations
 
 import ctypes
+import functools
 import queue
 import threading
 import warnings
@@ -584,3 +585,83 @@ class LocalSteps:
         for own, other in zip([*self._theta, *self._momentum], [*state["theta"], *state["momentum"]]):
             own.copy_(other)
         self._step, self._syncs = state["step"], state["syncs"]
+
+
+class FsdpCompression:
+    """Compresses what FSDP2 exchanges between hosts: each host shards the model inside (`fully_shard` over a mesh of its own
+    ranks), and this averages the shards' gradients over `process_group`, the ranks of equal place on all hosts.
+
+    model: after fully_shard(); every module that was given to it is compressed for itself, as one vector by its name.
+    method, keys: as CompressionHook's; methods that see matrices (powersgd) see one column.
+
+    A gradient that is not finite on some host becomes NaN on all.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        method: str = "topk",
+        *,
+        process_group: dist.ProcessGroup,
+        keys: Optional[dict[str, Value]] = None,
+        **more: Value,
+    ) -> None:
+        try:
+            from torch.distributed.fsdp import FSDPModule
+        except ImportError as error:
+            raise Error("this PyTorch has no FSDP2 (torch.distributed.fsdp.fully_shard); it came with 2.6") from error
+        modules = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+        if not modules:
+            raise Error("no module is sharded; call torch.distributed.fsdp.fully_shard() first")
+        self.method, self.keys = method, {"dense_1d": False, **(keys or {}), **more}
+        self._channel = _Channel(process_group)
+        self._compressors: dict[str, Compressor] = {}
+        self._loaded: dict[str, bytes] = {}
+        self._steps: dict[str, int] = {}
+        with Compressor(method, {"all": (64,)}, rank=self._channel.rank, ranks=self._channel.ranks, keys=self.keys):
+            pass  # says now what is wrong with method and keys
+        for name, module in modules.items():
+            if not hasattr(module, "set_all_reduce_hook"):
+                raise Error("this PyTorch's FSDP2 has no set_all_reduce_hook(); it came with 2.8")
+            module.set_all_reduce_hook(functools.partial(self._hook, name))
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload of this rank's messages between hosts so far."""
+        return self._channel.bytes_sent
+
+    def _hook(self, name: str, shard: torch.Tensor) -> None:
+        _type_of(shard, "a shard's gradient")
+        with torch.no_grad():
+            if name not in self._compressors:
+                self._compressors[name] = Compressor(
+                    self.method, {name: (shard.numel(),)}, rank=self._channel.rank, ranks=self._channel.ranks, keys=self.keys
+                )
+                if name in self._loaded:
+                    self._compressors[name].load(self._loaded.pop(name))
+            step = self._steps.get(name, 0)
+            self._steps[name] = step + 1
+            slices = [_slice(0, shard)]
+            with _encode(self._compressors[name], slices, step=step) as round_:
+                if self._channel.run(round_, name) is State.DONE:
+                    _commit(round_, slices)
+                else:
+                    shard.fill_(float("nan"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's; each rank saves its own. Between backward passes."""
+        states = {name: torch.from_numpy(np.frombuffer(c.save(), np.uint8).copy()) for name, c in self._compressors.items()}
+        return {"rank": self._channel.rank, "ranks": self._channel.ranks, "steps": dict(self._steps), "states": states}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What state_dict() gave, of the same rank of as many."""
+        if (state["rank"], state["ranks"]) != (self._channel.rank, self._channel.ranks):
+            raise Error(
+                f"the state is of rank {state['rank']} of {state['ranks']}, not of {self._channel.rank} of {self._channel.ranks}"
+            )
+        self._steps = dict(state["steps"])
+        for name, saved in state["states"].items():
+            if name in self._compressors:
+                self._compressors[name].load(saved.numpy())
+            else:  # the shard's length is known when its first gradient comes
+                self._loaded[name] = saved.numpy().tobytes()
