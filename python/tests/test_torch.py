@@ -417,6 +417,38 @@ def check_local_steps(rank, ranks):
             expect((p.detach().double() - theta[name]).abs().max() < 1e-6, f"DiLoCo, {name}")
     expect(abs(sync.bits_per_parameter_step - 8) < 1e-9, "32 bits every 4 steps")
 
+    # The golden values of train's own test (tests/train/local_steps_test.cpp): least squares, three exchanges.
+    def generated(n, seed):
+        values = []
+        for i in range(n):
+            u = ((i * (7919 + 613 * seed) + 104729 * seed + 1) % 10007 - 5003.3) / 10007.0
+            values.append(8.0 * u * u * u * (1.0 + 0.1 * (i % 7)))
+        return values
+
+    matrix = torch.tensor(generated(30, 3), dtype=torch.float64).view(6, 5).float()
+    target = torch.tensor(generated(6, 4 + rank), dtype=torch.float64).float()
+    cases = [
+        (lambda p: torch.optim.SGD(p, lr=0.05), {"preset": "diloco"},
+         [-0.8272243231, 0.6011158209, -0.5822575878, -0.1107606793, -0.04128304829]),
+        (lambda p: torch.optim.AdamW(p, lr=0.05, betas=(0.9, 0.95), weight_decay=0.1), {"preset": "diloco"},
+         [-0.09854100326, 1.008628844, -0.404401368, -0.3869737692, -0.2413733392]),
+        (lambda p: torch.optim.SGD(p, lr=0.05), {"preset": "topk", "memory": "none", "values": "bf16", "density": 1.0, "dense_1d": False},
+         [-0.8280841762, 0.6009324947, -0.5822393439, -0.1109017631, -0.041404923]),
+    ]  # fmt: skip
+    for optimizer_of, keys, golden in cases:
+        model = nn.Linear(5, 1, bias=False)
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor(generated(5, 23), dtype=torch.float64).float())
+        sync = topknot.torch.LocalSteps(model, every=4, **keys)
+        optimizer = optimizer_of(model.parameters())
+        for _ in range(12):
+            optimizer.zero_grad()
+            ((model(matrix).flatten() - target).square().sum() / 2).backward()
+            optimizer.step()
+            sync.step()
+        error = (model.weight.detach().flatten() - torch.tensor(golden)).abs().max()
+        expect(error < 2e-5, f"golden values of {keys}: {error}")
+
     # SparseLoCo, saved in the middle of a round: the same bits. A rank that diverges takes nobody along.
     def begin():
         model = network()
