@@ -227,6 +227,8 @@ def check_layouts(rank, ranks):
             nn.utils.clip_grad_norm_(ddp.parameters(), 0.05)
             optimizer.step()
         expect(hook.step == 6)
+        times = hook.times
+        expect(times.steps == 4 and min(times[1:]) > 0 and times.exposed_s < sum(times[1:4]) + 1, str(times))
         return model
 
     plain, static, unused, summed = (

@@ -20,6 +20,7 @@ import ctypes
 import functools
 import queue
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -155,10 +156,29 @@ def _compressor(method: str, parameters: dict[str, torch.nn.Parameter], channel:
 class _Bucket(NamedTuple):
     step: int
     index: int
+    last: bool
     buffer: torch.Tensor
     parameters: list[torch.nn.Parameter]
     ready: Any  # of a GPU: the event behind which the gradients are there
     future: Any
+
+
+class Times(NamedTuple):
+    """Where a step's time went, in seconds, the mean of the compressed steps."""
+
+    steps: int
+    encode_s: float
+    """Selecting and coding, copies of the gradients included."""
+    exchange_s: float
+    """In the collectives, waiting for slower ranks and decoding included."""
+    write_s: float
+    """Writing averages and residuals."""
+    exposed_s: float
+    """Of all this, what the backward pass had to wait for after its last gradient."""
+
+    def __str__(self) -> str:
+        parts = (f"{name[:-2]} {1000 * value:.1f} ms" for name, value in self._asdict().items() if name != "steps")
+        return f"a step of {self.steps}: {', '.join(parts)}"
 
 
 class _Worker:
@@ -259,6 +279,8 @@ class CompressionHook:
         self._compressor = _compressor(method, parameters, self._channel, self.keys)
         self._step = -1
         self._skipped: set[int] = set()  # steps with a bucket that was not finite
+        self._seconds = [0.0, 0.0, 0.0, 0.0]  # of Times
+        self._last_call = 0.0
         self._scale = 1.0
         self._worker = _Worker()
         weakref.finalize(self, self._worker.stop)
@@ -274,6 +296,12 @@ class CompressionHook:
     def bytes_sent(self) -> int:
         """Payload of this rank's messages so far, those of the dense steps included."""
         return self._channel.bytes_sent
+
+    @property
+    def times(self) -> Times:
+        self._settle()
+        steps = max(0, self.step - self.dense_steps)
+        return Times(steps, *(seconds / max(1, steps) for seconds in self._seconds))
 
     def residual(self, name: str) -> Optional[torch.Tensor]:
         """What this rank has not sent of the parameter's gradients; None where the method keeps nothing."""
@@ -353,7 +381,8 @@ class CompressionHook:
             ready.record()
             devices = [buffer.device]
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-        task = _Bucket(self._step, bucket.index(), buffer, parameters, ready, future)
+        task = _Bucket(self._step, bucket.index(), bucket.is_last(), buffer, parameters, ready, future)
+        self._last_call = time.perf_counter()
         self._worker.add(lambda: self._exchange(task))
         return future
 
@@ -366,6 +395,8 @@ class CompressionHook:
                     self._dense(bucket.buffer)
                 else:
                     self._compressed(bucket)
+                    if bucket.last:
+                        self._seconds[3] += time.perf_counter() - self._last_call
             bucket.future.set_result(bucket.buffer)
         except Exception as error:  # reaches backward()
             bucket.future.set_exception(error)
@@ -397,12 +428,18 @@ class CompressionHook:
         for part in [[s] for s in slices] if self._each else [slices]:
             if self._each and not self._used(part[0]):
                 continue
+            begin_s = time.perf_counter()
             with _encode(self._compressor, part, **step) as round_:
-                kind = (bucket.index, len(slices), part[0].index)
-                if self._channel.run(round_, kind) is State.DONE:
+                encoded_s = time.perf_counter()
+                state = self._channel.run(round_, (bucket.index, len(slices), part[0].index))
+                exchanged_s = time.perf_counter()
+                if state is State.DONE:
                     _commit(round_, part, self._scale)
                 else:
                     finite = False
+            self._seconds[0] += encoded_s - begin_s
+            self._seconds[1] += exchanged_s - encoded_s
+            self._seconds[2] += time.perf_counter() - exchanged_s
         if finite and self.scaler is not None and bucket.buffer.dtype == torch.float16:
             finite = bool(bucket.buffer.isfinite().all())  # an average times the scale may be too large
         if not finite:

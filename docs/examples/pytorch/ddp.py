@@ -23,4 +23,5 @@ for step in range(20):
 dense = 4 * sum(p.numel() for p in model.parameters()) * hook.step
 if dist.get_rank() == 0:
     print(f"loss {loss.item():.3f}; sent {hook.bytes_sent} bytes, {dense / hook.bytes_sent:.1f} times less than dense")
+    print(hook.times)
 dist.destroy_process_group()
