@@ -1,12 +1,16 @@
 #pragma once
-// A change of coordinates before the selection, and back after the average (compress.transform). `block`: blocks of 64 x 64
-// of each matrix, or 64 neighbours of a vector, one after the other, as SparseLoCo's released code selects (Sarfi et al.,
-// arXiv 2508.15706). `dct`: these blocks' orthonormal discrete cosine transform, DCT-II: a block B of h x w becomes C_h B C_w^T with C_n[k][j] = s_k cos(pi (2 j + 1) k / (2 n)), s_0 = sqrt(1 / n), else sqrt(2 / n), and back by
-// the transposes. DeMo (Peng et al., arXiv 2411.19870) selects by block from these coefficients.
+// A change of coordinates before the selection, and back after the average (compress.transform).
 //
-// The coefficients of a block lie together, row by row, block after block in the order of rows: 4,096 neighbours of a full
-// one are a chunk of selection chunk_topk. At the edges blocks are smaller; the released code of both takes the largest divisors up to 64
-// instead, which are the same for sizes that are multiples of 64.
+// `block`: blocks of 64 x 64 of each matrix, or 64 neighbours of a vector, one after the other, as SparseLoCo's
+// released code selects (Sarfi et al., arXiv 2508.15706).
+//
+// `dct`: these blocks' orthonormal discrete cosine transform, DCT-II: a block B of h x w becomes C_h B C_w^T with
+// C_n[k][j] = s_k cos(pi (2 j + 1) k / (2 n)), s_0 = sqrt(1 / n), else sqrt(2 / n), and back by the transposes.
+// DeMo (Peng et al., arXiv 2411.19870) selects by block from these coefficients.
+//
+// The entries of a block lie together, row by row, block after block in the order of rows: 4,096 neighbours of a
+// full one are a chunk of selection chunk_topk. At the edges blocks are smaller; the released code of both takes
+// the largest divisors up to 64 instead, which are the same for sizes that are multiples of 64.
 
 #include <cstddef>
 #include <memory>

@@ -86,9 +86,10 @@ const char* topknot_methods(void);
  * dense_1d, min_numel, lr_inside, and the method's own; also
  *   momentum=M, nesterov=true|false  of memories that own the optimizer's momentum (dgc); refused elsewhere
  *   seed=N                           of random methods; the same on all ranks
- *   scope=tensor|model               each tensor is compressed for itself (default), or all as one vector
+ *   scope=tensor|model               each tensor is compressed for itself (default), or all that are as one vector
  *   threads=N                        of a call; default: OpenMP's own number
- *   undo=true                        keeps what topknot_undo() needs: once more the residuals
+ *   undo=true                        keeps what topknot_undo() needs: what the method keeps, once more, during a
+ *                                    round twice
  * Tensors that dense_1d (default true) and min_numel leave uncompressed go with the others' messages as they
  * are. */
 topknot_result topknot_create(const char* method, const char* const* keys, size_t key_count,
@@ -121,11 +122,10 @@ topknot_result topknot_undo(topknot_compressor* compressor, int64_t step);
  * *bytes is what it takes. */
 topknot_result topknot_save(topknot_compressor* compressor, void* to, size_t room, size_t* bytes);
 /* Of a compressor of the same method, names, shapes, rank count and keys; but density, codec, capacity, threads and
- * undo may differ. After an error nothing has
- * changed. */
+ * undo may differ. After an error nothing has changed. */
 topknot_result topknot_load(topknot_compressor* compressor, const void* from, size_t bytes);
-/* The residual of tensor `which`: what its gradients still owe, float32 of its length (of its coefficients with
- * transform=dct). *has: whether the method keeps one; nothing is written if not. Between rounds only. */
+/* The residual of tensor `which`: what its gradients still owe, float32 of its length (with
+ * transform=block in the order of blocks, with dct their coefficients). *has: whether the method keeps one; nothing is written if not. Between rounds only. */
 topknot_result topknot_residual(topknot_compressor* compressor, int32_t which, float* residual, int* has);
 /* Replaces it; TOPKNOT_INVALID if the method keeps none. */
 topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t which, const float* residual);

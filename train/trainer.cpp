@@ -283,8 +283,8 @@ class Trainer {
     last_step_ = Clock::now();
   }
 
-  // Of the steps that are now reported, together `total`. Local steps are made one by one, some with a sync and most without,
-  // and the report belongs to the last; of a GPU's steps the host knows the mean alone.
+  // Of the steps that are now reported, together `total`. The host waits for each local step, of which some have a
+  // sync and most have none; the report belongs to the last. Of a GPU's other steps it knows the mean alone.
   std::vector<double> reported_seconds(std::size_t count, double total) const {
     if (!makes_local_steps(config_)) return std::vector<double>(count, total / static_cast<double>(count));
     std::vector<double> seconds(pending_seconds_.begin(),

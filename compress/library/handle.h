@@ -63,8 +63,9 @@ struct Part {
   Floats gradient, residual;
   bool has_residual = false;  // as keeps_residual()
   bool busy = false;          // in a round
-  Snapshot before_round,
-      before_commit;  // with undo=true: of the round under way, of the last that was committed
+  // With undo=true.
+  Snapshot before_round;   // of the one under way
+  Snapshot before_commit;  // of the last one that was committed
 };
 
 }  // namespace topknot

@@ -172,6 +172,7 @@ void end(topknot_compressor& compressor, topknot_round* round, bool discard) {
     Part& part = compressor.parts[p];
     if (discard) part.compressor->discard();
     if (!discard) part.before_commit = std::move(part.before_round);
+    part.before_round = {};
     part.busy = false;
   }
   compressor.rounds.remove_if([&](const topknot_round& other) { return &other == round; });

@@ -1,5 +1,6 @@
 // The parts of a compressor of libtopknot, and their state.
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "compress/library/handle.h"
@@ -32,20 +33,24 @@ bool keeps_residual(const CompressOptions& options) {
 void make_parts(topknot_compressor& compressor) {
   const LibrarySettings& settings = compressor.settings;
   CompressOptions dense;
+  std::optional<std::size_t> joint;  // with scope=model the part of all that are compressed
   for (Tensor& tensor : compressor.tensors) {
     const bool as_it_is =
         settings.options.name != "dense" && ((settings.dense_1d && tensor.shape.size() <= 1) ||
                                              tensor.numel < static_cast<std::size_t>(settings.min_numel));
-    const bool joins = settings.whole && !compressor.parts.empty();
-    if (!joins) compressor.parts.emplace_back();
-    Part& part = compressor.parts.back();
-    tensor.part = compressor.parts.size() - 1;
+    const bool joins = settings.whole && !as_it_is;
+    tensor.part = joins && joint ? *joint : compressor.parts.size();
+    if (tensor.part == compressor.parts.size()) compressor.parts.emplace_back();
+    if (joins) joint = tensor.part;
+    Part& part = compressor.parts[tensor.part];
     tensor.offset = part.spec.numel;
-    part.options = as_it_is && !settings.whole ? dense : settings.options;
+    part.options = as_it_is ? dense : settings.options;
     const std::size_t rows =
         tensor.shape.size() > 1 ? static_cast<std::size_t>(tensor.shape[0]) : tensor.numel;
     part.spec.tensors.push_back({tensor.offset, rows, tensor.numel / rows});
     part.spec.numel += tensor.numel;
+    if (part.spec.numel > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
+      refuse("scope=model: the tensors have more than 2^31 - 1 elements together; use scope=tensor");
   }
   std::size_t arena = 0;
   for (Part& part : compressor.parts) {

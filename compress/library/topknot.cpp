@@ -184,7 +184,8 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
           std::find(round.tensors.begin(), round.tensors.end(), t) != round.tensors.end())
         refuse("tensor '" + one_line(tensor.name) + "' is in a round that is not committed or discarded yet");
       round.tensors.push_back(t);
-      if (round.parts.empty() || round.parts.back() != tensor.part) round.parts.push_back(tensor.part);
+      if (std::find(round.parts.begin(), round.parts.end(), tensor.part) == round.parts.end())
+        round.parts.push_back(tensor.part);
     }
     for (std::size_t i = 0; i < count; ++i) {
       const Tensor& tensor = compressor->tensors[round.tensors[i]];
@@ -196,7 +197,8 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
       for (const std::size_t p : round.parts) {
         Part& part = compressor->parts[p];
         if (settings.undo) {
-          const std::span<const float> residual = part.residual.span();
+          const std::span<const float> residual =
+              part.has_residual ? part.residual.span() : std::span<float>();
           part.before_round = {step->step, {residual.begin(), residual.end()}, part.compressor->state()};
         }
         round.messages.push_back(

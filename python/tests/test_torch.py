@@ -228,7 +228,7 @@ def check_layouts(rank, ranks):
             optimizer.step()
         expect(hook.step == 6)
         times = hook.times
-        expect(times.steps == 4 and min(times[1:]) > 0 and times.exposed_s < sum(times[1:4]) + 1, str(times))
+        expect(times.steps == 4 and min(times[1:]) > 0, str(times))
         return model
 
     plain, static, unused, summed = (
@@ -240,6 +240,25 @@ def check_layouts(rank, ranks):
         both = [torch.empty_like(a) for _ in range(ranks)]
         dist.all_gather(both, a.detach())
         expect(all(same(a.detach(), other) for other in both), "ranks differ")
+
+    # A parameter with gaps in memory, which a bucket has in rows.
+    class Gaps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(4)
+            self.weight = nn.Parameter(torch.randn(6, 48)[:, ::2])
+
+        def forward(self, x):
+            return x @ self.weight.t()
+
+    model, twin = Gaps(), Gaps()
+    ddp, other = wrapped(model), wrapped(twin)
+    topknot.torch.CompressionHook(ddp, "topk", density=1.0, dense_steps=0)
+    for step in range(2):
+        for each in (ddp, other):
+            each.zero_grad()
+            each(batch(rank, step)).square().mean().backward()
+        expect((model.weight.grad - twin.weight.grad).abs().max() < 1e-6, "a parameter with gaps")
 
     # Dense steps are DDP's own averages.
     model, twin = network(), network()
@@ -286,7 +305,7 @@ def check_scaler(rank, ranks):
     for disturbed in (False, True):
         model = network()
         ddp = wrapped(model, bucket_cap_mb=0.003)
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0 if disturbed else 64.0, growth_interval=1000, backoff_factor=0.25)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0 if disturbed else 1024.0, growth_interval=2, growth_factor=8.0, backoff_factor=0.25)
         hook = topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0, scaler=scaler)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         for step in range(-1 if disturbed else 0, 4):
@@ -314,18 +333,43 @@ def check_scaler(rank, ranks):
 
 
 def check_not_finite(rank, ranks):
+    for more in ({}, {"find_unused_parameters": True}):
+        model = network()
+        ddp = wrapped(model, **more)
+        hook = topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0)
+        ddp(batch(rank, 0)).square().mean().backward()
+        before = {name: hook.residual(name) for name, _ in model.named_parameters()}
+        expect(before["0.weight"].abs().max() > 0)
+        overflow = model[2].weight.register_hook(lambda g: g * float("inf")) if rank == 1 else None
+        ddp(batch(rank, 1)).square().mean().backward()
+        if overflow is not None:
+            overflow.remove()
+        expect(all(bool(p.grad.isnan().any()) for p in model.parameters()), "NaN of one rank must reach all")
+        for name, residual in before.items():
+            after = hook.residual(name)
+            expect(after is None if residual is None else same(after, residual), f"the residual of {name} has changed")
+        ddp.zero_grad()
+        ddp(batch(rank, 2)).square().mean().backward()
+        expect(all(bool(p.grad.isfinite().all()) for p in model.parameters()))
+
+
+def check_error(rank, ranks):
+    """An error of one rank's exchange ends all ranks' soon, and no gradient of another bucket arrives."""
     model = network()
-    ddp = wrapped(model)
+    ddp = wrapped(model, bucket_cap_mb=0.003)
     hook = topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0)
-    inputs = batch(rank, 0)
-    if rank == 1:
-        inputs[0, 0] = float("nan")
-    ddp(inputs).square().mean().backward()
-    expect(all(bool(p.grad.isnan().any()) for p in model.parameters()), "NaN of one rank must reach all")
-    ddp.zero_grad()
-    ddp(batch(rank, 1)).square().mean().backward()
-    expect(all(bool(p.grad.isfinite().all()) for p in model.parameters()))
-    expect(bool(hook.residual("0.weight").isfinite().all()))
+    ddp(batch(rank, 0)).square().mean().backward()
+    if rank == 0:
+
+        def broken(*_, **__):
+            raise MemoryError("boom")
+
+        hook._compressor.encode_pointers = broken
+    with refused("boom" if rank == 0 else "", RuntimeError):
+        ddp(batch(rank, 1)).square().mean().backward()
+    with refused("exchanges nothing more", RuntimeError):
+        ddp(batch(rank, 2)).square().mean().backward()
+    os._exit(0)  # DistributedDataParallel's own group may have been left in the middle of a pass
 
 
 def check_refusals(rank, ranks):
@@ -369,7 +413,7 @@ def check_fewer_ranks(rank, ranks):
             residual = np.random.default_rng(old).normal(size=shapes["2.weight"]).astype(np.float32)
             compressor.set_residual("2.weight", residual)
             owed = owed + residual / 4
-            states.append({"method": "topk", "keys": {}, "step": 7, "rank": old, "ranks": 4,
+            states.append({"method": "topk", "keys": {}, "step": 7, "bytes_sent": 0, "rank": old, "ranks": 4,
                            "state": torch.from_numpy(np.frombuffer(compressor.save(), np.uint8).copy())})  # fmt: skip
     hook = topknot.torch.CompressionHook(wrapped(network()), "topk", density=0.01)
     with refused("merge_state_dicts"):
@@ -451,11 +495,11 @@ def check_local_steps(rank, ranks):
         error = (model.weight.detach().flatten() - torch.tensor(golden)).abs().max()
         expect(error < 2e-5, f"golden values of {keys}: {error}")
 
-    # SparseLoCo, saved in the middle of a round: the same bits. A rank that diverges takes nobody along.
+    # SparseLoCo, saved in the middle of a round: the same bits. A rank that diverges begins anew.
     def begin():
         model = network()
-        sync = topknot.torch.LocalSteps(model, "sparseloco", every=3, density=0.1)
-        return model, sync, torch.optim.AdamW(model.parameters(), lr=0.01)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        return model, topknot.torch.LocalSteps(model, "sparseloco", every=3, density=0.1, optimizer=optimizer), optimizer
 
     ends = []
     for interrupted in (False, True):
@@ -475,20 +519,47 @@ def check_local_steps(rank, ranks):
     if rank == 1:
         with torch.no_grad():
             model[0].weight[0, 0] = float("inf")
+        step_of(model, optimizer, batch(rank, 9))  # the optimizer has NaN in its moments now
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         expect(not sync.sync())
     expect(any("rank 1 are not finite" in str(w.message) for w in caught), [str(w.message) for w in caught])
     expect(all(same(x, y.detach()) for x, y in zip(before, model.parameters())), "back to the weights of the last exchange")
+    for step in range(9, 12):
+        step_of(model, optimizer, batch(rank, step))
+        expect(sync.step() == (step == 11) or step < 11)
+    expect(all(bool(p.isfinite().all()) for p in model.parameters()))
+    expect(not all(same(x, y.detach()) for x, y in zip(before, model.parameters())), "training goes on")
 
-    # Buffers are averaged.
-    model = nn.BatchNorm1d(24)
+    # Batch norm's statistics are averaged, and go back where an exchange is discarded; other buffers stay.
+    model = nn.Sequential(nn.BatchNorm1d(24))
+    model.register_buffer("mask", torch.full((3,), torch.finfo(torch.float32).min))
+    model.register_buffer("count", torch.tensor([rank], dtype=torch.int16))
     sync = topknot.torch.LocalSteps(model, "diloco", every=1)
+    expect(model.count.item() == 0, "rank 0's")
     model(batch(rank, 0))
     means = [torch.empty(24) for _ in range(ranks)]
-    dist.all_gather(means, model.running_mean.clone())
+    dist.all_gather(means, model[0].running_mean.clone())
     sync.step()
-    expect((model.running_mean - sum(means) / ranks).abs().max() < 1e-6)
+    mean = sum(means) / ranks
+    expect((model[0].running_mean - mean).abs().max() < 1e-6)
+    expect(bool((model.mask == torch.finfo(torch.float32).min).all()))
+    if rank == 1:
+        with torch.no_grad():
+            model[0].weight[0] = float("nan")
+        model[0].running_mean[0] = float("nan")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for attempt in range(10):
+            if rank == 1:
+                with torch.no_grad():
+                    model[0].weight[0] = float("nan")
+            if attempt < 9:
+                expect(not sync.sync())
+            else:
+                with refused("ten exchanges in a row", RuntimeError):
+                    sync.sync()
+            expect((model[0].running_mean - mean).abs().max() < 1e-6, "the statistics went back")
 
 
 def check_fsdp(rank, ranks):
@@ -557,6 +628,9 @@ class TorchTest(unittest.TestCase):
 
     def test_a_value_that_is_not_finite_reaches_all_ranks_and_no_residual(self):
         on_ranks(2, check_not_finite)
+
+    def test_an_error_of_one_rank_ends_the_exchanges_of_all(self):
+        on_ranks(2, check_error)
 
     def test_what_cannot_work_is_refused(self):
         on_ranks(2, check_refusals)

@@ -5,17 +5,17 @@
 
 and train on as before; or, without DistributedDataParallel,
 
-    sync = topknot.torch.LocalSteps(model, "sparseloco", every=30)
+    sync = topknot.torch.LocalSteps(model, "sparseloco", every=10)
     ...
     optimizer.step()
     sync.step()
 
-Both work over any backend of torch.distributed. Compression is computed by the CPU; gradients of a GPU are copied there and
-back.
+Both work over gloo and nccl. Compression is computed by the CPU; gradients of a GPU are copied there and back.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import queue
@@ -24,6 +24,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -58,7 +59,7 @@ class _Channel:
             raise Error("this process is not in the process group")
         nccl = "nccl" in str(dist.get_backend(self.group))
         self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-        self.bytes_sent = 0
+        self.bytes_sent = 0  # payload
         self._room: dict[Any, int] = {}  # bytes that a message of this kind is expected to fit in
 
     def run(self, round_: Round, kind: Any) -> State:
@@ -112,6 +113,11 @@ class _Channel:
             for block, other, bytes_ in zip(blocks, self.all_gather(rest), sizes)
         ]
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuses what another rank, or one of another number of ranks, has saved."""
+        if (state["rank"], state["ranks"]) != (self.rank, self.ranks):
+            raise Error(f"the state is of rank {state['rank']} of {state['ranks']}, not of rank {self.rank} of {self.ranks}")
+
     def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
         there = own.to(self.device)
         all_ = [torch.empty_like(there) for _ in range(self.ranks)]
@@ -125,6 +131,40 @@ class _Slice(NamedTuple):
     index: int
     there: torch.Tensor  # where the gradient lies
     here: torch.Tensor  # the same memory, or a copy
+
+
+def _has_own_order(tensor: torch.Tensor) -> bool:
+    """Whether it lies in memory without gaps and overlaps, in any order of its dimensions; DistributedDataParallel's buckets
+    then have its order, else rows."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _saved(compressor: Compressor) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(compressor.save(), np.uint8).copy())
+
+
+def _unpacked(future: "torch.futures.Future[Any]") -> Any:
+    value = future.value()
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+def _timeout_of(group: dist.ProcessGroup) -> Optional[timedelta]:
+    """The group's own, which PyTorch has no public way to ask for; None: PyTorch's default."""
+    for device in ("cpu", "cuda"):
+        try:
+            found = group._get_backend(torch.device(device)).options._timeout
+        except (AttributeError, RuntimeError):
+            continue
+        if isinstance(found, timedelta):
+            return found
+    return None
 
 
 def _slice(index: int, there: torch.Tensor) -> _Slice:
@@ -184,32 +224,45 @@ class Times(NamedTuple):
 class _Worker:
     """A thread that runs what it is given, one after the other."""
 
+    threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+
     def __init__(self) -> None:
-        self._tasks: "queue.Queue[Optional[Callable[[], None]]]" = queue.Queue()
-        self._thread = threading.Thread(target=self._run, args=(self._tasks,), name="topknot", daemon=True)
-        self._thread.start()
+        # Its put() may be called while another one is under way in the same thread, as the garbage collector may do.
+        self.tasks: "queue.SimpleQueue[Optional[Callable[[], None]]]" = queue.SimpleQueue()
+        self._last = threading.Event()  # behind the task that was added last
+        self._last.set()
+        thread = threading.Thread(target=self._run, args=(self.tasks,), name="topknot", daemon=True)
+        self.threads.add(thread)
+        thread.start()
 
     def add(self, task: Callable[[], None]) -> None:
-        self._tasks.put(task)
+        done = threading.Event()
+        self._last = done
+
+        def run() -> None:
+            try:
+                task()
+            finally:
+                done.set()
+
+        self.tasks.put(run)
 
     def wait(self) -> None:
-        self._tasks.join()
-
-    def stop(self) -> None:
-        """Before the interpreter ends: a thread that it stops inside PyTorch takes the process down."""
-        self._tasks.put(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join(10)
+        self._last.wait()
 
     @staticmethod
-    def _run(tasks: "queue.Queue[Optional[Callable[[], None]]]") -> None:
-        while True:
-            task = tasks.get()
-            if task is None:
-                return
+    def _run(tasks: "queue.SimpleQueue[Optional[Callable[[], None]]]") -> None:
+        while (task := tasks.get()) is not None:
             task()
             del task
-            tasks.task_done()
+
+
+@atexit.register
+def _join_workers() -> None:
+    """A thread that the interpreter stops inside PyTorch takes the process down. The hooks' finalizers, which run before,
+    have told them to end."""
+    for thread in list(_Worker.threads):
+        thread.join(10)
 
 
 class CompressionHook:
@@ -222,14 +275,15 @@ class CompressionHook:
     dense_steps: so many first steps are averaged uncompressed. After two DistributedDataParallel has put its buckets into
         the order in which gradients come; before that, nothing overlaps.
     scaler: the GradScaler, if there is one. Residuals then are of unscaled gradients, and a step that it skips changes
-        nothing. Needs once more the residuals' memory.
+        nothing; a step has one backward pass with an exchange (accumulate under no_sync()). Needs once or, during a
+        step, twice more what the method keeps.
     optimizer: gives the learning rate for key lr_inside.
 
-    A gradient that is not finite on some rank arrives as NaN on all, as without compression; its bucket's residuals stay as
-    they were.
+    A gradient that is not finite on some rank arrives as NaN on all, with those of its bucket, whose residuals stay as they
+    were. An error on one rank ends the exchanges of all.
 
-    Works with no_sync(), static_graph, find_unused_parameters (a parameter that no rank used keeps its residual), clipping
-    between backward() and step(), parameters of any memory format.
+    Works with no_sync(), static_graph, find_unused_parameters (a parameter that no rank used, or whose gradients are zeros,
+    keeps its residual), clipping between backward() and step(), parameters of any memory format.
     """
 
     def __init__(
@@ -263,29 +317,34 @@ class CompressionHook:
             raise Error("warmup: a density must be above 0, at most 1")
         self.warmup, self.warmup_steps, self.dense_steps = tuple(warmup), warmup_steps, dense_steps
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        if self.keys.get("lr_inside") and optimizer is None:
+            raise Error("lr_inside: the learning rate is the optimizer's; give optimizer=")
         self.optimizer = optimizer
         self._each = bool(getattr(ddp, "find_unused_parameters", False))  # a round for each parameter
         parameters = _parameters(ddp.module)
         for name, parameter in parameters.items():
             _type_of(parameter, f"parameter '{name}'")
         self._names = {id(p): i for i, p in enumerate(parameters.values())}
-        # A group of its own: DistributedDataParallel and the program use theirs meanwhile, from another thread.
         group = ddp.process_group
-        self._channel = _Channel(
-            dist.new_group(
-                dist.get_process_group_ranks(group), backend=dist.get_backend(group), use_local_synchronization=True
-            )
-        )
-        self._compressor = _compressor(method, parameters, self._channel, self.keys)
+        self._compressor = _compressor(method, parameters, _Channel(group), self.keys)
         self._step = -1
         self._skipped: set[int] = set()  # steps with a bucket that was not finite
-        self._seconds = [0.0, 0.0, 0.0, 0.0]  # of Times
-        self._last_call = 0.0
         self._scale = 1.0
-        self._worker = _Worker()
-        weakref.finalize(self, self._worker.stop)
+        self._seconds = [0.0, 0.0, 0.0, 0.0]  # of Times
+        self._timed_steps = 0
+        self._last_call = 0.0
+        self._error: Optional[Exception] = None  # after which this rank exchanges nothing more
         # Without annotations, which are texts here and which PyTorch compares with its classes.
         ddp.register_comm_hook(None, lambda state, bucket: self._hook(bucket))
+        # A group of its own: DistributedDataParallel and the program use theirs meanwhile, from another thread.
+        self._channel = _Channel(
+            dist.new_group(
+                dist.get_process_group_ranks(group), backend=dist.get_backend(group), timeout=_timeout_of(group),
+                use_local_synchronization=True,
+            )
+        )  # fmt: skip
+        self._worker = _Worker()
+        weakref.finalize(self, self._worker.tasks.put, None)
 
     @property
     def step(self) -> int:
@@ -299,9 +358,9 @@ class CompressionHook:
 
     @property
     def times(self) -> Times:
+        """Of the steps that this process has made."""
         self._settle()
-        steps = max(0, self.step - self.dense_steps)
-        return Times(steps, *(seconds / max(1, steps) for seconds in self._seconds))
+        return Times(self._timed_steps, *(seconds / max(1, self._timed_steps) for seconds in self._seconds))
 
     def residual(self, name: str) -> Optional[torch.Tensor]:
         """What this rank has not sent of the parameter's gradients; None where the method keeps nothing."""
@@ -316,9 +375,10 @@ class CompressionHook:
             "method": self.method,
             "keys": dict(self.keys),
             "step": self._step,
+            "bytes_sent": self._channel.bytes_sent,
             "rank": self._channel.rank,
             "ranks": self._channel.ranks,
-            "state": torch.from_numpy(np.frombuffer(self._compressor.save(), np.uint8).copy()),
+            "state": _saved(self._compressor),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -329,10 +389,9 @@ class CompressionHook:
                 f"the state is of {state['ranks']} ranks, and there are {self._channel.ranks}; "
                 "give merge_state_dicts() the states of all of them"
             )
-        if state["rank"] != self._channel.rank:
-            raise Error(f"the state is of rank {state['rank']}, not {self._channel.rank}: every rank loads its own")
+        self._channel.check_state(state)
         self._compressor.load(state["state"].numpy())
-        self._step = state["step"]
+        self._step, self._channel.bytes_sent = state["step"], state["bytes_sent"]
 
     def merge_state_dicts(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """From the states of all ranks of another number of them, in their order, one for this rank: it has the residuals
@@ -355,8 +414,7 @@ class CompressionHook:
                         residual *= ranks / before
                         others = merged.residual(name)
                         merged.set_residual(name, residual if others is None else residual + others)
-            state = torch.from_numpy(np.frombuffer(merged.save(), np.uint8).copy())
-        return {**states[0], "rank": rank, "ranks": ranks, "state": state}
+            return {**states[0], "rank": rank, "ranks": ranks, "state": _saved(merged)}
 
     # The hook runs in the thread of the backward pass; compression and exchange in one of their own, a bucket after the
     # other, in the same order on all ranks, while the backward pass goes on.
@@ -364,6 +422,8 @@ class CompressionHook:
     def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         if not isinstance(bucket, dist.GradBucket):
             raise Error("this reducer gives hooks no buckets (torch._dynamo.config.optimize_ddp); use DDP's own")
+        if self._error is not None:
+            raise RuntimeError(f"an exchange of this rank failed: {self._error}; it exchanges nothing more") from self._error
         buffer = bucket.buffer()
         _type_of(buffer, "a bucket of gradients")
         parameters = list(bucket.parameters())
@@ -384,9 +444,12 @@ class CompressionHook:
         task = _Bucket(self._step, bucket.index(), bucket.is_last(), buffer, parameters, ready, future)
         self._last_call = time.perf_counter()
         self._worker.add(lambda: self._exchange(task))
-        return future
+        return future.then(_unpacked)
 
     def _exchange(self, bucket: _Bucket) -> None:
+        if self._error is not None:
+            bucket.future.set_result(self._error)
+            return
         try:
             if bucket.ready is not None:
                 bucket.ready.synchronize()
@@ -397,9 +460,13 @@ class CompressionHook:
                     self._compressed(bucket)
                     if bucket.last:
                         self._seconds[3] += time.perf_counter() - self._last_call
+                        self._timed_steps += 1
             bucket.future.set_result(bucket.buffer)
-        except Exception as error:  # reaches backward()
-            bucket.future.set_exception(error)
+        except Exception as error:
+            # Its next message would meet another one of the other ranks. Without the group these end with an error too.
+            self._error = error
+            bucket.future.set_result(error)  # reaches backward() as a RuntimeError with its text
+            dist.destroy_process_group(self._channel.group)
 
     def _dense(self, buffer: torch.Tensor) -> None:
         buffer.div_(self._channel.ranks)
@@ -418,28 +485,33 @@ class CompressionHook:
         for parameter in bucket.parameters:
             flat = bucket.buffer[begin : begin + parameter.numel()]
             begin += parameter.numel()
-            # In the parameter's own memory order (channels_last), which the bucket has.
-            there = flat.view(parameter.shape) if parameter.is_contiguous() else flat.as_strided(parameter.shape, parameter.stride())
+            own_order = not parameter.is_contiguous() and _has_own_order(parameter)  # channels_last
+            there = flat.as_strided(parameter.shape, parameter.stride()) if own_order else flat.view(parameter.shape)
             slices.append(_slice(self._names[id(parameter)], there))
         step: dict[str, Any] = {"step": bucket.step, "density": self._density(bucket.step), "scale": 1 / self._scale}
         if self.optimizer is not None:
             step["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        parts = [[s] for s in slices] if self._each else [slices]
+        rounds: list[tuple[Round, list[_Slice]]] = []
         finite = True
-        for part in [[s] for s in slices] if self._each else [slices]:
+        for part in parts:
+            begin_s = time.perf_counter()
             if self._each and not self._used(part[0]):
                 continue
-            begin_s = time.perf_counter()
-            with _encode(self._compressor, part, **step) as round_:
-                encoded_s = time.perf_counter()
-                state = self._channel.run(round_, (bucket.index, len(slices), part[0].index))
-                exchanged_s = time.perf_counter()
-                if state is State.DONE:
-                    _commit(round_, part, self._scale)
-                else:
-                    finite = False
-            self._seconds[0] += encoded_s - begin_s
-            self._seconds[1] += exchanged_s - encoded_s
-            self._seconds[2] += time.perf_counter() - exchanged_s
+            encode_s = time.perf_counter()
+            round_ = _encode(self._compressor, part, **step)
+            rounds.append((round_, part))
+            exchange_s = time.perf_counter()
+            finite &= self._channel.run(round_, (bucket.index, len(slices), part[0].index)) is State.DONE
+            self._seconds[0] += exchange_s - encode_s
+            self._seconds[1] += encode_s - begin_s + time.perf_counter() - exchange_s
+        begin_s = time.perf_counter()
+        for round_, part in rounds:
+            if finite:
+                _commit(round_, part, self._scale)
+            else:
+                round_.discard()
+        self._seconds[2] += time.perf_counter() - begin_s
         if finite and self.scaler is not None and bucket.buffer.dtype == torch.float16:
             finite = bool(bucket.buffer.isfinite().all())  # an average times the scale may be too large
         if not finite:
@@ -447,7 +519,8 @@ class CompressionHook:
             self._skipped.add(bucket.step)
 
     def _used(self, part: _Slice) -> bool:
-        """Whether some rank has a gradient of it. If none has, PyTorch leaves .grad alone, and what would be sent is lost."""
+        """Whether some rank has a gradient of it other than zeros. If no rank used it, PyTorch leaves .grad alone, and what
+        would be sent is lost."""
         some = torch.tensor([float(part.here.count_nonzero() > 0)], device=self._channel.device)
         dist.all_reduce(some, op=dist.ReduceOp.MAX, group=self._channel.group)
         return bool(some.item() > 0)
@@ -478,10 +551,13 @@ class LocalSteps:
     preset: "diloco", "sparseloco", or a method of `topknot.methods()`, with the outer optimizer of DiLoCo.
     every: steps between two exchanges, counted by step().
     outer, outer_lr, outer_momentum: "nesterov" or "sgd"; in place of the preset's.
+    optimizer: where it is given, a rank whose weights are not finite begins anew with the optimizer's state.
     keys: the method's (density=, codec=, scope="model", ...).
 
-    Buffers of floats (batch norm's statistics) are averaged at each exchange. An exchange that some rank's weights make
-    not finite is discarded: every rank goes back to the weights after the last one.
+    Batch norm's running statistics are averaged at each exchange. An exchange that some rank's weights make not finite is
+    discarded: every rank goes back to the weights and statistics after the last one, and a warning names the rank. After
+    ten of them in a row RuntimeError is raised: without `optimizer` a rank whose optimizer keeps a NaN makes all of them
+    so.
     """
 
     def __init__(
@@ -493,6 +569,7 @@ class LocalSteps:
         outer: Optional[str] = None,
         outer_lr: Optional[float] = None,
         outer_momentum: Optional[float] = None,
+        optimizer: Optional[torch.optim.Optimizer] = None,
         process_group: Optional[dist.ProcessGroup] = None,
         keys: Optional[dict[str, Value]] = None,
         **more: Value,
@@ -511,7 +588,15 @@ class LocalSteps:
             raise Error(f"outer must be 'nesterov' or 'sgd', not '{self.outer}'")
         self.every = every
         self.keys: dict[str, Value] = {**chosen, **(keys or {}), **more}
-        self._model = model
+        if self.keys.get("lr_inside"):
+            raise Error("lr_inside is of gradients; what is exchanged here is a change of weights")
+        self._optimizer = optimizer
+        self._statistics = [
+            getattr(module, name)
+            for module in model.modules()
+            if isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.running_mean is not None
+            for name in ("running_mean", "running_var")
+        ]
         self._channel = _Channel(process_group)
         self._parameters = _parameters(model)
         for name, parameter in self._parameters.items():
@@ -519,10 +604,13 @@ class LocalSteps:
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:
                 self._broadcast(tensor)
-            self._theta = [p.detach().float().cpu().clone(memory_format=torch.contiguous_format) for p in self._parameters.values()]
+            self._theta = [
+                p.detach().float().cpu().clone(memory_format=torch.contiguous_format) for p in self._parameters.values()
+            ]
+            self._kept = [t.clone() for t in self._statistics]  # of the last exchange
         self._momentum = [torch.zeros_like(t) for t in self._theta]
         self._compressor = _compressor(self.method, self._parameters, self._channel, self.keys)
-        self._step = self._syncs = 0
+        self._step = self._syncs = self._discarded = 0
 
     @property
     def bytes_sent(self) -> int:
@@ -556,16 +644,19 @@ class LocalSteps:
             if done:
                 _commit(round_, slices)
         self._syncs += 1
-        if not done:
-            self._warn()
         if done:
             for s, theta, momentum in zip(slices, self._theta, self._momentum):
                 self._outer_step(theta, momentum, s.here)
+            for statistics in self._statistics:
+                self._average(statistics)
+            self._kept = [t.clone() for t in self._statistics]
+        else:
+            self._discard()
         for theta, parameter in zip(self._theta, self._parameters.values()):
             parameter.copy_(theta)
-        for buffer in self._model.buffers():
-            if buffer.is_floating_point():
-                self._average(buffer)
+        self._discarded = 0 if done else self._discarded + 1
+        if self._discarded >= 10:
+            raise RuntimeError("ten exchanges in a row were discarded, since weights were not finite; the warnings name the ranks")
         return done
 
     def _outer_step(self, theta: torch.Tensor, momentum: torch.Tensor, change: torch.Tensor) -> None:
@@ -580,48 +671,57 @@ class LocalSteps:
         else:
             theta -= momentum * self.outer_lr
 
-    def _warn(self) -> None:
-        own = torch.tensor([float(all(bool(p.isfinite().all()) for p in self._parameters.values()))])
-        finite = [bool(other.item()) for other in self._channel.all_gather(own)]
-        bad = ", ".join(str(rank) for rank, sound in enumerate(finite) if not sound)
+    def _discard(self) -> None:
+        sound = all(bool(p.isfinite().all()) for p in self._parameters.values())
+        finite = [bool(other.item()) for other in self._channel.all_gather(torch.tensor([float(sound)]))]
+        bad = ", ".join(str(rank) for rank, each in enumerate(finite) if not each)
         reason = f"weights of rank {bad} are not finite" if bad else "a change of the weights is too large"
         warnings.warn(f"exchange {self._syncs} is discarded: {reason}; all ranks go back to those of the last one")
+        if not sound and self._optimizer is not None:
+            self._optimizer.state.clear()
+        for statistics, kept in zip(self._statistics, self._kept):
+            statistics.copy_(kept)
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
+        if tensor.numel() == 0 or (tensor.numel() > 1 and 0 in tensor.stride()):  # one value under many places
+            return
         there = tensor.detach().to(self._channel.device).contiguous()
-        dist.broadcast(there, src=dist.get_global_rank(self._channel.group, 0), group=self._channel.group)
+        as_bytes = there.reshape(-1).view(torch.uint8)  # backends differ in the types that they know
+        dist.broadcast(as_bytes, src=dist.get_global_rank(self._channel.group, 0), group=self._channel.group)
         tensor.copy_(there)
 
-    def _average(self, buffer: torch.Tensor) -> None:
-        there = buffer.detach().to(self._channel.device).float().contiguous()
+    def _average(self, statistics: torch.Tensor) -> None:
+        there = statistics.detach().to(self._channel.device).double().contiguous() / self._channel.ranks
         dist.all_reduce(there, group=self._channel.group)
-        buffer.copy_(there / self._channel.ranks)
+        statistics.copy_(there)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's, at any step; each rank saves its own, beside its own model and optimizer."""
+        """This rank's, at any step, its weights too; each rank saves its own, beside its own optimizer's and buffers'."""
         return {
             "method": self.method,
             "step": self._step,
             "syncs": self._syncs,
+            "bytes_sent": self._channel.bytes_sent,
             "rank": self._channel.rank,
             "ranks": self._channel.ranks,
+            "weights": [p.detach().clone() for p in self._parameters.values()],
             "theta": [t.clone() for t in self._theta],
             "momentum": [m.clone() for m in self._momentum],
-            "state": torch.from_numpy(np.frombuffer(self._compressor.save(), np.uint8).copy()),
+            "statistics": [t.clone() for t in self._kept],
+            "state": _saved(self._compressor),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What state_dict() gave, of the same rank of as many ranks, after the model and the optimizer have loaded theirs."""
-        if (state["rank"], state["ranks"]) != (self._channel.rank, self._channel.ranks):
-            raise Error(
-                f"the state is of rank {state['rank']} of {state['ranks']}, not of {self._channel.rank} of {self._channel.ranks}"
-            )
+        """What state_dict() gave, of the same rank of as many ranks. It sets the model's weights too."""
+        self._channel.check_state(state)
         if [t.shape for t in state["theta"]] != [t.shape for t in self._theta]:
             raise Error("the state is of a model of other parameters")
         self._compressor.load(state["state"].numpy())
-        for own, other in zip([*self._theta, *self._momentum], [*state["theta"], *state["momentum"]]):
-            own.copy_(other)
-        self._step, self._syncs = state["step"], state["syncs"]
+        own = [*self._parameters.values(), *self._theta, *self._momentum, *self._kept]
+        with torch.no_grad():
+            for to, from_ in zip(own, [*state["weights"], *state["theta"], *state["momentum"], *state["statistics"]]):
+                to.copy_(from_)
+        self._step, self._syncs, self._channel.bytes_sent = state["step"], state["syncs"], state["bytes_sent"]
 
 
 class FsdpCompression:
@@ -631,7 +731,8 @@ class FsdpCompression:
     model: after fully_shard(); every module that was given to it is compressed for itself, as one vector by its name.
     method, keys: as CompressionHook's; methods that see matrices (powersgd) see one column.
 
-    A gradient that is not finite on some host becomes NaN on all.
+    A gradient that is not finite on some host becomes NaN on all. With a GradScaler residuals are of scaled gradients, and
+    what a skipped step has sent is lost.
     """
 
     def __init__(
@@ -651,6 +752,8 @@ class FsdpCompression:
         if not modules:
             raise Error("no module is sharded; call torch.distributed.fsdp.fully_shard() first")
         self.method, self.keys = method, {"dense_1d": False, **(keys or {}), **more}
+        if self.keys.get("lr_inside"):
+            raise Error("lr_inside needs a learning rate, which FSDP2's hook does not know")
         self._channel = _Channel(process_group)
         self._compressors: dict[str, Compressor] = {}
         self._loaded: dict[str, bytes] = {}
@@ -687,18 +790,14 @@ class FsdpCompression:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's; each rank saves its own. Between backward passes."""
-        states = {name: torch.from_numpy(np.frombuffer(c.save(), np.uint8).copy()) for name, c in self._compressors.items()}
+        states = {name: torch.from_numpy(np.frombuffer(saved, np.uint8).copy()) for name, saved in self._loaded.items()}
+        states.update((name, _saved(compressor)) for name, compressor in self._compressors.items())
         return {"rank": self._channel.rank, "ranks": self._channel.ranks, "steps": dict(self._steps), "states": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """What state_dict() gave, of the same rank of as many."""
-        if (state["rank"], state["ranks"]) != (self._channel.rank, self._channel.ranks):
-            raise Error(
-                f"the state is of rank {state['rank']} of {state['ranks']}, not of {self._channel.rank} of {self._channel.ranks}"
-            )
+        self._channel.check_state(state)
         self._steps = dict(state["steps"])
-        for name, saved in state["states"].items():
-            if name in self._compressors:
-                self._compressors[name].load(saved.numpy())
-            else:  # the shard's length is known when its first gradient comes
-                self._loaded[name] = saved.numpy().tobytes()
+        # A shard's length is known when its first gradient comes; the compressors are made anew then.
+        self._loaded = {name: saved.numpy().tobytes() for name, saved in state["states"].items()}
+        self._compressors.clear()

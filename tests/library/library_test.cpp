@@ -234,7 +234,8 @@ TEST_CASE(
 
 TEST_CASE("with scope=model all tensors are one vector") {
   std::vector<Handle> handles;
-  for (int r = 0; r < 2; ++r) handles.push_back(make("topk", {"scope=model", "density=0.01"}, r, 2));
+  for (int r = 0; r < 2; ++r)
+    handles.push_back(make("topk", {"scope=model", "density=0.01", "dense_1d=false"}, r, 2));
   GroupSpec spec = whole_group(0, 2);
   for (const Shape& shape : kShapes) spec.numel += shape.numel();
   spec.segments = {{0, spec.numel}};
@@ -252,6 +253,27 @@ TEST_CASE("with scope=model all tensors are one vector") {
     for (const auto& part : outcome.averages[1]) together.insert(together.end(), part.begin(), part.end());
     CHECK(same_bits<float>(std::span<const float>(reference[1].average), together));
   }
+}
+
+TEST_CASE("with scope=model tensors that are not compressed stay out of the vector") {
+  std::vector<Handle> handles;
+  for (int r = 0; r < 2; ++r)
+    handles.push_back(make("topk", {"scope=model", "density=0.01", "min_numel=1000"}, r, 2));
+  const std::vector<Vectors> gradients = all_gradients(0, 2);
+  const Outcome outcome = exchange(handles, kAll, 0, 0, gradients);
+  for (const std::size_t t : {0u, 1u})  // few elements; one dimension
+    for (std::size_t i = 0; i < gradients[0][t].size(); ++i)
+      REQUIRE(outcome.averages[0][t][i] == (gradients[0][t][i] + gradients[1][t][i]) * 0.5f);
+  GroupSpec spec = whole_group(kShapes[2].numel() + kShapes[3].numel(), 2);
+  SimulatedRanks reference(named("topk"), spec);
+  for (std::size_t r = 0; r < 2; ++r) {
+    reference[r].gradient = gradients[r][2];
+    reference[r].gradient.insert(reference[r].gradient.end(), gradients[r][3].begin(), gradients[r][3].end());
+  }
+  REQUIRE(reference.step(0, 0.01));
+  std::vector<float> together = outcome.averages[1][2];
+  together.insert(together.end(), outcome.averages[1][3].begin(), outcome.averages[1][3].end());
+  CHECK(same_bits<float>(std::span<const float>(reference[1].average), together));
 }
 
 TEST_CASE("a NaN is found by all ranks, and a discarded step or an undone one leaves no trace") {

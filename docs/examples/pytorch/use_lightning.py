@@ -8,7 +8,7 @@ import topknot.torch
 
 
 class Compression(lightning.Callback):
-    """Compresses what the strategy "ddp" exchanges; its state goes with the checkpoints of rank 0 alone."""
+    """Compresses what the strategy "ddp" exchanges. Its state is not in the trainer's checkpoints, which rank 0 writes."""
 
     def __init__(self, method, **keys):
         self.method, self.keys, self.hook = method, keys, None
