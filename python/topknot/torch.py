@@ -420,10 +420,10 @@ class CompressionHook:
     # other, in the same order on all ranks, while the backward pass goes on.
 
     def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if not isinstance(bucket, dist.GradBucket):
-            raise Error("this reducer gives hooks no buckets (torch._dynamo.config.optimize_ddp); use DDP's own")
         if self._error is not None:
             raise RuntimeError(f"an exchange of this rank failed: {self._error}; it exchanges nothing more") from self._error
+        if not isinstance(bucket, dist.GradBucket):
+            raise Error("this reducer gives hooks no buckets (torch._dynamo.config.optimize_ddp); use DDP's own")
         buffer = bucket.buffer()
         _type_of(buffer, "a bucket of gradients")
         parameters = list(bucket.parameters())
