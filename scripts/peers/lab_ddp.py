@@ -10,6 +10,9 @@ The peer is meant to be at its best. Dense: gradients live in the buckets (gradi
 (broadcast_buffers=False), buckets of 25 MB with PyTorch's small first one, convolutions in channels_last, the fused optimizer
 where this PyTorch has it, and an allocator that keeps large blocks (GLIBC_TUNABLES, set by starting the script anew). fp16 and
 PowerSGD are PyTorch's own hooks; PowerSGD with warm start and error feedback, from the third step on, the first that it allows.
+topknot is topknot.torch.CompressionHook, also from the third step on, and local topknot.torch.LocalSteps; both need the package
+topknot (PYTHONPATH=python, TOPKNOT_LIBRARY=build/lib/libtopknot.so where it is not installed). off is the plain model in each
+process, which exchanges nothing: what a step takes without a network.
 Exit status: 0, 1 for a failure (one line on standard error), 2 for wrong arguments, 3 where PyTorch is missing.
 """
 
@@ -39,6 +42,9 @@ LSTM_WIDTH = 200   # configs/papers/ptb_small.yaml
 GPT = {"layers": 4, "heads": 4, "width": 128, "window": 64, "tokens": 65}  # configs/gpt_char.yaml
 WINDOWS = {"lstm_lm": 20, "gpt": GPT["window"]}  # tokens of a step and column, of the models of text
 CLIPS = {"lstm_lm": 0.25, "gpt": 1.0}
+HOOKS = {"none": "PyTorch DDP", "fp16": "PyTorch DDP fp16", "powersgd": "PyTorch DDP PowerSGD", "topknot": "PyTorch DDP topknot",
+         "local": "PyTorch local steps", "off": "PyTorch without exchange"}
+METHODS = {"topknot": "topk", "local": "sparseloco"}
 
 
 def parse_arguments():
@@ -53,7 +59,10 @@ def parse_arguments():
     parser.add_argument("--epochs", type=int, default=3, help="with --data: where the learning rate comes to 0")
     parser.add_argument("--target", type=float, default=1, help="with --data: test accuracy that ends the run")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--hook", choices=("none", "fp16", "powersgd"), default="none")
+    parser.add_argument("--hook", choices=tuple(HOOKS), default="none")
+    parser.add_argument("--method", help="of topknot (topk), or preset of local (sparseloco)")
+    parser.add_argument("--key", action="append", default=[], metavar="NAME=VALUE", help="of that method; may be repeated")
+    parser.add_argument("--every", type=int, default=30, help="of local: steps between two exchanges")
     parser.add_argument("--out", required=True, help="run folder, written by rank 0")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--bucket-mb", type=float, default=DEFAULT_BUCKET_MB)
@@ -61,11 +70,19 @@ def parse_arguments():
     parser.add_argument("--lr", type=float, default=0.01, help="with --data the highest")
     parser.add_argument("--malloc-default", action="store_true", help="leave GLIBC_TUNABLES as it is")
     options = parser.parse_args()
-    for name in ("batch", "steps", "epochs", "threads", "bucket_mb", "rank_powersgd"):
+    for name in ("batch", "steps", "epochs", "threads", "bucket_mb", "rank_powersgd", "every"):
         if getattr(options, name) is not None and getattr(options, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0")
     if options.data and options.model not in ("resnet20", "vgg16"):
         parser.error("--data: resnet20 and vgg16 alone have its schedule")
+    if options.data and options.hook in ("local", "off"):
+        parser.error("--data: not with --hook local or off, whose ranks have weights of their own")
+    if (options.method or options.key) and options.hook not in METHODS:
+        parser.error(f"--method and --key go with --hook {' or '.join(METHODS)}")
+    options.method = options.method or METHODS.get(options.hook)
+    if any("=" not in key for key in options.key):
+        parser.error("--key must be NAME=VALUE")
+    options.keys = {"threads": options.threads, **dict(key.split("=", 1) for key in options.key)}
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         parser.error(f"{', '.join(missing)} must be set, as torchrun does")
@@ -110,12 +127,17 @@ class OneBucketAtATime:
 
 
 class Bytes:
-    """What one rank puts into sums so far, in bytes; an all-reduce counts its length once, as in our metrics."""
+    """What one rank puts into sums so far, in bytes; an all-reduce counts its length once, as in our metrics. state: PowerSGD's,
+    or topknot's object, which counts by itself."""
 
     def __init__(self, hook, parameters, state=None):
         self.hook, self.parameters, self.state, self.dense_steps = hook, parameters, state, 0
 
     def total(self, steps):
+        if self.hook == "off":
+            return 0
+        if self.hook in METHODS:
+            return self.state.bytes_sent
         if self.hook == "none":
             return 4 * self.parameters * steps
         if self.hook == "fp16":
@@ -137,11 +159,16 @@ def network(name):
 
 
 def wrapped(torch, model, options):
-    """The model under DDP with its hook, and its byte count."""
+    """The model under DDP with its hook, and its byte count; of local and off the model itself."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if options.hook == "off":
+        return model, Bytes(options.hook, parameters)
+    if options.hook == "local":
+        from topknot.torch import LocalSteps
+        return model, Bytes(options.hook, parameters, LocalSteps(model, options.method, every=options.every, keys=options.keys))
     arguments = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
     if options.bucket_mb != DEFAULT_BUCKET_MB:  # a size that is given also replaces the small first bucket, in newer versions
         arguments["bucket_cap_mb"] = options.bucket_mb
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     with warnings.catch_warnings():  # newer versions have another name for broadcast_buffers, older ones only this
         warnings.simplefilter("ignore", FutureWarning)
         ddp = torch.nn.parallel.DistributedDataParallel(model, **arguments)
@@ -157,6 +184,9 @@ def wrapped(torch, model, options):
         hook = OneBucketAtATime(torch, powerSGD_hook.powerSGD_hook)
         # A function, as DDP asks what it registers for its __qualname__.
         ddp.register_comm_hook(state, lambda state, bucket: hook(state, bucket))
+    elif options.hook == "topknot":
+        from topknot.torch import CompressionHook
+        state = CompressionHook(ddp, options.method, dense_steps=2, keys=options.keys)
     return ddp, Bytes(options.hook, parameters, state)
 
 
@@ -281,9 +311,10 @@ def run(torch, options, startup_begin):
         raise RuntimeError(f"{options.model} has {parameters} parameters, not {expected}")
     ddp, sent = wrapped(torch, model, options)
     optimizer, fused = optimizer_of(torch, model, options)
-    name = {"none": "PyTorch DDP", "fp16": "PyTorch DDP fp16", "powersgd": "PyTorch DDP PowerSGD"}[options.hook]
+    local = sent.state if options.hook == "local" else None
+    name = " ".join([HOOKS[options.hook], *([options.method] if options.method else [])])
     writer = Writer(options, {
-        "model": {"name": options.model}, "compress": {"name": name},
+        "model": {"name": options.model}, "compress": {"name": name}, **({"exchange": {"every": options.every}} if local else {}),
         "data": {"name": "cifar10" if options.data else "random", "batch_size": options.batch},
         "dist": {"backend": "gloo", "ranks": options.ranks}, "optimizer": {"lr": options.lr},
         "train": {"epochs": options.epochs if options.data else 0, "threads": options.threads, "target_accuracy": options.target},
@@ -318,6 +349,8 @@ def run(torch, options, startup_begin):
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIPS[options.model])
         after_backward = clock()
         optimizer.step()
+        if local:
+            local.step()
         loss = loss.item()
         end = clock()
         ends.append(end - first - eval_seconds)
@@ -338,8 +371,11 @@ def run(torch, options, startup_begin):
             if accuracy >= options.target:
                 break
 
-    parameter_checksum = checksum(torch, model)
     steps = len(ends)
+    if local and steps % options.every:
+        local.sync()
+    if options.hook != "off":
+        result["parameter_checksum"] = checksum(torch, model)
     skip = WARM_UP_STEPS if steps > WARM_UP_STEPS else 0
     starts = [0.0, *ends]
     seconds = [b - a for a, b in zip(starts, ends)][skip:]
@@ -347,7 +383,7 @@ def run(torch, options, startup_begin):
         "event": "end", "images_per_second": batch_all * len(seconds) / (ends[-1] - starts[skip]),
         "step_p50_s": statistics.median(seconds), "wall_seconds": ends[-1], "startup_seconds": startup_seconds,
         "steps": steps, "bytes_sent": sent_before, "bytes_dense": 4 * parameters * steps,
-        "parameter_checksum": parameter_checksum, **result,
+        **result,
     })
     # The results are complete and checked. Rank 0 keeps the store until all are done, but not for ever.
     farewell = threading.Timer(FAREWELL_S, leave, (0,))
@@ -370,7 +406,7 @@ def main():
         sys.exit(3)
     try:
         run(torch, options, startup_begin)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         print(f"lab_ddp.py: rank {options.rank}: {reason}", file=sys.stderr)
         leave(1)

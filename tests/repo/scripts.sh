@@ -30,7 +30,7 @@ if command -v python3 >/dev/null; then
   echo 'raise ImportError("planted")' >"$work/no_torch/torch.py"
   peer=(env PYTHONPATH="$work/no_torch" PYTHONDONTWRITEBYTECODE=1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1
         python3 "$root/scripts/peers/lab_ddp.py")
-  expect 0 '--hook {none,fp16,powersgd}' "${peer[@]}" --help
+  expect 0 '--hook {none,fp16,powersgd,topknot,local,off}' "${peer[@]}" --help
   expect 2 'WORLD_SIZE must be set' env -u WORLD_SIZE "${peer[@]:0:3}" RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 \
     python3 "$root/scripts/peers/lab_ddp.py" --model mlp --batch 1 --steps 1 --out "$work/run"
   expect 3 'PyTorch is not installed' "${peer[@]}" --model mlp --batch 1 --steps 1 --out "$work/run"
