@@ -183,18 +183,31 @@ def check_layouts(rank, ranks):
         return nn.Sequential(nn.Conv2d(4, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)).to(memory_format=layout)
 
     for method, keys in [("powersgd", {"rank": 2}), ("topk", {"density": 0.1}), ("demo", {"density": 0.1})]:
-        ends = []
+        ends, kept = [], []
         for layout in (torch.contiguous_format, torch.channels_last):
             model = conv(layout)
             ddp = wrapped(model, gradient_as_bucket_view=layout is torch.channels_last)
-            topknot.torch.CompressionHook(ddp, method, keys=keys)
+            hook = topknot.torch.CompressionHook(ddp, method, keys=keys)
             optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
             for step in range(5):
                 images = torch.randn(2, 4, 9, 9, generator=torch.Generator().manual_seed(10 * step + rank))
                 step_of(ddp, optimizer, images.to(memory_format=layout))
             ends.append([p.detach().clone() for p in model.parameters()])
-        for a, b in zip(*ends):
-            expect((a - b).abs().max() < 1e-4, f"{method} with channels_last")
+            kept.append(hook.residual("2.weight"))
+            for p in ends[-1]:
+                both = [torch.empty_like(p) for _ in range(ranks)]
+                dist.all_gather(both, p)
+                expect(all(same(p, other) for other in both), f"{method} with {layout}: ranks differ")
+        if method == "topk":  # the others see a matrix with its columns in another order
+            for a, b in zip([*ends[0], kept[0]], [*ends[1], kept[1]]):
+                expect(a.shape == b.shape and (a - b).abs().max() < 1e-4, "channels_last")
+
+    model = conv(torch.contiguous_format)
+    ddp = wrapped(model)
+    topknot.torch.CompressionHook(ddp, "topk", dense_steps=0)
+    model.to(memory_format=torch.channels_last)
+    with refused("memory format", Exception):
+        ddp(torch.ones(2, 4, 9, 9)).sum().backward()
 
     # In bfloat16 the average is rounded once; with one entry in ten it is that of the float gradients' compressor.
     for dtype in (torch.bfloat16, torch.float16):

@@ -144,6 +144,13 @@ def _has_own_order(tensor: torch.Tensor) -> bool:
     return True
 
 
+def _memory_order(tensor: torch.Tensor) -> list[int]:
+    """Its dimensions from the outermost to the innermost, as its gradient has them in a bucket: of channels_last 0, 2, 3, 1."""
+    if tensor.is_contiguous() or not _has_own_order(tensor):
+        return list(range(tensor.dim()))
+    return sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
+
+
 def _saved(compressor: Compressor) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(compressor.save(), np.uint8).copy())
 
@@ -188,8 +195,7 @@ def _parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
-def _compressor(method: str, parameters: dict[str, torch.nn.Parameter], channel: _Channel, keys: dict[str, Value]) -> Compressor:
-    shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+def _compressor(method: str, shapes: dict[str, tuple[int, ...]], channel: _Channel, keys: dict[str, Value]) -> Compressor:
     return Compressor(method, shapes, rank=channel.rank, ranks=channel.ranks, keys=keys)
 
 
@@ -325,8 +331,12 @@ class CompressionHook:
         for name, parameter in parameters.items():
             _type_of(parameter, f"parameter '{name}'")
         self._names = {id(p): i for i, p in enumerate(parameters.values())}
+        # Gradients are compressed as they lie in buckets: to bring channels_last into rows and back takes longer than to
+        # compress.
+        self._layouts = [(p.stride(), _memory_order(p)) for p in parameters.values()]
+        shapes = {name: tuple(p.shape[d] for d in order) for (name, p), (_, order) in zip(parameters.items(), self._layouts)}
         group = ddp.process_group
-        self._compressor = _compressor(method, parameters, _Channel(group), self.keys)
+        self._compressor = _compressor(method, shapes, _Channel(group), self.keys)
         self._step = -1
         self._skipped: set[int] = set()  # steps with a bucket that was not finite
         self._scale = 1.0
@@ -366,7 +376,10 @@ class CompressionHook:
         """What this rank has not sent of the parameter's gradients; None where the method keeps nothing."""
         self._settle()
         found = self._compressor.residual(name)
-        return None if found is None else torch.from_numpy(found)
+        if found is None:
+            return None
+        _, order = self._layouts[self._compressor.index(name)]
+        return torch.from_numpy(found).permute([order.index(d) for d in range(len(order))])
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's; each rank saves its own. Between backward passes."""
@@ -481,13 +494,17 @@ class CompressionHook:
         return self.warmup[turn] if turn < len(self.warmup) else 0.0
 
     def _compressed(self, bucket: _Bucket) -> None:
+        begin_s = time.perf_counter()
+        here = bucket.buffer.cpu()  # of the CPU: itself
         slices, begin = [], 0
         for parameter in bucket.parameters:
-            flat = bucket.buffer[begin : begin + parameter.numel()]
-            begin += parameter.numel()
-            own_order = not parameter.is_contiguous() and _has_own_order(parameter)  # channels_last
-            there = flat.as_strided(parameter.shape, parameter.stride()) if own_order else flat.view(parameter.shape)
-            slices.append(_slice(self._names[id(parameter)], there))
+            index, end = self._names[id(parameter)], begin + parameter.numel()
+            strides, order = self._layouts[index]
+            if parameter.stride() != strides and _memory_order(parameter) != order:
+                raise Error("a parameter's memory format has changed; choose it before the hook is made")
+            slices.append(_Slice(index, here[begin:end], here[begin:end]))
+            begin = end
+        self._seconds[0] += time.perf_counter() - begin_s
         step: dict[str, Any] = {"step": bucket.step, "density": self._density(bucket.step), "scale": 1 / self._scale}
         if self.optimizer is not None:
             step["lr"] = float(self.optimizer.param_groups[0]["lr"])
@@ -511,9 +528,11 @@ class CompressionHook:
                 _commit(round_, part, self._scale)
             else:
                 round_.discard()
+        if finite and here is not bucket.buffer:
+            bucket.buffer.copy_(here)
         self._seconds[2] += time.perf_counter() - begin_s
         if finite and self.scaler is not None and bucket.buffer.dtype == torch.float16:
-            finite = bool(bucket.buffer.isfinite().all())  # an average times the scale may be too large
+            finite = bool(here.isfinite().all())  # an average times the scale may be too large
         if not finite:
             bucket.buffer.fill_(float("nan"))
             self._skipped.add(bucket.step)
@@ -609,7 +628,8 @@ class LocalSteps:
             ]
             self._kept = [t.clone() for t in self._statistics]  # of the last exchange
         self._momentum = [torch.zeros_like(t) for t in self._theta]
-        self._compressor = _compressor(self.method, self._parameters, self._channel, self.keys)
+        shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
+        self._compressor = _compressor(self.method, shapes, self._channel, self.keys)
         self._step = self._syncs = self._discarded = 0
 
     @property
