@@ -202,13 +202,6 @@ def check_layouts(rank, ranks):
             for a, b in zip([*ends[0], kept[0]], [*ends[1], kept[1]]):
                 expect(a.shape == b.shape and (a - b).abs().max() < 1e-4, "channels_last")
 
-    model = conv(torch.contiguous_format)
-    ddp = wrapped(model)
-    topknot.torch.CompressionHook(ddp, "topk", dense_steps=0)
-    model.to(memory_format=torch.channels_last)
-    with refused("memory format", Exception):
-        ddp(torch.ones(2, 4, 9, 9)).sum().backward()
-
     # In bfloat16 the average is rounded once; with one entry in ten it is that of the float gradients' compressor.
     for dtype in (torch.bfloat16, torch.float16):
         model = network().to(dtype)
@@ -385,6 +378,16 @@ def check_error(rank, ranks):
     with refused("exchanges nothing more", RuntimeError):
         hook._hook(None)
     os._exit(0)  # DistributedDataParallel's own group may have been left in the middle of a pass
+
+
+def check_format(rank, ranks):
+    model = nn.Sequential(nn.Conv2d(4, 8, 3))
+    ddp = wrapped(model)
+    topknot.torch.CompressionHook(ddp, "topk", dense_steps=0)
+    model.to(memory_format=torch.channels_last)
+    with refused("memory format", Exception):
+        ddp(torch.ones(2, 4, 9, 9)).sum().backward()
+    os._exit(0)  # as check_error()
 
 
 def check_refusals(rank, ranks):
@@ -646,6 +649,7 @@ class TorchTest(unittest.TestCase):
 
     def test_an_error_of_one_rank_ends_the_exchanges_of_all(self):
         on_ranks(2, check_error)
+        on_ranks(2, check_format)
 
     def test_what_cannot_work_is_refused(self):
         on_ranks(2, check_refusals)
