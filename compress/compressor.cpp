@@ -1,5 +1,6 @@
 #include "compress/compressor.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "compress/memory/memory.h"
@@ -24,6 +25,62 @@ Registry<SelectorFactory>& selectors() {
 Registry<MemoryFactory>& memories() {
   static Registry<MemoryFactory> registry("memory (compress.memory)");
   return registry;
+}
+
+const std::vector<Option>& shared_options() {
+  static const std::vector<Option> options = {
+      {.name = "density",
+       .standard = 0.001,
+       .help = "share of a gradient's entries that is sent",
+       .least = 0,
+       .greatest = 1,
+       .above = true},
+      {.name = "select",
+       .standard = "",
+       .help = "which entries are sent, in place of the method's own choice"},
+      {.name = "memory", .standard = "", .help = "what happens to the rest, in place of the method's own"},
+      {.name = "codec", .standard = "", .help = "how positions are written, in place of the method's own"},
+      {.name = "values", .standard = "", .help = "how values are written, in place of the method's own"},
+      {.name = "transform",
+       .standard = "auto",
+       .help =
+           "block: a matrix's blocks of 64 x 64, one after the other, in place of its rows, for chunk_topk; "
+           "dct: cosine coefficients of these blocks; auto: none but for demo",
+       .choices = {"auto", "none", "block", "dct"}},
+      {.name = "aggregate",
+       .standard = "auto",
+       .help = "each entry becomes its mean over all ranks, or over those that sent it; auto: ranks but for "
+               "sparseloco and demo",
+       .choices = {"auto", "ranks", "contributors"}},
+      {.name = "feedback_decay",
+       .standard = 1.0,
+       .help = "memory residual: factor of what was kept back, in the next step; auto: 1 but for sparseloco, "
+               "demo",
+       .least = 0,
+       .greatest = 1},
+      {.name = "capacity",
+       .standard = 0.0,
+       .help = "most entries that may be sent, as a multiple of k; none: no limit",
+       .least = 1,
+       .greatest = 1e9},
+      {.name = "dense_1d", .standard = true, .help = "1-D parameters (biases, norms) are sent dense"},
+      {.name = "min_numel",
+       .standard = 0,
+       .help = "parameters with fewer elements are sent dense",
+       .least = 0,
+       .greatest = 1e12},
+      {.name = "lr_inside",
+       .standard = false,
+       .help = "accumulate learning rate times gradient (LAGS-SGD); without momentum"},
+  };
+  return options;
+}
+
+const Option& shared_option(const std::string& name) {
+  const std::vector<Option>& all = shared_options();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Option& o) { return o.name == name; });
+  TOPKNOT_CHECK(found != all.end(), "no shared key is called " + name);
+  return *found;
 }
 
 std::vector<std::byte> Compressor::state() const {

@@ -220,6 +220,11 @@ struct CompressOptions : OptionValues {
   bool lr_inside = false;  // accumulate lr * gradient (LAGS-SGD)
 };
 
+// The keys of section `compress` that no single method owns and that both `train` and libtopknot have: names, ranges and
+// help; defaults are CompressOptions' and those of who reads them.
+const std::vector<Option>& shared_options();
+const Option& shared_option(const std::string& name);
+
 struct CompressorType {
   std::unique_ptr<Compressor> (*make)(const CompressOptions& options, const GroupSpec& group);
   // planned_message_bytes() below, without a compressor; null: not known.

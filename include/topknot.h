@@ -31,7 +31,8 @@
 extern "C" {
 #endif
 
-#define TOPKNOT_INTERFACE 1 /* raised where a program that was compiled for the last one would no longer work */
+/* Raised where a program that was compiled for the last one would no longer work. */
+#define TOPKNOT_INTERFACE 1
 
 typedef struct topknot_compressor topknot_compressor;
 typedef struct topknot_round topknot_round;
@@ -124,8 +125,9 @@ topknot_result topknot_save(topknot_compressor* compressor, void* to, size_t roo
 /* Of a compressor of the same method, names, shapes, rank count and keys; but density, codec, capacity, threads and
  * undo may differ. After an error nothing has changed. */
 topknot_result topknot_load(topknot_compressor* compressor, const void* from, size_t bytes);
-/* The residual of tensor `which`: what its gradients still owe, float32 of its length (with
- * transform=block in the order of blocks, with dct their coefficients). *has: whether the method keeps one; nothing is written if not. Between rounds only. */
+/* The residual of tensor `which`: what its gradients still owe, float32 of its length (with transform=block in the
+ * order of blocks, with dct their coefficients). *has: whether the method keeps one; nothing is written if not.
+ * Between rounds only. */
 topknot_result topknot_residual(topknot_compressor* compressor, int32_t which, float* residual, int* has);
 /* Replaces it; TOPKNOT_INVALID if the method keeps none. */
 topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t which, const float* residual);

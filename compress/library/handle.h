@@ -1,5 +1,5 @@
 #pragma once
-// What the handles of include/topknot.h are. Functions here throw; the calls of the interface (topknot.cpp) hold the
+// What the handles of include/topknot.h are, and what its calls are made of. Functions here throw; the calls of the interface (topknot.cpp) hold the
 // compressor's mutex and turn what is thrown into results.
 
 #include <cstdint>
@@ -14,12 +14,22 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "compress/library/settings.h"
 #include "include/topknot.h"
 #include "nn/base/check.h"
 #include "nn/core/bfloat16.h"
 
 namespace topknot {
+
+struct LibrarySettings {
+  CompressOptions options;
+  double density = 0.001;
+  bool dense_1d = true;
+  std::int64_t min_numel = 0;
+  bool whole = false;  // scope=model
+  int threads = 0;     // 0: OpenMP's number
+  bool undo = false;
+  std::string carried;  // the given keys on which a state depends
+};
 
 // Zeros of pages that take no memory before they are written.
 class Floats {
@@ -55,7 +65,7 @@ struct Snapshot {
   std::vector<std::byte> state;
 };
 
-// What is compressed for itself: a tensor, or all of them.
+// What is compressed for itself: a tensor, or with scope=model all that are compressed.
 struct Part {
   GroupSpec spec;
   CompressOptions options;
@@ -72,7 +82,6 @@ struct Part {
 
 struct topknot_round {
   topknot_compressor* owner = nullptr;
-  std::int64_t step = 0;
   std::vector<std::size_t> tensors, parts;
   std::vector<std::optional<topknot::Message>> messages;  // by part: what it sends now, or nothing more
   bool blocks = false;                                    // the message is a block, in which sums are too
@@ -98,7 +107,17 @@ namespace topknot {
   throw UserError(text);
 }
 
-// The parts of compressor.tensors, by its settings.
+// settings.cpp. From "name=value" texts. Throws UserError for an unknown method or key, a value outside its range, a
+// combination that makes no sense.
+LibrarySettings library_settings(const std::string& method, std::span<const std::string> keys);
+// The JSON of topknot_methods().
+std::string methods_json();
+
+// values.cpp. to[i] = from[i] * scale. A half is rounded to nearest, ties to even; what is too large becomes an infinity.
+void read_values(const void* from, topknot_type type, float scale, std::span<float> to);
+void write_values(std::span<const float> from, float scale, topknot_type type, void* to);
+
+// state.cpp. The parts of compressor.tensors, by its settings.
 void make_parts(topknot_compressor& compressor);
 // Throws UserError if a round is under way.
 void require_no_round(const topknot_compressor& compressor);
@@ -112,7 +131,7 @@ topknot_result decode(topknot_compressor& compressor, topknot_round& round, cons
 // Ends the round; its parts are discarded, or have been committed.
 void end(topknot_compressor& compressor, topknot_round* round, bool discard);
 
-// state.cpp. As topknot_save() and topknot_load().
+// state.cpp too. As topknot_save() and topknot_load().
 std::vector<std::byte> saved(const topknot_compressor& compressor);
 void load(topknot_compressor& compressor, std::span<const std::byte> bytes);
 // Of one part; the snapshot is its own.

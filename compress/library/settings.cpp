@@ -1,5 +1,4 @@
-#include "compress/library/settings.h"
-
+// The keys of topknot_create(), and topknot_methods().
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -10,6 +9,7 @@
 #include <system_error>
 
 #include "compress/codec/codec.h"
+#include "compress/library/handle.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
@@ -19,42 +19,14 @@
 namespace topknot {
 namespace {
 
-// The keys that no single method owns. A text of no choices names a piece in a registry, or is empty.
-std::vector<Option> shared_keys() {
-  return {
-      {.name = "density",
-       .standard = 0.001,
-       .help = "share of a gradient's entries that is sent",
-       .least = 0,
-       .greatest = 1,
-       .above = true},
-      {.name = "select", .standard = "", .help = "which entries are sent, in place of the method's choice"},
-      {.name = "memory", .standard = "", .help = "what happens to the rest, in place of the method's choice"},
-      {.name = "codec", .standard = "", .help = "how positions are written, in place of the method's choice"},
-      {.name = "values", .standard = "", .help = "how values are written, in place of the method's choice"},
-      {.name = "transform",
-       .standard = "auto",
-       .help = "before the selection: blocks of 64 x 64, or their cosine coefficients",
-       .choices = {"auto", "none", "block", "dct"}},
-      {.name = "aggregate",
-       .standard = "auto",
-       .help = "an entry's mean over all ranks, or over those that sent it",
-       .choices = {"auto", "ranks", "contributors"}},
-      {.name = "feedback_decay",
-       .standard = "auto",
-       .help = "memory residual: factor of what was kept back, 0 to 1, or auto"},
-      {.name = "capacity",
-       .standard = 0.0,
-       .help = "most entries that may be sent, as a multiple of k of at least 1; 0: no limit",
-       .least = 0,
-       .greatest = 1e9},
-      {.name = "dense_1d", .standard = true, .help = "1-D tensors (biases, norms) are sent as they are"},
-      {.name = "min_numel",
-       .standard = 0,
-       .help = "tensors with fewer elements are sent as they are",
-       .least = 0,
-       .greatest = 2147483647},
-      {.name = "lr_inside", .standard = false, .help = "accumulate learning rate times gradient (LAGS-SGD)"},
+// The keys that no single method owns: train's, and those of a library.
+std::vector<Option> library_options() {
+  std::vector<Option> options = shared_options();
+  for (Option& option : options) {
+    if (option.name == "feedback_decay") option.standard = "auto";  // or a number
+    if (option.name == "capacity") option.least = 0;                // none
+  }
+  const std::vector<Option> more = {
       {.name = "momentum",
        .standard = 0.0,
        .help = "of memories that own the optimizer's momentum (dgc)",
@@ -77,6 +49,8 @@ std::vector<Option> shared_keys() {
        .greatest = 1024},
       {.name = "undo", .standard = false, .help = "keep what topknot_undo() needs"},
   };
+  options.insert(options.end(), more.begin(), more.end());
+  return options;
 }
 
 // What the method and the pieces that it is made of declare for themselves.
@@ -127,12 +101,6 @@ OptionValue parsed(const Option& option, const std::string& text) {
   return value;
 }
 
-std::optional<double> feedback_decay(const std::string& text) {
-  if (text == "auto") return std::nullopt;
-  const Option option{.name = "feedback_decay", .standard = 1.0, .help = "", .least = 0, .greatest = 1};
-  return std::get<double>(parsed(option, text));
-}
-
 void append_quoted(std::string& to, const std::string& text) {
   to += '"';
   for (const char c : text) {
@@ -178,7 +146,7 @@ void append_options(std::string& to, const std::vector<Option>& options) {
 }  // namespace
 
 LibrarySettings library_settings(const std::string& method, std::span<const std::string> keys) {
-  const std::vector<Option> shared = shared_keys();
+  const std::vector<Option> shared = library_options();
   std::map<std::string, std::string> texts;
   for (const std::string& key : keys) {
     const std::size_t equals = key.find('=');
@@ -204,7 +172,9 @@ LibrarySettings library_settings(const std::string& method, std::span<const std:
   options.select = text("select"), options.memory = text("memory");
   options.codec = text("codec"), options.values = text("values");
   options.transform = text("transform"), options.aggregate = text("aggregate");
-  options.feedback_decay = feedback_decay(text("feedback_decay"));
+  if (text("feedback_decay") != "auto")
+    options.feedback_decay =
+        std::get<double>(parsed(shared_option("feedback_decay"), text("feedback_decay")));
   options.capacity = number("capacity"), options.lr_inside = flag("lr_inside");
   options.momentum = number("momentum"), options.nesterov = flag("nesterov");
   options.seed = static_cast<std::uint64_t>(whole("seed"));
@@ -246,7 +216,7 @@ std::string methods_json() {
     json += '}';
   }
   json += "},\"keys\":";
-  append_options(json, shared_keys());
+  append_options(json, library_options());
   json += ",\"pieces\":{\"select\":";
   append_names(json, selectors().names());
   json += ",\"memory\":";

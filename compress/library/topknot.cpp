@@ -20,15 +20,11 @@
 #include <vector>
 
 #include "compress/library/handle.h"
-#include "compress/library/settings.h"
-#include "compress/library/values.h"
 #include "nn/base/check.h"
 #include "nn/base/text.h"
 
 namespace topknot {
 namespace {
-
-constexpr const char* kVersion = TOPKNOT_VERSION;
 
 thread_local char last_error[2048] = "";
 
@@ -66,6 +62,12 @@ class Threads {
   const int before_;
 };
 
+const Tensor& tensor_at(const topknot_compressor& compressor, std::int32_t which) {
+  if (which < 0 || static_cast<std::size_t>(which) >= compressor.tensors.size())
+    refuse("there is no tensor " + std::to_string(which));
+  return compressor.tensors[static_cast<std::size_t>(which)];
+}
+
 // The call on a compressor, alone and with its threads.
 template <class Call>
 topknot_result locked(topknot_compressor* compressor, const Call& call) noexcept {
@@ -89,7 +91,7 @@ topknot_result locked_round(topknot_round* round, const Call& call) noexcept {
 using namespace topknot;
 
 const char* topknot_version() {
-  return kVersion;
+  return TOPKNOT_VERSION;
 }
 
 int topknot_interface() {
@@ -172,12 +174,10 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
       refuse("with scope=model a round has all tensors");
 
     topknot_round round;
-    round.owner = compressor, round.step = step->step;
+    round.owner = compressor;
     for (std::size_t i = 0; i < count; ++i) {
-      if (which[i] < 0 || static_cast<std::size_t>(which[i]) >= compressor->tensors.size())
-        refuse("there is no tensor " + std::to_string(which[i]));
+      const Tensor& tensor = tensor_at(*compressor, which[i]);
       const auto t = static_cast<std::size_t>(which[i]);
-      const Tensor& tensor = compressor->tensors[t];
       if (settings.whole && t != i) refuse("with scope=model a round has all tensors, in order");
       if (!gradients[i]) refuse("the gradient of '" + one_line(tensor.name) + "' is null");
       if (compressor->parts[tensor.part].busy ||
@@ -301,26 +301,14 @@ topknot_result topknot_load(topknot_compressor* compressor, const void* from, si
   });
 }
 
-namespace topknot {
-namespace {
-
-std::span<float> residual_of(topknot_compressor& compressor, std::int32_t which) {
-  require_no_round(compressor);
-  if (which < 0 || static_cast<std::size_t>(which) >= compressor.tensors.size())
-    refuse("there is no tensor " + std::to_string(which));
-  const Tensor& tensor = compressor.tensors[static_cast<std::size_t>(which)];
-  return compressor.parts[tensor.part].residual.span().subspan(tensor.offset, tensor.numel);
-}
-
-}  // namespace
-}  // namespace topknot
-
 topknot_result topknot_residual(topknot_compressor* compressor, int32_t which, float* residual, int* has) {
   return locked(compressor, [&] {
     if (!residual || !has) refuse("an argument is null");
-    const std::span<const float> from = residual_of(*compressor, which);
-    *has = compressor->parts[compressor->tensors[static_cast<std::size_t>(which)].part].has_residual;
-    if (*has) std::copy(from.begin(), from.end(), residual);
+    require_no_round(*compressor);
+    const Tensor& tensor = tensor_at(*compressor, which);
+    const Part& part = compressor->parts[tensor.part];
+    *has = part.has_residual;
+    if (*has) std::copy_n(part.residual.span().data() + tensor.offset, tensor.numel, residual);
     return TOPKNOT_OK;
   });
 }
@@ -328,11 +316,12 @@ topknot_result topknot_residual(topknot_compressor* compressor, int32_t which, f
 topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t which, const float* residual) {
   return locked(compressor, [&] {
     if (!residual) refuse("an argument is null");
-    const std::span<float> to = residual_of(*compressor, which);
-    const Tensor& tensor = compressor->tensors[static_cast<std::size_t>(which)];
-    if (!compressor->parts[tensor.part].has_residual)
+    require_no_round(*compressor);
+    const Tensor& tensor = tensor_at(*compressor, which);
+    const Part& part = compressor->parts[tensor.part];
+    if (!part.has_residual)
       refuse("tensor '" + one_line(tensor.name) + "' has no residual: nothing of it stays unsent");
-    std::copy_n(residual, to.size(), to.begin());
+    std::copy_n(residual, tensor.numel, part.residual.span().data() + tensor.offset);
     return TOPKNOT_OK;
   });
 }

@@ -1,9 +1,9 @@
-#include "compress/library/values.h"
-
+// Gradients in the types of include/topknot.h, by the threads of the caller.
 #include <bit>
 #include <cstdint>
 #include <cstring>
 
+#include "compress/library/handle.h"
 #include "compress/parallel.h"
 #include "nn/core/bfloat16.h"
 

@@ -604,7 +604,7 @@ class Life(unittest.TestCase):
         from topknot import _library
 
         self.assertEqual(counts, {name: len(arguments) for name, (_, arguments) in _library._FUNCTIONS.items()})
-        self.assertIn(f"#define TOPKNOT_INTERFACE {_library.INTERFACE} ", text)
+        self.assertIn(f"#define TOPKNOT_INTERFACE {_library.INTERFACE}\n", text)
 
     def test_what_is_said_of_a_compressor(self):
         c = make("topk", 2)[1]

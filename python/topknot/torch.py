@@ -315,14 +315,14 @@ class CompressionHook:
         self.method, self.keys = method, {**(keys or {}), **more}
         if self.keys.get("scope", "tensor") != "tensor":
             raise Error("scope: buckets come one by one, so each parameter is compressed for itself; remove the key")
-        if scaler is not None and scaler.is_enabled():
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        if self.scaler is not None:
             self.keys["undo"] = True
         if dense_steps < 0 or warmup_steps < 1:
             raise Error("dense_steps must be at least 0, warmup_steps at least 1")
         if any(not 0 < density <= 1 for density in warmup):
             raise Error("warmup: a density must be above 0, at most 1")
         self.warmup, self.warmup_steps, self.dense_steps = tuple(warmup), warmup_steps, dense_steps
-        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self.keys.get("lr_inside") and optimizer is None:
             raise Error("lr_inside: the learning rate is the optimizer's; give optimizer=")
         self.optimizer = optimizer
@@ -424,9 +424,7 @@ class CompressionHook:
                         residual = old.residual(name)
                         if residual is None:
                             continue
-                        residual *= ranks / before
-                        others = merged.residual(name)
-                        merged.set_residual(name, residual if others is None else residual + others)
+                        merged.set_residual(name, merged.residual(name) + np.float32(ranks / before) * residual)
             return {**states[0], "rank": rank, "ranks": ranks, "state": _saved(merged)}
 
     # The hook runs in the thread of the backward pass; compression and exchange in one of their own, a bucket after the
@@ -767,7 +765,7 @@ class FsdpCompression:
         try:
             from torch.distributed.fsdp import FSDPModule
         except ImportError as error:
-            raise Error("this PyTorch has no FSDP2 (torch.distributed.fsdp.fully_shard); it came with 2.6") from error
+            raise Error("this PyTorch has no FSDP2 (torch.distributed.fsdp.fully_shard); 2.10 has") from error
         modules = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
         if not modules:
             raise Error("no module is sharded; call torch.distributed.fsdp.fully_shard() first")
@@ -776,13 +774,12 @@ class FsdpCompression:
             raise Error("lr_inside needs a learning rate, which FSDP2's hook does not know")
         self._channel = _Channel(process_group)
         self._compressors: dict[str, Compressor] = {}
-        self._loaded: dict[str, bytes] = {}
+        self._loaded: dict[str, torch.Tensor] = {}
         self._steps: dict[str, int] = {}
-        with Compressor(method, {"all": (64,)}, rank=self._channel.rank, ranks=self._channel.ranks, keys=self.keys):
-            pass  # says now what is wrong with method and keys
+        _compressor(method, {"all": (64,)}, self._channel, self.keys).close()  # says now what is wrong with the keys
         for name, module in modules.items():
             if not hasattr(module, "set_all_reduce_hook"):
-                raise Error("this PyTorch's FSDP2 has no set_all_reduce_hook(); it came with 2.8")
+                raise Error("this PyTorch's FSDP2 has no set_all_reduce_hook(); that of 2.10 has")
             module.set_all_reduce_hook(functools.partial(self._hook, name))
 
     @property
@@ -794,11 +791,9 @@ class FsdpCompression:
         _type_of(shard, "a shard's gradient")
         with torch.no_grad():
             if name not in self._compressors:
-                self._compressors[name] = Compressor(
-                    self.method, {name: (shard.numel(),)}, rank=self._channel.rank, ranks=self._channel.ranks, keys=self.keys
-                )
+                self._compressors[name] = _compressor(self.method, {name: (shard.numel(),)}, self._channel, self.keys)
                 if name in self._loaded:
-                    self._compressors[name].load(self._loaded.pop(name))
+                    self._compressors[name].load(self._loaded.pop(name).numpy())
             step = self._steps.get(name, 0)
             self._steps[name] = step + 1
             slices = [_slice(0, shard)]
@@ -810,8 +805,7 @@ class FsdpCompression:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's; each rank saves its own. Between backward passes."""
-        states = {name: torch.from_numpy(np.frombuffer(saved, np.uint8).copy()) for name, saved in self._loaded.items()}
-        states.update((name, _saved(compressor)) for name, compressor in self._compressors.items())
+        states = {**self._loaded, **{name: _saved(compressor) for name, compressor in self._compressors.items()}}
         return {"rank": self._channel.rank, "ranks": self._channel.ranks, "steps": dict(self._steps), "states": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -819,5 +813,5 @@ class FsdpCompression:
         self._channel.check_state(state)
         self._steps = dict(state["steps"])
         # A shard's length is known when its first gradient comes; the compressors are made anew then.
-        self._loaded = {name: saved.numpy().tobytes() for name, saved in state["states"].items()}
+        self._loaded = dict(state["states"])
         self._compressors.clear()

@@ -26,8 +26,9 @@ HEADS = ("method", "step ms (range)", "items/s", "communicate ms", "exposed ms",
 COLOURS = {"compute": "forward", "encode and decode": "encode", "exposed communication": "exposed communication",
            "step": "data"}
 NOTE = ("Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Of local "
-        "steps: the median over the times from a sync to the next, by their steps. Speed-up: median of the ratios within a round. Items: images, or tokens of a text, of all ranks. Measured rate: the lowest of the rounds. Sent: upload of one rank per step. "
-        "All hosts share this machine's cores.")
+        "steps: the median over the times from a sync to the next, by their steps. Speed-up: median of the ratios within a "
+        "round. Items: images, or tokens of a text, of all ranks. Measured rate: the lowest of the rounds. Sent: upload of one "
+        "rank per step. All hosts share this machine's cores.")
 
 
 def ms(value, digits=1):

@@ -40,7 +40,8 @@ TEST_CASE("docs/extending.md shows every example file as it is compiled") {
   for (const auto& entry :
        std::filesystem::recursive_directory_iterator(TOPKNOT_SOURCE_DIR "/docs/examples")) {
     const std::string extension = entry.path().extension().string();
-    if (extension != ".cpp" && extension != ".cu") continue;  // programs beside the library are docs/pytorch.md's
+    if (extension != ".cpp" && extension != ".cu")
+      continue;  // programs beside the library are docs/pytorch.md's
     INFO(entry.path());
     const std::string example = text_of(entry.path().string());
     CHECK(!example.empty());

@@ -276,15 +276,15 @@ MeasuredRun read_measured(const std::string& folder) {
   for (const double count : config.numbers("exchange.groups"))
     run.groups.push_back(static_cast<std::size_t>(count));
   run.replay = fs::exists(folder + "/bench.json", error);
-  const auto every =
-      static_cast<std::int64_t>(config.find("exchange.every") ? config.number("exchange.every") : 0);
-  run.communicate = median_of(metrics, every, [](const StepRecord& s) { return s.communicate_s; });
-  run.exposed = median_of(metrics, every, [](const StepRecord& s) { return s.exposed_s; });
-  if (run.replay) run.compute = median_of(metrics, every, [](const StepRecord& s) { return s.backward_s; });
+  if (config.find("exchange.every")) run.every = static_cast<std::int64_t>(config.number("exchange.every"));
+  run.communicate = median_of(metrics, run.every, [](const StepRecord& s) { return s.communicate_s; });
+  run.exposed = median_of(metrics, run.every, [](const StepRecord& s) { return s.exposed_s; });
+  if (run.replay)
+    run.compute = median_of(metrics, run.every, [](const StepRecord& s) { return s.backward_s; });
   std::vector<double> steps;
   for (std::size_t i = 0; i < metrics.steps.size(); ++i)
     steps.push_back(metrics.steps[i].time_s - (i > 0 ? metrics.steps[i - 1].time_s : 0));
-  run.step = quantile(without_warm_up(steps, every), 0.5);
+  run.step = quantile(without_warm_up(steps, run.every), 0.5);
   return run;
 }
 
@@ -307,6 +307,7 @@ Judgement judge(const MeasuredRun& run, const std::vector<ExchangeProfile>& prof
   setting.merge = run.merge;
   setting.collective = run.collective;
   setting.groups = run.groups;
+  setting.every = run.every;
   return {run, predict(profile, setting)};
 }
 

@@ -90,6 +90,7 @@ struct MeasuredRun {
   std::string path, method, merge, collective;
   std::optional<double> density;  // none: the method selects no entries
   int ranks = 1;
+  std::int64_t every = 0;           // exchange.every; the figures are then means from a sync to the next
   std::vector<std::size_t> groups;  // exchange.groups, or empty
   bool replay = false;              // no forward pass and no update, `compute` seconds for the backward pass
   double compute = 0;

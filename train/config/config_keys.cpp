@@ -210,45 +210,25 @@ std::vector<Key> method_keys() {
 
       registered("compress.name", at<c, &Compress::name>, "compressor",
                  "how gradients are compressed (train --list compressors); dense: not at all"),
-      above("compress.density", at<c, &Compress::density>, 0, 1, "share of a gradient's entries that is sent")
-          .used_by({kSelectingMethods}),
+      shared("density", at<c, &Compress::density>).used_by({kSelectingMethods}),
       above("compress.warmup", at<c, &Compress::warmup>, 0, 1,
             "densities of the first epochs, one per epoch; compress.density after them")
           .used_by({kSelectingMethods}),
       number("compress.warmup_epochs", at<c, &Compress::warmup_epochs>, 0, 1e6,
              "epochs in which the density falls exponentially to compress.density; in place of the list")
           .used_by({kSelectingMethods}),
-      piece("compress.select", at<c, &Compress::select>, "selection",
-            "which entries are sent, in place of the method's own choice (train --list selections)"),
-      piece("compress.memory", at<c, &Compress::memory>, "memory",
-            "what happens to the rest, in place of the method's own (train --list memories)"),
-      piece("compress.codec", at<c, &Compress::codec>, "index codec",
-            "how positions are written, in place of the method's own (train --list codecs)"),
-      piece("compress.values", at<c, &Compress::values>, "value codec",
-            "how values are written, in place of the method's own (train --list values)"),
-      text("compress.transform", at<c, &Compress::transform>,
-           "block: a matrix's blocks of 64 x 64, one after the other, in place of its rows, for chunk_topk; "
-           "dct: cosine coefficients of these blocks; auto: none but for demo",
-           {"auto", "none", "block", "dct"})
-          .used_by({kSelectingMethods}),
-      text("compress.aggregate", at<c, &Compress::aggregate>,
-           "each entry becomes its mean over all ranks, or over those that sent it; auto: ranks but for "
-           "sparseloco and demo",
-           {"auto", "ranks", "contributors"})
-          .used_by({kSelectingMethods}),
-      number(
-          "compress.feedback_decay", at<c, &Compress::feedback_decay>, 0, 1,
-          "memory residual: factor of what was kept back, in the next step; auto: 1 but for sparseloco, demo")
-          .or_word("auto")
-          .used_by({"residual"}),
+      shared_piece("select", at<c, &Compress::select>, "selection", "selections"),
+      shared_piece("memory", at<c, &Compress::memory>, "memory", "memories"),
+      shared_piece("codec", at<c, &Compress::codec>, "index codec", "codecs"),
+      shared_piece("values", at<c, &Compress::values>, "value codec", "values"),
+      shared("transform", at<c, &Compress::transform>).used_by({kSelectingMethods}),
+      shared("aggregate", at<c, &Compress::aggregate>).used_by({kSelectingMethods}),
+      shared("feedback_decay", at<c, &Compress::feedback_decay>).or_word("auto").used_by({"residual"}),
       text("compress.scope", at<c, &Compress::scope>, "over what k and the threshold are computed",
            {"model", "group", "tensor"}),
-      number("compress.capacity", at<c, &Compress::capacity>, 1, 1e9,
-             "most entries that may be sent, as a multiple of k; none: no limit")
-          .or_word("none"),
-      flag("compress.dense_1d", at<c, &Compress::dense_1d>, "1-D parameters (biases, norms) are sent dense"),
-      number("compress.min_numel", at<c, &Compress::min_numel>, 0, 1e12,
-             "parameters with fewer elements are sent dense"),
+      shared("capacity", at<c, &Compress::capacity>).or_word("none"),
+      shared("dense_1d", at<c, &Compress::dense_1d>),
+      shared("min_numel", at<c, &Compress::min_numel>),
       text("compress.dense_values", at<c, &Compress::dense_values>,
            "how a compressed method sends its dense tensors; below fp32 the rounding error is carried on",
            {"fp32", "fp16", "bf16"})
@@ -256,8 +236,7 @@ std::vector<Key> method_keys() {
       number("compress.clip", at<c, &Compress::clip>, 0, 1e9,
              "greatest norm of the averaged gradient that local clipping aims at: each rank's gradient is "
              "clipped at sqrt(ranks) times it; 0: off"),
-      flag("compress.lr_inside", at<c, &Compress::lr_inside>,
-           "accumulate learning rate times gradient (LAGS-SGD); without momentum"),
+      shared("lr_inside", at<c, &Compress::lr_inside>),
       text("compress.layer_density", at<c, &Compress::layer_density>,
            "a density for each tensor: a JSON file {\"parameter\": density}, or auto: from measured times")
           .used_by({kSelectingMethods}),

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "compress/compressor.h"
 #include "train/config/config.h"
 
 namespace topknot::key_rows {
@@ -84,6 +85,18 @@ inline Row piece(std::string name, Place place, std::string kind, std::string he
   Row row = registered(std::move(name), place, std::move(kind), std::move(help));
   row.may_be_empty = true;
   return row;
+}
+
+// A key of section compress that libtopknot has too; the default is Config's.
+inline Row shared(const std::string& name, Place place) {
+  Row row;
+  static_cast<Option&>(row) = shared_option(name);
+  row.name = "compress." + name, row.standard = {}, row.ref = place;
+  return row;
+}
+inline Row shared_piece(const std::string& name, Place place, std::string kind, const std::string& list) {
+  return piece("compress." + name, place, std::move(kind),
+               shared_option(name).help + " (train --list " + list + ")");
 }
 
 // Choices: the names of a registry, and a word of the key's own.

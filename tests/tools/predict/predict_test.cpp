@@ -241,6 +241,30 @@ TEST_CASE("a run of a method without density is held against the profile of that
   CHECK(judge(read_measured(temp.at("run")), {profile}, network("measured")).measured.step == Approx(1));
 }
 
+TEST_CASE(
+    "a run of local steps is held, by the means from a sync to the next, against a prediction of local "
+    "steps") {
+  const TempFolder temp;
+  const auto loaded =
+      load_config("", {"output.dir=" + temp.at("run"), "compress.name=topk", "exchange.every=5",
+                       "compress.density=0.01", "dist.ranks=4", "exchange.merge=none"});
+  const RunDirectory folder = create_run_directory(loaded, {"train"});
+  {
+    MetricsWriter writer(folder.metrics_jsonl());
+    double time = 0;
+    for (int i = 1; i <= 22; ++i) {
+      StepRecord step;
+      step.step = i, step.time_s = time += i % 5 == 0 ? 1.5 : 1;
+      step.communicate_s = i % 5 == 0 ? 0.2 : 0;
+      writer.write(step);
+    }
+  }
+  const MeasuredRun run = read_measured(temp.at("run"));
+  CHECK(run.step == Approx(1.1));
+  CHECK(run.communicate == Approx(0.04));
+  CHECK(judge(run, {sparse_profile()}, network("measured")).modelled.every == 5);
+}
+
 TEST_CASE("a run is held against the prediction with its own plan") {
   const TempFolder temp;
   const auto loaded = load_config("", {"output.dir=" + temp.at("run"), "compress.name=topk",
