@@ -326,9 +326,11 @@ class Trainer {
     constexpr double kPatience = 2;  // seconds
     steps_in_patience_ = std::llround(
         std::clamp(kPatience * communicator_.size() / std::max(sums.step_seconds, 1e-6), 1.0, 1e6));
-    const std::vector<double> seconds = reported_seconds(reports.size(), seconds_since(last_report_));
+    const Clock::time_point now = Clock::now();
+    const std::vector<double> seconds =
+        reported_seconds(reports.size(), std::chrono::duration<double>(now - last_report_).count());
     double behind = std::accumulate(seconds.begin(), seconds.end(), 0.0);
-    last_report_ = last_step_ = Clock::now();
+    last_report_ = last_step_ = now;
     const double ranks = communicator_.size();
     for (std::size_t i = 0; i < reports.size(); ++i) {
       const ReportSums::OfStep& sum = sums.steps[i];
@@ -342,7 +344,7 @@ class Trainer {
       record.threshold = reports[i].status.threshold;
       record.skipped = sum.bad_ranks > 0;
       behind -= seconds[i];
-      reporter_.complete(record, bytes, seconds[i], std::max(0.0, behind));
+      reporter_.complete(record, bytes, seconds[i], last_report_, std::max(0.0, behind));
       if (root_) warn_of_more_than_dense(record, bytes);
       note_skip(record.step, reports[i], sum);
       reporter_.step(record, seconds[i]);

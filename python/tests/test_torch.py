@@ -1,4 +1,4 @@
-"""topknot.torch on real processes of torch.distributed, over gloo.
+"""topknot.torch on real processes of torch.distributed: over gloo; and, where there is a GPU, on it, over gloo and nccl.
 
     python3 python/tests/test_torch.py
 
@@ -34,14 +34,28 @@ import topknot
 import topknot.torch
 from topknot import Compressor, Error, State
 
+HAS_FSDP2 = hasattr(getattr(fsdp, "FSDPModule", None), "set_all_reduce_hook")
+NO_FSDP2 = "this PyTorch has no such FSDP2"
+
 SUMS = {"dense", "powersgd", "acpsgd"}  # methods whose sums gloo makes in an order of its own
 
 
-def _process(rank, ranks, name, store):
+# Where the checks' models are. Processes of one GPU communicate by NCCL as hosts of their own do.
+device = "cpu"
+ONE_GPU = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1",
+           "NCCL_SHM_DISABLE": "1"}  # fmt: skip
+
+
+def _process(rank, ranks, name, store, backend, where):
+    global device
+    device = where
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False  # else sums differ in their third digit
     warnings.filterwarnings("ignore", message=".*find_unused_parameters.*")
     try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+        if backend == "nccl":
+            os.environ.update(ONE_GPU, NCCL_HOSTID=f"rank-{rank}")
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
         globals()[name](rank, ranks)
         dist.barrier()
     except BaseException:
@@ -51,11 +65,11 @@ def _process(rank, ranks, name, store):
     os._exit(0)  # without Gloo's destructors, which may wait
 
 
-def on_ranks(ranks, check):
+def on_ranks(ranks, check, backend="gloo", where="cpu"):
     """Runs check(rank, ranks) in as many processes."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("spawn")
-        arguments = (ranks, check.__name__, os.path.join(folder, "store"))
+        arguments = (ranks, check.__name__, os.path.join(folder, "store"), backend, where)
         processes = [context.Process(target=_process, args=(rank, *arguments)) for rank in range(ranks)]
         for process in processes:
             process.start()
@@ -84,7 +98,8 @@ def refused(part, kind=Error):
 
 
 def same(a, b):
-    return a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    a, b = a.cpu().contiguous(), b.cpu().contiguous()
+    return a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def wrapped(model, **more):
@@ -93,11 +108,11 @@ def wrapped(model, **more):
 
 def network():
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 33), nn.Tanh(), nn.Linear(33, 5, bias=False))
+    return nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 33), nn.Tanh(), nn.Linear(33, 5, bias=False)).to(device)
 
 
-def batch(rank, step, width=24):
-    return torch.randn(8, width, generator=torch.Generator().manual_seed(100 * step + rank))
+def batch(rank, step, *shape):
+    return torch.randn(*(shape or (8, 24)), generator=torch.Generator().manual_seed(100 * step + rank)).to(device)
 
 
 def own_gradients(model, inputs):
@@ -115,7 +130,7 @@ def of_all_ranks(gradients, ranks):
         parts = [torch.empty_like(gradient) for _ in range(ranks)]
         dist.all_gather(parts, gradient)
         for rank in range(ranks):
-            all_[rank][name] = parts[rank].numpy()
+            all_[rank][name] = parts[rank].cpu().numpy()
     return all_
 
 
@@ -154,7 +169,7 @@ def check_methods(rank, ranks):
                 average = torch.from_numpy(np.array(expected[name]))
                 where = f"{method}, step {step}, {name}"
                 if method in SUMS and ranks > 2:  # orthogonalisation magnifies what the order of a sum changes
-                    error, norm = (parameter.grad - average).norm(), average.norm()
+                    error, norm = (parameter.grad.cpu() - average).norm(), average.norm()
                     expect(step >= 5 or error <= 1e-3 * norm, f"{where}: {error} of {norm}")
                     parameter.grad.copy_(average)
                 else:
@@ -180,7 +195,7 @@ def check_layouts(rank, ranks):
 
     def conv(layout):
         torch.manual_seed(2)
-        return nn.Sequential(nn.Conv2d(4, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)).to(memory_format=layout)
+        return nn.Sequential(nn.Conv2d(4, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)).to(device, memory_format=layout)
 
     for method, keys in [("powersgd", {"rank": 2}), ("topk", {"density": 0.1}), ("demo", {"density": 0.1})]:
         ends, kept = [], []
@@ -190,8 +205,7 @@ def check_layouts(rank, ranks):
             hook = topknot.torch.CompressionHook(ddp, method, keys=keys)
             optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
             for step in range(5):
-                images = torch.randn(2, 4, 9, 9, generator=torch.Generator().manual_seed(10 * step + rank))
-                step_of(ddp, optimizer, images.to(memory_format=layout))
+                step_of(ddp, optimizer, batch(rank, step, 2, 4, 9, 9).to(memory_format=layout))
             ends.append([p.detach().clone() for p in model.parameters()])
             kept.append(hook.residual("2.weight"))
             for p in ends[-1]:
@@ -257,7 +271,7 @@ def check_layouts(rank, ranks):
         def forward(self, x):
             return x @ self.weight.t()
 
-    model, twin = Gaps(), Gaps()
+    model, twin = Gaps().to(device), Gaps().to(device)
     ddp, other = wrapped(model), wrapped(twin)
     topknot.torch.CompressionHook(ddp, "topk", density=1.0, dense_steps=0)
     for step in range(2):
@@ -289,7 +303,7 @@ class Branches(nn.Module):
 
 
 def check_unused(rank, ranks):
-    model = Branches()
+    model = Branches().to(device)
     ddp = wrapped(model, find_unused_parameters=True)
     hook = topknot.torch.CompressionHook(ddp, "topk", density=0.1, dense_steps=0)
     ddp(batch(rank, 0), "abc").square().mean().backward()
@@ -311,7 +325,7 @@ def check_scaler(rank, ranks):
     for disturbed in (False, True):
         model = network()
         ddp = wrapped(model, bucket_cap_mb=0.003)
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0 if disturbed else 1024.0, growth_interval=2, growth_factor=8.0, backoff_factor=0.25)
+        scaler = torch.amp.GradScaler(device, init_scale=256.0 if disturbed else 1024.0, growth_interval=2, growth_factor=8.0, backoff_factor=0.25)
         hook = topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0, scaler=scaler)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         for step in range(-1 if disturbed else 0, 4):
@@ -381,12 +395,12 @@ def check_error(rank, ranks):
 
 
 def check_format(rank, ranks):
-    model = nn.Sequential(nn.Conv2d(4, 8, 3))
+    model = nn.Sequential(nn.Conv2d(4, 8, 3)).to(device)
     ddp = wrapped(model)
     topknot.torch.CompressionHook(ddp, "topk", dense_steps=0)
     model.to(memory_format=torch.channels_last)
     with refused("memory format", Exception):
-        ddp(torch.ones(2, 4, 9, 9)).sum().backward()
+        ddp(torch.ones(2, 4, 9, 9, device=device)).sum().backward()
     os._exit(0)  # as check_error()
 
 
@@ -405,10 +419,10 @@ def check_refusals(rank, ranks):
     topknot.torch.CompressionHook(ddp, "topk")
     with refused("comm_hook", RuntimeError):
         topknot.torch.CompressionHook(ddp, "topk")
-    ddp = wrapped(nn.Embedding(10, 4, sparse=True))
+    ddp = wrapped(nn.Embedding(10, 4, sparse=True).to(device))
     topknot.torch.CompressionHook(ddp, "topk", dense_steps=0)
     with refused("sparse", Exception):
-        ddp(torch.tensor([1, 2])).sum().backward()
+        ddp(torch.tensor([1, 2], device=device)).sum().backward()
     dynamo = importlib.import_module("torch._dynamo")
 
     before = dynamo.config.optimize_ddp
@@ -438,9 +452,9 @@ def check_fewer_ranks(rank, ranks):
         hook.load_state_dict(states[rank])
     hook.load_state_dict(hook.merge_state_dicts(states))
     expect(hook.step == 8)
-    both = [torch.empty(shapes["2.weight"]) for _ in range(ranks)]
-    dist.all_gather(both, hook.residual("2.weight"))
-    expect(np.allclose(sum(both).numpy() / ranks, owed, atol=1e-6))
+    both = [torch.empty(shapes["2.weight"], device=device) for _ in range(ranks)]
+    dist.all_gather(both, hook.residual("2.weight").to(device))
+    expect(np.allclose(sum(both).cpu().numpy() / ranks, owed, atol=1e-6))
 
 
 def check_local_steps(rank, ranks):
@@ -489,8 +503,10 @@ def check_local_steps(rank, ranks):
             values.append(8.0 * u * u * u * (1.0 + 0.1 * (i % 7)))
         return values
 
-    matrix = torch.tensor(generated(30, 3), dtype=torch.float64).view(6, 5).float()
-    target = torch.tensor(generated(6, 4 + rank), dtype=torch.float64).float()
+    def tensor(values):
+        return torch.tensor(values, dtype=torch.float64).float().to(device)
+
+    matrix, target = tensor(generated(30, 3)).view(6, 5), tensor(generated(6, 4 + rank))
     cases = [
         (lambda p: torch.optim.SGD(p, lr=0.05), {"preset": "diloco"},
          [-0.8272243231, 0.6011158209, -0.5822575878, -0.1107606793, -0.04128304829]),
@@ -500,9 +516,9 @@ def check_local_steps(rank, ranks):
          [-0.8280841762, 0.6009324947, -0.5822393439, -0.1109017631, -0.041404923]),
     ]  # fmt: skip
     for optimizer_of, keys, golden in cases:
-        model = nn.Linear(5, 1, bias=False)
+        model = nn.Linear(5, 1, bias=False).to(device)
         with torch.no_grad():
-            model.weight.copy_(torch.tensor(generated(5, 23), dtype=torch.float64).float())
+            model.weight.copy_(tensor(generated(5, 23)))
         sync = topknot.torch.LocalSteps(model, every=4, **keys)
         optimizer = optimizer_of(model.parameters())
         for _ in range(12):
@@ -510,7 +526,7 @@ def check_local_steps(rank, ranks):
             ((model(matrix).flatten() - target).square().sum() / 2).backward()
             optimizer.step()
             sync.step()
-        error = (model.weight.detach().flatten() - torch.tensor(golden)).abs().max()
+        error = (model.weight.detach().flatten() - tensor(golden)).abs().max()
         expect(error < 2e-5, f"golden values of {keys}: {error}")
 
     # SparseLoCo, saved in the middle of a round: the same bits. A rank that diverges begins anew.
@@ -553,10 +569,11 @@ def check_local_steps(rank, ranks):
     model = nn.Sequential(nn.BatchNorm1d(24))
     model.register_buffer("mask", torch.full((3,), torch.finfo(torch.float32).min))
     model.register_buffer("count", torch.tensor([rank], dtype=torch.int16))
+    model.to(device)
     sync = topknot.torch.LocalSteps(model, "diloco", every=1)
     expect(model.count.item() == 0, "rank 0's")
     model(batch(rank, 0))
-    means = [torch.empty(24) for _ in range(ranks)]
+    means = [torch.empty(24, device=device) for _ in range(ranks)]
     dist.all_gather(means, model[0].running_mean.clone())
     sync.step()
     mean = sum(means) / ranks
@@ -587,7 +604,7 @@ def check_fsdp(rank, ranks):
 
     place = rank % 2
     between = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "shards"))["shards"]
+    mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("hosts", "shards"))["shards"]
 
     def sharded(density):
         model = network()
@@ -660,9 +677,32 @@ class TorchTest(unittest.TestCase):
     def test_local_steps(self):
         on_ranks(2, check_local_steps)
 
-    @unittest.skipUnless(hasattr(getattr(fsdp, "FSDPModule", None), "set_all_reduce_hook"), "this PyTorch has no such FSDP2")
+    @unittest.skipUnless(HAS_FSDP2, NO_FSDP2)
     def test_fsdp_between_hosts(self):
         on_ranks(4, check_fsdp)
+
+
+ON_GPU = [check_methods, check_layouts, check_unused, check_scaler, check_not_finite, check_refusals, check_fewer_ranks,
+          check_local_steps]  # fmt: skip
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "there is no GPU")
+class GpuTest(unittest.TestCase):
+    """The same checks with models on a GPU that the processes share."""
+
+    def test_over_gloo(self):
+        for check in [*ON_GPU, check_error, check_format]:
+            with self.subTest(check.__name__):
+                on_ranks(2, check, "gloo", "cuda")
+
+    def test_over_nccl(self):  # after an error PyTorch's watchdog ends the other processes
+        for check in ON_GPU:
+            with self.subTest(check.__name__):
+                on_ranks(2, check, "nccl", "cuda")
+
+    @unittest.skipUnless(HAS_FSDP2, NO_FSDP2)
+    def test_fsdp_between_hosts_over_nccl(self):
+        on_ranks(4, check_fsdp, "nccl", "cuda")
 
 
 if __name__ == "__main__":

@@ -353,6 +353,7 @@ class CompressionHook:
                 use_local_synchronization=True,
             )
         )  # fmt: skip
+        self._pinned: dict[int, torch.Tensor] = {}  # by bucket: where a GPU's gradients are copied to
         self._worker = _Worker()
         weakref.finalize(self, self._worker.tasks.put, None)
 
@@ -487,13 +488,23 @@ class CompressionHook:
         if there is not buffer:
             buffer.copy_(there)
 
+    def _on_cpu(self, bucket: _Bucket) -> torch.Tensor:
+        """The gradients in the CPU's memory: themselves if they lie there, else a copy in memory that a GPU reaches."""
+        gradients = bucket.buffer
+        if not gradients.is_cuda:
+            return gradients
+        here = self._pinned.get(bucket.index)
+        if here is None or here.shape != gradients.shape or here.dtype != gradients.dtype:
+            here = self._pinned[bucket.index] = torch.empty(gradients.shape, dtype=gradients.dtype, pin_memory=True)
+        return here.copy_(gradients)
+
     def _density(self, step: int) -> float:
         turn = (step - self.dense_steps) // self.warmup_steps
         return self.warmup[turn] if turn < len(self.warmup) else 0.0
 
     def _compressed(self, bucket: _Bucket) -> None:
         begin_s = time.perf_counter()
-        here = bucket.buffer.cpu()  # of the CPU: itself
+        here = self._on_cpu(bucket)
         slices, begin = [], 0
         for parameter in bucket.parameters:
             index, end = self._names[id(parameter)], begin + parameter.numel()
