@@ -300,13 +300,12 @@ void Reporter::put_bytes(const ByteCount& bytes, Record& record) const {
   record.bytes_ratio = bytes.ratio();
 }
 
-void Reporter::complete(StepRecord& record, const ByteCount& bytes, double seconds, Clock::time_point now,
-                        double behind) {
+void Reporter::complete(StepRecord& record, const ByteCount& bytes, double seconds, Clock::time_point end) {
   record.epoch = epochs(record.step);
   put_bytes(bytes, record);
   count(record, bytes, seconds);
-  train_seconds_ = std::chrono::duration<double>(now - first_step_).count() - eval_seconds_;
-  record.time_s = train_seconds_ - behind;
+  train_seconds_ = std::chrono::duration<double>(end - first_step_).count() - eval_seconds_;
+  record.time_s = train_seconds_;
   record.images_per_second = static_cast<double>(images_per_step()) / seconds;
 }
 

@@ -92,10 +92,8 @@ class Reporter {
   void begin(std::int64_t step);  // the first step of this start begins, `step` were made before
 
   // Fills in epoch, time, rates and the bytes: `bytes` is the sum over all ranks, the record has the mean.
-  // `seconds`: the duration of the step; `behind`: of those after it that have been made by `now`. Of steps
-  // that are reported together `now` is the same, or the next ones' times would begin before these end.
-  void complete(StepRecord& record, const ByteCount& bytes, double seconds, Clock::time_point now,
-                double behind);
+  // The step took `seconds` to its `end`, which is not before that of the step before.
+  void complete(StepRecord& record, const ByteCount& bytes, double seconds, Clock::time_point end);
   void step(const StepRecord& record, double seconds);
   void epoch(std::int64_t step, double train_loss);
   // An evaluation after `step` steps has done so many of this rank's batches in `seconds`.

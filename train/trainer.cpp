@@ -269,7 +269,7 @@ class Trainer {
   }
 
   void make_step() {
-    if (pending_.empty()) last_report_ = last_step_ = Clock::now() - std::exchange(awaited_, {});
+    if (pending_.empty()) step_end_ = last_report_ = last_step_ = Clock::now() - std::exchange(awaited_, {});
     StepRecord record;
     record.lr = schedule_->lr(step(), plan_.steps_per_epoch, plan_.total_steps);
     record.density = config_.compress.name == "dense"
@@ -283,13 +283,14 @@ class Trainer {
     last_step_ = Clock::now();
   }
 
-  // Of the steps that are now reported, together `total`. The host waits for each local step, of which some have a
-  // sync and most have none; the report belongs to the last. Of a GPU's other steps it knows the mean alone.
-  std::vector<double> reported_seconds(std::size_t count, double total) const {
-    if (!makes_local_steps(config_)) return std::vector<double>(count, total / static_cast<double>(count));
-    std::vector<double> seconds(pending_seconds_.begin(),
-                                pending_seconds_.begin() + static_cast<std::ptrdiff_t>(count));
-    seconds.back() += std::max(0.0, total - std::accumulate(seconds.begin(), seconds.end(), 0.0));
+  // Of the steps that are now reported, which took `total` on the host. A GPU has timed each of them. Of local
+  // steps some have a sync and most have none; the report belongs to the last.
+  std::vector<double> reported_seconds(const std::vector<StepReport>& reports, double total) const {
+    std::vector<double> seconds;
+    for (std::size_t i = 0; i < reports.size(); ++i)
+      seconds.push_back(reports[i].seconds > 0 ? reports[i].seconds : pending_seconds_[i]);
+    if (reports.back().seconds == 0)
+      seconds.back() += std::max(0.0, total - std::accumulate(seconds.begin(), seconds.end(), 0.0));
     return seconds;
   }
 
@@ -328,8 +329,7 @@ class Trainer {
         std::clamp(kPatience * communicator_.size() / std::max(sums.step_seconds, 1e-6), 1.0, 1e6));
     const Clock::time_point now = Clock::now();
     const std::vector<double> seconds =
-        reported_seconds(reports.size(), std::chrono::duration<double>(now - last_report_).count());
-    double behind = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+        reported_seconds(reports, std::chrono::duration<double>(now - last_report_).count());
     last_report_ = last_step_ = now;
     const double ranks = communicator_.size();
     for (std::size_t i = 0; i < reports.size(); ++i) {
@@ -343,8 +343,8 @@ class Trainer {
       record.selected = sum.selected / ranks;
       record.threshold = reports[i].status.threshold;
       record.skipped = sum.bad_ranks > 0;
-      behind -= seconds[i];
-      reporter_.complete(record, bytes, seconds[i], last_report_, std::max(0.0, behind));
+      step_end_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds[i]));
+      reporter_.complete(record, bytes, seconds[i], step_end_);
       if (root_) warn_of_more_than_dense(record, bytes);
       note_skip(record.step, reports[i], sum);
       reporter_.step(record, seconds[i]);
@@ -456,6 +456,7 @@ class Trainer {
   std::vector<double> pending_seconds_;  // which they took on the host
   std::int64_t steps_in_patience_ = 1;   // by the last report, the same on all ranks
   Clock::time_point last_report_;        // or when the first pending step began
+  Clock::time_point step_end_;           // of the last step that was reported, or when the next one began
   Clock::time_point last_step_;          // when it ended, or the report behind it
   Clock::duration awaited_{};            // in await_data(), for the next step
   std::optional<Checkpointer> checkpointer_;

@@ -67,6 +67,7 @@ struct StepReport {
   std::uint64_t bytes_received = 0;  // the same, from all other ranks
   int bad_parameter = -1;            // of a bad step: first_bad_parameter(), here
   StepSeconds times;
+  double seconds = 0;  // from the end of the step before, by the clock of a GPU; 0: by the host's
 
   bool committed() const { return status.bad == 0; }
 };

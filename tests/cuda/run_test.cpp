@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tests/cuda/fixture.h"
 #include "tests/data/picture_folder.h"
@@ -59,6 +60,22 @@ TEST_CASE("a run on a GPU learns what the CPU's does") {
     CHECK(gpu.test_loss == Approx(cpu.test_loss).epsilon(0.05));
     CHECK(gpu.metrics.steps.front().selected == cpu.metrics.steps.front().selected);
   }
+}
+
+TEST_CASE("each step on a GPU has a time of its own, though the host reads many at once") {
+  const Run run = on_gpu("threads", 1,
+                         {"compress.name=topk", "train.check_every=0", "train.max_steps=40",
+                          "train.eval_every=0", "data.train_size=1024"});
+  const std::vector<StepRecord>& steps = run.metrics.steps;
+  REQUIRE(steps.size() == 40);
+  std::set<double> rates;
+  const double images = steps[0].images_per_second * steps[0].time_s;  // of a step: the first begins at 0
+  for (std::size_t i = 1; i < steps.size(); ++i) {
+    rates.insert(steps[i].images_per_second);
+    CHECK(steps[i].time_s - steps[i - 1].time_s ==
+          Approx(images / steps[i].images_per_second).epsilon(0.01).margin(2e-6));
+  }
+  CHECK(rates.size() > 20);
 }
 
 TEST_CASE("local steps on a GPU learn what the CPU's do, and threads equal gloo") {

@@ -99,6 +99,7 @@ class CudaRunner final : public Runner {
       graphs_.clear();
     }
     step_ = context.step;
+    if (pending_.empty()) write_time(context_.stream(), &outcome_.data()->begin_ns);
     times().clear();
     times().around({"data"}, context_.stream(), [&] { train_->begin_step(); });
     const auto parts = static_cast<std::uint32_t>(gpu_steps_.size());
@@ -160,7 +161,7 @@ class CudaRunner final : public Runner {
                                    cudaMemcpyDeviceToHost, context_.stream()));
     there_[steps_ % kStepsAhead].record(context_.stream());
     ++steps_;
-    pending_.push_back({step_, report, times().marks(), exchange_->spans()});
+    pending_.push_back({step_, report, times().marks(), exchange_->spans(), pending_.empty()});
     nvtxRangePop();
   }
 
@@ -236,6 +237,7 @@ class CudaRunner final : public Runner {
     StepReport report;      // of the exchange
     std::vector<DeviceTimes::Mark> marks;
     std::vector<ExchangeSpan> spans;  // of a staged exchange, on the host
+    bool first = false;               // no other was pending
   };
   // What the host gets of a step: its StepOutcome and the clock of its marks. Steps are counted from this
   // start on.
@@ -246,6 +248,9 @@ class CudaRunner final : public Runner {
     std::memcpy(&on_gpu, from, sizeof on_gpu);
     StepReport report = step.report;
     report.loss = on_gpu.loss;
+    const std::uint64_t begin_ns = step.first ? on_gpu.begin_ns : end_ns_;
+    report.seconds = 1e-9 * static_cast<double>(on_gpu.end_ns - begin_ns);
+    end_ns_ = on_gpu.end_ns;
     if (!makes_local_steps(config_)) report.status = on_gpu.status;
     StepTimes times(this->times(), step.marks,
                     reinterpret_cast<const std::uint64_t*>(from + sizeof(StepOutcome)));
@@ -293,6 +298,7 @@ class CudaRunner final : public Runner {
   std::size_t steps_ = 0;                  // made since the start
   std::int64_t step_ = 0;                  // of the run, under way
   std::vector<Pending> pending_;
+  std::uint64_t end_ns_ = 0;     // of the last step that was reported
   DeviceArray<float> snapshot_;  // of copy_to_host()
   Event snapshot_there_;
   Stream copies_;

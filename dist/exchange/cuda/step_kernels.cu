@@ -42,6 +42,7 @@ __global__ void agree_kernel(const std::byte* first, std::size_t stride, int sta
 __global__ void outcome_kernel(const StepStatus* status, const float* loss, StepOutcome* outcome) {
   outcome->status = *status;
   outcome->loss = *loss;
+  outcome->end_ns = global_nanoseconds();
 }
 
 __global__ void count_up_kernel(std::uint32_t* values, std::uint32_t first, std::uint32_t n) {

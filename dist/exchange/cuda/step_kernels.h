@@ -32,7 +32,10 @@ void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int
 struct StepOutcome {
   double loss;
   StepStatus status;
+  std::uint64_t begin_ns,
+      end_ns;  // by the GPU's clock; the begin of steps that no other was under way before
 };
+// All but the begin.
 void write_outcome(cudaStream_t stream, const StepStatus* status, const float* loss, StepOutcome* outcome);
 // values[i] = first + i, for i < n
 void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n);

@@ -91,12 +91,6 @@ __device__ void products(const unsigned (*a)[4], const Row<kW>* tile, float (*ou
   }
 }
 
-__device__ inline unsigned two_words(float low, float high) {
-  const unsigned a = __bfloat16_as_ushort(from_float<Word>(low)),
-                 b = __bfloat16_as_ushort(from_float<Word>(high));
-  return a | b << 16;
-}
-
 // sums[n] += the weights, as products() lays them out, times columns 8 n to 8 n + 8 of the tile.
 template <int kW>
 __device__ void add_weighted(const float (*weights)[4], const Row<kW>* tile, float (*sums)[4]) {
@@ -137,6 +131,16 @@ __device__ void write_rows(const HeadRows<Word>& rows, std::int64_t first, int w
       }
     }
   }
+}
+
+// The scores outside `met(row, column)` become those of weight 0.
+template <int kW, class Met>
+__device__ void mask(float (*scores)[4], const Met& met) {
+#pragma unroll
+  for (int n = 0; n < kTile<kW> / 8; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (!met(e / 2, 8 * n + lane() % 4 * 2 + e % 2)) scores[n][e] = -INFINITY;
 }
 
 // Over the four lanes that share a row.
@@ -203,6 +207,12 @@ struct QueryBlock {
     const std::int64_t last = (c.causal && t < c.steps ? t : c.steps - 1) - j * kTile<kW>;
     return static_cast<int>(last < kTile<kW> ? last : kTile<kW>);
   }
+  // Weight 0 for the keys of tile j that a query does not meet, if there are such keys for any of the warp's.
+  __device__ void mask_scores(float (*scores)[4], std::int64_t j) const {
+    if (met(first + 16 * warp(), j) >= kTile<kW> - 1) return;
+    const int last[] = {met(mine(), j), met(mine() + 8, j)};
+    mask<kW>(scores, [&](int r, int column) { return column <= last[r]; });
+  }
   // compute(j, stage), with the tile's keys in tiles[stage][0] and its values in tiles[stage][1].
   template <class Compute>
   __device__ void over_keys(Row<kW> (*tiles)[2][kTile<kW>], const Compute& compute) const {
@@ -228,30 +238,33 @@ __global__ void __launch_bounds__(kBlock)
   unsigned q[kW / 16][4];
   own_rows<kW>(block.queries, block.first, block.width(), whole, tiles[0][0], q);
 
-  const float scale = c.scale * kLog2E;  // powers of 2
+  // Weights are powers of 2; `top` is the greatest score before it is scaled.
+  const float scale = c.scale * kLog2E;
   float sums[kW / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {};
   block.over_keys(tiles, [&](std::int64_t j, int stage) {
     float weights[kTile<kW> / 8][4];
     products<kW>(q, tiles[stage][0], weights);
+    block.mask_scores(weights, j);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int met = block.met(mine + 8 * r, j);
       float highest = top[r];
 #pragma unroll
       for (int n = 0; n < kTile<kW> / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          float& s = weights[n][2 * r + e];
-          s = 8 * n + lane() % 4 * 2 + e <= met ? s * scale : -INFINITY;
+          const float s = weights[n][2 * r + e];
           highest = s > highest ? s : highest;
         }
       highest = row_greatest(highest);
-      const float factor = exp2f(top[r] - highest);
+      const float factor = power_of_two((top[r] - highest) * scale), base = highest * scale;
       float sum = 0;
 #pragma unroll
       for (int n = 0; n < kTile<kW> / 8; ++n)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) sum += weights[n][2 * r + e] = exp2f(weights[n][2 * r + e] - highest);
+        for (int e = 0; e < 2; ++e) {
+          float& weight = weights[n][2 * r + e];
+          sum += weight = power_of_two(fmaf(weight, scale, -base));
+        }
       top[r] = highest;
       total[r] = total[r] * factor + sum;
 #pragma unroll
@@ -263,7 +276,7 @@ __global__ void __launch_bounds__(kBlock)
   for (int r = 0; r < 2; ++r) {
     total[r] = row_sum(total[r]);
     if (lane() % 4 == 0 && mine + 8 * r < c.steps)
-      log_sums[block.of_head * c.steps + mine + 8 * r] = (top[r] + log2f(total[r])) * kLn2;
+      log_sums[block.of_head * c.steps + mine + 8 * r] = (top[r] * scale + log2f(total[r])) * kLn2;
   }
   write_rows<kW>(head_rows(c, y, c.heads, block.b, block.h), block.first + 16 * warp(), block.width(), whole,
                  sums, 1 / total[0], 1 / total[1]);
@@ -294,19 +307,13 @@ __global__ void __launch_bounds__(kBlock)
     float grads[kTile<kW> / 8][4], by_weight[kTile<kW> / 8][4];
     products<kW>(q, tiles[stage][0], grads);
     products<kW>(o, tiles[stage][1], by_weight);
+    block.mask_scores(grads, j);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int met = block.met(mine + 8 * r, j);
+    for (int n = 0; n < kTile<kW> / 8; ++n)
 #pragma unroll
-      for (int n = 0; n < kTile<kW> / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int i = 2 * r + e;
-          grads[n][i] = 8 * n + lane() % 4 * 2 + e <= met
-                            ? exp2f(grads[n][i] * scale - log_sum[r]) * (by_weight[n][i] - of_row[r])
-                            : 0.0f;
-        }
-    }
+      for (int i = 0; i < 4; ++i)
+        grads[n][i] =
+            power_of_two(fmaf(grads[n][i], scale, -log_sum[i / 2])) * (by_weight[n][i] - of_row[i / 2]);
     add_weighted<kW>(grads, tiles[stage][0], sums);
   });
   write_rows<kW>(head_rows(c, dqkv, c.all_heads(), block.b, block.h), block.first + 16 * warp(),
@@ -351,23 +358,23 @@ __global__ void __launch_bounds__(kBlock)
           float weights[kTile<kW> / 8][4], grads[kTile<kW> / 8][4];
           products<kW>(k, tiles[stage][0], weights);
           products<kW>(v, tiles[stage][1], grads);
+          // Query t of the tile meets this warp's keys up to that number.
+          const std::int64_t behind = mine - i * kTile<kW>;
+          if (c.causal && first + 16 * warp() + 15 > i * kTile<kW>)
+            mask<kW>(weights, [&](int r, int t) { return t >= behind + 8 * r; });
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            // The first query of the tile that meets this key.
-            const std::int64_t behind = mine + 8 * r - i * kTile<kW>;
-            const int begin =
-                c.causal && behind > 0 ? static_cast<int>(behind < kTile<kW> ? behind : kTile<kW>) : 0;
+          for (int n = 0; n < kTile<kW> / 8; ++n)
 #pragma unroll
-            for (int n = 0; n < kTile<kW> / 8; ++n)
+            for (int e = 0; e < 2; ++e) {
+              const int t = 8 * n + lane() % 4 * 2 + e;
+              const float log_sum = shared_sums[stage][0][t], of_row = shared_sums[stage][1][t];
 #pragma unroll
-              for (int e = 0; e < 2; ++e) {
-                const int t = 8 * n + lane() % 4 * 2 + e, at = 2 * r + e;
-                const bool met = t >= begin;
-                const float weight = met ? exp2f(weights[n][at] * scale - shared_sums[stage][0][t]) : 0.0f;
+              for (int at = e; at < 4; at += 2) {
+                const float weight = power_of_two(fmaf(weights[n][at], scale, -log_sum));
                 weights[n][at] = weight;
-                grads[n][at] = met ? weight * (grads[n][at] - shared_sums[stage][1][t]) : 0.0f;
+                grads[n][at] = weight * (grads[n][at] - of_row);
               }
-          }
+            }
           add_weighted<kW>(weights, tiles[stage][1], of_values);
           add_weighted<kW>(grads, tiles[stage][0], of_keys);
         });

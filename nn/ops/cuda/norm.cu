@@ -185,22 +185,26 @@ __global__ void __launch_bounds__(kThreads)
   sums[(chunks + chunk) * r.width + column] = gradient;
 }
 
-// A thread a column: the chunks in order.
+// dweight or, of blockIdx.y == 1, dbias. A lane a column, a warp every kWarps-th chunk; the warps' sums are added
+// in their order.
 __global__ void __launch_bounds__(kThreads)
     norm_parameters_kernel(const float* sums, std::int64_t chunks, std::int64_t width, GradientTarget dweight,
                            GradientTarget dbias) {
-  const std::int64_t column = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (column >= width) return;
-  const GradientTarget targets[] = {dweight, dbias};
-  for (int which = 0; which < 2; ++which) {
-    float* to = targets[which].data;
-    if (!to) continue;
-    float sum = targets[which].accumulate ? to[column] : 0.0f;
-#pragma unroll 16
-    for (std::int64_t chunk = 0; chunk < chunks; ++chunk)
-      sum += sums[(which * chunks + chunk) * width + column];
-    to[column] = sum;
-  }
+  __shared__ float partial[kWarps][32];
+  const GradientTarget target = blockIdx.y == 0 ? dweight : dbias;
+  if (!target.data) return;  // the whole block
+  const unsigned lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  const std::int64_t column = std::int64_t{blockIdx.x} * 32 + lane;
+  float sum = 0;
+  if (column < width)
+#pragma unroll 4
+    for (std::int64_t chunk = warp; chunk < chunks; chunk += kWarps)
+      sum += sums[(blockIdx.y * chunks + chunk) * width + column];
+  partial[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0 || column >= width) return;
+  for (unsigned other = 1; other < kWarps; ++other) sum += partial[other][lane];
+  target.data[column] = target.accumulate ? target.data[column] + sum : sum;
 }
 
 // fn(NormForm(), whether centred, as a constant). aligned: all rows begin with a quad, if the width is of
@@ -266,8 +270,8 @@ void backward(const NormCall& call, const Tensor& statistics, const Tensor& dy, 
     Tensor sums = Tensor::empty({2, chunks, width}, Layout::plain, call.x.device());
     launch(norm_parameter_sums_kernel<T>, dim3(word((width + 31) / 32), word(chunks)), kThreads,
            compute_stream(), r, chunks, sums.data());
-    launch_each(static_cast<std::size_t>(width), norm_parameters_kernel, sums.data(), chunks, width,
-                out.weight, out.bias);
+    launch(norm_parameters_kernel, dim3(word((width + 31) / 32), 2), kThreads, compute_stream(), sums.data(),
+           chunks, width, out.weight, out.bias);
   });
 }
 

@@ -200,6 +200,13 @@ inline std::uint64_t global_nanoseconds() {
                                         std::chrono::steady_clock::now().time_since_epoch())
                                         .count());
 }
+inline float power_of_two(float x) {
+  return x < -126 ? 0 : std::exp2(x);
+}
+inline unsigned two_words(float low, float high) {
+  return std::bit_cast<std::uint16_t>(__float2bfloat16_rn(low)) |
+         static_cast<unsigned>(std::bit_cast<std::uint16_t>(__float2bfloat16_rn(high))) << 16;
+}
 namespace half_words {
 inline float value(unsigned word, int half) {
   return std::bit_cast<float>(half == 0 ? word << 16 : word & 0xffff0000u);

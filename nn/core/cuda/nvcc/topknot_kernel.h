@@ -19,6 +19,20 @@ __device__ inline std::uint64_t global_nanoseconds() {
   return time;
 }
 
+// 2^x within two units in the last place; results below 2^-126 are 0 (PTX ISA, ex2.approx.ftz).
+__device__ inline float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two floats, rounded to bfloat16, as the halves of a word.
+__device__ inline unsigned two_words(float low, float high) {
+  unsigned both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
 // A warp's product on the tensor cores: c += a b, a [16, 16] and b [16, 8] of bfloat16, c [16, 8] of float
 // (PTX ISA, mma.m16n8k16). Of lane l, with g = l / 4 and p = l % 4:
 //   a[0]: row g, columns 2 p and 2 p + 1; a[1]: row g + 8; a[2], a[3]: the same rows, columns 2 p + 8 and + 9
