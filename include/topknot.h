@@ -73,6 +73,20 @@ typedef struct topknot_message {
   topknot_type sum_type; /* TOPKNOT_FLOAT32 or TOPKNOT_BFLOAT16 */
 } topknot_message;
 
+/* What a rank sends of a tensor; with scope=model, of the vector of all that are compressed. For studies. */
+typedef struct topknot_sent {
+  size_t target;        /* entries that the density asks for; 0: the method sends no entries */
+  size_t count;         /* entries sent, or the numbers that the method sends in their place */
+  size_t over_capacity; /* entries that key capacity kept back */
+  double threshold;     /* what magnitudes were compared with; 0: nothing */
+  /* Before its weight, as all ranks decode it: `entries` values at these positions, or with null indices of all
+   * positions. Null values before topknot_decode() says TOPKNOT_DONE, and of methods that do not know it (dense, and
+   * the low-rank ones). The memory is the round's. */
+  const uint32_t* indices;
+  const float* values;
+  size_t entries;
+} topknot_sent;
+
 const char* topknot_version(void);
 int topknot_interface(void); /* TOPKNOT_INTERFACE of the library */
 /* Of the calling thread's last call that failed: one sentence, valid until its next call that fails. */
@@ -105,11 +119,16 @@ void topknot_destroy(topknot_compressor* compressor);
 topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step* step, const int32_t* which,
                               size_t count, const void* const* gradients, topknot_type type, double scale,
                               topknot_round** round);
+/* Weights of the ranks in the average, for instance the sizes of their shards: `ranks` of them, above 0, the same on all
+ * ranks; only their ratios matter. For rounds that begin later. Null: equal, as in the beginning. Not part of a state. */
+topknot_result topknot_set_weights(topknot_compressor* compressor, const double* weights);
 /* What is to be sent now. */
 topknot_result topknot_message_of(topknot_round* round, topknot_message* message);
 /* blocks[r], block_bytes[r]: rank r's block, own included, where the message is a block; else both may be null,
  * and the sum is in the message's memory. After an error the round can only be discarded. */
 topknot_result topknot_decode(topknot_round* round, const void* const* blocks, const size_t* block_bytes);
+/* Of tensor i of the round, in topknot_encode()'s order. */
+topknot_result topknot_sent_of(topknot_round* round, size_t i, topknot_sent* sent);
 /* averages[i]: gets the average over the ranks times `scale`, may be gradients[i]; null: not wanted. Ends the
  * round, also after an error. */
 topknot_result topknot_commit(topknot_round* round, void* const* averages, topknot_type type, double scale);

@@ -95,6 +95,7 @@ struct topknot_round {
 struct topknot_compressor {
   topknot::LibrarySettings settings;
   int rank = 0, ranks = 1;
+  std::vector<float> weights;  // by rank, of mean 1; empty: equal
   std::vector<topknot::Tensor> tensors;
   std::vector<topknot::Part> parts;
   std::list<topknot_round> rounds;

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -168,6 +169,7 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
     context.step = step->step;
     context.density = step->density == 0 ? settings.density : step->density;
     context.rank = compressor->rank, context.lr = step->lr;
+    context.weights = compressor->weights;
     if (!(context.density > 0 && context.density <= 1))
       refuse("the step's density must be above 0, at most 1, not " + short_text(context.density));
     if (settings.whole && count != compressor->tensors.size())
@@ -217,6 +219,23 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
   });
 }
 
+topknot_result topknot_set_weights(topknot_compressor* compressor, const double* weights) {
+  return locked(compressor, [&] {
+    const auto ranks = static_cast<std::size_t>(weights ? compressor->ranks : 0);
+    double sum = 0;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      if (!(weights[r] > 0 && weights[r] <= 1e30))
+        refuse("weights are numbers above 0, not " + short_text(weights[r]));
+      sum += weights[r];
+    }
+    std::vector<float> scaled(ranks);
+    for (std::size_t r = 0; r < ranks; ++r)
+      scaled[r] = static_cast<float>(weights[r] * static_cast<double>(ranks) / sum);
+    compressor->weights = std::move(scaled);
+    return TOPKNOT_OK;
+  });
+}
+
 topknot_result topknot_message_of(topknot_round* round, topknot_message* message) {
   return locked_round(round, [&] {
     if (!message) refuse("an argument is null");
@@ -228,6 +247,32 @@ topknot_result topknot_message_of(topknot_round* round, topknot_message* message
 
 topknot_result topknot_decode(topknot_round* round, const void* const* blocks, const size_t* block_bytes) {
   return locked_round(round, [&] { return decode(*round->owner, *round, blocks, block_bytes); });
+}
+
+topknot_result topknot_sent_of(topknot_round* round, size_t i, topknot_sent* sent) {
+  return locked_round(round, [&] {
+    if (!sent) refuse("an argument is null");
+    if (i >= round->tensors.size()) refuse("the round has no tensor " + std::to_string(i));
+    const topknot_compressor& owner = *round->owner;
+    const Compressor& compressor = *owner.parts[owner.tensors[round->tensors[i]].part].compressor;
+    *sent = {.target = compressor.target(),
+             .count = compressor.selected(),
+             .over_capacity = compressor.over_capacity(),
+             .threshold = compressor.threshold(),
+             .indices = nullptr,
+             .values = nullptr,
+             .entries = 0};
+    if (round->state != TOPKNOT_DONE) return TOPKNOT_OK;
+    if (const std::optional<SparseView> own = compressor.contributed()) {
+      static constexpr std::uint32_t no_index = 0;  // of lists that are known and empty
+      static constexpr float no_value = 0;
+      sent->entries = own->values.size();
+      sent->values = own->values.empty() ? &no_value : own->values.data();
+      sent->indices = own->values.empty() ? &no_index : own->indices.data();
+      if (own->indices.empty() && !own->values.empty()) sent->indices = nullptr;
+    }
+    return TOPKNOT_OK;
+  });
 }
 
 topknot_result topknot_commit(topknot_round* round, void* const* averages, topknot_type type, double scale) {

@@ -103,6 +103,31 @@ class Methods(unittest.TestCase):
                             self.assertEqual(bits(one), bits(two), f"step {step}")
                         self.assertEqual(states(straight), states(broken))
 
+    def test_weights_of_the_ranks_are_those_of_their_contributions(self):
+        ranks = make("topk", 2, {"m": (2, 2)}, density=0.25)
+        given = [{"m": np.array([[v, 0], [0, 1]], np.float32)} for v in (4, 8)]
+        for c in ranks:
+            c.set_weights([1, 3])
+        self.assertEqual(topknot.average(ranks, given, step=0)["m"][0, 0], 7)
+        for c in ranks:
+            c.set_weights(None)
+        self.assertEqual(topknot.average(ranks, given, step=1)["m"][0, 0], 6)
+        for wrong in ([1], [1, 0], [1, np.nan]):
+            self.assertRaises(Error, ranks[0].set_weights, wrong)
+
+    def test_a_round_tells_what_its_rank_sends(self):
+        ranks = make("topk", 2, {"a": (10, 10), "b": (4, 5)}, density=0.05)
+        given = [{"a": np.arange(100, dtype=np.float32).reshape(10, 10), "b": np.ones((4, 5), np.float32)} for _ in ranks]
+        rounds = [c.encode(g, step=0) for c, g in zip(ranks, given)]
+        self.assertEqual(rounds[0].sent("a"), topknot.Sent(5, 5, 0, 95.0, None, None))
+        self.assertIs(exchange(rounds), State.DONE)
+        sent = rounds[1].sent("a")
+        self.assertEqual((sent.indices.tolist(), sent.values.tolist()), ([95, 96, 97, 98, 99],) * 2)
+        self.assertEqual(rounds[1].sent("b").count, 1)
+        self.assertRaises(Error, rounds[0].sent, "c")
+        rounds[0].discard()
+        self.assertRaises(Error, rounds[0].sent, "a")
+
     def test_all_ranks_have_the_same_average(self):
         for method in METHODS:
             with self.subTest(method=method):

@@ -17,7 +17,7 @@ What a step did not send waits in the compressor (error feedback) and goes with 
 from ._arrays import Array, Buffer
 from ._library import LIBRARY, Error, NotFinite, State, Type
 from ._methods import Method, Methods, Option, methods
-from .compressor import Compressor, Message, MessagePointers, Round, average
+from .compressor import Compressor, Message, MessagePointers, Round, Sent, average
 
 __version__: str = LIBRARY.topknot_version().decode()
 
@@ -33,6 +33,7 @@ __all__ = [
     "NotFinite",
     "Option",
     "Round",
+    "Sent",
     "State",
     "Type",
     "average",

@@ -61,6 +61,18 @@ class Message(ctypes.Structure):
     ]
 
 
+class Sent(ctypes.Structure):
+    _fields_ = [
+        ("target", ctypes.c_size_t),
+        ("count", ctypes.c_size_t),
+        ("over_capacity", ctypes.c_size_t),
+        ("threshold", ctypes.c_double),
+        ("indices", address),
+        ("values", address),
+        ("entries", ctypes.c_size_t),
+    ]
+
+
 _FUNCTIONS = {  # name: (result, arguments)
     "version": (ctypes.c_char_p, []),
     "interface": (ctypes.c_int, []),
@@ -77,8 +89,10 @@ _FUNCTIONS = {  # name: (result, arguments)
         [address, ctypes.POINTER(Step), ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t, ctypes.POINTER(address),
          ctypes.c_int, ctypes.c_double, ctypes.POINTER(address)],
     ),
+    "set_weights": (ctypes.c_int, [address, ctypes.POINTER(ctypes.c_double)]),
     "message_of": (ctypes.c_int, [address, ctypes.POINTER(Message)]),
     "decode": (ctypes.c_int, [address, ctypes.POINTER(address), ctypes.POINTER(ctypes.c_size_t)]),
+    "sent_of": (ctypes.c_int, [address, ctypes.c_size_t, ctypes.POINTER(Sent)]),
     "commit": (ctypes.c_int, [address, ctypes.POINTER(address), ctypes.c_int, ctypes.c_double]),
     "discard": (None, [address]),
     "undo": (ctypes.c_int, [address, ctypes.c_int64]),

@@ -59,6 +59,24 @@ class Message(NamedTuple):
     """"float32" or "bfloat16"."""
 
 
+class Sent(NamedTuple):
+    """What this rank sends of a tensor; with scope="model", of the vector of all that are compressed."""
+
+    target: int
+    """Entries that the density asks for; 0: the method sends no entries."""
+    count: int
+    """Entries sent, or the numbers that the method sends in their place."""
+    over_capacity: int
+    """Entries that key capacity kept back."""
+    threshold: float
+    """What magnitudes were compared with; 0: nothing."""
+    indices: Optional[Array]
+    """The positions of `values` (uint32), or None: all. The arrays are the round's memory, valid until its next call."""
+    values: Optional[Array]
+    """What the rank contributes, before its weight, as all ranks decode it; None before decode() says DONE, and of methods
+    that do not know it (dense, and the low-rank ones)."""
+
+
 class MessagePointers(NamedTuple):
     """A message as addresses, for those who have no use for NumPy's arrays. A block where `sum_count` is 0."""
 
@@ -158,6 +176,19 @@ class Round:
     def _decode(self, blocks: Any, sizes: Any) -> State:
         with self._owner.lock:
             return State(check(LIBRARY.topknot_decode(self._open(), blocks, sizes)))
+
+    def sent(self, name: str) -> Sent:
+        """What this rank sends of a tensor of the round. For studies."""
+        index = self._compressor.index(name)
+        if index not in self._indices:
+            raise Error(f"there is no tensor '{name}' in the round")
+        sent = _library.Sent()
+        with self._owner.lock:
+            check(LIBRARY.topknot_sent_of(self._open(), self._indices.index(index), ctypes.byref(sent)))
+        known, n = sent.values is not None, sent.entries
+        indices = view(self, sent.indices, n, np.uint32, writable=False) if sent.indices else None
+        values = view(self, sent.values, n, np.float32, writable=False) if known else None
+        return Sent(sent.target, sent.count, sent.over_capacity, sent.threshold, indices, values)
 
     def commit(
         self, out: Optional[Mapping[str, Array]] = None, *, scale: float = 1.0, type: Optional[str] = None
@@ -336,6 +367,15 @@ class Compressor:
             assert made.value is not None
             return Round(self, made.value, tuple(indices), type)
 
+    def set_weights(self, weights: Optional[Sequence[float]]) -> None:
+        """Weights of the ranks in the average, such as the sizes of their shards: above 0, by rank, the same on all ranks;
+        only their ratios matter. For rounds that begin later; None: equal, as in the beginning. save() has them not."""
+        if weights is not None and len(weights) != self.ranks:
+            raise Error(f"there are {self.ranks} ranks, and {len(weights)} weights")
+        with self._owner.lock:
+            given = None if weights is None else (ctypes.c_double * self.ranks)(*weights)
+            check(LIBRARY.topknot_set_weights(self._open(), given))
+
     def undo(self, step: int) -> None:
         """Takes back the last commit of every tensor whose step was `step`; needs key undo=True. For steps that are found
         to be of no use after they were committed, by all ranks alike."""
@@ -427,14 +467,16 @@ def average(
         ]
         state = State.MORE
         while state is State.MORE:
-            messages = [round.message for round in rounds]
-            blocks = [message.block for message in messages if message.block is not None]
-            sums = [message.sum for message in messages if message.sum is not None]
-            if sums:
-                total = sum_of(sums, named_type(messages[0].sum_type))
+            messages = [round.message_pointers() for round in rounds]
+            if messages[0].sum_count:
+                sums = [view(r, m.sum, m.sum_count, DTYPES[m.sum_type], writable=True) for r, m in zip(rounds, messages)]
+                total = sum_of(sums, messages[0].sum_type)
                 for own_sum in sums:
                     own_sum[:] = total
-            states = {round.decode(blocks or None) for round in rounds}
+                states = {round.decode() for round in rounds}
+            else:
+                blocks, sizes = [m.block for m in messages], [m.block_bytes for m in messages]
+                states = {round.decode_pointers(blocks, sizes) for round in rounds}
             if len(states) != 1:
                 raise RuntimeError("topknot: the ranks do not agree about the step")
             state = states.pop()

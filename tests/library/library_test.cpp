@@ -517,6 +517,67 @@ TEST_CASE("rounds of different tensors may be under way at once, in threads of t
   }
 }
 
+TEST_CASE("weights of the ranks are those of their contributions to the average") {
+  const std::vector<Shape> shapes = {{"m", {2, 2}}};
+  const std::vector<std::vector<float>> gradients = {{4, 0, 1, 0}, {8, 0, 0, 1}};
+  for (const std::string method : {"topk", "dense"}) {
+    std::vector<Handle> ranks;
+    for (int r = 0; r < 2; ++r) ranks.push_back(make(method, {"density=0.25"}, r, 2, shapes));
+    const double weights[] = {1, 3}, wrong[] = {1, 0};
+    for (const Handle& rank : ranks) REQUIRE(topknot_set_weights(rank.get(), weights) == TOPKNOT_OK);
+    CHECK(topknot_set_weights(ranks[0].get(), wrong) == TOPKNOT_INVALID);  // and changes nothing
+    const auto average = [&] {
+      return exchange(ranks, {0}, 0, 0, {{gradients[0]}, {gradients[1]}}).averages[1][0];
+    };
+    CHECK(average()[0] == (0.5f * 4 + 1.5f * 8) / 2);
+    for (const Handle& rank : ranks) REQUIRE(topknot_set_weights(rank.get(), nullptr) == TOPKNOT_OK);
+    CHECK(average()[0] == 6);
+  }
+}
+
+TEST_CASE("a round tells what its rank sends, and the contribution when it is decoded") {
+  const std::vector<Shape> shapes = {{"a", {10, 10}}, {"b", {4, 5}}};
+  std::vector<float> a(100), b(20);
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i) * (i % 2 ? 1.0f : -1.0f);
+  for (std::size_t i = 0; i < b.size(); ++i) b[i] = 1;
+  const topknot_step step{0, 0, 1};
+  const std::vector<std::int32_t> which = {1, 0};
+  const std::vector<const void*> from = {b.data(), a.data()};
+  const auto sent_of = [&](const std::string& method, const std::vector<std::string>& keys, std::size_t i,
+                           bool decoded) {
+    static Handle owner;  // of the lists
+    owner = make(method, keys, 0, 1, shapes);
+    topknot_round* round = nullptr;
+    REQUIRE(topknot_encode(owner.get(), &step, which.data(), 2, from.data(), TOPKNOT_FLOAT32, 1, &round) ==
+            TOPKNOT_OK);
+    topknot_message message;
+    REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
+    if (decoded) REQUIRE(topknot_decode(round, &message.block, &message.block_bytes) == TOPKNOT_DONE);
+    topknot_sent sent;
+    REQUIRE(topknot_sent_of(round, i, &sent) == TOPKNOT_OK);
+    CHECK(topknot_sent_of(round, 2, &sent) == TOPKNOT_INVALID);
+    return sent;
+  };
+  topknot_sent sent = sent_of("topk", {"density=0.05"}, 1, false);
+  CHECK(sent.target == 5);
+  CHECK(sent.count == 5);
+  CHECK(sent.threshold == 95);
+  CHECK(sent.values == nullptr);
+  sent = sent_of("topk", {"density=0.05"}, 1, true);
+  REQUIRE(sent.entries == 5);
+  for (std::uint32_t i = 0; i < 5; ++i) CHECK((sent.indices[i] == 95 + i && sent.values[i] == a[95 + i]));
+  CHECK(sent_of("topk", {"density=0.05"}, 0, true).count == 1);
+  sent = sent_of("threshold", {"threshold=49.5", "density=0.05", "capacity=2"}, 1, true);
+  CHECK(sent.count == 10);
+  CHECK(sent.over_capacity == 40);
+  CHECK(sent.threshold == 49.5);
+  sent = sent_of("threshold", {"threshold=5000"}, 1, true);  // none, which is known
+  CHECK((sent.entries == 0 && sent.indices && sent.values));
+  sent = sent_of("signsgd", {}, 1, true);
+  CHECK((sent.target == 0 && sent.entries == 100 && !sent.indices && sent.values));
+  CHECK(sent_of("dense", {}, 1, true).values == nullptr);
+}
+
 TEST_CASE("the library lists every method, and its version") {
   const std::string json = topknot_methods();
   for (const std::string& method : compressors().names()) {
