@@ -81,16 +81,14 @@ def bytes_of(what: str, buffer: Any) -> Array:
 
 
 def sum_of(ranks: Sequence[Array], type: Type) -> Array:
-    """The sum in rank order, each addition rounded to the type."""
-    total: Array = ranks[0].copy()
-    if type != Type.BFLOAT16:
-        for other in ranks[1:]:
-            total += other
+    """The sum in rank order; of bfloat16 in float32, rounded once."""
+    narrow = type == Type.BFLOAT16
+    wide = [(numbers.astype(np.uint32) << 16).view(np.float32) if narrow else numbers for numbers in ranks]
+    total: Array = wide[0].copy()
+    for other in wide[1:]:
+        total += other
+    if not narrow:
         return total
-    total = total.astype(np.uint32) << 16
-    for other in ranks[1:]:
-        added: Array = (total.view(np.float32) + (other.astype(np.uint32) << 16).view(np.float32)).view(np.uint32)
-        rounded = (added + 0x7FFF + (added >> 16 & 1)) & 0xFFFF0000  # to nearest, ties to even
-        total = np.where((added & 0x7FFFFFFF) > 0x7F800000, added | 0x400000, rounded).astype(np.uint32)
-    total >>= 16
-    return total.astype(np.uint16)
+    bits: Array = total.view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000  # to nearest, ties to even
+    return (np.where((bits & 0x7FFFFFFF) > 0x7F800000, bits | 0x400000, rounded) >> 16).astype(np.uint16)

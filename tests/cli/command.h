@@ -52,9 +52,6 @@ inline CommandOutcome train(const std::string& arguments) {
 inline CommandOutcome compare(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/compare " + arguments);
 }
-inline CommandOutcome sparsify(const std::string& arguments) {
-  return run_command(TOPKNOT_BIN "/sparsify " + arguments);
-}
 inline CommandOutcome predict(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/predict " + arguments);
 }

@@ -274,7 +274,7 @@ TEST_CASE("help is as wide as the terminal, and 80 columns where there is none")
     CHECK(widest_line(wide.output()) <= 120);
     CHECK(widest_line(wide.output()) > 80);
   }
-  for (const std::string program : {"compare", "predict", "sparsify", "bench"})
+  for (const std::string program : {"compare", "predict", "bench"})
     for (const int columns : {60, 80, 120}) {
       Terminal terminal(TOPKNOT_BIN "/" + program + " --help", columns);
       CHECK(terminal.code() == 0);
