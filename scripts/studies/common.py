@@ -2,8 +2,12 @@
 
 import argparse
 import difflib
+import functools
+import json
+import math
 import os
 import pathlib
+import re
 import sys
 
 PROGRAM = pathlib.Path(sys.argv[0])
@@ -121,9 +125,109 @@ def count_text(number, what):
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def table(header, rows):
-    """Columns, the first to the left, the others to the right."""
-    cells = [header, *rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]).rstrip() for row in cells]
-    return "\n".join(lines)
+def table(rows):
+    """Rows of cells, the first row the header; the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def json_line(row):
+    """What is not finite is null."""
+    return json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}, separators=(",", ":"))
+
+
+def short(value):
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+class Arguments:
+    """The values of an experiment's keys, defaults or given as "key=value"."""
+
+    def __init__(self, experiment, keys, given):
+        self.experiment, self.values = experiment, {name: value for name, value, _ in keys}
+        seen = set()
+        for text in given:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise Refusal(f"'{text}' is not key=value; 'experiment {experiment} --help' lists the keys")
+            if name not in self.values:
+                raise unknown(f"key of {experiment}", name, list(self.values))
+            if name in seen:
+                raise Refusal(f"'{name}' is given twice; give it once")
+            seen.add(name)
+            self.values[name] = value
+
+    def __getitem__(self, key):
+        return self.values[key]
+
+    def _parsed(self, key, texts, kind, least, greatest, needs, example=""):
+        try:
+            values = [kind(text) for text in texts if re.fullmatch(r"[-+.\w]+", text, re.ASCII)]
+        except ValueError:
+            values = []
+        if len(values) != len(texts) or not all(least <= value <= greatest for value in values):
+            raise Refusal(f"{key} of experiment {self.experiment} needs {needs} from {least:g} to {greatest:g}{example}, "
+                          f"not '{self[key]}'")
+        return values
+
+    def whole(self, key, least, greatest):
+        return self._parsed(key, [self[key]], int, least, greatest, "a whole number")[0]
+
+    def numbers(self, key, least, greatest, kind=float):
+        """One or more, as in 1,4,10."""
+        needs = "whole numbers" if kind is int else "numbers"
+        return self._parsed(key, self[key].split(","), kind, least, greatest, needs, ", as in 1,2")
+
+    def folder(self):
+        """Where the results go; it is made."""
+        try:
+            os.makedirs(self["out"], exist_ok=True)
+        except OSError as error:
+            raise Refusal(f"out: cannot create the folder '{self['out']}': {error.strerror}") from None
+        return pathlib.Path(self["out"])
+
+
+class Results:
+    """An experiment's files in its folder."""
+
+    def __init__(self, folder):
+        self.folder, self.names = folder, []
+
+    def write(self, name, content):
+        """`content`: a text, or a figure of matplotlib."""
+        try:
+            if isinstance(content, str):
+                (self.folder / name).write_text(content, encoding="utf-8")
+            else:
+                content.savefig(self.folder / name, bbox_inches="tight", metadata={"Date": None})
+        except OSError as error:
+            raise Refusal(f"{self.folder / name}: cannot be written: {error.strerror}") from None
+        self.names += [name] if name not in self.names else []
+
+    def rows(self, stem, rows):
+        """As CSV, numbers with six digits, and as JSON lines."""
+        lines = [",".join(rows[0]), *(",".join(map(short, row.values())) for row in rows)]
+        self.write(stem + ".csv", "\n".join(lines) + "\n")
+        self.write(stem + ".jsonl", "".join(json_line(row) + "\n" for row in rows))
+
+    def done(self):
+        if self.names:
+            print(f"\nWritten: {', '.join(self.names)} in {self.folder}")
+        if not pyplot():
+            print("Plots need matplotlib: apt-get install python3-matplotlib")
+
+
+@functools.cache
+def pyplot():
+    """matplotlib.pyplot, or None without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "topknot", "svg.fonttype": "none", "axes.grid": True, "grid.alpha": 0.3,
+                                "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})  # fmt: skip
+    from matplotlib import pyplot as module
+
+    return module

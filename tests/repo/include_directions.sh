@@ -29,7 +29,6 @@ declare -A may_include=(
   [tools/common]="tools/common train/metrics nn/base"
   [tools/compare]="tools/compare tools/common train/metrics nn/base"
   [tools/predict]="tools/predict tools/common train/metrics train/plan dist/comm dist/plan dist/sparse compress nn/base"
-  [tools/experiment]="tools/experiment tools/common train/metrics compress nn/core nn/base"
   [tools/replay]="tools/replay tools/common train dist compress nn"
   [tools/gpu_timings]="tools/gpu_timings compress nn/core nn/base"
   [bench]="bench tools/common optim dist compress data nn"
