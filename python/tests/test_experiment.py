@@ -95,7 +95,9 @@ class Toy(Folder):
         self.assertEqual((self.folder / "out" / "toy.svg").exists(), PLOTS)
         rows = self.rows("toy.jsonl")
         self.assertEqual(len(rows), 4 * 3)
-        self.assertEqual(rows[1], {"step": 0, "method": "topk", "loss": rows[0]["loss"], "weights": [0.0, 1.0], "sends": [0, 0]})
+        self.assertEqual(
+            rows[1], {"step": 0, "method": "topk", "loss": rows[0]["loss"], "weights": [0.0, 1.0], "sends": [0, 0]}
+        )
         self.assertEqual((rows[2]["mu"], rows[5]["sends"]), (4.0, [1, 1]))
         csv = (self.folder / "out" / "toy.csv").read_text().splitlines()
         self.assertEqual(csv[0], 'step,"dense","topk","regtopk A, mu 4"')
@@ -125,8 +127,12 @@ class Regression(Folder):
 
     def test_random_numbers_are_those_of_the_c_program(self):
         # Philox4x32-10 of the counter 0 and key 0, by the authors' known answers; and the first rows of seed 1.
-        self.assertEqual(regtopk.words(0, 0, 1, 0, 0)[0].astype(np.uint32).tolist(), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8])
-        self.assertAlmostEqual(regtopk.regression_distance(regtopk.regression_problem(1), "dense", {}, 1, 300), -3.8438133909, 4)
+        self.assertEqual(
+            regtopk.words(0, 0, 1, 0, 0)[0].astype(np.uint32).tolist(), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+        )
+        self.assertAlmostEqual(
+            regtopk.regression_distance(regtopk.regression_problem(1), "dense", {}, 1, 300), -3.8438133909, 4
+        )
 
     def test_the_program_writes_its_table_and_files(self):
         ended = program("regression", "iterations=20", "s=0.6,1", "seeds=1,2", "mu=4", "out=" + self.at("out"))
@@ -219,7 +225,7 @@ class Selection(Folder):
         residual, shares = np.zeros(NUMEL, np.float32), []
         for t, gradient in enumerate(gradients):
             residual += gradient
-            chosen = np.argsort(-np.abs(residual), kind="stable")[:int(density * NUMEL)]
+            chosen = np.argsort(-np.abs(residual), kind="stable")[: int(density * NUMEL)]
             squares = residual.astype(np.float64) ** 2
             if t >= skip:
                 shares.append(squares[chosen].sum() / squares.sum())
@@ -229,7 +235,9 @@ class Selection(Folder):
     def test_topk_has_exactly_k_and_its_own_energy_and_others_are_held_against_it(self):
         gradients, methods, densities = normal_gradients(), selection.selectors(), [0.1, 0.01]
         rows = selection.quality(methods, densities, gradients, 4)
-        self.assertEqual([(r["density"], r["selector"]) for r in rows], [(d, label) for d in densities for label, _ in methods])
+        self.assertEqual(
+            [(r["density"], r["selector"]) for r in rows], [(d, label) for d in densities for label, _ in methods]
+        )
         for row in rows:
             with self.subTest(**row):
                 self.assertEqual(row["steps"], STEPS - 4)
@@ -262,12 +270,22 @@ class Selection(Folder):
             self.assertEqual([r["selector"] for r in rows], [label for label, _ in methods])
             for row in rows:
                 self.assertEqual((row["size"], row["rounds"], row["threads"]), (5000, 3, threads))
-                self.assertTrue(row["step_ms"] > 0 and row["ratio_quartile_1"] <= row["ratio"] <= row["ratio_quartile_3"], row)
+                self.assertTrue(
+                    row["step_ms"] > 0 and row["ratio_quartile_1"] <= row["ratio"] <= row["ratio_quartile_3"], row
+                )
             self.assertEqual((rows[0]["k"], rows[0]["count_per_k"]), (50, 1))
 
     def test_tables_and_plots_of_both_parts_are_written(self):
         np.save(self.at("g.npy"), normal_gradients())
-        ended = program("selection", "in=" + self.at("g.npy"), "densities=0.1", "skip=2", "max_log2=16", "rounds=1", "out=" + self.at("out"))
+        ended = program(
+            "selection",
+            "in=" + self.at("g.npy"),
+            "densities=0.1",
+            "skip=2",
+            "max_log2=16",
+            "rounds=1",
+            "out=" + self.at("out"),
+        )
         self.assertEqual(ended.returncode, 0, ended.stderr)
         labels = [label for label, _ in selection.selectors()]
         quality, cost = self.rows("selection_quality.jsonl"), self.rows("selection_cost.jsonl")

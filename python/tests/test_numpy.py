@@ -23,7 +23,7 @@ except ImportError:
     sys.exit(0)
 
 import topknot
-from topknot import Compressor, Error, State
+from topknot import Compressor, Error, State, exchange
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SHAPES = {"conv": (8, 4, 3, 3), "bias": (8,), "linear": (40, 31), "scalar": (), "odd": (7, 13)}
@@ -40,22 +40,6 @@ def make(method, ranks, shapes=SHAPES, **keys):
 def gradients(ranks, step, shapes=SHAPES):
     return [{name: np.random.default_rng([rank, step, i]).standard_normal(shape).astype(np.float32).reshape(shape)
              for i, (name, shape) in enumerate(shapes.items())} for rank in range(ranks)]  # fmt: skip
-
-
-def exchange(rounds):
-    """Decodes the rounds of all ranks, in which their messages are summed or gathered, to the end."""
-    while True:
-        messages = [r.message for r in rounds]
-        if messages[0].block is not None:
-            states = {r.decode([m.block for m in messages]) for r in rounds}
-        else:
-            total = topknot._arrays.sum_of([m.sum for m in messages], topknot.Type[messages[0].sum_type.upper()])
-            for m in messages:
-                m.sum[:] = total
-            states = {r.decode() for r in rounds}
-        assert len(states) == 1, states
-        if State.MORE not in states:
-            return states.pop()
 
 
 def bits(arrays):
@@ -123,7 +107,7 @@ class Methods(unittest.TestCase):
         self.assertIs(exchange(rounds), State.DONE)
         sent = rounds[1].sent("a")
         self.assertEqual((sent.indices.tolist(), sent.values.tolist()), ([95, 96, 97, 98, 99],) * 2)
-        self.assertEqual(rounds[1].sent("b").count, 1)
+        self.assertEqual(rounds[1].sent("b").entries, 1)
         self.assertRaises(Error, rounds[0].sent, "c")
         rounds[0].discard()
         self.assertRaises(Error, rounds[0].sent, "a")

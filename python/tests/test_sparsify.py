@@ -97,7 +97,9 @@ class Lines(Case):
         lines, _ = self.lines(trace_gradients(), "topk", "density=0.25", "memory=dgc", "momentum=0.9")
         self.check_trace(lines, [(0, -5), (1, -4), (1, 8.8), (0, 3), (3, 7.85), (3, 6.09), (1, -5.7), (0, -11.5)])
         lines, _ = self.lines(trace_gradients(), "topk", "density=0.25", "memory=dgc", "nesterov=true")
-        self.check_trace(lines, [(0, -9.5), (1, -7.6), (1, 14.92), (0, 5.7), (3, 9.065), (3, 11.481), (1, -8.13), (0, -17.35)])
+        self.check_trace(
+            lines, [(0, -9.5), (1, -7.6), (1, 14.92), (0, 5.7), (3, 9.065), (3, 11.481), (1, -8.13), (0, -17.35)]
+        )
 
     def test_uneven_weights_equal_a_naive_loop_to_the_last_digit(self):
         steps, ranks, d, k = 5, 3, 1000, 10
@@ -183,7 +185,7 @@ class Lines(Case):
             lines, _ = self.lines(random_values(2, 2, d), method)
             for first in (0, 3):
                 total, average = np.zeros(d, np.float32), np.zeros(d, np.float32)
-                for line in lines[first:first + 2]:
+                for line in lines[first : first + 2]:
                     total[line["indices"]] += np.array(line["values"], np.float32)
                 average[lines[first + 2]["indices"]] = lines[first + 2]["values"]
                 self.assertEqual(average.tolist(), (total * np.float32(0.5)).tolist())
@@ -293,7 +295,9 @@ class Program(Case):
         self.assertIn("24 up, 24 down; dense over up: 0.5", ended.stderr)
         lines = pathlib.Path(self.out).read_text().splitlines()
         self.assertEqual(lines[0], '{"step":0,"rank":0,"count":1,"threshold":4,"indices":[1],"values":[-4],"bytes_up":24}')
-        self.assertEqual(lines[2], '{"step":0,"aggregate":true,"indices":[1,2],"values":[-1,6],"bytes_down":[24,24],"dense_bytes":12}')
+        self.assertEqual(
+            lines[2], '{"step":0,"aggregate":true,"indices":[1,2],"values":[-1,6],"bytes_down":[24,24],"dense_bytes":12}'
+        )
         self.assertEqual(self.files(), 2)
 
     def test_standard_output_links_and_devices_are_written_and_not_replaced(self):
@@ -321,6 +325,10 @@ class Program(Case):
             with open("/dev/full", "w") as full:
                 ended = subprocess.run([sys.executable, PROGRAM, "--list"], stdout=full, stderr=subprocess.PIPE, text=True)
             self.refused(ended, "standard output cannot be written: ")
+            command = [sys.executable, PROGRAM, self.input, "--compressor", "topk", "--out", "-"]
+            with open("/dev/full", "w") as full:
+                ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+            self.refused(ended, "standard output: cannot be written: No space left")
 
     def test_it_validates_its_arguments(self):
         out = ["--out", self.out]
@@ -350,7 +358,9 @@ class Program(Case):
         pathlib.Path(self.out).write_text(earlier)
         # A limit on the size of files stands in for a disk that fills up on the way.
         np.save(self.input, np.ones((400, 100), np.float32))
-        command = f"ulimit -f 16; exec {sys.executable} {PROGRAM} {self.input} --compressor topk --density 1 --out {self.out}"
+        command = (
+            f"ulimit -f 16; exec {sys.executable} {PROGRAM} {self.input} --compressor topk --density 1 --out {self.out}"
+        )
         ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)
         self.refused(ended, "out.jsonl", "File too large")
         self.assertEqual((pathlib.Path(self.out).read_text(), self.files()), (earlier, 2))
@@ -375,7 +385,9 @@ class Program(Case):
         self.assertIn("note: without --tensors the input is one vector", program(*command, "powersgd").stderr)
         self.assertNotIn("note: without", program(*command, "powersgd", "--tensors", "3").stderr)
         ended = program(*command, "topk", "momentum=0.5", "lr=2")
-        self.assertTrue(re.search("note: momentum has no effect.*\n.*note: lr has no effect|note: lr", ended.stderr), ended.stderr)
+        self.assertTrue(
+            re.search("note: momentum has no effect.*\n.*note: lr has no effect|note: lr", ended.stderr), ended.stderr
+        )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ What a step did not send waits in the compressor (error feedback) and goes with 
 from ._arrays import Array, Buffer
 from ._library import LIBRARY, Error, NotFinite, State, Type
 from ._methods import Method, Methods, Option, methods
-from .compressor import Compressor, Message, MessagePointers, Round, Sent, average
+from .compressor import Compressor, Message, MessagePointers, Round, Sent, average, exchange
 
 __version__: str = LIBRARY.topknot_version().decode()
 
@@ -37,5 +37,6 @@ __all__ = [
     "State",
     "Type",
     "average",
+    "exchange",
     "methods",
 ]

@@ -8,7 +8,7 @@ import math
 import numbers
 import operator
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -64,7 +64,7 @@ class Sent(NamedTuple):
 
     target: int
     """Entries that the density asks for; 0: the method sends no entries."""
-    count: int
+    entries: int
     """Entries sent, or the numbers that the method sends in their place."""
     over_capacity: int
     """Entries that key capacity kept back."""
@@ -438,6 +438,29 @@ class Compressor:
         )
 
 
+def exchange(rounds: Sequence[Round], observe: Optional[Callable[[list[Message]], None]] = None) -> State:
+    """The exchange within this process, of all ranks' rounds in order, sums in rank order, until they are decoded: DONE or
+    NOT_FINITE. `observe` gets the ranks' messages before each is exchanged. For studies and tests."""
+    state = State.MORE
+    while state is State.MORE:
+        if observe:
+            observe([round.message for round in rounds])
+        messages = [round.message_pointers() for round in rounds]
+        if messages[0].sum_count:
+            sums = [view(r, m.sum, m.sum_count, DTYPES[m.sum_type], writable=True) for r, m in zip(rounds, messages)]
+            total = sum_of(sums, messages[0].sum_type)
+            for own_sum in sums:
+                own_sum[:] = total
+            states = {round.decode() for round in rounds}
+        else:
+            blocks, sizes = [m.block for m in messages], [m.block_bytes for m in messages]
+            states = {round.decode_pointers(blocks, sizes) for round in rounds}
+        if len(states) != 1:
+            raise RuntimeError("topknot: the ranks do not agree about the step")
+        state = states.pop()
+    return state
+
+
 def average(
     compressors: Sequence[Compressor],
     gradients: Sequence[Mapping[str, Array]],
@@ -465,22 +488,7 @@ def average(
             )
             for compressor, own in zip(compressors, gradients)
         ]
-        state = State.MORE
-        while state is State.MORE:
-            messages = [round.message_pointers() for round in rounds]
-            if messages[0].sum_count:
-                sums = [view(r, m.sum, m.sum_count, DTYPES[m.sum_type], writable=True) for r, m in zip(rounds, messages)]
-                total = sum_of(sums, messages[0].sum_type)
-                for own_sum in sums:
-                    own_sum[:] = total
-                states = {round.decode() for round in rounds}
-            else:
-                blocks, sizes = [m.block for m in messages], [m.block_bytes for m in messages]
-                states = {round.decode_pointers(blocks, sizes) for round in rounds}
-            if len(states) != 1:
-                raise RuntimeError("topknot: the ranks do not agree about the step")
-            state = states.pop()
-        if state is State.NOT_FINITE:
+        if exchange(rounds) is State.NOT_FINITE:
             raise NotFinite("there is a NaN or an infinity in the gradients")
         averages = rounds[0].commit()
         for round in rounds[1:]:

@@ -24,7 +24,9 @@ def read(path):
         try:
             row = (float(density) if dash else 1.0, float(cells[2]), float(cells[4]))
         except (ValueError, IndexError):
-            raise Refusal(f"{path}:{number}: a cell holds no number; the file is not a summary.csv of scripts/train-runs") from None
+            raise Refusal(
+                f"{path}:{number}: a cell holds no number; the file is not a summary.csv of scripts/train-runs"
+            ) from None
         if not row[0] > 0:
             raise Refusal(f"{path}:{number}: a density must be above 0")
         if dash:
@@ -39,7 +41,11 @@ def read(path):
 def run(arguments):
     methods, dense = read(arguments["in"])
     results = Results(arguments.folder())
-    rows = [[name, f"{d:g}", f"{accuracy:.2f}", f"{ratio:g}"] for name, points in methods.items() for d, accuracy, ratio in points]
+    rows = [
+        [name, f"{d:g}", f"{accuracy:.2f}", f"{ratio:g}"]
+        for name, points in methods.items()
+        for d, accuracy, ratio in points
+    ]
     print(table([["method", "density", "test accuracy, %", "times less sent"], *rows]))
     if plot := pyplot():
         figure, panels = plot.subplots(1, 2, figsize=(11, 4), sharey=True)

@@ -1,4 +1,4 @@
-"""What `sparsify` and `experiment` share: the package topknot with a library that was built, refusals as exit codes, tables."""
+"""What `sparsify` and `experiment` share: the package topknot with a library that was built, messages, tables."""
 
 import argparse
 import difflib
@@ -73,16 +73,12 @@ def _fail(name, code, text):
     return code
 
 
-def run(name, body):
-    """What the program exits with; one message on standard error where it fails."""
+def _code(name, body):
     try:
-        try:
-            body()
-            code = 0
-        except SystemExit as end:  # argparse's
-            code = end.code
-        sys.stdout.flush()
-        return code
+        body()
+        return 0
+    except SystemExit as end:  # argparse's
+        return end.code
     except Interrupted as stop:
         return _fail(name, 128 + stop.args[0], "interrupted; no output was written")
     except KeyboardInterrupt:
@@ -91,14 +87,25 @@ def run(name, body):
         return _fail(name, 2, error)
     except MemoryError:
         return _fail(name, 2, "out of memory")
+
+
+def run(name, body):
+    """What the program exits with; one message on standard error where it fails."""
+    code = 0
+    try:
+        code = _code(name, body)
+        sys.stdout.flush()
     except OSError as error:  # files have messages of their own
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # of what is left in the buffer nobody hears again
-        return _fail(name, 2, f"standard output cannot be written: {error.strerror}; is the disk full?")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer fails once
+        code = code or _fail(name, 2, f"standard output cannot be written: {error.strerror}; is the disk full?")
+    return code
 
 
 def unknown(kind, name, known):
     meant = difflib.get_close_matches(name, known, 1)
-    return Refusal(f"unknown {kind} '{name}'" + (f"; did you mean '{meant[0]}'?" if meant else ";") + f" known: {', '.join(known)}")
+    return Refusal(
+        f"unknown {kind} '{name}'" + (f"; did you mean '{meant[0]}'?" if meant else ";") + f" known: {', '.join(known)}"
+    )
 
 
 def open_npy(path):
@@ -110,10 +117,14 @@ def open_npy(path):
     except (ValueError, EOFError) as error:
         raise Refusal(f"{path}: is no whole .npy file of numbers: {error}") from None
     if not isinstance(array, np.ndarray) or array.dtype not in (np.dtype("<f4"), np.dtype("<f8")):
-        raise Refusal(f"{path}: holds {getattr(array, 'dtype', 'several arrays')}; little-endian float32 and float64 are read: "
-                      "numpy.save(file, x.astype('<f4'))")
+        raise Refusal(
+            f"{path}: holds {getattr(array, 'dtype', 'several arrays')}; little-endian float32 and float64 are read: "
+            "numpy.save(file, x.astype('<f4'))"
+        )
     if not array.flags.c_contiguous:
-        raise Refusal(f"{path}: is in Fortran (column) order; save it in C order: numpy.save(file, numpy.ascontiguousarray(x))")
+        raise Refusal(
+            f"{path}: is in Fortran (column) order; save it in C order: numpy.save(file, numpy.ascontiguousarray(x))"
+        )
     return array
 
 
@@ -128,13 +139,17 @@ def count_text(number, what):
 def table(rows):
     """Rows of cells, the first row the header; the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]).rstrip() for row in rows]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]).rstrip() for row in rows
+    ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def json_line(row):
     """What is not finite is null."""
-    return json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}, separators=(",", ":"))
+    return json.dumps(
+        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}, separators=(",", ":")
+    )
 
 
 def short(value):
@@ -167,8 +182,10 @@ class Arguments:
         except ValueError:
             values = []
         if len(values) != len(texts) or not all(least <= value <= greatest for value in values):
-            raise Refusal(f"{key} of experiment {self.experiment} needs {needs} from {least:g} to {greatest:g}{example}, "
-                          f"not '{self[key]}'")
+            raise Refusal(
+                f"{key} of experiment {self.experiment} needs {needs} from {least:g} to {greatest:g}{example}, "
+                f"not '{self[key]}'"
+            )
         return values
 
     def whole(self, key, least, greatest):

@@ -9,13 +9,13 @@ from .common import Results, json_line, np, pyplot, short, table, topknot
 
 # Linear regression, as in the authors' LinearRegression.py and SynthDataSet.py: workers whose data have different optima,
 # full-batch SGD on the mean squared error, and how far the shared weights end from the shared optimum. Worker n has rows
-# A_n ~ N(0, 1), its own solution t_n = m_n + N(0, 1) with m_n ~ N(0, 5), and observations A_n t_n + N(0, 0.5) (variances). The
-# weights start at U(-1, 1) / sqrt(J). Their guard that rejects long steps is left out: it is no part of the method.
+# A_n ~ N(0, 1), its own solution t_n = m_n + N(0, 1) with m_n ~ N(0, 5), and observations A_n t_n + N(0, 0.5) (variances).
+# The weights start at U(-1, 1) / sqrt(J). Their guard that rejects long steps is left out: it is no part of the method.
 WORKERS, J, ROWS = 20, 100, 500
 LEARNING_RATE = np.float32(0.01)
 
-# The toy problem, as in Toy_Example.py of github.com/AlBerey/RegTopK: logistic regression of two workers with one point each,
-# both labelled 1, one of two entries sent a step. Step 99 of Top-k is a tie in exact arithmetic, so rounding decides it.
+# The toy problem, as in Toy_Example.py of github.com/AlBerey/RegTopK: logistic regression of two workers with one point
+# each, both labelled 1, one of two entries sent a step. Step 99 of Top-k is a tie in exact arithmetic: rounding decides it.
 POINTS = np.array([[100.0, 1], [-100, 1]])
 
 
@@ -25,7 +25,12 @@ def words(seed, use, blocks, a, b):
     low, k0, k1 = 0xFFFFFFFF, seed & 0xFFFFFFFF, seed >> 32 ^ use << 24
     for _ in range(10):
         p, q = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c = [q >> np.uint64(32) ^ c[1] ^ np.uint64(k0), q & np.uint64(low), p >> np.uint64(32) ^ c[3] ^ np.uint64(k1), p & np.uint64(low)]
+        c = [
+            q >> np.uint64(32) ^ c[1] ^ np.uint64(k0),
+            q & np.uint64(low),
+            p >> np.uint64(32) ^ c[3] ^ np.uint64(k1),
+            p & np.uint64(low),
+        ]
         k0, k1 = k0 + 0x9E3779B9 & low, k1 + 0xBB67AE85 & low
     return np.stack(c, 1).astype(np.float64)
 
@@ -34,14 +39,20 @@ def normal(seed, count, a, b):
     """By Box and Muller, two of each block."""
     block = words(seed, 5, (count + 1) // 2, a, b)
     radius, angle = np.sqrt(-2 * np.log((block[:, 0] + 1) * 2.0**-32)), 6.283185307179586 * block[:, 1] * 2.0**-32
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).ravel()[:count].astype(np.float32).astype(np.float64)
+    return (
+        np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).ravel()[:count].astype(np.float32).astype(np.float64)
+    )
 
 
 def regression_problem(seed):
     """matrix, rhs: by worker, such that its gradient is matrix w - rhs. start, optimum: of the weights."""
     matrix, rhs = np.empty((WORKERS, J, J)), np.empty((WORKERS, J))
     for n in range(WORKERS):
-        rows, solution, noise = normal(seed, ROWS * J, n, 0).reshape(ROWS, J), normal(seed, J + 1, n, 1), normal(seed, ROWS, n, 2)
+        rows, solution, noise = (
+            normal(seed, ROWS * J, n, 0).reshape(ROWS, J),
+            normal(seed, J + 1, n, 1),
+            normal(seed, ROWS, n, 2),
+        )
         observed = rows @ (math.sqrt(5) * solution[J] + solution[:J]) + math.sqrt(0.5) * noise
         matrix[n], rhs[n] = 2 / ROWS * rows.T @ rows, 2 / ROWS * rows.T @ observed
     uniform = np.floor(words(seed, 1, J // 4, 0, 0).ravel() / 256) * 2.0**-24
@@ -71,8 +82,9 @@ def methods_of(mus):
     """(label, method, keys)"""
     methods = [("dense", "dense", {}), ("topk", "topk", {})]
     methods += [(f"regtopk A, mu {short(mu)}", "regtopk", {"variant": "A", "mu": mu}) for mu in mus]
-    return methods + [(f"regtopk B, mu {short(mu)}", "regtopk", {"variant": "B", "mu": mu}) for mu in mus
-                      if mu == 4 or len(mus) == 1]  # it fails at every mu
+    return methods + [
+        (f"regtopk B, mu {short(mu)}", "regtopk", {"variant": "B", "mu": mu}) for mu in mus if mu == 4 or len(mus) == 1
+    ]  # it fails at every mu
 
 
 def _regression(seed, method, keys, density, iterations):
@@ -139,7 +151,9 @@ def toy_trace(method, keys, iterations):
 
 def run_toy(arguments):
     iterations, mus = arguments.whole("iterations", 1, 1000000), arguments.numbers("mu", 1e-6, 1e9)
-    methods = [(label, method, {"mu": keys["mu"]} if keys else {}) for label, method, keys in methods_of(mus) if " B," not in label]
+    methods = [
+        (label, method, {"mu": keys["mu"]} if keys else {}) for label, method, keys in methods_of(mus) if " B," not in label
+    ]
     results = Results(arguments.folder())
     traces = [toy_trace(method, keys, iterations) for _, method, keys in methods]
     labels = [label for label, _, _ in methods]

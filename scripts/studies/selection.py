@@ -1,4 +1,4 @@
-"""What each selector takes of recorded gradients, and its cost over sizes, under error feedback (memory `residual`), one rank."""
+"""What each selector takes of recorded gradients, and its cost over sizes, with memory `residual` and one rank."""
 
 import concurrent.futures
 import os
@@ -17,7 +17,9 @@ def selectors():
     found = []
     for name in names:
         if name == "sidco":
-            found += [(f"{name} {kind}", {"select": name, "distribution": kind}) for kind in ("exponential", "pareto", "gamma")]
+            found += [
+                (f"{name} {kind}", {"select": name, "distribution": kind}) for kind in ("exponential", "pareto", "gamma")
+            ]
         else:
             found.append((name, {"select": name}))
     return found
@@ -48,10 +50,10 @@ def quality_of(label, keys, density, gradients, skip, threshold=0.0):
                 raise Refusal(f"the gradient of step {t} has a NaN or an infinity; record a run that stays finite")
             sent = round.sent("u")
             if t >= skip:
-                counts.append(sent.count / sent.target)
+                counts.append(sent.entries / sent.target)
                 thresholds.append(sent.threshold)
                 if total := energy(u):
-                    largest = np.sort(np.argpartition(np.abs(u), numel - sent.target)[numel - sent.target:])
+                    largest = np.sort(np.argpartition(np.abs(u), numel - sent.target)[numel - sent.target :])
                     shares.append(energy(sent.values) / total)
                     of_topk.append(energy(sent.values) / energy(u[largest]))
             k = sent.target
@@ -77,8 +79,8 @@ def quality(methods, densities, gradients, skip):
 
 
 class Laplace:
-    """Synthetic gradients: Laplace noise of scale 1, new at each step, plus a drift of a twentieth of it that stays. Both are
-    cut from one table of random numbers, so that making them is as cheap as a copy."""
+    """Synthetic gradients: Laplace noise of scale 1, new at each step, plus a drift of a twentieth of it that stays. Both
+    are cut from one table of random numbers, so that making them is as cheap as a copy."""
 
     PIECE = 1 << 16
 
@@ -90,13 +92,13 @@ class Laplace:
         pieces = -(-out.size // self.PIECE)
         noise, drift = (np.random.default_rng([1, s]).integers(1 << 22, size=pieces) for s in (step + 2, 0))
         for i, (a, b) in enumerate(zip(noise, drift)):
-            part = out[i * self.PIECE:(i + 1) * self.PIECE]
-            np.add(self.table[a:a + part.size], self.drift[b:b + part.size], out=part)
+            part = out[i * self.PIECE : (i + 1) * self.PIECE]
+            np.add(self.table[a : a + part.size], self.drift[b : b + part.size], out=part)
 
 
 def cost(methods, size, density, rounds, warmup, threads):
-    """Rows by method. A step is encode and commit of the library: it reads the gradient, selects, writes the message, and leaves
-    the residual; not decode, which makes the average. It alternates with a plain pass r += g of as many threads."""
+    """Rows by method. A step is encode and commit of the library: it reads the gradient, selects, writes the message, and
+    leaves the residual; not decode, which makes the average. It alternates with a plain pass r += g of as many threads."""
     gradients, pool = Laplace(), concurrent.futures.ThreadPoolExecutor(threads)
     g, plain_r, plain_g = (np.zeros(size, np.float32) for _ in range(3))
     gradients.fill(-1, plain_g)
@@ -131,7 +133,7 @@ def cost(methods, size, density, rounds, warmup, threads):
             if t >= warmup:
                 plain.append(1e3 * passed)
                 step.append(1e3 * taken)
-                counts.append(sent.count / sent.target)
+                counts.append(sent.entries / sent.target)
                 thresholds.append(sent.threshold)
         if keys["select"] == "topk":
             threshold = float(np.median(thresholds))
@@ -165,8 +167,10 @@ def run_quality(arguments, results):
     path, densities, skip = arguments["in"], arguments.numbers("densities", 1e-9, 1), arguments.whole("skip", 0, 1000000000)
     gradients = open_npy(path)
     if gradients.ndim != 2 or 0 in gradients.shape or gradients.shape[1] >= 1 << 31:
-        raise Refusal(f"in: {path} has shape {shape_text(gradients.shape)}; needed is [steps, elements], as train.record_gradients "
-                      "writes it")
+        raise Refusal(
+            f"in: {path} has shape {shape_text(gradients.shape)}; needed is [steps, elements], as train.record_gradients "
+            "writes it"
+        )
     steps, numel = gradients.shape
     if skip >= steps:
         raise Refusal(f"skip is {skip} and {path} has {steps} steps: none would count; lower skip or record more")
@@ -182,9 +186,13 @@ def run_quality(arguments, results):
     results.rows("selection_quality", rows)
     if plot := pyplot():
         ends = lambda r: [r["count_least"], r["count_greatest"]]
-        results.write("selection_count.svg", row_plot(plot, rows, "selected / k", "count_mean", ends, xscale="log", xlim=(0.05, 20)))
+        results.write(
+            "selection_count.svg", row_plot(plot, rows, "selected / k", "count_mean", ends, xscale="log", xlim=(0.05, 20))
+        )
         ends = lambda r: [0, r["energy_to_topk"]]
-        results.write("selection_energy.svg", row_plot(plot, rows, "energy / topk's", "energy_to_topk", ends, xlim=(-0.05, 2.05)))
+        results.write(
+            "selection_energy.svg", row_plot(plot, rows, "energy / topk's", "energy_to_topk", ends, xlim=(-0.05, 2.05))
+        )
 
 
 def available_bytes():
@@ -204,7 +212,8 @@ def run_cost(arguments, results, most):
     for log2 in range(LEAST_LOG2, most + 1, 2):
         needed, available = (22 << log2) + (64 << 20), available_bytes()  # five vectors, half of one for entries, the table
         if needed > available:
-            print(f"\n2^{log2} elements: skipped, they need {needed / 2**30:.1f} GiB of memory and {available / 2**30:.1f} are available")
+            gib = f"{needed / 2**30:.1f} GiB of memory and {available / 2**30:.1f} are available"
+            print(f"\n2^{log2} elements: skipped, they need {gib}")
             continue
         measured = max(rounds >> max(log2 - FULL_ROUNDS_LOG2, 0), min(rounds, 7))
         found = cost(selectors(), 1 << log2, density, measured, 2 * measured, threads)
@@ -213,8 +222,8 @@ def run_cost(arguments, results, most):
         cells += [[r["selector"], f"{r['plain_ms']:.3f}", f"{r['step_ms']:.3f}", f"{r['ratio']:.2f}",
                    f"{r['ratio_quartile_1']:.2f} to {r['ratio_quartile_3']:.2f}", f"{r['lowest_ratio']:.2f}",
                    f"{r['count_per_k']:.3f}"] for r in found]  # fmt: skip
-        print(f"\n2^{log2} elements, density {short(density)}, k = {found[0]['k']}, threads {threads}, medians of {measured} steps "
-              f"after {2 * measured}\n{table(cells)}", flush=True)
+        where = f"density {short(density)}, k = {found[0]['k']}, threads {threads}"
+        print(f"\n2^{log2} elements, {where}, medians of {measured} steps after {2 * measured}\n{table(cells)}", flush=True)
         results.rows("selection_cost", rows)  # after every size: the large ones take minutes
     if not rows:
         raise Refusal("no size fits into memory; nothing was measured")

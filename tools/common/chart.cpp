@@ -158,7 +158,6 @@ std::string draw_line(const Panel& panel, const Line& line) {
   if (line.points.empty()) return "";
   std::string svg = fmt::format(R"(<g stroke="{}" stroke-width="{}"{}>)", line.colour, num(line.width),
                                 line.opacity < 1 ? fmt::format(R"( opacity="{}")", num(line.opacity)) : "");
-  if (!line.title.empty() && !panel.values) svg += "<title>" + escape(line.title) + "</title>";
   svg += fmt::format(R"(<path fill="none" stroke-linejoin="round"{} d="{}"/>)",
                      line.dash.empty() ? "" : fmt::format(R"( stroke-dasharray="{}")", line.dash),
                      path_of(panel, line.points));
@@ -187,7 +186,7 @@ std::string value_strips(const Panel& panel) {
   std::string svg;
   const double width = (panel.x.to - panel.x.from) / kStrips;
   const std::string axis = panel.x.label.substr(0, panel.x.label.find('\n'));
-  for (int i = 0; i < kStrips && panel.values; ++i) {
+  for (int i = 0; i < kStrips; ++i) {
     const double left = panel.x.from + i * width;
     std::string text;
     for (const Line& line : panel.lines) {
@@ -422,9 +421,9 @@ std::string legend_html(const std::vector<LegendEntry>& entries, const std::vect
 }
 
 std::string stand_alone_plot(const std::vector<Panel>& panels, const std::vector<LegendEntry>& legend,
-                             const std::string& description, int label_room) {
+                             const std::string& description) {
   std::string entries;
-  const int left = static_cast<int>(kLeft) + label_room, right = static_cast<int>(kRowWidth) + label_room;
+  const int left = static_cast<int>(kLeft), right = static_cast<int>(kRowWidth);
   double x = left;
   int y = 18;
   for (const auto& [name, style] : legend) {
@@ -442,9 +441,9 @@ std::string stand_alone_plot(const std::vector<Panel>& panels, const std::vector
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
       "role=\"img\" "
       "aria-label=\"{2}\">{3}<rect class=\"paper\" width=\"{0}\" height=\"{1}\"/>\n{4}\n<g "
-      "transform=\"translate({5} "
-      "{6})\">",
-      right, height, escape(description), kPlotStyle, entries, label_room, top);
+      "transform=\"translate(0 "
+      "{5})\">",
+      right, height, escape(description), kPlotStyle, entries, top);
   const double count = static_cast<double>(panels.size());
   const double width = (kRowWidth - kLeft - kRight - kGap * (count - 1)) / count;
   for (std::size_t i = 0; i < panels.size(); ++i) {

@@ -96,8 +96,6 @@ struct Panel {
   std::vector<std::pair<Point, std::string>> marks;  // ringed points, with colour
   double reference = 0;                              // a dotted horizontal line at this value
   std::string reference_label;                       // "": none
-  // Pointing shows each line's nearest value; false: the line's title alone, where y is no quantity.
-  bool values = true;
 };
 
 // The panels for a page, each an <svg>: side by side, or below each other if the page is narrow. `id` is
@@ -113,10 +111,9 @@ std::string swatch(const LineStyle& style);  // a piece of the line, as HTML
 std::string legend_html(const std::vector<LegendEntry>& entries, const std::vector<std::string>& notes = {});
 
 // A plot as an SVG file that stands by itself: a legend in as many lines as it needs, above a row of panels
-// with one y axis (each panel's y scale must be the same). `label_room` is added at the left, for labels of
-// the y axis that are longer than numbers.
+// with one y axis (each panel's y scale must be the same).
 std::string stand_alone_plot(const std::vector<Panel>& panels, const std::vector<LegendEntry>& legend,
-                             const std::string& description, int label_room = 0);
+                             const std::string& description);
 
 // Text for HTML and SVG.
 std::string escape(const std::string& text);
