@@ -165,7 +165,8 @@ StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& 
   return cost;
 }
 
-void print_dry_run(const Config& config) {
+void print_dry_run(const Config& given) {
+  const Config config = before_choice(given);
   if (config.train.device != "cuda") check_device(config);  // a GPU's run can be looked at without the GPU
   const RunData data = load_data(config);
   const RunCheck check = check_run(config, data);
@@ -178,6 +179,8 @@ void print_dry_run(const Config& config) {
   const Plan plan = plan_steps(config, loader);
 
   print_parameters(model->store, arena, config.compress.name != "dense");
+  if (chooses_method(given))
+    fmt::print("compress.name=auto chooses when the run starts; dense stands here\n");
   if (needs_plan(exchange_options(config)))
     fmt::print(
         "exchange.merge={} plans from times that are measured when the run starts; until then one group a "

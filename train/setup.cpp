@@ -268,8 +268,8 @@ void check_applied(const Config& config, const Optimizer& optimizer, const std::
 
 }  // namespace
 
-RunCheck check_run(const Config& config, const RunData& data, bool first_weights,
-                   std::vector<Problem> known) {
+RunCheck check_run(const Config& given, const RunData& data, bool first_weights, std::vector<Problem> known) {
+  const Config config = before_choice(given);
   RunCheck check;
   const std::size_t before = known.size();
   std::unique_ptr<BuiltModel> model;

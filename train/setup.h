@@ -31,7 +31,7 @@ DatasetOptions dataset_options(const Config& config);
 
 // What all ranks of a process share.
 struct RunInputs {
-  const Config& config;
+  Config config;
   const RunData& data;
   RunDirectory folder;  // written by rank 0 only
   bool quiet = false;

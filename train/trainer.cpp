@@ -17,6 +17,7 @@
 #include "train/checkpoint/checkpointer.h"
 #include "train/checks.h"
 #include "train/metrics/metrics.h"
+#include "train/plan/auto_method.h"
 #include "train/reporter.h"
 #include "train/start.h"
 #include "train/step.h"
@@ -473,8 +474,9 @@ constexpr std::chrono::seconds kLongestStart{10}, kLongestEnd{5};
 
 }  // namespace
 
-RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
+RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
   set_log_rank(communicator.rank(), communicator.size());
+  RunInputs inputs = given;
   std::optional<EndAfterSignal> guard;  // outlives the trainer, whose threads may hang in a file system
   std::optional<Trainer> trainer;
   const auto last_words = [&](const std::string& text) {
@@ -500,7 +502,12 @@ RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator) {
       trainer.emplace(inputs, communicator, &resumed, data,
                       settle_threads(communicator, inputs.config, threads_of(resumed.manifest)));
     } else {
-      trainer.emplace(inputs, communicator, nullptr, data, settle_threads(communicator, inputs.config));
+      const std::vector<int> threads = settle_threads(communicator, inputs.config);
+      if (chooses_method(inputs.config)) {
+        ChosenMethod chosen = choose_method(inputs, communicator);
+        inputs.config = std::move(chosen.config), inputs.origins = std::move(chosen.origins);
+      }
+      trainer.emplace(inputs, communicator, nullptr, data, threads);
     }
     guard.reset();
     RunOutcome outcome = trainer->run();

@@ -33,6 +33,13 @@ def normalised(images):
     return ((images.float() / 255 - MEAN) / DEVIATION).contiguous(memory_format=torch.channels_last)
 
 
+IMAGES = 50000  # of the training set
+
+
+def steps_of_epoch(options):
+    return IMAGES // (options.batch * options.ranks)
+
+
 class Cifar10:
     """Training on one rank's part of the set; options as lab_ddp.py parses them."""
 
@@ -43,7 +50,7 @@ class Cifar10:
         images, self.labels = read(options.data, [f"data_batch_{i}.bin" for i in range(1, 6)])
         self.padded = torch.nn.functional.pad(images, (PADDING,) * 4)
         self.test_images, self.test_labels = (part[options.rank::options.ranks] for part in read(options.data, ["test_batch.bin"]))
-        self.steps_per_epoch = len(self.labels) // (options.batch * options.ranks)
+        self.steps_per_epoch = steps_of_epoch(options)
         self.steps = options.epochs * self.steps_per_epoch
         evaluations = round(options.epochs / EVALUATE_EVERY)
         self.evaluated_after = {round(i * self.steps / evaluations) for i in range(1, evaluations + 1)}

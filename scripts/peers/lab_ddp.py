@@ -62,6 +62,7 @@ def parse_arguments():
     parser.add_argument("--hook", choices=tuple(HOOKS), default="none")
     parser.add_argument("--method", help="of topknot (topk), or preset of local (sparseloco)")
     parser.add_argument("--key", action="append", default=[], metavar="NAME=VALUE", help="of that method; may be repeated")
+    parser.add_argument("--warmup", metavar="DENSITY,...", help="of topknot, with --data: densities of the first epochs")
     parser.add_argument("--every", type=int, default=30, help="of local: steps between two exchanges")
     parser.add_argument("--out", required=True, help="run folder, written by rank 0")
     parser.add_argument("--threads", type=int, default=1)
@@ -79,6 +80,12 @@ def parse_arguments():
         parser.error("--data: not with --hook local or off, whose ranks have weights of their own")
     if (options.method or options.key) and options.hook not in METHODS:
         parser.error(f"--method and --key go with --hook {' or '.join(METHODS)}")
+    if options.warmup and not (options.data and options.hook == "topknot"):
+        parser.error("--warmup goes with --data and --hook topknot")
+    try:
+        options.warmup = [float(density) for density in options.warmup.split(",")] if options.warmup else []
+    except ValueError:
+        parser.error("--warmup: densities separated by commas")
     options.method = options.method or METHODS.get(options.hook)
     if any("=" not in key for key in options.key):
         parser.error("--key must be NAME=VALUE")
@@ -185,8 +192,10 @@ def wrapped(torch, model, options):
         # A function, as DDP asks what it registers for its __qualname__.
         ddp.register_comm_hook(state, lambda state, bucket: hook(state, bucket))
     elif options.hook == "topknot":
+        from cifar10 import steps_of_epoch
         from topknot.torch import CompressionHook
-        state = CompressionHook(ddp, options.method, dense_steps=2, keys=options.keys)
+        epoch = steps_of_epoch(options) if options.data else 1
+        state = CompressionHook(ddp, options.method, dense_steps=2, warmup=options.warmup, warmup_steps=epoch, keys=options.keys)
     return ddp, Bytes(options.hook, parameters, state)
 
 

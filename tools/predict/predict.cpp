@@ -196,41 +196,11 @@ Prediction predict(const ExchangeProfile& profile, const PredictSetting& setting
     return p;
   }
   const auto groups = setting.groups.empty() ? groups_by(setting.merge, at) : setting.groups;
-  const CostModel model = cost_model(at);
-  std::size_t next = 0, handled = 0;  // parameters so far; those of the method
-  for (const auto& parameter : at.parameters) handled += is_dense(at) || parameter.compressed;
-  double later = 0;  // further rounds, when all groups have been decoded
-  const auto add = [&](std::size_t count) {
-    const bool compressed = next < handled;
-    double elements = 0;
-    for (std::size_t end = next + count; next < end; ++next)
-      elements += static_cast<double>(at.parameters.at(next).numel);
-    ++p.groups;
-    if (compressed) {
-      p.encode += model.sparsify(elements);
-      p.communicate += model.communicate(elements);
-      p.decode += at_size(at.groups, &GroupCost::decode_s, elements);
-      const double bytes = at_size(at.groups, &GroupCost::later_bytes, elements);
-      if (bytes > 0) later += (at.sums ? at.reduce : at.gather).seconds(bytes);
-      return;
-    }
-    const double share = at.dense.elements > 0 ? elements / at.dense.elements : 0;
-    p.encode += share * at.dense.encode_s;
-    p.decode += share * at.dense.decode_s;
-    p.communicate += (at.dense_sums ? at.reduce : at.gather).seconds(share * at.dense.bytes);
-  };
-  for (const std::size_t count : groups) add(count);
-  if (next < at.parameters.size()) add(at.parameters.size() - next);
-  const double makespan = modelled_makespan(at, groups);
-  const double agreement = at.gather.seconds(1);  // beside decoding
-  p.exposed = std::max(0.0, makespan - p.backward - p.encode) + later +
-              (at.overlaps ? std::max(0.0, agreement - p.decode) : agreement);
-  p.communicate += later + agreement;
-  if (p.every > 0) {  // a sync has nothing to hide behind
-    for (double* part : {&p.encode, &p.decode, &p.communicate}) *part /= static_cast<double>(p.every);
-    p.exposed = p.communicate;
-  }
-  p.iteration = alone + p.encode + p.exposed + p.decode;
+  const StepModel step = modelled_step(at, groups, setting.every);
+  p.groups = step.groups;
+  p.encode = step.encode, p.decode = step.decode;
+  p.communicate = step.communicate, p.exposed = step.exposed;
+  p.iteration = step.seconds;
   p.speed_up = p.ranks * alone / p.iteration;
   p.efficiency = alone / p.iteration;
   return p;

@@ -72,6 +72,12 @@ struct Config {
     std::int64_t overlap_steps = 0;
   } exchange;
 
+  // Of compress.name: auto (train/plan/auto_method.h).
+  struct Auto {
+    std::string accuracy = "safe";  // exact, safe, aggressive
+    bool local_steps = false;
+  } automatic;
+
   // What the exchanged change of the weights does to them, if exchange.every is given (train/local_steps.h).
   struct Outer {
     std::string name = "nesterov";  // nesterov, sgd
@@ -194,6 +200,14 @@ struct LoadedConfig {
 // throws for bad input.
 LoadedConfig load_config(const std::string& file, const std::vector<std::string>& overrides);
 
+// compress.name of a run that chooses its method when it starts; the run's own config.yaml has the choice.
+inline constexpr const char* kAutoMethod = "auto";
+inline bool chooses_method(const Config& config) {
+  return config.compress.name == kAutoMethod;
+}
+// As such a run is looked at before it has chosen.
+Config before_choice(Config config);
+
 // Whether the ranks exchange what several steps have done to their weights (train/local_steps.h).
 inline bool makes_local_steps(const Config& config) {
   return config.exchange.every > 0;
@@ -215,6 +229,7 @@ std::set<std::string> keys_without_use(const Config& config);
 // is a GPU; the run was started by --resume.
 inline constexpr const char* kSelectingMethods = "methods that select entries";
 inline constexpr const char* kCompressingMethods = "methods that compress";
+inline constexpr const char* kAutoRuns = "compress.name=auto";
 inline constexpr const char* kGpus = "GPUs";
 inline constexpr const char* kResume = "train --resume";
 

@@ -45,7 +45,10 @@ std::set<std::string> users_in(const Config& config, bool resumed) {
   } else {
     words.insert(c.name);
   }
-  if (c.name != "dense") words.insert(kCompressingMethods);
+  if (chooses_method(config))
+    words.insert(kAutoRuns);
+  else if (c.name != "dense")
+    words.insert(kCompressingMethods);
   if (config.dist.backend == "auto") words.insert({"gloo", "nccl"});
   if (on_gpu(config)) words.insert(kGpus);
   if (resumed) words.insert(kResume);
@@ -83,7 +86,13 @@ std::vector<std::string> deciding_keys(const Key& key) {
 
 }  // namespace
 
-std::vector<Problem> check_config(const Config& config) {
+Config before_choice(Config config) {
+  if (chooses_method(config)) config.compress.name = "dense";
+  return config;
+}
+
+std::vector<Problem> check_config(const Config& given) {
+  const Config config = before_choice(given);
   std::vector<Problem> problems;
   const auto need = [&](bool holds, const std::string& key, const std::string& text) {
     if (!holds) problems.push_back({key, key + ": " + text});
@@ -124,6 +133,14 @@ std::vector<Problem> check_config(const Config& config) {
   attempt("optimizer.nesterov", [&] { check_optimizer(config.optimizer); });
   attempt("schedule.milestones", [&] { check_milestones(config.schedule); });
   attempt("schedule.min_lr", [&] { check_min_lr(config.schedule, config.optimizer.lr); });
+  if (chooses_method(given)) {
+    need(!on_gpu(config), "compress.name",
+         "auto measures on CPUs so far, and the device is a GPU; name a method, or set train.device=cpu");
+    need(!makes_local_steps(config), "exchange.every",
+         "is a choice of compress.name=auto, if auto.local_steps=true allows it; leave it out");
+    need(config.exchange.groups.empty() && config.exchange.profile.empty(), "compress.name",
+         "auto makes its own plan from times of its own; leave exchange.groups and exchange.profile out");
+  }
   need(config.compress.warmup.empty() || config.compress.warmup_epochs == 0, "compress.warmup_epochs",
        "compress.warmup lists the densities of the first epochs already; give one of the two");
   need(config.model.reinit.empty() || !config.model.init_from.empty(), "model.reinit",
@@ -260,7 +277,7 @@ std::string run_directory_name(const Config& config) {
   if (!config.output.dir.empty()) return config.output.dir;
   std::set<std::string> named = {"seed", "model.name", "data.name", "compress.name", "dist.ranks"};
   std::string name = fmt::format("runs/{}-{}-{}", config.model.name, config.data.name, config.compress.name);
-  if (config.compress.name != "dense") {
+  if (config.compress.name != "dense" && !chooses_method(config)) {
     name += "-" + format_number(config.compress.density);
     named.insert("compress.density");
   }

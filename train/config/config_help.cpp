@@ -27,6 +27,7 @@ const char* section_help(const std::string& section) {
   if (section == "optimizer") return "how the averaged gradient changes the weights";
   if (section == "schedule") return "how the learning rate changes";
   if (section == "compress") return "what of a gradient is sent";
+  if (section == "auto") return "what compress.name=auto may choose";
   if (section == "exchange") return "how gradients are sent";
   if (section == "dist") return "the ranks that train together";
   if (section == "train") return "how long and how";

@@ -208,8 +208,10 @@ std::vector<Key> method_keys() {
              "the rate at the end, the least rate")
           .of({"cosine", "plateau"}),
 
-      registered("compress.name", at<c, &Compress::name>, "compressor",
-                 "how gradients are compressed (train --list compressors); dense: not at all"),
+      registered(
+          "compress.name", at<c, &Compress::name>, "compressor",
+          "how gradients are compressed (train --list compressors); dense: not at all; auto: what takes the "
+          "least time here by measured times"),
       shared("density", at<c, &Compress::density>).used_by({kSelectingMethods}),
       above("compress.warmup", at<c, &Compress::warmup>, 0, 1,
             "densities of the first epochs, one per epoch; compress.density after them")

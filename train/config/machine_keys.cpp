@@ -12,6 +12,7 @@ using namespace key_rows;
 
 std::vector<Key> machine_keys() {
   constexpr auto e = &Config::exchange;
+  constexpr auto a = &Config::automatic;
   constexpr auto u = &Config::outer;
   constexpr auto d = &Config::dist;
   constexpr auto t = &Config::train;
@@ -20,6 +21,16 @@ std::vector<Key> machine_keys() {
   using Dist = Config::Dist;
   using Train = Config::Train;
   return {
+      text("auto.accuracy", at<a, &Config::Auto::accuracy>,
+           "what compress.name=auto may choose. exact: dense; safe: also what ended within the spread of "
+           "dense "
+           "in docs/results; aggressive: also what was not shown to",
+           {"exact", "safe", "aggressive"})
+          .used_by({kAutoRuns}),
+      flag("auto.local_steps", at<a, &Config::Auto::local_steps>,
+           "compress.name=auto may choose local steps, whose learning rate is the run's own matter")
+          .used_by({kAutoRuns}),
+
       text("exchange.merge", at<e, &Config::Exchange::merge>,
            "what is sent together (train --list merges); auto: buckets, so that groups are sent while the "
            "backward pass goes on",

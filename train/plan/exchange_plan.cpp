@@ -50,10 +50,6 @@ std::string shared_text(CollectiveQueue& queue, std::string text) {
   return text;
 }
 
-std::string milliseconds(double seconds) {
-  return fmt::format("{:.3g} ms", 1e3 * seconds);
-}
-
 // The quickest one that the method's messages allow.
 std::string chosen_collective(const ExchangeProfile& profile, ExchangeOptions options) {
   options.collective = quickest_collective(profile);
@@ -83,21 +79,25 @@ void log_choice(const ExchangeProfile& profile, const ParameterArena& arena, con
       fmt::format("exchange: {} takes {:.3g} us + {:.3g} ns per byte, a link {:.3g} us + {:.3g} ns per byte; "
                   "backward {}, encoding all at once {}",
                   profile.sums ? "all_reduce" : "all_gather", 1e6 * fit.alpha, 1e9 * fit.beta,
-                  1e6 * profile.link.alpha, 1e9 * profile.link.beta, milliseconds(profile.backward_s),
-                  milliseconds(profile.groups.back().encode_s)));
+                  1e6 * profile.link.alpha, 1e9 * profile.link.beta, milliseconds_text(profile.backward_s),
+                  milliseconds_text(profile.groups.back().encode_s)));
   if (choice.chosen) log_info("exchange: exchange.collective=auto takes " + options.collective);
   if (!choice.planned) return;
   log_info(
       fmt::format("exchange: exchange.merge={} plans {} groups of {} parameters; modelled makespan {} (none: "
                   "{}, all: {})",
                   options.merge, options.groups.size(), sent_layers(profile).size(),
-                  milliseconds(modelled_makespan(
+                  milliseconds_text(modelled_makespan(
                       profile, std::vector<std::size_t>(options.groups.begin(), options.groups.end()))),
-                  milliseconds(modelled_makespan(profile, counts(arena, profile, "none"))),
-                  milliseconds(modelled_makespan(profile, counts(arena, profile, "all")))));
+                  milliseconds_text(modelled_makespan(profile, counts(arena, profile, "none"))),
+                  milliseconds_text(modelled_makespan(profile, counts(arena, profile, "all")))));
 }
 
 }  // namespace
+
+std::string milliseconds_text(double seconds) {
+  return fmt::format("{:.3g} ms", 1e3 * seconds);
+}
 
 double at_size(const std::vector<Cost>& groups, double Cost::*figure, double elements) {
   TOPKNOT_CHECK(!groups.empty(), "a profile without measured groups");
@@ -180,6 +180,51 @@ double modelled_makespan(const ExchangeProfile& profile, std::span<const std::si
     if (!profile.overlaps) compute = network, encoding += sending;
   }
   return network;
+}
+
+StepModel modelled_step(const ExchangeProfile& profile, std::span<const std::size_t> groups,
+                        std::int64_t every) {
+  StepModel step;
+  const double alone = profile.data_s + profile.forward_s + profile.backward_s + profile.update_s;
+  step.seconds = alone;
+  if (profile.ranks == 1) return step;
+  const CostModel model = cost_model(profile);
+  std::size_t next = 0, handled = 0;  // parameters so far; those of the method
+  for (const auto& parameter : profile.parameters) handled += dense_method(profile) || parameter.compressed;
+  double later = 0;  // further rounds, when all groups have been decoded
+  const auto add = [&](std::size_t count) {
+    const bool compressed = next < handled;
+    double elements = 0;
+    for (std::size_t end = next + count; next < end; ++next)
+      elements += static_cast<double>(profile.parameters.at(next).numel);
+    ++step.groups;
+    if (compressed) {
+      step.encode += model.sparsify(elements);
+      step.communicate += model.communicate(elements);
+      step.decode += at_size(profile.groups, &Cost::decode_s, elements);
+      const double bytes = at_size(profile.groups, &Cost::later_bytes, elements);
+      if (bytes > 0) later += (profile.sums ? profile.reduce : profile.gather).seconds(bytes);
+      return;
+    }
+    const double share = profile.dense.elements > 0 ? elements / profile.dense.elements : 0;
+    step.encode += share * profile.dense.encode_s;
+    step.decode += share * profile.dense.decode_s;
+    step.communicate +=
+        (profile.dense_sums ? profile.reduce : profile.gather).seconds(share * profile.dense.bytes);
+  };
+  for (const std::size_t count : groups) add(count);
+  if (next < profile.parameters.size()) add(profile.parameters.size() - next);
+  const double makespan = modelled_makespan(profile, groups);
+  const double agreement = profile.gather.seconds(1);  // beside decoding
+  step.exposed = std::max(0.0, makespan - profile.backward_s - step.encode) + later +
+                 (profile.overlaps ? std::max(0.0, agreement - step.decode) : agreement);
+  step.communicate += later + agreement;
+  if (every > 0) {
+    for (double* part : {&step.encode, &step.decode, &step.communicate}) *part /= static_cast<double>(every);
+    step.exposed = step.communicate;
+  }
+  step.seconds = alone + step.encode + step.exposed + step.decode;
+  return step;
 }
 
 double measured_makespan(std::span<const ExchangeSpan> spans,

@@ -17,6 +17,8 @@
 
 namespace topknot {
 
+std::string milliseconds_text(double seconds);  // "12.3 ms"
+
 // A measured figure at a size in between: linear between neighbours; of fewer elements than measured the
 // first one's, of more in proportion to the last. 0 at 0 elements.
 double at_size(const std::vector<ExchangeProfile::Group>& groups, double ExchangeProfile::Group::*figure,
@@ -43,6 +45,18 @@ std::vector<std::size_t> planned_groups(const std::string& rule, const ExchangeP
 // one group more. Where nothing overlaps, every collective delays what comes after it. Throws Error for
 // groups that do not fit the profile's parameters.
 double modelled_makespan(const ExchangeProfile& profile, std::span<const std::size_t> groups);
+
+// A step of `profile.ranks` ranks by the profile, in seconds; where only one is left, without an exchange.
+// `every`: of local steps, whose exchange has nothing to hide behind; its parts are then those of one step.
+struct StepModel {
+  std::size_t groups = 0;
+  double encode = 0, decode = 0;
+  double communicate = 0;  // all collectives, the byte of the agreement included
+  double exposed = 0;      // the part of it that the computation waits for
+  double seconds = 0;      // the step
+};
+StepModel modelled_step(const ExchangeProfile& profile, std::span<const std::size_t> groups,
+                        std::int64_t every = 0);
 
 // The measured makespan of a step: from `backward_begin`, where the backward pass began whose hooks drove the
 // exchange, to the end of the last group's first collective. The agreement and further rounds do not count;

@@ -242,30 +242,6 @@ ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& 
   return cost;
 }
 
-void measure_layers(const Config& config, const Dataset& data, const ParameterArena& arena,
-                    CollectiveQueue& queue, ExchangeProfile& profile) {
-  const LayerTimes times = measure_layer_times(config, data, queue.communicator().rank(), profile.ranks,
-                                               [&] { queue.run([](Communicator& c) { c.barrier(); }); });
-  const bool compressing = profile.method != "dense";
-  double backward = 0;
-  for (const double ready : times.ready) backward = std::max(backward, ready);
-  const bool late =
-      (config.compress.clip > 0 || config.train.clip_local > 0) && config.train.clip_local_scope == "model";
-  const auto parameters = arena.parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const Parameter& p = *parameters[i];
-    profile.parameters.push_back({p.name(), p.numel(), compressing && p.compressible(),
-                                  late ? (i == 0 ? backward : 0) : times.backward[i],
-                                  late ? backward : times.ready[i]});
-  }
-  // Of a step's batches all but the last have a backward pass that sends nothing.
-  const int batches = config.train.accumulate;
-  profile.data_s = batches * times.data_s;
-  profile.forward_s = batches * times.forward_s + (batches - 1) * backward;
-  profile.backward_s = backward;
-  profile.update_s = times.update_s;
-}
-
 constexpr std::size_t kSmallest = 64;          // bytes
 constexpr std::size_t kStep = 4;               // from size to size
 constexpr std::int64_t kMost = 9, kLeast = 3;  // repetitions of one size, the first is not counted
@@ -464,24 +440,44 @@ NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, s
   return times;
 }
 
-ExchangeProfile measure_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
-                                 CollectiveQueue& queue, const ExchangeOptions& options) {
-  ExchangeProfile profile;
+ExchangeProfile measure_layers(const Config& config, const Dataset& data, const ParameterArena& arena,
+                               CollectiveQueue& queue) {
   const Communicator& communicator = queue.communicator();
-  const bool compressing = config.compress.name != "dense";
+  ExchangeProfile profile;
   profile.model = config.model.name;
   profile.dataset = config.data.name;
-  profile.method = config.compress.name;
-  profile.options = profile_options(config);
-  profile.density = compressing ? config.compress.density : 1.0;
   profile.ranks = communicator.size();
   profile.threads = compute_threads(config);
   profile.batch = config.data.batch_size;
   profile.backend = communicator.network();
   profile.overlaps = communicator.overlaps();
-  profile.dense_sums = options.dense_values == "fp32";
-  measure_layers(config, data, arena, queue, profile);
+  const LayerTimes times = measure_layer_times(config, data, communicator.rank(), profile.ranks,
+                                               [&] { queue.run([](Communicator& c) { c.barrier(); }); });
+  double backward = 0;
+  for (const double ready : times.ready) backward = std::max(backward, ready);
+  const bool late =
+      (config.compress.clip > 0 || config.train.clip_local > 0) && config.train.clip_local_scope == "model";
+  const auto parameters = arena.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    profile.parameters.push_back({parameters[i]->name(), parameters[i]->numel(), false,
+                                  late ? (i == 0 ? backward : 0) : times.backward[i],
+                                  late ? backward : times.ready[i]});
+  // Of a step's batches all but the last have a backward pass that sends nothing.
+  const int batches = config.train.accumulate;
+  profile.data_s = batches * times.data_s;
+  profile.forward_s = batches * times.forward_s + (batches - 1) * backward;
+  profile.backward_s = backward;
+  profile.update_s = times.update_s;
+  return profile;
+}
 
+void measure_method(const Config& config, const ParameterArena& arena, CollectiveQueue& queue,
+                    const ExchangeOptions& options, ExchangeProfile& profile) {
+  const bool compressing = config.compress.name != "dense";
+  profile.method = config.compress.name;
+  profile.options = profile_options(config);
+  profile.density = compressing ? config.compress.density : 1.0;
+  profile.dense_sums = options.dense_values == "fp32";
   ExchangeOptions plain = options;
   plain.collective = "all_gather";
   const auto parameters = arena.parameters();
@@ -489,11 +485,14 @@ ExchangeProfile measure_exchange(const Config& config, const Dataset& data, cons
   if (compressing)
     handled = static_cast<std::size_t>(std::count_if(parameters.begin(), parameters.end(),
                                                      [](const Parameter* p) { return p->compressible(); }));
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    profile.parameters[i].compressed = compressing && parameters[i]->compressible();
   const Noise noise(arena.size());
   const auto cost = [&](const Group& group, bool& sums) {
     queue.run([](Communicator& c) { c.barrier(); });
     return measure_group(group, plain, profile.density, profile.ranks, noise, sums);
   };
+  profile.groups.clear();
   if (handled > 0) {
     for (const Group& group : sample_groups(parameters.first(handled), compressing))
       profile.groups.push_back(cost(group, profile.sums));
@@ -501,13 +500,20 @@ ExchangeProfile measure_exchange(const Config& config, const Dataset& data, cons
     profile.groups.push_back({});
   }
   bool sums = true;
+  profile.dense = {};
   if (handled < parameters.size()) profile.dense = cost(run_of(parameters.subspan(handled), false), sums);
+}
 
+ExchangeProfile measure_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
+                                 CollectiveQueue& queue, const ExchangeOptions& options) {
+  ExchangeProfile profile = measure_layers(config, data, arena, queue);
+  measure_method(config, arena, queue, options, profile);
   constexpr double kLeastLargest = 65536;  // bytes, so that a model's small messages do not blur the fit
   const double message = profile.groups.back().bytes;
   const double gathered = std::max(profile.sums ? 0 : message, profile.dense_sums ? 0 : profile.dense.bytes);
   const double summed = std::max(profile.sums ? message : 0, profile.dense_sums ? profile.dense.bytes : 0);
-  const SumOrder order = compressing || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
+  const SumOrder order =
+      config.compress.name != "dense" || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
   const NetworkTimes network =
       measure_network(queue, static_cast<std::size_t>(std::max(gathered, kLeastLargest)),
                       static_cast<std::size_t>(std::max(summed, kLeastLargest)), order);

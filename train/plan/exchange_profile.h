@@ -95,6 +95,14 @@ std::string check_exchange_profile(const ExchangeProfile& profile, const Config&
 ExchangeProfile measure_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
                                  CollectiveQueue& queue, const ExchangeOptions& options);
 
+// The same in parts, for several methods of one run. What no method changes: the run and its layers' times,
+// with `options` of any method.
+ExchangeProfile measure_layers(const Config& config, const Dataset& data, const ParameterArena& arena,
+                               CollectiveQueue& queue);
+// The method of `config` and the costs of its groups. The network's figures stay as they are.
+void measure_method(const Config& config, const ParameterArena& arena, CollectiveQueue& queue,
+                    const ExchangeOptions& options, ExchangeProfile& profile);
+
 struct NetworkTimes {
   Link link;
   ExchangeProfile::Fit gather, reduce;
