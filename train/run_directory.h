@@ -52,6 +52,7 @@ struct RunDirectory {
   std::string gradients_npy() const { return path + "/gradients.npy"; }
   std::string layer_density_json() const { return path + "/layer_density.json"; }
   std::string trace_json(int rank) const { return path + "/trace_rank" + std::to_string(rank) + ".json"; }
+  std::string choices_json() const { return path + "/choices.json"; }
   std::string exchange_profile_json() const { return path + "/exchange_profile.json"; }
   std::string checkpoints() const { return path + "/checkpoints"; }  // a folder
 

@@ -16,6 +16,7 @@
 #include "nn/ops/cpu/onednn.h"
 #include "train/checkpoint/checkpointer.h"
 #include "train/checkpoint/model_file.h"
+#include "train/plan/auto_method.h"
 
 namespace topknot {
 namespace {
@@ -123,6 +124,7 @@ LoadedConfig load_resumed_config(const std::string& run, const std::vector<std::
   LoadedConfig loaded = load_config(file, overrides);
   loaded.config.output.dir = run;
   loaded.resumed = true;
+  keep_choice({run}, loaded);
   // The file holds defaults too; they count as not given.
   const Config defaults;
   std::erase_if(loaded.origins, [&](const auto& entry) {

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
+#include "nn/base/check.h"
 #include "nn/base/clock.h"
 #include "nn/base/log.h"
 #include "nn/core/autograd.h"
@@ -72,6 +74,15 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
 
 Step::~Step() {
   runner_->release();
+}
+
+void Step::exchange_by(const ExchangeOptions& options) {
+  TOPKNOT_CHECK(!local_ && arena_.device().kind == DeviceKind::cpu, "another exchange of gradients on a CPU");
+  const std::span<float> residual = arena_.residual(0, arena_.size());
+  if (!resolved_.options.compressing()) std::fill(residual.begin(), residual.end(), 0.0f);
+  resolved_ = {options, {}};
+  exchange_.reset();
+  exchange_ = runner_->make_exchange(arena_, queue_, options);
 }
 
 void Step::start_epoch(std::int64_t epoch, std::int64_t first_step) {

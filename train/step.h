@@ -64,6 +64,10 @@ class Step {
   std::int64_t steps_ahead() const { return runner_->steps_ahead(); }
   // Of the oldest `count` steps whose reports were not asked for, in order; waits for these steps alone.
   std::vector<StepReport> reports(std::size_t count) { return runner_->reports(count); }
+  // Between steps whose reports were asked for, without local steps and on a CPU: gradients go another way from
+  // here on. What the method so far has not sent stays owed where both carry it; where only that one does, its
+  // last step must have sent all (density 1).
+  void exchange_by(const ExchangeOptions& options);
   // Once the trainer has reported a step.
   void end_step(const StepRecord& record, MetricsWriter* metrics);
 
@@ -117,7 +121,7 @@ class Step {
   const std::unique_ptr<BuiltModel> model_;
   ParameterArena& arena_;
   CollectiveQueue queue_;
-  const ResolvedExchange resolved_;
+  ResolvedExchange resolved_;
   const std::unique_ptr<LocalSteps> local_;     // null: gradients are exchanged, in every step
   const std::unique_ptr<Optimizer> optimizer_;  // of averaged gradients; null with local steps
   Clip clip_;
@@ -127,7 +131,7 @@ class Step {
   // undefined if there are none.
   const std::vector<std::span<float>> statistics_;
   Tensor kept_statistics_;
-  const std::unique_ptr<Exchange> exchange_;
+  std::unique_ptr<Exchange> exchange_;
   const std::unique_ptr<Batches> train_, test_;
   const GradientHook hook_;  // gradient_final()
   Recorder recorder_;

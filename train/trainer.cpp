@@ -60,6 +60,7 @@ struct ReportSums {
 
   double checkpoint_ready = 0;  // ranks that have done their part of a checkpoint
   double step_seconds = 0;
+  double choose_again = 0;  // above 0: rank 0 asks for another choice of the method
 
   // Visits every number, in the message's order.
   template <class Visit>
@@ -72,6 +73,7 @@ struct ReportSums {
     for (double& ranks : signals.of) visit(ranks);
     visit(checkpoint_ready);
     visit(step_seconds);
+    visit(choose_again);
   }
 
   void all_reduce(Step& step) {
@@ -86,10 +88,12 @@ struct ReportSums {
 // One rank's loop over epochs and steps, and what is reported of them.
 class Trainer {
  public:
-  // `resumed`: null for a new run. `data`, and the compute threads by rank: for the checkpoints.
-  Trainer(const RunInputs& inputs, Communicator& communicator, const ResumedRun* resumed,
-          DataFingerprint data, std::vector<int> threads)
+  // `resumed`: null for a new run. `data`, and the compute threads by rank: for the checkpoints. `automatic`:
+  // null if the run's method is given; it may choose again, which changes `inputs`.
+  Trainer(RunInputs& inputs, Communicator& communicator, const ResumedRun* resumed, DataFingerprint data,
+          std::vector<int> threads, AutoMethod* automatic)
       : inputs_(inputs),
+        automatic_(automatic && automatic->follows() ? automatic : nullptr),
         data_(std::move(data)),
         threads_(std::move(threads)),
         config_(inputs.config),
@@ -144,6 +148,7 @@ class Trainer {
           report(settle_due() || makes_local_steps(config_) ? pending_.size() : (pending_.size() + 1) / 2);
       stopped = signal != 0 || stop_after_reached();
       if (stopped && !pending_.empty()) report(pending_.size());
+      if (!stopped && pending_.empty()) follow();
       if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
         signal = during_evaluation, stopped = true;
     }
@@ -276,6 +281,7 @@ class Trainer {
     record.density = config_.compress.name == "dense"
                          ? 1.0
                          : density_at_epoch(config_, static_cast<int>(step() / plan_.steps_per_epoch));
+    if (next_) record.density = 1.0;
     step_.make({.step = step(), .density = record.density, .weights = weights_, .lr = record.lr});
     record.step = ++position_.step;
     position_.evaluated = false;
@@ -323,6 +329,7 @@ class Trainer {
     sums.signals.add_own();
     if (checkpointer_) sums.checkpoint_ready = checkpointer_->ready();
     sums.step_seconds = seconds_since(last_report_) / static_cast<double>(reports.size());
+    sums.choose_again = automatic_ && root_ && !next_ && !automatic_->watch().why_again().empty() ? 1 : 0;
     sums.all_reduce(step_);
     // Ranks with local steps hear of a stop signal by reports alone.
     constexpr double kPatience = 2;  // seconds
@@ -351,12 +358,40 @@ class Trainer {
       reporter_.step(record, seconds[i]);
       step_.end_step(record, root_ ? reporter_.metrics() : nullptr);
       position_.epoch_loss += record.loss, ++position_.epoch_loss_steps;
+      if (automatic_) automatic_->watch().add(seconds[i], record.communicate_s);
     }
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
     pending_seconds_.erase(pending_seconds_.begin(),
                            pending_seconds_.begin() + static_cast<std::ptrdiff_t>(count));
     if (checkpointer_ && sums.checkpoint_ready == ranks) checkpointer_->advance();
+    choose_again_ = sums.choose_again > 0;
     return sums.signals.highest();
+  }
+
+  // After a step, on all ranks: another method, if rank 0 has asked for one. Before dense, which carries nothing
+  // on, a step of density 1 sends what is still owed.
+  void follow() {
+    if (next_) {
+      exchange_by(*std::exchange(next_, std::nullopt));
+      return;
+    }
+    if (!std::exchange(choose_again_, false)) return;
+    if (root_)
+      log_info(
+          fmt::format("step {}: the method is chosen again: {}", step(), automatic_->watch().why_again()));
+    AutoMethod::Choice choice =
+        automatic_->choose(*inputs_.data.train, communicator_, inputs_.folder, inputs_.origins, step());
+    if (config_.compress.name != "dense" && choice.config.compress.name == "dense")
+      next_ = std::move(choice);
+    else
+      exchange_by(std::move(choice));
+  }
+
+  void exchange_by(AutoMethod::Choice choice) {
+    inputs_.config = std::move(choice.config), inputs_.origins = std::move(choice.origins);
+    step_.exchange_by(exchange_options(config_));
+    if (root_) rewrite_config(inputs_.folder, config_, inputs_.origins);
+    save();
   }
 
   // Once per density: what counts on the way, such as a threshold's, shows here only.
@@ -437,7 +472,10 @@ class Trainer {
     step_.check_parameters(when + ", step " + std::to_string(step()));
   }
 
-  const RunInputs& inputs_;
+  RunInputs& inputs_;
+  AutoMethod* const automatic_;
+  bool choose_again_ = false;               // the same on all ranks
+  std::optional<AutoMethod::Choice> next_;  // from the step after the next one on
   const DataFingerprint data_;
   const std::vector<int> threads_;
   const Config& config_;
@@ -477,6 +515,7 @@ constexpr std::chrono::seconds kLongestStart{10}, kLongestEnd{5};
 RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
   set_log_rank(communicator.rank(), communicator.size());
   RunInputs inputs = given;
+  std::optional<AutoMethod> automatic;
   std::optional<EndAfterSignal> guard;  // outlives the trainer, whose threads may hang in a file system
   std::optional<Trainer> trainer;
   const auto last_words = [&](const std::string& text) {
@@ -500,14 +539,17 @@ RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
         keep_config_effective(inputs.folder, inputs.config, inputs.origins);
       }
       trainer.emplace(inputs, communicator, &resumed, data,
-                      settle_threads(communicator, inputs.config, threads_of(resumed.manifest)));
+                      settle_threads(communicator, inputs.config, threads_of(resumed.manifest)), nullptr);
     } else {
       const std::vector<int> threads = settle_threads(communicator, inputs.config);
       if (chooses_method(inputs.config)) {
-        ChosenMethod chosen = choose_method(inputs, communicator);
-        inputs.config = std::move(chosen.config), inputs.origins = std::move(chosen.origins);
+        automatic.emplace(inputs.config);
+        AutoMethod::Choice choice =
+            automatic->choose(*inputs.data.train, communicator, inputs.folder, inputs.origins, 0);
+        inputs.config = std::move(choice.config), inputs.origins = std::move(choice.origins);
+        if (communicator.rank() == 0) rewrite_config(inputs.folder, inputs.config, inputs.origins);
       }
-      trainer.emplace(inputs, communicator, nullptr, data, threads);
+      trainer.emplace(inputs, communicator, nullptr, data, threads, automatic ? &*automatic : nullptr);
     }
     guard.reset();
     RunOutcome outcome = trainer->run();

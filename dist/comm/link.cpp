@@ -8,6 +8,7 @@
 #include <charconv>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <utility>
 
 #include "nn/base/check.h"
@@ -82,9 +83,36 @@ double broadcast_cost(const Link& link, int ranks, double bytes) {
 
 EmulatedLink make_emulated_link(const std::string& rate, const std::string& latency, int ranks_per_host) {
   const double alpha = parse_latency("dist.link.latency", latency);
-  const double beta = 8 / (kTcpEfficiency * parse_rate("dist.link.rate", rate));
-  return {
-      {alpha, beta, alpha}, fmt::format("emulated link {}, {}", rate, latency), std::max(1, ranks_per_host)};
+  EmulatedLink link;
+  link.text = fmt::format("emulated link {}, {}", rate, latency);
+  link.ranks_per_host = std::max(1, ranks_per_host);
+  static constexpr Unit kSeconds[] = {{"", 1.0}, {"s", 1.0}};
+  double last = 0;
+  std::istringstream changes(rate.empty() ? " " : rate);
+  for (std::string change; std::getline(changes, change, ',');) {
+    const auto at = change.find('@');
+    const double beta = 8 / (kTcpEfficiency * parse_rate("dist.link.rate", change.substr(0, at)));
+    const Link changed{alpha, beta, alpha};
+    if (link.link.beta == 0 && at == change.npos) {
+      link.link = changed;
+      continue;
+    }
+    const auto seconds = at == change.npos ? std::nullopt : parse_quantity(change.substr(at + 1), kSeconds);
+    if (link.link.beta == 0 || !seconds || !(*seconds > last && *seconds <= 1e9))
+      throw UserError(
+          fmt::format("dist.link.rate: '{}' is no rate that changes; write a rate, or "
+                      "1gbit,50mbit@20,1gbit@40 with rising seconds",
+                      rate));
+    link.later.emplace_back(last = *seconds, changed);
+  }
+  return link;
+}
+
+const Link& EmulatedLink::at(double seconds) const {
+  const Link* now = &link;
+  for (const auto& [from, changed] : later)
+    if (seconds >= from) now = &changed;
+  return *now;
 }
 
 }  // namespace topknot

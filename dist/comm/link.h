@@ -3,6 +3,8 @@
 // over it, and links that are emulated by these times.
 
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace topknot {
 
@@ -64,11 +66,15 @@ struct LinearFit {
 // with shaped TCP.
 struct EmulatedLink {
   Link link;
+  // What it becomes, by rising seconds since the ranks began.
+  std::vector<std::pair<double, Link>> later = {};
+  const Link& at(double seconds) const;
   std::string text;        // for messages and records: "emulated link 100mbit, 50us"
   int ranks_per_host = 1;  // neighbouring ranks that share a host: a split of such ranks only has no link
 };
 
-// Of dist.link.rate and dist.link.latency, in the notation of parse_rate() and parse_latency(). Of the rate,
+// Of dist.link.rate and dist.link.latency, in the notation of parse_rate() and parse_latency(); the rate may
+// change, "1gbit,50mbit@20,1gbit@40": by the seconds since the ranks began. Of the rate,
 // TCP leaves kTcpEfficiency to the payload; a further message at the same time costs the latency once more,
 // as each step of a ring does. Throws UserError.
 EmulatedLink make_emulated_link(const std::string& rate, const std::string& latency, int ranks_per_host);

@@ -152,6 +152,10 @@ class RankGroup {
   double timeout() const { return timeout_s_; }
   const Member& member(int rank) const { return members_[rank]; }
   const std::optional<EmulatedLink>& link() const { return link_; }
+  // Of the current collective, the same for all ranks; all 0, which costs nothing, where there is none.
+  Link link_now() const {
+    return link_ ? link_->at(std::chrono::duration<double>(entered_at - begun_).count()) : Link();
+  }
 
   // Of the current collective; read between entering and leaving.
   std::vector<Call> calls;
@@ -213,6 +217,7 @@ class RankGroup {
   const std::vector<Member> members_;
   const double timeout_s_;
   const std::optional<EmulatedLink> link_;
+  const Clock::time_point begun_ = Clock::now();
   std::mutex mutex_;
   std::condition_variable changed_;
   int arrived_ = 0;
@@ -225,8 +230,7 @@ class RankGroup {
 
 class ThreadCommunicator : public Communicator {
  public:
-  ThreadCommunicator(std::shared_ptr<RankGroup> group, int rank)
-      : group_(std::move(group)), rank_(rank), link_(group_->link() ? group_->link()->link : Link()) {}
+  ThreadCommunicator(std::shared_ptr<RankGroup> group, int rank) : group_(std::move(group)), rank_(rank) {}
   ~ThreadCommunicator() override { group_->leave(rank_); }
 
   int rank() const override { return rank_; }
@@ -260,7 +264,7 @@ class ThreadCommunicator : public Communicator {
     TOPKNOT_CHECK(root >= 0 && root < size(), "broadcast from a rank that does not exist");
     run("broadcast", data.data(), data.size(), true, [&] {
       if (rank_ != root && !data.empty()) std::memcpy(data.data(), group_->calls[root].data, data.size());
-      return broadcast_cost(link_, size(), static_cast<double>(data.size()));
+      return broadcast_cost(group_->link_now(), size(), static_cast<double>(data.size()));
     });
   }
 
@@ -300,7 +304,8 @@ class ThreadCommunicator : public Communicator {
         theirs.assign(block.begin(), block.end());
       }
       if (to < 0 && from < 0) return 0.0;
-      return link_.alpha + link_.beta * static_cast<double>(std::max(mine.size(), theirs.size()));
+      const Link link = group_->link_now();
+      return link.alpha + link.beta * static_cast<double>(std::max(mine.size(), theirs.size()));
     });
   }
 
@@ -349,7 +354,7 @@ class ThreadCommunicator : public Communicator {
   std::string first_error() override { return group_->reason(); }
 
  private:
-  // `body` moves the data, and returns the seconds that the collective takes over link_.
+  // `body` moves the data, and returns the seconds that the collective takes over the link.
   template <class Body>
   void run(const char* operation, void* data, std::size_t bytes, bool same_size, const Body& body) {
     const Call call{operation, ++sequence_, data, bytes, same_size, place()};
@@ -367,7 +372,7 @@ class ThreadCommunicator : public Communicator {
     if (seconds > 0) group_->arrive(rank_, call, entered_at, seconds);
   }
 
-  double gather_cost(double bytes) const { return all_gather_cost(link_, size(), bytes); }
+  double gather_cost(double bytes) const { return all_gather_cost(group_->link_now(), size(), bytes); }
 
   // Rank r adds slice r of all ranks and writes the sum to all of them, so no other memory is needed. Over a
   // link, few bytes are gathered by all and many go around the ring or, in rank order, to their slice's
@@ -386,14 +391,13 @@ class ThreadCommunicator : public Communicator {
                       static_cast<T*>(group_->calls[r].data) + slice.begin);
       const double bytes = static_cast<double>(data.size_bytes());
       return std::min(gather_cost(bytes), order == SumOrder::ranks
-                                              ? ordered_all_reduce_cost(link_, size(), bytes)
-                                              : ring_all_reduce_cost(link_, size(), bytes));
+                                              ? ordered_all_reduce_cost(group_->link_now(), size(), bytes)
+                                              : ring_all_reduce_cost(group_->link_now(), size(), bytes));
     });
   }
 
   std::shared_ptr<RankGroup> group_;
   const int rank_;
-  const Link link_;  // all 0, which costs nothing, where there is none
   std::uint64_t sequence_ = 0;
 };
 

@@ -101,7 +101,7 @@ std::vector<Key> machine_keys() {
              "runs; 0: never"),
       text("dist.link.rate", at<d, &Dist::link_rate>,
            "threads: emulate links of this rate between the ranks, such as 100mbit: results arrive when they "
-           "would over such a network; empty: as fast as memory"),
+           "would over such a network; 1gbit,50mbit@20 changes after 20 seconds; empty: as fast as memory"),
       text("dist.link.latency", at<d, &Dist::link_latency>,
            "of one message over the emulated link, such as 50us")
           .used_by({"dist.link.rate"}),

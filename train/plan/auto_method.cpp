@@ -4,14 +4,19 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <filesystem>
 #include <iterator>
+#include <set>
 #include <sstream>
 
 #include "nn/base/check.h"
 #include "nn/base/clock.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/checks.h"
+#include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {
@@ -58,6 +63,7 @@ const std::vector<AutoOption>& auto_options() {
          "aggressive",
          {topk, group, "compress.density=0.001", "compress.codec=auto", "compress.values=int8"}},
     };
+    all.push_back({"dense, sums of bfloat16", "aggressive", {"compress.name=dense", "compress.values=bf16"}});
     for (const auto& [every, density] :
          {std::pair{"5", "0.015625"}, {"10", "0.01171875"}, {"15", "0.0078125"}})
       all.push_back(
@@ -139,18 +145,65 @@ std::string choice_text(const std::vector<ModelledOption>& options, std::size_t 
   return text;
 }
 
-ChosenMethod choose_method(const RunInputs& inputs, Communicator& communicator) {
+void AutoWatch::chosen(const std::string& name, double step_s, double dense_s) {
+  if (link_changed_) measured_.clear();
+  apart_ = name == name_ ? 2 * apart_ : kApart;
+  name_ = name, dense_s_ = name == auto_options()[0].name ? step_s : dense_s;
+  steps_ = 0, first_communicate_s_ = -1;
+  step_s_.clear(), communicate_s_.clear();
+  link_changed_ = slower_ = false;
+}
+
+void AutoWatch::add(double step_s, double communicate_s) {
+  if (++steps_ <= kSettling) return;
+  for (auto [values, value] : {std::pair(&step_s_, step_s), std::pair(&communicate_s_, communicate_s)}) {
+    values->push_back(value);
+    if (values->size() > kWatched) values->erase(values->begin());
+  }
+  if (step_s_.size() < kWatched) return;
+  const double step = quantile(step_s_, 0.5), communicate = quantile(communicate_s_, 0.5);
+  if (first_communicate_s_ < 0) {
+    first_communicate_s_ = communicate;
+    measured_[name_] = step;
+    slower_ = name_ != auto_options()[0].name && step > dense_s_;
+  }
+  link_changed_ = std::abs(communicate - first_communicate_s_) > kLeastShare * step &&
+                  (communicate > 2 * first_communicate_s_ || communicate < first_communicate_s_ / 2);
+}
+
+std::optional<double> AutoWatch::measured(const std::string& name) const {
+  const auto found = measured_.find(name);
+  return link_changed_ || found == measured_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::string AutoWatch::why_again() const {
+  if (link_changed_ && steps_ >= apart_)
+    return fmt::format("its collectives take {} a step, and took {} at first",
+                       milliseconds_text(quantile(communicate_s_, 0.5)),
+                       milliseconds_text(first_communicate_s_));
+  if (slower_ && (apart_ == kApart || steps_ >= apart_))
+    return fmt::format("a step takes {}, and dense should take {}", milliseconds_text(measured_.at(name_)),
+                       milliseconds_text(dense_s_));
+  return "";
+}
+
+AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communicator,
+                                      const RunDirectory& folder,
+                                      const std::map<std::string, Origin>& origins, std::int64_t step) {
   const auto begin = Clock::now();
-  const Config& config = inputs.config;
+  const Config& config = given_;
+  const std::string why = watch_.why_again();
   const bool root = communicator.rank() == 0;
   std::vector<AutoOption> options = auto_options_of(config);
   if (communicator.size() == 1) options.resize(1);
+  if (!std::exchange(first_, false))
+    std::erase_if(options, [](const AutoOption& o) { return o.local_steps; });
   const Config dense = with_option(config, options[0]);
-  const auto model = build_model(dense, *inputs.data.train, {}, false, false);
+  const auto model = build_model(dense, data, {}, false, false);
   const ParameterArena& arena = model->store.arena();
   CollectiveQueue queue(communicator);
 
-  const ExchangeProfile layers = measure_layers(dense, *inputs.data.train, arena, queue);
+  const ExchangeProfile layers = measure_layers(dense, data, arena, queue);
   std::vector<ExchangeProfile> profiles;
   for (const AutoOption& option : options) {
     const Config with = with_option(config, option);
@@ -168,8 +221,10 @@ ChosenMethod choose_method(const RunInputs& inputs, Communicator& communicator) 
       profiles[i].link = network.link, profiles[i].gather = network.gather,
       profiles[i].reduce = network.reduce;
       modelled.push_back(best_plan(options[i], profiles[i], with_option(config, options[i]).exchange.every));
+      if (const auto measured = watch_.measured(options[i].name)) modelled[i].step.seconds = *measured;
     }
     const std::size_t chosen = quickest(modelled);
+    watch_.chosen(options[chosen].name, modelled[chosen].step.seconds, modelled[0].step.seconds);
     decided = std::to_string(chosen);
     for (const std::size_t count : modelled[chosen].groups) decided += fmt::format(" {}", count);
   }
@@ -177,7 +232,9 @@ ChosenMethod choose_method(const RunInputs& inputs, Communicator& communicator) 
   std::istringstream words(decided);
   std::size_t chosen = 0;
   words >> chosen;
-  ChosenMethod choice{with_option(config, options[chosen]), inputs.origins};
+  Choice choice{with_option(config, options[chosen]), origins};
+  follows_ = options.size() > 1 && !options[chosen].local_steps && config.train.record_gradients == 0 &&
+             config.train.distribution_every == 0 && config.train.profile_steps == 0;
   std::vector<int>& groups = choice.config.exchange.groups;
   groups.assign(std::istream_iterator<int>(words), {});
   if (groups.empty()) choice.config.exchange.merge = "all";
@@ -192,9 +249,40 @@ ChosenMethod choose_method(const RunInputs& inputs, Communicator& communicator) 
                           milliseconds_text(option.step.encode), milliseconds_text(option.step.exposed),
                           milliseconds_text(option.step.decode)));
   log_info(choice_text(modelled, chosen) + fmt::format("; measured in {:.2g} s", seconds_since(begin)));
-  write_file(inputs.folder.exchange_profile_json(), exchange_profile_json(modelled[chosen].profile));
-  rewrite_config(inputs.folder, choice.config, choice.origins);
+  write_file(folder.exchange_profile_json(), exchange_profile_json(modelled[chosen].profile));
+  choices_.push_back(fmt::format(
+      R"({{"step": {}, "choice": "{}", "why": "{}", "step_s": {:.6g}, "dense_s": {:.6g}, "link_mbit_s": {:.6g}}})",
+      step, options[chosen].name, why, modelled[chosen].step.seconds, modelled[0].step.seconds,
+      network.link.beta > 0 ? 8e-6 / network.link.beta : 0));
+  write_file(folder.choices_json(), fmt::format("[\n  {}\n]\n", fmt::join(choices_, ",\n  ")));
   return choice;
+}
+
+void keep_choice(const RunDirectory& folder, LoadedConfig& loaded) {
+  std::error_code error;
+  if (!std::filesystem::exists(folder.choices_json(), error)) return;
+  std::set<std::string> keys{"compress.dense_1d", "exchange.merge", "exchange.groups"};
+  for (const AutoOption& option : auto_options())
+    for (const std::string& setting : option.keys) keys.insert(setting.substr(0, setting.find('=')));
+  const CheckpointStore store(folder.checkpoints());
+  std::vector<std::int64_t> steps = store.steps();
+  for (; !steps.empty(); steps.pop_back()) try {
+      const Manifest manifest = store.manifest(steps.back());
+      for (const std::string& name : keys) {
+        const Key& key = *find_key(name);
+        const auto then = manifest.config.find(name);
+        const auto origin = loaded.origins.find(name);
+        if (then == manifest.config.end() || then->second == key_value(key, loaded.config) ||
+            (origin != loaded.origins.end() && origin->second == Origin::command_line))
+          continue;
+        const RawValue value = then->second == kEmptyText ? RawValue{false, {""}}
+                                                          : parse_raw(then->second, is_list(key)).value();
+        const std::string wrong = set_key(key, value, loaded.config);
+        if (!wrong.empty()) throw UserError(store.path(steps.back()) + ": " + name + " " + wrong);
+      }
+      return;
+    } catch (const UserError&) {  // read_checkpoint() says what is wrong with it
+    }
 }
 
 }  // namespace topknot

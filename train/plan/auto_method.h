@@ -4,6 +4,7 @@
 // (train/plan/exchange_plan.h), and take the quickest. Dense is always among them.
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,12 +47,64 @@ std::size_t quickest(const std::vector<ModelledOption>& options);
 // Why, in a paragraph: what was chosen, what it and dense should take, what was measured.
 std::string choice_text(const std::vector<ModelledOption>& options, std::size_t chosen);
 
-struct ChosenMethod {
-  Config config;  // without "auto"
-  std::map<std::string, Origin> origins;
+// Whether a run that chose should choose again, from its steps; of rank 0. Medians over kWatched steps; the first
+// kSettling after a choice do not count.
+class AutoWatch {
+ public:
+  static constexpr int kSettling = 5, kWatched = 10, kApart = 40;
+  // A choice was made: what a step of it and of dense should take.
+  void chosen(const std::string& name, double step_s, double dense_s);
+  // A step has been made. `communicate_s`: inside the collectives.
+  void add(double step_s, double communicate_s);
+  // Why, in words: its collectives take twice or half of the time that they took behind the choice, and that is
+  // a kLeastShare of a step or more (the link, or what it is shared with, has changed); or a step takes longer
+  // than dense should. "" if there is no reason, or the last choice was less than kApart steps ago, or twice,
+  // four times... that if such choices changed nothing.
+  std::string why_again() const;
+  // A step with the option of that name, if one was measured since the link was last seen to change: a choice
+  // goes by it.
+  std::optional<double> measured(const std::string& name) const;
+
+ private:
+  static constexpr double kLeastShare = 0.03;
+  std::string name_;
+  double dense_s_ = 0;
+  int steps_ = 0, apart_ = kApart;              // since the last choice; how far the next one is at least
+  std::vector<double> step_s_, communicate_s_;  // of the last steps
+  double first_communicate_s_ = -1;             // the median behind the choice
+  bool link_changed_ = false, slower_ = false;
+  std::map<std::string, double> measured_;
 };
-// Collective; before the run's model is made, with one that is thrown away. Rank 0's figures decide; it writes
-// exchange_profile.json of the choice and the configuration to the run directory, and logs why.
-ChosenMethod choose_method(const RunInputs& inputs, Communicator& communicator);
+
+// A run's choices.
+class AutoMethod {
+ public:
+  // `given`: what the run was started with.
+  explicit AutoMethod(Config given) : given_(std::move(given)) {}
+
+  struct Choice {
+    Config config;  // without "auto"
+    std::map<std::string, Origin> origins;
+  };
+  // Collective, when `step` steps have been made, with a model that is thrown away. Rank 0's figures decide; it
+  // writes exchange_profile.json of the choice and choices.json to the run directory, and logs why. Local steps can
+  // be the first choice alone, which then stays. `origins`: of the run's keys.
+  Choice choose(const Dataset& data, Communicator& communicator, const RunDirectory& folder,
+                const std::map<std::string, Origin>& origins, std::int64_t step);
+  // Whether the run looks for another choice: not with local steps, nor where gradients are recorded or traced.
+  bool follows() const { return follows_; }
+  AutoWatch& watch() { return watch_; }
+
+ private:
+  const Config given_;
+  AutoWatch watch_;
+  bool follows_ = false;
+  std::vector<std::string> choices_;  // of choices.json, on rank 0
+  bool first_ = true;
+};
+
+// Of a run that chose its method and goes on: the keys of the choice as the newest checkpoint has them, unless the
+// command line does. A choice is made between checkpoints.
+void keep_choice(const RunDirectory& folder, LoadedConfig& loaded);
 
 }  // namespace topknot

@@ -56,6 +56,18 @@ double oktopk_cost(const Link& link, int ranks, double k, double bytes_per_entry
 
 }  // namespace
 
+TEST_CASE("an emulated link changes its rate at the seconds that it says") {
+  const EmulatedLink link = make_emulated_link("1gbit,50mbit@20,1gbit@40s", "1ms", 1);
+  const double fast = make_emulated_link("1gbit", "1ms", 1).link.beta;
+  CHECK(link.at(0).beta == fast);
+  CHECK(link.at(19.9).beta == fast);
+  CHECK(link.at(20).beta == Approx(20 * fast));
+  CHECK(link.at(20).alpha == 1e-3);
+  CHECK(link.at(1e6).beta == fast);
+  for (const char* bad : {"1gbit,50mbit", "1gbit@3", "1gbit,50mbit@3,1gbit@2", "1gbit,50mbit@x", "1gbit,@3"})
+    CHECK(user_error([&] { make_emulated_link(bad, "0s", 1); }, {"dist.link.rate"}));
+}
+
 TEST_CASE("an emulated link has the rate's payload and the latency, and names itself") {
   const EmulatedLink link = make_emulated_link("100mbit", "50us", 1);
   CHECK(link.link.alpha == Approx(50e-6));

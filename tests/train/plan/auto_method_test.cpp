@@ -1,6 +1,10 @@
 // compress.name: auto. What may be chosen, what is, and that a run with it is the run of its choice.
 #include "train/plan/auto_method.h"
 
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/files.h"
 #include "tests/support/text.h"
 #include "tests/train/resumed_run.h"
 #include "train/metrics/run_config.h"
@@ -118,6 +122,84 @@ TEST_CASE("auto: a run over a slow link chooses, its files say what, and it is t
       load_config(temp.at("run/config.yaml"), {"output.dir=" + other.at("run"), "train.stop_after=0"});
   throw_problems(chosen.problems);
   CHECK(run_in_directory(chosen).parameter_checksum == resumed.parameter_checksum);
+}
+
+TEST_CASE(
+    "auto: a run asks for another choice where its collectives change, and goes by what it has measured") {
+  AutoWatch watch;
+  const auto steps = [&](int count, double step_s, double communicate_s) {
+    for (int i = 0; i < count; ++i) watch.add(step_s, communicate_s);
+  };
+  watch.chosen("topk", 0.1, 0.5);
+  steps(AutoWatch::kSettling, 9, 9);  // do not count
+  steps(60, 0.1, 0.02);
+  CHECK(watch.why_again().empty());
+  CHECK(watch.measured("topk") == 0.1);
+  CHECK_FALSE(watch.measured("dense"));
+  steps(5, 0.1, 0.05);
+  CHECK(watch.why_again().empty());  // half of the watched steps
+  steps(2, 0.1, 0.05);
+  CHECK(contains(watch.why_again(), "its collectives take 50 ms a step, and took 20 ms at first"));
+  CHECK_FALSE(watch.measured("topk"));  // over another link
+
+  // Twice as long, but a hundredth of a step.
+  watch.chosen("topk", 0.1, 0.5);
+  steps(30, 1, 0.005);
+  steps(30, 1, 0.015);
+  CHECK(watch.why_again().find("collectives") == std::string::npos);
+
+  // Longer than dense should take: at once; not again where that brought the same choice.
+  watch.chosen("other", 0.1, 0.5);
+  steps(AutoWatch::kSettling + AutoWatch::kWatched, 0.6, 0.02);
+  CHECK(contains(watch.why_again(), "a step takes 600 ms, and dense should take 500 ms"));
+  watch.chosen("other", 0.1, 0.5);
+  steps(AutoWatch::kSettling + AutoWatch::kWatched, 0.6, 0.02);
+  CHECK(watch.why_again().empty());
+  steps(2 * AutoWatch::kApart, 0.6, 0.02);
+  CHECK_FALSE(watch.why_again().empty());
+}
+
+TEST_CASE("auto: a run follows a link that becomes fast, owes nothing, and goes on from its checkpoint") {
+  const TempFolder temp;
+  const LoadedConfig loaded =
+      small_run(temp, {"compress.name=auto", "dist.ranks=2", "train.max_steps=400", "compress.warmup=[]",
+                       "train.checkpoint_keep=1", "train.stop_after=390"});
+  const RunData data = load_data(loaded.config);
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
+                         std::chrono::steady_clock::now()};
+  std::vector<std::string> checksums(2);
+  run_thread_ranks(
+      2, loaded.config.dist.timeout_s,
+      [&](Communicator& communicator) {
+        checksums[static_cast<std::size_t>(communicator.rank())] =
+            run_rank(inputs, communicator).parameter_checksum;
+      },
+      make_emulated_link("1mbit,1000gbit@3.5", "0s", 1));
+  CHECK(checksums[0] == checksums[1]);
+  const auto choices = nlohmann::json::parse(text_of(temp.at("run/choices.json")));
+  REQUIRE(choices.size() >= 2);
+  CHECK(choices[0]["step"] == 0);
+  CHECK(choices[0]["choice"] != "dense");
+  CHECK(contains(choices[1]["why"], "its collectives take"));
+  const std::int64_t at = choices[1]["step"];
+  CHECK(at > AutoWatch::kApart);
+  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  REQUIRE(metrics.steps.size() == 390);
+  const std::string last = choices.back()["choice"];
+  CHECK((RunConfig(temp.at("run/config.yaml")).text("compress.name") == "dense") == (last == "dense"));
+  if (choices[1]["choice"] == "dense") {
+    CHECK(metrics.steps[static_cast<std::size_t>(at)].density == 1);  // what was owed
+    CHECK(metrics.steps[static_cast<std::size_t>(at)].selected > 0);
+    CHECK(metrics.steps[static_cast<std::size_t>(at) + 1].selected == 0);
+  }
+  // A configuration of another time than the checkpoint, as a kill between the two would leave it.
+  const std::string method = last == "dense" ? "dense" : "topk";
+  std::string text = text_of(temp.at("run/config.yaml"));
+  const auto name = text.find("\n  name: " + method);
+  REQUIRE(name != std::string::npos);
+  std::ofstream(temp.at("run/config.yaml")) << text.replace(name, 9 + method.size(), "\n  name: dgc");
+  start(temp, {"train.stop_after=0"}, true);
+  CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.size() == 400);
 }
 
 TEST_CASE("auto: one rank exchanges nothing and is dense") {
