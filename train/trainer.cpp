@@ -93,7 +93,7 @@ class Trainer {
   Trainer(RunInputs& inputs, Communicator& communicator, const ResumedRun* resumed, DataFingerprint data,
           std::vector<int> threads, AutoMethod* automatic)
       : inputs_(inputs),
-        automatic_(automatic && automatic->follows() ? automatic : nullptr),
+        automatic_(automatic),
         data_(std::move(data)),
         threads_(std::move(threads)),
         config_(inputs.config),
@@ -329,7 +329,7 @@ class Trainer {
     sums.signals.add_own();
     if (checkpointer_) sums.checkpoint_ready = checkpointer_->ready();
     sums.step_seconds = seconds_since(last_report_) / static_cast<double>(reports.size());
-    sums.choose_again = automatic_ && root_ && !next_ && !automatic_->watch().why_again().empty() ? 1 : 0;
+    sums.choose_again = automatic_ && root_ && !next_ && automatic_->due() ? 1 : 0;
     sums.all_reduce(step_);
     // Ranks with local steps hear of a stop signal by reports alone.
     constexpr double kPatience = 2;  // seconds
@@ -353,12 +353,12 @@ class Trainer {
       record.skipped = sum.bad_ranks > 0;
       step_end_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds[i]));
       reporter_.complete(record, bytes, seconds[i], step_end_);
-      if (root_) warn_of_more_than_dense(record, bytes);
+      if (root_ && !automatic_) warn_of_more_than_dense(record, bytes);
       note_skip(record.step, reports[i], sum);
       reporter_.step(record, seconds[i]);
       step_.end_step(record, root_ ? reporter_.metrics() : nullptr);
       position_.epoch_loss += record.loss, ++position_.epoch_loss_steps;
-      if (automatic_) automatic_->watch().add(seconds[i], record.communicate_s);
+      if (automatic_) automatic_->add(seconds[i], record.communicate_s);
     }
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
     pending_seconds_.erase(pending_seconds_.begin(),
@@ -376,9 +376,6 @@ class Trainer {
       return;
     }
     if (!std::exchange(choose_again_, false)) return;
-    if (root_)
-      log_info(
-          fmt::format("step {}: the method is chosen again: {}", step(), automatic_->watch().why_again()));
     AutoMethod::Choice choice =
         automatic_->choose(*inputs_.data.train, communicator_, inputs_.folder, inputs_.origins, step());
     if (config_.compress.name != "dense" && choice.config.compress.name == "dense")
@@ -391,7 +388,6 @@ class Trainer {
     inputs_.config = std::move(choice.config), inputs_.origins = std::move(choice.origins);
     step_.exchange_by(exchange_options(config_));
     if (root_) rewrite_config(inputs_.folder, config_, inputs_.origins);
-    save();
   }
 
   // Once per density: what counts on the way, such as a threshold's, shows here only.

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
@@ -33,6 +34,11 @@ void set(Config& config, const std::string& setting) {
   const Key& key = *find_key(setting.substr(0, equals));
   const std::string wrong = set_key(key, parse_raw(setting.substr(equals + 1), is_list(key)).value(), config);
   TOPKNOT_CHECK(wrong.empty(), setting + " " + wrong);
+}
+
+void queue_text(Communicator& communicator, std::string& text) {
+  CollectiveQueue queue(communicator);
+  queue.run([&](Communicator& c) { share(c, text); });
 }
 
 // The greatest message of a rank.
@@ -96,62 +102,57 @@ std::vector<AutoOption> auto_options_of(const Config& config) {
   return allowed;
 }
 
-ModelledOption best_plan(const AutoOption& option, const ExchangeProfile& profile, std::int64_t every) {
+std::vector<ModelledOption> modelled_options(const AutoOption& option, const ExchangeProfile& profile,
+                                             std::int64_t every) {
   const std::size_t handled = sent_layers(profile).size();
-  ModelledOption best{option, profile, {}, {}};
-  const auto consider = [&](std::vector<std::size_t> groups) {
+  const auto modelled = [&](std::vector<std::size_t> groups) {
     const StepModel step = modelled_step(profile, groups, every);
-    if (best.groups.empty() || step.seconds < best.step.seconds)
-      best.groups = std::move(groups), best.step = step;
+    return ModelledOption{option, profile, std::move(groups), step};
   };
-  if (handled == 0) return best;
-  consider({handled});
+  if (handled == 0) return {modelled({})};
+  const ModelledOption at_once = modelled({handled});
+  std::vector<ModelledOption> best{at_once};
   if (every > 0) return best;  // nothing overlaps a sync
-  consider(std::vector<std::size_t>(handled, 1));
-  consider(planned_groups("optimal", profile));
+  for (const auto& groups : {std::vector<std::size_t>(handled, 1), planned_groups("optimal", profile)})
+    if (ModelledOption other = modelled(groups); other.step.seconds < best[0].step.seconds)
+      best[0] = std::move(other);
+  if (!best[0].dense() || best[0].groups.size() == 1) return best;
+  best.push_back(at_once);
+  best[1].option.name += ", at once";
   return best;
+}
+
+std::vector<ModelledOption> worth_trying(std::vector<ModelledOption> options) {
+  const auto quicker = [](const ModelledOption& a, const ModelledOption& b) {
+    return a.step.seconds < b.step.seconds;
+  };
+  std::stable_sort(options.begin(), options.end(), quicker);
+  if (options[0].option.local_steps) return {options[0]};
+  std::erase_if(options, [most = kTried * options[0].step.seconds](const ModelledOption& o) {
+    return o.option.local_steps || o.step.seconds > most;
+  });
+  if (options.size() > kMostTried) options.resize(kMostTried);
+  std::stable_partition(options.begin(), options.end(), [](const ModelledOption& o) { return o.dense(); });
+  return options;
 }
 
 std::size_t quickest(const std::vector<ModelledOption>& options) {
+  double dense = INFINITY;
+  for (const ModelledOption& option : options)
+    if (option.dense()) dense = std::min(dense, option.step.seconds);
   std::size_t best = 0;
+  const auto seconds = [&](std::size_t i) {
+    const double step = options[i].step.seconds;
+    return options[i].dense() || step < (1 - kAutoGain) * dense ? step : INFINITY;
+  };
   for (std::size_t i = 1; i < options.size(); ++i)
-    if (options[i].step.seconds < options[best].step.seconds &&
-        options[i].step.seconds < (1 - kAutoGain) * options[0].step.seconds)
-      best = i;
+    if (seconds(i) < seconds(best)) best = i;
   return best;
 }
 
-std::string choice_text(const std::vector<ModelledOption>& options, std::size_t chosen) {
-  const ModelledOption &taken = options[chosen], &dense = options[0];
-  const auto step = [](const ModelledOption& o) {
-    return fmt::format("{}, of them {} in the exchange", milliseconds_text(o.step.seconds),
-                       milliseconds_text(o.step.encode + o.step.exposed + o.step.decode));
-  };
-  std::string text =
-      fmt::format("compress.name=auto takes {}: a step should take {}", taken.option.name, step(taken));
-  if (chosen > 0) {
-    text += fmt::format("; dense {}", step(dense));
-  } else if (options.size() > 1) {
-    const auto& other =
-        *std::min_element(options.begin() + 1, options.end(),
-                          [](const auto& a, const auto& b) { return a.step.seconds < b.step.seconds; });
-    text += fmt::format("; {}, the quickest other one, {}, and to replace dense it must save {:.0f} %",
-                        other.option.name, step(other), 100 * kAutoGain);
-  }
-  const Link& link = dense.profile.link;
-  if (dense.profile.ranks > 1 && link.beta > 0)
-    text += fmt::format("; a link has {:.3g} Mbit/s and takes {:.3g} us a message", 8e-6 / link.beta,
-                        1e6 * link.alpha);
-  return text;
-}
-
-void AutoWatch::chosen(const std::string& name, double step_s, double dense_s) {
-  if (link_changed_) measured_.clear();
-  apart_ = name == name_ ? 2 * apart_ : kApart;
-  name_ = name, dense_s_ = name == auto_options()[0].name ? step_s : dense_s;
-  steps_ = 0, first_communicate_s_ = -1;
-  step_s_.clear(), communicate_s_.clear();
-  link_changed_ = slower_ = false;
+void AutoWatch::begin(int apart) {
+  *this = {};
+  apart_ = apart;
 }
 
 void AutoWatch::add(double step_s, double communicate_s) {
@@ -160,81 +161,69 @@ void AutoWatch::add(double step_s, double communicate_s) {
     values->push_back(value);
     if (values->size() > kWatched) values->erase(values->begin());
   }
-  if (step_s_.size() < kWatched) return;
-  const double step = quantile(step_s_, 0.5), communicate = quantile(communicate_s_, 0.5);
-  if (first_communicate_s_ < 0) {
-    first_communicate_s_ = communicate;
-    measured_[name_] = step;
-    slower_ = name_ != auto_options()[0].name && step > dense_s_;
-  }
-  link_changed_ = std::abs(communicate - first_communicate_s_) > kLeastShare * step &&
-                  (communicate > 2 * first_communicate_s_ || communicate < first_communicate_s_ / 2);
+  if (first_communicate_s_ < 0 && communicate_s_.size() == kWatched)
+    first_communicate_s_ = quantile(communicate_s_, 0.5);
 }
 
-std::optional<double> AutoWatch::measured(const std::string& name) const {
-  const auto found = measured_.find(name);
-  return link_changed_ || found == measured_.end() ? std::nullopt : std::optional(found->second);
+std::optional<double> AutoWatch::step_s() const {
+  return step_s_.size() < kWatched ? std::nullopt : std::optional(quantile(step_s_, 0.5));
 }
 
-std::string AutoWatch::why_again() const {
-  if (link_changed_ && steps_ >= apart_)
-    return fmt::format("its collectives take {} a step, and took {} at first",
-                       milliseconds_text(quantile(communicate_s_, 0.5)),
-                       milliseconds_text(first_communicate_s_));
-  if (slower_ && (apart_ == kApart || steps_ >= apart_))
-    return fmt::format("a step takes {}, and dense should take {}", milliseconds_text(measured_.at(name_)),
-                       milliseconds_text(dense_s_));
-  return "";
+std::string AutoWatch::link_change() const {
+  if (steps_ < apart_ || step_s_.size() < kWatched) return "";
+  const double now = quantile(communicate_s_, 0.5), first = first_communicate_s_;
+  if (std::abs(now - first) <= kLeastShare * *step_s() || (now <= 2 * first && now >= first / 2)) return "";
+  return fmt::format("its collectives take {} a step, and took {} at first", milliseconds_text(now),
+                     milliseconds_text(first));
+}
+
+AutoMethod::AutoMethod(Config given)
+    : given_(std::move(given)),
+      follows_(given_.dist.ranks > 1 && given_.train.record_gradients == 0 &&
+               given_.train.distribution_every == 0 && given_.train.profile_steps == 0) {}
+
+bool AutoMethod::due() const {
+  return follows_ && (tries() ? watch_.step_s().has_value() : !watch_.link_change().empty());
 }
 
 AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communicator,
                                       const RunDirectory& folder,
                                       const std::map<std::string, Origin>& origins, std::int64_t step) {
-  const auto begin = Clock::now();
-  const Config& config = given_;
-  const std::string why = watch_.why_again();
   const bool root = communicator.rank() == 0;
-  std::vector<AutoOption> options = auto_options_of(config);
+  std::vector<AutoOption> options = auto_options_of(given_);
   if (communicator.size() == 1) options.resize(1);
+  // Local steps can be the first choice alone, which then stays.
   if (!std::exchange(first_, false))
     std::erase_if(options, [](const AutoOption& o) { return o.local_steps; });
-  const Config dense = with_option(config, options[0]);
-  const auto model = build_model(dense, data, {}, false, false);
-  const ParameterArena& arena = model->store.arena();
-  CollectiveQueue queue(communicator);
 
-  const ExchangeProfile layers = measure_layers(dense, data, arena, queue);
-  std::vector<ExchangeProfile> profiles;
-  for (const AutoOption& option : options) {
-    const Config with = with_option(config, option);
-    profiles.push_back(layers);
-    measure_method(with, arena, queue, exchange_options(with), profiles.back());
+  std::string decided;  // the option's number among `options`, and its groups
+  if (root && tries()) {
+    options_[current_].step.seconds = watch_.step_s().value();
+    ++tried_;
+    current_ = tries() ? tried_ : quickest(options_);
+    decided = "next";
   }
-  const NetworkTimes network = measure_network(queue, static_cast<std::size_t>(largest(profiles, false)),
-                                               static_cast<std::size_t>(largest(profiles, true)),
-                                               config.dist.ordered_sum ? SumOrder::ranks : SumOrder::library);
-
-  std::vector<ModelledOption> modelled;
-  std::string decided;
+  queue_text(communicator, decided);
+  if (decided.empty()) {
+    if (root) why_ = step > 0 ? watch_.link_change() : "";
+    const std::string measured = measure(data, communicator, options);
+    if (root && communicator.size() > 1)
+      log_info(why_.empty() ? measured : fmt::format("step {}: {}; {}", step, why_, measured));
+  }
   if (root) {
-    for (std::size_t i = 0; i < options.size(); ++i) {
-      profiles[i].link = network.link, profiles[i].gather = network.gather,
-      profiles[i].reduce = network.reduce;
-      modelled.push_back(best_plan(options[i], profiles[i], with_option(config, options[i]).exchange.every));
-      if (const auto measured = watch_.measured(options[i].name)) modelled[i].step.seconds = *measured;
-    }
-    const std::size_t chosen = quickest(modelled);
-    watch_.chosen(options[chosen].name, modelled[chosen].step.seconds, modelled[0].step.seconds);
-    decided = std::to_string(chosen);
-    for (const std::size_t count : modelled[chosen].groups) decided += fmt::format(" {}", count);
+    const ModelledOption& now = options_[current_];
+    const auto same = [&](const AutoOption& o) { return o.keys == now.option.keys; };
+    decided = std::to_string(std::find_if(options.begin(), options.end(), same) - options.begin());
+    for (const std::size_t count : now.groups) decided += fmt::format(" {}", count);
+    if (!tries()) report(step, folder);
+    watch_.begin(apart_);
   }
-  queue.run([&](Communicator& c) { share(c, decided); });
+  queue_text(communicator, decided);
   std::istringstream words(decided);
   std::size_t chosen = 0;
   words >> chosen;
-  Choice choice{with_option(config, options[chosen]), origins};
-  follows_ = options.size() > 1 && !options[chosen].local_steps && config.train.record_gradients == 0 &&
-             config.train.distribution_every == 0 && config.train.profile_steps == 0;
+  follows_ = follows_ && !options[chosen].local_steps;
+  Choice choice{with_option(given_, options[chosen]), origins};
   std::vector<int>& groups = choice.config.exchange.groups;
   groups.assign(std::istream_iterator<int>(words), {});
   if (groups.empty()) choice.config.exchange.merge = "all";
@@ -242,20 +231,79 @@ AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communi
     choice.origins[setting.substr(0, setting.find('='))] = Origin::chosen;
   for (const char* key : {"compress.dense_1d", "exchange.merge"}) choice.origins[key] = Origin::chosen;
   choice.origins["exchange.groups"] = Origin::measured;
-  if (!root) return choice;
-  for (const ModelledOption& option : modelled)
-    log_debug(fmt::format("auto: {}: {} in {} groups; encode {}, exposed {}, decode {}", option.option.name,
-                          milliseconds_text(option.step.seconds), option.groups.size(),
-                          milliseconds_text(option.step.encode), milliseconds_text(option.step.exposed),
-                          milliseconds_text(option.step.decode)));
-  log_info(choice_text(modelled, chosen) + fmt::format("; measured in {:.2g} s", seconds_since(begin)));
-  write_file(folder.exchange_profile_json(), exchange_profile_json(modelled[chosen].profile));
-  choices_.push_back(fmt::format(
-      R"({{"step": {}, "choice": "{}", "why": "{}", "step_s": {:.6g}, "dense_s": {:.6g}, "link_mbit_s": {:.6g}}})",
-      step, options[chosen].name, why, modelled[chosen].step.seconds, modelled[0].step.seconds,
-      network.link.beta > 0 ? 8e-6 / network.link.beta : 0));
-  write_file(folder.choices_json(), fmt::format("[\n  {}\n]\n", fmt::join(choices_, ",\n  ")));
   return choice;
+}
+
+// Collective. What was measured and what is tried, in words, on rank 0.
+std::string AutoMethod::measure(const Dataset& data, Communicator& communicator,
+                                const std::vector<AutoOption>& options) {
+  const auto begin = Clock::now();
+  const Config dense = with_option(given_, options[0]);
+  const auto model = build_model(dense, data, {}, false, false);
+  const ParameterArena& arena = model->store.arena();
+  CollectiveQueue queue(communicator);
+  const ExchangeProfile layers = measure_layers(dense, data, arena, queue);
+  std::vector<ExchangeProfile> profiles;
+  for (const AutoOption& option : options) {
+    const Config with = with_option(given_, option);
+    profiles.push_back(layers);
+    measure_method(with, arena, queue, exchange_options(with), profiles.back());
+  }
+  const NetworkTimes network = measure_network(queue, static_cast<std::size_t>(largest(profiles, false)),
+                                               static_cast<std::size_t>(largest(profiles, true)),
+                                               given_.dist.ordered_sum ? SumOrder::ranks : SumOrder::library);
+  if (communicator.rank() != 0) return "";
+  std::vector<ModelledOption> modelled;
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    profiles[i].link = network.link, profiles[i].gather = network.gather, profiles[i].reduce = network.reduce;
+    for (ModelledOption& option :
+         modelled_options(options[i], profiles[i], with_option(given_, options[i]).exchange.every))
+      modelled.push_back(std::move(option));
+  }
+  for (const ModelledOption& o : modelled)
+    log_debug(fmt::format("auto: {}: {} in {} groups; encode {}, exposed {}, decode {}", o.option.name,
+                          milliseconds_text(o.step.seconds), o.groups.size(),
+                          milliseconds_text(o.step.encode), milliseconds_text(o.step.exposed),
+                          milliseconds_text(o.step.decode)));
+  dense_s_ = INFINITY;
+  for (const ModelledOption& o : modelled)
+    if (o.dense()) dense_s_ = std::min(dense_s_, o.step.seconds);
+  options_ = worth_trying(std::move(modelled));
+  if (!follows_) options_ = {options_[quickest(options_)]};
+  current_ = tried_ = 0;
+  if (options_.size() == 1) tried_ = 1;  // nothing to compare it with
+  mbit_s_ = network.link.beta > 0 ? 8e-6 / network.link.beta : 0;
+  std::string text = "compress.name=auto";
+  if (mbit_s_ > 0)
+    text += fmt::format(": a link has {:.3g} Mbit/s and takes {:.3g} us a message", mbit_s_,
+                        1e6 * network.link.alpha);
+  if (tries()) {
+    text += fmt::format("; tries, for {} steps each,", AutoWatch::kSettling + AutoWatch::kWatched);
+    for (const ModelledOption& o : options_)
+      text += fmt::format("{} {} (should take {} a step)", &o == &options_[0] ? "" : ";", o.option.name,
+                          milliseconds_text(o.step.seconds));
+  }
+  return text + fmt::format("; measured in {:.2g} s", seconds_since(begin));
+}
+
+// The choice has been made: why, in a paragraph, and its files.
+void AutoMethod::report(std::int64_t step, const RunDirectory& folder) {
+  const ModelledOption& chosen = options_[current_];
+  apart_ = chosen.option.name == std::exchange(last_, chosen.option.name) ? 2 * apart_ : AutoWatch::kApart;
+  const char* verb = options_.size() > 1 ? "took" : "should take";
+  std::string text = fmt::format("compress.name=auto takes {}: a step {} {}", chosen.option.name, verb,
+                                 milliseconds_text(chosen.step.seconds));
+  for (const ModelledOption& o : options_)
+    if (&o != &chosen) text += fmt::format(", with {} {}", o.option.name, milliseconds_text(o.step.seconds));
+  if (options_.size() == 1 && !chosen.dense())
+    text += fmt::format(", with dense {}", milliseconds_text(dense_s_));
+  log_info(text);
+  const nlohmann::ordered_json made{{"step", step},        {"choice", chosen.option.name},
+                                    {"why", why_},         {"step_s", chosen.step.seconds},
+                                    {"dense_s", dense_s_}, {"link_mbit_s", mbit_s_}};
+  choices_.push_back(made.dump());
+  write_file(folder.choices_json(), fmt::format("[\n  {}\n]\n", fmt::join(choices_, ",\n  ")));
+  write_file(folder.exchange_profile_json(), exchange_profile_json(chosen.profile));
 }
 
 void keep_choice(const RunDirectory& folder, LoadedConfig& loaded) {

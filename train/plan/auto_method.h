@@ -1,7 +1,7 @@
 #pragma once
 // compress.name: auto. Before the first step the ranks measure what their layers, the messages of a few methods
-// and the network take (train/plan/exchange_profile.h), model a step with each of them and its best merge plan
-// (train/plan/exchange_plan.h), and take the quickest. Dense is always among them.
+// and the network take (train/plan/exchange_profile.h) and model a step with each of them and its best merge plan
+// (train/plan/exchange_plan.h). The run's first steps try those that may be the quickest, and the quickest is taken.
 
 #include <map>
 #include <optional>
@@ -29,78 +29,90 @@ std::vector<AutoOption> auto_options_of(const Config& config);
 // a collective more in each step.
 Config with_option(const Config& config, const AutoOption& option);
 
-// A step with an option by its profile: with the plan that makes it the shortest, among one group, one for each
-// parameter, and the optimal plan.
+// A step with an option, by its profile and one plan.
 struct ModelledOption {
   AutoOption option;
   ExchangeProfile profile;
   std::vector<std::size_t> groups;  // as exchange.groups
   StepModel step;
-};
-ModelledOption best_plan(const AutoOption& option, const ExchangeProfile& profile, std::int64_t every);
 
-// Index of the quickest. Another option than dense, the first, is taken only if it saves kAutoGain of dense's
-// step: models are not exact, and dense loses nothing.
-inline constexpr double kAutoGain = 0.05;
+  bool dense() const { return option.keys.front() == "compress.name=dense"; }
+};
+// With the plan that makes it the shortest, among one group, one for each parameter, and the optimal plan. Of dense
+// also with one group, if that is another: what a model of overlap gets wrong, such as cores that the network
+// takes from the computation, it mostly gets wrong there.
+std::vector<ModelledOption> modelled_options(const AutoOption& option, const ExchangeProfile& profile,
+                                             std::int64_t every);
+
+// Those that may be the quickest, kMostTried at most: within kTried times of the least modelled step, dense first.
+// Only the quickest if that is local steps, which cannot be tried.
+inline constexpr double kTried = 2;
+inline constexpr std::size_t kMostTried = 4;
+std::vector<ModelledOption> worth_trying(std::vector<ModelledOption> options);
+
+// Index of the quickest, by step.seconds. Another one than dense is taken only if it saves kAutoGain of dense's step:
+// medians vary, and dense loses nothing.
+inline constexpr double kAutoGain = 0.03;
 std::size_t quickest(const std::vector<ModelledOption>& options);
 
-// Why, in a paragraph: what was chosen, what it and dense should take, what was measured.
-std::string choice_text(const std::vector<ModelledOption>& options, std::size_t chosen);
-
-// Whether a run that chose should choose again, from its steps; of rank 0. Medians over kWatched steps; the first
-// kSettling after a choice do not count.
+// What a run's steps say, on rank 0: medians over kWatched of them, without the first kSettling.
 class AutoWatch {
  public:
-  static constexpr int kSettling = 5, kWatched = 10, kApart = 40;
-  // A choice was made: what a step of it and of dense should take.
-  void chosen(const std::string& name, double step_s, double dense_s);
+  static constexpr int kSettling = 3, kWatched = 8, kApart = 40;
+  // The method has changed, or was confirmed; link_change() is silent for so many steps.
+  void begin(int apart = kApart);
   // A step has been made. `communicate_s`: inside the collectives.
   void add(double step_s, double communicate_s);
-  // Why, in words: its collectives take twice or half of the time that they took behind the choice, and that is
-  // a kLeastShare of a step or more (the link, or what it is shared with, has changed); or a step takes longer
-  // than dense should. "" if there is no reason, or the last choice was less than kApart steps ago, or twice,
-  // four times... that if such choices changed nothing.
-  std::string why_again() const;
-  // A step with the option of that name, if one was measured since the link was last seen to change: a choice
-  // goes by it.
-  std::optional<double> measured(const std::string& name) const;
+  // Of the steps so far, once there are enough.
+  std::optional<double> step_s() const;
+  // In words, if the collectives of a step take twice or half of the time that they took behind the change, and that
+  // is kLeastShare of a step or more: the link has changed, or what shares it.
+  std::string link_change() const;
 
  private:
   static constexpr double kLeastShare = 0.03;
-  std::string name_;
-  double dense_s_ = 0;
-  int steps_ = 0, apart_ = kApart;              // since the last choice; how far the next one is at least
+  int steps_ = 0, apart_ = kApart;
   std::vector<double> step_s_, communicate_s_;  // of the last steps
-  double first_communicate_s_ = -1;             // the median behind the choice
-  bool link_changed_ = false, slower_ = false;
-  std::map<std::string, double> measured_;
+  double first_communicate_s_ = -1;             // the first median
 };
 
-// A run's choices.
+// A run's choices: a model says what may pay, some steps of the run itself with each of these decide.
 class AutoMethod {
  public:
   // `given`: what the run was started with.
-  explicit AutoMethod(Config given) : given_(std::move(given)) {}
+  explicit AutoMethod(Config given);
 
   struct Choice {
     Config config;  // without "auto"
     std::map<std::string, Origin> origins;
   };
-  // Collective, when `step` steps have been made, with a model that is thrown away. Rank 0's figures decide; it
-  // writes exchange_profile.json of the choice and choices.json to the run directory, and logs why. Local steps can
-  // be the first choice alone, which then stays. `origins`: of the run's keys.
+  // The first choice, or the next one, when `step` steps have been made. Collective, between steps; measures with a
+  // model that is thrown away. Rank 0's figures decide; it logs why, and writes choices.json and the choice's
+  // exchange_profile.json to the run directory. `origins`: of the run's keys.
   Choice choose(const Dataset& data, Communicator& communicator, const RunDirectory& folder,
                 const std::map<std::string, Origin>& origins, std::int64_t step);
-  // Whether the run looks for another choice: not with local steps, nor where gradients are recorded or traced.
-  bool follows() const { return follows_; }
-  AutoWatch& watch() { return watch_; }
+  // On rank 0, after each step; whether choose() is due: enough steps were made with what is tried, or the link has
+  // changed. Never with local steps, and where gradients are recorded or traced.
+  void add(double step_s, double communicate_s) { watch_.add(step_s, communicate_s); }
+  bool due() const;
 
  private:
+  bool tries() const { return tried_ < options_.size(); }
+  std::string measure(const Dataset& data, Communicator& communicator,
+                      const std::vector<AutoOption>& options);
+  void report(std::int64_t step, const RunDirectory& folder);
+
   const Config given_;
+  bool first_ = true, follows_;
+  // On rank 0.
   AutoWatch watch_;
-  bool follows_ = false;
-  std::vector<std::string> choices_;  // of choices.json, on rank 0
-  bool first_ = true;
+  std::vector<ModelledOption> options_;  // that are tried, or the one that was
+  std::size_t tried_ = 0;                // of them so far; all: the choice has been made
+  std::size_t current_ = 0;
+  int apart_ = AutoWatch::kApart;     // doubled by each choice that changes nothing
+  std::string why_, last_;            // of the choice under way; the name of the one before
+  double dense_s_ = 0, mbit_s_ = 0;   // dense's modelled step, the link's rate
+  std::vector<std::string> choices_;  // of choices.json
 };
 
 // Of a run that chose its method and goes on: the keys of the choice as the newest checkpoint has them, unless the
