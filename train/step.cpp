@@ -78,8 +78,9 @@ Step::~Step() {
 
 void Step::exchange_by(const ExchangeOptions& options) {
   TOPKNOT_CHECK(!local_ && arena_.device().kind == DeviceKind::cpu, "another exchange of gradients on a CPU");
-  const std::span<float> residual = arena_.residual(0, arena_.size());
-  if (!resolved_.options.compressing()) std::fill(residual.begin(), residual.end(), 0.0f);
+  if (!resolved_.options.compressing())
+    for (const Parameter* p : arena_.parameters())
+      std::ranges::fill(arena_.residual(p->offset(), p->offset() + p->numel()), 0.0f);
   resolved_ = {options, {}};
   exchange_.reset();
   exchange_ = runner_->make_exchange(arena_, queue_, options);

@@ -148,7 +148,7 @@ class Trainer {
           report(settle_due() || makes_local_steps(config_) ? pending_.size() : (pending_.size() + 1) / 2);
       stopped = signal != 0 || stop_after_reached();
       if (stopped && !pending_.empty()) report(pending_.size());
-      if (!stopped && pending_.empty()) follow();
+      if (!stopped && pending_.empty() && step() < plan_.total_steps) follow();
       if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
         signal = during_evaluation, stopped = true;
     }
@@ -275,7 +275,10 @@ class Trainer {
   }
 
   void make_step() {
-    if (pending_.empty()) step_end_ = last_report_ = last_step_ = Clock::now() - std::exchange(awaited_, {});
+    if (pending_.empty()) {
+      last_report_ = last_step_ = Clock::now() - std::exchange(awaited_, {});
+      step_end_ = std::max(step_end_, last_report_);
+    }
     StepRecord record;
     record.lr = schedule_->lr(step(), plan_.steps_per_epoch, plan_.total_steps);
     record.density = config_.compress.name == "dense"
@@ -350,7 +353,7 @@ class Trainer {
           static_cast<std::uint64_t>(communicator_.size()) * sizeof(float) * step_.arena().size()};
       record.selected = sum.selected / ranks;
       record.threshold = reports[i].status.threshold;
-      record.skipped = sum.bad_ranks > 0;
+      record.skipped = last_skipped_ = sum.bad_ranks > 0;
       step_end_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds[i]));
       reporter_.complete(record, bytes, seconds[i], step_end_);
       if (root_ && !automatic_) warn_of_more_than_dense(record, bytes);
@@ -372,16 +375,18 @@ class Trainer {
   // on, a step of density 1 sends what is still owed.
   void follow() {
     if (next_) {
-      exchange_by(*std::exchange(next_, std::nullopt));
+      if (!last_skipped_) exchange_by(*std::exchange(next_, std::nullopt));
       return;
     }
     if (!std::exchange(choose_again_, false)) return;
     AutoMethod::Choice choice =
         automatic_->choose(*inputs_.data.train, communicator_, inputs_.folder, inputs_.origins, step());
-    if (config_.compress.name != "dense" && choice.config.compress.name == "dense")
-      next_ = std::move(choice);
-    else
-      exchange_by(std::move(choice));
+    if (config_.compress.name == "dense" || choice.config.compress.name != "dense")
+      return exchange_by(std::move(choice));
+    ExchangeOptions all = exchange_options(config_);
+    all.compress.values.clear();  // whose rounding would be owed again
+    step_.exchange_by(all);
+    next_ = std::move(choice);
   }
 
   void exchange_by(AutoMethod::Choice choice) {
@@ -471,7 +476,8 @@ class Trainer {
   RunInputs& inputs_;
   AutoMethod* const automatic_;
   bool choose_again_ = false;               // the same on all ranks
-  std::optional<AutoMethod::Choice> next_;  // from the step after the next one on
+  std::optional<AutoMethod::Choice> next_;  // from behind a step that has sent all
+  bool last_skipped_ = false;
   const DataFingerprint data_;
   const std::vector<int> threads_;
   const Config& config_;
@@ -527,6 +533,9 @@ RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
     check_same_data(communicator, data);
     if (inputs.resume) {
       const CheckpointStore store(inputs.folder.checkpoints());
+      std::string choices = communicator.rank() == 0 ? choices_of(inputs.folder) : "";
+      share(communicator, choices);
+      if (!choices.empty()) automatic.emplace(AutoMethod::resumed(inputs.config, choices));
       // As large as the run's state, and let go before the first step.
       const ResumedRun resumed = read_checkpoint(store, communicator, inputs.config, data);
       store.set_aside_after(resumed.manifest.position.step);
@@ -535,7 +544,8 @@ RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
         keep_config_effective(inputs.folder, inputs.config, inputs.origins);
       }
       trainer.emplace(inputs, communicator, &resumed, data,
-                      settle_threads(communicator, inputs.config, threads_of(resumed.manifest)), nullptr);
+                      settle_threads(communicator, inputs.config, threads_of(resumed.manifest)),
+                      automatic ? &*automatic : nullptr);
     } else {
       const std::vector<int> threads = settle_threads(communicator, inputs.config);
       if (chooses_method(inputs.config)) {

@@ -230,7 +230,8 @@ topknot_result topknot_set_weights(topknot_compressor* compressor, const double*
     }
     std::vector<float> scaled(ranks);
     for (std::size_t r = 0; r < ranks; ++r)
-      scaled[r] = static_cast<float>(weights[r] * static_cast<double>(ranks) / sum);
+      if (scaled[r] = static_cast<float>(weights[r] * static_cast<double>(ranks) / sum); !(scaled[r] > 0))
+        refuse("weight " + short_text(weights[r]) + " is too small beside the others");
     compressor->weights = std::move(scaled);
     return TOPKNOT_OK;
   });

@@ -88,7 +88,7 @@ EmulatedLink make_emulated_link(const std::string& rate, const std::string& late
   link.ranks_per_host = std::max(1, ranks_per_host);
   static constexpr Unit kSeconds[] = {{"", 1.0}, {"s", 1.0}};
   double last = 0;
-  std::istringstream changes(rate.empty() ? " " : rate);
+  std::istringstream changes(rate.empty() || rate.back() == ',' ? rate + " " : rate);
   for (std::string change; std::getline(changes, change, ',');) {
     const auto at = change.find('@');
     const double beta = 8 / (kTcpEfficiency * parse_rate("dist.link.rate", change.substr(0, at)));

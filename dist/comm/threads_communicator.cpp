@@ -47,11 +47,14 @@ struct Member {
 
 class RankGroup {
  public:
-  RankGroup(std::vector<Member> members, double timeout_s, const std::optional<EmulatedLink>& link)
+  // `begun`: when its ranks were, for a link that changes.
+  RankGroup(std::vector<Member> members, double timeout_s, const std::optional<EmulatedLink>& link,
+            Clock::time_point begun = Clock::now())
       : calls(members.size()),
         members_(std::move(members)),
         timeout_s_(timeout_s),
         link_(link),
+        begun_(begun),
         here_(calls.size()),
         gone_(calls.size()) {}
 
@@ -152,6 +155,7 @@ class RankGroup {
   double timeout() const { return timeout_s_; }
   const Member& member(int rank) const { return members_[rank]; }
   const std::optional<EmulatedLink>& link() const { return link_; }
+  Clock::time_point begun() const { return begun_; }
   // Of the current collective, the same for all ranks; all 0, which costs nothing, where there is none.
   Link link_now() const {
     return link_ ? link_->at(std::chrono::duration<double>(entered_at - begun_).count()) : Link();
@@ -217,7 +221,7 @@ class RankGroup {
   const std::vector<Member> members_;
   const double timeout_s_;
   const std::optional<EmulatedLink> link_;
-  const Clock::time_point begun_ = Clock::now();
+  const Clock::time_point begun_;
   std::mutex mutex_;
   std::condition_variable changed_;
   int arrived_ = 0;
@@ -331,7 +335,7 @@ class ThreadCommunicator : public Communicator {
       const bool one_host = std::all_of(members.begin(), members.end(),
                                         [&](const Member& m) { return m.host == members[0].host; });
       made = std::make_shared<RankGroup>(std::move(members), group_->timeout(),
-                                         one_host ? std::nullopt : group_->link());
+                                         one_host ? std::nullopt : group_->link(), group_->begun());
       group_->adopt(made);
     }
     std::shared_ptr<RankGroup> mine;

@@ -72,7 +72,7 @@ TEST_CASE("each step on a GPU has a time of its own, though the host reads many 
   const std::vector<StepRecord>& steps = run.metrics.steps;
   REQUIRE(steps.size() == 40);
   std::set<double> rates;
-  const double images = steps[0].images_per_second * steps[0].time_s;  // of a step: the first begins at 0
+  constexpr double images = 4;  // of a step
   for (std::size_t i = 1; i < steps.size(); ++i) {
     rates.insert(steps[i].images_per_second);
     CHECK(steps[i].time_s - steps[i - 1].time_s ==

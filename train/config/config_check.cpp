@@ -138,8 +138,11 @@ std::vector<Problem> check_config(const Config& given) {
          "auto measures on CPUs so far, and the device is a GPU; name a method, or set train.device=cpu");
     need(!makes_local_steps(config), "exchange.every",
          "is a choice of compress.name=auto, if auto.local_steps=true allows it; leave it out");
-    need(config.exchange.groups.empty() && config.exchange.profile.empty(), "compress.name",
-         "auto makes its own plan from times of its own; leave exchange.groups and exchange.profile out");
+    need(config.exchange.groups.empty() && config.exchange.profile.empty() &&
+             config.exchange.collective == "all_gather",
+         "compress.name",
+         "auto makes its own plan from times of its own; leave exchange.groups, exchange.profile and "
+         "exchange.collective out");
   }
   need(config.compress.warmup.empty() || config.compress.warmup_epochs == 0, "compress.warmup_epochs",
        "compress.warmup lists the densities of the first epochs already; give one of the two");

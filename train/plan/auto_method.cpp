@@ -13,6 +13,7 @@
 
 #include "nn/base/check.h"
 #include "nn/base/clock.h"
+#include "nn/base/file.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"
 #include "train/checkpoint/checkpoint.h"
@@ -23,6 +24,7 @@
 namespace topknot {
 namespace {
 
+constexpr const char* kTrying = "trying";  // in choices.json: no choice, but what is tried
 constexpr std::array<const char*, 3> kClasses = {"exact", "safe", "aggressive"};
 
 std::size_t class_of(const std::string& accuracy) {
@@ -34,11 +36,6 @@ void set(Config& config, const std::string& setting) {
   const Key& key = *find_key(setting.substr(0, equals));
   const std::string wrong = set_key(key, parse_raw(setting.substr(equals + 1), is_list(key)).value(), config);
   TOPKNOT_CHECK(wrong.empty(), setting + " " + wrong);
-}
-
-void queue_text(Communicator& communicator, std::string& text) {
-  CollectiveQueue queue(communicator);
-  queue.run([&](Communicator& c) { share(c, text); });
 }
 
 // The greatest message of a rank.
@@ -86,6 +83,8 @@ const std::vector<AutoOption>& auto_options() {
 
 Config with_option(const Config& config, const AutoOption& option) {
   Config with = config;
+  with.compress = {};
+  with.compress.clip = config.compress.clip;
   with.compress.dense_1d = false;
   with.exchange.merge = "optimal";
   for (const std::string& setting : option.keys) set(with, setting);
@@ -127,7 +126,9 @@ std::vector<ModelledOption> worth_trying(std::vector<ModelledOption> options) {
     return a.step.seconds < b.step.seconds;
   };
   std::stable_sort(options.begin(), options.end(), quicker);
-  if (options[0].option.local_steps) return {options[0]};
+  const auto dense = std::find_if(options.begin(), options.end(), [](const auto& o) { return o.dense(); });
+  if (options[0].option.local_steps && options[0].step.seconds < (1 - kAutoGain) * dense->step.seconds)
+    return {options[0]};
   std::erase_if(options, [most = kTried * options[0].step.seconds](const ModelledOption& o) {
     return o.option.local_steps || o.step.seconds > most;
   });
@@ -182,8 +183,11 @@ AutoMethod::AutoMethod(Config given)
       follows_(given_.dist.ranks > 1 && given_.train.record_gradients == 0 &&
                given_.train.distribution_every == 0 && given_.train.profile_steps == 0) {}
 
-bool AutoMethod::due() const {
-  return follows_ && (tries() ? watch_.step_s().has_value() : !watch_.link_change().empty());
+bool AutoMethod::due() {
+  if (!follows_) return false;
+  if (tries()) return watch_.step_s().has_value();
+  if (!again_) why_ = watch_.link_change();
+  return again_ || !why_.empty();
 }
 
 AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communicator,
@@ -196,6 +200,7 @@ AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communi
   if (!std::exchange(first_, false))
     std::erase_if(options, [](const AutoOption& o) { return o.local_steps; });
 
+  CollectiveQueue queue(communicator);
   std::string decided;  // the option's number among `options`, and its groups
   if (root && tries()) {
     options_[current_].step.seconds = watch_.step_s().value();
@@ -203,10 +208,9 @@ AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communi
     current_ = tries() ? tried_ : quickest(options_);
     decided = "next";
   }
-  queue_text(communicator, decided);
-  if (decided.empty()) {
-    if (root) why_ = step > 0 ? watch_.link_change() : "";
-    const std::string measured = measure(data, communicator, options);
+  if (shared_text(queue, decided).empty()) {
+    again_ = false;
+    const std::string measured = measure(data, queue, options);
     if (root && communicator.size() > 1)
       log_info(why_.empty() ? measured : fmt::format("step {}: {}; {}", step, why_, measured));
   }
@@ -215,11 +219,14 @@ AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communi
     const auto same = [&](const AutoOption& o) { return o.keys == now.option.keys; };
     decided = std::to_string(std::find_if(options.begin(), options.end(), same) - options.begin());
     for (const std::size_t count : now.groups) decided += fmt::format(" {}", count);
-    if (!tries()) report(step, folder);
+    if (!tries()) report(step);
     watch_.begin(apart_);
+    std::vector<std::string> all = choices_;
+    if (tries()) all.push_back(nlohmann::ordered_json{{"step", step}, {kTrying, now.option.name}}.dump());
+    write_file(folder.choices_json(), fmt::format("[\n  {}\n]\n", fmt::join(all, ",\n  ")));
+    write_file(folder.exchange_profile_json(), exchange_profile_json(now.profile));
   }
-  queue_text(communicator, decided);
-  std::istringstream words(decided);
+  std::istringstream words(shared_text(queue, decided));
   std::size_t chosen = 0;
   words >> chosen;
   follows_ = follows_ && !options[chosen].local_steps;
@@ -235,13 +242,12 @@ AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communi
 }
 
 // Collective. What was measured and what is tried, in words, on rank 0.
-std::string AutoMethod::measure(const Dataset& data, Communicator& communicator,
+std::string AutoMethod::measure(const Dataset& data, CollectiveQueue& queue,
                                 const std::vector<AutoOption>& options) {
   const auto begin = Clock::now();
   const Config dense = with_option(given_, options[0]);
   const auto model = build_model(dense, data, {}, false, false);
   const ParameterArena& arena = model->store.arena();
-  CollectiveQueue queue(communicator);
   const ExchangeProfile layers = measure_layers(dense, data, arena, queue);
   std::vector<ExchangeProfile> profiles;
   for (const AutoOption& option : options) {
@@ -252,7 +258,7 @@ std::string AutoMethod::measure(const Dataset& data, Communicator& communicator,
   const NetworkTimes network = measure_network(queue, static_cast<std::size_t>(largest(profiles, false)),
                                                static_cast<std::size_t>(largest(profiles, true)),
                                                given_.dist.ordered_sum ? SumOrder::ranks : SumOrder::library);
-  if (communicator.rank() != 0) return "";
+  if (queue.communicator().rank() != 0) return "";
   std::vector<ModelledOption> modelled;
   for (std::size_t i = 0; i < options.size(); ++i) {
     profiles[i].link = network.link, profiles[i].gather = network.gather, profiles[i].reduce = network.reduce;
@@ -278,7 +284,8 @@ std::string AutoMethod::measure(const Dataset& data, Communicator& communicator,
     text += fmt::format(": a link has {:.3g} Mbit/s and takes {:.3g} us a message", mbit_s_,
                         1e6 * network.link.alpha);
   if (tries()) {
-    text += fmt::format("; tries, for {} steps each,", AutoWatch::kSettling + AutoWatch::kWatched);
+    // A report tells of the steps before it.
+    text += fmt::format("; tries, for {} steps each,", AutoWatch::kSettling + AutoWatch::kWatched + 1);
     for (const ModelledOption& o : options_)
       text += fmt::format("{} {} (should take {} a step)", &o == &options_[0] ? "" : ";", o.option.name,
                           milliseconds_text(o.step.seconds));
@@ -286,8 +293,8 @@ std::string AutoMethod::measure(const Dataset& data, Communicator& communicator,
   return text + fmt::format("; measured in {:.2g} s", seconds_since(begin));
 }
 
-// The choice has been made: why, in a paragraph, and its files.
-void AutoMethod::report(std::int64_t step, const RunDirectory& folder) {
+// The choice has been made: why, in a paragraph.
+void AutoMethod::report(std::int64_t step) {
   const ModelledOption& chosen = options_[current_];
   apart_ = chosen.option.name == std::exchange(last_, chosen.option.name) ? 2 * apart_ : AutoWatch::kApart;
   const char* verb = options_.size() > 1 ? "took" : "should take";
@@ -302,13 +309,18 @@ void AutoMethod::report(std::int64_t step, const RunDirectory& folder) {
                                     {"why", why_},         {"step_s", chosen.step.seconds},
                                     {"dense_s", dense_s_}, {"link_mbit_s", mbit_s_}};
   choices_.push_back(made.dump());
-  write_file(folder.choices_json(), fmt::format("[\n  {}\n]\n", fmt::join(choices_, ",\n  ")));
-  write_file(folder.exchange_profile_json(), exchange_profile_json(chosen.profile));
+}
+
+std::string choices_of(const RunDirectory& folder) {
+  constexpr std::size_t kMostBytes = 1 << 20;
+  std::error_code error;
+  return std::filesystem::exists(folder.choices_json(), error)
+             ? read_text_file(folder.choices_json(), kMostBytes)
+             : "";
 }
 
 void keep_choice(const RunDirectory& folder, LoadedConfig& loaded) {
-  std::error_code error;
-  if (!std::filesystem::exists(folder.choices_json(), error)) return;
+  if (choices_of(folder).empty()) return;
   std::set<std::string> keys{"compress.dense_1d", "exchange.merge", "exchange.groups"};
   for (const AutoOption& option : auto_options())
     for (const std::string& setting : option.keys) keys.insert(setting.substr(0, setting.find('=')));
@@ -316,21 +328,40 @@ void keep_choice(const RunDirectory& folder, LoadedConfig& loaded) {
   std::vector<std::int64_t> steps = store.steps();
   for (; !steps.empty(); steps.pop_back()) try {
       const Manifest manifest = store.manifest(steps.back());
+      Config config = loaded.config;
       for (const std::string& name : keys) {
         const Key& key = *find_key(name);
         const auto then = manifest.config.find(name);
         const auto origin = loaded.origins.find(name);
-        if (then == manifest.config.end() || then->second == key_value(key, loaded.config) ||
+        if (then == manifest.config.end() || then->second == key_value(key, config) ||
             (origin != loaded.origins.end() && origin->second == Origin::command_line))
           continue;
-        const RawValue value = then->second == kEmptyText ? RawValue{false, {""}}
-                                                          : parse_raw(then->second, is_list(key)).value();
-        const std::string wrong = set_key(key, value, loaded.config);
-        if (!wrong.empty()) throw UserError(store.path(steps.back()) + ": " + name + " " + wrong);
+        const auto value = then->second == kEmptyText ? std::optional(RawValue{false, {""}})
+                                                      : parse_raw(then->second, is_list(key));
+        if (!value || !set_key(key, *value, config).empty()) return;  // read_checkpoint() says what is wrong
       }
+      loaded.config = std::move(config);
       return;
-    } catch (const UserError&) {  // read_checkpoint() says what is wrong with it
+    } catch (const UserError&) {  // an older one counts, as in read_checkpoint()
     }
+}
+
+AutoMethod AutoMethod::resumed(const Config& config, const std::string& choices) {
+  Config given = config;
+  given.compress.name = kAutoMethod;
+  const Config::Exchange defaults;
+  given.exchange.every = 0, given.exchange.groups.clear(), given.exchange.merge = defaults.merge;
+  AutoMethod method(std::move(given));
+  method.first_ = false;
+  if (makes_local_steps(config)) method.follows_ = false;
+  const auto made = nlohmann::json::parse(choices, nullptr, false);
+  if (!made.is_array()) return method;
+  for (const auto& choice : made) {
+    method.again_ = choice.contains(kTrying);
+    if (!method.again_) method.choices_.push_back(choice.dump());
+  }
+  if (method.again_) method.why_ = "the run was stopped while it tried methods";
+  return method;
 }
 
 }  // namespace topknot

@@ -25,8 +25,9 @@ const std::vector<AutoOption>& auto_options();
 // Those that auto.accuracy and auto.local_steps allow and that do not contradict the run's other keys.
 std::vector<AutoOption> auto_options_of(const Config& config);
 
-// The run's configuration with an option. compress.dense_1d becomes false: a group of its own for vectors costs
-// a collective more in each step.
+// The run's configuration with an option. Of section compress only `clip` stays: the methods are as they were
+// shown, and what one has not sent can go on with the next. compress.dense_1d becomes false: a group of its own for
+// vectors costs a collective more in each step.
 Config with_option(const Config& config, const AutoOption& option);
 
 // A step with an option, by its profile and one plan.
@@ -81,6 +82,9 @@ class AutoMethod {
  public:
   // `given`: what the run was started with.
   explicit AutoMethod(Config given);
+  // Of a run that goes on with what it had chosen, `config`; it chooses again at once if it was stopped while it
+  // tried. `choices`: as choices_of().
+  static AutoMethod resumed(const Config& config, const std::string& choices);
 
   struct Choice {
     Config config;  // without "auto"
@@ -94,17 +98,17 @@ class AutoMethod {
   // On rank 0, after each step; whether choose() is due: enough steps were made with what is tried, or the link has
   // changed. Never with local steps, and where gradients are recorded or traced.
   void add(double step_s, double communicate_s) { watch_.add(step_s, communicate_s); }
-  bool due() const;
+  bool due();
 
  private:
   bool tries() const { return tried_ < options_.size(); }
-  std::string measure(const Dataset& data, Communicator& communicator,
-                      const std::vector<AutoOption>& options);
-  void report(std::int64_t step, const RunDirectory& folder);
+  std::string measure(const Dataset& data, CollectiveQueue& queue, const std::vector<AutoOption>& options);
+  void report(std::int64_t step);
 
   const Config given_;
   bool first_ = true, follows_;
   // On rank 0.
+  bool again_ = false;  // whatever the steps say
   AutoWatch watch_;
   std::vector<ModelledOption> options_;  // that are tried, or the one that was
   std::size_t tried_ = 0;                // of them so far; all: the choice has been made
@@ -115,6 +119,8 @@ class AutoMethod {
   std::vector<std::string> choices_;  // of choices.json
 };
 
+// The text of choices.json; empty if the run's method was given.
+std::string choices_of(const RunDirectory& folder);
 // Of a run that chose its method and goes on: the keys of the choice as the newest checkpoint has them, unless the
 // command line does. A choice is made between checkpoints.
 void keep_choice(const RunDirectory& folder, LoadedConfig& loaded);

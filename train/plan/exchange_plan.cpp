@@ -44,12 +44,6 @@ CostModel serial(const CostModel& model) {
           [](double) { return 0.0; }};
 }
 
-// Rank 0's text, on every rank.
-std::string shared_text(CollectiveQueue& queue, std::string text) {
-  queue.run([&](Communicator& c) { share(c, text); });
-  return text;
-}
-
 // The quickest one that the method's messages allow.
 std::string chosen_collective(const ExchangeProfile& profile, ExchangeOptions options) {
   options.collective = quickest_collective(profile);
@@ -94,6 +88,11 @@ void log_choice(const ExchangeProfile& profile, const ParameterArena& arena, con
 }
 
 }  // namespace
+
+std::string shared_text(CollectiveQueue& queue, std::string text) {
+  queue.run([&](Communicator& c) { share(c, text); });
+  return text;
+}
 
 std::string milliseconds_text(double seconds) {
   return fmt::format("{:.3g} ms", 1e3 * seconds);

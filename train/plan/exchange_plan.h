@@ -18,6 +18,8 @@
 namespace topknot {
 
 std::string milliseconds_text(double seconds);  // "12.3 ms"
+// Rank 0's text, on every rank. Collective.
+std::string shared_text(CollectiveQueue& queue, std::string text);
 
 // A measured figure at a size in between: linear between neighbours; of fewer elements than measured the
 // first one's, of more in proportion to the last. 0 at 0 elements.

@@ -8,6 +8,7 @@
 #include "tests/support/text.h"
 #include "tests/train/resumed_run.h"
 #include "train/metrics/run_config.h"
+#include "train/step.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -97,6 +98,8 @@ TEST_CASE("auto: what may be the quickest is tried, dense first, and little gain
   local.push_back(
       modelled_options(auto_options().back(), profile("sparseloco", 0.08, 1e-4, 1e-10), 5).front());
   local.back().step.seconds = 1;
+  CHECK(worth_trying(local).size() == 3);
+  local.back().step.seconds = 0.98 * worth_trying(modelled(1e-10, 1e-4))[0].step.seconds;  // too little
   CHECK(worth_trying(local).size() == 3);
   local.back().step.seconds = 1e-3;
   CHECK((worth_trying(local).size() == 1 && worth_trying(local)[0].option.local_steps));
@@ -195,7 +198,7 @@ TEST_CASE("auto: a run follows a link that becomes fast, owes nothing, and goes 
   const std::string last = choices.back()["choice"];
   CHECK((RunConfig(temp.at("run/config.yaml")).text("compress.name") == "dense") ==
         last.starts_with("dense"));
-  // Behind the last step before dense is one that sends what is owed.
+  // The last step before dense sends what is owed.
   for (std::size_t i = 0; i + 1 < metrics.steps.size(); ++i)
     if (metrics.steps[i].selected > 0 && metrics.steps[i + 1].selected == 0) {
       CHECK(metrics.steps[i].density == 1);
@@ -209,6 +212,54 @@ TEST_CASE("auto: a run follows a link that becomes fast, owes nothing, and goes 
   std::ofstream(temp.at("run/config.yaml")) << text.replace(name, 9 + method.size(), "\n  name: dgc");
   start(temp, {"train.stop_after=0"}, true);
   CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.size() == 400);
+}
+
+TEST_CASE("auto: residuals go on with another form of topk, and a step of density 1 leaves none") {
+  const TempFolder temp;
+  const LoadedConfig loaded =
+      small_run(temp, {"dist.ranks=1", "compress.dense_1d=false", "compress.scope=group",
+                       "compress.name=topk", "train.checkpoint_keep=0"});
+  const RunData data = load_data(loaded.config);
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
+                         std::chrono::steady_clock::now()};
+  run_ranks("threads", 1, [&](Communicator& communicator) {
+    Step step(inputs, communicator);
+    step.start_epoch(0, 0);
+    int made = 0;
+    const auto steps = [&](int count, double density) {
+      for (int i = 0; i < count; ++i)
+        step.make({.step = made++, .density = density, .lr = 0.05}), step.reports(1);
+    };
+    const auto owed = [&] {
+      RunState state;
+      if (const auto later = step.state(state)) later();
+      return state.residual;
+    };
+    const auto exchange_by = [&](const Keys& keys) {
+      Config config = loaded.config;
+      for (const AutoOption& option : {AutoOption{"", "", keys}}) config = with_option(config, option);
+      config.exchange.merge = "all";
+      step.exchange_by(exchange_options(config));
+    };
+    const auto none = [](const std::vector<float>& values) {
+      return std::ranges::all_of(values, [](float x) { return x == 0; });
+    };
+    steps(3, 0.01);
+    const std::vector<float> before = owed();
+    CHECK_FALSE(none(before));
+    exchange_by(
+        {"compress.name=topk", "compress.scope=group", "compress.codec=auto", "compress.values=int8"});
+    CHECK(owed() == before);
+    exchange_by({"compress.name=topk", "compress.scope=group"});
+    steps(1, 1.0);
+    CHECK(none(owed()));
+    exchange_by({"compress.name=dense"});
+    steps(2, 1.0);
+    exchange_by({"compress.name=topk", "compress.scope=group"});
+    CHECK(none(owed()));  // what dense keeps there is no residual
+    steps(1, 0.01);
+    CHECK_FALSE(none(owed()));
+  });
 }
 
 TEST_CASE("auto: one rank exchanges nothing and is dense") {
