@@ -49,7 +49,7 @@ class RankGroup {
  public:
   // `begun`: when its ranks were, for a link that changes.
   RankGroup(std::vector<Member> members, double timeout_s, const std::optional<EmulatedLink>& link,
-            Clock::time_point begun = Clock::now())
+            Clock::time_point begun)
       : calls(members.size()),
         members_(std::move(members)),
         timeout_s_(timeout_s),
@@ -410,7 +410,7 @@ std::shared_ptr<RankGroup> make_group(int ranks, double timeout_s, const std::op
   std::vector<Member> members;
   for (int r = 0; r < ranks; ++r)
     members.push_back({fmt::format("rank {}", r), link ? r / link->ranks_per_host : r});
-  return std::make_shared<RankGroup>(std::move(members), timeout_s, link);
+  return std::make_shared<RankGroup>(std::move(members), timeout_s, link, Clock::now());
 }
 
 std::vector<std::unique_ptr<Communicator>> communicators_of(const std::shared_ptr<RankGroup>& group) {
