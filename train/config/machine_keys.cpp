@@ -22,9 +22,9 @@ std::vector<Key> machine_keys() {
   using Train = Config::Train;
   return {
       text("auto.accuracy", at<a, &Config::Auto::accuracy>,
-           "what compress.name=auto may choose. exact: dense; safe: also what ended within the spread of "
-           "dense "
-           "in docs/results; aggressive: also what was not shown to",
+           "what compress.name=auto may choose. exact: dense; safe: also topk at density 0.01; aggressive: "
+           "also "
+           "what loses accuracy or was not shown",
            {"exact", "safe", "aggressive"})
           .used_by({kAutoRuns}),
       flag("auto.local_steps", at<a, &Config::Auto::local_steps>,

@@ -51,8 +51,8 @@ double largest(const std::vector<ExchangeProfile>& profiles, bool sums) {
 }  // namespace
 
 const std::vector<AutoOption>& auto_options() {
-  // docs/results.md: topk at 0.01 ends within the spread of dense on ResNet-20, and local steps of these densities
-  // on the GPT. The others save more, and are shown in part or with a warm-up of the density.
+  // docs/auto.md has the accuracy that is known of each; local steps have the densities that ended within the spread of
+  // dense on the GPT.
   static const std::vector<AutoOption> options = [] {
     const std::string topk = "compress.name=topk", group = "compress.scope=group";
     std::vector<AutoOption> all = {
@@ -173,7 +173,8 @@ std::optional<double> AutoWatch::step_s() const {
 std::string AutoWatch::link_change() const {
   if (steps_ < apart_ || step_s_.size() < kWatched) return "";
   const double now = quantile(communicate_s_, 0.5), first = first_communicate_s_;
-  if (std::abs(now - first) <= kLeastShare * *step_s() || (now <= 2 * first && now >= first / 2)) return "";
+  if (std::abs(now - first) <= kLeastShare * *step_s() || (now <= kChange * first && now >= first / kChange))
+    return "";
   return fmt::format("its collectives take {} a step, and took {} at first", milliseconds_text(now),
                      milliseconds_text(first));
 }

@@ -66,12 +66,13 @@ class AutoWatch {
   void add(double step_s, double communicate_s);
   // Of the steps so far, once there are enough.
   std::optional<double> step_s() const;
-  // In words, if the collectives of a step take twice or half of the time that they took behind the change, and that
-  // is kLeastShare of a step or more: the link has changed, or what shares it.
+  // In words, if the collectives of a step take kChange times or a kChange-th of the time that they took behind the
+  // change, and that is kLeastShare of a step or more: the link has changed, or what shares it.
   std::string link_change() const;
 
  private:
-  static constexpr double kLeastShare = 0.03;
+  // Ranks that share cores wait for each other in the collectives, by more in some steps than in others.
+  static constexpr double kChange = 3, kLeastShare = 0.1;
   int steps_ = 0, apart_ = kApart;
   std::vector<double> step_s_, communicate_s_;  // of the last steps
   double first_communicate_s_ = -1;             // the first median
