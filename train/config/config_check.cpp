@@ -114,8 +114,10 @@ std::vector<Problem> check_config(const Config& given) {
                                      return l.kind == key.registry;
                                    })->registry;
     const auto& name = *std::get<std::string*>(key.ref(copy));
-    if (!(name.empty() && key.may_be_empty))
-      need(known.contains(name), key.name, unknown_name_message(key.registry, name, known.names()));
+    if (name.empty() && key.may_be_empty) continue;
+    std::vector<std::string> names = known.names();
+    if (key.name == "compress.name") names.push_back(kAutoMethod);
+    need(known.contains(name), key.name, unknown_name_message(key.registry, name, names));
   }
 
   // What a misspelt method is made of is not known.
@@ -126,7 +128,8 @@ std::vector<Problem> check_config(const Config& given) {
        "with train.epochs and train.max_steps both 0 the run would never begin; set one of them");
   attempt("compress.scope", [&] { check_scope(config.compress.scope, config.exchange.merge); });
   const int per_host = config.exchange.ranks_per_host;
-  attempt("exchange.ranks_per_host", [&] { check_hierarchy(per_host, config.compress.name != "dense"); });
+  if (!chooses_method(given))
+    attempt("exchange.ranks_per_host", [&] { check_hierarchy(per_host, config.compress.name != "dense"); });
   // One rank stands for a number that only the launcher knows; the exchange refuses that one.
   if (per_host != 0 && config.dist.ranks != 1)
     attempt("exchange.ranks_per_host", [&] { check_hosts(per_host, config.dist.ranks, " of dist.ranks"); });
@@ -136,6 +139,8 @@ std::vector<Problem> check_config(const Config& given) {
   if (chooses_method(given)) {
     need(!on_gpu(config), "compress.name",
          "auto measures on CPUs so far, and the device is a GPU; name a method, or set train.device=cpu");
+    need(config.exchange.ranks_per_host == 0, "exchange.ranks_per_host",
+         "compress.name=auto has no model of hosts of several ranks; leave it at 0, or name a method");
     need(!makes_local_steps(config), "exchange.every",
          "is a choice of compress.name=auto, if auto.local_steps=true allows it; leave it out");
     need(config.exchange.groups.empty() && config.exchange.profile.empty() &&

@@ -278,6 +278,9 @@ TEST_CASE("auto: what it chooses by itself is refused beside it") {
   CHECK(refused({}).empty());
   CHECK(contains(refused({"exchange.every=5"}), "auto.local_steps=true"));
   CHECK(contains(refused({"exchange.groups=[3]"}), "leave exchange.groups"));
+  CHECK(contains(refused({"exchange.ranks_per_host=2"}), "hosts of several ranks"));
+  const Config typo = load_config("", {"compress.name=atuo"}).config;
+  CHECK(contains(check_config(typo).front().message, "did you mean 'auto'?"));
   CHECK(contains(refused({"train.device=cuda"}), "auto measures on CPUs"));
   LoadedConfig loaded = load_config("", {"auto.accuracy=exact", "compress.name=topk"});
   CHECK(unused_keys(loaded).size() == 1);
