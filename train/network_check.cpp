@@ -19,6 +19,9 @@
 #include "nn/base/program.h"
 #include "nn/base/text.h"
 #include "nn/core/device.h"
+#include "train/checks.h"
+#include "train/plan/auto_method.h"
+#include "train/setup.h"
 #include "train/start.h"
 
 namespace topknot {
@@ -116,6 +119,30 @@ void print_table(const std::vector<NetworkRow>& rows) {
                 1e3 * row.seconds, row.gigabytes_per_second);
 }
 
+// What compress.name=auto would do with the run's model and data, if every rank can have these.
+void recommend(Communicator& host, Config config) {
+  RunData data;
+  std::string problem;
+  try {
+    throw_problems(check_config(config));
+    data = load_data(config);
+    throw_problems(check_run(config, data).problems);
+  } catch (const UserError& error) {
+    problem = error.what();
+  }
+  for (const std::string& of_rank : gather_texts(host, problem)) {
+    if (of_rank.empty()) continue;
+    if (host.rank() == 0) std::printf("\nno method is recommended: %s\n", of_rank.c_str());
+    return;
+  }
+  settle_threads(host, config);
+  const Config::Exchange defaults;
+  config.compress.name = kAutoMethod;
+  config.exchange.every = 0, config.exchange.groups.clear(), config.exchange.merge = defaults.merge;
+  const std::string text = AutoMethod(config).recommendation(*data.train, host);
+  if (host.rank() == 0) std::printf("\n%s\n", text.c_str());
+}
+
 void check_rank(Communicator& host, const LoadedConfig& loaded, const LaunchPlan& plan, double timeout_s) {
   const Config& config = loaded.config;
   check_same(host, "the version of the program", program_version());
@@ -136,9 +163,12 @@ void check_rank(Communicator& host, const LoadedConfig& loaded, const LaunchPlan
   if (on_gpu)
     for (NetworkRow& row : check_gpu_path(host, gpu, timeout_s)) rows.push_back(std::move(row));
   host.barrier();  // every rank has found every value right
-  if (host.rank() != 0) return;
-  print_table(rows);
-  std::puts("\nevery value arrived as it should");
+  if (host.rank() == 0) {
+    print_table(rows);
+    std::puts("\nevery value arrived as it should");
+    std::fflush(stdout);
+  }
+  if (!topknot::on_gpu(config) && host.size() > 1) recommend(host, config);
   std::fflush(stdout);
 }
 

@@ -39,7 +39,7 @@ std::vector<NetworkRow> check_gpu_path(Communicator& host, int gpu, double timeo
 std::string gpu_name(int gpu);  // with its PCI address
 
 // Starts the ranks of `loaded`, which has passed check_config(), has them check the network, and prints
-// tables. A rank that does not come within dist.timeout_s (where that is not given: 60 s) is an error.
+// tables and, on CPUs, what compress.name=auto would try with the run's model and data. A rank that does not come within dist.timeout_s (where that is not given: 60 s) is an error.
 // Returns the exit code.
 int start_network_check(LoadedConfig loaded, char* const* argv);
 

@@ -124,14 +124,24 @@ TEST_CASE("nccl is refused clearly on the CPU, and where messages would have no 
 
 TEST_CASE("train --check-network has threads and processes talk, and shows ranks, collectives and sizes") {
   for (const std::string backend : {"threads", "gloo"}) {
-    const CommandOutcome check =
-        train("--check-network train.device=cpu dist.ranks=3 dist.backend=" + backend);
+    const CommandOutcome check = train(
+        "--check-network train.device=cpu dist.ranks=3 model.name=mlp data.train_size=64 data.test_size=8 "
+        "dist.backend=" +
+        backend);
     CHECK(check.ended(0));
     CHECK(check.has("3 ranks, dist.backend " + backend));
     for (const char* rank : {"\n    0  ", "\n    1  ", "\n    2  "}) CHECK(check.count(rank) == 1);
     CHECK(check.count("host, " + backend) == 6);
-    CHECK(says(check.output, {"16777216", "every value arrived as it should"}));
+    CHECK(says(check.output,
+               {"16777216", "every value arrived as it should", "\ncompress.name=auto: a link has"}));
   }
+}
+
+TEST_CASE("train --check-network recommends no method without the run's data") {
+  const CommandOutcome check =
+      train("--check-network train.device=cpu dist.ranks=2 data.name=cifar10 data.root=/");
+  CHECK(check.ended(0));
+  CHECK(says(check.output, {"every value arrived as it should", "\nno method is recommended: "}));
 }
 
 TEST_CASE("train --check-network says which rank did not come, and ends") {

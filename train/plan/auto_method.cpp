@@ -242,6 +242,15 @@ AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communi
   return choice;
 }
 
+std::string AutoMethod::recommendation(const Dataset& data, Communicator& communicator) {
+  CollectiveQueue queue(communicator);
+  std::string text = measure(data, queue, auto_options_of(given_));
+  if (!text.empty() && !tries())
+    text += fmt::format("\nby the model {} takes {} a step, and dense {}", options_[0].option.name,
+                        milliseconds_text(options_[0].step.seconds), milliseconds_text(dense_s_));
+  return text;
+}
+
 // Collective. What was measured and what is tried, in words, on rank 0.
 std::string AutoMethod::measure(const Dataset& data, CollectiveQueue& queue,
                                 const std::vector<AutoOption>& options) {
@@ -355,7 +364,7 @@ AutoMethod AutoMethod::resumed(const Config& config, const std::string& choices)
   AutoMethod method(std::move(given));
   method.first_ = false;
   if (makes_local_steps(config)) method.follows_ = false;
-  const auto made = nlohmann::json::parse(choices, nullptr, false);
+  const auto made = nlohmann::ordered_json::parse(choices, nullptr, false);
   if (!made.is_array()) return method;
   for (const auto& choice : made) {
     method.again_ = choice.contains(kTrying);

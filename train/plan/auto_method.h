@@ -87,6 +87,9 @@ class AutoMethod {
   // tried. `choices`: as choices_of().
   static AutoMethod resumed(const Config& config, const std::string& choices);
 
+  // What a run would try and what the model says of it, in lines; measured now. Collective; empty but on rank 0.
+  std::string recommendation(const Dataset& data, Communicator& communicator);
+
   struct Choice {
     Config config;  // without "auto"
     std::map<std::string, Origin> origins;
