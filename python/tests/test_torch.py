@@ -470,29 +470,30 @@ def check_local_steps(rank, ranks):
     for p, q in zip(model.parameters(), twin.parameters()):
         expect((p - q).abs().max() < 1e-6, "H = 1 is data-parallel SGD")
 
-    # DiLoCo by its formula in float64, over three exchanges, from rank 1's weights that rank 0 replaces.
-    model = network()
-    if rank == 1:
-        nn.init.zeros_(model[0].weight)
-    sync = topknot.torch.LocalSteps(model, "diloco", every=4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    theta = {n: p.detach().double().clone() for n, p in model.named_parameters()}
-    momentum = {n: torch.zeros_like(t) for n, t in theta.items()}
-    for step in range(12):
-        optimizer.zero_grad()
-        model(batch(rank, step)).square().mean().backward()
-        optimizer.step()
-        local = {n: p.detach().double().clone() for n, p in model.named_parameters()}
-        expect(sync.step() == (step % 4 == 3))
-        if step % 4 != 3:
-            continue
-        for name, p in model.named_parameters():
-            change = theta[name] - local[name]
-            dist.all_reduce(change)
-            change /= ranks
-            momentum[name] = 0.9 * momentum[name] + change
-            theta[name] = theta[name] - 0.7 * (change + 0.9 * momentum[name])
-            expect((p.detach().double() - theta[name]).abs().max() < 1e-6, f"DiLoCo, {name}")
+    # DiLoCo and MuLoCo by their formula in float64, over three exchanges, from rank 1's weights that rank 0 replaces.
+    for preset, lr, beta in (("diloco", 0.7, 0.9), ("muloco", 0.9, 0.8)):
+        model = network()
+        if rank == 1:
+            nn.init.zeros_(model[0].weight)
+        sync = topknot.torch.LocalSteps(model, preset, every=4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        theta = {n: p.detach().double().clone() for n, p in model.named_parameters()}
+        momentum = {n: torch.zeros_like(t) for n, t in theta.items()}
+        for step in range(12):
+            optimizer.zero_grad()
+            model(batch(rank, step)).square().mean().backward()
+            optimizer.step()
+            local = {n: p.detach().double().clone() for n, p in model.named_parameters()}
+            expect(sync.step() == (step % 4 == 3))
+            if step % 4 != 3:
+                continue
+            for name, p in model.named_parameters():
+                change = theta[name] - local[name]
+                dist.all_reduce(change)
+                change /= ranks
+                momentum[name] = beta * momentum[name] + change
+                theta[name] = theta[name] - lr * (change + beta * momentum[name])
+                expect((p.detach().double() - theta[name]).abs().max() < 1e-6, f"{preset}, {name}")
     expect(abs(sync.bits_per_parameter_step - 8) < 1e-9, "32 bits every 4 steps")
 
     # The golden values of train's own test (tests/train/local_steps_test.cpp): least squares, three exchanges.

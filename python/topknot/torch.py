@@ -565,6 +565,8 @@ class CompressionHook:
 PRESETS: dict[str, dict[str, Any]] = {
     # DiLoCo (Douillard et al., arXiv 2311.08105).
     "diloco": {"method": "dense", "outer": "nesterov", "outer_lr": 0.7, "outer_momentum": 0.9},
+    # MuLoCo (arXiv 2505.23725): beside Muon as the inner optimizer.
+    "muloco": {"method": "dense", "outer": "nesterov", "outer_lr": 0.9, "outer_momentum": 0.8},
     # SparseLoCo (Sarfi et al., arXiv 2508.15706): 64 of 4,096 changes, two bits each, feedback 0.95.
     "sparseloco": {"method": "sparseloco", "outer": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0, "density": 1 / 64},
 }
@@ -576,7 +578,7 @@ class LocalSteps:
 
     model: any module, not wrapped in DistributedDataParallel, with any optimizer. The ranks' weights and buffers become
         rank 0's.
-    preset: "diloco", "sparseloco", or a method of `topknot.methods()`, with the outer optimizer of DiLoCo.
+    preset: "diloco", "muloco" (with Muon inside), "sparseloco", or a method of `topknot.methods()`, with the outer optimizer of DiLoCo.
     every: steps between two exchanges, counted by step().
     outer, outer_lr, outer_momentum: "nesterov" or "sgd"; in place of the preset's.
     optimizer: where it is given, a rank whose weights are not finite begins anew with the optimizer's state.
