@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -78,9 +77,6 @@ Step::~Step() {
 
 void Step::exchange_by(const ExchangeOptions& options) {
   TOPKNOT_CHECK(!local_ && arena_.device().kind == DeviceKind::cpu, "another exchange of gradients on a CPU");
-  if (!resolved_.options.compressing())
-    for (const Parameter* p : arena_.parameters())
-      std::ranges::fill(arena_.residual(p->offset(), p->offset() + p->numel()), 0.0f);
   resolved_ = {options, {}};
   exchange_.reset();
   exchange_ = runner_->make_exchange(arena_, queue_, options);
