@@ -120,7 +120,7 @@ void print_table(const std::vector<NetworkRow>& rows) {
 }
 
 // What compress.name=auto would do with the run's model and data, if every rank can have these.
-void recommend(Communicator& host, Config config) {
+void recommend(Communicator& host, const Config& config) {
   RunData data;
   std::string problem;
   try {
@@ -136,10 +136,7 @@ void recommend(Communicator& host, Config config) {
     return;
   }
   settle_threads(host, config);
-  const Config::Exchange defaults;
-  config.compress.name = kAutoMethod;
-  config.exchange.every = 0, config.exchange.groups.clear(), config.exchange.merge = defaults.merge;
-  const std::string text = AutoMethod(config).recommendation(*data.train, host);
+  const std::string text = AutoMethod(choosing(config)).recommendation(*data.train, host);
   if (host.rank() == 0) std::printf("\n%s\n", text.c_str());
 }
 

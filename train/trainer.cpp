@@ -353,7 +353,7 @@ class Trainer {
           static_cast<std::uint64_t>(communicator_.size()) * sizeof(float) * step_.arena().size()};
       record.selected = sum.selected / ranks;
       record.threshold = reports[i].status.threshold;
-      record.skipped = last_skipped_ = sum.bad_ranks > 0;
+      record.skipped = sum.bad_ranks > 0;
       step_end_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds[i]));
       reporter_.complete(record, bytes, seconds[i], step_end_);
       if (root_ && !automatic_) warn_of_more_than_dense(record, bytes);
@@ -375,7 +375,7 @@ class Trainer {
   // on, a step of density 1 sends what is still owed.
   void follow() {
     if (next_) {
-      if (!last_skipped_) exchange_by(*std::exchange(next_, std::nullopt));
+      if (position_.skips_in_a_row == 0) exchange_by(*std::exchange(next_, std::nullopt));
       return;
     }
     if (!std::exchange(choose_again_, false)) return;
@@ -477,7 +477,6 @@ class Trainer {
   AutoMethod* const automatic_;
   bool choose_again_ = false;               // the same on all ranks
   std::optional<AutoMethod::Choice> next_;  // from behind a step that has sent all
-  bool last_skipped_ = false;
   const DataFingerprint data_;
   const std::vector<int> threads_;
   const Config& config_;

@@ -181,7 +181,7 @@ std::string AutoWatch::link_change() const {
 
 AutoMethod::AutoMethod(Config given)
     : given_(std::move(given)),
-      follows_(given_.dist.ranks > 1 && given_.train.record_gradients == 0 &&
+      follows_(given_.dist.ranks > 1 && !on_gpu(given_) && given_.train.record_gradients == 0 &&
                given_.train.distribution_every == 0 && given_.train.profile_steps == 0) {}
 
 bool AutoMethod::due() {
@@ -197,7 +197,6 @@ AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communi
   const bool root = communicator.rank() == 0;
   std::vector<AutoOption> options = auto_options_of(given_);
   if (communicator.size() == 1) options.resize(1);
-  // Local steps can be the first choice alone, which then stays.
   if (!std::exchange(first_, false))
     std::erase_if(options, [](const AutoOption& o) { return o.local_steps; });
 
@@ -356,12 +355,15 @@ void keep_choice(const RunDirectory& folder, LoadedConfig& loaded) {
     }
 }
 
-AutoMethod AutoMethod::resumed(const Config& config, const std::string& choices) {
-  Config given = config;
-  given.compress.name = kAutoMethod;
+Config choosing(Config config) {
   const Config::Exchange defaults;
-  given.exchange.every = 0, given.exchange.groups.clear(), given.exchange.merge = defaults.merge;
-  AutoMethod method(std::move(given));
+  config.compress.name = kAutoMethod;
+  config.exchange.every = 0, config.exchange.groups.clear(), config.exchange.merge = defaults.merge;
+  return config;
+}
+
+AutoMethod AutoMethod::resumed(const Config& config, const std::string& choices) {
+  AutoMethod method(choosing(config));
   method.first_ = false;
   if (makes_local_steps(config)) method.follows_ = false;
   const auto made = nlohmann::ordered_json::parse(choices, nullptr, false);

@@ -15,7 +15,7 @@ namespace topknot {
 
 // What auto may choose: keys, as the command line has them, beside those of the run.
 struct AutoOption {
-  std::string name;               // "topk 0.01, codec=auto"
+  std::string name;               // "topk, density 0.01"
   std::string accuracy;           // the least auto.accuracy that allows it
   std::vector<std::string> keys;  // "compress.name=topk"
   bool local_steps = false;       // only with auto.local_steps
@@ -78,10 +78,13 @@ class AutoWatch {
   double first_communicate_s_ = -1;             // the first median
 };
 
+// A run's configuration as one that chooses its method by itself.
+Config choosing(Config config);
+
 // A run's choices: a model says what may pay, some steps of the run itself with each of these decide.
 class AutoMethod {
  public:
-  // `given`: what the run was started with.
+  // `given`: what the run was started with. On a GPU it keeps what it has.
   explicit AutoMethod(Config given);
   // Of a run that goes on with what it had chosen, `config`; it chooses again at once if it was stopped while it
   // tried. `choices`: as choices_of().
@@ -110,7 +113,8 @@ class AutoMethod {
   void report(std::int64_t step);
 
   const Config given_;
-  bool first_ = true, follows_;
+  bool first_ = true;  // local steps can be the first choice alone, which then stays
+  bool follows_;
   // On rank 0.
   bool again_ = false;  // whatever the steps say
   AutoWatch watch_;

@@ -32,8 +32,8 @@ void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int
 struct StepOutcome {
   double loss;
   StepStatus status;
-  std::uint64_t begin_ns,
-      end_ns;  // by the GPU's clock; the begin of steps that no other was under way before
+  // By the GPU's clock; the begin is that of the last step before which no other was under way.
+  std::uint64_t begin_ns, end_ns;
 };
 // All but the begin.
 void write_outcome(cudaStream_t stream, const StepStatus* status, const float* loss, StepOutcome* outcome);

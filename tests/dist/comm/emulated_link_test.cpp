@@ -64,7 +64,8 @@ TEST_CASE("an emulated link changes its rate at the seconds that it says") {
   CHECK(link.at(20).beta == Approx(20 * fast));
   CHECK(link.at(20).alpha == 1e-3);
   CHECK(link.at(1e6).beta == fast);
-  for (const char* bad : {"1gbit,50mbit", "1gbit@3", "1gbit,50mbit@3,1gbit@2", "1gbit,50mbit@x", "1gbit,@3", "1gbit,"})
+  for (const char* bad :
+       {"1gbit,50mbit", "1gbit@3", "1gbit,50mbit@3,1gbit@2", "1gbit,50mbit@x", "1gbit,@3", "1gbit,"})
     CHECK(user_error([&] { make_emulated_link(bad, "0s", 1); }, {"dist.link.rate"}));
 }
 

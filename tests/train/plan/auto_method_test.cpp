@@ -51,6 +51,24 @@ std::vector<ModelledOption> modelled(double byte, double encode_s) {
   return options;
 }
 
+// A run by auto over such a link, with a checkpoint where it stops.
+void run_over(const TempFolder& temp, const std::string& rate, const Keys& keys) {
+  const LoadedConfig loaded =
+      small_run(temp, with({"compress.name=auto", "dist.ranks=2", "train.checkpoint_keep=1"}, keys));
+  const RunData data = load_data(loaded.config);
+  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
+                         std::chrono::steady_clock::now()};
+  std::vector<std::string> checksums(2);
+  run_thread_ranks(
+      2, loaded.config.dist.timeout_s,
+      [&](Communicator& communicator) {
+        checksums[static_cast<std::size_t>(communicator.rank())] =
+            run_rank(inputs, communicator).parameter_checksum;
+      },
+      make_emulated_link(rate, "0s", 1));
+  CHECK(checksums[0] == checksums[1]);
+}
+
 }  // namespace
 
 TEST_CASE("auto: dense is always among the options, and a class has those before it") {
@@ -120,15 +138,7 @@ TEST_CASE("auto: a plan is the best of one group, many groups and the optimal on
 
 TEST_CASE("auto: a run over a slow link chooses, and its files say what") {
   const TempFolder temp, other;
-  const LoadedConfig loaded =
-      small_run(temp, {"compress.name=auto", "dist.ranks=2", "train.max_steps=50", "compress.warmup=[]",
-                       "train.stop_after=40", "train.checkpoint_keep=1"});
-  const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
-                         std::chrono::steady_clock::now()};
-  run_thread_ranks(
-      2, loaded.config.dist.timeout_s, [&](Communicator& communicator) { run_rank(inputs, communicator); },
-      make_emulated_link("1mbit", "50us", 1));
+  run_over(temp, "1mbit", {"train.max_steps=50", "train.stop_after=40"});
   const RunConfig written(temp.at("run/config.yaml"));
   CHECK(written.text("compress.name") == "topk");
   CHECK(written.text("compress.dense_1d") == "false");
@@ -174,21 +184,7 @@ TEST_CASE(
 
 TEST_CASE("auto: a run follows a link that becomes fast, owes nothing, and goes on from its checkpoint") {
   const TempFolder temp;
-  const LoadedConfig loaded =
-      small_run(temp, {"compress.name=auto", "dist.ranks=2", "train.max_steps=400", "compress.warmup=[]",
-                       "train.checkpoint_keep=1", "train.stop_after=390"});
-  const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
-                         std::chrono::steady_clock::now()};
-  std::vector<std::string> checksums(2);
-  run_thread_ranks(
-      2, loaded.config.dist.timeout_s,
-      [&](Communicator& communicator) {
-        checksums[static_cast<std::size_t>(communicator.rank())] =
-            run_rank(inputs, communicator).parameter_checksum;
-      },
-      make_emulated_link("1mbit,1000gbit@5", "0s", 1));
-  CHECK(checksums[0] == checksums[1]);
+  run_over(temp, "1mbit,1000gbit@5", {"train.max_steps=400", "train.stop_after=390"});
   const auto choices = nlohmann::json::parse(text_of(temp.at("run/choices.json")));
   REQUIRE(choices.size() >= 2);
   CHECK(choices[0]["step"] < 50);
@@ -239,7 +235,7 @@ TEST_CASE("auto: residuals go on with another form of topk, and a step of densit
     };
     const auto exchange_by = [&](const Keys& keys) {
       Config config = loaded.config;
-      for (const AutoOption& option : {AutoOption{"", "", keys}}) config = with_option(config, option);
+      config = with_option(config, {"", "", keys});
       config.exchange.merge = "all";
       step.exchange_by(exchange_options(config));
     };
