@@ -222,7 +222,8 @@ AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communi
     if (!tries()) report(step);
     watch_.begin(apart_);
     std::vector<std::string> all = choices_;
-    if (tries()) all.push_back(nlohmann::ordered_json{{"step", step}, {kTrying, now.option.name}}.dump());
+    if (tries())
+      all.push_back(nlohmann::ordered_json{{"step", step}, {kTrying, now.option.name}, {"why", why_}}.dump());
     write_file(folder.choices_json(), fmt::format("[\n  {}\n]\n", fmt::join(all, ",\n  ")));
     write_file(folder.exchange_profile_json(), exchange_profile_json(now.profile));
   }

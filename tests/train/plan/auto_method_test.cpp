@@ -193,7 +193,8 @@ TEST_CASE("auto: a run follows a link that becomes fast, owes nothing, and goes 
   CHECK(choices[1]["step"] > AutoWatch::kApart);
   const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
   REQUIRE(metrics.steps.size() == 390);
-  const std::string last = choices.back()["choice"];
+  // A slow machine may let it try once more just before it stops.
+  const std::string last = choices.back().value("trying", choices.back().value("choice", ""));
   CHECK((RunConfig(temp.at("run/config.yaml")).text("compress.name") == "dense") ==
         last.starts_with("dense"));
   // The last step before dense sends what is owed.
