@@ -144,6 +144,10 @@ def keys_of(method):
     return keys
 
 
+def saved(compressor):
+    return torch.from_numpy(np.frombuffer(compressor.save(), np.uint8).copy())
+
+
 def averages_of(compressors, gradients, step):
     return topknot.average(compressors, gradients, step=step)
 
@@ -182,6 +186,78 @@ def check_methods(rank, ranks):
                 expect(state["ranks"] == ranks and hook.step == 10, method)
                 ddp, hook = fresh()
                 hook.load_state_dict(state)
+
+
+def check_buckets(rank, ranks):
+    """With scope="bucket" a bucket is one vector; other buckets take over what their parameters owe."""
+    for method, keys in [("topk", {"density": 0.05}), ("dgc", {"density": 0.05, "momentum": 0.9, "nesterov": False})]:
+        model = network()
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        locals_ = {}  # by bucket: of all ranks
+
+        def fresh(cap):
+            ddp = wrapped(model, bucket_cap_mb=cap)
+            return ddp, topknot.torch.CompressionHook(ddp, method, scope="bucket", keys=keys)
+
+        def expected(names):
+            if names not in locals_:
+                part = {name: shapes[name] for name in names}
+                locals_[names] = [
+                    Compressor(method, part, rank=r, ranks=ranks, keys={**keys, "scope": "model"}) for r in range(ranks)
+                ]
+            return locals_[names]
+
+        def compare(ddp, hook, steps, dense):
+            for step in steps:
+                inputs = batch(rank, step)
+                gradients = of_all_ranks(own_gradients(model, inputs), ranks)
+                ddp.zero_grad()
+                ddp(inputs).square().mean().backward()
+                for names in [] if step < steps[0] + dense else hook._compressors._made:
+                    mine = [{name: g[name] for name in names} for g in gradients]
+                    averages = averages_of(expected(names), mine, step)
+                    for name in names:
+                        where = f"{method}, step {step}, {name}"
+                        expect(same(model.get_parameter(name).grad, torch.from_numpy(np.array(averages[name]))), where)
+                        owed = expected(names)[rank].residual(name)
+                        found = hook.residual(name)
+                        expect(found is None if owed is None else np.array_equal(found.numpy(), owed), where)
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter -= 0.1 * parameter.grad
+
+        ddp, hook = fresh(0.003)
+        compare(ddp, hook, range(6), dense=2)
+        before = {*hook._compressors._made}
+        expect(len(before) > 1, "one bucket")
+        state = hook.state_dict()
+        ddp, hook = fresh(0.003)
+        hook.load_state_dict(state)
+        compare(ddp, hook, range(6, 10), dense=2)
+        expect({*hook._compressors._made} == before, "other buckets after a load")
+
+        # In one bucket, and again in several from the states of all ranks.
+        state = hook.state_dict()
+        owed = {name: hook.residual(name) for name in shapes if hook.residual(name) is not None}
+        expect(len(owed) == 3, "vectors go as they are, matrices owe")
+        ddp, hook = fresh(25)
+        hook.load_state_dict(state)
+        names = tuple(reversed(shapes))
+        hook._compressors.of(names)
+        expect(all(same(hook.residual(name), owed[name]) for name in owed), "another bucket owes something else")
+        expect([*hook._compressors._made] == [names], "a compressor is left over")
+        states = [None] * ranks
+        dist.all_gather_object(states, state)
+        merged = hook.merge_state_dicts(states)
+        ddp, hook = fresh(0.003)
+        hook.load_state_dict(merged)
+        expect(all(same(hook.residual(name), owed[name]) for name in owed), "merged states owe something else")
+        expect(same(hook.state_dict()["state"]["owed"]["0.weight"], owed["0.weight"]))
+        with refused("there is no tensor"):
+            hook.residual("1.weight")
+        merged["state"]["owed"]["other"] = torch.ones(3)
+        with refused("a parameter 'other'"):
+            hook.load_state_dict(merged)
 
 
 def step_of(ddp, optimizer, inputs, **forward):
@@ -384,7 +460,7 @@ def check_error(rank, ranks):
         def broken(*_, **__):
             raise MemoryError("boom")
 
-        hook._compressor.encode_pointers = broken
+        hook._compressors.of([*dict(model.named_parameters())]).encode_pointers = broken
     with refused("boom" if rank == 0 else "", RuntimeError):
         ddp(batch(rank, 1)).square().mean().backward()
     with refused("", RuntimeError):  # PyTorch's own by now
@@ -411,8 +487,10 @@ def check_refusals(rank, ranks):
         topknot.torch.CompressionHook(wrapped(network()), "topkk")
     with refused("did you mean 'density'"):
         topknot.torch.CompressionHook(wrapped(network()), "topk", densty=0.1)
-    with refused("scope"):
+    with refused("'tensor' or 'bucket', not 'model'"):
         topknot.torch.CompressionHook(wrapped(network()), "topk", scope="model")
+    with refused("remove scope='bucket'"):
+        topknot.torch.CompressionHook(wrapped(network(), find_unused_parameters=True), "topk", scope="bucket")
     with refused("float64"):
         topknot.torch.CompressionHook(wrapped(network().double()), "topk")
     ddp = wrapped(network())
@@ -446,7 +524,7 @@ def check_fewer_ranks(rank, ranks):
             compressor.set_residual("2.weight", residual)
             owed = owed + residual / 4
             states.append({"method": "topk", "keys": {}, "step": 7, "bytes_sent": 0, "rank": old, "ranks": 4,
-                           "state": torch.from_numpy(np.frombuffer(compressor.save(), np.uint8).copy())})  # fmt: skip
+                           "state": {"parts": [(tuple(shapes), saved(compressor))], "owed": {}}})  # fmt: skip
     hook = topknot.torch.CompressionHook(wrapped(network()), "topk", density=0.01)
     with refused("merge_state_dicts"):
         hook.load_state_dict(states[rank])
@@ -655,6 +733,9 @@ class TorchTest(unittest.TestCase):
 
     def test_memory_formats_types_static_graphs_and_accumulation(self):
         on_ranks(2, check_layouts)
+
+    def test_buckets_as_vectors_take_over_what_parameters_owe(self):
+        on_ranks(2, check_buckets)
 
     def test_what_no_rank_used_keeps_its_residual(self):
         on_ranks(2, check_unused)

@@ -151,6 +151,94 @@ def _memory_order(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
 
 
+class _Compressors:
+    """A hook's: with scope "tensor" one, of all parameters; with "bucket" one for each bucket, as one vector, made where the
+    bucket first comes. Buckets of other parameters than before, as after a load, take over what these owe, by name."""
+
+    def __init__(self, method: str, shapes: dict[str, tuple[int, ...]], channel: _Channel, keys: dict[str, Value]) -> None:
+        self._buckets = keys.get("scope") == "bucket"
+        self._method, self._shapes, self._channel = method, shapes, channel
+        self._keys = {**keys, "scope": "model"} if self._buckets else keys
+        self._made: dict[tuple[str, ...], Compressor] = {}
+        self._owed: dict[str, np.ndarray] = {}  # of parameters that are in no compressor yet
+        self._new(tuple(shapes)).close()  # says now what is wrong with the keys
+
+    def _new(self, names: tuple[str, ...], rank: Optional[int] = None, ranks: Optional[int] = None) -> Compressor:
+        return Compressor(
+            self._method, {name: self._shapes[name] for name in names}, rank=self._channel.rank if rank is None else rank,
+            ranks=ranks or self._channel.ranks, keys=self._keys,
+        )  # fmt: skip
+
+    def of(self, names: Sequence[str]) -> Compressor:
+        """For a round of these parameters, in this order."""
+        key = tuple(names) if self._buckets else tuple(self._shapes)
+        if key not in self._made:
+            for other in [other for other in self._made if set(other) & set(key)]:
+                with self._made.pop(other) as compressor:
+                    self._owed.update(_residuals(compressor))
+            made = self._new(key)
+            for name in set(key) & set(self._owed):
+                made.set_residual(name, self._owed.pop(name))
+            self._made[key] = made
+        return self._made[key]
+
+    def residual(self, name: str) -> Optional[np.ndarray]:
+        """None where the method keeps nothing, or, by buckets, nothing yet."""
+        if name not in self._shapes:
+            raise Error(f"there is no tensor '{name}'")
+        compressor = next((c for key, c in self._made.items() if name in key), None)
+        return compressor.residual(name) if compressor is not None else self._owed.get(name)
+
+    def undo(self, step: int) -> None:
+        for compressor in self._made.values():
+            compressor.undo(step)
+
+    def save(self) -> dict[str, Any]:
+        return {
+            "parts": [(key, _saved(compressor)) for key, compressor in self._made.items()],
+            "owed": {name: torch.from_numpy(owed.copy()) for name, owed in self._owed.items()},
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """After an Error nothing has changed."""
+        made, owed = {}, {name: tensor.numpy().copy() for name, tensor in saved["owed"].items()}
+        for names, state in saved["parts"]:
+            made[tuple(names)] = self._loaded(names, state)
+        self._unknown([*owed])
+        for compressor in self._made.values():
+            compressor.close()
+        self._made, self._owed = made, owed
+
+    def sum_of(self, states: Sequence[tuple[int, dict[str, Any]]], before: int) -> dict[str, Any]:
+        """As save(), from save()s of some of `before` ranks: their residuals times ranks over before."""
+        owed: dict[str, torch.Tensor] = {}
+        factor = np.float32(self._channel.ranks / before)
+        for rank, saved in states:
+            residuals = {name: tensor.numpy() for name, tensor in saved["owed"].items()}
+            for names, state in saved["parts"]:
+                with self._loaded(names, state, rank, before) as compressor:
+                    residuals.update(_residuals(compressor))
+            for name, residual in residuals.items():
+                scaled = torch.from_numpy(factor * residual)
+                owed[name] = owed[name] + scaled if name in owed else scaled
+        return {"parts": [], "owed": owed}
+
+    def _loaded(self, names: Sequence[str], state: torch.Tensor, rank: Optional[int] = None, ranks: Optional[int] = None) -> Compressor:
+        self._unknown(names)
+        compressor = self._new(tuple(names), rank, ranks)
+        compressor.load(state.numpy())
+        return compressor
+
+    def _unknown(self, names: Sequence[str]) -> None:
+        if unknown := [name for name in names if name not in self._shapes]:
+            raise Error(f"the state has a parameter '{unknown[0]}', which the model has not")
+
+
+def _residuals(compressor: Compressor) -> dict[str, np.ndarray]:
+    found = {name: compressor.residual(name) for name in compressor.names}
+    return {name: residual for name, residual in found.items() if residual is not None}
+
+
 def _saved(compressor: Compressor) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(compressor.save(), np.uint8).copy())
 
@@ -275,8 +363,10 @@ class CompressionHook:
     """Compresses the gradients of a DistributedDataParallel model; it registers itself as the model's communication hook.
 
     ddp: the model, before its first backward pass and without another hook.
-    method, keys: as in `topknot.methods()`: "topk" with density=0.001, "powersgd" with rank=4, ... Each parameter is
-        compressed for itself (key scope has no other value here), and keeps what was not sent by its name.
+    method, keys: as in `topknot.methods()`: "topk" with density=0.001, "powersgd" with rank=4, ... Key scope: "tensor", the
+        default, each parameter is compressed for itself; "bucket", each of DistributedDataParallel's buckets as one vector,
+        so that entries of a small layer compete with those of a large one; the first dense_steps steps after a
+        load_state_dict(), two at most, then are dense too. What was not sent is kept by the parameter's name.
     warmup, warmup_steps: densities of the first steps, each for warmup_steps of them, after the dense ones.
     dense_steps: so many first steps are averaged uncompressed. After two DistributedDataParallel has put its buckets into
         the order in which gradients come; before that, nothing overlaps.
@@ -313,8 +403,9 @@ class CompressionHook:
                 "with torch._dynamo.config.optimize_ddp = 'python_reducer' PyTorch ignores what a hook returns; use True or False"
             )
         self.method, self.keys = method, {**(keys or {}), **more}
-        if self.keys.get("scope", "tensor") != "tensor":
-            raise Error("scope: buckets come one by one, so each parameter is compressed for itself; remove the key")
+        scope = self.keys.get("scope", "tensor")
+        if scope not in ("tensor", "bucket"):
+            raise Error(f"scope: buckets come one by one, so it is 'tensor' or 'bucket', not '{scope}'")
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self.scaler is not None:
             self.keys["undo"] = True
@@ -323,20 +414,23 @@ class CompressionHook:
         if any(not 0 < density <= 1 for density in warmup):
             raise Error("warmup: a density must be above 0, at most 1")
         self.warmup, self.warmup_steps, self.dense_steps = tuple(warmup), warmup_steps, dense_steps
+        self._dense_until = dense_steps
         if self.keys.get("lr_inside") and optimizer is None:
             raise Error("lr_inside: the learning rate is the optimizer's; give optimizer=")
         self.optimizer = optimizer
         self._each = bool(getattr(ddp, "find_unused_parameters", False))  # a round for each parameter
+        if self._each and scope == "bucket":
+            raise Error("scope: with find_unused_parameters each parameter has a message of its own; remove scope='bucket'")
         parameters = _parameters(ddp.module)
         for name, parameter in parameters.items():
             _type_of(parameter, f"parameter '{name}'")
-        self._names = {id(p): i for i, p in enumerate(parameters.values())}
+        self._names = {id(p): name for name, p in parameters.items()}
         # Gradients are compressed as they lie in buckets: to bring channels_last into rows and back takes longer than to
         # compress.
-        self._layouts = [(p.stride(), _memory_order(p)) for p in parameters.values()]
-        shapes = {name: tuple(p.shape[d] for d in order) for (name, p), (_, order) in zip(parameters.items(), self._layouts)}
+        self._layouts = {name: (p.stride(), _memory_order(p)) for name, p in parameters.items()}
+        shapes = {name: tuple(p.shape[d] for d in self._layouts[name][1]) for name, p in parameters.items()}
         group = ddp.process_group
-        self._compressor = _compressor(method, shapes, _Channel(group), self.keys)
+        self._compressors = _Compressors(method, shapes, _Channel(group), self.keys)
         self._step = -1
         self._skipped: set[int] = set()  # steps with a bucket that was not finite
         self._scale = 1.0
@@ -376,10 +470,10 @@ class CompressionHook:
     def residual(self, name: str) -> Optional[torch.Tensor]:
         """What this rank has not sent of the parameter's gradients; None where the method keeps nothing."""
         self._settle()
-        found = self._compressor.residual(name)
+        found = self._compressors.residual(name)
         if found is None:
             return None
-        _, order = self._layouts[self._compressor.index(name)]
+        _, order = self._layouts[name]
         return torch.from_numpy(found).permute([order.index(d) for d in range(len(order))])
 
     def state_dict(self) -> dict[str, Any]:
@@ -392,7 +486,7 @@ class CompressionHook:
             "bytes_sent": self._channel.bytes_sent,
             "rank": self._channel.rank,
             "ranks": self._channel.ranks,
-            "state": _saved(self._compressor),
+            "state": self._compressors.save(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -404,8 +498,10 @@ class CompressionHook:
                 "give merge_state_dicts() the states of all of them"
             )
         self._channel.check_state(state)
-        self._compressor.load(state["state"].numpy())
+        self._compressors.load(state["state"])
         self._step, self._channel.bytes_sent = state["step"], state["bytes_sent"]
+        if self.keys.get("scope") == "bucket":  # until DistributedDataParallel has made the buckets of before
+            self._dense_until = self._step + 1 + min(2, self.dense_steps)
 
     def merge_state_dicts(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """From the states of all ranks of another number of them, in their order, one for this rank: it has the residuals
@@ -416,17 +512,8 @@ class CompressionHook:
         ranks, rank = self._channel.ranks, self._channel.rank
         if not states or [s["rank"] for s in states] != list(range(before)) or any(s["ranks"] != before for s in states):
             raise Error("the states must be those of all ranks, in the order of ranks")
-        shapes = self._compressor.shapes
-        with Compressor(self.method, shapes, rank=rank, ranks=ranks, keys=self.keys) as merged:
-            for index in range(rank, before, ranks):
-                with Compressor(self.method, shapes, rank=index, ranks=before, keys=self.keys) as old:
-                    old.load(states[index]["state"].numpy())
-                    for name in shapes:
-                        residual = old.residual(name)
-                        if residual is None:
-                            continue
-                        merged.set_residual(name, merged.residual(name) + np.float32(ranks / before) * residual)
-            return {**states[0], "rank": rank, "ranks": ranks, "state": _saved(merged)}
+        mine = [(index, states[index]["state"]) for index in range(rank, before, ranks)]
+        return {**states[0], "rank": rank, "ranks": ranks, "state": self._compressors.sum_of(mine, before)}
 
     # The hook runs in the thread of the backward pass; compression and exchange in one of their own, a bucket after the
     # other, in the same order on all ranks, while the backward pass goes on.
@@ -466,7 +553,7 @@ class CompressionHook:
             if bucket.ready is not None:
                 bucket.ready.synchronize()
             with torch.no_grad():
-                if bucket.step < self.dense_steps:
+                if bucket.step < self._dense_until:
                     self._dense(bucket.buffer)
                 else:
                     self._compressed(bucket)
@@ -505,13 +592,15 @@ class CompressionHook:
     def _compressed(self, bucket: _Bucket) -> None:
         begin_s = time.perf_counter()
         here = self._on_cpu(bucket)
+        names = [self._names[id(parameter)] for parameter in bucket.parameters]
+        compressor = self._compressors.of(names)
         slices, begin = [], 0
-        for parameter in bucket.parameters:
-            index, end = self._names[id(parameter)], begin + parameter.numel()
-            strides, order = self._layouts[index]
+        for name, parameter in zip(names, bucket.parameters):
+            end = begin + parameter.numel()
+            strides, order = self._layouts[name]
             if parameter.stride() != strides and _memory_order(parameter) != order:
                 raise Error("a parameter's memory format has changed; choose it before the hook is made")
-            slices.append(_Slice(index, here[begin:end], here[begin:end]))
+            slices.append(_Slice(compressor.index(name), here[begin:end], here[begin:end]))
             begin = end
         self._seconds[0] += time.perf_counter() - begin_s
         step: dict[str, Any] = {"step": bucket.step, "density": self._density(bucket.step), "scale": 1 / self._scale}
@@ -525,7 +614,7 @@ class CompressionHook:
             if self._each and not self._used(part[0]):
                 continue
             encode_s = time.perf_counter()
-            round_ = _encode(self._compressor, part, **step)
+            round_ = _encode(compressor, part, **step)
             rounds.append((round_, part))
             exchange_s = time.perf_counter()
             finite &= self._channel.run(round_, (bucket.index, len(slices), part[0].index)) is State.DONE
@@ -558,7 +647,7 @@ class CompressionHook:
         self._worker.wait()
         if self.scaler is not None:
             for step in self._skipped:
-                self._compressor.undo(step)
+                self._compressors.undo(step)
         self._skipped.clear()
 
 
