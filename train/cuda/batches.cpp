@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kStagings = 4;  // at least; the host may be twice as many batches ahead
 
-bool fits_on_device(const Config& config, const Dataset& dataset) {
+bool fits_on_device(const Config& config, const Dataset& dataset, int neighbours) {
   if (dataset.task() == Task::language_model) return false;  // a batch is a few kB, and its windows overlap
   if (dataset.task() == Task::transcription) return false;   // of any length
   if (dataset.on_demand()) {
@@ -38,13 +38,14 @@ bool fits_on_device(const Config& config, const Dataset& dataset) {
   std::size_t free = 0, total = 0;
   TOPKNOT_CUDA(cudaMemGetInfo(&free, &total));
   return sample * static_cast<std::size_t>(dataset.size()) <=
-         total / 4 / static_cast<std::size_t>(config.dist.ranks);
+         total / 4 / static_cast<std::size_t>(neighbours);
 }
 
 class DeviceBatches {
  public:
   // With `parts` batches per step.
-  DeviceBatches(const Config& config, const Dataset& dataset, const Module& model, bool train, int parts);
+  DeviceBatches(const Config& config, const Dataset& dataset, const Module& model, bool train, int parts,
+                int neighbours);
   bool has_data() const { return data_ != nullptr; }
   const BatchView* bring(Loader& loader, int part);  // as Batches::Bring, on the context's stream
 
@@ -84,10 +85,10 @@ class DeviceBatches {
 };
 
 DeviceBatches::DeviceBatches(const Config& config, const Dataset& dataset, const Module& model, bool train,
-                             int parts)
+                             int parts, int neighbours)
     : dataset_(dataset),
       model_(model),
-      data_(fits_on_device(config, dataset)
+      data_(fits_on_device(config, dataset, neighbours)
                 ? std::make_unique<DeviceDataset>(
                       dataset, train && resolve_augment(config.data.augment, dataset), config.seed)
                 : nullptr),
@@ -239,9 +240,10 @@ void DeviceBatches::make(const Batch& from, std::int64_t epoch, DeviceBatch& to)
 }  // namespace
 
 std::unique_ptr<Batches> make_device_batches(const Config& config, const Dataset& dataset,
-                                             const Module& model, bool train, int rank, int ranks) {
+                                             const Module& model, bool train, int rank, int ranks,
+                                             int neighbours) {
   const int parts = train ? config.train.accumulate : 1;
-  const auto device = std::make_shared<DeviceBatches>(config, dataset, model, train, parts);
+  const auto device = std::make_shared<DeviceBatches>(config, dataset, model, train, parts, neighbours);
   LoaderOptions options = loader_options(config, dataset, train, rank, ranks);
   options.samples = !device->has_data();
   if (device->has_data()) options.workers = 0;

@@ -10,9 +10,10 @@
 
 namespace topknot::cuda {
 
-// On the current context's GPU; for training with train.accumulate batches a step, or for evaluation. Data
-// set, model and context must outlive them.
+// On the current context's GPU, which `neighbours` ranks share; for training with train.accumulate batches a step, or
+// for evaluation. Data set, model and context must outlive them.
 std::unique_ptr<Batches> make_device_batches(const Config& config, const Dataset& dataset,
-                                             const Module& model, bool train, int rank, int ranks);
+                                             const Module& model, bool train, int rank, int ranks,
+                                             int neighbours);
 
 }  // namespace topknot::cuda

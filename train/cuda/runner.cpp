@@ -2,6 +2,7 @@
 // some steps later. Nothing of a step waits for the host.
 #include <nvtx3/nvToolsExt.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -49,6 +50,13 @@ void refuse_what_needs_the_cpu(const Config& config) {
     throw UserError("train.distribution_every is for train.device=cpu; set it to 0, or train on the CPU");
 }
 
+// Collective. How many ranks work on this process's GPU.
+int ranks_of_gpu(Communicator& communicator, int gpu) {
+  const std::string place = gpu_place(gpu);
+  const std::vector<std::string> places = gather_texts(communicator, place);
+  return static_cast<int>(std::count(places.begin(), places.end(), place));
+}
+
 class CudaRunner final : public Runner {
  public:
   CudaRunner(const RunInputs& inputs, Communicator& communicator)
@@ -57,6 +65,7 @@ class CudaRunner final : public Runner {
         communicator_(communicator),
         context_((refuse_what_needs_the_cpu(inputs.config), context_options(inputs, communicator))),
         use_(context_),
+        neighbours_(ranks_of_gpu(communicator, inputs.gpu)),
         gpu_steps_(static_cast<std::size_t>(config_.train.accumulate)),
         outcome_(1) {}
 
@@ -75,8 +84,8 @@ class CudaRunner final : public Runner {
     return exchange;
   }
   std::unique_ptr<Batches> make_batches(const Dataset& dataset, const Module& model, bool train) override {
-    auto batches =
-        make_device_batches(config_, dataset, model, train, communicator_.rank(), communicator_.size());
+    auto batches = make_device_batches(config_, dataset, model, train, communicator_.rank(),
+                                       communicator_.size(), neighbours_);
     if (train) train_ = batches.get();
     return batches;
   }
@@ -93,10 +102,11 @@ class CudaRunner final : public Runner {
   void begin_step(const StepContext& context, double) override {
     nvtxRangePushA("step");
     // Another density has other buffers. NCCL may have registered the old ones for the graphs: these go
-    // first, when the GPU is done with them.
+    // first, when the GPU is done with them. Their memory is for the step that then runs without a graph.
     if (std::exchange(density_, context.density) != context.density && !graphs_.empty()) {
       wait(context_.stream());
       graphs_.clear();
+      graph_memory_.emplace(context_.pool());
     }
     step_ = context.step;
     if (pending_.empty()) write_time(context_.stream(), &outcome_.data()->begin_ns);
@@ -275,7 +285,7 @@ class CudaRunner final : public Runner {
       times().append(marked.marks);
     } else {
       const std::size_t before = times().marks().size();
-      marked.graph = Graph(context_.stream(), graph_memory_, work);
+      marked.graph = Graph(context_.stream(), *graph_memory_, work);
       marked.marks = times().since(before);
     }
     marked.graph.launch(context_.stream());
@@ -286,6 +296,7 @@ class CudaRunner final : public Runner {
   Communicator& communicator_;
   Context context_;
   Context::Use use_;
+  const int neighbours_;                             // ranks of this GPU, this one included
   std::unique_ptr<DeviceCommunicator> collectives_;  // null: they are the host's
   DeviceExchange* exchange_ = nullptr;
   Batches* train_ = nullptr;
@@ -303,7 +314,7 @@ class CudaRunner final : public Runner {
   Event snapshot_there_;
   Stream copies_;
   std::optional<StepTrace> trace_;
-  GraphMemory graph_memory_{context_.pool()};
+  std::optional<GraphMemory> graph_memory_{std::in_place, context_.pool()};
   std::map<std::uint64_t, StepGraphs> graphs_;  // of density_
   double density_ = 0;
 };

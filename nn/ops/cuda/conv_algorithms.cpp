@@ -41,7 +41,7 @@ std::vector<Candidate> candidates(const std::array<Result, kMostResults>& result
 // Shape, geometry, type and product; precision, determinism and GPU.
 using Key = std::array<std::int64_t, 17>;
 
-// Best first, each with less workspace than those before it; those before `first` did not fit into memory.
+// Best first; those before `first` did not fit into memory, or failed.
 struct Choice {
   std::vector<ConvAlgorithm> algorithms;
   std::size_t first = 0;
@@ -139,8 +139,7 @@ class ConvChooser {
         if (!measured.empty()) timed_all = workspace.bytes() == most, list = std::move(measured);
       }
       std::vector<ConvAlgorithm> best;
-      for (const Candidate& c : list)
-        if (best.empty() || c.algorithm.workspace < best.back().workspace) best.push_back(c.algorithm);
+      for (const Candidate& c : list) best.push_back(c.algorithm);
       if (timed_all) keep(best);
       if (!best.empty()) return best;
     }
@@ -362,43 +361,51 @@ void Convolution::run(ConvProduct product, const void* a, const void* b, float b
   const ConvChooser chooser(*this, context, product);
   const Key key = chooser.key();
   const auto scratch = [&] { return DeviceArray<std::byte>(elements_of_output(product) * size_of(type_)); };
+  const auto choice = [&]() -> Choice& {
+    const auto found = choices().by_key.find(key);
+    if (found != choices().by_key.end()) return found->second;
+    TOPKNOT_CHECK(!capturing(context.stream()), "the first use of " + chooser.name() +
+                                                    " fell into the capture of a CUDA graph; run a step of "
+                                                    "this shape before");
+    // Timing writes over the output, which is still wanted if the product adds to it.
+    const DeviceArray<std::byte> other = beta == 0 ? DeviceArray<std::byte>() : scratch();
+    return choices().by_key[key] = Choice{chooser.choose(a, b, beta == 0 ? out : other.data())};
+  };
 
-  ConvAlgorithm algorithm;
-  {
-    const std::lock_guard lock(choices().mutex);
-    auto found = choices().by_key.find(key);
-    if (found == choices().by_key.end()) {
-      TOPKNOT_CHECK(!capturing(context.stream()), "the first use of " + chooser.name() +
-                                                      " fell into the capture of a CUDA graph; run a step of "
-                                                      "this shape before");
-      // Timing writes over the output, which is still wanted if the product adds to it.
-      const DeviceArray<std::byte> other = beta == 0 ? DeviceArray<std::byte>() : scratch();
-      found =
-          choices().by_key.emplace(key, Choice{chooser.choose(a, b, beta == 0 ? out : other.data())}).first;
+  // Memory may have run short since the choice, or for this rank only; and what cuDNN named and timed may fail.
+  for (bool last = false;;) {
+    std::size_t number = 0;
+    ConvAlgorithm algorithm;
+    {
+      const std::lock_guard lock(choices().mutex);
+      number = choice().first;
+      algorithm = choice().algorithms[number];
+      last = number + 1 == choice().algorithms.size();
     }
-    // Memory may have run short since the choice, or for this rank only.
-    Choice& choice = found->second;
-    for (;; ++choice.first) try {
-        algorithm = choice.algorithms[choice.first];
-        context.workspace(algorithm.workspace);
-        break;
-      } catch (const OutOfMemory&) {
-        if (choice.first + 1 == choice.algorithms.size()) throw;
+    try {
+      void* const workspace = context.workspace(algorithm.workspace);
+      cudnnStatus_t status = execute(product, algorithm, workspace, a, b, beta, out);
+      if (beta != 0 && unsupported(status)) {  // not every algorithm can add to what is there
+        const DeviceArray<std::byte> sum = scratch();
+        status = execute(product, algorithm, workspace, a, b, 0.0f, sum.data());
+        if (status == CUDNN_STATUS_SUCCESS)
+          backend(context.device()).add(type_, out, sum.data(), out, elements_of_output(product));
       }
+      if (status == CUDNN_STATUS_SUCCESS) return;
+      const char* calls[] = {"cudnnConvolutionForward", "cudnnConvolutionBackwardData",
+                             "cudnnConvolutionBackwardFilter"};
+      const std::string call = std::string(calls[static_cast<int>(product)]) + " for " + chooser.name();
+      // What failed in a capture would leave half a graph.
+      if (last || capturing(context.stream())) check_cudnn(status, call.c_str(), __FILE__, __LINE__);
+      cudaGetLastError();
+      log_warning(fmt::format("{} failed by algorithm {} ({}); another one is taken", call,
+                              algorithm.algorithm, cudnnGetErrorString(status)));
+    } catch (const OutOfMemory&) {
+      if (last) throw;
+    }
+    const std::lock_guard lock(choices().mutex);
+    if (choice().first == number) ++choice().first;
   }
-
-  void* workspace = context.workspace(algorithm.workspace);
-  const cudnnStatus_t status = execute(product, algorithm, workspace, a, b, beta, out);
-  if (status == CUDNN_STATUS_SUCCESS) return;
-  const char* calls[] = {"cudnnConvolutionForward", "cudnnConvolutionBackwardData",
-                         "cudnnConvolutionBackwardFilter"};
-  const std::string call = std::string(calls[static_cast<int>(product)]) + " for " + chooser.name();
-  if (beta == 0 || !unsupported(status)) check_cudnn(status, call.c_str(), __FILE__, __LINE__);
-  // Not every algorithm can add to what is there.
-  const DeviceArray<std::byte> sum = scratch();
-  check_cudnn(execute(product, algorithm, workspace, a, b, 0.0f, sum.data()), call.c_str(), __FILE__,
-              __LINE__);
-  backend(context.device()).add(type_, out, sum.data(), out, elements_of_output(product));
 }
 
 bool Convolution::supported() const {

@@ -98,6 +98,7 @@ cudnnStatus_t run(const char* call, cudnnHandle_t handle, Product product, const
   if (!algorithm) return CUDNN_STATUS_NOT_SUPPORTED;
   if (!a || !b || !out || bytes < algorithm->workspace || (bytes > 0 && !workspace))
     return CUDNN_STATUS_BAD_PARAM;
+  if (*call && number == convolutions().fails_to_run) return CUDNN_STATUS_EXECUTION_FAILED;
   const float by = *static_cast<const float*>(alpha), old = *static_cast<const float*>(beta);
   if (old != 0 && convolutions().refuses_to_add) return CUDNN_STATUS_NOT_SUPPORTED;
   if (*call) note_use(number, shapes.conv.math);

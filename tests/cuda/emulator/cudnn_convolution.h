@@ -25,6 +25,7 @@ struct ConvolutionMachine {
   bool refuses_to_add = false;         // beta other than 0 is not supported
   bool refuses_tensor_ops = false;     // CUDNN_TENSOR_OP_MATH is not supported
   bool names_default = false;          // rows say CUDNN_DEFAULT_MATH, whatever the descriptor says
+  int fails_to_run = -1;               // this algorithm: foretold and timed, but not when it is used
   int channel_unit = 1;                // other numbers of input channels are not supported
   int foretold = 0, timed = 0;         // calls
   std::set<int> loaded;                // what was timed before: a first time is that of loading code

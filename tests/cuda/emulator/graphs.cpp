@@ -105,8 +105,12 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
   TOPKNOT_STAND_IN(cudaGraphInstantiate);
-  *executable = reinterpret_cast<cudaGraphExec_t>(
-      new std::shared_ptr<Graph>(*reinterpret_cast<std::shared_ptr<Graph>*>(graph)));
+  const auto& captured = *reinterpret_cast<std::shared_ptr<Graph>*>(graph);
+  *executable = reinterpret_cast<cudaGraphExec_t>(new std::shared_ptr<Graph>(captured));
+  state().graph_nodes = 0;
+  for (const Graph::Branch& branch : captured->branches)
+    state().graph_nodes += static_cast<std::size_t>(std::count_if(
+        branch.nodes.begin(), branch.nodes.end(), [](const Graph::Node& node) { return bool(node.work); }));
   state().most_graphs = std::max(state().most_graphs, ++state().graphs);
   return cudaSuccess;
 }

@@ -77,7 +77,8 @@ void reset() {
   state().machine = {};
   state().failures.clear();
   state().lost = false;
-  state().kernels = state().uploaded = 0;
+  state().kernels = state().uploaded = state().allocations = state().graph_nodes = 0;
+  state().most_in_use = state().in_use;
   state().most_graphs = state().graphs;
   this_thread().last_error = cudaSuccess;
 }
@@ -103,6 +104,21 @@ void lose_device() {
 std::size_t bytes_in_use() {
   const std::lock_guard lock(state().mutex);
   return state().in_use;
+}
+
+std::size_t most_bytes_in_use() {
+  const std::lock_guard lock(state().mutex);
+  return state().most_in_use;
+}
+
+std::size_t allocations() {
+  const std::lock_guard lock(state().mutex);
+  return state().allocations;
+}
+
+std::size_t graph_nodes() {
+  const std::lock_guard lock(state().mutex);
+  return state().graph_nodes;
 }
 
 std::size_t kernels_run() {

@@ -62,6 +62,8 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   *data = block + kGuard;
   state().memory[block + kGuard] = bytes;
   state().in_use += bytes;
+  state().most_in_use = std::max(state().most_in_use, state().in_use);
+  ++state().allocations;
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
@@ -86,6 +88,7 @@ cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
   *data = std::malloc(bytes);
   if (!*data) return result(cudaErrorMemoryAllocation);
   state().locked[static_cast<char*>(*data)] = bytes;
+  ++state().allocations;
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) {

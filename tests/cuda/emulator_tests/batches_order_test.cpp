@@ -14,6 +14,26 @@ namespace {
 
 using namespace topknot::testing;
 
+TEST_CASE("a data set lies on the GPU where the ranks of this GPU have room for it, not those of all") {
+  const emulator::Settings settings;
+  OnGpu gpu;
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(temp, {"data.on_device=auto", "data.train_size=64", "dist.ranks=16"});
+  const RunData data = load_data(loaded.config);
+  const auto model = build_model(loaded.config, *data.train);
+  const std::size_t set =
+      64 * static_cast<std::size_t>(data.train->sample_shape().numel()) * (data.train->bytes(0) ? 1 : 4);
+  emulator::machine().memory = 12 * set + (emulator::bytes_in_use() << 2);
+  const auto taken = [&](int neighbours) {
+    const std::size_t before = emulator::bytes_in_use();
+    const auto batches =
+        cuda::make_device_batches(loaded.config, *data.train, *model->module, true, 0, 16, neighbours);
+    return emulator::bytes_in_use() - before;
+  };
+  CHECK(taken(1) >= set);
+  CHECK(taken(16) < set);
+}
+
 TEST_CASE("however many batches make a step, the host brings them while the GPU is at the step before") {
   constexpr int parts = 20;
   for (const char* where : {"data.on_device=true", "data.on_device=false"}) {
@@ -24,7 +44,7 @@ TEST_CASE("however many batches make a step, the host brings them while the GPU 
         temp, {where, "data.batch_size=2", "data.train_size=200", fmt::format("train.accumulate={}", parts)});
     const RunData data = load_data(loaded.config);
     const auto model = build_model(loaded.config, *data.train);
-    const auto batches = cuda::make_device_batches(loaded.config, *data.train, *model->module, true, 0, 1);
+    const auto batches = cuda::make_device_batches(loaded.config, *data.train, *model->module, true, 0, 1, 1);
     batches->start_epoch(0);
     const auto bring = [&] { batches->begin_step(); };
     bring();

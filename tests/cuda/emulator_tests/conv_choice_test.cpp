@@ -92,7 +92,7 @@ TEST_CASE("timed algorithms of a convolution are kept for later processes, by pr
   CHECK(
       kept.rfind(
           "the output of a convolution of [2, 3, 6, 6] with [4, 3, 3, 3], stride 1x1, padding 1x1, 1 groups, "
-          "fp32, precision 0 = 1 3 4096 0 3 0;\n",
+          "fp32, precision 0 = 1 3 4096 0 3 0 5 3 64;\n",
           0) == 0);
   CHECK(std::count(kept.begin(), kept.end(), '\n') == 3);
 
@@ -221,6 +221,30 @@ TEST_CASE("a convolution makes do with a smaller workspace where memory is short
   OnGpu gpu(Precision::fp32, true);
   step();
   CHECK(cudnn.used == std::vector<int>(6, 0));
+}
+
+TEST_CASE("an algorithm that was timed and then fails gives way to the next, but not within a capture") {
+  const Machine machine;
+  auto& cudnn = emulator::convolutions();
+  OnGpu gpu(Precision::fp32, false);
+  const auto expected = step();
+  REQUIRE(cudnn.used == std::vector<int>(6, 1));
+  cudnn.fails_to_run = 1;
+  testing::GpuLeaf w(kConv.geometry().weight_shape(), random_values(kConv.w_size(), 2));
+  const Tensor x = testing::gpu_tensor(random_values(kConv.x_size(), 1), {kConv.n, kConv.in, 6, 6},
+                                       Layout::nhwc, DType::f32);
+  cuda::GraphMemory memory(gpu.pool());
+  const auto record = [&] {
+    const cuda::Graph graph(gpu.stream(), memory,
+                            [&] { conv2d(Variable(x), w.variable(), {}, kConv.geometry()); });
+  };
+  CHECK(says(error_text(record), {"cudnnConvolutionForward", "rank 0"}));
+  cudnn.used.clear();
+  CHECK(step() == expected);
+  CHECK(cudnn.used == std::vector<int>(6, 0));
+  cudnn.used.clear(), cudnn.fails_to_run = -1;
+  step();
+  CHECK(cudnn.used == std::vector<int>(6, 0));  // it is not tried again
 }
 
 TEST_CASE("a convolution that cannot add to its output is added up beside it") {

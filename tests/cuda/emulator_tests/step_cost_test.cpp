@@ -1,4 +1,6 @@
 // What a step costs beside its arithmetic: launches by method, and bytes that cross the bus.
+#include <fmt/format.h>
+
 #include <ostream>
 #include <utility>
 
@@ -6,6 +8,7 @@
 #include "tests/cuda/emulator/machine.h"
 #include "tests/cuda/emulator_tests/machine_settings.h"
 #include "tests/cuda/fixture.h"
+#include "tests/train/made_up_text.h"
 #include "tests/train/small_run.h"
 
 namespace topknot {
@@ -114,6 +117,57 @@ TEST_CASE("batches that the loader makes cross the bus as bytes") {
   const std::size_t pictures = 10 * 8 * 3 * 12 * 12, labels = 10 * 8 * 4;
   CHECK(of_ten >= pictures + labels);
   CHECK(of_ten < pictures + labels + 10 * 512);  // and the parameters of the steps
+}
+
+// What a graph wrote to is the next step's, which runs without one.
+TEST_CASE("a density's change takes no second step's memory") {
+  const emulator::Gpus gpus(1);
+  const auto most = [](int batch, const std::string& warmup) {
+    emulator::reset();
+    const std::size_t before = emulator::bytes_in_use();
+    train("threads", 1,
+          {"train.device=cuda", "compress.name=topk", "compress.density=0.01", "compress.warmup=" + warmup,
+           "train.max_steps=6", "train.eval_every=0", fmt::format("data.batch_size={}", batch),
+           fmt::format("data.train_size={}", 3 * batch), "data.test_size=8", "data.image_size=12",
+           "data.on_device=false", "model.name=lenet"});
+    return emulator::most_bytes_in_use() - before;
+  };
+  most(512, "[]");  // chooses algorithms
+  const std::size_t constant = most(512, "[]"), of_a_step = constant - most(16, "[]");
+  CHECK(of_a_step > (8 << 20));
+  CHECK(most(512, "[0.02]") < constant + of_a_step / 4);
+}
+
+// What a captured step is made of, beside its arithmetic.
+TEST_CASE("a captured step has so many nodes, and none allocates behind the first ones") {
+  const emulator::Gpus gpus(1);
+  struct Cost {
+    std::size_t nodes, allocations;
+  };
+  const auto cost = [](int steps, const Keys& keys) {
+    emulator::reset();
+    train("threads", 1,
+          with({"train.device=cuda", "compress.name=topk", "train.max_steps=" + std::to_string(steps),
+                "train.eval_every=0", "train.check_every=0"},
+               keys));
+    return Cost{emulator::graph_nodes(), emulator::allocations()};
+  };
+  const MadeUpText text;
+  for (const auto& [keys, most] :
+       {std::pair{Keys{"model.name=resnet20", "data.batch_size=2", "data.image_size=8", "data.test_size=2",
+                       "data.train_size=64"},
+                  std::size_t{261}},
+        {Keys{"model.name=gpt", "model.width=16", "model.heads=2", "model.layers=2", "model.context=8",
+              "data.name=text", "data.root=" + text.root(), "data.batch_size=2", "data.sequence_length=8",
+              "optimizer.name=adamw"},
+         std::size_t{142}}}) {
+    INFO(keys[0]);
+    cost(6, keys);  // chooses algorithms
+    const Cost few = cost(6, keys), many = cost(10, keys);
+    CHECK(few.nodes == many.nodes);
+    CHECK(few.nodes <= most);
+    CHECK(few.allocations == many.allocations);
+  }
 }
 
 }  // namespace
