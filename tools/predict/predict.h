@@ -4,8 +4,7 @@
 // al., "Deep Gradient Compression", ICLR 2018, figure 6 (itself after Wen et al., TernGrad, NeurIPS 2017),
 // with the schedule model of dist/plan/schedule.h in place of a sum of compute and communication.
 //
-// Every number made here is modelled, none is measured; docs/predict.md has the model and its limits.
-// Seconds and bytes; each rank keeps its batch, so that speed-up = P T(1) / T(P), where T(1) is data +
+// Every number made here is modelled (train/plan/profile_at.h), none is measured. Seconds and bytes; each rank keeps its batch, so that speed-up = P T(1) / T(P), where T(1) is data +
 // forward + backward + update: one rank neither compresses nor exchanges.
 
 #include <cstddef>
@@ -14,42 +13,12 @@
 #include <vector>
 
 #include "tools/common/page.h"
-#include "train/plan/exchange_profile.h"
+#include "train/plan/profile_at.h"
 
 namespace topknot {
 
-// In the time of decoding, an element of the average that is written counts as this part of an entry that is
-// received and added: it is written in order, entries are added out of order. An assumption, since a profile
-// has one number of ranks only; profiles of 2 and 4 ranks on one CPU gave 0.03.
-inline constexpr double kElementWeight = 0.05;
-
-struct PredictedNetwork {
-  std::string name = "measured";
-  std::optional<double> bits_per_s;  // > 0, nominal, of one direction of a rank's link; none: as measured
-  std::optional<double> latency;     // seconds per message, >= 0; none: as measured
-  double efficiency = kTcpEfficiency;
-};
-
 // As parse_rate() (dist/comm/link.h), or "measured". UserError for anything else.
 PredictedNetwork parse_network_rate(const std::string& text);
-
-// The same run at other `ranks` (>= 1) over another network.
-// - A rank's link carries its messages to all others one after the other, at full rate both ways.
-// - all_gather: alpha(P) = alpha + (P - P0) overhead, beta(P) = (P - 1) b. The overhead of one more message
-//   is the link's; from a profile of 2 ranks, which shows none, the whole alpha.
-// - dense sums: around the ring under method dense, in rank order beside a compressed method; the cost per
-//   message and per byte comes from the fit at P0 by the same formula.
-// - encoding as measured; decoding by the entries that arrive (kElementWeight).
-// Throws UserError for a profile of one rank where rate or latency are to be the measured ones.
-ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const PredictedNetwork& network,
-                           const std::string& collective);
-
-// The same run under method dense, which no encoding delays; from a profile of another method its sums have
-// the link's figures and decoding costs nothing.
-ExchangeProfile dense_profile(const ExchangeProfile& profile);
-
-// Whether sparse collectives can carry this method's messages.
-bool sends_entries(const ExchangeProfile& profile);
 
 // Parameters per group in arena order, by a rule of exchange.merge. UserError for anything else.
 std::vector<std::size_t> groups_by(const std::string& merge, const ExchangeProfile& profile);
@@ -143,6 +112,7 @@ bool same_network(const PredictedNetwork& a, const PredictedNetwork& b);
 std::string network_title(const PredictedNetwork& network);  // "rate 1gbit, latency 5e-05 s"
 std::vector<PredictedCurve> curves_of(const PredictReport& report, const PredictedNetwork& network);
 
+std::string in_milliseconds(double seconds);  // for a table's cell, without the unit
 Table speed_up_table(const PredictReport& report, const PredictedNetwork& network);
 Table iteration_table(const PredictReport& report, const PredictedNetwork& network);
 Table judgement_table(const PredictReport& report);

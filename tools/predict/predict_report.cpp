@@ -49,11 +49,6 @@ Json json_of(const Prediction& p) {
   return json;
 }
 
-std::string milliseconds(double seconds) {
-  const double value = 1e3 * seconds;
-  return fmt::format("{:.{}f}", value, value < 10 ? 3 : value < 1000 ? 1 : 0);
-}
-
 template <class Cell>
 Table by_ranks(const PredictReport& report, const PredictedNetwork& network, Cell cell) {
   const auto curves = curves_of(report, network);
@@ -196,6 +191,11 @@ std::vector<PredictedCurve> curves_of(const PredictReport& report, const Predict
   return curves;
 }
 
+std::string in_milliseconds(double seconds) {
+  const double value = 1e3 * seconds;
+  return fmt::format("{:.{}f}", value, value < 10 ? 3 : value < 1000 ? 1 : 0);
+}
+
 Table speed_up_table(const PredictReport& report, const PredictedNetwork& network) {
   return by_ranks(report, network, [](const Prediction& p) {
     return fmt::format("{:.{}f} ({:.0f}%)", p.speed_up, p.speed_up < 10 ? 2 : 1, 100 * p.efficiency);
@@ -203,7 +203,7 @@ Table speed_up_table(const PredictReport& report, const PredictedNetwork& networ
 }
 
 Table iteration_table(const PredictReport& report, const PredictedNetwork& network) {
-  return by_ranks(report, network, [](const Prediction& p) { return milliseconds(p.iteration); });
+  return by_ranks(report, network, [](const Prediction& p) { return in_milliseconds(p.iteration); });
 }
 
 Table judgement_table(const PredictReport& report) {
@@ -216,7 +216,7 @@ Table judgement_table(const PredictReport& report) {
       const double error = relative_error(modelled, measured);
       table.rows.push_back({j.measured.path + (j.measured.replay ? " (replay)" : ""), p.method,
                             std::to_string(p.ranks), p.merge, p.collective, p.network.name, what,
-                            milliseconds(modelled), milliseconds(measured),
+                            in_milliseconds(modelled), in_milliseconds(measured),
                             std::isfinite(error) ? fmt::format("{:+.1f} %", 100 * error) : "-"});
     };
     row("communicate", p.communicate, j.measured.communicate);
