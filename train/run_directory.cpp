@@ -105,7 +105,8 @@ bool is_run(const RunDirectory& folder) {
 // config.yaml, trace_rank3.json, metrics.csv.part-4242, ...
 bool has_run_name(const std::string& name) {
   static const std::regex names(
-      "(config\\.yaml|choices\\.json|environment\\.json|bench\\.json|metrics\\.(jsonl|csv)|gradients\\.npy|"
+      "(config\\.yaml|(choices|auto_profiles)\\.json|environment\\.json|bench\\.json|metrics\\.(jsonl|csv)|"
+      "gradients\\.npy|"
       "trace_rank[0-9]+"
       "\\.json)"
       "(\\.part-[0-9]+)?|checkpoints|(layer_density|exchange_profile)\\.json\\.part-[0-9]+|"

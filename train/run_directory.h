@@ -1,7 +1,7 @@
 #pragma once
 // The directory of a run: config.yaml (effective, re-runnable), environment.json (where and how it ran),
-// metrics.jsonl, metrics.csv, and if asked for gradients.npy, layer_density.json, exchange_profile.json and
-// checkpoints. Made by rank 0 before training begins, and held by one process at a time (RunLock).
+// metrics.jsonl, metrics.csv, and if asked for gradients.npy, layer_density.json, exchange_profile.json,
+// auto_profiles.json and checkpoints. Made by rank 0 before training begins, and held by one process at a time (RunLock).
 
 #include <functional>
 #include <map>
@@ -54,6 +54,7 @@ struct RunDirectory {
   std::string trace_json(int rank) const { return path + "/trace_rank" + std::to_string(rank) + ".json"; }
   std::string choices_json() const { return path + "/choices.json"; }
   std::string exchange_profile_json() const { return path + "/exchange_profile.json"; }
+  std::string auto_profiles_json() const { return path + "/auto_profiles.json"; }
   std::string checkpoints() const { return path + "/checkpoints"; }  // a folder
 
   // Throws UserError if the directory is no longer this run's (RunLock::check()).

@@ -95,6 +95,7 @@ TEST_CASE("overwriting a run removes what a run writes, half files included, and
                                          "metrics.csv",
                                          "metrics.csv.part-77",
                                          "gradients.npy",
+                                         "auto_profiles.json",
                                          "trace_rank0.json",
                                          "trace_rank12.json",
                                          "exchange_profile.json.part-5",

@@ -20,6 +20,7 @@
 #include "train/checks.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
+#include "train/plan/auto_profiles.h"
 
 namespace topknot {
 namespace {
@@ -39,9 +40,9 @@ void set(Config& config, const std::string& setting) {
 }
 
 // The greatest message of a rank.
-double largest(const std::vector<ExchangeProfile>& profiles, bool sums) {
+double largest(const std::vector<AutoProfile>& profiles, bool sums) {
   double most = 0;
-  for (const ExchangeProfile& profile : profiles) {
+  for (const auto& [option, profile] : profiles) {
     if (profile.sums == sums) most = std::max(most, profile.groups.back().bytes);
     if (profile.dense_sums == sums) most = std::max(most, profile.dense.bytes);
   }
@@ -99,6 +100,26 @@ std::vector<AutoOption> auto_options_of(const Config& config) {
         (allowed.empty() || check_config(with_option(config, option)).empty()))
       allowed.push_back(option);
   return allowed;
+}
+
+std::vector<AutoProfile> measure_options(const Config& given, const Dataset& data, CollectiveQueue& queue,
+                                         const std::vector<AutoOption>& options) {
+  const Config dense = with_option(given, options[0]);
+  const auto model = build_model(dense, data, {}, false, false);
+  const ParameterArena& arena = model->store.arena();
+  const ExchangeProfile layers = measure_layers(dense, data, arena, queue);
+  std::vector<AutoProfile> profiles;
+  for (const AutoOption& option : options) {
+    const Config with = with_option(given, option);
+    profiles.push_back({option, layers});
+    measure_method(with, arena, queue, exchange_options(with), profiles.back().profile);
+  }
+  const NetworkTimes network = measure_network(queue, static_cast<std::size_t>(largest(profiles, false)),
+                                               static_cast<std::size_t>(largest(profiles, true)),
+                                               given.dist.ordered_sum ? SumOrder::ranks : SumOrder::library);
+  for (auto& [option, profile] : profiles)
+    profile.link = network.link, profile.gather = network.gather, profile.reduce = network.reduce;
+  return profiles;
 }
 
 std::vector<ModelledOption> modelled_options(const AutoOption& option, const ExchangeProfile& profile,
@@ -197,6 +218,8 @@ AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communi
   const bool root = communicator.rank() == 0;
   std::vector<AutoOption> options = auto_options_of(given_);
   if (communicator.size() == 1) options.resize(1);
+  // Later ones measure no local steps: the file keeps them.
+  const std::string file = first_ && communicator.size() > 1 ? folder.auto_profiles_json() : "";
   if (!std::exchange(first_, false))
     std::erase_if(options, [](const AutoOption& o) { return o.local_steps; });
 
@@ -210,7 +233,7 @@ AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communi
   }
   if (shared_text(queue, decided).empty()) {
     again_ = false;
-    const std::string measured = measure(data, queue, options);
+    const std::string measured = measure(data, queue, options, file);
     if (root && communicator.size() > 1)
       log_info(why_.empty() ? measured : fmt::format("step {}: {}; {}", step, why_, measured));
   }
@@ -251,31 +274,18 @@ std::string AutoMethod::recommendation(const Dataset& data, Communicator& commun
   return text;
 }
 
-// Collective. What was measured and what is tried, in words, on rank 0.
+// Collective. What was measured, also in `file`, and what is tried, in words, on rank 0.
 std::string AutoMethod::measure(const Dataset& data, CollectiveQueue& queue,
-                                const std::vector<AutoOption>& options) {
+                                const std::vector<AutoOption>& options, const std::string& file) {
   const auto begin = Clock::now();
-  const Config dense = with_option(given_, options[0]);
-  const auto model = build_model(dense, data, {}, false, false);
-  const ParameterArena& arena = model->store.arena();
-  const ExchangeProfile layers = measure_layers(dense, data, arena, queue);
-  std::vector<ExchangeProfile> profiles;
-  for (const AutoOption& option : options) {
-    const Config with = with_option(given_, option);
-    profiles.push_back(layers);
-    measure_method(with, arena, queue, exchange_options(with), profiles.back());
-  }
-  const NetworkTimes network = measure_network(queue, static_cast<std::size_t>(largest(profiles, false)),
-                                               static_cast<std::size_t>(largest(profiles, true)),
-                                               given_.dist.ordered_sum ? SumOrder::ranks : SumOrder::library);
+  const std::vector<AutoProfile> profiles = measure_options(given_, data, queue, options);
   if (queue.communicator().rank() != 0) return "";
+  if (!file.empty()) write_file(file, auto_profiles_json(profiles));
   std::vector<ModelledOption> modelled;
-  for (std::size_t i = 0; i < options.size(); ++i) {
-    profiles[i].link = network.link, profiles[i].gather = network.gather, profiles[i].reduce = network.reduce;
-    for (ModelledOption& option :
-         modelled_options(options[i], profiles[i], with_option(given_, options[i]).exchange.every))
-      modelled.push_back(std::move(option));
-  }
+  for (const auto& [option, profile] : profiles)
+    for (ModelledOption& planned :
+         modelled_options(option, profile, with_option(given_, option).exchange.every))
+      modelled.push_back(std::move(planned));
   for (const ModelledOption& o : modelled)
     log_debug(fmt::format("auto: {}: {} in {} groups; encode {}, exposed {}, decode {}", o.option.name,
                           milliseconds_text(o.step.seconds), o.groups.size(),
@@ -288,11 +298,12 @@ std::string AutoMethod::measure(const Dataset& data, CollectiveQueue& queue,
   if (!follows_) options_ = {options_[quickest(options_)]};
   current_ = tried_ = 0;
   if (options_.size() == 1) tried_ = 1;  // nothing to compare it with
-  mbit_s_ = network.link.beta > 0 ? 8e-6 / network.link.beta : 0;
+  const Link& link = profiles[0].profile.link;
+  mbit_s_ = link.beta > 0 ? 8e-6 / link.beta : 0;
   std::string text = "compress.name=auto";
   if (mbit_s_ > 0)
-    text += fmt::format(": a link has {:.3g} Mbit/s and takes {:.3g} us a message", mbit_s_,
-                        1e6 * network.link.alpha);
+    text +=
+        fmt::format(": a link has {:.3g} Mbit/s and takes {:.3g} us a message", mbit_s_, 1e6 * link.alpha);
   if (tries()) {
     // A report tells of the steps before it.
     text += fmt::format("; tries, for {} steps each,", AutoWatch::kSettling + AutoWatch::kWatched + 1);

@@ -30,6 +30,16 @@ std::vector<AutoOption> auto_options_of(const Config& config);
 // vectors costs a collective more in each step.
 Config with_option(const Config& config, const AutoOption& option);
 
+// What was measured of an option.
+struct AutoProfile {
+  AutoOption option;
+  ExchangeProfile profile;
+};
+// Each of `options` on the run `given`, measured now. Collective; only rank 0's figures count, and only its
+// have the network.
+std::vector<AutoProfile> measure_options(const Config& given, const Dataset& data, CollectiveQueue& queue,
+                                         const std::vector<AutoOption>& options);
+
 // A step with an option, by its profile and one plan.
 struct ModelledOption {
   AutoOption option;
@@ -98,8 +108,9 @@ class AutoMethod {
     std::map<std::string, Origin> origins;
   };
   // The first choice, or the next one, when `step` steps have been made. Collective, between steps; measures with a
-  // model that is thrown away. Rank 0's figures decide; it logs why, and writes choices.json and the choice's
-  // exchange_profile.json to the run directory. `origins`: of the run's keys.
+  // model that is thrown away. Rank 0's figures decide; it logs why, and writes choices.json, the choice's
+  // exchange_profile.json and at the first one auto_profiles.json to the run directory. `origins`: of the run's
+  // keys.
   Choice choose(const Dataset& data, Communicator& communicator, const RunDirectory& folder,
                 const std::map<std::string, Origin>& origins, std::int64_t step);
   // On rank 0, after each step; whether choose() is due: enough steps were made with what is tried, or the link has
@@ -109,7 +120,8 @@ class AutoMethod {
 
  private:
   bool tries() const { return tried_ < options_.size(); }
-  std::string measure(const Dataset& data, CollectiveQueue& queue, const std::vector<AutoOption>& options);
+  std::string measure(const Dataset& data, CollectiveQueue& queue, const std::vector<AutoOption>& options,
+                      const std::string& file = {});
   void report(std::int64_t step);
 
   const Config given_;

@@ -37,6 +37,8 @@ void fields(T& t, Visit&& visit) {
     visit("alpha", t.alpha), visit("beta", t.beta), visit("ranks", t.ranks);
   } else if constexpr (std::is_same_v<Plain, Link>) {
     visit("alpha", t.alpha), visit("beta", t.beta), visit("overhead", t.overhead);
+  } else if constexpr (std::is_same_v<Plain, NamedProfile>) {
+    visit("option", t.option), visit("profile", t.profile);
   } else {
     visit("model", t.model), visit("dataset", t.dataset), visit("method", t.method);
     visit("options", t.options), visit("density", t.density), visit("collective", t.collective);
@@ -71,11 +73,20 @@ Json to_json(const T& value) {
 
 class Reader {
  public:
-  explicit Reader(std::string path) : path_(std::move(path)) {}
+  // `where`: of the file, in messages; `remedy`: what to do.
+  Reader(std::string where, std::string remedy) : where_(std::move(where)), remedy_(std::move(remedy)) {}
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw UserError("exchange.profile: " + path_ + ": " + what +
-                    "; give the exchange_profile.json of a run that measured, or leave the key out");
+    throw UserError(where_ + ": " + what + "; " + remedy_);
+  }
+
+  // What a profile cannot be used without. `at`: before its fields.
+  void check(const ExchangeProfile& profile, const std::string& at) const {
+    if (profile.parameters.empty()) fail(at + "parameters is empty");
+    if (profile.groups.empty()) fail(at + "groups is empty");
+    for (std::size_t i = 1; i < profile.groups.size(); ++i)
+      if (!(profile.groups[i - 1].elements < profile.groups[i].elements))
+        fail(at + "groups is not in the order of elements");
   }
 
   template <class T>
@@ -115,7 +126,7 @@ class Reader {
   }
 
  private:
-  std::string path_;
+  std::string where_, remedy_;
 };
 
 std::string shown(const ExchangeProfile::Parameter& parameter) {
@@ -319,16 +330,28 @@ std::string exchange_profile_json(const ExchangeProfile& profile) {
 }
 
 ExchangeProfile parse_exchange_profile(const std::string& text, const std::string& path) {
-  const Reader reader(path);
+  const Reader reader("exchange.profile: " + path,
+                      "give the exchange_profile.json of a run that measured, or leave the key out");
   const Json json = Json::parse(text, nullptr, false);
   ExchangeProfile profile;
   reader.read(json, "", profile);
-  if (profile.parameters.empty()) reader.fail("parameters is empty");
-  if (profile.groups.empty()) reader.fail("groups is empty");
-  for (std::size_t i = 1; i < profile.groups.size(); ++i)
-    if (!(profile.groups[i - 1].elements < profile.groups[i].elements))
-      reader.fail("groups is not in the order of elements");
+  reader.check(profile, "");
   return profile;
+}
+
+std::string named_profiles_json(const std::vector<NamedProfile>& profiles) {
+  std::vector<std::string> lines;
+  for (const NamedProfile& profile : profiles) lines.push_back(to_json(profile).dump());
+  return fmt::format("[\n{}\n]\n", fmt::join(lines, ",\n"));
+}
+
+std::vector<NamedProfile> parse_named_profiles(const std::string& text, const std::string& path) {
+  const Reader reader(path, "give a run of this version that chose by compress.name=auto");
+  std::vector<NamedProfile> profiles;
+  reader.read(Json::parse(text, nullptr, false), "it", profiles);
+  if (profiles.empty()) reader.fail("it is empty");
+  for (const NamedProfile& profile : profiles) reader.check(profile.profile, profile.option + ": ");
+  return profiles;
 }
 
 ExchangeProfile read_exchange_profile(const std::string& path) {

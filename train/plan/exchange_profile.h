@@ -70,6 +70,15 @@ std::string exchange_profile_json(const ExchangeProfile& profile);
 ExchangeProfile parse_exchange_profile(const std::string& text, const std::string& path);
 ExchangeProfile read_exchange_profile(const std::string& path);
 
+// Several methods of one run, as auto_profiles.json has them. At least one; UserError in the same cases, naming
+// the path and the place.
+struct NamedProfile {
+  std::string option;  // the name of what was measured
+  ExchangeProfile profile;
+};
+std::string named_profiles_json(const std::vector<NamedProfile>& profiles);
+std::vector<NamedProfile> parse_named_profiles(const std::string& text, const std::string& path);
+
 // compress.* as ExchangeProfile::options has them: "rank=2 values=bf16"; "" if all have their default.
 std::string profile_options(const Config& config);
 

@@ -8,6 +8,7 @@
 #include "tests/support/text.h"
 #include "tests/train/resumed_run.h"
 #include "train/metrics/run_config.h"
+#include "train/plan/auto_profiles.h"
 #include "train/step.h"
 
 using namespace topknot;
@@ -144,6 +145,14 @@ TEST_CASE("auto: a run over a slow link chooses, and its files say what") {
   CHECK(written.text("compress.dense_1d") == "false");
   CHECK_FALSE(written.numbers("exchange.groups").empty());
   CHECK(read_exchange_profile(temp.at("run/exchange_profile.json")).method == "topk");
+  // All that it measured: enough to ask what it would choose elsewhere.
+  const auto profiles = read_auto_profiles(temp.at("run"));
+  REQUIRE(profiles.size() == auto_options_of(config_of({})).size());
+  CHECK(profiles[1].profile.ranks == 2);
+  CHECK(profiles[1].profile.link.beta > 0);
+  CHECK(choice_at(profiles, 2, {"1mbit", 1e6, {}}).choice().method == "topk");
+  CHECK(choice_at(profiles, 2, {"1e6gbit", 1e15, 0.0}).choice().step_s <
+        choice_at(profiles, 2, {"1mbit", 1e6, {}}).choice().step_s);
 
   start(temp, {"train.stop_after=0"}, true);
   CHECK(RunConfig(temp.at("run/config.yaml")).text("exchange.groups") == written.text("exchange.groups"));
@@ -265,6 +274,7 @@ TEST_CASE("auto: one rank exchanges nothing and is dense") {
   const TempFolder temp;
   start(temp, {"compress.name=auto", "train.max_steps=2"}, false);
   CHECK(RunConfig(temp.at("run/config.yaml")).text("compress.name") == "dense");
+  CHECK(user_error([&] { read_auto_profiles(temp.at("run")); }, {"auto_profiles.json", "dist.ranks=4"}));
 }
 
 TEST_CASE("auto: what it chooses by itself is refused beside it") {
