@@ -130,6 +130,31 @@ TEST_CASE("a run may follow a list of predict") {
   CHECK(predict("--rate measured,100mbit " + run.temp.str()).ended(0));
 }
 
+TEST_CASE("predict --auto reads what a run has measured, and writes what it printed") {
+  const TempFolder temp;
+  ExchangeProfile p;
+  p.model = "mlp", p.method = "dense", p.ranks = 2, p.backend = "gloo", p.overlaps = p.sums = true;
+  p.parameters = {{"w", 100000, false, 0.02, 0.02}};
+  p.backward_s = 0.02;
+  p.groups = {{100000, 400000, 0, 0, 0}};
+  p.link = {1e-4, 1e-8, 0};
+  std::ofstream(temp.at("auto_profiles.json")) << named_profiles_json({{"dense", p}});
+  const std::string good = temp.str() + " --auto ", out = temp.at("a/b");
+  const CommandOutcome outcome = predict(good + "--out " + out);
+  CHECK(outcome.ended(0));
+  CHECK(says(outcome.output, {"10mbit", "10gbit", "within a factor of 2", "\n32 "}));
+  for (const char* name : {"csv", "json", "html"})
+    CHECK(std::filesystem::file_size(out + "/prediction." + name) > 500);
+  CHECK(says(predict(good + "--rate 1gbit,measured --ranks 3 --latency 1us,1ms").output,
+             {"latency 1 us", "latency 1000 us", "measured  1gbit"}));
+  const TempFolder empty;
+  check_predict_refuses(predict(empty.str() + " --auto"), {"no auto_profiles.json", "compress.name=auto"});
+  check_predict_refuses(predict(good + "--ranks 1"), {"--ranks", "from 2"});
+  for (const char* other : {"--method dense", "--merge all", "--collective auto", "--every 5",
+                            "--measured " TOPKNOT_SOURCE_DIR, "--papers"})
+    check_predict_refuses(predict(good + other), {"--auto", "--help"});
+}
+
 TEST_CASE("predict validates its arguments") {
   const Profiled run;
   const TempFolder empty;

@@ -176,6 +176,17 @@ std::string draw_line(const Panel& panel, const Line& line) {
   return svg + "</g>";
 }
 
+std::string draw_field(const Panel& panel, const Field& field) {
+  const double left = panel.x(field.top_left.x), right = panel.x(field.bottom_right.x);
+  const double top = panel.y(field.top_left.y), bottom = panel.y(field.bottom_right.y);
+  return fmt::format(R"(<g><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" fill="{}"/>)",
+                     escape(field.title), num(left), num(top), num(right - left), num(bottom - top),
+                     field.colour) +
+         text_at((left + right) / 2, (top + bottom) / 2 + 4, "middle", field.text,
+                 fmt::format(R"( style="fill:{};font-size:11px")", ink_on(field.colour))) +
+         "</g>";
+}
+
 std::string value_text(double value, Unit unit) {
   if (unit == Unit::bytes) return tick_text(value, 1, unit);
   return unit == Unit::percent ? fmt::format("{:.4g} %", 100 * value) : fmt::format("{:.4g}", value);
@@ -230,6 +241,7 @@ std::string draw_panel(const Panel& panel, const std::string& clip, bool labels)
     svg += text_at((left + right) / 2, bottom + 38 + kNoteLine, "middle", panel.x.label.substr(second + 1),
                    " class=\"note\"");
   svg += fmt::format("<g clip-path=\"url(#{})\">", clip);
+  for (const Field& field : panel.fields) svg += draw_field(panel, field);
   for (const Band& band : panel.bands) {
     std::vector<Point> back(band.lower.rbegin(), band.lower.rend());
     svg += fmt::format(R"(<path fill="{}" opacity="0.18" d="{}{}Z"/>)", band.colour,
@@ -285,6 +297,15 @@ std::string method_colour(std::string_view method) {
   return others[hash % others.size()];
 }
 
+std::vector<std::string> area_colours(const std::vector<std::string>& methods) {
+  constexpr std::size_t kRounds[] = {0, 4, 3, 6, 5, 2, 1};  // the most different first
+  std::map<std::string, std::size_t> used;
+  std::vector<std::string> colours;
+  for (const std::string& method : methods)
+    colours.push_back(shade(method_colour(method), kRounds[used[method]++ % std::size(kRounds)]));
+  return colours;
+}
+
 std::string part_colour(std::string_view part) {
   const auto* const found = std::find_if(std::begin(kParts), std::end(kParts),
                                          [&](const Named& known) { return known.name == part; });
@@ -300,6 +321,10 @@ double luminance(const std::string& colour) {
     result += weights[i] * (value <= 0.04045 ? value / 12.92 : std::pow((value + 0.055) / 1.055, 2.4));
   }
   return result;
+}
+
+const char* ink_on(const std::string& colour) {
+  return luminance(colour) > 0.18 ? "#111111" : "#ffffff";
 }
 
 std::vector<LineStyle> line_styles(const std::vector<PlannedMethod>& lines) {

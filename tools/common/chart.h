@@ -21,8 +21,14 @@ std::string part_colour(std::string_view part);
 // WCAG 2.2's relative luminance of "#rrggbb", 0 to 1.
 double luminance(const std::string& colour);
 
+// The colour of text on an area of colour "#rrggbb".
+const char* ink_on(const std::string& colour);
+
 // Shapes of dots: circle, square, triangle, diamond, cross, and the first four open.
 inline constexpr std::size_t kMarkers = 9;
+
+// Colours of areas that must be told apart: the method's, and for more areas of one method lighter and darker ones.
+std::vector<std::string> area_colours(const std::vector<std::string>& methods);
 
 struct LineStyle {
   std::string colour;
@@ -89,8 +95,16 @@ struct Band {
   std::string colour;
 };
 
+// A filled rectangle of a map, with a short text in it.
+struct Field {
+  Point top_left, bottom_right;
+  std::string colour, text;
+  std::string title;  // when pointed at
+};
+
 struct Panel {
   Scale x, y;
+  std::vector<Field> fields;
   std::vector<Band> bands;
   std::vector<Line> lines;
   std::vector<std::pair<Point, std::string>> marks;  // ringed points, with colour

@@ -172,9 +172,8 @@ std::string bars_html(const std::vector<Bar>& bars) {
     for (const BarPart& part : bar.parts)
       if (part.seconds > 0)
         html += fmt::format(R"(<i style="{};background:{};color:{}" title="{}: {} {} ms">{}</i>)",
-                            width(part.seconds), part.colour, luminance(part.colour) > 0.18 ? "#111" : "#fff",
-                            escape(bar.name), escape(part.name), milliseconds(part.seconds),
-                            milliseconds(part.seconds));
+                            width(part.seconds), part.colour, ink_on(part.colour), escape(bar.name),
+                            escape(part.name), milliseconds(part.seconds), milliseconds(part.seconds));
     html += "<span>" + (bar.label.empty() ? milliseconds(bar.total) + " ms" : escape(bar.label)) +
             "</span></div>";
     if (bar.hidden > 0.002 * longest)

@@ -14,6 +14,7 @@
 #include "nn/base/text.h"
 #include "tools/common/options.h"
 #include "tools/predict/predict.h"
+#include "tools/predict/predict_auto.h"
 #include "train/metrics/output_file.h"
 
 using namespace topknot;
@@ -23,12 +24,16 @@ namespace {
 constexpr const char* kText =
     "predict: from one profiled run, how training would scale. Every figure is modelled.\n\n"
     "  predict RUN [RUN...] [options]\n"
+    "  predict RUN [RUN...] --auto [options]\n"
     "  predict --papers\n\n"
     "RUN is a run directory with exchange_profile.json, which a run leaves that plans its merging or chooses "
     "its\n"
     "collective (exchange.merge=optimal, exchange.collective=auto), or such a file; one RUN per method. "
     "Prints\n"
     "modelled speed-up, scaling efficiency and iteration time.\n\n"
+    "  --auto              what compress.name=auto would choose, by the model alone, on links of 10mbit to\n"
+    "                      10gbit with 2 to 32 ranks, or by --rate, --latency, --ranks. RUN chose by\n"
+    "                      compress.name=auto, which leaves auto_profiles.json; one RUN per model\n"
     "  --ranks LIST        numbers of ranks (default: 1,2,4,...,1024)\n"
     "  --rate LIST         link rates: 100mbit, 1gbit, 10gbit, bits per second, measured (default: "
     "measured)\n"
@@ -50,7 +55,9 @@ constexpr const char* kText =
     "  train configs/demo_topk.yaml compress.scope=group exchange.merge=optimal dist.backend=gloo "
     "output.dir=runs/p4\n"
     "  predict runs/p4 --rate 100mbit,1gbit,10gbit --out scaling\n"
-    "  predict runs/p4 --ranks 4,16 --collective auto --measured runs/p4 runs/replay16:rate=100mbit\n";
+    "  predict runs/p4 --ranks 4,16 --collective auto --measured runs/p4 runs/replay16:rate=100mbit\n"
+    "  train configs/demo_topk.yaml compress.name=auto dist.ranks=2 output.dir=runs/auto\n"
+    "  predict runs/auto --auto --rate 10mbit,100mbit,1gbit --ranks 2,8 --out choices\n";
 
 constexpr double kMostRanks = 1 << 20, kMostSteps = 1e9;
 
@@ -65,10 +72,10 @@ double parse_number(const std::string& option, const std::string& text, double l
 
 struct Arguments {
   std::vector<std::string> runs, measured;
-  std::vector<std::string> ranks, rates{"measured"}, latencies, merges{"all", "optimal"}, methods,
+  std::vector<std::string> ranks, rates, latencies, merges{"all", "optimal"}, methods,
       collectives{"all_gather"}, every{"0"};
   std::string tcp_share, out;
-  bool papers = false;
+  bool papers = false, automatic = false;
 };
 
 bool parse(int argc, char** argv, Arguments& a) {
@@ -77,12 +84,15 @@ bool parse(int argc, char** argv, Arguments& a) {
     return app.add_option(name, values)->delimiter(',')->allow_extra_args(false);  // a RUN may follow
   };
   CLI::Option* papers = app.add_flag("--papers", a.papers);
+  CLI::Option* automatic = app.add_flag("--auto", a.automatic);
+  // What auto chooses by itself.
   for (CLI::Option* option :
-       {list("--ranks", a.ranks), list("--rate", a.rates), list("--latency", a.latencies),
-        list("--merge", a.merges), list("--method", a.methods), list("--collective", a.collectives),
-        list("--every", a.every), app.add_option("--measured", a.measured),
-        app.add_option("--tcp-share", a.tcp_share), app.add_option("--out", a.out),
-        app.add_option("runs", a.runs)})
+       {list("--merge", a.merges), list("--method", a.methods), list("--collective", a.collectives),
+        list("--every", a.every), app.add_option("--measured", a.measured)})
+    option->excludes(papers)->excludes(automatic);
+  for (CLI::Option* option : {automatic, list("--ranks", a.ranks), list("--rate", a.rates),
+                              list("--latency", a.latencies), app.add_option("--tcp-share", a.tcp_share),
+                              app.add_option("--out", a.out), app.add_option("runs", a.runs)})
     option->excludes(papers);
   return parse_options(app, kText, argc, argv);
 }
@@ -115,7 +125,8 @@ std::set<int> whole_numbers(const std::string& option, const std::vector<std::st
 }
 
 std::vector<int> ranks(const Arguments& a) {
-  std::set<int> result = whole_numbers("--ranks", a.ranks, 1, kMostRanks);
+  std::set<int> result = whole_numbers("--ranks", a.ranks, a.automatic ? 2 : 1, kMostRanks);
+  if (result.empty() && a.automatic) return {2, 4, 8, 16, 32};
   if (result.empty())
     for (int p = 1; p <= 1024; p *= 2) result.insert(p);
   return {result.begin(), result.end()};
@@ -157,6 +168,32 @@ Judgement judged(std::string folder, const std::vector<ExchangeProfile>& profile
   return judge(read_measured(folder), profiles, network);
 }
 
+// To the terminal, and to the files of --out.
+void write_out(const std::string& out, const std::string& text, const std::string& csv,
+               const std::string& json, const std::string& html) {
+  std::cout << text;
+  if (!out.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(out, error);
+    if (error) throw UserError("--out: " + out + ": " + error.message());
+    write_file(out + "/prediction.csv", csv);
+    write_file(out + "/prediction.json", json);
+    write_file(out + "/prediction.html", html);
+    std::cout << "\nWritten: " << out << "/prediction.csv, .json, .html\n";
+  }
+  std::cout.flush();
+}
+
+int run_auto(const Arguments& a) {
+  const auto nets = networks(a);
+  const auto counts = ranks(a);
+  std::vector<AutoReport::Run> runs;
+  for (const auto& folder : a.runs) runs.push_back({folder, read_auto_profiles(folder)});
+  const AutoReport report = predict_auto(std::move(runs), counts, nets);
+  write_out(a.out, auto_text(report), auto_csv(report), auto_json(report), auto_html(report));
+  return 0;
+}
+
 int run(int argc, char** argv) {
   Arguments a;
   if (!parse(argc, argv, a)) return 0;
@@ -166,6 +203,10 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (a.runs.empty()) misuse("predict", "no run given");
+  if (a.rates.empty() && a.automatic)
+    a.rates = {"10mbit", "30mbit", "100mbit", "300mbit", "1gbit", "3gbit", "10gbit"};
+  if (a.automatic) return run_auto(a);
+  if (a.rates.empty()) a.rates = {"measured"};
   for (const auto& merge : a.merges) parse_merge(merge);
   for (const auto& name : a.collectives)
     if (name != "auto" && !collectives().contains(name))
@@ -194,17 +235,8 @@ int run(int argc, char** argv) {
       }
   for (const auto& folder : a.measured) report.judgements.push_back(judged(folder, profiles, nets.front()));
   report.assumptions = assumptions_of(profiles, nets);
-  std::cout << prediction_text(report);
-  if (!a.out.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(a.out, error);
-    if (error) throw UserError("--out: " + a.out + ": " + error.message());
-    write_file(a.out + "/prediction.csv", prediction_csv(report));
-    write_file(a.out + "/prediction.json", prediction_json(report));
-    write_file(a.out + "/prediction.html", prediction_html(report));
-    std::cout << "\nWritten: " << a.out << "/prediction.csv, .json, .html\n";
-  }
-  std::cout.flush();
+  write_out(a.out, prediction_text(report), prediction_csv(report), prediction_json(report),
+            prediction_html(report));
   return 0;
 }
 

@@ -48,6 +48,14 @@ TEST_CASE("every registered method has a colour of its own, and one that is not 
   CHECK(!error_text([] { part_colour("no part"); }).empty());
 }
 
+TEST_CASE("areas of one method differ by shade, and text can be read on all of them") {
+  const auto colours = area_colours({"dense", "topk", "topk", "topk", "topk", "topk", "dense"});
+  CHECK(colours[0] == method_colour("dense"));
+  CHECK(colours[1] == method_colour("topk"));
+  CHECK(std::set<std::string>(colours.begin(), colours.end()).size() == colours.size());
+  for (const std::string& colour : colours) CHECK(contrast(ink_on(colour), colour) >= 4);
+}
+
 TEST_CASE("lines and text are readable on a light and on a dark page") {
   CHECK(contrast("#000000", "#ffffff") == Approx(21));
   for (const auto& scheme : schemes()) {
