@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <sstream>
 
 #include "compress/sparse.h"
 #include "dist/comm/collective_queue.h"
@@ -9,7 +10,9 @@
 #include "nn/base/log.h"
 #include "nn/base/text.h"
 #include "nn/core/pass_cost.h"
+#include "train/checks.h"
 #include "train/evaluate.h"
+#include "train/plan/auto_profiles.h"
 #include "train/setup.h"
 #include "train/start.h"
 
@@ -135,6 +138,35 @@ void print_memory(const Config& config, const Dataset& data, const ParameterAren
   line("all", total);
 }
 
+// What auto would choose, by the model and by times of this process, which has no other ranks.
+void print_choice(const Config& config, const Dataset& data) {
+  const auto group = make_thread_group(1, config.dist.timeout_s);
+  settle_threads(*group[0], config);
+  CollectiveQueue queue(*group[0]);
+  std::vector<AutoProfile> profiles = measure_options(config, data, queue, auto_options_of(config));
+  const double latency = parse_latency("dist.link.latency", config.dist.link_latency);
+  for (AutoProfile& measured : profiles) measured.profile.link.overhead = latency;  // as make_emulated_link()
+  const std::string rates =
+      config.dist.link_rate.empty() ? "10mbit,100mbit,1gbit,10gbit" : config.dist.link_rate;
+  fmt::print(
+      "\ncompress.name=auto with {}, {} a message, by the model, from times of this process alone; a run "
+      "would "
+      "try what lies within a factor of {:g}:\n",
+      count_text(config.dist.ranks, "rank"), config.dist.link_latency, kTried);
+  std::istringstream parts(rates);
+  for (std::string rate; std::getline(parts, rate, ',');) {
+    rate = rate.substr(0, rate.find('@'));  // of one that changes
+    const ChoiceAt at =
+        choice_at(profiles, config.dist.ranks, {rate, parse_rate("dist.link.rate", rate), latency});
+    fmt::print("  {:>10}: takes {}, {} a step", rate, at.choice().name,
+               milliseconds_text(at.choice().step_s));
+    for (const ChoiceAt::Option& option : at.options)
+      if (&option != &at.choice() && (option.tried || &option == &at.options[0]))
+        fmt::print("; {} {}", option.name, milliseconds_text(option.step_s));
+    fmt::print("\n");
+  }
+}
+
 }  // namespace
 
 StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& model,
@@ -202,6 +234,7 @@ void print_dry_run(const Config& given) {
       "data: {} training and {} test samples; {} ranks x batch {} x {}; {} steps per epoch, {} in all\n",
       data.train->size(), data.test->size(), config.dist.ranks, config.data.batch_size,
       config.train.accumulate, plan.steps_per_epoch, plan.total_steps);
+  if (chooses_method(given) && config.dist.ranks > 1) print_choice(given, *data.train);
 }
 
 }  // namespace topknot

@@ -51,6 +51,19 @@ TEST_CASE("a dry run shows parameters, groups and bytes, and writes nothing") {
   CHECK_FALSE(std::filesystem::exists(temp.at("run")));
 }
 
+TEST_CASE("a dry run with auto says what the model would choose over the given links") {
+  const std::string small =
+      "--dry-run compress.name=auto train.device=cpu model.name=mlp model.hidden=[16] data.train_size=64 "
+      "data.test_size=8 dist.ranks=4 ";
+  const CommandOutcome one = train(small + "dist.link.rate=10kbit,20gbit@5");
+  CHECK(one.ended(0));
+  CHECK(says(one.output, {"auto with 4 ranks, 50us a message", "10kbit: takes topk", "20gbit: takes"}));
+  CHECK(one.count(": takes ") == 2);
+  CHECK(train(small).count(": takes ") == 4);
+  CHECK(train(small + "dist.ranks=1").count(": takes ") == 0);
+  CHECK(train("--dry-run model.name=mlp compress.name=topk").count(": takes ") == 0);
+}
+
 TEST_CASE(
     "the configurations of Deep Gradient Compression's paper send as little as its table 3 has, or less") {
   const TempFolder words;  // as many as the Penn Treebank's vocabulary has

@@ -95,7 +95,7 @@ std::string shared_text(CollectiveQueue& queue, std::string text) {
 }
 
 std::string milliseconds_text(double seconds) {
-  return fmt::format("{:.3g} ms", 1e3 * seconds);
+  return seconds < 1 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.0f} ms", 1e3 * seconds);
 }
 
 double at_size(const std::vector<Cost>& groups, double Cost::*figure, double elements) {
