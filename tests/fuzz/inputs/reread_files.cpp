@@ -1,5 +1,6 @@
 // Files that a run writes and a later one, or `compare`, reads; tables of runs.
 #include <fmt/format.h>
+#include <cmath>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -12,7 +13,7 @@
 #include "tests/fuzz/inputs/input_target.h"
 #include "tools/compare/compare.h"
 #include "train/checkpoint/checkpoint.h"
-#include "train/plan/exchange_profile.h"
+#include "train/plan/auto_profiles.h"
 #include "train/plan/layer_density.h"
 
 namespace topknot::fuzz {
@@ -50,6 +51,19 @@ void exchange_profile(Bytes input) {
   const ExchangeProfile profile = parse_exchange_profile(std::string(text_of(input)), "input");
   const std::string text = exchange_profile_json(profile);
   expect(exchange_profile_json(parse_exchange_profile(text, "its copy")) == text, "a profile's copy differs");
+}
+
+void auto_profiles(Bytes input) {
+  const auto profiles = parse_auto_profiles(std::string(text_of(input)), "input");
+  const std::string text = auto_profiles_json(profiles);
+  expect(auto_profiles_json(parse_auto_profiles(text, "its copy")) == text, "the profiles' copy differs");
+  for (const int ranks : {2, 1 << 20}) {
+    const ChoiceAt at = choice_at(profiles, ranks, {"given", 1e9, 1e-4});
+    expect(at.options.size() == profiles.size() && at.taken < at.options.size(),
+           "a choice that is no option");
+    for (const ChoiceAt::Option& option : at.options)
+      expect(std::isfinite(option.step_s), "a step that is not finite");
+  }
 }
 
 void layer_density(Bytes input) {
@@ -110,6 +124,7 @@ void compare_table(Bytes table) {
 const bool added = [] {
   input_targets().add("manifest", "the manifest of a checkpoint", manifest);
   input_targets().add("exchange_profile", "exchange_profile.json", exchange_profile);
+  input_targets().add("auto_profiles", "auto_profiles.json", auto_profiles);
   input_targets().add("layer_density", "densities by parameter", layer_density);
   input_targets().add("algorithm_cache", "timed algorithms of a GPU", algorithm_cache);
   input_targets().add("metrics", "metrics.jsonl", [](Bytes input) { compare_run(input, bytes_of(kConfig)); });
