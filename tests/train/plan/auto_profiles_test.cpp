@@ -1,6 +1,8 @@
 // What auto would choose elsewhere: regions and their borders, and the file of a run's profiles.
 #include "train/plan/auto_profiles.h"
 
+#include <algorithm>
+
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 #include "train/metrics/output_file.h"
@@ -25,9 +27,12 @@ ExchangeProfile profile_of(const std::string& method) {
   return p;
 }
 
-// Dense, and topk at density 0.01.
+const AutoOption& option_of(const std::string& name) {
+  return *std::ranges::find(auto_options(), name, &AutoOption::name);
+}
+
 std::vector<AutoProfile> profiles() {
-  return {{auto_options()[0], profile_of("dense")}, {auto_options()[1], profile_of("topk")}};
+  return {{option_of("dense"), profile_of("dense")}, {option_of("topk, density 0.01"), profile_of("topk")}};
 }
 
 PredictedNetwork network(double bits_per_s, double latency) {
@@ -86,14 +91,14 @@ TEST_CASE("auto elsewhere: more ranks move the border") {
 
 TEST_CASE("auto elsewhere: local steps send once in their interval") {
   auto all = profiles();
-  const auto local = std::ranges::find(auto_options(), "local steps, a sync every 10", &AutoOption::name);
-  all.push_back({*local, profile_of("sparseloco")});
+  const AutoOption& local = option_of("local steps, a sync every 10");
+  all.push_back({local, profile_of("sparseloco")});
   all.back().profile.groups[0].decode_s = 0;
   const double byte = 8e-6;
   const ChoiceAt at = choice_at(all, 4, network(8 / byte, 0));
   const double sync = kEncode + 2 * kOverhead + 3 * kSparseBytes * byte + 2 * kOverhead + 3 * byte;
   CHECK(at.options[2].step_s == Approx(kForward + kBackward + sync / 10));
-  CHECK(at.choice().name == local->name);
+  CHECK(at.choice().name == local.name);
   CHECK_FALSE(at.options[1].tried);  // local steps are taken untried
 }
 
@@ -102,7 +107,7 @@ TEST_CASE("auto_profiles.json reads back, from a run or by its name") {
   const auto read = parse_auto_profiles(text, "p.json");
   CHECK(auto_profiles_json(read) == text);
   REQUIRE(read.size() == 2);
-  CHECK(read[1].option.keys == auto_options()[1].keys);
+  CHECK(read[1].option.keys == profiles()[1].option.keys);
   CHECK(read[1].profile.groups[0].encode_s == kEncode);
   const TempFolder temp;
   write_file(temp.at("auto_profiles.json"), text);
