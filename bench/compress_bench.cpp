@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <string>
@@ -16,6 +17,7 @@
 
 #include "bench/common.h"
 #include "compress/codec/codec.h"
+#include "compress/codec/exponents.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
@@ -184,6 +186,39 @@ void measure_codec(const std::string& index, const std::string& value, const Spa
   std::fflush(stdout);
 }
 
+// A whole gradient, as exchange.collective=coded_sum sends it.
+template <class T>
+void measure_exponents(const char* values_are, std::span<const T> values, const Options& options) {
+  std::vector<double> encode, decode;
+  std::vector<std::byte> coded;
+  std::vector<T> read(values.size());
+  for (int i = 0; i < options.rounds; ++i) {
+    encode.push_back(milliseconds_of([&] { encode_exponents(values, coded); }));
+    decode.push_back(milliseconds_of([&] { decode_exponents(coded, std::span<T>(read)); }));
+  }
+  TOPKNOT_CHECK(std::memcmp(read.data(), values.data(), values.size_bytes()) == 0, "coded exponents changed");
+  const auto bytes = static_cast<double>(values.size_bytes());
+  std::printf("%-12s %-6s %9.3f %9.3f %13.2f %13.2f %12.3f\n", "exponents", values_are, median(encode),
+              median(decode), 1e-6 * bytes / median(encode), 1e-6 * bytes / median(decode),
+              bytes / static_cast<double>(coded.size()));
+  if (options.json)
+    std::printf(
+        "{\"bench\":\"exponents\",\"values\":\"%s\",\"size\":%zu,\"threads\":%d,\"encode_ms\":%.4f,"
+        "\"decode_ms\":%.4f,\"bytes\":%zu}\n",
+        values_are, values.size(), options.threads, median(encode), median(decode), coded.size());
+  std::fflush(stdout);
+}
+
+void measure_exponents(const Options& options, const GradientStream& stream, Buffers& buffers) {
+  stream.fill(0, buffers.gradient);
+  std::vector<BFloat16> narrow(buffers.gradient.size());
+  to_bfloat16(buffers.gradient.data(), narrow.size(), narrow.data());
+  std::printf("%-12s %-6s %9s %9s %13s %13s %12s\n", "all values", "as", "encode ms", "decode ms",
+              "encode GB/s", "decode GB/s", "times less");
+  measure_exponents<float>("fp32", buffers.gradient, options);
+  measure_exponents<BFloat16>("bf16", narrow, options);
+}
+
 constexpr const char* kUsage =
     "bench_compress [--size D] [--density R] [--only NAME]... [--threads N] [--rounds N] [--warmup N]\n"
     "               [--stream normal|layers|laplace] [--json]\n"
@@ -194,7 +229,9 @@ constexpr const char* kUsage =
     "quickest\n"
     "pass, the ratio without interruptions on a busy machine. --only, once or more, names a selector, `dgc` "
     "(DGC's\n"
-    "memory with sampled selection), an index codec or `codecs`. --json adds one line per row.\n";
+    "memory with sampled selection), an index codec, `codecs` or `exponents` (whole gradients with coded "
+    "exponents).\n"
+    "--json adds one line per row.\n";
 
 int run(int argc, char** argv) {
   Options options;
@@ -205,7 +242,7 @@ int run(int argc, char** argv) {
   app.add_option("--warmup", options.warmup)->check(CLI::PositiveNumber);
   std::vector<std::string> names = selectors().names();
   for (const std::string& codec : index_codecs().names()) names.push_back(codec);
-  names.insert(names.end(), {"dgc", "codecs"});
+  names.insert(names.end(), {"dgc", "codecs", "exponents"});
   app.add_option("--only", options.only)->check(CLI::IsMember(names))->expected(1)->take_all();
   if (!parse_common(app, options, kUsage, argc, argv)) return 0;
   if (!(options.density > 0 && options.density <= 1)) misuse("bench_compress", "needed: a density in (0, 1]");
@@ -231,6 +268,8 @@ int run(int argc, char** argv) {
       attempt(name, [&] { measure_selector(name, "residual", options, stream, buffers); });
   if (options.wants("dgc") && memories().contains("dgc") && selectors().contains("dgc_sampled"))
     attempt("dgc", [&] { measure_selector("dgc_sampled", "dgc", options, stream, buffers); });
+
+  if (options.wants("exponents")) attempt("exponents", [&] { measure_exponents(options, stream, buffers); });
 
   std::vector<std::string> codecs;
   for (const std::string& name : index_codecs().names())
