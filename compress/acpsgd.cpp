@@ -105,7 +105,8 @@ const bool acpsgd_registered = [] {
          const lowrank::Plan plan(options, group, 0.5);
          // The mean of even and odd steps, rounded up.
          return ((plan.p_size() + plan.q_size() + 1) / 2 + plan.plain_size()) * sizeof(float);
-       }},
+       },
+       true},
       lowrank::options());
   return true;
 }();

@@ -230,6 +230,7 @@ struct CompressorType {
   // planned_message_bytes() below, without a compressor; null: not known.
   std::size_t (*message_bytes)(const CompressOptions& options, const GroupSpec& group,
                                double density) = nullptr;
+  bool sums = false;  // every message is a sum of floats
 };
 Registry<CompressorType>& compressors();
 

@@ -114,7 +114,7 @@ std::size_t dense_bytes(const CompressOptions& options, const GroupSpec& group, 
 }
 
 const bool dense_registered = [] {
-  compressors().add("dense", "no compression: gradients are summed as they are", {make_dense, dense_bytes});
+  compressors().add("dense", "no compression: gradients are summed as they are", {make_dense, dense_bytes, true});
   return true;
 }();
 

@@ -107,7 +107,8 @@ const bool powersgd_registered = [] {
          lowrank::check_options(options);
          const lowrank::Plan plan(options, group, 1.0);
          return (plan.p_size() + plan.q_size() + plan.plain_size()) * sizeof(float);
-       }},
+       },
+       true},
       lowrank::options());
   return true;
 }();

@@ -45,8 +45,8 @@ struct ExchangeKeys {
   std::string merge = "all";
   // The plan of a merge rule that measures, parameters per group in arena order; or empty.
   std::vector<int> groups = {};
-  // all_gather, or a sparse collective (dist/sparse/sparse_collective.h), which needs a method that sends
-  // entries with values as they are.
+  // all_gather; or a sparse collective (dist/sparse/sparse_collective.h), which needs a method that sends
+  // entries with values as they are; or coded_sum, which needs one whose messages are sums.
   std::string collective = "all_gather";
   // So many neighbouring ranks sum their gradients dense, and a host of them compresses as one rank does
   // (dist/sparse/hierarchical.h). Must divide the ranks; 0 and 1: no hierarchy. Not for method dense.
@@ -80,7 +80,7 @@ struct ExchangeOptions : ExchangeKeys, CompressKeys {
 std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOptions& options);
 
 // Bytes that a rank would upload in a step at this density, headers included, as far as counts are known
-// beforehand. `ranks`: how many messages a group has in a step; with exchange.ranks_per_host a host sends
+// beforehand; of coded sums as if they were not. `ranks`: how many messages a group has in a step; with exchange.ranks_per_host a host sends
 // one. Throws UserError as Exchange.
 std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& options, int ranks,
                             double density);

@@ -75,7 +75,13 @@ double group_density(const Group& group, const ExchangeOptions& options, double 
 }
 
 void check_collective(const ExchangeOptions& options) {
-  if (!collectives().find(options.collective).make) return;
+  const CollectiveType& type = collectives().find(options.collective);
+  if (type.of_sums && !compressors().find(options.compress.name).sums)
+    throw UserError(fmt::format(
+        "exchange.collective: {} codes sums of floats, but compress.name: {} sends blocks of its own; set "
+        "exchange.collective to all_gather",
+        options.collective, options.compress.name));
+  if (!type.make) return;
   index_codec_of(options.compress);
   if (const auto pieces = pieces_of(options.compress); pieces && pieces->aggregate == "contributors")
     throw UserError(
@@ -168,7 +174,8 @@ void Bucket::load(StateReader& reader) {
 
 HostTransport::HostTransport(CollectiveQueue& queue, const ExchangeOptions& options)
     : queue_(queue),
-      order_(options.compressing() || options.ordered_sum ? SumOrder::ranks : SumOrder::library) {
+      order_(options.compressing() || options.ordered_sum ? SumOrder::ranks : SumOrder::library),
+      codes_sums_(codes_sums(options.collective)) {
   traits_.rank = queue.communicator().rank();
   traits_.encoders = traits_.ranks = queue.communicator().size();
   if (!options.hierarchical(traits_.ranks)) return;
@@ -241,10 +248,15 @@ void HostTransport::start(Bucket& bucket) {
 
 void HostTransport::run(Bucket& bucket, Communicator& communicator) {
   const Message& message = bucket.message;
+  Collective& collective = collectives_[bucket.index];
   if (bucket.adds_entries)
     bucket.collective->sum(communicator, *bucket.entries, bucket.k, bucket.sum);
   else if (message.kind == Message::Kind::block)
-    communicator.all_gather(message.block, collectives_[bucket.index].blocks);
+    communicator.all_gather(message.block, collective.blocks);
+  else if (codes_sums_)
+    collective.coded = message.kind == Message::Kind::sum_bfloat16
+                           ? coded_sum_.sum(communicator, message.sum_bfloat16)
+                           : coded_sum_.sum(communicator, message.sum);
   else if (message.kind == Message::Kind::sum_bfloat16)
     communicator.all_reduce(message.sum_bfloat16, order_);
   else
@@ -253,7 +265,12 @@ void HostTransport::run(Bucket& bucket, Communicator& communicator) {
 
 Round HostTransport::wait(Bucket& bucket) {
   wait_for(collectives_[bucket.index].message, bucket.index, bucket.round);
-  bucket.bytes_sent += bucket.adds_entries ? bucket.sum.bytes_sent : bucket.message.bytes();
+  if (bucket.adds_entries)
+    bucket.bytes_sent += bucket.sum.bytes_sent;
+  else if (codes_sums_ && bucket.message.kind != Message::Kind::block)
+    bucket.bytes_sent += collectives_[bucket.index].coded.sent;
+  else
+    bucket.bytes_sent += bucket.message.bytes();
   if (traits_.encoders > 1) bucket.bytes_received += bytes_received(bucket);
   Round round;
   if (bucket.adds_entries)
@@ -268,7 +285,8 @@ Round HostTransport::wait(Bucket& bucket) {
 // From the other ranks.
 std::uint64_t HostTransport::bytes_received(const Bucket& bucket) const {
   if (bucket.adds_entries) return bucket.sum.bytes_received;
-  if (bucket.message.kind != Message::Kind::block) return bucket.message.bytes();
+  if (bucket.message.kind != Message::Kind::block)
+    return codes_sums_ ? collectives_[bucket.index].coded.received : bucket.message.bytes();
   const Blocks& blocks = collectives_[bucket.index].blocks;
   std::uint64_t bytes = 0;
   for (std::size_t r = 0; r < blocks.size(); ++r)

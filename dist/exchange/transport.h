@@ -19,6 +19,7 @@
 #include "dist/comm/communicator.h"
 #include "dist/exchange/exchange.h"
 #include "dist/plan/merge_plan.h"
+#include "dist/sparse/coded_sum.h"
 #include "dist/sparse/hierarchical.h"
 #include "dist/sparse/sparse_collective.h"
 
@@ -207,6 +208,8 @@ class HostTransport : public Transport {
 
   CollectiveQueue& queue_;
   const SumOrder order_;
+  const bool codes_sums_;                 // the messages that are sums
+  CodedSum coded_sum_;                    // the queue's thread has it
   std::unique_ptr<Hierarchy> hierarchy_;  // null: every rank encodes for itself
   std::vector<Ticket> outstanding_;
 
@@ -214,6 +217,7 @@ class HostTransport : public Transport {
   struct Collective {
     Ticket sum = 0, message = 0;  // inside the host; of the round under way
     Blocks blocks;
+    CodedSum::Bytes coded;  // of a coded sum
   };
   std::vector<Collective> collectives_;
 

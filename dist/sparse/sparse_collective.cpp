@@ -12,6 +12,10 @@ Registry<CollectiveType>& collectives() {
   return registry;
 }
 
+bool codes_sums(const std::string& name) {
+  return collectives().contains(name) && collectives().find(name).of_sums;
+}
+
 double collective_cost(const std::string& name, const Link& link, int ranks, double k,
                        double bytes_per_entry) {
   const CollectiveType& type = collectives().find(name);

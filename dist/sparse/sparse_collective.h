@@ -4,7 +4,7 @@
 // keeps about k entries of the sum, so that its volume does not grow with the number of ranks; the entries
 // that it drops return to the residuals. The two are different algorithms: the kept entries are the largest
 // of a sum, not the sum of the largest. A collective is one file that registers itself, cost model included
-// (docs/extending.md).
+// (docs/extending.md). coded_sum (dist/sparse/coded_sum.h) is for methods whose messages are sums of floats.
 
 #include <cstddef>
 #include <cstdint>
@@ -62,8 +62,11 @@ struct CollectiveType {
   // Modelled seconds of one sum of `k` entries per rank (dist/comm/link.h). Null: no model, so that
   // exchange.collective=auto never chooses it and no merge plan can be made for it.
   double (*cost)(const Link& link, int ranks, double k, double bytes_per_entry) = nullptr;
+  bool of_sums = false;  // adds messages that are sums, by CodedSum, and no entries
 };
 Registry<CollectiveType>& collectives();
+// Whether the collective of that name is of_sums; false for names that are not registered, such as auto.
+bool codes_sums(const std::string& name);
 
 // Seconds by the cost model of a registered collective. Throws UserError if it has none.
 double collective_cost(const std::string& name, const Link& link, int ranks, double k,

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "dist/plan/merge_plan.h"
+#include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
 #include "nn/base/text.h"
 #include "train/metrics/metrics.h"
@@ -76,7 +77,7 @@ Prediction predict(const ExchangeProfile& profile, const PredictSetting& setting
   p.method = at.method, p.density = at.density, p.merge = setting.merge, p.collective = at.collective;
   p.options = at.options;
   p.asked_collective = setting.collective;
-  if (at.sums) p.collective = is_dense(at) ? "ring" : "ordered_sum";
+  if (at.sums && !codes_sums(at.collective)) p.collective = is_dense(at) ? "ring" : "ordered_sum";
   p.ranks = setting.ranks, p.network = setting.network;
   p.data = at.data_s, p.forward = at.forward_s, p.backward = at.backward_s, p.update = at.update_s;
   const double alone = p.data + p.forward + p.backward + p.update;
@@ -159,7 +160,8 @@ Judgement judge(const MeasuredRun& run, const std::vector<ExchangeProfile>& prof
     throw UserError("--measured: " + run.path + ": no run given was profiled with method " + run.method +
                     (run.density ? " at density " + short_text(*run.density) : "") +
                     "; encoding costs are known of profiled methods only, so give such a run too");
-  ExchangeProfile profile = run.method == "dense" ? dense_profile(*best) : *best;
+  ExchangeProfile profile =
+      run.method == "dense" && !codes_sums(run.collective) ? dense_profile(*best) : *best;
   if (run.replay) profile = replayed(profile, run.compute);
   PredictSetting setting;
   setting.ranks = run.ranks;

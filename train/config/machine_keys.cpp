@@ -51,7 +51,7 @@ std::vector<Key> machine_keys() {
           .used_by({"exchange.every"}),
       text("exchange.collective", at<e, &Config::Exchange::collective>,
            "how selected entries become one sum (train --list collectives); auto: the quickest by measured "
-           "times",
+           "times; coded_sum: for dense sums",
            with("auto", collectives().names())),
       number("exchange.ranks_per_host", at<e, &Config::Exchange::ranks_per_host>, 0, 1024,
              "neighbouring ranks that share a host: their gradients are summed dense, and one message a host "

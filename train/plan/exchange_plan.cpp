@@ -72,9 +72,11 @@ void log_choice(const ExchangeProfile& profile, const ParameterArena& arena, con
   log_info(
       fmt::format("exchange: {} takes {:.3g} us + {:.3g} ns per byte, a link {:.3g} us + {:.3g} ns per byte; "
                   "backward {}, encoding all at once {}",
-                  profile.sums ? "all_reduce" : "all_gather", 1e6 * fit.alpha, 1e9 * fit.beta,
-                  1e6 * profile.link.alpha, 1e9 * profile.link.beta, milliseconds_text(profile.backward_s),
-                  milliseconds_text(profile.groups.back().encode_s)));
+                  !profile.sums                    ? "all_gather"
+                  : codes_sums(profile.collective) ? "coded_sum"
+                                                   : "all_reduce",
+                  1e6 * fit.alpha, 1e9 * fit.beta, 1e6 * profile.link.alpha, 1e9 * profile.link.beta,
+                  milliseconds_text(profile.backward_s), milliseconds_text(profile.groups.back().encode_s)));
   if (choice.chosen) log_info("exchange: exchange.collective=auto takes " + options.collective);
   if (!choice.planned) return;
   log_info(
@@ -129,7 +131,7 @@ CostModel cost_model(const ExchangeProfile& profile) {
     if (elements <= 0) return 0.0;
     const double bytes = at_size(profile.groups, &Cost::bytes, elements);
     const double k = entries(profile, elements);
-    if (profile.collective != "all_gather")
+    if (profile.collective != "all_gather" && !profile.sums)
       return collective_cost(profile.collective, profile.link, profile.ranks, k, bytes / k);
     return (profile.sums ? profile.reduce : profile.gather).seconds(bytes);
   };

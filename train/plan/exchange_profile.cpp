@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "dist/exchange/transport.h"
+#include "dist/sparse/coded_sum.h"
 #include "nn/base/check.h"
 #include "nn/base/clock.h"
 #include "nn/base/file.h"
@@ -266,10 +268,11 @@ struct Course {
   double slope = 0;  // seconds a byte from the last but one to the last size
 };
 
-// Times `once` at rising sizes and fits those up to `fitted` bytes. How often, and whether at all, rank 0
-// decides for all.
+// Times `once` at rising sizes and fits those up to `fitted` bytes; `prepare`, if given, goes before each and is not
+// timed. How often, and whether at all, rank 0 decides for all.
 template <class Once>
-Course measure(CollectiveQueue& queue, std::size_t largest, std::size_t fitted, const Once& once) {
+Course measure(CollectiveQueue& queue, std::size_t largest, std::size_t fitted, const Once& once,
+               const std::function<void(std::size_t bytes)>& prepare = {}) {
   const bool root = queue.communicator().rank() == 0;
   std::vector<double> sizes, times;
   const auto begin = Clock::now();
@@ -283,6 +286,7 @@ Course measure(CollectiveQueue& queue, std::size_t largest, std::size_t fitted, 
     queue.run([&](Communicator& c) {
       c.broadcast(std::as_writable_bytes(std::span(&repetitions, 1)), 0);
       for (std::int64_t i = 0; i < repetitions; ++i) {
+        if (prepare) prepare(bytes);
         c.barrier();
         const auto start = Clock::now();
         once(c, bytes);
@@ -393,6 +397,8 @@ std::string check_exchange_profile(const ExchangeProfile& profile, const Config&
   if (profile.density != config.compress.density && !keys_without_use(config).count("compress.density"))
     differs("compress.density", short_text(profile.density), short_text(config.compress.density));
   same("compress.*", profile.options, profile_options(config));
+  if (codes_sums(profile.collective) != codes_sums(config.exchange.collective))
+    differs("exchange.collective", profile.collective, config.exchange.collective);
   same("the number of ranks", std::to_string(profile.ranks), std::to_string(ranks));
   same("the number of parameters", std::to_string(profile.parameters.size()),
        std::to_string(arena.parameters().size()));
@@ -461,6 +467,39 @@ NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, s
   times.link.beta = slope / (ranks - 1);
   if (ranks > 2) times.link.overhead = std::max(0.0, (gather.alpha - times.link.alpha) / (ranks - 2));
   return times;
+}
+
+ExchangeProfile::Fit measure_coded_sum(CollectiveQueue& queue, std::size_t bytes, bool bfloat16) {
+  ExchangeProfile::Fit fit;
+  fit.ranks = queue.communicator().size();
+  if (fit.ranks == 1) return fit;
+  std::uint64_t size = bytes;  // as in measure_network()
+  queue.run([&](Communicator& c) { c.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0); });
+  size = std::max<std::uint64_t>(size, kSmallest);
+  CodedSum coded;
+  std::vector<float> floats(size / (bfloat16 ? sizeof(BFloat16) : sizeof(float)));
+  std::vector<BFloat16> narrow(bfloat16 ? floats.size() : 0);
+  const Noise noise(floats.size());
+  int round = 0;
+  // The sum that is left there would be another one's summand.
+  const auto prepare = [&](std::size_t of) {
+    const auto values = std::span(floats).first(of / (bfloat16 ? sizeof(BFloat16) : sizeof(float)));
+    noise.fill(values, round++);
+    if (bfloat16) to_bfloat16(values.data(), values.size(), narrow.data());
+  };
+  const auto once = [&](Communicator& c, std::size_t of) {
+    if (bfloat16)
+      coded.sum(c, std::span(narrow).first(of / sizeof(BFloat16)));
+    else
+      coded.sum(c, std::span(floats).first(of / sizeof(float)));
+  };
+  const LinearFit line = measure(queue, size, size, once, prepare).fit;
+  fit.alpha = line.alpha, fit.beta = line.beta;
+  return fit;
+}
+
+bool sums_bfloat16(const ExchangeOptions& options) {
+  return options.compress.name == "dense" && options.compress.values == "bf16";
 }
 
 ExchangeProfile measure_layers(const Config& config, const Dataset& data, const ParameterArena& arena,
@@ -542,7 +581,10 @@ ExchangeProfile measure_exchange(const Config& config, const Dataset& data, cons
                       static_cast<std::size_t>(std::max(summed, kLeastLargest)), order);
   profile.link = network.link;
   profile.gather = network.gather;
-  profile.reduce = network.reduce;
+  profile.reduce = codes_sums(options.collective)
+                       ? measure_coded_sum(queue, static_cast<std::size_t>(std::max(summed, kLeastLargest)),
+                                           sums_bfloat16(options))
+                       : network.reduce;
   return profile;
 }
 

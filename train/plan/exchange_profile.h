@@ -61,7 +61,7 @@ struct ExchangeProfile {
   bool dense_sums = true;
   Link link;   // one message between two ranks; an estimate
   Fit gather;  // all_gather of a block of `bytes` per rank
-  Fit reduce;  // all_reduce of `bytes` of floats, in the order that this run's dense sums have
+  Fit reduce;  // all_reduce of `bytes` of floats, in the order that this run's dense sums have, or their coded sum
 };
 
 // JSON text and back. `path` is for the messages: UserError, naming exchange.profile, the path and the field,
@@ -122,6 +122,11 @@ struct NetworkTimes {
 // Only rank 0's result counts. One rank: all zero.
 NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, std::size_t reduce_bytes,
                              SumOrder order);
+// The same of coded sums (dist/sparse/coded_sum.h) of up to `bytes` of normally distributed floats, or bfloat16. The
+// fit is over the bytes before coding, and the coder's time is in it.
+ExchangeProfile::Fit measure_coded_sum(CollectiveQueue& queue, std::size_t bytes, bool bfloat16);
+// Whether the run's sums are of bfloat16.
+bool sums_bfloat16(const ExchangeOptions& options);
 
 // The line of least squared errors, each divided by its time, with no negative alpha or beta. Sizes span
 // several decades: in plain least squares the largest alone would count, with relative errors the short

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "compress/sparse.h"
+#include "dist/sparse/coded_sum.h"
+#include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
 #include "train/plan/exchange_plan.h"
 
@@ -20,6 +22,12 @@ bool is_dense(const ExchangeProfile& profile) {
 // twice.
 double reduce_share(int ranks) {
   return 2.0 * (ranks - 1) / ranks;
+}
+
+// What a coded sum puts on the link, by the width of its values.
+double coded_share(const ExchangeProfile& profile) {
+  const GroupCost& all = profile.groups.back();
+  return all.bytes < 3 * all.elements ? kCodedBFloat16 : kCodedFloat;
 }
 
 // Seconds that a further message at the same time adds.
@@ -43,7 +51,7 @@ void scale_decoding(GroupCost& group, const ExchangeProfile& from, const Exchang
 Fit reduce_at(const ExchangeProfile& from, const ExchangeProfile& to, const PredictedNetwork& network) {
   Fit fit;
   fit.ranks = to.ranks;
-  const bool ring = is_dense(from);
+  const bool coded = codes_sums(from.collective), ring = is_dense(from) && !coded;
   if (from.ranks < 2 || network.latency) {
     fit.alpha = ring ? 2 * (to.ranks - 1) * to.link.alpha
                      : 2 * (to.link.alpha + std::max(0, to.ranks - 2) * to.link.overhead);
@@ -51,6 +59,13 @@ Fit reduce_at(const ExchangeProfile& from, const ExchangeProfile& to, const Pred
     fit.alpha = from.reduce.alpha * (to.ranks - 1) / (from.ranks - 1);
   } else {
     fit.alpha = std::max(0.0, from.reduce.alpha + 2 * (to.ranks - from.ranks) * to.link.overhead);
+  }
+  if (coded) {  // each rank codes and decodes all, however many there are
+    const double share = coded_share(from);
+    const double coder = std::max(0.0, from.reduce.beta - share * from.link.beta * reduce_share(from.ranks));
+    const bool there = to.ranks == from.ranks && !network.bits_per_s;
+    fit.beta = there ? from.reduce.beta : share * to.link.beta * reduce_share(to.ranks) + coder;
+    return fit;
   }
   const double byte = network.bits_per_s ? to.link.beta : from.reduce.beta / reduce_share(from.ranks);
   fit.beta = byte * reduce_share(to.ranks);
@@ -86,7 +101,10 @@ ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const Pred
   at.reduce = reduce_at(profile, at, network);
   if (ranks == 1) at.gather = at.reduce = {0, 0, 1};
   if (collective == "auto") at.collective = sends_entries(at) ? quickest_collective(at) : "all_gather";
-  if (!sends_entries(at) && at.collective != "all_gather")
+  if (codes_sums(collective) && !codes_sums(profile.collective))
+    throw UserError("--collective " + collective +
+                    ": the profile has plain sums; give a run that measured coded ones");
+  if (!codes_sums(collective) && !sends_entries(at) && at.collective != "all_gather")
     throw UserError("--collective " + collective + ": method " + profile.method +
                     " sends no list of entries; leave it to all_gather or auto");
   for (GroupCost& group : at.groups) scale_decoding(group, profile, at, profile.sums);
@@ -98,7 +116,7 @@ ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const Pred
 }
 
 ExchangeProfile dense_profile(const ExchangeProfile& profile) {
-  if (is_dense(profile)) return profile;
+  if (is_dense(profile) && !codes_sums(profile.collective)) return profile;
   ExchangeProfile dense = profile;
   dense.method = "dense";
   dense.options.clear();
@@ -117,7 +135,9 @@ ExchangeProfile dense_profile(const ExchangeProfile& profile) {
   // The sums of a compressed method are small and in rank order: a ring of the link's messages instead. The
   // greater of the two figures a byte, as small sums may not have filled the link.
   if (profile.ranks > 1) {
-    const double byte = std::max(profile.link.beta, profile.reduce.beta / reduce_share(profile.ranks));
+    const double measured =
+        codes_sums(profile.collective) ? 0 : profile.reduce.beta / reduce_share(profile.ranks);
+    const double byte = std::max(profile.link.beta, measured);
     dense.reduce = {2 * (profile.ranks - 1) * profile.link.alpha, byte * reduce_share(profile.ranks),
                     profile.ranks};
   }

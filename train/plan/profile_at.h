@@ -27,6 +27,8 @@ struct PredictedNetwork {
 //   is the link's; from a profile of 2 ranks, which shows none, the whole alpha.
 // - dense sums: around the ring under method dense, in rank order beside a compressed method; the cost per
 //   message and per byte comes from the fit at P0 by the same formula.
+// - coded sums: two rounds of direct messages, of bytes as coded (kCodedFloat), and the coder's time, which is what the
+//   fit at P0 takes beyond the link's.
 // - encoding as measured; decoding by the entries that arrive (kElementWeight).
 // Throws UserError for a profile of one rank where rate or latency are to be the measured ones.
 ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const PredictedNetwork& network,

@@ -53,10 +53,10 @@ TEST_CASE("a step that any rank sees as not finite is skipped by all and leaves 
     });
     return records;
   };
-  for (const Way& way :
-       {Way{"dense"}, Way{"test_rotate"}, Way{"test_common_scale"}, Way{"topk"}, Way{"gaussiank"},
-        Way{"powersgd"}, Way{"acpsgd"}, Way{"signsgd"}, Way{"qsgd"}, Way{"terngrad"}, Way{"topk", "gtopk"},
-        Way{"topk", "oktopk"}, Way{"dgc", "gtopk"}, Way{"dgc", "oktopk"}})
+  for (const Way& way : {Way{"dense"}, Way{"test_rotate"}, Way{"test_common_scale"}, Way{"topk"},
+                         Way{"gaussiank"}, Way{"powersgd"}, Way{"acpsgd"}, Way{"signsgd"}, Way{"qsgd"},
+                         Way{"terngrad"}, Way{"topk", "gtopk"}, Way{"topk", "oktopk"}, Way{"dgc", "gtopk"},
+                         Way{"dgc", "oktopk"}, Way{"dense", "coded_sum"}, Way{"powersgd", "coded_sum"}})
     for (const std::string merge : {"none", "all"})
       for (const Fault fault :
            {Fault{5, nan}, Fault{35, inf}, Fault{65, nan}, Fault{65, -inf}, Fault{-1, 0}}) {

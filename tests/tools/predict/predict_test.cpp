@@ -194,6 +194,35 @@ TEST_CASE("sparse collectives carry entries only, and auto takes the quickest") 
   CHECK(user_error([&] { predict(one_layer_dense(), {4, slow, "all", "gtopk"}); }, {"gtopk", "dense"}));
 }
 
+TEST_CASE("coded sums send fewer bytes, and what they took beyond these is the coder's") {
+  ExchangeProfile coded = one_layer_dense();
+  coded.collective = "coded_sum", coded.reduce = {0.004, 2e-6, 2};
+  const Prediction p = predict(coded, {2, network("measured"), "all", "coded_sum"});
+  CHECK(p.collective == "coded_sum");
+  CHECK(p.communicate == Approx(0.004 + 4000 * 2e-6 + 2e-6));
+  // 8 Mbit/s is 1e6 bytes per second: 6/4 of 0.855 times the bytes, and the coder's 2e-6 - 0.855 * 2e-6 a byte.
+  CHECK(predict(coded, {4, network("8mbit", 0.001), "all", "coded_sum"}).communicate ==
+        Approx(0.002 + 4000 * (1.5 * 0.855e-6 + 0.29e-6) + 0.001003));
+  ExchangeProfile narrow = coded;
+  narrow.groups = {{1000, 2000, 0, 0, 0}};
+  CHECK(predict(narrow, {4, network("8mbit", 0.001), "all", "coded_sum"}).communicate ==
+        Approx(0.002 + 2000 * (1.5 * 0.71e-6 + 0.58e-6) + 0.001003));
+  CHECK(user_error(
+      [&] {
+        predict(one_layer_dense(), {2, network("measured"), "all", "coded_sum"});
+      },
+      {"coded_sum"}));
+  // Plain dense is foretold from such a profile too.
+  const ExchangeProfile plain = dense_profile(coded);
+  CHECK((plain.collective == "all_gather" && plain.reduce.alpha == 2 * coded.link.alpha));
+  // A run is held against its own kind of sum.
+  MeasuredRun run;
+  run.method = "dense", run.ranks = 2, run.merge = "all", run.collective = "coded_sum", run.step = 1;
+  CHECK(judge(run, {coded}, network("measured")).modelled.collective == "coded_sum");
+  run.collective = "all_gather";
+  CHECK(judge(run, {coded}, network("measured")).modelled.collective == "ring");
+}
+
 TEST_CASE("merge rules cut a profile's parameters as they cut the arena") {
   ExchangeProfile p = sparse_profile();
   using Groups = std::vector<std::size_t>;

@@ -1,0 +1,43 @@
+#pragma once
+// exchange.collective=coded_sum: the sum of dense floats whose exponents are coded on their way
+// (compress/codec/exponents.h), without loss. After ZipCCL (arXiv 2604.27844).
+//
+// Each rank sends piece r of its floats, coded, to rank r, which adds the pieces in rank order and sends the coded sum
+// to all. The result is that of Communicator::all_reduce() with SumOrder::ranks, bit for bit. It pays where a link is
+// slower than the coder (docs/exchange.md has rates).
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "dist/comm/communicator.h"
+
+namespace topknot {
+
+// Bytes on the wire per byte of normally distributed values, for models.
+inline constexpr double kCodedFloat = 0.855, kCodedBFloat16 = 0.71;
+
+class CodedSum {
+ public:
+  // Counted as SparseSum's; nothing is sent where there is one rank.
+  struct Bytes {
+    std::uint64_t sent = 0, received = 0;
+  };
+  // Collective. Sums in place over the ranks; the same length everywhere. Throws CollectiveError, and Error for damaged
+  // pieces.
+  Bytes sum(Communicator& communicator, std::span<float> data) { return sum(communicator, data, floats_); }
+  Bytes sum(Communicator& communicator, std::span<BFloat16> data) { return sum(communicator, data, halves_); }
+
+ private:
+  template <class T>
+  Bytes sum(Communicator& communicator, std::span<T> data, std::vector<T>& pieces);
+
+  // Memory that stays from sum to sum.
+  std::vector<float> floats_;
+  std::vector<BFloat16> halves_;
+  std::vector<std::vector<std::byte>> mine_, theirs_;
+  std::vector<std::byte> coded_;
+};
+
+}  // namespace topknot
