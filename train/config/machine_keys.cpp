@@ -22,7 +22,8 @@ std::vector<Key> machine_keys() {
   using Train = Config::Train;
   return {
       text("auto.accuracy", at<a, &Config::Auto::accuracy>,
-           "what compress.name=auto may choose. exact: dense; safe: also topk at density 0.01; aggressive: "
+           "what compress.name=auto may choose. exact: dense, coded or not; safe: also topk at density 0.01; "
+           "aggressive: "
            "also "
            "what loses accuracy or was not shown",
            {"exact", "safe", "aggressive"})

@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 
+#include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
 #include "nn/base/clock.h"
 #include "nn/base/file.h"
@@ -55,9 +56,11 @@ const std::vector<AutoOption>& auto_options() {
   // docs/auto.md has the accuracy that is known of each; local steps have the densities that ended within the spread of
   // dense on the GPT.
   static const std::vector<AutoOption> options = [] {
+    const std::string coded_sum = "exchange.collective=coded_sum";
     const std::string topk = "compress.name=topk", group = "compress.scope=group";
     std::vector<AutoOption> all = {
         {"dense", "exact", {"compress.name=dense"}},
+        {"dense, exponents coded", "exact", {"compress.name=dense", coded_sum}},
         {"topk, density 0.01", "safe", {topk, group, "compress.density=0.01"}},
         {"topk, density 0.01, short indices",
          "safe",
@@ -68,6 +71,9 @@ const std::vector<AutoOption>& auto_options() {
          {topk, group, "compress.density=0.001", "compress.codec=auto", "compress.values=int8"}},
     };
     all.push_back({"dense, sums of bfloat16", "aggressive", {"compress.name=dense", "compress.values=bf16"}});
+    all.push_back({"dense, sums of bfloat16, exponents coded",
+                   "aggressive",
+                   {"compress.name=dense", "compress.values=bf16", coded_sum}});
     for (const auto& [every, density] :
          {std::pair{"5", "0.015625"}, {"10", "0.01171875"}, {"15", "0.0078125"}})
       all.push_back(
@@ -88,6 +94,7 @@ Config with_option(const Config& config, const AutoOption& option) {
   with.compress.clip = config.compress.clip;
   with.compress.dense_1d = false;
   with.exchange.merge = "optimal";
+  with.exchange.collective = Config::Exchange().collective;
   for (const std::string& setting : option.keys) set(with, setting);
   return with;
 }
@@ -117,8 +124,18 @@ std::vector<AutoProfile> measure_options(const Config& given, const Dataset& dat
   const NetworkTimes network = measure_network(queue, static_cast<std::size_t>(largest(profiles, false)),
                                                static_cast<std::size_t>(largest(profiles, true)),
                                                given.dist.ordered_sum ? SumOrder::ranks : SumOrder::library);
-  for (auto& [option, profile] : profiles)
+  std::array<std::optional<ExchangeProfile::Fit>, 2> coded;  // by the width of the values
+  for (auto& [option, profile] : profiles) {
+    const ExchangeOptions with = exchange_options(with_option(given, option));
+    profile.collective = with.collective;
     profile.link = network.link, profile.gather = network.gather, profile.reduce = network.reduce;
+    if (!codes_sums(with.collective)) continue;
+    auto& fit = coded[sums_bfloat16(with)];
+    if (!fit)
+      fit = measure_coded_sum(queue, static_cast<std::size_t>(profile.groups.back().bytes),
+                              sums_bfloat16(with));
+    profile.reduce = *fit;
+  }
   return profiles;
 }
 
@@ -371,6 +388,7 @@ Config choosing(Config config) {
   const Config::Exchange defaults;
   config.compress.name = kAutoMethod;
   config.exchange.every = 0, config.exchange.groups.clear(), config.exchange.merge = defaults.merge;
+  config.exchange.collective = defaults.collective;
   return config;
 }
 

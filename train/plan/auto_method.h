@@ -25,8 +25,8 @@ const std::vector<AutoOption>& auto_options();
 // Those that auto.accuracy and auto.local_steps allow and that do not contradict the run's other keys.
 std::vector<AutoOption> auto_options_of(const Config& config);
 
-// The run's configuration with an option. Of section compress only `clip` stays: the methods are as they were
-// shown, and what one has not sent can go on with the next. compress.dense_1d becomes false: a group of its own for
+// The run's configuration with an option. Of section compress only `clip` stays, and exchange.collective is the
+// option's: the methods are as they were shown, and what one has not sent can go on with the next. compress.dense_1d becomes false: a group of its own for
 // vectors costs a collective more in each step.
 Config with_option(const Config& config, const AutoOption& option);
 
@@ -47,7 +47,8 @@ struct ModelledOption {
   std::vector<std::size_t> groups;  // as exchange.groups
   StepModel step;
 
-  bool dense() const { return option.keys.front() == "compress.name=dense"; }
+  // As it is: neither coded nor rounded.
+  bool dense() const { return option.keys == std::vector<std::string>{"compress.name=dense"}; }
 };
 // With the plan that makes it the shortest, among one group, one for each parameter, and the optimal plan. Of dense
 // also with one group, if that is another: what a model of overlap gets wrong, such as cores that the network

@@ -62,7 +62,9 @@ Fit reduce_at(const ExchangeProfile& from, const ExchangeProfile& to, const Pred
   }
   if (coded) {  // each rank codes and decodes all, however many there are
     const double share = coded_share(from);
-    const double coder = std::max(0.0, from.reduce.beta - share * from.link.beta * reduce_share(from.ranks));
+    const double coder =
+        from.ranks < 2 ? kCoderSeconds
+                       : std::max(0.0, from.reduce.beta - share * from.link.beta * reduce_share(from.ranks));
     const bool there = to.ranks == from.ranks && !network.bits_per_s;
     fit.beta = there ? from.reduce.beta : share * to.link.beta * reduce_share(to.ranks) + coder;
     return fit;

@@ -48,7 +48,7 @@ ExchangeProfile profile(const std::string& method, double bytes_per_element, dou
 std::vector<ModelledOption> modelled(double byte, double encode_s) {
   const auto& all = auto_options();
   std::vector<ModelledOption> options = modelled_options(all[0], profile("dense", 4, 0, byte), 0);
-  options.push_back(modelled_options(all[1], profile("topk", 0.08, encode_s, byte), 0).front());
+  options.push_back(modelled_options(all[2], profile("topk", 0.08, encode_s, byte), 0).front());
   return options;
 }
 
@@ -73,9 +73,9 @@ void run_over(const TempFolder& temp, const std::string& rate, const Keys& keys)
 }  // namespace
 
 TEST_CASE("auto: dense is always among the options, and a class has those before it") {
-  CHECK(names_of(config_of({"auto.accuracy=exact"})) == Keys{"dense"});
+  CHECK(names_of(config_of({"auto.accuracy=exact"})) == Keys{"dense", "dense, exponents coded"});
   const Keys safe = names_of(config_of({})), most = names_of(config_of({"auto.accuracy=aggressive"}));
-  CHECK((safe.size() > 1 && most.size() > safe.size()));
+  CHECK((safe.size() > 2 && most.size() > safe.size()));
   CHECK(std::equal(safe.begin(), safe.end(), most.begin()));
   CHECK(safe.front() == "dense");
   const Keys local = names_of(config_of({"auto.local_steps=true"}));
@@ -91,6 +91,11 @@ TEST_CASE("auto: every option is a configuration that a run can have") {
     CHECK(check_config(config).empty());
     CHECK_FALSE(chooses_method(config));
     CHECK((config.exchange.every > 0) == option.local_steps);
+    // Each option alone says how sums are sent, whatever was chosen before it.
+    const bool coded = option.name.find("exponents coded") != std::string::npos;
+    CHECK((config.exchange.collective == "coded_sum") == coded);
+    CHECK(with_option(config, auto_options()[0]).exchange.collective == "all_gather");
+    CHECK(choosing(config).exchange.collective == "all_gather");
   }
 }
 
@@ -112,6 +117,20 @@ TEST_CASE("auto: what may be the quickest is tried, dense first, and little gain
   CHECK(with_steps(2, 1, 3) == 1);
   CHECK(with_steps(2, 1, 0.98) == 1);
   CHECK(with_steps(2, 1, 0.96) == 2);
+  // Coded sums, which have a plan by their own times, give way to dense as others do.
+  auto coded = modelled(1e-10, 1e-1);
+  ExchangeProfile of_coded = profile("dense", 4, 0, 0.9e-10);
+  of_coded.collective = "coded_sum";
+  coded.push_back(modelled_options(auto_options()[1], of_coded, 0).front());
+  CHECK_FALSE(coded.back().dense());
+  auto both = worth_trying(coded);
+  REQUIRE(both.size() == 3);
+  CHECK((both[0].dense() && both[1].dense() && both[2].option.name == "dense, exponents coded"));
+  both[0].step.seconds = both[1].step.seconds = 1;
+  both[2].step.seconds = 0.98;
+  CHECK(quickest(both) == 0);
+  both[2].step.seconds = 0.96;
+  CHECK(quickest(both) == 2);
   // Local steps cannot be tried beside others.
   auto local = modelled(1e-10, 1e-4);
   local.push_back(
@@ -160,6 +179,21 @@ TEST_CASE("auto: a run over a slow link chooses, and its files say what") {
       load_config(temp.at("run/config.yaml"), {"output.dir=" + other.at("run"), "train.stop_after=0"});
   throw_problems(chosen.problems);
   CHECK_FALSE(run_in_directory(chosen).stopped);  // a run of its own can be made with the choice
+}
+
+TEST_CASE("auto: without loss a run over a slow link codes its sums, and keeps to it when it goes on") {
+  const TempFolder temp;
+  run_over(temp, "20mbit", {"auto.accuracy=exact", "train.max_steps=50", "train.stop_after=42"});
+  const RunConfig written(temp.at("run/config.yaml"));
+  CHECK(written.text("compress.name") == "dense");
+  CHECK(written.text("exchange.collective") == "coded_sum");
+  const ExchangeProfile profile = read_exchange_profile(temp.at("run/exchange_profile.json"));
+  CHECK(profile.collective == "coded_sum");
+  // By its own times: of the bits of a float, as many as the link carries in the time of 32.
+  CHECK((profile.reduce.beta < 0.95 * profile.link.beta && profile.reduce.beta > 0.8 * profile.link.beta));
+  start(temp, {"train.stop_after=0"}, true);
+  CHECK(RunConfig(temp.at("run/config.yaml")).text("exchange.collective") == "coded_sum");
+  CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.size() == 50);
 }
 
 TEST_CASE(
