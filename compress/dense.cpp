@@ -114,7 +114,8 @@ std::size_t dense_bytes(const CompressOptions& options, const GroupSpec& group, 
 }
 
 const bool dense_registered = [] {
-  compressors().add("dense", "no compression: gradients are summed as they are", {make_dense, dense_bytes, true});
+  compressors().add("dense", "no compression: gradients are summed as they are",
+                    {make_dense, dense_bytes, true});
   return true;
 }();
 

@@ -80,8 +80,8 @@ struct ExchangeOptions : ExchangeKeys, CompressKeys {
 std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOptions& options);
 
 // Bytes that a rank would upload in a step at this density, headers included, as far as counts are known
-// beforehand; of coded sums as if they were not. `ranks`: how many messages a group has in a step; with exchange.ranks_per_host a host sends
-// one. Throws UserError as Exchange.
+// beforehand; of coded sums as if they were not coded. `ranks`: how many messages a group has in a step; with
+// exchange.ranks_per_host a host sends one. Throws UserError as Exchange.
 std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& options, int ranks,
                             double density);
 

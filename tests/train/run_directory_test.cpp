@@ -91,16 +91,11 @@ TEST_CASE("a config.yaml of an earlier version loses its token when the run goes
 TEST_CASE("overwriting a run removes what a run writes, half files included, and nothing else") {
   const TempFolder temp;
   const RunDirectory run{create_run_directory(config_of(temp, false), {}).path};
-  const std::vector<std::string> gone = {"metrics.jsonl",
-                                         "metrics.csv",
-                                         "metrics.csv.part-77",
-                                         "gradients.npy",
-                                         "auto_profiles.json",
-                                         "trace_rank0.json",
-                                         "trace_rank12.json",
-                                         "exchange_profile.json.part-5",
-                                         "bench.json",
-                                         "checkpoints/step-000000005/model"};
+  const std::vector<std::string> gone = {"metrics.jsonl",       "metrics.csv",
+                                         "metrics.csv.part-77", "gradients.npy",
+                                         "auto_profiles.json",  "trace_rank0.json",
+                                         "trace_rank12.json",   "exchange_profile.json.part-5",
+                                         "bench.json",          "checkpoints/step-000000005/model"};
   const std::vector<std::string> kept = {"notes.txt",          "layer_density.json", "exchange_profile.json",
                                          "trace_rank.json",    "my-metrics.csv",     "metrics.csv.bak",
                                          "results/config.yaml"};

@@ -4,8 +4,9 @@
 // al., "Deep Gradient Compression", ICLR 2018, figure 6 (itself after Wen et al., TernGrad, NeurIPS 2017),
 // with the schedule model of dist/plan/schedule.h in place of a sum of compute and communication.
 //
-// Every number made here is modelled (train/plan/profile_at.h), none is measured. Seconds and bytes; each rank keeps its batch, so that speed-up = P T(1) / T(P), where T(1) is data +
-// forward + backward + update: one rank neither compresses nor exchanges.
+// Every number made here is modelled (train/plan/profile_at.h), none is measured. Seconds and bytes; each rank keeps
+// its batch, so that speed-up = P T(1) / T(P), where T(1) is data + forward + backward + update: one rank neither
+// compresses nor exchanges.
 
 #include <cstddef>
 #include <optional>

@@ -26,8 +26,8 @@ const std::vector<AutoOption>& auto_options();
 std::vector<AutoOption> auto_options_of(const Config& config);
 
 // The run's configuration with an option. Of section compress only `clip` stays, and exchange.collective is the
-// option's: the methods are as they were shown, and what one has not sent can go on with the next. compress.dense_1d becomes false: a group of its own for
-// vectors costs a collective more in each step.
+// option's: the methods are as they were shown, and what one has not sent can go on with the next. compress.dense_1d
+// becomes false: a group of its own for vectors costs a collective more in each step.
 Config with_option(const Config& config, const AutoOption& option);
 
 // What was measured of an option.
