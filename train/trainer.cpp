@@ -379,10 +379,11 @@ class Trainer {
       return;
     }
     if (!std::exchange(choose_again_, false)) return;
-    AutoMethod::Choice choice =
+    std::optional<AutoMethod::Choice> choice =
         automatic_->choose(*inputs_.data.train, communicator_, inputs_.folder, inputs_.origins, step());
-    if (config_.compress.name == "dense" || choice.config.compress.name != "dense")
-      return exchange_by(std::move(choice));
+    if (!choice) return;
+    if (config_.compress.name == "dense" || choice->config.compress.name != "dense")
+      return exchange_by(*std::move(choice));
     ExchangeOptions all = exchange_options(config_);
     all.compress.values.clear();  // whose rounding would be owed again
     step_.exchange_by(all);
@@ -550,7 +551,7 @@ RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
       if (chooses_method(inputs.config)) {
         automatic.emplace(inputs.config);
         AutoMethod::Choice choice =
-            automatic->choose(*inputs.data.train, communicator, inputs.folder, inputs.origins, 0);
+            automatic->choose(*inputs.data.train, communicator, inputs.folder, inputs.origins, 0).value();
         inputs.config = std::move(choice.config), inputs.origins = std::move(choice.origins);
         if (communicator.rank() == 0) rewrite_config(inputs.folder, inputs.config, inputs.origins);
       }

@@ -262,8 +262,9 @@ def _timeout_of(group: dist.ProcessGroup) -> Optional[timedelta]:
     return None
 
 
-def _slice(index: int, there: torch.Tensor) -> _Slice:
-    return _Slice(index, there, there.cpu().contiguous())
+def _beside(tensor: torch.Tensor, dtype: Optional[torch.dtype] = None) -> torch.Tensor:
+    """Row-major memory of the CPU for a copy of it, which a GPU reaches if it lies there."""
+    return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, pin_memory=tensor.is_cuda)
 
 
 def _encode(compressor: Compressor, slices: Sequence[_Slice], **step: Any) -> Round:
@@ -582,7 +583,7 @@ class CompressionHook:
             return gradients
         here = self._pinned.get(bucket.index)
         if here is None or here.shape != gradients.shape or here.dtype != gradients.dtype:
-            here = self._pinned[bucket.index] = torch.empty(gradients.shape, dtype=gradients.dtype, pin_memory=True)
+            here = self._pinned[bucket.index] = _beside(gradients)
         return here.copy_(gradients)
 
     def _density(self, step: int) -> float:
@@ -723,9 +724,9 @@ class LocalSteps:
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:
                 self._broadcast(tensor)
-            self._theta = [
-                p.detach().float().cpu().clone(memory_format=torch.contiguous_format) for p in self._parameters.values()
-            ]
+            self._theta = [_beside(p, torch.float32).copy_(p) for p in self._parameters.values()]
+            # Of a GPU, as they are at an exchange.
+            self._weights = [_beside(p, torch.float32) if p.is_cuda else None for p in self._parameters.values()]
             self._kept = [t.clone() for t in self._statistics]  # of the last exchange
         self._momentum = [torch.zeros_like(t) for t in self._theta]
         shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
@@ -757,8 +758,10 @@ class LocalSteps:
 
     def _sync(self) -> bool:
         slices = []
-        for index, (theta, parameter) in enumerate(zip(self._theta, self._parameters.values())):
-            slices.append(_slice(index, theta - parameter.detach().float().cpu().contiguous()))
+        for index, (theta, weights, parameter) in enumerate(zip(self._theta, self._weights, self._parameters.values())):
+            here = parameter.detach().float().contiguous() if weights is None else weights.copy_(parameter)
+            change = theta - here
+            slices.append(_Slice(index, change, change))
         with _encode(self._compressor, slices, step=self._syncs) as round_:
             done = self._channel.run(round_, "sync") is State.DONE
             if done:
@@ -876,6 +879,7 @@ class FsdpCompression:
             raise Error("lr_inside needs a learning rate, which FSDP2's hook does not know")
         self._channel = _Channel(process_group)
         self._compressors: dict[str, Compressor] = {}
+        self._pinned: dict[str, torch.Tensor] = {}
         self._loaded: dict[str, torch.Tensor] = {}
         self._steps: dict[str, int] = {}
         _compressor(method, {"all": (64,)}, self._channel, self.keys).close()  # says now what is wrong with the keys
@@ -898,7 +902,10 @@ class FsdpCompression:
                     self._compressors[name].load(self._loaded.pop(name).numpy())
             step = self._steps.get(name, 0)
             self._steps[name] = step + 1
-            slices = [_slice(0, shard)]
+            if shard.is_cuda and name not in self._pinned:
+                self._pinned[name] = _beside(shard)
+            here = self._pinned[name].copy_(shard) if shard.is_cuda else shard.contiguous()
+            slices = [_Slice(0, shard, here)]
             with _encode(self._compressors[name], slices, step=step) as round_:
                 if self._channel.run(round_, name) is State.DONE:
                     _commit(round_, slices)

@@ -23,12 +23,12 @@ using namespace testing;
 struct Model {
   ParameterStore store;
   ParameterArena* arena;
-  explicit Model(Device device = {}) : store(device) {
+  explicit Model(Device device = {}, std::int64_t rows = 61) : store(device) {
     for (const std::int64_t i : {0, 1, 2, 3}) {
       store.add("weight" + std::to_string(i), {3 + i, 7}, fill_normal);
       store.add("bias" + std::to_string(i), {3 + i}, fill_normal);
     }
-    store.add("wide", {61, 37}, fill_normal);
+    store.add("wide", {rows, 37}, fill_normal);
     arena = &store.build([](const Parameter&) { return true; }, 1);
   }
 };
@@ -68,9 +68,9 @@ using Slices = std::vector<std::pair<std::size_t, std::size_t>>;
 
 // Two steps on both and a bad one on the GPU, which changes nothing; `shift`: floats by which the GPU's
 // gradient is off a 16-byte address.
-void check_case(const Case& c, const Slices& slices, std::size_t shift) {
+void check_case(const Case& c, const Slices& slices, std::size_t shift, std::int64_t rows = 61) {
   const OnGpu gpu;
-  Model here, there(gpu.device());
+  Model here({}, rows), there(gpu.device(), rows);
   const std::size_t size = here.arena->size();
   const auto cpu = make_optimizer(c.options, *here.arena);
   const auto device = make_optimizer(c.options, *there.arena);
@@ -117,13 +117,25 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("SGD on a GPU does not depend on how the arena is cut, nor on how a gradient lies in memory") {
+TEST_CASE(
+    "an update on a GPU does not depend on how the arena is cut, nor on how a gradient lies in memory") {
+  for (const char* name : {"sgd", "adamw"}) {
+    INFO(name);
+    Case c;
+    c.options.name = name;
+    c.options.momentum = 0.9, c.options.nesterov = true, c.options.weight_decay = 0.1;
+    const std::size_t size = Model().arena->size();
+    check_case(c, {{0, 21}, {21, 22}, {22, 150}, {150, 150}, {150, size}}, 0);
+    check_case(c, {{0, size}}, 1);
+    check_case(c, {{4, size}, {0, 4}}, 0);
+  }
+}
+
+TEST_CASE("AdamW's few blocks go over a large arena in strides") {
+  constexpr std::int64_t rows = 28500;  // 1,054,500 elements, of which 1,024 blocks take 1,048,576 at a time
   Case c;
-  c.options.momentum = 0.9, c.options.nesterov = true, c.options.weight_decay = 0.1;
-  const std::size_t size = Model().arena->size();
-  check_case(c, {{0, 21}, {21, 22}, {22, 150}, {150, 150}, {150, size}}, 0);
-  check_case(c, {{0, size}}, 1);
-  check_case(c, {{4, size}, {0, 4}}, 0);
+  c.options.name = "adamw", c.options.weight_decay = 0.1;
+  check_case(c, {{0, Model({}, rows).arena->size()}}, 0, rows);
 }
 
 TEST_CASE("a captured update reads each step's learning rate and scale") {

@@ -229,9 +229,25 @@ bool AutoMethod::due() {
   return again_ || !why_.empty();
 }
 
-AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communicator,
-                                      const RunDirectory& folder,
-                                      const std::map<std::string, Origin>& origins, std::int64_t step) {
+// Collective. Whether an alarm is false, by messages that take about 10 ms.
+bool AutoMethod::link_is_as_it_was(CollectiveQueue& queue) {
+  constexpr double kMessage = 10e-3, kChanged = 2, kLeast = 1 << 10, kMost = 4 << 20;
+  ExchangeProfile::Fit gather;
+  std::string bytes;
+  if (queue.communicator().rank() == 0 && !tries() && !again_ && !options_.empty()) {
+    gather = options_[current_].profile.gather;
+    if (gather.beta > 0) bytes = fmt::format("{:.0f}", std::clamp(kMessage / gather.beta, kLeast, kMost));
+  }
+  bytes = shared_text(queue, bytes);
+  if (bytes.empty()) return false;
+  const double now = least_gather_seconds(queue, std::stoul(bytes)), then = gather.seconds(std::stod(bytes));
+  return !shared_text(queue, now < kChanged * then && now > then / kChanged ? "so" : "").empty();
+}
+
+std::optional<AutoMethod::Choice> AutoMethod::choose(const Dataset& data, Communicator& communicator,
+                                                     const RunDirectory& folder,
+                                                     const std::map<std::string, Origin>& origins,
+                                                     std::int64_t step) {
   const bool root = communicator.rank() == 0;
   std::vector<AutoOption> options = auto_options_of(given_);
   if (communicator.size() == 1) options.resize(1);
@@ -241,6 +257,11 @@ AutoMethod::Choice AutoMethod::choose(const Dataset& data, Communicator& communi
     std::erase_if(options, [](const AutoOption& o) { return o.local_steps; });
 
   CollectiveQueue queue(communicator);
+  if (link_is_as_it_was(queue)) {
+    watch_.begin(apart_ *= 2);
+    if (root) log_debug(fmt::format("step {}: {}, but the link is as it was", step, why_));
+    return std::nullopt;
+  }
   std::string decided;  // the option's number among `options`, and its groups
   if (root && tries()) {
     options_[current_].step.seconds = watch_.step_s().value();

@@ -108,14 +108,15 @@ class AutoMethod {
     Config config;  // without "auto"
     std::map<std::string, Origin> origins;
   };
-  // The first choice, or the next one, when `step` steps have been made. Collective, between steps; measures with a
-  // model that is thrown away. Rank 0's figures decide; it logs why, and writes choices.json, the choice's
-  // exchange_profile.json and at the first one auto_profiles.json to the run directory. `origins`: of the run's
-  // keys.
-  Choice choose(const Dataset& data, Communicator& communicator, const RunDirectory& folder,
-                const std::map<std::string, Origin>& origins, std::int64_t step);
-  // On rank 0, after each step; whether choose() is due: enough steps were made with what is tried, or the link has
-  // changed. Never with local steps, and where gradients are recorded or traced.
+  // The first choice, or the next one, when `step` steps have been made; none where collectives took another time but
+  // a message still takes about what it took: ranks that share cores wait for each other. Collective, between steps;
+  // measures with a model that is thrown away. Rank 0's figures decide; it logs why, and writes choices.json, the
+  // choice's exchange_profile.json and at the first one auto_profiles.json to the run directory. `origins`: of the
+  // run's keys.
+  std::optional<Choice> choose(const Dataset& data, Communicator& communicator, const RunDirectory& folder,
+                               const std::map<std::string, Origin>& origins, std::int64_t step);
+  // On rank 0, after each step; whether choose() is due: enough steps were made with what is tried, or the link may
+  // have changed. Never with local steps, and where gradients are recorded or traced.
   void add(double step_s, double communicate_s) { watch_.add(step_s, communicate_s); }
   bool due();
 
@@ -124,6 +125,7 @@ class AutoMethod {
   std::string measure(const Dataset& data, CollectiveQueue& queue, const std::vector<AutoOption>& options,
                       const std::string& file = {});
   void report(std::int64_t step);
+  bool link_is_as_it_was(CollectiveQueue& queue);
 
   const Config given_;
   bool first_ = true;  // local steps can be the first choice alone, which then stays
@@ -134,7 +136,7 @@ class AutoMethod {
   std::vector<ModelledOption> options_;  // that are tried, or the one that was
   std::size_t tried_ = 0;                // of them so far; all: the choice has been made
   std::size_t current_ = 0;
-  int apart_ = AutoWatch::kApart;     // doubled by each choice that changes nothing
+  int apart_ = AutoWatch::kApart;     // doubled by each alarm that changes nothing
   std::string why_, last_;            // of the choice under way; the name of the one before
   double dense_s_ = 0, mbit_s_ = 0;   // dense's modelled step, the link's rate
   std::vector<std::string> choices_;  // of choices.json

@@ -469,6 +469,22 @@ NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, s
   return times;
 }
 
+double least_gather_seconds(CollectiveQueue& queue, std::size_t bytes) {
+  constexpr int kTimes = 4;
+  const std::vector<std::byte> block(bytes);
+  std::vector<std::vector<std::byte>> all;
+  double least = INFINITY;
+  queue.run([&](Communicator& c) {
+    for (int i = 0; i < kTimes; ++i) {
+      c.barrier();
+      const auto begin = Clock::now();
+      c.all_gather(block, all);
+      least = std::min(least, seconds_since(begin));
+    }
+  });
+  return least;
+}
+
 ExchangeProfile::Fit measure_coded_sum(CollectiveQueue& queue, std::size_t bytes, bool bfloat16) {
   ExchangeProfile::Fit fit;
   fit.ranks = queue.communicator().size();

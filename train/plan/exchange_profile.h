@@ -122,7 +122,10 @@ struct NetworkTimes {
 // Only rank 0's result counts. One rank: all zero.
 NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, std::size_t reduce_bytes,
                              SumOrder order);
-// The same of coded sums (dist/sparse/coded_sum.h) of up to `bytes` of normally distributed floats, or bfloat16. The
+// Collective. On rank 0 the least of a few times of an all_gather of `bytes`: waiting for each other makes some of them
+// longer, a slower link all of them.
+double least_gather_seconds(CollectiveQueue& queue, std::size_t bytes);
+// As measure_network(), of coded sums (dist/sparse/coded_sum.h) of up to `bytes` of normally distributed floats, or bfloat16. The
 // fit is over the bytes before coding, and the coder's time is in it.
 ExchangeProfile::Fit measure_coded_sum(CollectiveQueue& queue, std::size_t bytes, bool bfloat16);
 // Whether the run's sums are of bfloat16.

@@ -256,6 +256,48 @@ TEST_CASE("auto: a run follows a link that becomes fast, owes nothing, and goes 
   CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.size() == 400);
 }
 
+TEST_CASE("auto: collectives that take longer over a link that is as it was change nothing") {
+  const TempFolder temp;
+  const LoadedConfig loaded = small_run(temp, {"compress.name=auto", "dist.ranks=2", "train.device=cpu"});
+  const RunData data = load_data(loaded.config);
+  const RunDirectory folder = create_run_directory(loaded, {});
+  std::array<std::vector<bool>, 2> outcomes;
+  std::string before, after;
+  run_thread_ranks(
+      2, loaded.config.dist.timeout_s,
+      [&](Communicator& communicator) {
+        std::vector<bool>& seen = outcomes[static_cast<std::size_t>(communicator.rank())];
+        AutoMethod automatic(loaded.config);
+        const auto choose = [&](std::int64_t step) {
+          return automatic.choose(*data.train, communicator, folder, loaded.origins, step).has_value();
+        };
+        // Rank 0 asks, as in a run's reports.
+        const auto due_after = [&](int steps, double communicate_s) {
+          for (int i = 0; i < steps; ++i) automatic.add(0.1, communicate_s);
+          std::vector<double> due{communicator.rank() == 0 && automatic.due() ? 1.0 : 0.0};
+          communicator.all_reduce(std::span(due));
+          return due[0] > 0;
+        };
+        seen.push_back(choose(0));
+        std::int64_t step = 0;
+        while (due_after(12, 0.02)) choose(step += 12);  // the tries
+        seen.push_back(due_after(40, 0.02));
+        if (communicator.rank() == 0) before = text_of(folder.choices_json());
+        seen.push_back(due_after(20, 0.09));
+        seen.push_back(choose(step += 60));
+        seen.push_back(due_after(40, 0.02));  // a new beginning, and twice as long a silence
+        seen.push_back(due_after(30, 0.09));
+        seen.push_back(due_after(30, 0.09));
+        if (communicator.rank() == 0) after = text_of(folder.choices_json());
+      },
+      make_emulated_link("1mbit", "0s", 1));
+  const std::vector<bool> expected{true, false, true, false, false, false, true};
+  CHECK(outcomes[0] == expected);
+  CHECK(outcomes[1] == expected);
+  CHECK_FALSE(before.empty());
+  CHECK(after == before);
+}
+
 TEST_CASE("auto: residuals go on with another form of topk, and a step of density 1 leaves none") {
   const TempFolder temp;
   const LoadedConfig loaded =
