@@ -21,6 +21,7 @@
 #include "train/checks.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
+#include "train/plan/network_times.h"
 #include "train/plan/auto_profiles.h"
 
 namespace topknot {

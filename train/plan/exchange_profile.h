@@ -112,29 +112,7 @@ ExchangeProfile measure_layers(const Config& config, const Dataset& data, const 
 void measure_method(const Config& config, const ParameterArena& arena, CollectiveQueue& queue,
                     const ExchangeOptions& options, ExchangeProfile& profile);
 
-struct NetworkTimes {
-  Link link;
-  ExchangeProfile::Fit gather, reduce;
-};
-
-// Collective. Messages from 64 bytes up to `gather_bytes` and `reduce_bytes`, about 0.4 s for each of the
-// two; a network that is slower than that is measured with small messages only. `order`: of the all-reduce.
-// Only rank 0's result counts. One rank: all zero.
-NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, std::size_t reduce_bytes,
-                             SumOrder order);
-// Collective. On rank 0 the least of a few times of an all_gather of `bytes`: waiting for each other makes some of them
-// longer, a slower link all of them.
-double least_gather_seconds(CollectiveQueue& queue, std::size_t bytes);
-// As measure_network(), of coded sums (dist/sparse/coded_sum.h) of up to `bytes` of normally distributed floats, or bfloat16. The
-// fit is over the bytes before coding, and the coder's time is in it.
-ExchangeProfile::Fit measure_coded_sum(CollectiveQueue& queue, std::size_t bytes, bool bfloat16);
 // Whether the run's sums are of bfloat16.
 bool sums_bfloat16(const ExchangeOptions& options);
-
-// The line of least squared errors, each divided by its time, with no negative alpha or beta. Sizes span
-// several decades: in plain least squares the largest alone would count, with relative errors the short
-// messages, which buffers on the way make look fast, would bend the line. Needs as many sizes as seconds, at
-// least one, all seconds above 0 (Error).
-LinearFit fit_network(std::span<const double> bytes, std::span<const double> seconds);
 
 }  // namespace topknot

@@ -12,6 +12,7 @@
 #include "tests/train/small_run.h"
 #include "train/evaluate.h"
 #include "train/plan/exchange_plan.h"
+#include "train/plan/network_times.h"
 #include "train/setup.h"
 
 using namespace topknot;
