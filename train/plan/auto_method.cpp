@@ -21,8 +21,8 @@
 #include "train/checks.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
-#include "train/plan/network_times.h"
 #include "train/plan/auto_profiles.h"
+#include "train/plan/network_times.h"
 
 namespace topknot {
 namespace {
@@ -230,18 +230,23 @@ bool AutoMethod::due() {
   return again_ || !why_.empty();
 }
 
-// Collective. Whether an alarm is false, by messages that take about 10 ms.
+// Collective. Whether an alarm is false, by messages that take about 30 ms.
 bool AutoMethod::link_is_as_it_was(CollectiveQueue& queue) {
-  constexpr double kMessage = 10e-3, kChanged = 2, kLeast = 1 << 10, kMost = 4 << 20;
-  ExchangeProfile::Fit gather;
+  constexpr double kMessage = 30e-3, kChanged = 2, kLeast = 1 << 10, kMost = 4 << 20;
+  // The link's own figures: those of the gather are of the run's messages, which buffers on the way may hold.
+  double alpha = 0, beta = 0;
   std::string bytes;
   if (queue.communicator().rank() == 0 && !tries() && !again_ && !options_.empty()) {
-    gather = options_[current_].profile.gather;
-    if (gather.beta > 0) bytes = fmt::format("{:.0f}", std::clamp(kMessage / gather.beta, kLeast, kMost));
+    const ExchangeProfile& measured = options_[current_].profile;
+    alpha = measured.gather.alpha, beta = measured.link.beta * (queue.communicator().size() - 1);
+    if (beta > 0) bytes = fmt::format("{:.0f}", std::clamp(kMessage / beta, kLeast, kMost));
   }
   bytes = shared_text(queue, bytes);
   if (bytes.empty()) return false;
-  const double now = least_gather_seconds(queue, std::stoul(bytes)), then = gather.seconds(std::stod(bytes));
+  const double now = least_gather_seconds(queue, std::stoul(bytes)), then = alpha + beta * std::stod(bytes);
+  if (queue.communicator().rank() == 0)
+    log_debug(fmt::format("a message of {} bytes takes {}, and should take {}", bytes, milliseconds_text(now),
+                          milliseconds_text(then)));
   return !shared_text(queue, now < kChanged * then && now > then / kChanged ? "so" : "").empty();
 }
 

@@ -158,7 +158,7 @@ NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, s
 }
 
 double least_gather_seconds(CollectiveQueue& queue, std::size_t bytes) {
-  constexpr int kTimes = 4;
+  constexpr int kTimes = 4;  // the first, which may still fit into buffers on its way, is not counted
   const std::vector<std::byte> block(bytes);
   std::vector<std::vector<std::byte>> all;
   double least = INFINITY;
@@ -167,7 +167,7 @@ double least_gather_seconds(CollectiveQueue& queue, std::size_t bytes) {
       c.barrier();
       const auto begin = Clock::now();
       c.all_gather(block, all);
-      least = std::min(least, seconds_since(begin));
+      if (i > 0) least = std::min(least, seconds_since(begin));
     }
   });
   return least;
