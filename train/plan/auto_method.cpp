@@ -230,9 +230,9 @@ bool AutoMethod::due() {
   return again_ || !why_.empty();
 }
 
-// Collective. Whether an alarm is false, by messages that take about 30 ms.
+// Collective. Whether an alarm is false, by messages that take about 15 ms.
 bool AutoMethod::link_is_as_it_was(CollectiveQueue& queue) {
-  constexpr double kMessage = 30e-3, kChanged = 2, kLeast = 1 << 10, kMost = 4 << 20;
+  constexpr double kMessage = 15e-3, kChanged = 2, kLeast = 1 << 10, kMost = 4 << 20;
   // The link's own figures: those of the gather are of the run's messages, which buffers on the way may hold.
   double alpha = 0, beta = 0;
   std::string bytes;
@@ -264,7 +264,7 @@ std::optional<AutoMethod::Choice> AutoMethod::choose(const Dataset& data, Commun
 
   CollectiveQueue queue(communicator);
   if (link_is_as_it_was(queue)) {
-    watch_.begin(apart_ *= 2);
+    watch_.begin(apart_);
     if (root) log_debug(fmt::format("step {}: {}, but the link is as it was", step, why_));
     return std::nullopt;
   }

@@ -136,7 +136,7 @@ class AutoMethod {
   std::vector<ModelledOption> options_;  // that are tried, or the one that was
   std::size_t tried_ = 0;                // of them so far; all: the choice has been made
   std::size_t current_ = 0;
-  int apart_ = AutoWatch::kApart;     // doubled by each alarm that changes nothing
+  int apart_ = AutoWatch::kApart;     // doubled by each choice that changes nothing
   std::string why_, last_;            // of the choice under way; the name of the one before
   double dense_s_ = 0, mbit_s_ = 0;   // dense's modelled step, the link's rate
   std::vector<std::string> choices_;  // of choices.json
