@@ -195,6 +195,12 @@ void AutoWatch::begin(int apart) {
   apart_ = apart;
 }
 
+void AutoWatch::calm() {
+  const double now = quantile(communicate_s_, 0.5);
+  begin(apart_);
+  first_communicate_s_ = now;
+}
+
 void AutoWatch::add(double step_s, double communicate_s) {
   if (++steps_ <= kSettling) return;
   for (auto [values, value] : {std::pair(&step_s_, step_s), std::pair(&communicate_s_, communicate_s)}) {
@@ -264,8 +270,9 @@ std::optional<AutoMethod::Choice> AutoMethod::choose(const Dataset& data, Commun
 
   CollectiveQueue queue(communicator);
   if (link_is_as_it_was(queue)) {
-    watch_.begin(apart_);
-    if (root) log_debug(fmt::format("step {}: {}, but the link is as it was", step, why_));
+    if (!root) return std::nullopt;
+    watch_.calm();
+    log_debug(fmt::format("step {}: {}, but the link is as it was", step, why_));
     return std::nullopt;
   }
   std::string decided;  // the option's number among `options`, and its groups

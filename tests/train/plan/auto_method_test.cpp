@@ -285,8 +285,8 @@ TEST_CASE("auto: collectives that take longer over a link that is as it was chan
         if (communicator.rank() == 0) before = text_of(folder.choices_json());
         seen.push_back(due_after(20, 0.09));
         seen.push_back(choose(step += 60));
-        seen.push_back(due_after(30, 0.02));  // a new beginning
-        seen.push_back(due_after(20, 0.09));
+        seen.push_back(due_after(60, 0.09));  // which is usual now
+        seen.push_back(due_after(10, 0.02));
         if (communicator.rank() == 0) after = text_of(folder.choices_json());
       },
       make_emulated_link("1mbit", "0s", 1));
