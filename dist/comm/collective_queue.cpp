@@ -1,12 +1,17 @@
 #include "dist/comm/collective_queue.h"
 
 #include "nn/base/program.h"
+#include "nn/core/threads.h"
 
 namespace topknot {
 
 CollectiveQueue::CollectiveQueue(Communicator& communicator)
     : communicator_(communicator), exceptions_(std::uncaught_exceptions()) {
-  if (communicator_.overlaps()) worker_ = std::thread([this] { work(); });
+  if (!communicator_.overlaps()) return;
+  worker_ = std::thread([this, threads = team_size()] {
+    set_team_size(threads);
+    work();
+  });
 }
 
 CollectiveQueue::~CollectiveQueue() {

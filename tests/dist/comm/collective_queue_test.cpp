@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "nn/core/threads.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/error_text.h"
 #include "tests/support/text.h"
@@ -85,6 +86,21 @@ TEST_CASE("with overlap jobs run on one other thread, without it on the caller's
     CHECK(first == second);
     CHECK((first == std::this_thread::get_id()) == !overlaps);
   }
+}
+
+TEST_CASE("jobs' parallel loops have as many threads as those of the queue's owner") {
+  const int before = team_size();
+  for (const int threads : {1, 2}) {
+    const int settled = set_team_size(threads);
+    for (const bool overlaps : {false, true}) {
+      LoneRank rank(overlaps);
+      CollectiveQueue queue(rank);
+      int seen = 0;
+      queue.run([&](Communicator&) { seen = team_size(); });
+      CHECK(seen == settled);
+    }
+  }
+  set_team_size(before);
 }
 
 TEST_CASE("after a failed job the later ones do not run and throw the same error") {
