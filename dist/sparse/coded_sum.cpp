@@ -1,46 +1,100 @@
 #include "dist/sparse/coded_sum.h"
 
+#include <algorithm>
+
 #include "compress/codec/exponents.h"
 #include "dist/comm/ordered_sum.h"
 #include "dist/sparse/sparse_collective.h"
 
 namespace topknot {
 
+namespace {
+
+// The pieces take turns, chunk by chunk: zeros lie together, in embeddings for instance, and the longest piece counts.
+class Chunks {
+ public:
+  Chunks(std::size_t elements, int ranks)
+      : elements_(elements),
+        ranks_(static_cast<std::size_t>(ranks)),
+        chunk_(std::clamp<std::size_t>((elements + ranks_ - 1) / ranks_, 1, kExponentBlock)) {}
+
+  // fn(begin, end) for each chunk of a piece, as elements of the data.
+  template <class Fn>
+  void of(int piece, const Fn& fn) const {
+    for (std::size_t begin = static_cast<std::size_t>(piece) * chunk_; begin < elements_;
+         begin += ranks_ * chunk_)
+      fn(begin, std::min(begin + chunk_, elements_));
+  }
+  std::size_t size(int piece) const {
+    std::size_t total = 0;
+    of(piece, [&](std::size_t begin, std::size_t end) { total += end - begin; });
+    return total;
+  }
+
+ private:
+  std::size_t elements_, ranks_, chunk_;
+};
+
+}  // namespace
+
 template <class T>
 CodedSum::Bytes CodedSum::sum(Communicator& communicator, std::span<T> data, std::vector<T>& pieces) {
   const int ranks = communicator.size(), rank = communicator.rank();
   Bytes bytes;
   if (ranks == 1) return bytes;
-  const auto piece_of = [&](int r) {
-    const ElementRange range = slice_of(data.size(), ranks, r);
-    return data.subspan(range.begin, range.size());
+  const Chunks chunks(data.size(), ranks);
+  // Every rank's summand of the own piece, and behind them room for another piece.
+  const std::size_t size = chunks.size(rank), longest = chunks.size(0);
+  pieces.resize(size * static_cast<std::size_t>(ranks) + longest);
+  const auto summand = [&](int r) {
+    return std::span(pieces).subspan(static_cast<std::size_t>(r) * size, size);
   };
+  const auto other = [&](int r) { return std::span(pieces).last(longest).first(chunks.size(r)); };
+  const auto take = [&](int piece, std::span<T> to) {
+    std::size_t at = 0;
+    chunks.of(piece, [&](std::size_t begin, std::size_t end) {
+      std::copy(data.begin() + begin, data.begin() + end, to.begin() + at);
+      at += end - begin;
+    });
+  };
+  const auto put = [&](int piece, std::span<const T> from) {
+    std::size_t at = 0;
+    chunks.of(piece, [&](std::size_t begin, std::size_t end) {
+      std::copy_n(from.begin() + at, end - begin, data.begin() + begin);
+      at += end - begin;
+    });
+  };
+
   mine_.resize(static_cast<std::size_t>(ranks));
+  mine_[rank].clear();
   for (int r = 0; r < ranks; ++r) {
     if (r == rank) continue;
-    encode_exponents(std::span<const T>(piece_of(r)), mine_[r]);
+    take(r, other(r));
+    encode_exponents(std::span<const T>(other(r)), mine_[r]);
     bytes.sent += mine_[r].size();
   }
-  mine_[rank].clear();
   communicator.all_to_all(mine_, theirs_);
 
-  const std::span<T> sum = piece_of(rank);
-  pieces.resize(sum.size() * static_cast<std::size_t>(ranks));
   std::vector<const T*> sources;
   for (int r = 0; r < ranks; ++r) {
-    const std::span<T> piece = std::span(pieces).subspan(sources.size() * sum.size(), sum.size());
-    sources.push_back(r == rank ? sum.data() : piece.data());
-    if (r == rank) continue;
-    decode_exponents(theirs_[r], piece);
-    bytes.received += theirs_[r].size();
+    sources.push_back(summand(r).data());
+    if (r == rank) {
+      take(r, summand(r));
+    } else {
+      decode_exponents(theirs_[r], summand(r));
+      bytes.received += theirs_[r].size();
+    }
   }
+  const std::span<T> sum = other(rank);
   ordered_sum(std::span<const T* const>(sources), sum.data(), sum.size());
+  put(rank, sum);
   encode_exponents(std::span<const T>(sum), coded_);
   bytes.sent += coded_.size();
   communicator.all_gather(coded_, theirs_);
   for (int r = 0; r < ranks; ++r) {
     if (r == rank) continue;
-    decode_exponents(theirs_[r], piece_of(r));
+    decode_exponents(theirs_[r], other(r));
+    put(r, other(r));
     bytes.received += theirs_[r].size();
   }
   return bytes;
