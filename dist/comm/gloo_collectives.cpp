@@ -174,7 +174,6 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
         rest_out[sent]->send(r, slot_block, room, block.size() - room);
       }
   };
-  send_until(kInFlight);
 
   received.resize(size_);
   std::vector<std::unique_ptr<Buffer>> rest_in(size_);
@@ -194,6 +193,9 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
       rest_in[r]->receive(r, slot_block, room, theirs.block - room);
     }
   }
+  // Only now: what lets a peer send goes over the same connection, and behind a long block it would wait until that has
+  // left; the two directions would take turns.
+  send_until(kInFlight);
   for (std::size_t i = 0; i < sources.size(); ++i) {
     waiting_for_ = sources[i];
     if (rest_in[sources[i]]) rest_in[sources[i]]->wait_received();
