@@ -150,8 +150,7 @@ void print_choice(const Config& config, const Dataset& data) {
       config.dist.link_rate.empty() ? "10mbit,100mbit,1gbit,10gbit" : config.dist.link_rate;
   fmt::print(
       "\ncompress.name=auto with {}, {} a message, by the model, from times of this process alone; a run "
-      "would "
-      "try what lies within a factor of {:g}:\n",
+      "would try what lies within a factor of {:g}:\n",
       count_text(config.dist.ranks, "rank"), config.dist.link_latency, kTried);
   std::istringstream parts(rates);
   for (std::string rate; std::getline(parts, rate, ',');) {

@@ -106,9 +106,7 @@ bool is_run(const RunDirectory& folder) {
 bool has_run_name(const std::string& name) {
   static const std::regex names(
       "(config\\.yaml|(choices|auto_profiles)\\.json|environment\\.json|bench\\.json|metrics\\.(jsonl|csv)|"
-      "gradients\\.npy|"
-      "trace_rank[0-9]+"
-      "\\.json)"
+      "gradients\\.npy|trace_rank[0-9]+\\.json)"
       "(\\.part-[0-9]+)?|checkpoints|(layer_density|exchange_profile)\\.json\\.part-[0-9]+|"
       "events\\.out\\.tfevents\\..*");
   return std::regex_match(name, names);

@@ -1,7 +1,8 @@
 #pragma once
 // The directory of a run: config.yaml (effective, re-runnable), environment.json (where and how it ran),
 // metrics.jsonl, metrics.csv, and if asked for gradients.npy, layer_density.json, exchange_profile.json,
-// auto_profiles.json and checkpoints. Made by rank 0 before training begins, and held by one process at a time (RunLock).
+// auto_profiles.json and checkpoints. Made by rank 0 before training begins, and held by one process at a time
+// (RunLock).
 
 #include <functional>
 #include <map>

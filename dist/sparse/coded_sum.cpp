@@ -7,7 +7,6 @@
 #include "dist/sparse/sparse_collective.h"
 
 namespace topknot {
-
 namespace {
 
 // The pieces take turns, chunk by chunk: zeros lie together, in embeddings for instance, and the longest piece counts.
@@ -18,17 +17,20 @@ class Chunks {
         ranks_(static_cast<std::size_t>(ranks)),
         chunk_(std::clamp<std::size_t>((elements + ranks_ - 1) / ranks_, 1, kExponentBlock)) {}
 
-  // fn(begin, end) for each chunk of a piece, as elements of the data.
+  // fn(begin, count, at) for each chunk of a piece: where it lies in the data, and in the piece. Returns the piece's size.
   template <class Fn>
-  void of(int piece, const Fn& fn) const {
+  std::size_t of(int piece, const Fn& fn) const {
+    std::size_t at = 0;
     for (std::size_t begin = static_cast<std::size_t>(piece) * chunk_; begin < elements_;
-         begin += ranks_ * chunk_)
-      fn(begin, std::min(begin + chunk_, elements_));
+         begin += ranks_ * chunk_) {
+      const std::size_t count = std::min(chunk_, elements_ - begin);
+      fn(begin, count, at);
+      at += count;
+    }
+    return at;
   }
   std::size_t size(int piece) const {
-    std::size_t total = 0;
-    of(piece, [&](std::size_t begin, std::size_t end) { total += end - begin; });
-    return total;
+    return of(piece, [](std::size_t, std::size_t, std::size_t) {});
   }
 
  private:
@@ -51,17 +53,13 @@ CodedSum::Bytes CodedSum::sum(Communicator& communicator, std::span<T> data, std
   };
   const auto other = [&](int r) { return std::span(pieces).last(longest).first(chunks.size(r)); };
   const auto take = [&](int piece, std::span<T> to) {
-    std::size_t at = 0;
-    chunks.of(piece, [&](std::size_t begin, std::size_t end) {
-      std::copy(data.begin() + begin, data.begin() + end, to.begin() + at);
-      at += end - begin;
+    chunks.of(piece, [&](std::size_t begin, std::size_t count, std::size_t at) {
+      std::copy_n(data.begin() + begin, count, to.begin() + at);
     });
   };
   const auto put = [&](int piece, std::span<const T> from) {
-    std::size_t at = 0;
-    chunks.of(piece, [&](std::size_t begin, std::size_t end) {
-      std::copy_n(from.begin() + at, end - begin, data.begin() + begin);
-      at += end - begin;
+    chunks.of(piece, [&](std::size_t begin, std::size_t count, std::size_t at) {
+      std::copy_n(from.begin() + at, count, data.begin() + begin);
     });
   };
 

@@ -3,8 +3,9 @@
 // (compress/codec/exponents.h), without loss. After ZipCCL (arXiv 2604.27844).
 //
 // Each rank sends piece r of its floats, coded, to rank r, which adds the pieces in rank order and sends the coded sum
-// to all. Pieces take turns, block by block, so that all take about as many bytes. The result is that of Communicator::all_reduce() with SumOrder::ranks, bit for bit. It pays where a link is
-// slower than the coder (docs/exchange.md has rates).
+// to all. Pieces take turns, block by block, so that all take about as many bytes. The result is that of
+// Communicator::all_reduce() with SumOrder::ranks, bit for bit. It pays where a link is slower than the coder
+// (docs/exchange.md has rates).
 
 #include <cstddef>
 #include <cstdint>

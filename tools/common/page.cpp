@@ -119,6 +119,12 @@ std::string html_page(const std::string& title, const std::string& body) {
          "</main></body></html>\n";
 }
 
+std::string csv_quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char sign : text) result += sign == '"' ? "\"\"" : std::string(1, sign);
+  return result + "\"";
+}
+
 std::string table_text(const Table& cells) {
   Table table = cells;  // a cell is one line
   for (std::string& cell : table.header) cell = one_line(cell);

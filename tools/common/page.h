@@ -17,7 +17,8 @@ struct Table {
   std::vector<std::vector<std::string>> rows;
 };
 
-std::string table_text(const Table& table);  // aligned, for a terminal
+std::string table_text(const Table& table);       // aligned, for a terminal
+std::string csv_quoted(const std::string& text);  // a field of any text
 // `cls`: a CSS class, null for none; `mark`: HTML before the first cell of a row.
 std::string table_html(const Table& table, const char* cls = nullptr,
                        const std::function<std::string(std::size_t row)>& mark = {});

@@ -103,12 +103,6 @@ std::string cell(double value) {
   return std::isfinite(value) ? fmt::format("{:.9g}", value) : std::string();
 }
 
-std::string csv_quoted(const std::string& text) {
-  std::string result = "\"";
-  for (const char sign : text) result += sign == '"' ? "\"\"" : std::string(1, sign);
-  return result + "\"";
-}
-
 Json number(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
 }

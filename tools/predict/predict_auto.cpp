@@ -180,8 +180,7 @@ std::string maps_html(const AutoReport& report, const std::vector<Lettered>& opt
 std::string caution() {
   return fmt::format(
       "Modelled: auto itself would try what lies within a factor of {:g} of the quickest, at most {} of "
-      "them, "
-      "and take what is quicker there",
+      "them, and take what is quicker there",
       kTried, kMostTried);
 }
 
@@ -190,11 +189,6 @@ std::string source_of(const AutoReport::Run& run) {
   return fmt::format("{}: {}, {} by {}, batch {} per rank, {}", run.path, profile.model,
                      count_text(profile.ranks, "rank"), profile.backend, profile.batch,
                      count_text(static_cast<std::int64_t>(run.profiles.size()), "option"));
-}
-
-std::string in_quotes(std::string text) {
-  for (std::size_t at = 0; (at = text.find('"', at)) != std::string::npos; at += 2) text.insert(at, 1, '"');
-  return '"' + text + '"';
 }
 
 }  // namespace
@@ -242,10 +236,10 @@ std::string auto_csv(const AutoReport& report) {
   for (const Cell& cell : report.cells)
     for (const ChoiceAt::Option& option : cell.at.options)
       text += fmt::format(
-          "modelled,{},{},{},{},{},{},{},{},{:.9g},{:d},{:d}\n", in_quotes(report.runs[cell.run].path),
-          in_quotes(report.runs[cell.run].profiles[0].profile.model), cell.ranks, cell.network.name,
+          "modelled,{},{},{},{},{},{},{},{},{:.9g},{:d},{:d}\n", csv_quoted(report.runs[cell.run].path),
+          csv_quoted(report.runs[cell.run].profiles[0].profile.model), cell.ranks, cell.network.name,
           cell.network.latency ? fmt::format("{:.9g}", *cell.network.latency) : "measured",
-          in_quotes(option.name), option.method, option.groups, option.step_s, &option == &cell.at.choice(),
+          csv_quoted(option.name), option.method, option.groups, option.step_s, &option == &cell.at.choice(),
           option.tried);
   return text;
 }

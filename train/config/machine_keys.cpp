@@ -23,9 +23,7 @@ std::vector<Key> machine_keys() {
   return {
       text("auto.accuracy", at<a, &Config::Auto::accuracy>,
            "what compress.name=auto may choose. exact: dense, coded or not; safe: also topk at density 0.01; "
-           "aggressive: "
-           "also "
-           "what loses accuracy or was not shown",
+           "aggressive: also what loses accuracy or was not shown",
            {"exact", "safe", "aggressive"})
           .used_by({kAutoRuns}),
       flag("auto.local_steps", at<a, &Config::Auto::local_steps>,

@@ -73,7 +73,7 @@ class AutoWatch {
   static constexpr int kSettling = 3, kWatched = 8, kApart = 40;
   // The method has changed, or was confirmed; link_change() is silent for so many steps.
   void begin(int apart = kApart);
-  // The link is as it was: what collectives take now is what they took behind the change.
+  // The link is as it was: link_change() compares with what collectives take now, after as long a silence.
   void calm();
   // A step has been made. `communicate_s`: inside the collectives.
   void add(double step_s, double communicate_s);
