@@ -5,6 +5,7 @@
 
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/kernel_tools.h"
+#include "nn/core/cuda/libraries.h"
 #include "optim/clip.h"
 #include "optim/muon.h"
 

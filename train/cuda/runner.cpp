@@ -10,6 +10,7 @@
 #include "dist/comm/cuda/device_communicator.h"
 #include "dist/exchange/cuda/device_exchange.h"
 #include "dist/exchange/cuda/step_kernels.h"
+#include "nn/base/algorithm_cache.h"
 #include "nn/base/check.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/pool.h"

@@ -1,8 +1,5 @@
 #include "nn/core/cuda/context.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
@@ -13,29 +10,14 @@ namespace {
 
 thread_local Context* current_context = nullptr;
 
-constexpr std::size_t kCublasWorkspace = std::size_t{32} << 20;  // what cuBLAS advises for Hopper
-
 std::string version_text(int version) {
-  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
-}
-
-cublasMath_t math_of(Precision precision) {
-  switch (precision) {
-    case Precision::fp32:  // no fewer bits than fp32 has; the pedantic mode would only be slower
-      break;
-    case Precision::tf32:
-      return CUBLAS_TF32_TENSOR_OP_MATH;
-    case Precision::bf16:  // else parts of a long sum may be added as bfloat16
-      return static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
-                                       CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
-  }
-  return CUBLAS_DEFAULT_MATH;
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
 std::string place(const char* file, int line) {
   const Context* context = Context::current_or_null();
-  return fmt::format("{}, at {}:{}", context ? fmt::format(", rank {}", context->options().rank) : "", file,
-                     line);
+  return (context ? ", rank " + std::to_string(context->options().rank) : std::string()) + ", at " + file +
+         ":" + std::to_string(line);
 }
 
 // After these the process cannot use the GPU any more.
@@ -62,8 +44,8 @@ bool is_lost(cudaError_t status) {
 void check_cuda(cudaError_t status, const char* call, const char* file, int line) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // so that a later check does not report it again
-  const std::string text = fmt::format("{}: {} ({}){}", call, cudaGetErrorString(status),
-                                       cudaGetErrorName(status), place(file, line));
+  const std::string text = std::string(call) + ": " + cudaGetErrorString(status) + " (" +
+                           cudaGetErrorName(status) + ")" + place(file, line);
   if (status == cudaErrorMemoryAllocation) throw OutOfMemory(text);
   if (is_lost(status))
     throw CudaError(text + "\nthe GPU is lost to this process; see the kernel's log (dmesg) for an Xid line");
@@ -79,7 +61,8 @@ void check_launch(const void* kernel, unsigned grid, unsigned block) {
   if (status == cudaSuccess) return;
   const char* name = nullptr;
   if (cudaFuncGetName(&name, kernel) != cudaSuccess || !name) name = "?";
-  const std::string call = fmt::format("launch of {} ({} blocks of {} threads)", name, grid, block);
+  const std::string call = std::string("launch of ") + name + " (" + std::to_string(grid) + " blocks of " +
+                           std::to_string(block) + " threads)";
   check_cuda(status, call.c_str(), __FILE__, __LINE__);
 }
 
@@ -100,13 +83,12 @@ std::string problem() {
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
   if (status == cudaErrorInsufficientDriver && driver > 0)
-    return fmt::format(
-        "the GPU's driver is too old: it serves CUDA {}, this build needs {}; update the driver",
-        version_text(driver), version_text(runtime));
+    return "the GPU's driver is too old: it serves CUDA " + version_text(driver) + ", this build needs " +
+           version_text(runtime) + "; update the driver";
   if (status == cudaSuccess || status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver)
     return "no GPU was found; check nvidia-smi and CUDA_VISIBLE_DEVICES";
-  return fmt::format("the GPU cannot be used: {} ({}); check nvidia-smi", cudaGetErrorString(status),
-                     cudaGetErrorName(status));
+  return std::string("the GPU cannot be used: ") + cudaGetErrorString(status) + " (" +
+         cudaGetErrorName(status) + "); check nvidia-smi";
 }
 
 cudaStream_t compute_stream() {
@@ -135,18 +117,14 @@ Context::Context(const ContextOptions& options) : options_(options) {
   int count = 0;
   TOPKNOT_CUDA(cudaGetDeviceCount(&count));
   if (options.device >= count)
-    throw UserError(
-        fmt::format("GPU {} was asked for, and there are {}; start fewer ranks per host, or check "
-                    "CUDA_VISIBLE_DEVICES",
-                    options.device, count));
+    throw UserError("GPU " + std::to_string(options.device) + " was asked for, and there are " +
+                    std::to_string(count) + "; start fewer ranks per host, or check CUDA_VISIBLE_DEVICES");
   TOPKNOT_CUDA(cudaSetDevice(options.device));
   int major = 0;
   TOPKNOT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device));
   if (major < 8)
-    throw UserError(
-        fmt::format("GPU {} is too old: compute capability 8.0 (Ampere) or newer is needed; set "
-                    "train.device=cpu",
-                    options.device));
+    throw UserError("GPU " + std::to_string(options.device) +
+                    " is too old: compute capability 8.0 (Ampere) or newer is needed; set train.device=cpu");
   int least = 0, greatest = 0;
   TOPKNOT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   pool_ = std::make_shared<Pool>(options.device);
@@ -161,10 +139,7 @@ Context::~Context() {
   if (stream_) cudaStreamSynchronize(stream_);
   if (communication_) cudaStreamSynchronize(communication_);
   kept_.clear();
-  if (cudnn_) cudnnDestroy(cudnn_);
-  if (cublas_) cublasDestroy(cublas_);
-  for (void* memory : {workspace_, cublas_workspace_})
-    if (memory) pool_->release(memory);
+  if (workspace_) pool_->release(workspace_);
   for (void* memory : old_workspaces_) pool_->release(memory);
   if (stream_) cudaStreamDestroy(stream_);
   if (communication_) cudaStreamDestroy(communication_);
@@ -173,38 +148,6 @@ Context::~Context() {
 
 DType Context::activation_type() const {
   return options_.precision == Precision::bf16 ? DType::bf16 : DType::f32;
-}
-
-cublasHandle_t Context::cublas() {
-  if (cublas_) return cublas_;
-  TOPKNOT_CHECK(!capturing(stream_), "cuBLAS's first use fell into the capture of a CUDA graph");
-  TOPKNOT_CUBLAS(cublasCreate(&cublas_));
-  TOPKNOT_CUBLAS(cublasSetStream(cublas_, stream_));
-  // Memory of our own: cuBLAS's would differ between a captured graph and plain calls.
-  cublas_workspace_ = pool_->allocate(kCublasWorkspace);
-  TOPKNOT_CUBLAS(cublasSetWorkspace(cublas_, cublas_workspace_, kCublasWorkspace));
-  TOPKNOT_CUBLAS(cublasSetMathMode(cublas_, math_of(options_.precision)));
-  return cublas_;
-}
-
-cudnnHandle_t Context::cudnn() {
-  if (cudnn_) return cudnn_;
-  TOPKNOT_CUDNN(cudnnCreate(&cudnn_));
-  TOPKNOT_CUDNN(cudnnSetStream(cudnn_, stream_));
-  return cudnn_;
-}
-
-AlgorithmCache& Context::algorithm_cache() {
-  if (algorithm_cache_) return *algorithm_cache_;
-  if (options_.algorithm_cache.empty()) return algorithm_cache_.emplace();
-  cudaDeviceProp properties{};
-  TOPKNOT_CUDA(cudaGetDeviceProperties(&properties, options_.device));
-  int driver = 0;
-  TOPKNOT_CUDA(cudaDriverGetVersion(&driver));
-  std::string name = fmt::format("{}, {} multiprocessors, CUDA {}, cuDNN {}", properties.name,
-                                 properties.multiProcessorCount, version_text(driver), cudnnGetVersion());
-  std::replace(name.begin(), name.end(), '/', ' ');
-  return algorithm_cache_.emplace(options_.algorithm_cache + "/" + name + ".txt");
 }
 
 void* Context::workspace(std::size_t bytes) {

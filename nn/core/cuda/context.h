@@ -3,22 +3,25 @@
 // where several ranks of a process share a card. Everything of a rank runs on stream(), in order; memory that
 // a tensor gives back is used again by later work of the same rank without waiting.
 
-#include <cublas_v2.h>
 #include <cuda_runtime_api.h>
-#include <cudnn.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <typeindex>
 #include <vector>
 
-#include "nn/base/algorithm_cache.h"
 #include "nn/core/cuda/check.h"
 #include "nn/core/device.h"
+
+struct cublasContext;  // cublasHandle_t and cudnnHandle_t point to these
+struct cudnnContext;
+
+namespace topknot {
+class AlgorithmCache;
+}
 
 namespace topknot::cuda {
 
@@ -69,9 +72,10 @@ class Context {
 
   cudaStream_t stream() const { return stream_; }                // compute
   cudaStream_t communication() const { return communication_; }  // collectives; of the highest priority
-  cublasHandle_t cublas();                                       // on stream(), in the options' precision
-  cudnnHandle_t cudnn();                                         // on stream()
 
+  // In libraries.cpp, which libtopknot lacks:
+  cublasContext* cublas();  // on stream(), in the options' precision
+  cudnnContext* cudnn();    // on stream()
   // Of options().algorithm_cache the file for this GPU model, the driver's CUDA version and this cuDNN; read
   // at the first call.
   AlgorithmCache& algorithm_cache();
@@ -99,13 +103,10 @@ class Context {
  private:
   ContextOptions options_;
   cudaStream_t stream_ = nullptr, communication_ = nullptr;
-  cublasHandle_t cublas_ = nullptr;
-  cudnnHandle_t cudnn_ = nullptr;
-  void *workspace_ = nullptr, *cublas_workspace_ = nullptr;
+  void* workspace_ = nullptr;
   std::size_t workspace_bytes_ = 0;
   std::vector<void*> old_workspaces_;  // graphs may use them
   std::shared_ptr<Pool> pool_;
-  std::optional<AlgorithmCache> algorithm_cache_;
   std::map<std::type_index, std::shared_ptr<void>> kept_;
 };
 
@@ -217,17 +218,4 @@ void add(cudaStream_t stream, DType type, const void* a, const void* b, void* ou
 // CUDA_DEVICE_MAX_CONNECTIONS where the user has not.
 std::string problem();
 
-// Of cuBLAS and cuDNN calls, as check_cuda is of CUDA's.
-inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
-  if (status != CUBLAS_STATUS_SUCCESS)
-    fail_cuda(call, std::string(cublasGetStatusString(status)) + " (" + cublasGetStatusName(status) + ")",
-              file, line);
-}
-inline void check_cudnn(cudnnStatus_t status, const char* call, const char* file, int line) {
-  if (status != CUDNN_STATUS_SUCCESS) fail_cuda(call, cudnnGetErrorString(status), file, line);
-}
-
 }  // namespace topknot::cuda
-
-#define TOPKNOT_CUBLAS(call) ::topknot::cuda::check_cublas((call), #call, __FILE__, __LINE__)
-#define TOPKNOT_CUDNN(call) ::topknot::cuda::check_cudnn((call), #call, __FILE__, __LINE__)

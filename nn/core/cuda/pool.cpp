@@ -1,7 +1,5 @@
 #include "nn/core/cuda/pool.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <utility>
@@ -135,12 +133,11 @@ void Pool::fail(std::size_t size) const {
   std::size_t left = 0, total = 0;
   if (cudaMemGetInfo(&left, &total) != cudaSuccess) left = total = 0;
   const Context* context = Context::current_or_null();
-  throw OutOfMemory(
-      fmt::format("GPU {} is out of memory{}: {} asked for, {} in use here, {} of {} free; lower "
-                  "data.batch_size, or dist.ranks where "
-                  "ranks share the GPU",
-                  device_, context ? fmt::format(" (rank {})", context->options().rank) : "", mebibytes(size),
-                  mebibytes(in_use()), mebibytes(left), mebibytes(total)));
+  const std::string rank = context ? " (rank " + std::to_string(context->options().rank) + ")" : "";
+  throw OutOfMemory("GPU " + std::to_string(device_) + " is out of memory" + rank + ": " + mebibytes(size) +
+                    " asked for, " + mebibytes(in_use()) + " in use here, " + mebibytes(left) + " of " +
+                    mebibytes(total) +
+                    " free; lower data.batch_size, or dist.ranks where ranks share the GPU");
 }
 
 void Pool::release(void* data) noexcept {

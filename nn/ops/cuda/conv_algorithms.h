@@ -11,8 +11,6 @@
 // that share a process share them. A first use while a CUDA graph is captured is an Error, since nothing can
 // be timed then.
 
-#include <cudnn.h>
-
 #include <cstddef>
 #include <cstdint>
 

@@ -1,12 +1,10 @@
 #pragma once
 // cuDNN's descriptors as values that destroy themselves. Host code of the CUDA backend.
 
-#include <cudnn.h>
-
 #include <limits>
 #include <utility>
 
-#include "nn/core/cuda/context.h"
+#include "nn/core/cuda/libraries.h"
 #include "nn/core/tensor.h"
 
 namespace topknot::cuda {

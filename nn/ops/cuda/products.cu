@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "nn/core/cuda/libraries.h"
 #include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {

@@ -8,6 +8,7 @@
 #include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/kernel_tools.h"
+#include "nn/core/cuda/libraries.h"
 #include "nn/core/cuda/pool.h"
 #include "tools/gpu_timings/gpu_timings.h"
 
