@@ -132,6 +132,11 @@ struct StepContext {
   StepStatus* status = nullptr;
 };
 
+// What the step's optimizer and kernels read.
+inline StepParameters parameters_of(const StepContext& context) {
+  return {.step = context.step, .lr = context.lr, .density = context.density, .rank = context.rank};
+}
+
 class Compressor {
  public:
   virtual ~Compressor() = default;

@@ -90,11 +90,6 @@ struct Bucket {
   SparseSum sum;
 };
 
-// Of a step on a host: what its optimizer and kernels read.
-inline StepParameters parameters_of(const StepContext& context) {
-  return {.step = context.step, .lr = context.lr, .density = context.density, .rank = context.rank};
-}
-
 // Of a rank. All calls come from its compute thread, in the order in which they stand here; those of
 // different buckets interleave.
 class Transport {

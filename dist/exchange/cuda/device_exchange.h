@@ -9,7 +9,6 @@
 // host, exchanged there as the host's are, and the averages copied back; the host then waits in communicate()
 // and decode_and_commit().
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "compress/cuda/device_step.h"
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/cuda/device_communicator.h"
 #include "dist/exchange/exchange.h"
@@ -26,43 +26,6 @@
 #include "nn/core/step.h"
 
 namespace topknot::cuda {
-
-// Parameters, status and weights of a step in GPU memory that keeps its place, so that graphs may hold it.
-// The host writes it without waiting for the GPU.
-class DeviceStep {
- public:
-  // On the current context's GPU.
-  explicit DeviceStep(int ranks);
-  ~DeviceStep();
-  DeviceStep(const DeviceStep&) = delete;
-  DeviceStep& operator=(const DeviceStep&) = delete;
-
-  // In the stream's order. Clears the status. `context`: of the host, with as many weights as the constructor
-  // was told.
-  void begin(cudaStream_t stream, const StepContext& context);
-  void set_status(cudaStream_t stream, const StepStatus& status);
-
-  // GPU memory.
-  StepParameters* parameters() const { return reinterpret_cast<StepParameters*>(memory_.data()); }
-  StepStatus* status() const { return reinterpret_cast<StepStatus*>(memory_.data() + kStatus); }
-  const float* weights() const { return reinterpret_cast<const float*>(memory_.data() + kWeights); }
-
- private:
-  static constexpr std::size_t kStatus = 64, kWeights = 128;  // bytes from the start
-  static constexpr std::size_t kSlots = 16;
-  struct Slot {
-    std::unique_ptr<PinnedMemory> memory;
-    Event copied;
-  };
-  // Copies bytes [begin, end) of the next slot, which `fill` writes to.
-  template <class Fill>
-  void copy(cudaStream_t stream, std::size_t begin, std::size_t end, Fill fill);
-
-  int ranks_;
-  DeviceArray<std::byte> memory_;
-  std::array<Slot, kSlots> slots_;  // the host may be that many copies ahead of the GPU
-  std::size_t next_ = 0;
-};
 
 // Where the time of a step goes on a GPU: the GPU itself writes its clock at the begin and the end of each
 // piece, so that graphs hold the marks and no step waits for the host. The host reads them with the step's
