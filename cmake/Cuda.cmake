@@ -1,5 +1,6 @@
-# CUDA, cuDNN and NCCL: optional as one. Found together, the programs are built with the CUDA backend; else the CPU build
-# is complete and says so. TOPKNOT_CUDA: AUTO, ON (an error where something is missing), OFF.
+# CUDA, cuDNN and NCCL: optional as one; libtopknot alone (TOPKNOT_LIBRARY_ONLY) needs CUDA's toolkit only. Found together,
+# the programs are built with the CUDA backend; else the CPU build is complete and says so. TOPKNOT_CUDA: AUTO, ON (an error
+# where something is missing), OFF.
 set(TOPKNOT_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(TOPKNOT_CUDA_ARCHITECTURES AUTO CACHE STRING
     "GPU architectures, as CMAKE_CUDA_ARCHITECTURES; AUTO: those of A100 (80), H100 and H200 (90), B200 (100) and RTX 50 (120) that the toolkit has")
@@ -24,8 +25,13 @@ if(NOT TOPKNOT_CUDA STREQUAL "OFF")
     string(REGEX MATCH "[0-9]+$" CUDNN_FOUND_VERSION "${major}")
   endif()
   set(missing)
-  foreach(part CUDAToolkit_FOUND:CUDA CMAKE_CUDA_COMPILER:nvcc CUDNN_INCLUDE_DIR:cudnn.h CUDNN_LIBRARY:libcudnn
-               NCCL_INCLUDE_DIR:nccl.h NCCL_LIBRARY:libnccl)
+  set(parts CUDAToolkit_FOUND:CUDA CMAKE_CUDA_COMPILER:nvcc)
+  set(libraries)
+  if(NOT TOPKNOT_LIBRARY_ONLY)
+    list(APPEND parts CUDNN_INCLUDE_DIR:cudnn.h CUDNN_LIBRARY:libcudnn NCCL_INCLUDE_DIR:nccl.h NCCL_LIBRARY:libnccl)
+    set(libraries ", ${CUDNN_LIBRARY}, ${NCCL_LIBRARY}")
+  endif()
+  foreach(part ${parts})
     string(REPLACE ":" ";" part ${part})
     list(GET part 0 variable)
     list(GET part 1 what)
@@ -36,7 +42,7 @@ if(NOT TOPKNOT_CUDA STREQUAL "OFF")
   if(CUDAToolkit_FOUND AND CUDAToolkit_VERSION VERSION_LESS 12)
     list(APPEND missing "CUDA 12 (there is ${CUDAToolkit_VERSION})")
   endif()
-  if(CUDNN_FOUND_VERSION AND CUDNN_FOUND_VERSION LESS 9)
+  if(CUDNN_FOUND_VERSION AND CUDNN_FOUND_VERSION LESS 9 AND NOT TOPKNOT_LIBRARY_ONLY)
     list(APPEND missing "cuDNN 9 (there is ${CUDNN_FOUND_VERSION})")
   endif()
   if(missing AND TOPKNOT_CUDA STREQUAL "ON")
@@ -63,7 +69,7 @@ if(NOT TOPKNOT_CUDA STREQUAL "OFF")
     endif()
     set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
     enable_language(CUDA)
-    message(NOTICE "With the CUDA backend: CUDA ${CUDAToolkit_VERSION}, ${CUDNN_LIBRARY}, ${NCCL_LIBRARY}")
+    message(NOTICE "With the CUDA backend: CUDA ${CUDAToolkit_VERSION}${libraries}")
   endif()
 endif()
 
@@ -76,9 +82,11 @@ if(TOPKNOT_HAS_CUDA)
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo")
-  target_include_directories(topknot_cuda_headers SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS} ${CUDNN_INCLUDE_DIR}
-                             ${NCCL_INCLUDE_DIR})
+  target_include_directories(topknot_cuda_headers SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
   target_compile_options(topknot_cuda_headers INTERFACE
                          $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off>)
-  target_link_libraries(topknot_cuda_libraries INTERFACE CUDA::cudart CUDA::cublas ${CUDNN_LIBRARY} ${NCCL_LIBRARY})
+  if(NOT TOPKNOT_LIBRARY_ONLY)
+    target_include_directories(topknot_cuda_headers SYSTEM INTERFACE ${CUDNN_INCLUDE_DIR} ${NCCL_INCLUDE_DIR})
+    target_link_libraries(topknot_cuda_libraries INTERFACE CUDA::cudart CUDA::cublas ${CUDNN_LIBRARY} ${NCCL_LIBRARY})
+  endif()
 endif()

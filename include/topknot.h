@@ -19,6 +19,10 @@
  * its rounds may be used by several threads at once; calls on one compressor wait for each other. A process that
  * was forked after a call hangs in OpenMP.
  *
+ * With key device=cuda all pointers to gradients, blocks, sums and averages are to a GPU's memory. A call waits until the
+ * GPU is done with it, on a stream of the compressor's own: what the caller's streams write must be there before the call.
+ * A block then has the same length on all ranks and in all steps of one density. States and residuals are the host's.
+ *
  * Numbers are little-endian; positions and lengths fit memory: a tensor has at most 2^31 - 1 elements.
  */
 #ifndef TOPKNOT_H
@@ -73,7 +77,7 @@ typedef struct topknot_message {
   topknot_type sum_type; /* TOPKNOT_FLOAT32 or TOPKNOT_BFLOAT16 */
 } topknot_message;
 
-/* What a rank sends of a tensor; with scope=model, of the vector of all that are compressed. For studies. */
+/* What a rank sends of a tensor; with scope=model, of the vector of all that are compressed. For studies, on the CPU. */
 typedef struct topknot_sent {
   size_t target;        /* entries that the density asks for; 0: the method sends no entries */
   size_t count;         /* entries sent, or the numbers that the method sends in their place */
@@ -103,6 +107,10 @@ const char* topknot_methods(void);
  *   seed=N                           of random methods; the same on all ranks
  *   scope=tensor|model               each tensor is compressed for itself (default), or all that are as one vector
  *   threads=N                        of a call; default: OpenMP's own number
+ *   device=cpu|cuda|cuda:N           where gradients, messages and averages lie: the host's memory (default), that of the
+ *                                    GPU on which the thread works, or of GPU N. For methods that have kernels: topk,
+ *                                    threshold, gaussiank, dgc, regtopk, signsgd, qsgd, dense with most of their keys;
+ *                                    others are refused. Averages, residuals and states are the same bits.
  *   undo=true                        keeps what topknot_undo() needs: what the method keeps, once more, during a
  *                                    round twice
  * Tensors that dense_1d (default true) and min_numel leave uncompressed go with the others' messages as they
@@ -141,8 +149,8 @@ topknot_result topknot_undo(topknot_compressor* compressor, int64_t step);
 /* Residuals and what methods carry: this rank's. Between rounds only. With room < *bytes nothing is written, and
  * *bytes is what it takes. */
 topknot_result topknot_save(topknot_compressor* compressor, void* to, size_t room, size_t* bytes);
-/* Of a compressor of the same method, names, shapes, rank count and keys; but density, codec, capacity, threads and
- * undo may differ. After an error nothing has changed. */
+/* Of a compressor of the same method, names, shapes, rank count and keys; but density, codec, capacity, threads,
+ * device and undo may differ. After an error nothing has changed. */
 topknot_result topknot_load(topknot_compressor* compressor, const void* from, size_t bytes);
 /* The residual of tensor `which`: what its gradients still owe, float32 of its length (with transform=block in the
  * order of blocks, with dct their coefficients). *has: whether the method keeps one; nothing is written if not.

@@ -3,14 +3,13 @@
 // compressor's mutex and turn what is thrown into results.
 
 #include <cstdint>
-#include <cstdlib>
 #include <list>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compress/compressor.h"
@@ -28,26 +27,19 @@ struct LibrarySettings {
   bool whole = false;  // scope=model
   int threads = 0;     // 0: OpenMP's number
   bool undo = false;
+  std::string device = "cpu";
   std::string carried;  // the given keys on which a state depends
 };
 
-// Zeros of pages that take no memory before they are written.
+// Floats in a place's memory (Place).
 class Floats {
  public:
   Floats() = default;
-  explicit Floats(std::size_t count) : memory_(std::calloc(count + 16, sizeof(float))), count_(count) {
-    if (!memory_) throw std::bad_alloc();
-  }
-  std::span<float> span() const {
-    const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
-    return {reinterpret_cast<float*>((address + 63) & ~std::uintptr_t{63}), count_};
-  }
+  Floats(std::shared_ptr<float> data, std::size_t count) : data_(std::move(data)), count_(count) {}
+  std::span<float> span() const { return {data_.get(), count_}; }
 
  private:
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<void, Free> memory_;
+  std::shared_ptr<float> data_;
   std::size_t count_ = 0;
 };
 
@@ -61,7 +53,7 @@ struct Tensor {
 // A part before a step.
 struct Snapshot {
   std::int64_t step = -1;
-  std::vector<float> residual;
+  Floats residual;
   std::vector<std::byte> state;
 };
 
@@ -73,9 +65,15 @@ struct Part {
   Floats gradient, residual;
   bool has_residual = false;  // as keeps_residual()
   bool busy = false;          // in a round
+  double reserved = 0;        // the density that a GPU's compressor has memory for
   // With undo=true.
   Snapshot before_round;   // of the one under way
   Snapshot before_commit;  // of the last one that was committed
+};
+
+// What a place keeps for a round.
+struct RoundMemory {
+  virtual ~RoundMemory() = default;
 };
 
 }  // namespace topknot
@@ -85,17 +83,56 @@ struct topknot_round {
   std::vector<std::size_t> tensors, parts;
   std::vector<std::optional<topknot::Message>> messages;  // by part: what it sends now, or nothing more
   bool blocks = false;                                    // the message is a block, in which sums are too
-  std::vector<std::byte> block;
-  std::vector<float> sum;  // of several parts
-  std::vector<topknot::BFloat16> sum_bfloat16;
+  std::size_t sums = 0;                                   // messages that are sums
+  std::shared_ptr<topknot::RoundMemory> memory;
   topknot_message message = {};
   topknot_result state = TOPKNOT_MORE;  // or DONE, NOT_FINITE, INVALID after an error
 };
 
+namespace topknot {
+
+// Where a compressor's tensors lie, the messages too: the host's memory, or a GPU's. Calls come under the compressor's
+// mutex. What they did is done when they return, but read() is done with the round's first pack(), and write() with
+// finish().
+class Place {
+ public:
+  virtual ~Place() = default;
+  // Before any other call; until the end of what it returns the thread works there.
+  virtual std::shared_ptr<void> enter() { return nullptr; }
+  // Throws UserError as topknot::make_compressor(), and for a method that cannot run there.
+  virtual std::unique_ptr<Compressor> make_compressor(const CompressOptions& options,
+                                                      const GroupSpec& group) const = 0;
+  virtual Floats zeros(std::size_t count) const = 0;
+  // Between the host's memory and the place's, in any direction.
+  virtual void copy(const float* from, float* to, std::size_t count) const = 0;
+  // to[i] = from[i] * scale. A half is rounded to nearest, ties to even; what is too large becomes an infinity.
+  virtual void read(const void* from, topknot_type type, float scale, std::span<float> to) const = 0;
+  virtual void write(std::span<const float> from, float scale, topknot_type type, void* to) const = 0;
+
+  // A round begins; what its parts are given.
+  virtual StepContext begin(topknot_round& round, const StepContext& context) = 0;
+  // Brings what the parts send together in round.message: one block, or one row of numbers.
+  virtual void pack(topknot_round& round) = 0;
+  // All ranks' messages to the parts; their next ones to round.messages. `blocks`: by rank, if the message is a block.
+  virtual void decode(topknot_round& round, std::span<const std::span<const std::byte>> blocks) = 0;
+  virtual bool finite(const topknot_round& round) const = 0;  // behind the last decode()
+  // Everything of the part is as before the round.
+  virtual void discard(Part& part, topknot_round& round) = 0;
+  virtual void finish() const {}
+};
+
+// round.cpp.
+std::unique_ptr<Place> make_host();
+// cuda/gpu.cu, or gpu_stub.cpp. GPU `index`; -1: the one that the thread works on. Throws UserError if there is none.
+std::unique_ptr<Place> make_gpu(int index);
+
+}  // namespace topknot
+
 struct topknot_compressor {
   topknot::LibrarySettings settings;
   int rank = 0, ranks = 1;
-  std::vector<float> weights;  // by rank, of mean 1; empty: equal
+  std::unique_ptr<topknot::Place> place;  // outlives what lies there
+  std::vector<float> weights;             // by rank, of mean 1; empty: equal
   std::vector<topknot::Tensor> tensors;
   std::vector<topknot::Part> parts;
   std::list<topknot_round> rounds;
@@ -114,7 +151,7 @@ LibrarySettings library_settings(const std::string& method, std::span<const std:
 // The JSON of topknot_methods().
 std::string methods_json();
 
-// values.cpp. to[i] = from[i] * scale. A half is rounded to nearest, ties to even; what is too large becomes an infinity.
+// values.cpp. As Place's, in the host's memory.
 void read_values(const void* from, topknot_type type, float scale, std::span<float> to);
 void write_values(std::span<const float> from, float scale, topknot_type type, void* to);
 
@@ -123,12 +160,10 @@ void make_parts(topknot_compressor& compressor);
 // Throws UserError if a round is under way.
 void require_no_round(const topknot_compressor& compressor);
 
-// round.cpp. Brings what the parts send together in round.message: one block, each part's behind its length, or one row
-// of numbers.
+// round.cpp. Makes round.message from round.messages.
 void pack(topknot_round& round);
 // As topknot_decode().
-topknot_result decode(topknot_compressor& compressor, topknot_round& round, const void* const* blocks,
-                      const std::size_t* block_bytes);
+topknot_result decode(topknot_round& round, const void* const* blocks, const std::size_t* block_bytes);
 // Ends the round; its parts are discarded, or have been committed.
 void end(topknot_compressor& compressor, topknot_round* round, bool discard);
 
@@ -136,6 +171,6 @@ void end(topknot_compressor& compressor, topknot_round* round, bool discard);
 std::vector<std::byte> saved(const topknot_compressor& compressor);
 void load(topknot_compressor& compressor, std::span<const std::byte> bytes);
 // Of one part; the snapshot is its own.
-void restore(Part& part, const Snapshot& snapshot);
+void restore(const Place& place, Part& part, const Snapshot& snapshot);
 
 }  // namespace topknot

@@ -1,7 +1,12 @@
 // A round of libtopknot: what several compressors send goes as one message.
 #include <algorithm>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <new>
+#include <optional>
 #include <type_traits>
 
 #include "compress/library/handle.h"
@@ -82,95 +87,146 @@ std::optional<Message> decode_sum(Part& part, Message& sent, const topknot_messa
   return part.compressor->decode(round);
 }
 
-}  // namespace
+struct HostRound : RoundMemory {
+  std::vector<std::byte> block;  // each part's behind its length
+  std::vector<std::byte> sum;    // of several parts
+};
 
-void pack(topknot_round& round) {
-  round.message = {};
-  round.blocks = false;
-  std::size_t sums = 0;
-  Message* only = nullptr;
-  for (auto& message : round.messages) {
-    if (!message) continue;
-    round.blocks |= message->kind == Message::Kind::block;
-    ++sums;
-    only = &*message;
+class Host final : public Place {
+ public:
+  std::unique_ptr<Compressor> make_compressor(const CompressOptions& options,
+                                              const GroupSpec& group) const override {
+    return topknot::make_compressor(options, group);
   }
-  TOPKNOT_CHECK(only, "a round without a message");
+  // Of pages that take no memory before they are written.
+  Floats zeros(std::size_t count) const override {
+    const std::shared_ptr<void> memory(std::calloc(count + 16, sizeof(float)), std::free);
+    if (!memory) throw std::bad_alloc();
+    const std::uintptr_t address =
+        (reinterpret_cast<std::uintptr_t>(memory.get()) + 63) & ~std::uintptr_t{63};
+    return {std::shared_ptr<float>(memory, reinterpret_cast<float*>(address)), count};
+  }
+  void copy(const float* from, float* to, std::size_t count) const override { std::copy_n(from, count, to); }
+  void read(const void* from, topknot_type type, float scale, std::span<float> to) const override {
+    read_values(from, type, scale, to);
+  }
+  void write(std::span<const float> from, float scale, topknot_type type, void* to) const override {
+    write_values(from, scale, type, to);
+  }
+  StepContext begin(topknot_round& round, const StepContext& context) override {
+    round.memory = std::make_shared<HostRound>();
+    return context;
+  }
+  void pack(topknot_round& round) override;
+  void decode(topknot_round& round, std::span<const std::span<const std::byte>> blocks) override;
+  bool finite(const topknot_round& round) const override {
+    return std::all_of(round.parts.begin(), round.parts.end(),
+                       [&](std::size_t p) { return round.owner->parts[p].compressor->finite(); });
+  }
+  void discard(Part& part, topknot_round&) override { part.compressor->discard(); }
+};
+
+void Host::pack(topknot_round& round) {
+  auto& memory = static_cast<HostRound&>(*round.memory);
+  memory.block.clear(), memory.sum.clear();
   if (round.blocks) {
-    round.block.clear();
     for (auto& message : round.messages) {
       if (!message) continue;
       const bool sum = message->kind != Message::Kind::block;
       const std::span<const std::byte> bytes =
           sum ? summed_bytes(*message) : std::span<const std::byte>(message->block);
-      put_length(round.block, bytes.size());
-      round.block.insert(round.block.end(), bytes.begin(), bytes.end());
+      put_length(memory.block, bytes.size());
+      memory.block.insert(memory.block.end(), bytes.begin(), bytes.end());
     }
-    round.message.block = round.block.data();
-    round.message.block_bytes = round.block.size();
+    round.message.block = memory.block.data(), round.message.block_bytes = memory.block.size();
     return;
   }
-  const bool narrow = only->kind == Message::Kind::sum_bfloat16;
-  round.message.sum_type = narrow ? TOPKNOT_BFLOAT16 : TOPKNOT_FLOAT32;
-  if (sums == 1) {
-    round.message.sum = summed_bytes(*only).data();
-    round.message.sum_count = narrow ? only->sum_bfloat16.size() : only->sum.size();
+  std::span<std::byte> only;
+  for (auto& message : round.messages)
+    if (message) only = summed_bytes(*message);
+  if (round.sums == 1) {
+    round.message.sum = only.data();
     return;
   }
-  round.sum.clear();
-  round.sum_bfloat16.clear();
   for (auto& message : round.messages) {
     if (!message) continue;
-    TOPKNOT_CHECK(narrow == (message->kind == Message::Kind::sum_bfloat16),
-                  "sums of two types in one message");
-    round.sum.insert(round.sum.end(), message->sum.begin(), message->sum.end());
-    round.sum_bfloat16.insert(round.sum_bfloat16.end(), message->sum_bfloat16.begin(),
-                              message->sum_bfloat16.end());
+    const std::span<std::byte> bytes = summed_bytes(*message);
+    memory.sum.insert(memory.sum.end(), bytes.begin(), bytes.end());
   }
-  round.message.sum = narrow ? static_cast<void*>(round.sum_bfloat16.data()) : round.sum.data();
-  round.message.sum_count = narrow ? round.sum_bfloat16.size() : round.sum.size();
+  round.message.sum = memory.sum.data();
 }
 
-topknot_result decode(topknot_compressor& compressor, topknot_round& round, const void* const* blocks,
-                      const std::size_t* block_bytes) {
-  if (round.state != TOPKNOT_MORE) refuse("the round has no message left to decode; commit or discard it");
-  std::vector<std::span<const std::byte>> from;
-  if (round.blocks) {
-    if (!blocks || !block_bytes) refuse("the message is a block: every rank's is needed");
-    for (int r = 0; r < compressor.ranks; ++r) {
-      if (!blocks[r] && block_bytes[r] > 0) refuse("rank " + std::to_string(r) + "'s block is null");
-      from.push_back({static_cast<const std::byte*>(blocks[r]), block_bytes[r]});
-    }
-  }
-  round.state = TOPKNOT_INVALID;  // until all parts are through
-  bool more = false;
+void Host::decode(topknot_round& round, std::span<const std::span<const std::byte>> blocks) {
+  std::vector<std::span<const std::byte>> from(blocks.begin(), blocks.end());
   std::size_t at = 0;
   for (std::size_t i = 0; i < round.parts.size(); ++i) {
     std::optional<Message>& message = round.messages[i];
     if (!message) continue;
-    Part& part = compressor.parts[round.parts[i]];
+    Part& part = round.owner->parts[round.parts[i]];
     message =
         round.blocks ? decode_blocks(part, *message, from) : decode_sum(part, *message, round.message, at);
-    more |= message.has_value();
   }
   for (std::size_t r = 0; r < from.size(); ++r)
     if (!from[r].empty())
       refuse("rank " + std::to_string(r) + "'s message has " +
              count_text(static_cast<std::int64_t>(from[r].size()), "byte") +
              " too many; did all ranks encode the same tensors?");
-  if (more) {
+}
+
+}  // namespace
+
+std::unique_ptr<Place> make_host() {
+  return std::make_unique<Host>();
+}
+
+void pack(topknot_round& round) {
+  round.message = {};
+  round.blocks = false;
+  round.sums = 0;
+  std::size_t bytes = 0, narrow = 0;
+  for (const auto& message : round.messages) {
+    if (!message) continue;
+    const Message::Kind kind = message->kind;
+    const bool sum = kind == Message::Kind::sum || kind == Message::Kind::sum_bfloat16;
+    round.blocks |= !sum;
+    if (!sum) continue;
+    ++round.sums;
+    narrow += kind == Message::Kind::sum_bfloat16;
+    bytes += message->bytes();
+  }
+  TOPKNOT_CHECK(round.blocks || round.sums > 0, "a round without a message");
+  if (!round.blocks) {
+    TOPKNOT_CHECK(narrow == 0 || narrow == round.sums, "sums of two types in one message");
+    round.message.sum_type = narrow > 0 ? TOPKNOT_BFLOAT16 : TOPKNOT_FLOAT32;
+    round.message.sum_count = bytes / (narrow > 0 ? sizeof(BFloat16) : sizeof(float));
+  }
+  round.owner->place->pack(round);
+}
+
+topknot_result decode(topknot_round& round, const void* const* blocks, const std::size_t* block_bytes) {
+  if (round.state != TOPKNOT_MORE) refuse("the round has no message left to decode; commit or discard it");
+  std::vector<std::span<const std::byte>> from;
+  if (round.blocks) {
+    if (!blocks || !block_bytes) refuse("the message is a block: every rank's is needed");
+    for (int r = 0; r < round.owner->ranks; ++r) {
+      if (!blocks[r] && block_bytes[r] > 0) refuse("rank " + std::to_string(r) + "'s block is null");
+      from.push_back({static_cast<const std::byte*>(blocks[r]), block_bytes[r]});
+    }
+  }
+  round.state = TOPKNOT_INVALID;  // until all parts are through
+  round.owner->place->decode(round, from);
+  if (std::any_of(round.messages.begin(), round.messages.end(),
+                  [](const auto& m) { return m.has_value(); })) {
     pack(round);
     return round.state = TOPKNOT_MORE;
   }
-  const bool finite = std::all_of(round.parts.begin(), round.parts.end(),
-                                  [&](std::size_t p) { return compressor.parts[p].compressor->finite(); });
-  return round.state = finite ? TOPKNOT_DONE : TOPKNOT_NOT_FINITE;
+  return round.state = round.owner->place->finite(round) ? TOPKNOT_DONE : TOPKNOT_NOT_FINITE;
 }
 
 void end(topknot_compressor& compressor, topknot_round* round, bool discard) {
   for (const std::size_t p : round->parts) {
     Part& part = compressor.parts[p];
-    if (discard) part.compressor->discard();
+    if (discard) compressor.place->discard(part, *round);
     if (!discard) part.before_commit = std::move(part.before_round);
     part.before_round = {};
     part.busy = false;

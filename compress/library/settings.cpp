@@ -47,6 +47,10 @@ std::vector<Option> library_options() {
        .help = "threads of a call; 0: OpenMP's own number",
        .least = 0,
        .greatest = 1024},
+      {.name = "device",
+       .standard = "cpu",
+       .help = "where gradients, messages and averages lie: cpu, cuda (the GPU that the thread works on), "
+               "cuda:N"},
       {.name = "undo", .standard = false, .help = "keep what topknot_undo() needs"},
   };
   options.insert(options.end(), more.begin(), more.end());
@@ -180,7 +184,7 @@ LibrarySettings library_settings(const std::string& method, std::span<const std:
   options.seed = static_cast<std::uint64_t>(whole("seed"));
   settings.density = number("density"), settings.dense_1d = flag("dense_1d");
   settings.min_numel = whole("min_numel"), settings.whole = text("scope") == "model";
-  settings.threads = whole("threads"), settings.undo = flag("undo");
+  settings.threads = whole("threads"), settings.undo = flag("undo"), settings.device = text("device");
 
   const std::vector<Option> own = own_options(options);
   std::vector<std::string> known;
@@ -191,7 +195,7 @@ LibrarySettings library_settings(const std::string& method, std::span<const std:
       throw UserError(unknown_name_message("key of method '" + method + "'", one_line(name), known));
     for (const Option& option : own)
       if (option.name == name) options.set(name, parsed(option, value));
-    static const std::set<std::string> free = {"density", "threads", "undo", "capacity", "codec"};
+    static const std::set<std::string> free = {"density", "threads", "undo", "device", "capacity", "codec"};
     if (free.count(name) == 0) settings.carried += (settings.carried.empty() ? "" : " ") + name + "=" + value;
   }
   const std::optional<SparsePreset> parts = pieces_of(options);

@@ -58,10 +58,10 @@ void make_parts(topknot_compressor& compressor) {
     part.spec.ranks = compressor.ranks;
     part.spec.offset = arena;
     arena += part.spec.numel;
-    part.compressor = make_compressor(part.options, part.spec);
+    part.compressor = compressor.place->make_compressor(part.options, part.spec);
     part.has_residual = keeps_residual(part.options);
-    part.gradient = Floats(part.spec.numel);
-    part.residual = Floats(part.spec.numel);
+    part.gradient = compressor.place->zeros(part.spec.numel);
+    part.residual = compressor.place->zeros(part.spec.numel);
   }
 }
 
@@ -69,11 +69,12 @@ void require_no_round(const topknot_compressor& compressor) {
   if (!compressor.rounds.empty()) refuse("a round is under way; commit or discard it first");
 }
 
-void restore(Part& part, const Snapshot& snapshot) {
-  std::unique_ptr<Compressor> fresh = make_compressor(part.options, part.spec);
+void restore(const Place& place, Part& part, const Snapshot& snapshot) {
+  std::unique_ptr<Compressor> fresh = place.make_compressor(part.options, part.spec);
   fresh->load_state(snapshot.state);
-  part.compressor = std::move(fresh);
-  std::copy(snapshot.residual.begin(), snapshot.residual.end(), part.residual.span().begin());
+  part.compressor = std::move(fresh), part.reserved = 0;
+  const std::span<const float> residual = snapshot.residual.span();
+  place.copy(residual.data(), part.residual.span().data(), residual.size());
 }
 
 std::vector<std::byte> saved(const topknot_compressor& compressor) {
@@ -89,7 +90,9 @@ std::vector<std::byte> saved(const topknot_compressor& compressor) {
     writer.put_list(tensor.shape);
   }
   for (const Part& part : compressor.parts) {
-    writer.put_list(part.has_residual ? part.residual.span() : std::span<float>());
+    std::vector<float> residual(part.has_residual ? part.spec.numel : 0);
+    compressor.place->copy(part.residual.span().data(), residual.data(), residual.size());
+    writer.put_list(residual);
     writer.put_list(part.compressor->state());
   }
   return writer.take();
@@ -128,18 +131,17 @@ void load(topknot_compressor& compressor, std::span<const std::byte> bytes) {
   for (const Part& part : compressor.parts) {
     Loaded loaded;
     loaded.residual = reader.get_list<float>(part.has_residual ? part.spec.numel : 0);
-    loaded.compressor = make_compressor(part.options, part.spec);
+    loaded.compressor = compressor.place->make_compressor(part.options, part.spec);
     loaded.compressor->load_state(reader.get_list<std::byte>());
     all.push_back(std::move(loaded));
   }
   reader.finish();
   for (std::size_t i = 0; i < all.size(); ++i) {
     Part& part = compressor.parts[i];
-    part.compressor = std::move(all[i].compressor);
+    part.compressor = std::move(all[i].compressor), part.reserved = 0;
     part.before_commit = {};
-    std::span<float> residual = part.residual.span();
-    std::fill(residual.begin(), residual.end(), 0.0f);
-    std::copy(all[i].residual.begin(), all[i].residual.end(), residual.begin());
+    all[i].residual.resize(part.spec.numel);
+    compressor.place->copy(all[i].residual.data(), part.residual.span().data(), part.spec.numel);
   }
 }
 

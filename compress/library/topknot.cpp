@@ -6,6 +6,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -17,6 +18,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -76,8 +78,21 @@ topknot_result locked(topknot_compressor* compressor, const Call& call) noexcept
     if (!compressor) refuse("the compressor is null");
     const std::lock_guard lock(compressor->mutex);
     const Threads threads(compressor->settings.threads);
+    const std::shared_ptr<void> entered = compressor->place->enter();
     return call();
   });
+}
+
+// Of key `device`.
+std::unique_ptr<Place> place_of(const std::string& device) {
+  if (device == "cpu") return make_host();
+  if (device == "cuda") return make_gpu(-1);
+  int index = -1;
+  const std::string number = device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), index);
+  if (number.empty() || error != std::errc{} || end != number.data() + number.size() || index < 0)
+    refuse("key 'device' must be cpu, cuda, or cuda:N, not '" + one_line(device) + "'");
+  return make_gpu(index);
 }
 
 template <class Call>
@@ -147,6 +162,8 @@ topknot_result topknot_create(const char* method, const char* const* keys, size_
       }
       compressor->tensors.push_back(std::move(tensor));
     }
+    compressor->place = place_of(compressor->settings.device);
+    const std::shared_ptr<void> entered = compressor->place->enter();
     make_parts(*compressor);
     *made = compressor.release();
     return TOPKNOT_OK;
@@ -154,7 +171,14 @@ topknot_result topknot_create(const char* method, const char* const* keys, size_
 }
 
 void topknot_destroy(topknot_compressor* compressor) {
-  delete compressor;
+  if (!compressor) return;
+  guarded([&] {
+    const std::unique_ptr<topknot_compressor> gone(compressor);
+    const std::shared_ptr<void> entered = gone->place->enter();
+    gone->rounds.clear();
+    gone->parts.clear();
+    return TOPKNOT_OK;
+  });
 }
 
 topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step* step, const int32_t* which,
@@ -189,19 +213,21 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
       if (std::find(round.parts.begin(), round.parts.end(), tensor.part) == round.parts.end())
         round.parts.push_back(tensor.part);
     }
+    Place& place = *compressor->place;
     for (std::size_t i = 0; i < count; ++i) {
       const Tensor& tensor = compressor->tensors[round.tensors[i]];
-      read_values(gradients[i], type, static_cast<float>(scale),
-                  compressor->parts[tensor.part].gradient.span().subspan(tensor.offset, tensor.numel));
+      place.read(gradients[i], type, static_cast<float>(scale),
+                 compressor->parts[tensor.part].gradient.span().subspan(tensor.offset, tensor.numel));
     }
+    context = place.begin(round, context);
     std::size_t begun = 0;
     try {
       for (const std::size_t p : round.parts) {
         Part& part = compressor->parts[p];
         if (settings.undo) {
-          const std::span<const float> residual =
-              part.has_residual ? part.residual.span() : std::span<float>();
-          part.before_round = {step->step, {residual.begin(), residual.end()}, part.compressor->state()};
+          Floats residual = place.zeros(part.has_residual ? part.spec.numel : 0);
+          place.copy(part.residual.span().data(), residual.span().data(), residual.span().size());
+          part.before_round = {step->step, std::move(residual), part.compressor->state()};
         }
         round.messages.push_back(
             part.compressor->encode({part.gradient.span(), part.residual.span()}, context));
@@ -210,7 +236,7 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
       pack(round);
       compressor->rounds.push_back(std::move(round));
     } catch (...) {
-      for (std::size_t i = 0; i < begun; ++i) compressor->parts[round.parts[i]].compressor->discard();
+      for (std::size_t i = 0; i < begun; ++i) place.discard(compressor->parts[round.parts[i]], round);
       throw;
     }
     *made = &compressor->rounds.back();
@@ -247,7 +273,7 @@ topknot_result topknot_message_of(topknot_round* round, topknot_message* message
 }
 
 topknot_result topknot_decode(topknot_round* round, const void* const* blocks, const size_t* block_bytes) {
-  return locked_round(round, [&] { return decode(*round->owner, *round, blocks, block_bytes); });
+  return locked_round(round, [&] { return decode(*round, blocks, block_bytes); });
 }
 
 topknot_result topknot_sent_of(topknot_round* round, size_t i, topknot_sent* sent) {
@@ -255,6 +281,7 @@ topknot_result topknot_sent_of(topknot_round* round, size_t i, topknot_sent* sen
     if (!sent) refuse("an argument is null");
     if (i >= round->tensors.size()) refuse("the round has no tensor " + std::to_string(i));
     const topknot_compressor& owner = *round->owner;
+    if (owner.settings.device != "cpu") refuse("topknot_sent_of() is for compressors of the CPU");
     const Compressor& compressor = *owner.parts[owner.tensors[round->tensors[i]].part].compressor;
     *sent = {.target = compressor.target(),
              .count = compressor.selected(),
@@ -298,9 +325,11 @@ topknot_result topknot_commit(topknot_round* round, void* const* averages, topkn
     for (std::size_t i = 0; i < round->tensors.size(); ++i) {
       if (!averages[i]) continue;
       const Tensor& tensor = compressor.tensors[round->tensors[i]];
-      write_values(compressor.parts[tensor.part].gradient.span().subspan(tensor.offset, tensor.numel),
-                   static_cast<float>(scale), type, averages[i]);
+      compressor.place->write(
+          compressor.parts[tensor.part].gradient.span().subspan(tensor.offset, tensor.numel),
+          static_cast<float>(scale), type, averages[i]);
     }
+    compressor.place->finish();
     end(compressor, round, false);
     return topknot_result(TOPKNOT_OK);
   });
@@ -320,7 +349,7 @@ topknot_result topknot_undo(topknot_compressor* compressor, int64_t step) {
     if (!compressor->settings.undo) refuse("topknot_undo() needs key undo=true");
     for (Part& part : compressor->parts) {
       if (part.before_commit.step != step) continue;
-      restore(part, part.before_commit);
+      restore(*compressor->place, part, part.before_commit);
       part.before_commit = {};
     }
     return TOPKNOT_OK;
@@ -354,7 +383,7 @@ topknot_result topknot_residual(topknot_compressor* compressor, int32_t which, f
     const Tensor& tensor = tensor_at(*compressor, which);
     const Part& part = compressor->parts[tensor.part];
     *has = part.has_residual;
-    if (*has) std::copy_n(part.residual.span().data() + tensor.offset, tensor.numel, residual);
+    if (*has) compressor->place->copy(part.residual.span().data() + tensor.offset, residual, tensor.numel);
     return TOPKNOT_OK;
   });
 }
@@ -367,7 +396,7 @@ topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t whic
     const Part& part = compressor->parts[tensor.part];
     if (!part.has_residual)
       refuse("tensor '" + one_line(tensor.name) + "' has no residual: nothing of it stays unsent");
-    std::copy_n(residual, tensor.numel, part.residual.span().data() + tensor.offset);
+    compressor->place->copy(residual, part.residual.span().data() + tensor.offset, tensor.numel);
     return TOPKNOT_OK;
   });
 }

@@ -615,6 +615,10 @@ class Life(unittest.TestCase):
         self.assertEqual(counts, {name: len(arguments) for name, (_, arguments) in _library._FUNCTIONS.items()})
         self.assertIn(f"#define TOPKNOT_INTERFACE {_library.INTERFACE}\n", text)
 
+    def test_a_gpu_that_is_not_there_is_refused(self):
+        with self.assertRaisesRegex(Error, "has no CUDA|GPU"):
+            make("topk", 1, device="cuda:99")
+
     def test_what_is_said_of_a_compressor(self):
         c = make("topk", 2)[1]
         self.assertEqual(repr(c), "<topknot.Compressor topk, rank 1 of 2, 5 tensors of 1628 elements>")

@@ -128,6 +128,11 @@ class Round:
         return tuple(self._compressor.names[i] for i in self._indices)
 
     @property
+    def device(self) -> str:
+        """Where its messages lie: the compressor's key."""
+        return self._compressor.device
+
+    @property
     def open(self) -> bool:
         """Whether it is neither committed nor discarded."""
         return self._handle is not None and self._owner.value is not None
@@ -141,6 +146,7 @@ class Round:
     def message(self) -> Message:
         """What is to be sent now."""
         pointers = self.message_pointers()
+        self._compressor._require_host("message_pointers()")
         if not pointers.sum_count:
             return Message(view(self, pointers.block, pointers.block_bytes, np.uint8, writable=False), None, "float32")
         numbers_ = view(self, pointers.sum, pointers.sum_count, DTYPES[pointers.sum_type], writable=True)
@@ -198,6 +204,7 @@ class Round:
         They are written to the arrays of `out`, which may be the gradients and may leave tensors out; without `out`
         they are new arrays. They have the gradients' type, or `type`: "float32", "float16", or "bfloat16" (as uint16).
         """
+        self._compressor._require_host("commit_pointers()")
         with self._owner.lock:
             self._open()
             names, shapes = self.names, self._compressor.shapes
@@ -250,7 +257,8 @@ class Compressor:
 
     `method` is a name and `keys` are options from `methods()`, such as density=0.01 or codec="rice"; a key that is also
     a parameter here (PowerSGD's rank) goes into the mapping: Compressor("powersgd", shapes, rank=r, ranks=4,
-    keys={"rank": 2}). `shapes` has each tensor's name and shape; names, their order, shapes, `ranks`, method and keys
+    keys={"rank": 2}). With device="cuda:0" gradients, messages and averages lie in that GPU's memory; addresses then stand for
+    NumPy's arrays (encode_pointers(), ...). `shapes` has each tensor's name and shape; names, their order, shapes, `ranks`, method and keys
     are the same on all ranks.
 
     Methods, and the rounds' too, may be called from several threads; they wait for each other, without Python's global
@@ -279,6 +287,7 @@ class Compressor:
         self._index = {name: i for i, name in enumerate(self.names)}
 
         pairs = [*(keys or {}).items(), *more.items()]
+        self.device = str(dict(pairs).get("device", "cpu"))
         texts = (ctypes.c_char_p * len(pairs))(*(_key(*pair) for pair in pairs))
         tensors = (_library.Tensor * len(self.shapes))()
         for tensor, (name, shape) in zip(tensors, self.shapes.items()):
@@ -298,6 +307,10 @@ class Compressor:
         if self._owner.value is None:
             raise Error("the compressor is closed")
         return self._owner.value
+
+    def _require_host(self, instead: str) -> None:
+        if self.device != "cpu":
+            raise Error(f"with device='{self.device}' there are no arrays of NumPy's; use {instead}")
 
     def index(self, name: str) -> int:
         """The tensor's place in `shapes`."""
@@ -325,6 +338,7 @@ class Compressor:
         lr: the learning rate, for key lr_inside.
         order: of the tensors in the message, the same on all ranks; as in `shapes` without it.
         """
+        self._require_host("encode_pointers()")
         if order is None:
             for name in gradients:
                 self.index(name)

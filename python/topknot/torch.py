@@ -10,7 +10,8 @@ and train on as before; or, without DistributedDataParallel,
     optimizer.step()
     sync.step()
 
-Both work over gloo and nccl. Compression is computed by the CPU; gradients of a GPU are copied there and back.
+Both work over gloo and nccl. Gradients of a GPU are compressed there where the library was built with CUDA and the method
+has kernels, else by the CPU, copied there and back. Local steps keep their state in the CPU's memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, Optional
 
@@ -45,6 +46,47 @@ def _type_of(tensor: torch.Tensor, what: str) -> Type:
     if tensor.dtype not in _TYPES:
         raise Error(f"{what} is {tensor.dtype}; float32, bfloat16 and float16 can be compressed")
     return _TYPES[tensor.dtype]
+
+
+class _GpuMemory:
+    """Of the library, as PyTorch takes it over."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
+
+
+def _memory(address: int, size: int, device: str) -> torch.Tensor:
+    """Bytes of the library's, which keeps them."""
+    if device == "cpu":
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+    return torch.as_tensor(_GpuMemory(address, size), device=device)
+
+
+def _wait_for(tensor: torch.Tensor) -> None:
+    """What PyTorch has put on the current stream is done: the library's streams do not wait for it."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+
+
+def _device_for(method: str, keys: dict[str, Value], tensors: Iterable[torch.Tensor]) -> str:
+    """Where gradients beside these tensors are compressed: key device, or, where it is "auto" or not given, where they lie
+    if the library has kernels for the method, and its blocks a bound there."""
+    places = {t.device for t in tensors}
+    place = str(places.pop()) if len(places) == 1 else "cpu"
+    wanted = str(keys.get("device", "auto"))
+    if wanted == "cpu" or (wanted == "auto" and not place.startswith("cuda:")):
+        return "cpu"
+    if wanted not in ("auto", "cuda", place):
+        raise Error(f"device='{wanted}', and the parameters are on '{place}'; leave it out, or choose 'cpu'")
+    if wanted == "auto" and not keys.get("capacity") and {"gaussiank", "threshold"} & {method, keys.get("select")}:
+        return "cpu"  # a GPU's block has room for whatever the threshold lets through
+    try:
+        Compressor(method, {"all": (64,)}, keys={**keys, "device": place}).close()
+    except (Error, RuntimeError):
+        if wanted != "auto":
+            raise
+        return "cpu"
+    return place
 
 
 class _Channel:
@@ -69,30 +111,37 @@ class _Channel:
         while state is State.MORE:
             message = round_.message_pointers()
             if message.sum_count:
-                self._sum(message.sum, message.sum_count, message.sum_type)
+                type_ = _SUMS[message.sum_type]
+                self._sum(_memory(message.sum, message.sum_count * type_.itemsize, round_.device).view(type_))
                 state = round_.decode()
             else:
-                blocks = self._gather(message.block, message.block_bytes, (kind, turn))
+                own = _memory(message.block, message.block_bytes, round_.device)
+                blocks = self._gather(own, (kind, turn)) if round_.device == "cpu" else self._gather_equal(own)
                 state = round_.decode_pointers([block.data_ptr() for block in blocks], [len(block) for block in blocks])
             turn += 1
         return state
 
-    def _sum(self, address: int, count: int, type_: Type) -> None:
-        width = 4 if type_ is Type.FLOAT32 else 2
-        memory = (ctypes.c_uint8 * (count * width)).from_address(address)
-        values = torch.frombuffer(memory, dtype=_SUMS[type_])
-        self.bytes_sent += count * width
-        if self.device.type == "cpu":
-            dist.all_reduce(values, group=self.group)
-            return
+    def _sum(self, values: torch.Tensor) -> None:
+        self.bytes_sent += values.numel() * values.element_size()
         there = values.to(self.device)
         dist.all_reduce(there, group=self.group)
-        values.copy_(there)
+        if there.data_ptr() != values.data_ptr():
+            values.copy_(there)
+        _wait_for(values)
 
-    def _gather(self, address: int, size: int, kind: Any) -> list[torch.Tensor]:
+    def _gather_equal(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's block, of a GPU, where the density alone says how long they are."""
+        self.bytes_sent += own.numel()
+        there = torch.empty(self.ranks * own.numel(), dtype=torch.uint8, device=self.device)
+        dist.all_gather(list(there.split(own.numel())), own.to(self.device), group=self.group)
+        blocks = there.to(own.device)
+        _wait_for(blocks)
+        return list(blocks.split(own.numel()))
+
+    def _gather(self, own: torch.Tensor, kind: Any) -> list[torch.Tensor]:
         """Every rank's block. Blocks have lengths of their own, so each goes, behind its length, in a buffer that fitted
         all of them the last time; what does not fit follows in a second call."""
-        own = torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+        size = own.numel()
         self.bytes_sent += size
         room = self._room.get(kind, 0)
         first = torch.zeros(8 + room, dtype=torch.uint8)
@@ -126,7 +175,7 @@ class _Channel:
 
 
 class _Slice(NamedTuple):
-    """A parameter's gradient as the compressor sees it: row-major, in the CPU's memory."""
+    """A parameter's gradient as the compressor sees it: row-major, in memory of the compressor's device."""
 
     index: int
     there: torch.Tensor  # where the gradient lies
@@ -367,7 +416,9 @@ class CompressionHook:
     method, keys: as in `topknot.methods()`: "topk" with density=0.001, "powersgd" with rank=4, ... Key scope: "tensor", the
         default, each parameter is compressed for itself; "bucket", each of DistributedDataParallel's buckets as one vector,
         so that entries of a small layer compete with those of a large one; the first dense_steps steps after a
-        load_state_dict(), two at most, then are dense too. What was not sent is kept by the parameter's name.
+        load_state_dict(), two at most, then are dense too. What was not sent is kept by the parameter's name. Key device:
+        "cpu", or the parameters' GPU; "auto", the default, is their GPU where the library has CUDA and the method kernels
+        (attribute `device` has the choice).
     warmup, warmup_steps: densities of the first steps, each for warmup_steps of them, after the dense ones.
     dense_steps: so many first steps are averaged uncompressed. After two DistributedDataParallel has put its buckets into
         the order in which gradients come; before that, nothing overlaps.
@@ -419,6 +470,7 @@ class CompressionHook:
         if self.keys.get("lr_inside") and optimizer is None:
             raise Error("lr_inside: the learning rate is the optimizer's; give optimizer=")
         self.optimizer = optimizer
+        self.device = _device_for(method, {**self.keys, "scope": "tensor"}, ddp.module.parameters())
         self._each = bool(getattr(ddp, "find_unused_parameters", False))  # a round for each parameter
         if self._each and scope == "bucket":
             raise Error("scope: with find_unused_parameters each parameter has a message of its own; remove scope='bucket'")
@@ -431,7 +483,7 @@ class CompressionHook:
         self._layouts = {name: (p.stride(), _memory_order(p)) for name, p in parameters.items()}
         shapes = {name: tuple(p.shape[d] for d in self._layouts[name][1]) for name, p in parameters.items()}
         group = ddp.process_group
-        self._compressors = _Compressors(method, shapes, _Channel(group), self.keys)
+        self._compressors = _Compressors(method, shapes, _Channel(group), {**self.keys, "device": self.device})
         self._step = -1
         self._skipped: set[int] = set()  # steps with a bucket that was not finite
         self._scale = 1.0
@@ -576,10 +628,11 @@ class CompressionHook:
         if there is not buffer:
             buffer.copy_(there)
 
-    def _on_cpu(self, bucket: _Bucket) -> torch.Tensor:
-        """The gradients in the CPU's memory: themselves if they lie there, else a copy in memory that a GPU reaches."""
+    def _in_place(self, bucket: _Bucket) -> torch.Tensor:
+        """The gradients where they are compressed: themselves if they lie there, else a copy in memory of the CPU that a GPU
+        reaches."""
         gradients = bucket.buffer
-        if not gradients.is_cuda:
+        if self.device != "cpu" or not gradients.is_cuda:
             return gradients
         here = self._pinned.get(bucket.index)
         if here is None or here.shape != gradients.shape or here.dtype != gradients.dtype:
@@ -592,7 +645,7 @@ class CompressionHook:
 
     def _compressed(self, bucket: _Bucket) -> None:
         begin_s = time.perf_counter()
-        here = self._on_cpu(bucket)
+        here = self._in_place(bucket)
         names = [self._names[id(parameter)] for parameter in bucket.parameters]
         compressor = self._compressors.of(names)
         slices, begin = [], 0
@@ -882,7 +935,9 @@ class FsdpCompression:
         self._pinned: dict[str, torch.Tensor] = {}
         self._loaded: dict[str, torch.Tensor] = {}
         self._steps: dict[str, int] = {}
-        _compressor(method, {"all": (64,)}, self._channel, self.keys).close()  # says now what is wrong with the keys
+        self.device = _device_for(method, self.keys, model.parameters())
+        self._keys = {**self.keys, "device": self.device}
+        _compressor(method, {"all": (64,)}, self._channel, self._keys).close()  # says now what is wrong with the keys
         for name, module in modules.items():
             if not hasattr(module, "set_all_reduce_hook"):
                 raise Error("this PyTorch's FSDP2 has no set_all_reduce_hook(); that of 2.10 has")
@@ -897,14 +952,18 @@ class FsdpCompression:
         _type_of(shard, "a shard's gradient")
         with torch.no_grad():
             if name not in self._compressors:
-                self._compressors[name] = _compressor(self.method, {name: (shard.numel(),)}, self._channel, self.keys)
+                self._compressors[name] = _compressor(self.method, {name: (shard.numel(),)}, self._channel, self._keys)
                 if name in self._loaded:
                     self._compressors[name].load(self._loaded.pop(name).numpy())
             step = self._steps.get(name, 0)
             self._steps[name] = step + 1
-            if shard.is_cuda and name not in self._pinned:
-                self._pinned[name] = _beside(shard)
-            here = self._pinned[name].copy_(shard) if shard.is_cuda else shard.contiguous()
+            if self.device != "cpu" or not shard.is_cuda:
+                here = shard.contiguous()
+                _wait_for(here)
+            else:
+                if name not in self._pinned:
+                    self._pinned[name] = _beside(shard)
+                here = self._pinned[name].copy_(shard)
             slices = [_Slice(0, shard, here)]
             with _encode(self._compressors[name], slices, step=step) as round_:
                 if self._channel.run(round_, name) is State.DONE:

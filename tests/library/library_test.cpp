@@ -371,6 +371,7 @@ TEST_CASE("mistakes of the caller are refused with what to do, and change nothin
   CHECK(says(refusal("topk", {}, {{"a", {2, 2}}, {"a", {2}}}), {"two tensors", "'a'"}));
   CHECK(says(refusal("topk", {}, {{"a", {2, 0}}}), {"'a'", "no elements"}));
   CHECK(says(refusal("topk", {}, {}), {"no tensor"}));
+  CHECK(says(refusal("topk", {"device=gpu0"}), {"'device'", "cuda:N", "gpu0"}));
 
   std::vector<Handle> one;
   one.push_back(make("topk", {"density=0.01"}, 0, 1));

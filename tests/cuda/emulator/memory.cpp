@@ -131,6 +131,16 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpy
   if (error == cudaSuccess) std::memcpy(to, from, bytes);
   return error;
 }
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                              std::size_t width, std::size_t height, cudaMemcpyKind, cudaStream_t s) {
+  TOPKNOT_STAND_IN(cudaMemcpy2DAsync);
+  if (width > to_pitch || width > from_pitch) return result(cudaErrorInvalidPitchValue);
+  return put(s, [=] {
+    for (std::size_t row = 0; row < height; ++row)
+      std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch,
+                  width);
+  });
+}
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t s) {
   TOPKNOT_STAND_IN(cudaMemsetAsync);
   return put(s, [=] { std::memset(to, value, bytes); });
