@@ -1,11 +1,19 @@
-// Convolution on a GPU. A 1x1 convolution of stride 1 and one group is a product of matrices, [N*H*W, in] by
-// [in, out], for cuBLAS; others are cuDNN's. Under bf16 the weight is rounded to bfloat16 for the products of
-// the step. Its gradient arrives in the arena in fp32, where cuDNN rounded it to bfloat16 before: its
-// interface has dw in the type of x.
+// Convolution on a GPU, each of its three products in the first way that there is for it:
+//
+//   1. 1x1, stride 1, one group: a product of matrices, [N*H*W, in] by [in, out], by cuBLAS;
+//   2. depthwise (one input channel to a group): the definition (direct_conv.h), where all is memory access;
+//   3. cuDNN;
+//   4. cuDNN with zeros beside the channels, if one group's numbers of channels are odd ones;
+//   5. the definition.
+//
+// Under bf16 the weight is rounded to bfloat16 for the products of the step. Its gradient arrives in the
+// arena in fp32, where cuDNN rounded it to bfloat16 before: its interface has dw in the type of x.
 #include <algorithm>
-#include <optional>
+#include <memory>
+#include <utility>
 
 #include "nn/ops/cuda/conv_algorithms.h"
+#include "nn/ops/cuda/direct_conv.h"
 #include "nn/ops/cuda/products.h"
 #include "nn/ops/kernels.h"
 
@@ -49,11 +57,11 @@ class Pointwise final : public Products {
 
 class Cudnn final : public Products {
  public:
-  Cudnn(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight)
+  Cudnn(const ConvGeometry& geometry, const Shape& x, DType type, const Tensor& weight)
       : shape_{geometry.out, geometry.in / geometry.groups, geometry.kernel.height * geometry.kernel.width},
-        bf16_(x.dtype() == DType::bf16),
-        convolution_(geometry, x.shape(), x.dtype()),
-        filter_(Tensor::empty(weight.shape(), Layout::nhwc, x.device(), x.dtype())) {
+        bf16_(type == DType::bf16),
+        convolution_(geometry, x, type),
+        filter_(Tensor::empty(weight.shape(), Layout::nhwc, weight.device(), type)) {
     filter_from_weight(Context::current().stream(), weight.data(), filter_.data(), bf16_, shape_);
   }
 
@@ -77,35 +85,40 @@ class Cudnn final : public Products {
   Tensor filter_;  // KRSC; kept for the backward pass
 };
 
-// The last resort if cuDNN has nothing for so many input channels, three for example: zeros beside them.
+// cuDNN's kernels of a type ask for whole units of channels: zeros beside those that there are.
+ConvGeometry widened(ConvGeometry geometry, DType type) {
+  const std::int64_t unit = type == DType::bf16 ? 8 : 4;
+  geometry.in = (geometry.in + unit - 1) / unit * unit;
+  geometry.out = (geometry.out + unit - 1) / unit * unit;
+  return geometry;
+}
+Shape with_channels(const Shape& x, std::int64_t channels) {
+  return {x[0], channels, x[2], x[3]};
+}
+
 class Widened final : public Products {
  public:
   Widened(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight)
       : geometry_(geometry),
+        wide_(widened(geometry, x.dtype())),
         taps_(geometry.kernel.height * geometry.kernel.width),
-        wide_(widened(geometry, x.dtype())) {
-    Tensor w = Tensor::zeros(wide_.weight_shape(), Layout::plain, weight.device());
-    copy(false, weight.data(), geometry.in * taps_, w.data(), wide_.in * taps_, geometry.out, false);
-    products_.emplace(wide_, wide(x), w);
-  }
+        products_(wide_, with_channels(x.shape(), wide_.in), x.dtype(), wide_weight(weight)) {}
 
-  // The number of channels that cuDNN's kernels of this type ask for.
-  static ConvGeometry widened(ConvGeometry geometry, DType type) {
-    const std::int64_t unit = type == DType::bf16 ? 8 : 4;
-    geometry.in = (geometry.in + unit - 1) / unit * unit;
-    return geometry;
+  void forward(const Tensor& x, Tensor& y) const override {
+    Tensor all = wide_.out == geometry_.out ? y : empty(y, wide_.out);
+    products_.forward(wide(x, wide_.in), all);
+    if (wide_.out != geometry_.out) copy_pixels(all, y, false);
   }
-
-  void forward(const Tensor& x, Tensor& y) const override { products_->forward(wide(x), y); }
   void input_gradient(const Tensor& grad, InputGradient& dx) const override {
-    InputGradient all{Tensor::empty(wide_shape(dx.tensor), Layout::nhwc, grad.device(), grad.dtype()), false};
-    products_->input_gradient(grad, all);
-    copy(grad.dtype() == DType::bf16, all.tensor.data(), wide_.in, dx.tensor.data(), geometry_.in,
-         dx.tensor.numel() / geometry_.in, dx.accumulate);
+    const Tensor dy = wide(grad, wide_.out);
+    if (wide_.in == geometry_.in) return products_.input_gradient(dy, dx);
+    InputGradient all{empty(dx.tensor, wide_.in), false};
+    products_.input_gradient(dy, all);
+    copy_pixels(all.tensor, dx.tensor, dx.accumulate);
   }
   void weight_gradient(const Tensor& x, const Tensor& grad, const GradientTarget& dw) const override {
     const DeviceArray<float> all(static_cast<std::size_t>(wide_.weight_shape().numel()));
-    products_->weight_gradient(wide(x), grad, {all.data(), false});
+    products_.weight_gradient(wide(x, wide_.in), wide(grad, wide_.out), {all.data(), false});
     copy(false, all.data(), wide_.in * taps_, dw.data, geometry_.in * taps_, geometry_.out, dw.accumulate);
   }
 
@@ -119,33 +132,95 @@ class Widened final : public Products {
         {word(rows), word(std::min(from_width, to_width)), word(from_width), 0, 1, word(to_width), 0, 1},
         accumulate);
   }
-  Shape wide_shape(const Tensor& x) const { return {x.dim(0), wide_.in, x.dim(2), x.dim(3)}; }
-  Tensor wide(const Tensor& x) const {
-    Tensor all = Tensor::empty(wide_shape(x), Layout::nhwc, x.device(), x.dtype());
+  static void copy_pixels(const Tensor& from, Tensor& to, bool accumulate) {
+    copy(to.dtype() == DType::bf16, from.data(), from.dim(1), to.data(), to.dim(1), to.numel() / to.dim(1),
+         accumulate);
+  }
+  static Tensor empty(const Tensor& like, std::int64_t channels) {
+    return Tensor::empty(with_channels(like.shape(), channels), Layout::nhwc, like.device(), like.dtype());
+  }
+  static Tensor wide(const Tensor& x, std::int64_t channels) {
+    if (x.dim(1) == channels) return x;
+    Tensor all = empty(x, channels);
     const auto bytes = static_cast<std::size_t>(all.numel()) * size_of(all.dtype());
     TOPKNOT_CUDA(cudaMemsetAsync(all.data(), 0, bytes, Context::current().stream()));
-    copy(x.dtype() == DType::bf16, x.data(), geometry_.in, all.data(), wide_.in, x.numel() / geometry_.in,
-         false);
+    copy_pixels(x, all, false);
+    return all;
+  }
+  Tensor wide_weight(const Tensor& weight) const {
+    Tensor all = Tensor::zeros(wide_.weight_shape(), Layout::plain, weight.device());
+    copy(false, weight.data(), geometry_.in * taps_, all.data(), wide_.in * taps_, geometry_.out, false);
     return all;
   }
 
-  ConvGeometry geometry_;
+  ConvGeometry geometry_, wide_;
   std::int64_t taps_;
-  ConvGeometry wide_;
-  std::optional<Cudnn> products_;
+  Cudnn products_;
 };
 
-std::shared_ptr<const Products> products(const ConvGeometry& geometry, const Tensor& x,
-                                         const Tensor& weight) {
+class Direct final : public Products {
+ public:
+  Direct(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight)
+      : geometry_(geometry), filter_(direct_conv_filter(geometry, weight, x.dtype())) {}
+  void forward(const Tensor& x, Tensor& y) const override { direct_conv(geometry_, x, filter_, y); }
+  void input_gradient(const Tensor& grad, InputGradient& dx) const override {
+    direct_conv_input_gradient(geometry_, filter_, grad, dx);
+  }
+  void weight_gradient(const Tensor& x, const Tensor& grad, const GradientTarget& dw) const override {
+    direct_conv_weight_gradient(geometry_, x, grad, dw);
+  }
+
+ private:
+  ConvGeometry geometry_;
+  Tensor filter_;
+};
+
+enum class Way { pointwise, cudnn, widened, direct };
+
+Way way_of(ConvProduct product, const ConvGeometry& geometry, const Tensor& x) {
   if (geometry.kernel == 1 && geometry.stride == 1 && geometry.padding == 0 && geometry.groups == 1)
-    return std::make_shared<const Pointwise>(geometry, x, weight);
+    return Way::pointwise;
+  if (geometry.groups > 1 && geometry.groups == geometry.in) return Way::direct;
   const auto supported = [&](const ConvGeometry& g) {
-    return Convolution(g, {x.dim(0), g.in, x.dim(2), x.dim(3)}, x.dtype()).supported();
+    return Convolution(g, with_channels(x.shape(), g.in), x.dtype()).supported(product);
   };
-  const ConvGeometry wide = Widened::widened(geometry, x.dtype());
-  if (geometry.groups == 1 && wide != geometry && !supported(geometry) && supported(wide))
-    return std::make_shared<const Widened>(geometry, x, weight);
-  return std::make_shared<const Cudnn>(geometry, x, weight);
+  if (supported(geometry)) return Way::cudnn;
+  const ConvGeometry wide = widened(geometry, x.dtype());
+  return geometry.groups == 1 && wide != geometry && supported(wide) ? Way::widened : Way::direct;
+}
+
+std::unique_ptr<const Products> products(Way way, const ConvGeometry& geometry, const Tensor& x,
+                                         const Tensor& weight) {
+  switch (way) {
+    case Way::pointwise:
+      return std::make_unique<const Pointwise>(geometry, x, weight);
+    case Way::cudnn:
+      return std::make_unique<const Cudnn>(geometry, x.shape(), x.dtype(), weight);
+    case Way::widened:
+      return std::make_unique<const Widened>(geometry, x, weight);
+    default:
+      return std::make_unique<const Direct>(geometry, x, weight);
+  }
+}
+
+// What the op keeps: the weight in the form of the output's way, which the gradients mostly go too.
+struct Kept {
+  Way way;
+  std::unique_ptr<const Products> products;
+};
+
+// run(products) in the product's way, by `kept` if that is its way; what was used.
+template <class Run>
+std::shared_ptr<const Kept> compute(ConvProduct product, const ConvGeometry& geometry, const Tensor& x,
+                                    const Tensor& weight, std::shared_ptr<const Kept> kept, const Run& run) {
+  for (;;) try {
+      const Way way = way_of(product, geometry, x);
+      if (!kept || kept->way != way)
+        kept = std::make_shared<const Kept>(Kept{way, products(way, geometry, x, weight)});
+      run(*kept->products);
+      return kept;
+    } catch (const ConvUnsupported&) {  // which way_of() knows from now on
+    }
 }
 
 Layout output_layout(const ConvGeometry&) {
@@ -155,18 +230,22 @@ Layout output_layout(const ConvGeometry&) {
 OpState forward(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight, const Tensor& bias,
                 Tensor& y) {
   TOPKNOT_CHECK(x.layout() == Layout::nhwc, "conv2d on a GPU takes activations in nhwc");
-  const auto of = products(geometry, x, weight);
-  of->forward(x, y);
+  const auto kept = compute(ConvProduct::output, geometry, x, weight, nullptr,
+                            [&](const Products& by) { by.forward(x, y); });
   if (bias.defined()) add_bias(y, bias);
-  return of;
+  return kept;
 }
 
-void backward(const ConvGeometry&, const Tensor& x, const Tensor&, const Tensor& dy, const OpState& state,
-              WeightedGradients& out) {
-  const auto& of = state_as<Products>(state);
+void backward(const ConvGeometry& geometry, const Tensor& x, const Tensor& weight, const Tensor& dy,
+              const OpState& state, WeightedGradients& out) {
+  auto kept = std::static_pointer_cast<const Kept>(state);
   bias_gradient(dy, out.bias);
-  if (out.weight.data) of.weight_gradient(x, dy, out.weight);
-  if (out.x.tensor.defined()) of.input_gradient(dy, out.x);
+  if (out.weight.data)
+    kept = compute(ConvProduct::weight_gradient, geometry, x, weight, kept,
+                   [&](const Products& by) { by.weight_gradient(x, dy, out.weight); });
+  if (out.x.tensor.defined())
+    compute(ConvProduct::input_gradient, geometry, x, weight, kept,
+            [&](const Products& by) { by.input_gradient(dy, out.x); });
 }
 
 const RegisterKernels<ConvKernels> conv2d_registered(DeviceKind::cuda, {.output_layout = output_layout,

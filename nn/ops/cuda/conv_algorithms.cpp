@@ -143,8 +143,16 @@ class ConvChooser {
       if (timed_all) keep(best);
       if (!best.empty()) return best;
     }
-    throw Error(fmt::format("cuDNN {} has no {}algorithm for {}", cudnnGetVersion(),
-                            context_.options().deterministic ? "deterministic " : "", name()));
+    give_up();
+  }
+
+  [[noreturn]] void give_up() const {
+    choices().supported[key()] = false;
+    throw ConvUnsupported(without());
+  }
+  std::string without() const {
+    return fmt::format("cuDNN {} has no {}algorithm for {}", cudnnGetVersion(),
+                       context_.options().deterministic ? "deterministic " : "", name());
   }
 
   // Whether cuDNN's heuristics name any algorithm.
@@ -395,6 +403,11 @@ void Convolution::run(ConvProduct product, const void* a, const void* b, float b
       const char* calls[] = {"cudnnConvolutionForward", "cudnnConvolutionBackwardData",
                              "cudnnConvolutionBackwardFilter"};
       const std::string call = std::string(calls[static_cast<int>(product)]) + " for " + chooser.name();
+      if (last && unsupported(status) && !capturing(context.stream())) {
+        cudaGetLastError();
+        const std::lock_guard lock(choices().mutex);
+        chooser.give_up();
+      }
       // What failed in a capture would leave half a graph.
       if (last || capturing(context.stream())) check_cudnn(status, call.c_str(), __FILE__, __LINE__);
       cudaGetLastError();
@@ -408,17 +421,15 @@ void Convolution::run(ConvProduct product, const void* a, const void* b, float b
   }
 }
 
-bool Convolution::supported() const {
-  Context& context = Context::current();
-  const Key key = ConvChooser(*this, context, ConvProduct::output).key();
+bool Convolution::supported(ConvProduct product) const {
+  const ConvChooser chooser(*this, Context::current(), product);
+  const Key key = chooser.key();
   const std::lock_guard lock(choices().mutex);
   if (const auto known = choices().supported.find(key); known != choices().supported.end())
     return known->second;
-  bool all = true;
-  for (const ConvProduct product :
-       {ConvProduct::output, ConvProduct::input_gradient, ConvProduct::weight_gradient})
-    all = all && ConvChooser(*this, context, product).supported();
-  return choices().supported[key] = all;
+  const bool answer = chooser.supported();
+  if (!answer) log_debug(chooser.without());
+  return choices().supported[key] = answer;
 }
 
 void forget_conv_algorithms() {

@@ -44,6 +44,12 @@ using CudnnFilter =
 using CudnnConvolution = CudnnDescriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor,
                                          cudnnDestroyConvolutionDescriptor>;
 
+// cuDNN does not do a product: Convolution::supported() knows from now on, and nothing was written.
+class ConvUnsupported : public Error {
+ public:
+  using Error::Error;
+};
+
 // For one op of a graph; used by one thread.
 class Convolution {
  public:
@@ -52,12 +58,11 @@ class Convolution {
 
   // Puts the product on the current context's stream: out = product(a, b) + beta * out, with beta 0 or 1. (a,
   // b): (x, w), (w, dy) or (x, dy); all of the convolution's type, out too. Throws CudaError if a call fails,
-  // Error where cuDNN has no algorithm.
+  // ConvUnsupported where cuDNN has no algorithm, or named some and supports none.
   void run(ConvProduct product, const void* a, const void* b, float beta, void* out) const;
 
-  // Whether cuDNN's heuristics name an algorithm for each of the products; asked once per shape, as for
-  // choices.
-  bool supported() const;
+  // Whether cuDNN's heuristics name an algorithm for the product; asked once per shape, as for choices.
+  bool supported(ConvProduct product) const;
 
  private:
   friend class ConvChooser;

@@ -1,5 +1,6 @@
 // cuDNN's convolutions on the machine of machine.h, as loops over the definition. The check of arguments is
-// as strict as cuDNN's for NHWC: packed tensors, NHWC filters, one type for all, enough workspace.
+// as strict as cuDNN's for NHWC: packed tensors, NHWC filters, one type for all, enough workspace; in bfloat16
+// whole eights of channels and no groups, which some versions and GPUs do not do.
 #include "tests/cuda/emulator/cudnn_convolution.h"
 
 #include <algorithm>
@@ -31,7 +32,10 @@ struct Shapes {
     if (x.type != y.type || x.type != w.type) return CUDNN_STATUS_NOT_SUPPORTED;
     if (conv.math == CUDNN_TENSOR_OP_MATH && convolutions().refuses_tensor_ops)
       return CUDNN_STATUS_NOT_SUPPORTED;
-    if (x.dims[1] % convolutions().channel_unit != 0) return CUDNN_STATUS_NOT_SUPPORTED;
+    const bool bf16 = x.type == CUDNN_DATA_BFLOAT16;
+    const int unit = bf16 ? convolutions().bf16_channel_unit : convolutions().channel_unit;
+    if (x.dims[1] % unit != 0 || y.dims[1] % unit != 0) return CUDNN_STATUS_NOT_SUPPORTED;
+    if (bf16 && conv.groups > 1 && !convolutions().bf16_groups) return CUDNN_STATUS_NOT_SUPPORTED;
     if (x.strides[1] != 1 || y.strides[1] != 1 || w.format != CUDNN_TENSOR_NHWC)
       return CUDNN_STATUS_NOT_SUPPORTED;
     const auto out = [&](std::size_t d) {
@@ -99,6 +103,7 @@ cudnnStatus_t run(const char* call, cudnnHandle_t handle, Product product, const
   if (!a || !b || !out || bytes < algorithm->workspace || (bytes > 0 && !workspace))
     return CUDNN_STATUS_BAD_PARAM;
   if (*call && number == convolutions().fails_to_run) return CUDNN_STATUS_EXECUTION_FAILED;
+  if (*call && convolutions().runs_nothing) return CUDNN_STATUS_NOT_SUPPORTED;
   const float by = *static_cast<const float*>(alpha), old = *static_cast<const float*>(beta);
   if (old != 0 && convolutions().refuses_to_add) return CUDNN_STATUS_NOT_SUPPORTED;
   if (*call) note_use(number, shapes.conv.math);

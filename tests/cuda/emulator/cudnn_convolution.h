@@ -26,7 +26,10 @@ struct ConvolutionMachine {
   bool refuses_tensor_ops = false;     // CUDNN_TENSOR_OP_MATH is not supported
   bool names_default = false;          // rows say CUDNN_DEFAULT_MATH, whatever the descriptor says
   int fails_to_run = -1;               // this algorithm: foretold and timed, but not when it is used
-  int channel_unit = 1;                // other numbers of input channels are not supported
+  int channel_unit = 1;                // other numbers of channels are not supported, in fp32
+  int bf16_channel_unit = 8;           // and in bfloat16
+  bool bf16_groups = false;            // convolutions in groups are supported in bfloat16
+  bool runs_nothing = false;           // what is foretold and timed is not supported when it is used
   int foretold = 0, timed = 0;         // calls
   std::set<int> loaded;                // what was timed before: a first time is that of loading code
   std::vector<int> used;               // the algorithm of each convolution, in order of the calls

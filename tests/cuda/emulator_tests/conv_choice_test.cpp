@@ -345,30 +345,87 @@ TEST_CASE("channels that cuDNN does not take are widened with zeros") {
     const Machine machine;
     auto& cudnn = emulator::convolutions();
     OnGpu gpu(type == DType::bf16 ? Precision::bf16 : Precision::fp32);
-    const auto expected = step(type);
-    Machine::clear();
-    cudnn.channel_unit = type == DType::bf16 ? 8 : 4;
-    const auto result = step(type);
-    for (std::size_t part = 0; part < expected.size(); ++part)
-      if (type == DType::bf16 && part == 1)  // dx, added to beside cuDNN: rounded once more
-        testing::check_close("dx", result[part], testing::as_double(expected[part]),
-                             reference::Array(expected[part].size(), 8.0), 1.0 / 128);
-      else
-        CHECK(result[part] == expected[part]);
-    const int asked = cudnn.foretold;
-    step(type);
-    CHECK(cudnn.foretold == asked);
-    // Nothing helps where groups would have to be widened each.
-    CHECK(says(error_text([&] { step(type, {2, 6, 6, 6, 4, 3, 1, 1, 2}); }), {"no deterministic algorithm"}));
+    const int unit = type == DType::bf16 ? 8 : 4;
+    // Of both, of x alone, of y alone.
+    for (const Conv& g : {Conv{2, 3, 6, 6, 5, 3, 1, 1}, {2, 3, 6, 6, 8, 3, 1, 1}, {2, 8, 6, 6, 5, 3, 1, 1}}) {
+      Machine::clear();
+      cudnn.bf16_channel_unit = 1;
+      const auto expected = step(type, g);
+      Machine::clear();
+      cudnn.channel_unit = unit;
+      const auto result = step(type, g);
+      CHECK(cudnn.used.size() == 6);
+      for (std::size_t part = 0; part < expected.size(); ++part)
+        if (type == DType::bf16 && part == 1 && g.in != 8)  // added to beside cuDNN: rounded once more
+          testing::check_close("dx", result[part], testing::as_double(expected[part]),
+                               reference::Array(expected[part].size(), 16.0), 1.0 / 128);
+        else
+          CHECK(result[part] == expected[part]);
+      const int asked = cudnn.foretold;
+      step(type, g);
+      CHECK(cudnn.foretold == asked);
+    }
   }
 }
 
-TEST_CASE("a convolution for which cuDNN has no algorithm says which") {
+TEST_CASE("what cuDNN does not do is computed by the definition, each product by itself") {
+  const std::vector<DType> types{DType::f32, DType::bf16};
+  const std::vector<Conv> convolutions{{2, 3, 6, 6, 5, 3, 1, 1}, {2, 6, 6, 6, 4, 3, {2, 1}, 1, 2}};
+  const auto check = [](DType type, const auto& result, const auto& expected) {
+    for (std::size_t part = 0; part < expected.size(); ++part)
+      testing::check_close("part " + std::to_string(part), result[part], testing::as_double(expected[part]),
+                           reference::Array(expected[part].size(), 30.0), type == DType::bf16 ? 8e-3 : 1e-6);
+  };
+  for (const DType type : types)
+    for (const Conv& g : convolutions) {
+      const Machine machine;
+      auto& cudnn = emulator::convolutions();
+      OnGpu gpu(type == DType::bf16 ? Precision::bf16 : Precision::fp32);
+      cudnn.bf16_channel_unit = 1, cudnn.bf16_groups = true;
+      const auto expected = step(type, g);
+      CHECK(cudnn.used.size() == 6);
+      const auto used_with = [&](const std::string& refused) {
+        INFO(refused << ", " << g.str());
+        if (!refused.empty()) emulator::fail(refused, CUDNN_STATUS_NOT_SUPPORTED);
+        cudnn.used.clear();
+        check(type, step(type, g), expected);
+        const std::size_t first = cudnn.used.size();
+        step(type, g);
+        CHECK(cudnn.used.size() == 2 * first);
+        Machine::clear();
+        return first;
+      };
+      Machine::clear();
+      cudnn.algorithms = {{0, 1.0f, 0, false}};  // none is deterministic
+      CHECK(used_with("") == 0);
+      cudnn.bf16_channel_unit = 1, cudnn.bf16_groups = true, cudnn.runs_nothing = true;
+      CHECK(used_with("") == 0);
+      for (const char* product : {"Forward", "BackwardData", "BackwardFilter"}) {
+        cudnn.bf16_channel_unit = 1, cudnn.bf16_groups = true;
+        CHECK(used_with("cudnnGetConvolution" + std::string(product) + "Algorithm_v7") == 4);
+      }
+      if (g.groups > 1 && type == DType::bf16) CHECK(used_with("") == 0);
+    }
+}
+
+TEST_CASE("cuDNN is not asked for a depthwise convolution") {
   const Machine machine;
-  emulator::convolutions().algorithms = {{0, 1.0f, 0, false}};
+  OnGpu gpu(Precision::fp32, false);
+  for (const std::int64_t out : {6, 12}) step(DType::f32, {2, 6, 6, 6, out, 3, 1, 1, 6});
+  CHECK(emulator::convolutions().foretold == 0);
+  CHECK(emulator::convolutions().used.empty());
+}
+
+TEST_CASE("cuDNN is not asked for a gradient that is not wanted") {
+  const Machine machine;
   OnGpu gpu;
-  CHECK(says(error_text([] { step(); }),
-             {"no deterministic algorithm", "the output", "[2, 3, 6, 6]", "[4, 3, 3, 3]", "stride 1x1"}));
+  emulator::fail("cudnnGetConvolutionBackwardDataAlgorithm_v7", CUDNN_STATUS_EXECUTION_FAILED);
+  const Tensor images = testing::gpu_tensor(random_values(kConv.x_size(), 1), {kConv.n, kConv.in, 6, 6},
+                                            Layout::nhwc, DType::f32);
+  const testing::GpuLeaf w(kConv.geometry().weight_shape(), random_values(kConv.w_size(), 2));
+  testing::backward_from(
+      {{conv2d(Variable(images), w.variable(), {}, kConv.geometry()), random_values(kConv.y_size(), 4)}});
+  CHECK(emulator::convolutions().used.size() == 2);
 }
 
 }  // namespace topknot
