@@ -1,5 +1,6 @@
 // Pooling: windows by cuDNN, which passes a NaN of the window on, and the mean of whole images here. Where
-// cuDNN does not pool bfloat16, it pools the same numbers as floats.
+// cuDNN does not pool bfloat16, it pools the same numbers as floats. cuDNN's quicker maximum may add the
+// gradients of windows that overlap in any order; ContextOptions::deterministic takes the other one.
 #include "nn/ops/cuda/cudnn_descriptor.h"
 #include "nn/ops/cuda/op_tools.h"
 
@@ -15,11 +16,11 @@ class CudnnPool {
       : x_(cudnn_activation_tensor(input, type)), y_(cudnn_activation_tensor(output, type)) {
     const int window = static_cast<int>(g.window), padding = static_cast<int>(g.padding),
               stride = static_cast<int>(g.stride);
-    TOPKNOT_CUDNN(
-        cudnnSetPooling2dDescriptor(pooling_.get(),
-                                    g.kind == PoolKind::max ? CUDNN_POOLING_MAX_DETERMINISTIC
-                                                            : CUDNN_POOLING_AVERAGE_COUNT_EXCLUDE_PADDING,
-                                    CUDNN_PROPAGATE_NAN, window, window, padding, padding, stride, stride));
+    const auto max =
+        Context::current().options().deterministic ? CUDNN_POOLING_MAX_DETERMINISTIC : CUDNN_POOLING_MAX;
+    TOPKNOT_CUDNN(cudnnSetPooling2dDescriptor(
+        pooling_.get(), g.kind == PoolKind::max ? max : CUDNN_POOLING_AVERAGE_COUNT_EXCLUDE_PADDING,
+        CUDNN_PROPAGATE_NAN, window, window, padding, padding, stride, stride));
   }
   cudnnStatus_t forward(const Tensor& x, Tensor& y) const {
     return cudnnPoolingForward(Context::current().cudnn(), pooling_.get(), &kOne, x_.get(), x.data(), &kZero,

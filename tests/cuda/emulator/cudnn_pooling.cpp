@@ -16,7 +16,7 @@ struct cudnnPoolingStruct {
 namespace {
 
 bool is_max(const cudnnPoolingStruct& p) {
-  return p.mode == CUDNN_POOLING_MAX_DETERMINISTIC;
+  return p.mode != CUDNN_POOLING_AVERAGE_COUNT_EXCLUDE_PADDING;
 }
 
 bool fits(const cudnnPoolingStruct& p, const cudnnTensorStruct& x, const cudnnTensorStruct& y) {
@@ -79,8 +79,12 @@ cudnnStatus_t cudnnSetPooling2dDescriptor(cudnnPoolingDescriptor_t d, cudnnPooli
                                           int vertical_padding, int horizontal_padding, int vertical_stride,
                                           int horizontal_stride) {
   if (const int error = injected("cudnnSetPooling2dDescriptor")) return static_cast<cudnnStatus_t>(error);
-  if (mode != CUDNN_POOLING_MAX_DETERMINISTIC && mode != CUDNN_POOLING_AVERAGE_COUNT_EXCLUDE_PADDING)
-    return CUDNN_STATUS_NOT_SUPPORTED;
+  const char* const name = mode == CUDNN_POOLING_MAX                 ? "CUDNN_POOLING_MAX"
+                           : mode == CUDNN_POOLING_MAX_DETERMINISTIC ? "CUDNN_POOLING_MAX_DETERMINISTIC"
+                           : mode == CUDNN_POOLING_AVERAGE_COUNT_EXCLUDE_PADDING ? "an average"
+                                                                                 : nullptr;
+  if (!name) return CUDNN_STATUS_NOT_SUPPORTED;
+  if (const int error = injected(name)) return static_cast<cudnnStatus_t>(error);
   *d = {mode,
         {window_height, window_width},
         {vertical_padding, horizontal_padding},

@@ -145,6 +145,23 @@ TEST_CASE("bfloat16 that cuDNN does not pool is pooled as floats") {
   }
 }
 
+TEST_CASE("max pooling takes cuDNN's deterministic algorithm if runs must repeat, else the quicker one") {
+  const emulator::Settings settings;
+  for (const bool deterministic : {false, true}) {
+    const OnGpu gpu(cuda::Precision::fp32, deterministic);
+    const auto pooled = [&](const char* without) {
+      emulator::reset();
+      emulator::fail(without, CUDNN_STATUS_EXECUTION_FAILED);
+      return error_text([&] {
+        pool(Variable(gpu_tensor(random_values(32, 1), {1, 2, 4, 4}, Layout::nhwc, DType::f32)),
+             {PoolKind::max, 2, 2, 0});
+      });
+    };
+    CHECK(pooled("CUDNN_POOLING_MAX").empty() == deterministic);
+    CHECK(pooled("CUDNN_POOLING_MAX_DETERMINISTIC").empty() != deterministic);
+  }
+}
+
 TEST_CASE("a method is never chosen while a graph is captured; one chosen before is used") {
   const OnGpu gpu(cuda::Precision::fp32, false);
   const BatchNormProbe p({3, 8, 4, 3, false, true}, DType::f32);
