@@ -154,8 +154,8 @@ class Exchange {
 
   // What of a step may be captured in a graph: all from ready() to decode_and_commit(); or ready() to
   // end_backward() in one graph and decode_and_commit() in another, with communicate() between them in every
-  // step, outside of graphs (threads, whose ranks meet on the host); or nothing. For `parts`, ready() starts
-  // no collective.
+  // step, outside of graphs (threads, whose ranks meet on the host, or an NCCL that is kept out); or nothing.
+  // For `parts`, ready() starts no collective.
   enum class Capture { none, parts, whole };
   Capture capture() const;
   // A number that changes whenever what a graph has captured is out of date (a density, a slice's memory).

@@ -100,7 +100,7 @@ struct Config {
     int threads = 0;             // 0: see compute_threads()
     std::string device = "auto";
     std::string precision = "fp32";
-    bool graphs = true;
+    std::string graphs = "true";  // true, false, parts
     bool deterministic = false;
     std::string algorithm_cache = "auto";
     std::string bn_stats = "mean";

@@ -117,9 +117,10 @@ std::vector<Key> machine_keys() {
            "fp32; bf16: activations and products in bfloat16, weights, gradients and statistics in fp32; "
            "tf32: of products on a GPU",
            {"fp32", "tf32", "bf16"}),
-      flag("train.graphs", at<t, &Train::graphs>,
+      text("train.graphs", at<t, &Train::graphs>,
            "on a GPU: steps are recorded as CUDA graphs and replayed; the same numbers, less work for the "
-           "host")
+           "host; parts: without NCCL's collectives",
+           {"true", "false", "parts"})
           .used_by({kGpus}),
       flag("train.deterministic", at<t, &Train::deterministic>,
            "the same bits in every run on a GPU too, slower there; on a CPU always so")

@@ -78,8 +78,10 @@ class CudaRunner final : public Runner {
   }
   std::unique_ptr<Exchange> make_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                           const ExchangeOptions& options) override {
-    if (config_.dist.backend != "gloo")
+    if (config_.dist.backend != "gloo") {
       collectives_ = make_device_communicator(communicator_, config_.dist.timeout_s);
+      if (config_.train.graphs != "false") collectives_->try_graphs(config_.train.graphs == "true");
+    }
     auto exchange = make_device_exchange(arena, queue, collectives_.get(), options);
     exchange_ = exchange.get();
     return exchange;
@@ -121,7 +123,7 @@ class CudaRunner final : public Runner {
   void run(const StepParts& parts) override {
     using Capture = Exchange::Capture;
     const Capture capture =
-        config_.train.graphs && !records() && !varies() ? exchange_->capture() : Capture::none;
+        config_.train.graphs != "false" && !records() && !varies() ? exchange_->capture() : Capture::none;
     const Work first = [&] {
       const NvtxRange range("forward and backward");
       parts.compute();

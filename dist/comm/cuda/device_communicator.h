@@ -27,6 +27,10 @@ class DeviceCommunicator {
   virtual std::string backend() const = 0;  // "nccl", "threads"
   // Whether its calls can be captured in a graph together with what is before and after them.
   virtual bool capturable() const = 0;
+  // Collective, before splits and captures. Records calls in a graph that is not launched; if that fails on one
+  // rank, capturable() is false on all of them from now on, and rank 0 warns. `wanted` false: it is false
+  // without a trial.
+  virtual void try_graphs([[maybe_unused]] bool wanted) {}
 
   // The same `bytes` from every rank, to `all` in rank order. GPU memory, aligned to 16.
   virtual void all_gather(const std::byte* mine, std::byte* all, std::size_t bytes, cudaStream_t stream) = 0;

@@ -13,9 +13,11 @@
 #include "dist/comm/communicator.h"
 #include "dist/comm/cuda/device_communicator.h"
 #include "dist/comm/cuda/nccl_watch.h"
+#include "nn/base/log.h"
 #include "nn/base/program.h"
 #include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
+#include "nn/core/cuda/pool.h"
 
 namespace topknot::cuda {
 namespace {
@@ -93,30 +95,15 @@ class NcclCommunicator : public DeviceCommunicator {
   // `whole`: null, or what this is a split of.
   NcclCommunicator(Communicator& host, double timeout_s, NcclCommunicator* whole)
       : host_(host), timeout_s_(timeout_s), whole_(whole), exceptions_(std::uncaught_exceptions()) {
-    const int device = Context::current().options().device;
-    const ncclUniqueId id = unique_id_for(host, device);
-    try {
-      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-      config.blocking = 0;
-      start_text_ = "NCCL's start with " + std::to_string(size()) + " ranks";
-      const ncclResult_t result = ncclCommInitRankConfig(&communicator_, size(), id, rank(), &config);
-      settle(start_text_, "ncclCommInitRankConfig", result);
-    } catch (const std::exception& error) {
-      abort(error.what());
-      if (ending_.joinable()) ending_.join();
-      throw;
-    }
-    watch_ = std::make_unique<NcclWatch>(
-        device, timeout_s, [this] { return problem(); }, [this] { return host_.peers_alive(); },
-        [this](const std::string& why) { abort(explain(why)); });
+    start();
   }
 
   ~NcclCommunicator() override {
     const bool in_order = std::uncaught_exceptions() == exceptions_;
     const Deadline deadline = deadline_in(timeout_s_ > 0 ? std::min(timeout_s_, kEndSeconds) : kEndSeconds);
     const PollingWait wait;
-    while (in_order && !ended() && !watch_->idle() && Clock::now() < deadline) wait.pause();
-    const bool idle = watch_->idle();
+    while (in_order && !ended() && watch_ && !watch_->idle() && Clock::now() < deadline) wait.pause();
+    const bool idle = watch_ && watch_->idle();
     watch_.reset();
     if (communicator_ && in_order && idle) end(deadline);
     if (communicator_) ncclCommAbort(std::exchange(communicator_, nullptr));
@@ -126,7 +113,26 @@ class NcclCommunicator : public DeviceCommunicator {
   int rank() const override { return host_.rank(); }
   int size() const override { return host_.size(); }
   std::string backend() const override { return "nccl"; }
-  bool capturable() const override { return true; }
+  bool capturable() const override { return capturable_; }
+
+  // A failed call ends a communicator for good (non-blocking NCCL keeps the error), so all ranks start anew. None
+  // has launched a graph before they agree: its kernels would wait for the others'.
+  void try_graphs(bool wanted) override {
+    if (size() == 1) return;
+    if (!wanted) return static_cast<void>(capturable_ = false);
+    const std::vector<std::string> problems = gather_texts(host_, recording_problem());
+    const auto first =
+        std::find_if(problems.begin(), problems.end(), [](const std::string& text) { return !text.empty(); });
+    if (first == problems.end()) return start_watch();
+    capturable_ = false;
+    ncclCommAbort(std::exchange(communicator_, nullptr));
+    start();
+    if (rank() == 0)
+      log_warning(
+          fmt::format("NCCL refuses its calls in a CUDA graph, on rank {}: {}; steps are recorded in two "
+                      "graphs around the collectives (train.graphs=parts)",
+                      first - problems.begin(), *first));
+  }
 
   void all_gather(const std::byte* mine, std::byte* all, std::size_t bytes, cudaStream_t stream) override {
     begin("all_gather", bytes);
@@ -198,6 +204,56 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
  private:
+  void start() {
+    const ncclUniqueId id = unique_id_for(host_, Context::current().options().device);
+    try {
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 0;
+      start_text_ = "NCCL's start with " + std::to_string(size()) + " ranks";
+      const ncclResult_t result = ncclCommInitRankConfig(&communicator_, size(), id, rank(), &config);
+      settle(start_text_, "ncclCommInitRankConfig", result);
+    } catch (const std::exception& error) {
+      abort(error.what());
+      if (ending_.joinable()) ending_.join();
+      throw;
+    }
+    start_watch();
+  }
+
+  void start_watch() {
+    watch_ = std::make_unique<NcclWatch>(
+        Context::current().options().device, timeout_s_, [this] { return problem(); },
+        [this] { return host_.peers_alive(); }, [this](const std::string& why) { abort(explain(why)); });
+  }
+
+  // Records a step's kinds of calls after they were made once, which connects the ranks. "", or what went wrong.
+  // Ends the watch, to which a refused call would be the end of the run.
+  std::string recording_problem() {
+    Context& context = Context::current();
+    constexpr std::size_t n = 2 * kGatherAndAdd;
+    const auto bytes = n * sizeof(float);
+    const DeviceArray<float> sum(n);
+    const DeviceArray<std::byte> all(bytes * static_cast<std::size_t>(size()));
+    TOPKNOT_CUDA(cudaMemsetAsync(sum.data(), 0, bytes, context.stream()));
+    const auto calls = [&] {
+      all_gather(reinterpret_cast<const std::byte*>(sum.data()), all.data(), bytes, context.stream());
+      all_reduce(sum.data(), n, SumOrder::library, context.stream());
+      all_reduce(sum.data(), n, SumOrder::ranks, context.stream());
+    };
+    calls(), wait(context.stream());
+    watch_.reset();
+    GraphMemory memory(context.pool());
+    recording_ = true;
+    std::string text;
+    try {
+      const Graph graph(context.stream(), memory, calls);
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    recording_ = false;
+    return text;
+  }
+
   // ncclCommAbort ends what is on the GPU, and then waits until no graph holds calls of the communicator
   // (NCCL 2.26 and later). The graphs' owner may be the caller, or wait for him: so another thread does it.
   void end_at_once(ncclComm_t ended) {
@@ -242,6 +298,7 @@ class NcclCommunicator : public DeviceCommunicator {
       }
       throw_if_ended(what);
       if (result == ncclSuccess) return;
+      if (result != ncclInProgress && recording_) throw CollectiveError(describe(name, result));
       if (result != ncclInProgress) fail(what + ": " + describe(name, result), result);
       if (Clock::now() >= look) {  // which takes a lock that the host's collectives use
         if (!host_.first_error().empty()) fail(what + " was ended");
@@ -392,6 +449,8 @@ class NcclCommunicator : public DeviceCommunicator {
   const int exceptions_;  // in flight at construction
   std::string start_text_, last_;
   std::uint64_t sequence_ = 0;
+  bool capturable_ = true;
+  bool recording_ = false;  // in try_graphs(): a failed call is not the end
   std::vector<std::unique_ptr<Memory>> scratch_;
   std::mutex mutex_;  // guards what follows
   ncclComm_t communicator_ = nullptr;

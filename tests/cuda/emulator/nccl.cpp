@@ -56,6 +56,7 @@ struct Member {
   int rank = 0, device = 0;
   std::uint64_t next = 0;
   bool aborted = false;
+  ncclResult_t error = ncclSuccess;                          // of a call: what every later one returns
   std::shared_ptr<int> in_graphs = std::make_shared<int>();  // shared by calls that were captured
 };
 
@@ -149,6 +150,10 @@ thread_local Open open_group;
 ncclResult_t put(const std::shared_ptr<Member>& state, Part part, cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   cudaStreamIsCapturing(stream, &capture);
+  if (capture != cudaStreamCaptureStatusNone && state->error == ncclSuccess)
+    state->error = static_cast<ncclResult_t>(
+        injected(("NCCL in a graph of rank " + std::to_string(state->rank)).c_str()));
+  if (state->error != ncclSuccess) return state->error;
   const auto held = capture == cudaStreamCaptureStatusNone ? nullptr : state->in_graphs;
   enqueue_when(stream,
                [state, held, part = std::move(part), number = std::optional<std::uint64_t>()]() mutable {
@@ -269,6 +274,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   *error = ncclSuccess;
   if (const int code = injected("ncclCommGetAsyncError"))
     return *error = static_cast<ncclResult_t>(code), ncclSuccess;
+  if (comm->state->error != ncclSuccess) return *error = comm->state->error, ncclSuccess;
   const std::lock_guard lock(comm->state->group->mutex);
   if (comm->state->group->joined < comm->state->group->ranks) *error = ncclInProgress;
   return ncclSuccess;

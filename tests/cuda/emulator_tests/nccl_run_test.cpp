@@ -1,5 +1,10 @@
 // Whole runs by NCCL, one GPU per rank: the weights of threads that share a card, with the whole step in a
 // graph.
+#include <nccl.h>
+
+#include <algorithm>
+#include <optional>
+
 #include "tests/cuda/emulator/machine.h"
 #include "tests/cuda/emulator_tests/machine_settings.h"
 #include "tests/support/error_text.h"
@@ -48,6 +53,31 @@ TEST_CASE(
     CHECK(run_of("threads", 4, two).checksums == weights);
     CHECK(run_of("gloo", 4, two).checksums == weights);  // staged
     CHECK(run_of("nccl", 4, keys).checksums != weights);
+  }
+}
+
+TEST_CASE("nccl: a run whose NCCL refuses calls in graphs keeps them out of graphs, to the same weights") {
+  for (const auto& [ranks, keys] :
+       std::vector<std::pair<int, Keys>>{{2, {"compress.name=topk"}},
+                                         {2, {"compress.name=dense", "dist.ordered_sum=true"}},
+                                         {4, {"compress.name=topk", "exchange.ranks_per_host=2"}}}) {
+    INFO(keys.front());
+    const auto graphs_and_weights = [&, &ranks = ranks, &keys = keys](const char* graphs) {
+      const Run run = run_of("nccl", ranks, with(keys, {std::string("train.graphs=") + graphs}));
+      return std::pair(emulator::most_graphs(), run.checksums);
+    };
+    std::optional<emulator::Gpus> gpus(std::in_place, ranks);
+    const auto none = graphs_and_weights("false");
+    CHECK(none.first == 0);
+    const auto parts = graphs_and_weights("parts");
+    CHECK(parts.second == none.second);
+    CHECK((parts.first > 0) == (ranks == 2));  // hosts of ranks encode between collectives
+    gpus.emplace(ranks);
+    emulator::fail("NCCL in a graph of rank 1", ncclUnhandledCudaError);
+    const auto refused = graphs_and_weights("true");
+    CHECK(refused.second == parts.second);
+    CHECK(refused.first ==
+          std::max<std::size_t>(parts.first, 1));  // the trial of a rank that refuses nothing
   }
 }
 

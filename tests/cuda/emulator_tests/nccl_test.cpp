@@ -1,6 +1,7 @@
 // The NCCL communicator over an emulated NCCL: what it sums, and how it ends.
 #include <nccl.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "tests/cuda/emulator/nccl_emulator.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
+#include "tests/support/standard_error.h"
 
 namespace topknot {
 namespace {
@@ -91,6 +93,44 @@ TEST_CASE("nccl: the library's sums are right, and the same on every rank") {
   });
   for (const auto& sum : sums)
     for (std::size_t i = 0; i < n; ++i) CHECK(sum[i] == static_cast<float>(1000 + 4 * i));
+}
+
+TEST_CASE("nccl: where one rank's NCCL refuses calls in a graph, all ranks start anew and keep them out") {
+  const Machine machine;
+  constexpr int ranks = 3;
+  constexpr std::size_t n = 9000;
+  const std::vector<float> ones(n, 1.0f);
+  for (const bool wanted : {true, false})
+    for (const bool refused : {false, true}) {
+      if (refused) emulator::fail("NCCL in a graph of rank 1", ncclUnhandledCudaError);
+      std::vector<int> capturable(ranks);
+      std::vector<std::vector<float>> sums(ranks, std::vector<float>(n));
+      const int aborts = emulator::nccl_aborts();
+      const testing::StandardError written;
+      run_device_ranks(kMake, ranks, [&](DeviceRank& rank) {
+        const auto r = static_cast<std::size_t>(rank.rank());
+        rank.device.try_graphs(wanted);
+        capturable[r] = rank.device.capturable();
+        const cuda::DeviceArray<float> memory(n);
+        rank.context.synchronize();
+        to_gpu<float>(ones, memory.data(), rank.stream());
+        rank.device.all_reduce(memory.data(), n, SumOrder::ranks, rank.stream());
+        from_gpu<float>(memory.data(), sums[r], rank.stream());
+        rank.device.wait(rank.stream());
+      });
+      CHECK(capturable == std::vector(ranks, wanted && !refused ? 1 : 0));
+      for (const auto& sum : sums) CHECK(sum == std::vector<float>(n, 3.0f));
+      const std::string text = written.text();
+      if (wanted && refused)
+        CHECK((says(text, {"on rank 1: ", "unhandled cuda error", "train.graphs=parts"}) &&
+               std::count(text.begin(), text.end(), '\n') == 1));
+      else
+        CHECK(text.empty());
+      CHECK(emulator::nccl_aborts() - aborts == (wanted && refused ? ranks : 0));
+      CHECK(emulator::nccl_communicators() == 0);
+      emulator::reset();
+      emulator::machine().devices = 8;
+    }
 }
 
 TEST_CASE("nccl: calls are captured in a graph, which sums anew at each launch") {
