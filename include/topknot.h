@@ -21,7 +21,8 @@
  *
  * With key device=cuda all pointers to gradients, blocks, sums and averages are to a GPU's memory. A call waits until the
  * GPU is done with it, on a stream of the compressor's own: what the caller's streams write must be there before the call.
- * A block then has the same length on all ranks and in all steps of one density. States and residuals are the host's.
+ * A block then has the same length on all ranks and in all steps of one density; blocks given to topknot_decode() begin at
+ * multiples of 4 bytes, and a damaged one is TOPKNOT_NOT_FINITE. States and residuals are the host's.
  *
  * Numbers are little-endian; positions and lengths fit memory: a tensor has at most 2^31 - 1 elements.
  */
@@ -108,9 +109,10 @@ const char* topknot_methods(void);
  *   scope=tensor|model               each tensor is compressed for itself (default), or all that are as one vector
  *   threads=N                        of a call; default: OpenMP's own number
  *   device=cpu|cuda|cuda:N           where gradients, messages and averages lie: the host's memory (default), that of the
- *                                    GPU on which the thread works, or of GPU N. For methods that have kernels: topk,
- *                                    threshold, gaussiank, dgc, regtopk, signsgd, qsgd, dense with most of their keys;
- *                                    others are refused. Averages, residuals and states are the same bits.
+ *                                    GPU on which the thread works, or of GPU N. For methods that have kernels: topk, lags,
+ *                                    threshold, gaussiank, dgc, gradient_dropping, regtopk, signsgd, qsgd, dense with most
+ *                                    of their keys; others are refused. Averages, residuals and states have the bits of
+ *                                    the CPU's (regtopk's nearly always: docs/gpu.md).
  *   undo=true                        keeps what topknot_undo() needs: what the method keeps, once more, during a
  *                                    round twice
  * Tensors that dense_1d (default true) and min_numel leave uncompressed go with the others' messages as they

@@ -1,5 +1,6 @@
 #include "compress/cuda/device_step.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "nn/base/check.h"
@@ -9,26 +10,28 @@ namespace topknot::cuda {
 static_assert(sizeof(StepParameters) <= 64 && sizeof(StepStatus) <= 64);
 
 DeviceStep::DeviceStep(int ranks)
-    : ranks_(ranks), memory_(kWeights + static_cast<std::size_t>(ranks) * sizeof(float)) {
-  for (Slot& slot : slots_) slot.memory = std::make_unique<PinnedMemory>(memory_.size());
-}
+    : ranks_(ranks),
+      memory_(kWeights + static_cast<std::size_t>(ranks) * sizeof(float)),
+      slots_(std::make_unique<PinnedMemory>(kSlots * memory_.size())) {}
 
 DeviceStep::~DeviceStep() {
   // Page-locked memory is given back only when the GPU has read it; after a failure the GPU may stand still
   // for good, and waiting for it here would keep the rank from ending.
-  for (Slot& slot : slots_)
-    if (cudaEventQuery(slot.copied.get()) != cudaSuccess) static_cast<void>(slot.memory.release());
+  if (std::any_of(copied_.begin(), copied_.end(),
+                  [](const Event& event) { return cudaEventQuery(event.get()) != cudaSuccess; }))
+    static_cast<void>(slots_.release());
   cudaGetLastError();
 }
 
 template <class Fill>
 void DeviceStep::copy(cudaStream_t stream, std::size_t begin, std::size_t end, Fill fill) {
-  Slot& slot = slots_[next_++ % kSlots];
-  slot.copied.synchronize();
-  fill(slot.memory->data());
-  TOPKNOT_CUDA(cudaMemcpyAsync(memory_.data() + begin, slot.memory->data() + begin, end - begin,
-                               cudaMemcpyHostToDevice, stream));
-  slot.copied.record(stream);
+  const std::size_t slot = next_++ % kSlots;
+  std::byte* const from = slots_->data() + slot * memory_.size();
+  copied_[slot].synchronize();
+  fill(from);
+  TOPKNOT_CUDA(
+      cudaMemcpyAsync(memory_.data() + begin, from + begin, end - begin, cudaMemcpyHostToDevice, stream));
+  copied_[slot].record(stream);
 }
 
 void DeviceStep::begin(cudaStream_t stream, const StepContext& context) {

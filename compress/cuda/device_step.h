@@ -36,17 +36,14 @@ class DeviceStep {
  private:
   static constexpr std::size_t kStatus = 64, kWeights = 128;  // bytes from the start
   static constexpr std::size_t kSlots = 16;
-  struct Slot {
-    std::unique_ptr<PinnedMemory> memory;
-    Event copied;
-  };
   // Copies bytes [begin, end) of the next slot, which `fill` writes to.
   template <class Fill>
   void copy(cudaStream_t stream, std::size_t begin, std::size_t end, Fill fill);
 
   int ranks_;
   DeviceArray<std::byte> memory_;
-  std::array<Slot, kSlots> slots_;  // the host may be that many copies ahead of the GPU
+  std::unique_ptr<PinnedMemory> slots_;  // the host may be that many copies ahead of the GPU
+  std::array<Event, kSlots> copied_;
   std::size_t next_ = 0;
 };
 

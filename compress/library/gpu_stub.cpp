@@ -3,7 +3,7 @@
 
 namespace topknot {
 
-std::unique_ptr<Place> make_gpu(int) {
+std::unique_ptr<Place> make_gpu(int, int) {
   refuse("this libtopknot has no CUDA; build it with TOPKNOT_CUDA=ON, or leave key 'device' at cpu");
 }
 

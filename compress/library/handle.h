@@ -123,8 +123,9 @@ class Place {
 
 // round.cpp.
 std::unique_ptr<Place> make_host();
-// cuda/gpu.cu, or gpu_stub.cpp. GPU `index`; -1: the one that the thread works on. Throws UserError if there is none.
-std::unique_ptr<Place> make_gpu(int index);
+// cuda/gpu.cu, or gpu_stub.cpp. GPU `index`; -1: the one that the thread works on. `rank`: for messages. Throws UserError
+// if there is none.
+std::unique_ptr<Place> make_gpu(int index, int rank);
 
 }  // namespace topknot
 

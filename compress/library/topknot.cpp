@@ -40,6 +40,8 @@ topknot_result guarded(const Call& call) noexcept {
   };
   try {
     return call();
+  } catch (const DeviceError& error) {
+    return failed(TOPKNOT_FAILED, error.what());
   } catch (const Error& error) {
     return failed(TOPKNOT_INVALID, error.what());
   } catch (const std::bad_alloc&) {
@@ -84,15 +86,15 @@ topknot_result locked(topknot_compressor* compressor, const Call& call) noexcept
 }
 
 // Of key `device`.
-std::unique_ptr<Place> place_of(const std::string& device) {
+std::unique_ptr<Place> place_of(const std::string& device, int rank) {
   if (device == "cpu") return make_host();
-  if (device == "cuda") return make_gpu(-1);
+  if (device == "cuda") return make_gpu(-1, rank);
   int index = -1;
   const std::string number = device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), index);
   if (number.empty() || error != std::errc{} || end != number.data() + number.size() || index < 0)
     refuse("key 'device' must be cpu, cuda, or cuda:N, not '" + one_line(device) + "'");
-  return make_gpu(index);
+  return make_gpu(index, rank);
 }
 
 template <class Call>
@@ -162,7 +164,7 @@ topknot_result topknot_create(const char* method, const char* const* keys, size_
       }
       compressor->tensors.push_back(std::move(tensor));
     }
-    compressor->place = place_of(compressor->settings.device);
+    compressor->place = place_of(compressor->settings.device, rank);
     const std::shared_ptr<void> entered = compressor->place->enter();
     make_parts(*compressor);
     *made = compressor.release();
@@ -322,14 +324,19 @@ topknot_result topknot_commit(topknot_round* round, void* const* averages, topkn
       end(compressor, round, true);
       throw;
     }
-    for (std::size_t i = 0; i < round->tensors.size(); ++i) {
-      if (!averages[i]) continue;
-      const Tensor& tensor = compressor.tensors[round->tensors[i]];
-      compressor.place->write(
-          compressor.parts[tensor.part].gradient.span().subspan(tensor.offset, tensor.numel),
-          static_cast<float>(scale), type, averages[i]);
+    try {
+      for (std::size_t i = 0; i < round->tensors.size(); ++i) {
+        if (!averages[i]) continue;
+        const Tensor& tensor = compressor.tensors[round->tensors[i]];
+        compressor.place->write(
+            compressor.parts[tensor.part].gradient.span().subspan(tensor.offset, tensor.numel),
+            static_cast<float>(scale), type, averages[i]);
+      }
+      compressor.place->finish();
+    } catch (...) {
+      end(compressor, round, false);
+      throw;
     }
-    compressor.place->finish();
     end(compressor, round, false);
     return topknot_result(TOPKNOT_OK);
   });

@@ -20,6 +20,12 @@ class UserError : public Error {
   using Error::Error;
 };
 
+// A call of a GPU's libraries failed, or its memory is used up.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 [[noreturn]] inline void fail_check(const char* condition, const std::string& message, const char* file,
                                     int line) {
   throw Error(message + " [failed: " + condition + " at " + file + ":" + std::to_string(line) + "]");

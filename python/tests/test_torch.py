@@ -489,6 +489,11 @@ def check_refusals(rank, ranks):
         topknot.torch.CompressionHook(wrapped(network()), "topk", densty=0.1)
     with refused("'tensor' or 'bucket', not 'model'"):
         topknot.torch.CompressionHook(wrapped(network()), "topk", scope="model")
+    if device == "cpu":
+        with refused("device='cuda', and the parameters are on cpu"):
+            topknot.torch.CompressionHook(wrapped(network()), "topk", device="cuda")
+    with refused("local steps keep their state in the CPU's memory"):
+        topknot.torch.LocalSteps(network(), "sparseloco", every=2, device="cuda")
     with refused("remove scope='bucket'"):
         topknot.torch.CompressionHook(wrapped(network(), find_unused_parameters=True), "topk", scope="bucket")
     with refused("float64"):

@@ -169,6 +169,7 @@ class Round:
         """
         if blocks is None:
             return self._decode(None, None)
+        self._compressor._require_host("decode_pointers()")
         arrays = [bytes_of(f"rank {rank}'s block", block) for rank, block in enumerate(blocks)]
         return self.decode_pointers([array.ctypes.data for array in arrays], [array.size for array in arrays])
 
@@ -455,6 +456,8 @@ class Compressor:
 def exchange(rounds: Sequence[Round], observe: Optional[Callable[[list[Message]], None]] = None) -> State:
     """The exchange within this process, of all ranks' rounds in order, sums in rank order, until they are decoded: DONE or
     NOT_FINITE. `observe` gets the ranks' messages before each is exchanged. For studies and tests."""
+    for own in rounds:
+        own._compressor._require_host("an exchange of your own")
     state = State.MORE
     while state is State.MORE:
         if observe:

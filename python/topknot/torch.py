@@ -68,25 +68,32 @@ def _wait_for(tensor: torch.Tensor) -> None:
         torch.cuda.current_stream(tensor.device).synchronize()
 
 
-def _device_for(method: str, keys: dict[str, Value], tensors: Iterable[torch.Tensor]) -> str:
+def _device_for(method: str, keys: dict[str, Value], tensors: Iterable[torch.Tensor], channel: "_Channel") -> str:
     """Where gradients beside these tensors are compressed: key device, or, where it is "auto" or not given, where they lie
-    if the library has kernels for the method, and its blocks a bound there."""
-    places = {t.device for t in tensors}
-    place = str(places.pop()) if len(places) == 1 else "cpu"
+    if on all ranks the library has kernels for the method, and its blocks a bound there. Collective."""
+    places = {str(t.device) for t in tensors}
+    place = places.pop() if len(places) == 1 else "several devices"
     wanted = str(keys.get("device", "auto"))
-    if wanted == "cpu" or (wanted == "auto" and not place.startswith("cuda:")):
-        return "cpu"
-    if wanted not in ("auto", "cuda", place):
-        raise Error(f"device='{wanted}', and the parameters are on '{place}'; leave it out, or choose 'cpu'")
-    if wanted == "auto" and not keys.get("capacity") and {"gaussiank", "threshold"} & {method, keys.get("select")}:
-        return "cpu"  # a GPU's block has room for whatever the threshold lets through
-    try:
-        Compressor(method, {"all": (64,)}, keys={**keys, "device": place}).close()
-    except (Error, RuntimeError):
-        if wanted != "auto":
-            raise
-        return "cpu"
-    return place
+    if wanted == "cpu":
+        return wanted
+    on_gpu = place.startswith("cuda:")
+    if wanted != "auto" and not (on_gpu and wanted in ("cuda", place)):
+        raise Error(f"device='{wanted}', and the parameters are on {place}; leave it out, or choose 'cpu'")
+    # A GPU's block has room for whatever a threshold lets through.
+    unbounded = not keys.get("capacity") and {"gaussiank", "threshold"} & {method, keys.get("select")}
+    if on_gpu and not (wanted == "auto" and unbounded):
+        trial: dict[str, Value] = {**keys, "dense_1d": False, "min_numel": 0, "scope": "tensor", "device": place}
+        try:
+            Compressor(method, {"all": (8, 8)}, keys=trial).close()
+        except Error:
+            if wanted != "auto":
+                raise
+            on_gpu = False
+    else:
+        on_gpu = False
+    # Blocks of a GPU and of the CPU do not mix.
+    found = torch.cat(channel.all_gather(torch.tensor([float(on_gpu)])))
+    return place if bool(found.min() > 0) else "cpu"
 
 
 class _Channel:
@@ -370,12 +377,12 @@ class _Worker:
 
     threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         # Its put() may be called while another one is under way in the same thread, as the garbage collector may do.
         self.tasks: "queue.SimpleQueue[Optional[Callable[[], None]]]" = queue.SimpleQueue()
         self._last = threading.Event()  # behind the task that was added last
         self._last.set()
-        thread = threading.Thread(target=self._run, args=(self.tasks,), name="topknot", daemon=True)
+        thread = threading.Thread(target=self._run, args=(self.tasks, device), name="topknot", daemon=True)
         self.threads.add(thread)
         thread.start()
 
@@ -395,7 +402,9 @@ class _Worker:
         self._last.wait()
 
     @staticmethod
-    def _run(tasks: "queue.SimpleQueue[Optional[Callable[[], None]]]") -> None:
+    def _run(tasks: "queue.SimpleQueue[Optional[Callable[[], None]]]", device: torch.device) -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         while (task := tasks.get()) is not None:
             task()
             del task
@@ -470,7 +479,6 @@ class CompressionHook:
         if self.keys.get("lr_inside") and optimizer is None:
             raise Error("lr_inside: the learning rate is the optimizer's; give optimizer=")
         self.optimizer = optimizer
-        self.device = _device_for(method, {**self.keys, "scope": "tensor"}, ddp.module.parameters())
         self._each = bool(getattr(ddp, "find_unused_parameters", False))  # a round for each parameter
         if self._each and scope == "bucket":
             raise Error("scope: with find_unused_parameters each parameter has a message of its own; remove scope='bucket'")
@@ -483,6 +491,7 @@ class CompressionHook:
         self._layouts = {name: (p.stride(), _memory_order(p)) for name, p in parameters.items()}
         shapes = {name: tuple(p.shape[d] for d in self._layouts[name][1]) for name, p in parameters.items()}
         group = ddp.process_group
+        self.device = _device_for(method, self.keys, parameters.values(), _Channel(group))
         self._compressors = _Compressors(method, shapes, _Channel(group), {**self.keys, "device": self.device})
         self._step = -1
         self._skipped: set[int] = set()  # steps with a bucket that was not finite
@@ -501,7 +510,7 @@ class CompressionHook:
             )
         )  # fmt: skip
         self._pinned: dict[int, torch.Tensor] = {}  # by bucket: where a GPU's gradients are copied to
-        self._worker = _Worker()
+        self._worker = _Worker(next(iter(parameters.values())).device)
         weakref.finalize(self, self._worker.tasks.put, None)
 
     @property
@@ -763,6 +772,8 @@ class LocalSteps:
         self.keys: dict[str, Value] = {**chosen, **(keys or {}), **more}
         if self.keys.get("lr_inside"):
             raise Error("lr_inside is of gradients; what is exchanged here is a change of weights")
+        if self.keys.get("device", "cpu") != "cpu":
+            raise Error("device: local steps keep their state in the CPU's memory, where changes are compressed; leave it out")
         self._optimizer = optimizer
         self._statistics = [
             getattr(module, name)
@@ -935,7 +946,7 @@ class FsdpCompression:
         self._pinned: dict[str, torch.Tensor] = {}
         self._loaded: dict[str, torch.Tensor] = {}
         self._steps: dict[str, int] = {}
-        self.device = _device_for(method, self.keys, model.parameters())
+        self.device = _device_for(method, self.keys, model.parameters(), self._channel)
         self._keys = {**self.keys, "device": self.device}
         _compressor(method, {"all": (64,)}, self._channel, self._keys).close()  # says now what is wrong with the keys
         for name, module in modules.items():

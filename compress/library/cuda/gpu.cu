@@ -15,6 +15,7 @@
 #include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/kernel_tools.h"
+#include "nn/core/cuda/pool.h"
 
 namespace topknot {
 namespace cuda {
@@ -43,6 +44,8 @@ void convert(cudaStream_t stream, const void* from, void* to, std::size_t n, flo
     launch(convert_kernel<From, To>, grid_for(n, kThreads * 4, 4096), kThreads, stream,
            static_cast<const From*>(from), static_cast<To*>(to), n, scale);
 }
+
+constexpr std::size_t kLongestRow = 0x7fffffff;  // of a copy in two dimensions
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + 15) / 16 * 16;
@@ -86,7 +89,8 @@ class Entered {
 
 class Gpu final : public Place {
  public:
-  explicit Gpu(int index) : context_(std::make_unique<Context>(ContextOptions{.device = index})) {}
+  Gpu(int index, int rank)
+      : context_(std::make_unique<Context>(ContextOptions{.device = index, .rank = rank})) {}
   ~Gpu() override {
     int before = 0;
     cudaGetDevice(&before);
@@ -149,7 +153,9 @@ class Gpu final : public Place {
     memory->step->begin(stream(), context);
     for (const std::size_t p : round.parts) {
       Part& part = round.owner->parts[p];
-      if (part.reserved != context.density) part.compressor->reserve(context.density);
+      if (part.reserved == context.density) continue;
+      if (std::exchange(part.reserved, 0.0) > context.density) shrink(part);
+      part.compressor->reserve(context.density);
       part.reserved = context.density;
     }
     context.weights = {memory->step->weights(), ranks};
@@ -242,6 +248,15 @@ class Gpu final : public Place {
   cudaStream_t stream() const { return context_->stream(); }
   void wait() const { TOPKNOT_CUDA(cudaStreamSynchronize(stream())); }
 
+  // Compressors keep the memory of their highest density; a warm-up's would be taken from the program for good.
+  void shrink(Part& part) {
+    const std::vector<std::byte> state = part.compressor->state();
+    std::unique_ptr<Compressor> fresh = make_compressor(part.options, part.spec);
+    fresh->load_state(state);
+    part.compressor = std::move(fresh);
+    context_->pool()->release_cached();
+  }
+
   // One that no round has: page-locked memory takes long to get.
   std::shared_ptr<DeviceStep> free_step(int ranks) {
     for (const auto& step : steps_)
@@ -257,7 +272,7 @@ class Gpu final : public Place {
     for (std::size_t r = 1; r < ranks; ++r)
       in_order &= blocks[r].data() == blocks[0].data() + r * blocks[0].size();
     const DeviceArray<std::byte>& all = memory.received.emplace_back(ranks * bytes);
-    if (in_order)
+    if (in_order && blocks[0].size() <= kLongestRow)
       TOPKNOT_CUDA(cudaMemcpy2DAsync(all.data(), bytes, blocks[0].data() + at, blocks[0].size(), bytes, ranks,
                                      cudaMemcpyDeviceToDevice, stream()));
     else
@@ -284,13 +299,13 @@ class Gpu final : public Place {
 }  // namespace
 }  // namespace cuda
 
-std::unique_ptr<Place> make_gpu(int index) {
+std::unique_ptr<Place> make_gpu(int index, int rank) {
   if (const std::string why = cuda::problem(); !why.empty()) refuse(why);
   int current = 0;
   TOPKNOT_CUDA(cudaGetDevice(&current));
   std::unique_ptr<Place> gpu;
   try {
-    gpu = std::make_unique<cuda::Gpu>(index < 0 ? current : index);
+    gpu = std::make_unique<cuda::Gpu>(index < 0 ? current : index, rank);
   } catch (...) {
     cudaSetDevice(current);
     throw;

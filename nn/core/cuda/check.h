@@ -12,9 +12,9 @@ namespace topknot::cuda {
 
 // A call of CUDA, cuDNN, cuBLAS or NCCL that failed. After one the GPU may be of no further use to this
 // process.
-class CudaError : public Error {
+class CudaError : public DeviceError {
  public:
-  using Error::Error;
+  using DeviceError::DeviceError;
 };
 
 // The GPU's memory is used up; the message says what was asked for, what is free, and what to lower.

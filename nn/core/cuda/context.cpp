@@ -67,9 +67,6 @@ void check_launch(const void* kernel, unsigned grid, unsigned block) {
 }
 
 std::string problem() {
-  // Read when CUDA starts. By default the streams of all ranks of a process share 8 queues of the hardware,
-  // where one waits for another's kernels.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaSuccess && count > 0) {
@@ -104,8 +101,9 @@ Context* Context::current_or_null() {
   return current_context;
 }
 
-Context::Use::Use(Context& context) : before_(std::exchange(current_context, &context)) {
+Context::Use::Use(Context& context) : before_(current_context) {
   TOPKNOT_CUDA(cudaSetDevice(context.options().device));
+  current_context = &context;
 }
 
 Context::Use::~Use() {
@@ -124,7 +122,7 @@ Context::Context(const ContextOptions& options) : options_(options) {
   TOPKNOT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device));
   if (major < 8)
     throw UserError("GPU " + std::to_string(options.device) +
-                    " is too old: compute capability 8.0 (Ampere) or newer is needed; set train.device=cpu");
+                    " is too old: compute capability 8.0 (Ampere) or newer is needed; compute on the CPU");
   int least = 0, greatest = 0;
   TOPKNOT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   pool_ = std::make_shared<Pool>(options.device);

@@ -214,8 +214,7 @@ void write_time(cudaStream_t stream, std::uint64_t* at);
 // DeviceBackend::add on a stream. bfloat16 numbers are added as floats and rounded once.
 void add(cudaStream_t stream, DType type, const void* a, const void* b, void* out, std::size_t n);
 
-// "" if a GPU can be used; else why not, and what to do. A process's first call of CUDA: sets
-// CUDA_DEVICE_MAX_CONNECTIONS where the user has not.
+// "" if a GPU can be used; else why not, and what to do.
 std::string problem();
 
 }  // namespace topknot::cuda

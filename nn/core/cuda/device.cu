@@ -1,5 +1,6 @@
 // GPU memory for tensors, blocks of the current context's pool, which a tensor may outlive; and what the core
 // does to it.
+#include <cstdlib>
 #include <mutex>
 #include <unordered_map>
 
@@ -177,11 +178,14 @@ bool built_with_cuda() {
 }
 
 std::string cuda_problem() {
+  // Read when CUDA starts. By default the streams of all ranks of a process share 8 queues of the hardware,
+  // where one waits for another's kernels.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   return cuda::problem();
 }
 
 bool cuda_available() {
-  return cuda::problem().empty();
+  return cuda_problem().empty();
 }
 
 int gpu_count() {

@@ -21,8 +21,8 @@ struct Pools {
   std::vector<Pool*> all;
 };
 Pools& pools() {
-  static Pools instance;
-  return instance;
+  static auto* instance = new Pools;  // never destroyed: the last pool may go after main()
+  return *instance;
 }
 
 }  // namespace
@@ -117,7 +117,7 @@ void* Pool::take_in_capture(std::size_t size) {
   if (status != cudaErrorMemoryAllocation) TOPKNOT_CUDA(status);
   cudaGetLastError();
   throw OutOfMemory("a graph is being recorded and needs " + mebibytes(size) +
-                    " of GPU memory that is not there; set train.graphs=false, or lower data.batch_size");
+                    " of GPU memory that is not there; set train.graphs=false, or lower the batch size");
 }
 
 void* Pool::take(std::size_t size) {
@@ -137,7 +137,7 @@ void Pool::fail(std::size_t size) const {
   throw OutOfMemory("GPU " + std::to_string(device_) + " is out of memory" + rank + ": " + mebibytes(size) +
                     " asked for, " + mebibytes(in_use()) + " in use here, " + mebibytes(left) + " of " +
                     mebibytes(total) +
-                    " free; lower data.batch_size, or dist.ranks where ranks share the GPU");
+                    " free; lower the batch size, or the number of ranks that share the GPU");
 }
 
 void Pool::release(void* data) noexcept {

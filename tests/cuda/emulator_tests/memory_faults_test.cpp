@@ -18,7 +18,7 @@ TEST_CASE("a GPU out of memory names the size asked for and what to lower") {
   const OnGpu gpu;
   const auto allocate = [&] { Tensor::empty({1 << 20}, Layout::plain, gpu.device()); };
   CHECK_THROWS_AS(allocate(), cuda::OutOfMemory);
-  CHECK(says(error_text(allocate), {"rank 0", "4.0 MiB asked for", "data.batch_size"}));
+  CHECK(says(error_text(allocate), {"rank 0", "4.0 MiB asked for", "batch size"}));
 }
 
 TEST_CASE("cached blocks are given back before memory is called short") {
@@ -87,10 +87,10 @@ TEST_CASE("a lost GPU is called lost, with the rank") {
 
 TEST_CASE("ranks that share a GPU get as many hardware queues as there are, unless the user asks for fewer") {
   unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  CHECK(cuda::problem().empty());
+  CHECK(cuda_problem().empty());
   CHECK(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "32");
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
-  CHECK(cuda::problem().empty());
+  CHECK(cuda_problem().empty());
   CHECK(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "4");
   unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
 }
