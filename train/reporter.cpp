@@ -401,12 +401,12 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   end.wall_seconds = train_seconds_;
   end.eval_seconds = eval_seconds_;
   end.startup_seconds = startup_seconds_;
-  const auto steady_steps = [&](double Seconds::*figure, std::int64_t every) {
+  const auto by_step = [&](double Seconds::*figure) {
     std::vector<double> values;
     for (const Seconds& step : seconds_) values.push_back(step.*figure);
-    return without_warm_up(values, every);
+    return values;
   };
-  const std::vector<double> steady = steady_steps(&Seconds::step_s, 0);
+  const std::vector<double> steady = without_warm_up(by_step(&Seconds::step_s), 0);
   const double total = std::accumulate(steady.begin(), steady.end(), 0.0);
   const double images = static_cast<double>(images_per_step()) * static_cast<double>(steady.size());
   end.images_per_second = total > 0 ? images / total : 0;
@@ -419,9 +419,9 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   end.steps = steps;
   end.skipped_steps = skipped;
   const std::int64_t every = config_.exchange.every;
-  const auto median = [&](double Seconds::*figure) { return quantile(steady_steps(figure, every), 0.5); };
+  const auto median = [&](double Seconds::*figure) { return steady_median(by_step(figure), every); };
   end.step_p50_s = median(&Seconds::step_s);
-  end.step_p95_s = quantile(steady_steps(&Seconds::step_s, every), 0.95);
+  end.step_p95_s = quantile(without_warm_up(by_step(&Seconds::step_s), every), 0.95);
   end.encode_p50_s = median(&Seconds::encode_s);
   end.communicate_p50_s = median(&Seconds::communicate_s);
   end.exposed_p50_s = median(&Seconds::exposed_s);
@@ -432,7 +432,8 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   write_metrics_csv(read_metrics(folder_.metrics_jsonl()), folder_.metrics_csv());
   if (modelled_makespan > 0 && end.makespan_p50_s > 0)
     log_info(fmt::format("exchange: modelled makespan {:.3g} ms, measured {:.3g} ms (median of {} steps)",
-                         1e3 * modelled_makespan, 1e3 * end.makespan_p50_s, steady.size()));
+                         1e3 * modelled_makespan, 1e3 * end.makespan_p50_s,
+                         without_warm_up(by_step(&Seconds::makespan_s), 0).size()));
   const std::string best = metric_.name == "loss"
                                ? ""
                                : fmt::format(", best {} {}", metric_.name,

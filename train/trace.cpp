@@ -103,7 +103,7 @@ void StepTrace::begin_step(std::int64_t step) {
 }
 
 void StepTrace::begin_step(std::int64_t step, Time now) {
-  tracing_ = !done_ && step >= first_ && step - first_ < steps_;
+  tracing_ = covers(step);
   if (!tracing_) return;
   step_ = step + 1;
   pieces_.clear();

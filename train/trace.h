@@ -61,7 +61,8 @@ class StepTrace {
   StepTrace(const StepTrace&) = delete;
   StepTrace& operator=(const StepTrace&) = delete;
 
-  // `step`: how many were done before.
+  // Whether the trace has this step. `step`: how many were done before.
+  bool covers(std::int64_t step) const { return !done_ && step >= first_ && step - first_ < steps_; }
   void begin_step(std::int64_t step);
   // Of the exchange, and the end of the step. Writes the file after the last step of the trace.
   void end_step(const std::vector<ExchangeSpan>& spans);

@@ -3,6 +3,7 @@
 // step: on a GPU, kernels and captured graphs run without the host.
 
 #include <cstdint>
+#include <limits>
 
 namespace topknot {
 
@@ -33,7 +34,7 @@ enum class Applied {
   learning_rate,  // before the average (LAGS-SGD)
 };
 
-// Where a rank's time went in a step, in seconds; 0 if unknown.
+// Where a rank's time went in a step, in seconds; not a number if that was not measured.
 struct StepSeconds {
   double data_s = 0, forward_s = 0;
   double backward_s = 0;  // without its hooks
@@ -46,6 +47,10 @@ struct StepSeconds {
   // first collective.
   double makespan_s = 0;
 
+  static StepSeconds unknown() {
+    constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+    return {kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone};
+  }
   StepSeconds& operator+=(const StepSeconds& other) {
     data_s += other.data_s, forward_s += other.forward_s, backward_s += other.backward_s;
     encode_s += other.encode_s, communicate_s += other.communicate_s, decode_s += other.decode_s;

@@ -46,14 +46,18 @@ double step_seconds(const std::vector<StepRecord>& steps, std::size_t i) {
   return std::max(0.0, steps[i].time_s - time_before) / static_cast<double>(count);
 }
 
+// Over the steps whose parts were measured, of a GPU's run some of them. If none was, the parts are absent and
+// the total is all steps'.
 StepTimes mean_times(const std::vector<StepRecord>& steps) {
   StepTimes sum;
   double count = 0;
+  std::vector<double> totals;
   for (std::size_t i = steps.size() > 2 * kWarmUpSteps ? kWarmUpSteps : 0; i < steps.size(); ++i) {
     const StepRecord& s = steps[i];
     const double parts =
         s.data_s + s.forward_s + s.backward_s + s.encode_s + s.exposed_s + s.decode_s + s.update_s;
-    const double total = std::max(parts, step_seconds(steps, i));
+    totals.push_back(step_seconds(steps, i));
+    const double total = std::max(parts, totals.back());
     if (!std::isfinite(total)) continue;
     sum.data += s.data_s, sum.forward += s.forward_s, sum.backward += s.backward_s, sum.encode += s.encode_s;
     sum.exposed += s.exposed_s, sum.decode += s.decode_s, sum.update += s.update_s;
@@ -62,7 +66,11 @@ StepTimes mean_times(const std::vector<StepRecord>& steps) {
     sum.hidden += std::max(0.0, s.communicate_s - s.exposed_s);
     ++count;
   }
-  if (count == 0) return sum;
+  if (count == 0) {
+    for (const StepPart& part : kStepParts) sum.*part.seconds = kAbsent;
+    sum.total = sum.other = stat_of(totals).mean;
+    return sum;
+  }
   for (const StepPart& part : kStepParts) sum.*part.seconds /= count;
   return sum;
 }

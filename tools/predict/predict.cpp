@@ -29,7 +29,7 @@ double median_of(const Metrics& metrics, std::int64_t every, double (*figure)(co
   std::vector<double> values;
   for (const StepRecord& step : metrics.steps)
     if (every > 0 || !step.skipped) values.push_back(figure(step));
-  return quantile(without_warm_up(values, every), 0.5);
+  return steady_median(values, every);
 }
 
 // The recorded seconds of a replay in place of a training step: parameters become ready in proportion to

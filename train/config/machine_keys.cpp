@@ -177,8 +177,10 @@ std::vector<Key> machine_keys() {
           .used_by({"train.record_gradients"}),
       number("train.distribution_every", at<t, &Train::distribution_every>, 0, 1e9,
              "steps between looks at the distribution of rank 0's accumulated gradient; 0: none"),
-      flag("train.step_times", at<t, &Train::step_times>,
-           "measure the parts of each step with the GPU's clock, for metrics.jsonl and compare")
+      flag(
+          "train.step_times", at<t, &Train::step_times>,
+          "measure the parts of steps with the GPU's clock, for metrics.jsonl and compare: of captured steps "
+          "the first ten and every 50th")
           .used_by({kGpus}),
       number("train.profile_steps", at<t, &Train::profile_steps>, 0, 1e6,
              "write a Chrome trace of so many steps, a file per rank, to the run directory; 0: none"),

@@ -16,6 +16,7 @@
 #include "nn/core/cuda/pool.h"
 #include "train/cuda/batches.h"
 #include "train/cuda/step_times.h"
+#include "train/metrics/metrics.h"
 #include "train/runner.h"
 #include "train/setup.h"
 
@@ -35,6 +36,10 @@ class NvtxRange {
 };
 
 constexpr std::size_t kStepsAhead = 32;
+
+// Marks (DeviceTimes) of a run whose steps are graphs: in its first steps, half of which metrics take for warm-up,
+// and then in every kMarkedEvery-th.
+constexpr std::int64_t kFirstMarked = 2 * kWarmUpSteps, kMarkedEvery = 50;
 
 Precision precision_of(const std::string& name) {
   return name == "bf16" ? Precision::bf16 : name == "tf32" ? Precision::tf32 : Precision::fp32;
@@ -113,7 +118,7 @@ class CudaRunner final : public Runner {
     }
     step_ = context.step;
     if (pending_.empty()) write_time(context_.stream(), &outcome_.data()->begin_ns);
-    times().clear();
+    times().begin_step(marked(context.step));
     times().around({"data"}, context_.stream(), [&] { train_->begin_step(); });
     const auto parts = static_cast<std::uint32_t>(gpu_steps_.size());
     count_up(context_.stream(), gpu_steps_.data(), static_cast<std::uint32_t>(context.step) * parts, parts);
@@ -121,9 +126,7 @@ class CudaRunner final : public Runner {
 
   // Eagerly at first, so that algorithms are chosen and memory is there, then as graphs.
   void run(const StepParts& parts) override {
-    using Capture = Exchange::Capture;
-    const Capture capture =
-        config_.train.graphs != "false" && !records() && !varies() ? exchange_->capture() : Capture::none;
+    const Capture capture = this->capture();
     const Work first = [&] {
       const NvtxRange range("forward and backward");
       parts.compute();
@@ -139,15 +142,17 @@ class CudaRunner final : public Runner {
       if (graphs) graphs->warm = true;
       return;
     }
+    // Those with marks and those without never run at once, and share their memory.
+    auto& [before, behind] = times().marked() ? graphs->marked : graphs->plain;
     if (capture == Capture::whole) {
-      replay(graphs->first, [&] { first(), parts.communicate(), last(); });
+      replay(before, [&] { first(), parts.communicate(), last(); });
       if (collectives_)
         collectives_->launched(context_.stream());  // the graph's collectives have a deadline too
       return;
     }
-    replay(graphs->first, first);
+    replay(before, first);
     parts.communicate();
-    replay(graphs->second, last);
+    replay(behind, last);
   }
 
   void in_phase(Phase phase, const Work& work) override {
@@ -169,7 +174,7 @@ class CudaRunner final : public Runner {
     std::byte* const to = slot(steps_);
     TOPKNOT_CUDA(
         cudaMemcpyAsync(to, outcome_.data(), sizeof(StepOutcome), cudaMemcpyDeviceToHost, context_.stream()));
-    if (clock_bytes_ > 0)
+    if (times().marked())
       TOPKNOT_CUDA(cudaMemcpyAsync(to + sizeof(StepOutcome), times().clock().data(), clock_bytes_,
                                    cudaMemcpyDeviceToHost, context_.stream()));
     there_[steps_ % kStepsAhead].record(context_.stream());
@@ -235,6 +240,18 @@ class CudaRunner final : public Runner {
   bool records() const { return config_.train.record_gradients > 0; }
   // Recordings have lengths of their own, and a graph has one shape.
   bool varies() const { return train_->loader().dataset().task() == Task::transcription; }
+  using Capture = Exchange::Capture;
+  Capture capture() const {
+    const bool graphs =
+        config_.train.graphs != "false" && !makes_local_steps(config_) && !records() && !varies();
+    return graphs ? exchange_->capture() : Capture::none;
+  }
+
+  // The same on all ranks.
+  bool marked(std::int64_t step) const {
+    const bool due = capture() == Capture::none || step < kFirstMarked || step % kMarkedEvery == 0;
+    return (config_.train.step_times && due) || trace_->covers(step);
+  }
 
   void wait(cudaStream_t stream) {
     if (collectives_)
@@ -267,7 +284,10 @@ class CudaRunner final : public Runner {
     if (!makes_local_steps(config_)) report.status = on_gpu.status;
     StepTimes times(this->times(), step.marks,
                     reinterpret_cast<const std::uint64_t*>(from + sizeof(StepOutcome)));
-    if (!times.pieces.empty()) times.add_to(report.times);
+    if (times.pieces.empty())
+      report.times = StepSeconds::unknown();
+    else
+      times.add_to(report.times);
     times.spans.insert(times.spans.end(), step.spans.begin(), step.spans.end());
     trace_->add_step(step.step, times.pieces, times.spans);
     return report;
@@ -278,8 +298,9 @@ class CudaRunner final : public Runner {
     std::vector<DeviceTimes::Mark> marks;
   };
   struct StepGraphs {
-    bool warm = false;          // has run once without a graph
-    MarkedGraph first, second;  // second: after the collectives, where these are not in a graph
+    bool warm = false;  // has run once without a graph
+    // The whole step; or its parts before and after the collectives, where these are not in a graph.
+    std::array<MarkedGraph, 2> plain, marked;
   };
 
   // Records the work if that was not done yet.

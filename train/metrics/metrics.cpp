@@ -181,7 +181,11 @@ std::vector<double> without_warm_up(const std::vector<double>& by_step, std::int
   const std::size_t count = by_step.size(), warm_up = count > kWarmUpSteps ? kWarmUpSteps : 0;
   const auto begin = by_step.begin();
   const auto at = [&](std::size_t i) { return begin + static_cast<std::ptrdiff_t>(i); };
-  if (every <= 0) return {at(warm_up), by_step.end()};
+  const auto measured = [](std::vector<double> values) {
+    std::erase_if(values, [](double value) { return std::isnan(value); });
+    return values;
+  };
+  if (every <= 0) return measured({at(warm_up), by_step.end()});
   const auto length = static_cast<std::size_t>(every);
   const auto mean = [&](std::size_t from, std::size_t to) {
     return std::accumulate(at(from), at(to), 0.0) / static_cast<double>(to - from);
@@ -190,7 +194,13 @@ std::vector<double> without_warm_up(const std::vector<double>& by_step, std::int
   for (std::size_t from = (warm_up + length - 1) / length * length; from + length <= count; from += length)
     rounds.push_back(mean(from, from + length));
   if (rounds.empty() && count > 0) rounds.push_back(mean(0, count));
-  return rounds;
+  return measured(std::move(rounds));
+}
+
+double steady_median(const std::vector<double>& by_step, std::int64_t every) {
+  std::vector<double> values = without_warm_up(by_step, every);
+  if (values.empty() && !by_step.empty()) return std::numeric_limits<double>::quiet_NaN();
+  return quantile(std::move(values), 0.5);
 }
 
 double Metric::value(double loss, double accuracy) const {

@@ -21,8 +21,10 @@ inline constexpr std::size_t kWarmUpSteps = 5;
 
 // Of one figure by step, those of the first kWarmUpSteps left out unless there are no others. With local steps, every > 0,
 // the means over whole rounds of `every` steps, each of which ends with its exchange: a median of steps would have none.
-// Without a whole round behind the warm-up, the mean of all.
+// Without a whole round behind the warm-up, the mean of all. What is not a number was not measured and left out.
 std::vector<double> without_warm_up(const std::vector<double>& by_step, std::int64_t every);
+// Their median; not a number if there are steps and none of them was measured.
+double steady_median(const std::vector<double>& by_step, std::int64_t every);
 
 // What compression saves, in bytes of a step or of many, of one rank or of all: the one definition that
 // metrics and reports share. Payload of the collectives with the blocks' headers, without the transport's
@@ -49,7 +51,8 @@ struct ByteCount {
 };
 
 // One training step. Numbers that belong to a rank (bytes, seconds) are the mean over ranks where the trainer
-// has it, else rank 0's; bytes are counted as ByteCount defines.
+// has it, else rank 0's; bytes are counted as ByteCount defines. The parts of a step that were not measured are not a
+// number, in the files null or empty.
 struct StepRecord : StepSeconds {
   std::int64_t step = 0;  // 1 after the first step
   double epoch = 0;       // epochs done, with fraction

@@ -294,7 +294,7 @@ void DeviceTimes::turn_on(std::size_t most) {
 }
 
 std::size_t DeviceTimes::begin(const Mark& mark, cudaStream_t stream) {
-  if (!on()) return 0;
+  if (!marked_) return 0;
   const std::size_t place = 2 * marks_.size();
   TOPKNOT_CHECK(place + 1 < clock_.size(), "more marks than a step was said to have");
   marks_.push_back(mark);
@@ -303,7 +303,7 @@ std::size_t DeviceTimes::begin(const Mark& mark, cudaStream_t stream) {
 }
 
 void DeviceTimes::end(std::size_t place, cudaStream_t stream) {
-  if (on()) write_time(stream, clock_.data() + place + 1);
+  if (marked_) write_time(stream, clock_.data() + place + 1);
 }
 
 std::vector<DeviceTimes::Mark> DeviceTimes::since(std::size_t first) const {

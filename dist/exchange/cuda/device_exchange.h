@@ -29,7 +29,7 @@ namespace topknot::cuda {
 
 // Where the time of a step goes on a GPU: the GPU itself writes its clock at the begin and the end of each
 // piece, so that graphs hold the marks and no step waits for the host. The host reads them with the step's
-// outcome.
+// outcome. Every write is a small kernel of its own, so not every step is marked.
 class DeviceTimes {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -40,13 +40,12 @@ class DeviceTimes {
     ExchangeSpan span = {};
   };
 
-  // Until then marks are ignored, and nothing is written. On the current context's GPU; waits for it. `most`:
-  // marks of a step.
+  // Until then no step is marked. On the current context's GPU; waits for it. `most`: marks of a step.
   void turn_on(std::size_t most);
-  bool on() const { return clock_.size() > 0; }
 
-  // A step begins: it has no marks.
-  void clear() { marks_.clear(); }
+  // `marked`: whether the pieces of this step are; otherwise nothing is written.
+  void begin_step(bool marked) { marks_.clear(), marked_ = marked; }
+  bool marked() const { return marked_; }
   // Runs `work`, which puts its own on the stream, between two writes of the clock.
   template <class Work>
   void around(const Mark& mark, cudaStream_t stream, const Work& work) {
@@ -69,7 +68,8 @@ class DeviceTimes {
   void end(std::size_t place, cudaStream_t stream);
 
   DeviceArray<std::uint64_t> clock_;
-  std::vector<Mark> marks_;
+  bool marked_ = false;
+  std::vector<Mark> marks_;  // of the step
   Time host_zero_;
   std::uint64_t zero_ = 0;  // of the GPU's clock, at host_zero_
 };

@@ -239,6 +239,20 @@ TEST_CASE("the first steps do not count in a step's times where there are twice 
   CHECK(folder.compare({"eleven"}).methods[0].times.forward == Approx(0.0085));  // of steps 6 to 11
 }
 
+TEST_CASE("the parts of a step are those of the steps that were measured, and absent if none was") {
+  const Folder folder;
+  folder.add("some", {.overrides = kTopk, .slower = true, .measured = 10});
+  folder.add("none", {.measured = 0});
+  const Comparison some = folder.compare({"some"}), none = folder.compare({"none"});
+  CHECK(some.methods[0].times.forward == Approx(0.015));  // of steps 10 and 20
+  CHECK(some.methods[0].times.total == Approx(0.1));
+  const StepTimes& times = none.methods[0].times;
+  CHECK(std::isnan(times.forward));
+  CHECK(times.total == Approx(0.1));
+  CHECK(times.other == Approx(0.1));
+  CHECK(time_table(none).rows[0][2] == "-");
+}
+
 const Made kRegression = {.metric = Metric::squared_error(),
                           .task = "synthetic_regression, 1 target, samples [64, 1, 1]"};
 

@@ -346,6 +346,12 @@ TEST_CASE("figures without the warm-up: by step, or with local steps by whole ro
   CHECK(without_warm_up({1, 2, 3}, 4) == std::vector<double>{2});
   CHECK(without_warm_up({}, 4).empty());
   CHECK(without_warm_up({}, 0).empty());
+  // A GPU does not measure every step.
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  CHECK(without_warm_up({1, 2, 3, 4, 5, none, 7, none}, 0) == std::vector<double>{7});
+  CHECK(steady_median({9, 9, 9, 9, 9, 1, none, 3, 2}, 0) == 2);
+  CHECK(std::isnan(steady_median({none, none}, 0)));
+  CHECK(steady_median({}, 0) == 0);
 }
 
 }  // namespace topknot
