@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <map>
 
 #include "dist/comm/cuda/device_communicator.h"
@@ -73,7 +72,7 @@ class CudaRunner final : public Runner {
         use_(context_),
         neighbours_(ranks_of_gpu(communicator, inputs.gpu)),
         gpu_steps_(static_cast<std::size_t>(config_.train.accumulate)),
-        outcome_(1) {}
+        outcomes_(kStepsAhead * sizeof(StepOutcome)) {}
 
   Device device() const override { return context_.device(); }
   std::string name() const override {
@@ -100,9 +99,8 @@ class CudaRunner final : public Runner {
   void begin_run(std::int64_t total_steps) override {
     if (config_.train.step_times || config_.train.profile_steps > 0) {
       times().turn_on(exchange_->most_marks() + 2 * gpu_steps_.size() + 3);
-      clock_bytes_ = times().clock().size_bytes();
+      clocks_ = std::make_unique<PinnedMemory>(kStepsAhead * times().clock().size_bytes());
     }
-    results_ = std::make_unique<PinnedMemory>(kStepsAhead * slot_bytes());
     trace_.emplace(TraceRange{config_.train.profile_from, config_.train.profile_steps, total_steps},
                    folder_.path, exchange_->groups(), communicator_.rank(), true);
   }
@@ -117,11 +115,11 @@ class CudaRunner final : public Runner {
       graph_memory_.emplace(context_.pool());
     }
     step_ = context.step;
-    if (pending_.empty()) write_time(context_.stream(), &outcome_.data()->begin_ns);
+    if (pending_.empty()) write_time(context_.stream(), &outcome(step_).begin_ns);
     times().begin_step(marked(context.step));
     times().around({"data"}, context_.stream(), [&] { train_->begin_step(); });
-    const auto parts = static_cast<std::uint32_t>(gpu_steps_.size());
-    count_up(context_.stream(), gpu_steps_.data(), static_cast<std::uint32_t>(context.step) * parts, parts);
+    count_up(context_.stream(), gpu_steps_.data(), static_cast<std::uint32_t>(context.step) * micro_batches(),
+             micro_batches());
   }
 
   // Eagerly at first, so that algorithms are chosen and memory is there, then as graphs.
@@ -134,7 +132,7 @@ class CudaRunner final : public Runner {
     const Work last = [&] {
       const NvtxRange range("decode and update");
       parts.apply();
-      write_outcome(context_.stream(), exchange_->step_state().status, parts.loss, outcome_.data());
+      write_outcome(parts.loss);
     };
     StepGraphs* graphs = capture == Capture::none ? nullptr : &graphs_[exchange_->capture_key()];
     if (!graphs || !graphs->warm) {
@@ -168,17 +166,12 @@ class CudaRunner final : public Runner {
   }
   const std::uint32_t* gpu_steps() const override { return gpu_steps_.data(); }
   void end_step(const StepReport& report, const float* loss) override {
-    if (makes_local_steps(config_))  // no run() wrote it
-      write_outcome(context_.stream(), exchange_->step_state().status, loss, outcome_.data());
     TOPKNOT_CHECK(pending_.size() < kStepsAhead, "reports() comes at least every steps_ahead() steps");
-    std::byte* const to = slot(steps_);
-    TOPKNOT_CUDA(
-        cudaMemcpyAsync(to, outcome_.data(), sizeof(StepOutcome), cudaMemcpyDeviceToHost, context_.stream()));
+    if (makes_local_steps(config_)) write_outcome(loss);  // no run() did
     if (times().marked())
-      TOPKNOT_CUDA(cudaMemcpyAsync(to + sizeof(StepOutcome), times().clock().data(), clock_bytes_,
+      TOPKNOT_CUDA(cudaMemcpyAsync(clock(step_), times().clock().data(), times().clock().size_bytes(),
                                    cudaMemcpyDeviceToHost, context_.stream()));
-    there_[steps_ % kStepsAhead].record(context_.stream());
-    ++steps_;
+    there_[slot(step_)].record(context_.stream());
     pending_.push_back({step_, report, times().marks(), exchange_->spans(), pending_.empty()});
     nvtxRangePop();
   }
@@ -187,11 +180,10 @@ class CudaRunner final : public Runner {
   std::vector<StepReport> reports(std::size_t count) override {
     TOPKNOT_CHECK(count > 0 && count <= pending_.size(), "reports of steps that were not made");
     // By a stream of its own, so that later steps need not be done.
-    there_[(steps_ - pending_.size() + count - 1) % kStepsAhead].wait(reading_.get());
+    there_[slot(pending_[count - 1].step)].wait(reading_.get());
     wait(reading_.get());
     std::vector<StepReport> reports;
-    for (std::size_t i = 0; i < count; ++i)
-      reports.push_back(complete_report(pending_[i], slot(steps_ - pending_.size() + i)));
+    for (std::size_t i = 0; i < count; ++i) reports.push_back(complete_report(pending_[i]));
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
     return reports;
   }
@@ -260,6 +252,7 @@ class CudaRunner final : public Runner {
       TOPKNOT_CUDA(cudaStreamSynchronize(stream));
   }
   DeviceTimes& times() { return exchange_->times(); }
+  std::uint32_t micro_batches() const { return static_cast<std::uint32_t>(gpu_steps_.size()); }
 
   // A step that reports() was not asked for.
   struct Pending {
@@ -269,21 +262,26 @@ class CudaRunner final : public Runner {
     std::vector<ExchangeSpan> spans;  // of a staged exchange, on the host
     bool first = false;               // no other was pending
   };
-  // What the host gets of a step: its StepOutcome and the clock of its marks. Steps are counted from this
-  // start on.
-  std::size_t slot_bytes() const { return sizeof(StepOutcome) + clock_bytes_; }
-  std::byte* slot(std::size_t step) const { return results_->data() + step % kStepsAhead * slot_bytes(); }
-  StepReport complete_report(const Pending& step, const std::byte* from) {
-    StepOutcome on_gpu;
-    std::memcpy(&on_gpu, from, sizeof on_gpu);
+  // What the host gets of a step: its StepOutcome and, if it is marked, the clock.
+  static std::size_t slot(std::int64_t step) { return static_cast<std::size_t>(step) % kStepsAhead; }
+  StepOutcome* outcomes() const { return reinterpret_cast<StepOutcome*>(outcomes_.data()); }
+  StepOutcome& outcome(std::int64_t step) const { return outcomes()[slot(step)]; }
+  std::uint64_t* clock(std::int64_t step) const {
+    return reinterpret_cast<std::uint64_t*>(clocks_->data() + slot(step) * clocks_->size() / kStepsAhead);
+  }
+  void write_outcome(const float* loss) {
+    cuda::write_outcome(context_.stream(), exchange_->step_state().status, loss, gpu_steps_.data(),
+                        micro_batches(), {outcomes(), kStepsAhead});
+  }
+  StepReport complete_report(const Pending& step) {
+    const StepOutcome& on_gpu = outcome(step.step);
     StepReport report = step.report;
     report.loss = on_gpu.loss;
     const std::uint64_t begin_ns = step.first ? on_gpu.begin_ns : end_ns_;
     report.seconds = 1e-9 * static_cast<double>(on_gpu.end_ns - begin_ns);
     end_ns_ = on_gpu.end_ns;
     if (!makes_local_steps(config_)) report.status = on_gpu.status;
-    StepTimes times(this->times(), step.marks,
-                    reinterpret_cast<const std::uint64_t*>(from + sizeof(StepOutcome)));
+    StepTimes times(this->times(), step.marks, step.marks.empty() ? nullptr : clock(step.step));
     if (times.pieces.empty())
       report.times = StepSeconds::unknown();
     else
@@ -325,13 +323,11 @@ class CudaRunner final : public Runner {
   DeviceExchange* exchange_ = nullptr;
   Batches* train_ = nullptr;
   DeviceArray<std::uint32_t> gpu_steps_;  // one per micro-batch
-  DeviceArray<StepOutcome> outcome_;
-  std::size_t clock_bytes_ = 0;
-  std::unique_ptr<PinnedMemory> results_;  // of the last steps, a ring
-  std::array<Event, kStepsAhead> there_;   // when they are in results_
-  Stream reading_;                         // waits for these
-  std::size_t steps_ = 0;                  // made since the start
-  std::int64_t step_ = 0;                  // of the run, under way
+  PinnedMemory outcomes_;                 // of the last steps, a ring
+  std::unique_ptr<PinnedMemory> clocks_;  // the same
+  std::array<Event, kStepsAhead> there_;  // when they are there
+  Stream reading_;                        // waits for these
+  std::int64_t step_ = 0;                 // of the run, under way
   std::vector<Pending> pending_;
   std::uint64_t end_ns_ = 0;     // of the last step that was reported
   DeviceArray<float> snapshot_;  // of copy_to_host()

@@ -39,10 +39,12 @@ __global__ void agree_kernel(const std::byte* first, std::size_t stride, int sta
   }
 }
 
-__global__ void outcome_kernel(const StepStatus* status, const float* loss, StepOutcome* outcome) {
-  outcome->status = *status;
-  outcome->loss = *loss;
-  outcome->end_ns = global_nanoseconds();
+__global__ void outcome_kernel(const StepStatus* status, const float* loss, const std::uint32_t* count,
+                               std::uint32_t per_slot, StepOutcome* slots, std::uint32_t n) {
+  StepOutcome& outcome = slots[*count / per_slot % n];
+  outcome.status = *status;
+  outcome.loss = *loss;
+  outcome.end_ns = global_nanoseconds();
 }
 
 __global__ void count_up_kernel(std::uint32_t* values, std::uint32_t first, std::uint32_t n) {
@@ -65,8 +67,10 @@ void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int
          ranks_per_host, status);
 }
 
-void write_outcome(cudaStream_t stream, const StepStatus* status, const float* loss, StepOutcome* outcome) {
-  launch(outcome_kernel, 1, 1, stream, status, loss, outcome);
+void write_outcome(cudaStream_t stream, const StepStatus* status, const float* loss,
+                   const std::uint32_t* count, std::uint32_t per_slot, std::span<StepOutcome> slots) {
+  launch(outcome_kernel, 1, 1, stream, status, loss, count, per_slot, slots.data(),
+         static_cast<std::uint32_t>(slots.size()));
 }
 
 void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "nn/core/step.h"
 
@@ -28,15 +29,16 @@ void join_rank_statuses(cudaStream_t stream, const RankStatus* first, int ranks,
 void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int statuses, int ranks_per_host,
            StepStatus* status);
 
-// What a GPU knows of a step's report (StepReport), and nothing else: the host copies all of it.
+// What a GPU knows of a step's report (StepReport). It lies in page-locked host memory, which kernels write to.
 struct StepOutcome {
   double loss;
   StepStatus status;
   // By the GPU's clock; the begin is that of the last step before which no other was under way.
   std::uint64_t begin_ns, end_ns;
 };
-// All but the begin.
-void write_outcome(cudaStream_t stream, const StepStatus* status, const float* loss, StepOutcome* outcome);
+// All but the begin, to slots[*count / per_slot % slots.size()]: in a graph, each replay finds its slot.
+void write_outcome(cudaStream_t stream, const StepStatus* status, const float* loss,
+                   const std::uint32_t* count, std::uint32_t per_slot, std::span<StepOutcome> slots);
 // values[i] = first + i, for i < n
 void count_up(cudaStream_t stream, std::uint32_t* values, std::uint32_t first, std::uint32_t n);
 

@@ -77,7 +77,7 @@ void reset() {
   state().machine = {};
   state().failures.clear();
   state().lost = false;
-  state().kernels = state().uploaded = state().allocations = state().graph_nodes = 0;
+  state().kernels = state().uploaded = state().downloaded = state().allocations = state().graph_nodes = 0;
   state().most_in_use = state().in_use;
   state().most_graphs = state().graphs;
   this_thread().last_error = cudaSuccess;
@@ -129,6 +129,11 @@ std::size_t kernels_run() {
 std::size_t bytes_uploaded() {
   const std::lock_guard lock(state().mutex);
   return state().uploaded;
+}
+
+std::size_t bytes_downloaded() {
+  const std::lock_guard lock(state().mutex);
+  return state().downloaded;
 }
 
 std::size_t most_graphs() {

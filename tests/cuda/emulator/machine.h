@@ -41,6 +41,7 @@ std::size_t allocations();        // cudaMalloc and cudaHostAlloc, since reset()
 std::size_t graph_nodes();        // kernels, copies and library calls of the graph that was made last
 std::size_t kernels_run();        // since reset()
 std::size_t bytes_uploaded();     // by cudaMemcpyAsync with cudaMemcpyHostToDevice, since reset()
+std::size_t bytes_downloaded();   // the same of cudaMemcpyDeviceToHost
 std::size_t most_graphs();        // executable ones at a time, since reset()
 
 // Puts work on a stream: at its turn, or into the graph that is being captured. For the emulator of cuBLAS,

@@ -115,6 +115,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
                             cudaStream_t s) {
   TOPKNOT_STAND_IN(cudaMemcpyAsync);
   if (kind == cudaMemcpyHostToDevice) state().uploaded += bytes;
+  if (kind == cudaMemcpyDeviceToHost) state().downloaded += bytes;
   const auto stream = find(s);
   if (stream && stream->capture && (pageable(to, bytes) || pageable(from, bytes)))
     return result(cudaErrorStreamCaptureUnsupported);

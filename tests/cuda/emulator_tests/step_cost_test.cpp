@@ -119,6 +119,20 @@ TEST_CASE("batches that the loader makes cross the bus as bytes") {
   CHECK(of_ten < pictures + labels + 10 * 512);  // and the parameters of the steps
 }
 
+TEST_CASE("a captured step copies nothing to the host: a kernel writes its outcome there") {
+  const emulator::Gpus gpus(1);
+  const auto downloaded = [](int steps) {
+    emulator::reset();
+    train("threads", 1,
+          {"train.device=cuda", "compress.name=topk", "train.max_steps=" + std::to_string(steps),
+           "train.eval_every=0", "train.check_every=0", "data.test_size=16", "data.train_size=160",
+           "data.image_size=12", "model.hidden=[12]"});
+    return emulator::bytes_downloaded();
+  };
+  CHECK(downloaded(20) > 0);  // weights, and the marks of the first steps
+  CHECK(downloaded(40) == downloaded(20));
+}
+
 // What a graph wrote to is the next step's, which runs without one.
 TEST_CASE("a density's change takes no second step's memory") {
   const emulator::Gpus gpus(1);
