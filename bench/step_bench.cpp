@@ -100,9 +100,9 @@ class Training {
     exchange_.finish(true);
     StepParameters step{.step = step_, .lr = clips_ ? 1e-3 : 0.1};
     if (clips_) {
-      bool add = false;
-      for (const Group& group : exchange_.groups())
-        clip_.sum_of_squares(exchange_.averaged(group), std::exchange(add, true));
+      std::vector<std::span<float>> averages;
+      for (const Group& group : exchange_.groups()) averages.push_back(exchange_.averaged(group));
+      clip_.sum_of_squares(averages);
       clip_.set_gradient_scale(1.0, &step);
     }
     for (const Group& group : exchange_.groups())

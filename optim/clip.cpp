@@ -36,7 +36,7 @@ TOPKNOT_MULTIVERSION double block_sum_of_squares(const float* values, std::size_
   return sum;
 }
 
-void clip_sum_of_squares(const float* values, std::size_t n, double* blocks, double* sum, bool add) {
+double sum_of_blocks(const float* values, std::size_t n, double* blocks) {
   const std::int64_t count = static_cast<std::int64_t>(blocks_of(n));
 #pragma omp parallel for schedule(static) if (n >= kParallelNorm)
   for (std::int64_t block = 0; block < count; ++block) {
@@ -45,17 +45,28 @@ void clip_sum_of_squares(const float* values, std::size_t n, double* blocks, dou
   }
   double total = 0;
   for (std::int64_t block = 0; block < count; ++block) total += blocks[block];
-  *sum = add ? *sum + total : total;
+  return total;
+}
+
+void clip_sum_of_squares(const ClipVectors& vectors, double* memory, bool add) {
+  double total = add ? memory[0] : 0;
+  for (std::size_t i = 0; i < vectors.count; ++i) {
+    memory[1 + i] = sum_of_blocks(vectors.data[i], vectors.size[i], memory + clip_doubles(0));
+    total += memory[1 + i];
+  }
+  memory[0] = total;
+}
+
+void clip_scale(const ClipVectors& vectors, const double* memory, bool each, double max_norm) {
+  for (std::size_t i = 0; i < vectors.count; ++i)
+    scale({vectors.data[i], vectors.size[i]}, clip_factor_of(std::sqrt(memory[each ? 1 + i : 0]), max_norm));
 }
 
 const RegisterKernels<ClipKernels> clip_kernels(
-    DeviceKind::cpu, {clip_sum_of_squares,
-                      [](float* values, std::size_t n, const double* sum, double max_norm) {
-                        scale({values, n}, clip_factor_of(std::sqrt(*sum), max_norm));
-                      },
-                      [](const double* sum, double max_norm, StepParameters* parameters) {
-                        parameters->gradient_scale = clip_factor_of(std::sqrt(*sum), max_norm);
-                      }});
+    DeviceKind::cpu,
+    {clip_sum_of_squares, clip_scale, [](const double* memory, double max_norm, StepParameters* parameters) {
+       parameters->gradient_scale = clip_factor_of(std::sqrt(memory[0]), max_norm);
+     }});
 
 }  // namespace
 
@@ -67,9 +78,7 @@ void check_clip_norm(double max_norm) {
 
 double sum_of_squares(std::span<const float> values) {
   std::vector<double> blocks(blocks_of(values.size()));
-  double sum = 0;
-  clip_sum_of_squares(values.data(), values.size(), blocks.data(), &sum, false);
-  return sum;
+  return sum_of_blocks(values.data(), values.size(), blocks.data());
 }
 
 double l2_norm(std::span<const float> values) {
@@ -91,21 +100,58 @@ void scale(std::span<float> values, double factor) {
   }
 }
 
-Clip::Clip(Device device, std::size_t longest)
-    : longest_(longest),
-      kernels_(*find_kernels<ClipKernels>(device.kind)),
-      memory_(Tensor::zeros(
-          {static_cast<std::int64_t>((1 + blocks_of(longest)) * sizeof(double) / sizeof(float))},
-          Layout::plain, device)) {}
+static_assert(sizeof(ClipVectors) <= 4000);
 
-void Clip::sum_of_squares(std::span<const float> values, bool add) {
-  TOPKNOT_CHECK(values.size() <= longest_, "a longer vector than clipping was made for");
-  kernels_.sum_of_squares(values.data(), values.size(), memory() + 1, memory(), add);
+ClipVectors::ClipVectors(std::span<const std::span<float>> vectors)
+    : count(static_cast<std::uint32_t>(vectors.size())) {
+  TOPKNOT_CHECK(vectors.size() <= kMost, "too many vectors for a launch");
+  first_block[0] = 0;
+  for (std::size_t i = 0; i < vectors.size(); ++i) {
+    data[i] = vectors[i].data(), size[i] = vectors[i].size();
+    first_block[i + 1] = first_block[i] + static_cast<std::uint32_t>(blocks_of(size[i]));
+  }
 }
 
-void Clip::scale(std::span<float> values, double max_norm) {
+Clip::Clip(Device device, std::size_t elements)
+    : elements_(elements),
+      kernels_(*find_kernels<ClipKernels>(device.kind)),
+      memory_(
+          Tensor::zeros({static_cast<std::int64_t>(clip_doubles(blocks_of(elements) + ClipVectors::kMost) *
+                                                   sizeof(double) / sizeof(float))},
+                        Layout::plain, device)) {}
+
+// `work` gets each batch, and whether it is a later one.
+template <class Work>
+void Clip::in_batches(Vectors vectors, const Work& work) {
+  std::size_t first = 0;
+  do {
+    const Vectors batch = vectors.subspan(first, std::min(ClipVectors::kMost, vectors.size() - first));
+    std::size_t elements = 0;
+    for (const std::span<float> vector : batch) elements += vector.size();
+    TOPKNOT_CHECK(elements <= elements_, "longer vectors than clipping was made for");
+    work(ClipVectors(batch), first > 0);
+    first += batch.size();
+  } while (first < vectors.size());
+}
+
+void Clip::sum_of_squares(Vectors vectors) {
+  in_batches(vectors,
+             [&](const ClipVectors& batch, bool later) { kernels_.sum_of_squares(batch, memory(), later); });
+}
+
+void Clip::scale(Vectors vectors, double max_norm) {
   check_clip_norm(max_norm);
-  kernels_.scale(values.data(), values.size(), memory(), max_norm);
+  in_batches(vectors, [&](const ClipVectors& batch, bool) {
+    kernels_.scale(batch, memory(), /*each=*/false, max_norm);
+  });
+}
+
+void Clip::clip_each(Vectors vectors, double max_norm) {
+  check_clip_norm(max_norm);
+  in_batches(vectors, [&](const ClipVectors& batch, bool) {
+    kernels_.sum_of_squares(batch, memory(), false);
+    kernels_.scale(batch, memory(), /*each=*/true, max_norm);
+  });
 }
 
 void Clip::set_gradient_scale(double max_norm, StepParameters* parameters) {

@@ -8,6 +8,7 @@
 
 #include <cfloat>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "nn/base/host_device.h"
@@ -35,22 +36,41 @@ void scale(std::span<float> values, double factor);
 inline constexpr std::size_t kClipBlock = 1 << 13;
 inline constexpr std::size_t kClipLanes = 16;
 
-// By device, as the members of Clip of these names. `blocks`: a double for each kClipBlock values begun.
-struct ClipKernels {
-  void (*sum_of_squares)(const float* values, std::size_t n, double* blocks, double* sum, bool add);
-  void (*scale)(float* values, std::size_t n, const double* sum, double max_norm);
-  void (*set_gradient_scale)(const double* sum, double max_norm, StepParameters* parameters);
+// Vectors that one launch works on. They are an argument of the kernel, which CUDA before 12.1 limits to 4096 bytes.
+struct ClipVectors {
+  static constexpr std::size_t kMost = 192;
+  ClipVectors(std::span<const std::span<float>> vectors);
+  TOPKNOT_HOST_DEVICE std::uint32_t blocks() const { return first_block[count]; }
+
+  std::uint32_t count;
+  std::uint32_t first_block[kMost + 1];  // of each one, among the blocks of all; then how many there are
+  float* data[kMost];
+  std::size_t size[kMost];
 };
 
-// The same on vectors in a device's memory, where the norm stays: on a GPU nothing waits for it. The sums
-// have the same bits on every device.
+// By device. `memory`: norm^2 of all vectors, which `add` adds to, of each one, kMost of them, and of their blocks.
+struct ClipKernels {
+  void (*sum_of_squares)(const ClipVectors& vectors, double* memory, bool add);
+  // By the clip factor of all, or of each.
+  void (*scale)(const ClipVectors& vectors, const double* memory, bool each, double max_norm);
+  void (*set_gradient_scale)(const double* memory, double max_norm, StepParameters* parameters);
+};
+constexpr std::size_t clip_doubles(std::size_t blocks) {
+  return 1 + ClipVectors::kMost + blocks;
+}
+
+// The same on vectors in a device's memory, where the norm stays: on a GPU nothing waits for it, and there are three
+// launches for kMost vectors. The sums have the same bits on every device.
 class Clip {
  public:
-  Clip(Device device, std::size_t longest);  // `longest`: elements of the longest vector
+  using Vectors = std::span<const std::span<float>>;
+  Clip(Device device, std::size_t elements);  // of all vectors of a call, at most
 
-  // norm^2 = the sum of squares of the values, or, with `add`, the old one and that.
-  void sum_of_squares(std::span<const float> values, bool add);
-  void scale(std::span<float> values, double max_norm);  // by the clip factor of the norm
+  // norm^2 = the sum of squares of all vectors; the sums of the vectors are added in order.
+  void sum_of_squares(Vectors vectors);
+  void scale(Vectors vectors, double max_norm);  // by the clip factor of that norm
+  // Each vector by itself. norm^2 is undefined afterwards.
+  void clip_each(Vectors vectors, double max_norm);
   // After averaging: parameters->gradient_scale = the clip factor of the norm, which saves the optimizer a
   // pass.
   void set_gradient_scale(double max_norm, StepParameters* parameters);
@@ -58,10 +78,12 @@ class Clip {
   const double* sum() const { return reinterpret_cast<const double*>(memory_.data()); }
 
  private:
+  template <class Work>
+  void in_batches(Vectors vectors, const Work& work);
   double* memory() { return reinterpret_cast<double*>(memory_.data()); }
-  const std::size_t longest_;
+  const std::size_t elements_;
   const ClipKernels& kernels_;
-  Tensor memory_;  // norm^2, then the sums of blocks
+  Tensor memory_;  // of the kernels
 };
 
 }  // namespace topknot

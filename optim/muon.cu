@@ -79,7 +79,7 @@ struct Scratch {
         sum(reinterpret_cast<double*>(b + aligned(sides.least() * sides.least()))) {}
   static std::size_t floats(Sides sides) {
     return 2 * (aligned(sides.size()) + aligned(sides.least() * sides.least())) +
-           2 * (1 + ceil_div(sides.size(), kClipBlock));
+           2 * clip_doubles(ceil_div(sides.size(), kClipBlock));
   }
   static std::size_t aligned(std::size_t floats) { return ceil_div(floats, 64) * 64; }
   float *x, *next, *a, *b;
@@ -94,7 +94,8 @@ void muon_update(const MuonMatrix& matrix, const MuonRule& rule, float* memory, 
   const DeviceBackend& device = cuda_backend();
   launch(momentum_kernel, grid, kThreads, compute_stream(), matrix, MuonMix(rule), sides, s.x,
          state.parameters, state.status);
-  find_kernels<ClipKernels>(DeviceKind::cuda)->sum_of_squares(s.x, sides.size(), s.sum + 1, s.sum, false);
+  const std::span<float> x(s.x, sides.size());
+  find_kernels<ClipKernels>(DeviceKind::cuda)->sum_of_squares(ClipVectors({&x, 1}), s.sum, false);
   launch(normalise_kernel, grid, kThreads, compute_stream(), s.x, sides.size(), s.sum, rule.epsilon);
   // cuBLAS counts by columns, and so has X as [m, n]: A = X^T X, and the next X is a X + X B.
   for (const auto& [of_x, of_a, of_square] : rule.factors) {

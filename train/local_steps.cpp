@@ -55,7 +55,7 @@ LocalSteps::LocalSteps(const Config& config, ParameterStore& model, int rank)
 
 bool LocalSteps::inner_step(const StepContext& context, float loss) {
   const std::span<float> gradient = model_.gradient(0, model_.size());
-  clip_.sum_of_squares(gradient, false);
+  clip_.sum_of_squares({&gradient, 1});
   if (!std::isfinite(loss) || !std::isfinite(value_on(backend_, clip_.sum()))) return false;
   const StepParameters step{.step = context.step, .lr = context.lr, .rank = rank_};
   backend_.to_device(parameters_.data(), reinterpret_cast<const float*>(&step), parameters_.numel());
@@ -120,9 +120,10 @@ void LocalSteps::send(Exchange& exchange, const StepContext& context, std::int64
 void LocalSteps::start(Exchange& exchange, const Sync& sync) {
   exchange.begin_step({.step = sync.step, .density = sync.density, .weights = sync.weights, .lr = outer_lr_},
                       static_cast<int>(sync.fragment));
-  bool add = false;
+  std::vector<std::span<float>> gradients;
   for (const Group& group : exchange.groups_in_step())
-    clip_.sum_of_squares(arena_.gradient(group.begin, group.end), std::exchange(add, true));
+    gradients.push_back(arena_.gradient(group.begin, group.end));
+  clip_.sum_of_squares(gradients);
   for (const Group& group : exchange.groups_in_step())
     for (Parameter* parameter : group.parameters) exchange.ready(*parameter);
   // In place of a loss, for the ranks' agreement: a dense sum would not tell whose Delta is not finite.

@@ -31,6 +31,12 @@ double local_clip_norm(const Config& config, int ranks) {
   return config.compress.clip > 0 ? config.compress.clip * std::sqrt(ranks) : config.train.clip_local;
 }
 
+std::vector<std::span<float>> gradients_of(std::span<Parameter* const> parameters) {
+  std::vector<std::span<float>> gradients;
+  for (const Parameter* p : parameters) gradients.emplace_back(p->gradient(), p->numel());
+  return gradients;
+}
+
 }  // namespace
 
 Step::Step(const RunInputs& inputs, Communicator& communicator)
@@ -64,6 +70,7 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
     floats += static_cast<std::int64_t>(statistics.size());
   if (floats > 0) kept_statistics_ = Tensor::empty({floats}, Layout::plain, arena_.device());
   const std::int64_t total_steps = plan_steps(config_, train_->loader()).total_steps;
+  clip_tensors();
   runner_->begin_run(total_steps);
   if (local_) local_->begin_run(total_steps);
   if (arena_.device().kind != DeviceKind::cpu && root_ &&
@@ -80,6 +87,14 @@ void Step::exchange_by(const ExchangeOptions& options) {
   resolved_ = {options, {}};
   exchange_.reset();
   exchange_ = runner_->make_exchange(arena_, queue_, options);
+  clip_tensors();
+}
+
+// One by one, to clip_norm_, those of a group at a time.
+void Step::clip_tensors() {
+  if (clip_norm_ > 0 && !clip_model_)
+    exchange_->when_complete(
+        [this](const Group& group) { clip_.clip_each(gradients_of(group.parameters), clip_norm_); });
 }
 
 void Step::start_epoch(std::int64_t epoch, std::int64_t first_step) {
@@ -183,8 +198,6 @@ StepReport Step::make_local(const StepContext& context) {
 void Step::gradient_final(Parameter& parameter) {
   runner_->in_phase(Phase::hook, [&] {
     recorder_.take(parameter);
-    Parameter* const one = &parameter;
-    if (clip_norm_ > 0) clip({&one, 1});
     exchange_->ready(parameter);
   });
 }
@@ -192,17 +205,11 @@ void Step::gradient_final(Parameter& parameter) {
 void Step::clip_and_send_all() {
   arena_.zero_unwritten_gradients();
   for (const Parameter* parameter : arena_.parameters()) recorder_.take(*parameter);
-  clip(arena_.parameters());
+  const std::vector<std::span<float>> gradients = gradients_of(arena_.parameters());
+  clip_.sum_of_squares(gradients);
+  clip_.scale(gradients, clip_norm_);
   warn_of_much_clipping();
   for (Parameter* parameter : arena_.parameters()) exchange_->ready(*parameter);
-}
-
-// All of them together, to clip_norm_.
-void Step::clip(std::span<Parameter* const> parameters) {
-  bool add = false;
-  for (const Parameter* p : parameters)
-    clip_.sum_of_squares({p->gradient(), p->numel()}, std::exchange(add, true));
-  for (const Parameter* p : parameters) clip_.scale({p->gradient(), p->numel()}, clip_norm_);
 }
 
 // If clipping cuts nearly every gradient, only its direction is left, which costs accuracy: dgc on CIFAR-10
@@ -226,9 +233,9 @@ void Step::warn_of_unused_parameters() {
 
 // train.clip_global, after averaging.
 void Step::set_gradient_scale() {
-  bool add = false;
-  for (const Group& group : groups())
-    clip_.sum_of_squares(exchange_->averaged(group), std::exchange(add, true));
+  std::vector<std::span<float>> averages;
+  for (const Group& group : groups()) averages.push_back(exchange_->averaged(group));
+  clip_.sum_of_squares(averages);
   clip_.set_gradient_scale(config_.train.clip_global, exchange_->step_state().parameters);
 }
 

@@ -100,7 +100,7 @@ class Step {
   ForwardContext forward_context(std::int64_t step, int part, const BatchView& batch) const;
   void gradient_final(Parameter& parameter);  // in the backward pass's hook
   void clip_and_send_all();
-  void clip(std::span<Parameter* const> parameters);
+  void clip_tensors();
   void warn_of_much_clipping();
   void warn_of_unused_parameters();  // also zeroes their gradients, as end_backward() would
   void set_gradient_scale();

@@ -118,6 +118,7 @@ void Exchange::ready(Parameter& parameter) {
 
 // Groups are sent strictly in their order: one that is complete early waits for its predecessors.
 void Exchange::gradient_ready(Bucket& bucket) {
+  if (when_complete_) when_complete_(bucket.group);
   bucket.slice = transport_->take(bucket, slice(bucket.group));
   if (transport_->traits().encodes_early) encode(bucket);
   if (!transport_->traits().sends_early) return;
@@ -262,6 +263,10 @@ void Exchange::clear_spans() {
 
 void Exchange::observe(Observer observer) {
   observer_ = std::move(observer);
+}
+
+void Exchange::when_complete(GroupHook hook) {
+  when_complete_ = std::move(hook);
 }
 
 std::vector<std::byte> Exchange::state(std::vector<DeviceFloats>* later) const {

@@ -171,6 +171,11 @@ class Exchange {
   using Observer = std::function<void(const Group& group, std::span<const float> accumulated)>;
   void observe(Observer observer);
 
+  // Called for each group once the gradients of all its parameters are final, before anything reads them; may change
+  // them in place (clipping).
+  using GroupHook = std::function<void(const Group& group)>;
+  void when_complete(GroupHook hook);
+
   // The compressors' state, of this rank, for checkpoints; the residuals are the arena's. Between steps;
   // waits for a GPU, but for the long lists of its memory if `later` takes these. If residuals of GPU
   // gradients lie in host memory, state() also writes them to the arena's, and load_state() takes them from
@@ -204,6 +209,7 @@ class Exchange {
   std::vector<Bucket> buckets_;  // as the groups
   std::span<Bucket> active_;     // of the step's fragment
   Observer observer_;
+  GroupHook when_complete_;
   std::unordered_map<const Parameter*, Place> places_;
   std::vector<float> weights_;
   StepContext context_;  // as compressors are given it

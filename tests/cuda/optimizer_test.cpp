@@ -254,12 +254,46 @@ TEST_CASE("a sum of squares on a GPU has the CPU's bits, whatever the length") {
     INFO(n);
     const auto values = noise(n, 1);
     const DeviceVector<float> there(values);
-    clip.sum_of_squares({there.data(), n}, false);
+    const std::vector<std::span<float>> once(1, {there.data(), n}), twice(2, {there.data(), n});
+    clip.sum_of_squares(once);
     CHECK(same_bits(sum(), {sum_of_squares(values)}));
-    clip.sum_of_squares({there.data(), n}, true);
+    if (2 * n > 300000) continue;
+    clip.sum_of_squares(twice);
     CHECK(same_bits(sum(), {sum_of_squares(values) + sum_of_squares(values)}));
   }
-  CHECK_THROWS_AS(clip.sum_of_squares({static_cast<const float*>(nullptr), 300001}, false), Error);
+  const std::span<float> longer(static_cast<float*>(nullptr), 300001);
+  CHECK_THROWS_AS(clip.sum_of_squares({&longer, 1}), Error);
+}
+
+// More than a launch takes, some of them empty or of several blocks.
+TEST_CASE("many vectors are clipped on a GPU as on a CPU, together and one by one, with the same bits") {
+  const OnGpu gpu;
+  std::vector<std::size_t> sizes(2 * ClipVectors::kMost + 7);
+  std::size_t all = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) all += sizes[i] = i % 50 == 3 ? 20000 + i : 7 * i % 41;
+  std::vector<float> values(noise(all, 1));
+  const auto vectors_of = [&](float* data) {
+    std::vector<std::span<float>> vectors;
+    for (const std::size_t size : sizes) vectors.emplace_back(data, size), data += size;
+    return vectors;
+  };
+  Clip on_gpu(gpu.device(), all), on_cpu(Device{}, all);
+  const DeviceVector<float> there(values);
+  const auto gpus = vectors_of(there.data()), cpus = vectors_of(values.data());
+  on_cpu.sum_of_squares(cpus), on_gpu.sum_of_squares(gpus);
+  double sum = 0;
+  for (const std::span<float> vector : cpus) sum += sum_of_squares(vector);
+  CHECK(*on_cpu.sum() == sum);
+  CHECK(same_bits(to_host(on_gpu.sum(), 1), {sum}));
+  on_cpu.scale(cpus, 0.7 * std::sqrt(sum)), on_gpu.scale(gpus, 0.7 * std::sqrt(sum));
+  CHECK(std::sqrt(sum_of_squares(values)) == Approx(0.7 * std::sqrt(sum)));
+  CHECK(same_bits(there.host(), values));
+  const double longest = l2_norm(cpus[3]), limit = l2_norm(cpus[8]);
+  REQUIRE(longest > limit);
+  on_cpu.clip_each(cpus, limit), on_gpu.clip_each(gpus, limit);
+  CHECK(same_bits(there.host(), values));
+  CHECK(l2_norm(cpus[3]) == Approx(limit));
+  CHECK(l2_norm(cpus[8]) == limit);  // is not cut
 }
 
 TEST_CASE("clipping on a GPU scales what the CPU scales, and nothing that is not finite") {
@@ -273,8 +307,9 @@ TEST_CASE("clipping on a GPU scales what the CPU scales, and nothing that is not
       auto values = noise(n, 1);
       values[77] = odd;
       DeviceVector<float> there(values);
-      clip.sum_of_squares({there.data(), n}, false);
-      clip.scale({there.data(), n}, max_norm);
+      const std::span<float> vector(there.data(), n);
+      clip.sum_of_squares({&vector, 1});
+      clip.scale({&vector, 1}, max_norm);
       clip.set_gradient_scale(max_norm, parameters.data());
       const double factor = clip_factor(l2_norm(values), max_norm);
       scale(values, factor);

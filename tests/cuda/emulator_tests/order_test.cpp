@@ -173,7 +173,8 @@ TEST_CASE("a clipped SGD step gives the same whatever the order of blocks and th
     const DeviceVector<float> there(gradient);
     DeviceVector<StepParameters> parameters(std::vector<StepParameters>(1));
     Clip clip(gpu.device(), arena.size());
-    clip.sum_of_squares({there.data(), there.size()}, false);
+    const std::span<float> vector(there.data(), there.size());
+    clip.sum_of_squares({&vector, 1});
     clip.set_gradient_scale(1.0, parameters.data());
     optimizer->update(0, {there.data(), there.size()}, StepState{parameters.data()});
     return std::pair(arena.host_weights(), parameters.host()[0].gradient_scale);

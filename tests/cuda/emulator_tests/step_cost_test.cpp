@@ -191,5 +191,24 @@ TEST_CASE(
   }
 }
 
+// One launch for the vectors' blocks, one for their sums, one to scale; after averaging the optimizer scales.
+TEST_CASE("clipping is three launches, however many parameters a group has") {
+  const emulator::Gpus gpus(1);
+  const auto nodes = [](const Keys& keys) {
+    emulator::reset();
+    train("threads", 1,
+          with({"train.device=cuda", "train.max_steps=6", "train.eval_every=0", "train.check_every=0",
+                "train.step_times=false", "model.name=resnet20", "data.batch_size=2", "data.image_size=8",
+                "data.test_size=2", "data.train_size=64", "compress.name=dense", "exchange.merge=all"},
+               keys));
+    return emulator::graph_nodes();
+  };
+  nodes({});  // chooses algorithms
+  const std::size_t plain = nodes({});
+  CHECK(nodes({"train.clip_global=1"}) == plain + 3);
+  CHECK(nodes({"train.clip_local=1", "train.clip_local_scope=tensor"}) == plain + 3);
+  CHECK(nodes({"train.clip_local=1"}) == plain + 3);
+}
+
 }  // namespace
 }  // namespace topknot
