@@ -259,6 +259,11 @@ class EchoCommunicator final : public cuda::DeviceCommunicator {
     count();
     cuda::add(stream, DType::bf16, data, data, data, n);
   }
+  void all_gather_and_reduce(const std::byte* mine, std::byte* all, std::size_t bytes, float* data,
+                             std::size_t n, cudaStream_t stream) override {
+    DeviceCommunicator::all_gather_and_reduce(mine, all, bytes, data, n, stream);
+    if (calls_) --*calls_;
+  }
   void broadcast(std::byte*, std::size_t, int, cudaStream_t) override {}
   std::unique_ptr<cuda::DeviceCommunicator> split(Communicator&) override { throw Error("not split here"); }
   void wait(cudaStream_t stream) override { TOPKNOT_CUDA(cudaStreamSynchronize(stream)); }

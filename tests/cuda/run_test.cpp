@@ -365,7 +365,9 @@ TEST_CASE("a GPU's steps are traced as the CPU's are") {
       for (const int row : {1, 2, 3})  // encode, communicate, decode
         for (const char* group : {"group 0", "group 1", "group 2", "group 3"}) {
           INFO(method << ", row " << row << ", " << group);
-          CHECK(events[{row, group}] == 2);
+          // On the GPU the last group, of a bias, is sent with the one before.
+          const bool alone = method != std::string("topk") || row != 2 || group != std::string("group 3");
+          CHECK(events[{row, group}] == (alone ? 2 : 0));
         }
     }
   }

@@ -39,6 +39,13 @@ class DeviceCommunicator {
   virtual void all_reduce(float* data, std::size_t n, SumOrder order, cudaStream_t stream) = 0;
   // The same of bfloat16: added as floats; rounded as dist/comm/communicator.h says.
   virtual void all_reduce_bfloat16(void* data, std::size_t n, SumOrder order, cudaStream_t stream) = 0;
+  // all_gather() of `bytes`, and all_reduce() of `data` in rank order; over NCCL in one launch, which gathers `data` of
+  // all ranks: for short arrays.
+  virtual void all_gather_and_reduce(const std::byte* mine, std::byte* all, std::size_t bytes, float* data,
+                                     std::size_t n, cudaStream_t stream) {
+    all_gather(mine, all, bytes, stream);
+    all_reduce(data, n, SumOrder::ranks, stream);
+  }
   virtual void broadcast(std::byte* data, std::size_t bytes, int root, cudaStream_t stream) = 0;
 
   // A communicator of the ranks of `host`, a split of the one that this was made over. Collective over them.

@@ -147,6 +147,18 @@ class NcclCommunicator : public DeviceCommunicator {
     reduce(SumType::bf16, ncclBfloat16, data, n, order, stream);
   }
 
+  void all_gather_and_reduce(const std::byte* mine, std::byte* all, std::size_t bytes, float* data,
+                             std::size_t n, cudaStream_t stream) override {
+    begin("all_gather and all_reduce", bytes + n * sizeof(float));
+    std::byte* const blocks = scratch(n * static_cast<std::size_t>(size()) * sizeof(float));
+    in_one_launch("ncclAllGather, two of them", [&](ncclComm_t c, const auto& note) {
+      note(ncclAllGather(mine, all, bytes, ncclUint8, c, stream));
+      note(ncclAllGather(data, blocks, n, ncclFloat32, c, stream));
+    });
+    ordered_sum_of_blocks(stream, SumType::f32, blocks, n, size(), data, n);
+    expect(stream);
+  }
+
   void broadcast(std::byte* data, std::size_t bytes, int root, cudaStream_t stream) override {
     TOPKNOT_CHECK(root >= 0 && root < size(), "broadcast from a rank that does not exist");
     begin("broadcast", bytes);
@@ -283,6 +295,21 @@ class NcclCommunicator : public DeviceCommunicator {
     settle(last_, name, result);
   }
 
+  // A group of calls: `body` gets the communicator, and notes the calls' results. It is closed also after a failure.
+  template <class Body>
+  void in_one_launch(const char* name, const Body& body) {
+    call(name, [&](ncclComm_t c) {
+      ncclResult_t first = ncclGroupStart();
+      if (first != ncclSuccess) return first;
+      const auto note = [&](ncclResult_t result) {
+        if ((first == ncclSuccess || first == ncclInProgress) && result != ncclSuccess) first = result;
+      };
+      body(c, note);
+      note(ncclGroupEnd());
+      return first;
+    });
+  }
+
   // Until NCCL has put the call on its stream.
   void settle(const std::string& what, const char* name, ncclResult_t result) {
     Patience patience(timeout_s_);
@@ -396,19 +423,11 @@ class NcclCommunicator : public DeviceCommunicator {
     if (slice > 0) {
       const std::size_t bytes = slice * element;
       std::byte* mine = data + static_cast<std::size_t>(rank()) * bytes;
-      // A group is closed also after a failure inside.
-      call("ncclSend and ncclRecv", [&](ncclComm_t c) {
-        ncclResult_t first = ncclGroupStart();
-        if (first != ncclSuccess) return first;
-        const auto note = [&](ncclResult_t result) {
-          if ((first == ncclSuccess || first == ncclInProgress) && result != ncclSuccess) first = result;
-        };
+      in_one_launch("ncclSend and ncclRecv", [&](ncclComm_t c, const auto& note) {
         for (std::size_t r = 0; r < ranks; ++r) {
           note(ncclSend(data + r * bytes, bytes, ncclUint8, static_cast<int>(r), c, stream));
           note(ncclRecv(blocks + r * bytes, bytes, ncclUint8, static_cast<int>(r), c, stream));
         }
-        note(ncclGroupEnd());
-        return first;
       });
       ordered_sum_of_blocks(stream, type, blocks, slice, size(), mine, slice);
       gather(mine, data, bytes, stream);

@@ -28,7 +28,7 @@ struct Message {
   std::size_t bytes;
 };
 
-// What a rank brings to a collective.
+// What a rank brings to a collective of a launch.
 struct Part {
   enum Kind { gather, sum, broadcast, messages } kind = messages;
   const void* from = nullptr;
@@ -39,15 +39,16 @@ struct Part {
   std::vector<Message> sends, receives;
 };
 
-struct Collective {
-  std::vector<std::optional<Part>> parts;
+// Several collectives in a launch come from a group.
+struct Launch {
+  std::vector<std::vector<Part>> parts;  // by rank; empty until it comes
   int arrived = 0, left = 0;
 };
 
 struct Group {
   std::mutex mutex;
   int ranks = 0, joined = 0;
-  std::map<std::uint64_t, Collective> collectives;
+  std::map<std::uint64_t, Launch> launches;
 };
 
 // A rank's; work on streams may outlive the communicator.
@@ -71,17 +72,17 @@ std::size_t size_of(ncclDataType_t type) {
 
 // From the last rank down: a library's order is not the ranks'.
 template <class T, class Add>
-void sum(const std::vector<std::optional<Part>>& parts, const Add& add) {
-  std::vector<T> total(parts[0]->count);
+void sum(const std::vector<Part>& parts, const Add& add) {
+  std::vector<T> total(parts[0].count);
   for (std::size_t i = 0; i < total.size(); ++i) {
-    total[i] = static_cast<const T*>(parts.back()->from)[i];
+    total[i] = static_cast<const T*>(parts.back().from)[i];
     for (std::size_t r = parts.size() - 1; r-- > 0;)
-      total[i] = add(total[i], static_cast<const T*>(parts[r]->from)[i]);
+      total[i] = add(total[i], static_cast<const T*>(parts[r].from)[i]);
   }
-  for (const auto& part : parts) std::memcpy(part->to, total.data(), total.size() * sizeof(T));
+  for (const Part& part : parts) std::memcpy(part.to, total.data(), total.size() * sizeof(T));
 }
 
-void exchange_messages(const std::vector<std::optional<Part>>& parts) {
+void exchange_messages(const std::vector<Part>& parts) {
   const auto find = [](const std::vector<Message>& messages, int peer, int index) -> const Message* {
     for (const Message& message : messages)
       if (message.peer == peer && index-- == 0) return &message;
@@ -91,37 +92,47 @@ void exchange_messages(const std::vector<std::optional<Part>>& parts) {
   for (int a = 0; a < ranks; ++a)
     for (int b = 0; b < ranks; ++b)
       for (int i = 0;; ++i) {
-        const Message* out = find(parts[a]->sends, b, i);
-        const Message* in = find(parts[b]->receives, a, i);
+        const Message* out = find(parts[a].sends, b, i);
+        const Message* in = find(parts[b].receives, a, i);
         if (!out && !in) break;
         if (!out || !in || out->bytes != in->bytes) broken("sends and receives do not match");
         std::memmove(in->data, out->data, out->bytes);
       }
 }
 
-void perform(const Collective& collective) {
-  const auto& parts = collective.parts;
-  for (const auto& part : parts)
-    if (part->kind != parts[0]->kind || part->count != parts[0]->count || part->type != parts[0]->type ||
-        part->root != parts[0]->root)
+void perform(const std::vector<Part>& parts) {
+  for (const Part& part : parts)
+    if (part.kind != parts[0].kind || part.count != parts[0].count || part.type != parts[0].type ||
+        part.root != parts[0].root)
       broken("the ranks do not make the same calls");
-  const std::size_t bytes = parts[0]->count * size_of(parts[0]->type);
-  switch (parts[0]->kind) {
+  const std::size_t bytes = parts[0].count * size_of(parts[0].type);
+  switch (parts[0].kind) {
     case Part::gather:
-      for (const auto& receiver : parts)
+      for (const Part& receiver : parts)
         for (std::size_t r = 0; r < parts.size(); ++r)
-          std::memmove(static_cast<char*>(receiver->to) + r * bytes, parts[r]->from, bytes);
+          std::memmove(static_cast<char*>(receiver.to) + r * bytes, parts[r].from, bytes);
       return;
     case Part::sum:
-      if (parts[0]->type == ncclFloat32) return sum<float>(parts, [](float a, float b) { return a + b; });
+      if (parts[0].type == ncclFloat32) return sum<float>(parts, [](float a, float b) { return a + b; });
       return sum<BFloat16>(parts,
                            [](BFloat16 a, BFloat16 b) { return to_bfloat16(to_float(a) + to_float(b)); });
     case Part::broadcast:
-      for (const auto& receiver : parts)
-        std::memmove(receiver->to, parts[static_cast<std::size_t>(parts[0]->root)]->from, bytes);
+      for (const Part& receiver : parts)
+        std::memmove(receiver.to, parts[static_cast<std::size_t>(parts[0].root)].from, bytes);
       return;
     case Part::messages:
       return exchange_messages(parts);
+  }
+}
+
+void perform(const Launch& launch) {
+  for (std::size_t i = 0; i < launch.parts[0].size(); ++i) {
+    std::vector<Part> parts;
+    for (const std::vector<Part>& of_rank : launch.parts) {
+      if (of_rank.size() != launch.parts[0].size()) broken("the ranks' groups differ");
+      parts.push_back(of_rank[i]);
+    }
+    perform(parts);
   }
 }
 
@@ -142,12 +153,12 @@ thread_local int version = NCCL_VERSION_CODE;
 struct Open {
   bool is_open = false;
   std::shared_ptr<Member> state;
-  Part part;
+  std::vector<Part> parts;
   cudaStream_t stream = nullptr;
 };
 thread_local Open open_group;
 
-ncclResult_t put(const std::shared_ptr<Member>& state, Part part, cudaStream_t stream) {
+ncclResult_t launch(const std::shared_ptr<Member>& state, std::vector<Part> parts, cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   cudaStreamIsCapturing(stream, &capture);
   if (capture != cudaStreamCaptureStatusNone && state->error == ncclSuccess)
@@ -156,27 +167,44 @@ ncclResult_t put(const std::shared_ptr<Member>& state, Part part, cudaStream_t s
   if (state->error != ncclSuccess) return state->error;
   const auto held = capture == cudaStreamCaptureStatusNone ? nullptr : state->in_graphs;
   enqueue_when(stream,
-               [state, held, part = std::move(part), number = std::optional<std::uint64_t>()]() mutable {
+               [state, held, parts = std::move(parts), number = std::optional<std::uint64_t>()]() mutable {
                  Group& group = *state->group;
                  const std::lock_guard lock(group.mutex);
                  const auto leave = [&] { return number.reset(), true; };
                  if (state->aborted) {
-                   if (number) --group.collectives[*number].arrived;  // it will never take place
+                   if (number) --group.launches[*number].arrived;  // it will never take place
                    return leave();
                  }
                  if (!number) {
                    number = state->next++;
-                   Collective& mine = group.collectives[*number];
+                   Launch& mine = group.launches[*number];
                    mine.parts.resize(static_cast<std::size_t>(group.ranks));
-                   mine.parts[static_cast<std::size_t>(state->rank)] = part;
+                   mine.parts[static_cast<std::size_t>(state->rank)] = parts;
                    if (++mine.arrived == group.ranks) perform(mine);
                  }
-                 Collective& mine = group.collectives[*number];
+                 Launch& mine = group.launches[*number];
                  if (mine.arrived < group.ranks) return false;
-                 if (++mine.left == group.ranks) group.collectives.erase(*number);
+                 if (++mine.left == group.ranks) group.launches.erase(*number);
                  return leave();
                });
   return ncclInProgress;
+}
+
+// At once, or when the group ends.
+ncclResult_t put(const std::shared_ptr<Member>& state, Part part, cudaStream_t stream) {
+  if (!open_group.is_open) return launch(state, {std::move(part)}, stream);
+  if (open_group.state && (open_group.state != state || open_group.stream != stream))
+    broken("a group of several communicators or streams is not emulated");
+  open_group.state = state, open_group.stream = stream;
+  auto& parts = open_group.parts;
+  // A group's messages are one exchange.
+  if (part.kind == Part::messages && !parts.empty() && parts.back().kind == Part::messages) {
+    parts.back().sends.insert(parts.back().sends.end(), part.sends.begin(), part.sends.end());
+    parts.back().receives.insert(parts.back().receives.end(), part.receives.begin(), part.receives.end());
+  } else {
+    parts.push_back(std::move(part));
+  }
+  return ncclSuccess;
 }
 
 // As NCCL since 2.26: a communicator does not end while a graph holds its calls. What is on the device's
@@ -324,23 +352,23 @@ ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int p
                       cudaStream_t stream) {
   TOPKNOT_STAND_IN_NCCL(ncclSend);
   if (!open_group.is_open) return ncclInvalidUsage;
-  open_group.state = comm->state, open_group.stream = stream;
-  open_group.part.sends.push_back({peer, const_cast<void*>(data), count * size_of(type)});
-  return ncclSuccess;
+  Part part;
+  part.sends.push_back({peer, const_cast<void*>(data), count * size_of(type)});
+  return put(comm->state, std::move(part), stream);
 }
 ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
   TOPKNOT_STAND_IN_NCCL(ncclRecv);
   if (!open_group.is_open) return ncclInvalidUsage;
-  open_group.state = comm->state, open_group.stream = stream;
-  open_group.part.receives.push_back({peer, data, count * size_of(type)});
-  return ncclSuccess;
+  Part part;
+  part.receives.push_back({peer, data, count * size_of(type)});
+  return put(comm->state, std::move(part), stream);
 }
 ncclResult_t ncclGroupEnd() {
   TOPKNOT_STAND_IN_NCCL(ncclGroupEnd);
   const Open group = std::exchange(open_group, {});
   if (!group.state) return ncclSuccess;
-  return put(group.state, group.part, group.stream);
+  return launch(group.state, group.parts, group.stream);
 }
 
 }  // extern "C"

@@ -163,6 +163,41 @@ TEST_CASE("nccl: calls are captured in a graph, which sums anew at each launch")
   CHECK(emulator::nccl_communicators() == 0);
 }
 
+TEST_CASE("nccl: a block is gathered and a short array summed in rank order in one launch") {
+  const Machine machine;
+  constexpr int ranks = 3;
+  constexpr std::size_t n = 1000, bytes = 48;
+  const std::vector<float> expected = ordered_sum_of_ranks<float>(ranks, 0, n);
+  std::vector<char> right(ranks);
+  run_device_ranks(kMake, ranks, [&](DeviceRank& rank) {
+    const auto stream = rank.stream();
+    const std::vector<float> mine = rough_values<float>(rank.rank(), 0, n);
+    const std::vector<std::byte> block(bytes, std::byte(rank.rank()));
+    const cuda::DeviceArray<float> memory(n);
+    const cuda::DeviceArray<std::byte> own(bytes), all(ranks * bytes);
+    const auto both = [&] {
+      rank.device.all_gather_and_reduce(own.data(), all.data(), bytes, memory.data(), n, stream);
+    };
+    both();  // has its memory from now on
+    rank.device.wait(stream);
+    cuda::GraphMemory graph_memory(rank.context.pool());
+    const cuda::Graph graph(stream, graph_memory, both);
+    to_gpu<float>(mine, memory.data(), stream);
+    to_gpu<std::byte>(block, own.data(), stream);
+    graph.launch(stream);
+    std::vector<float> sum(n);
+    std::vector<std::byte> blocks(ranks * bytes);
+    from_gpu<float>(memory.data(), sum, stream);
+    from_gpu<std::byte>(all.data(), blocks, stream);
+    rank.device.wait(stream);
+    bool same = same_bits(sum, expected);
+    for (std::size_t i = 0; i < blocks.size(); ++i) same = same && blocks[i] == std::byte(i / bytes);
+    right[static_cast<std::size_t>(rank.rank())] = same;
+  });
+  for (const char same : right) CHECK(same == 1);
+  CHECK(emulator::graph_nodes() == 2);  // NCCL's kernel, and the sum's
+}
+
 TEST_CASE("nccl: versions that differ are one message on every rank, with both ranks and versions") {
   const Machine machine;
   const Ended run = ended(
