@@ -4,8 +4,6 @@
   gpu_check.py ROOT"""
 
 import contextlib
-import importlib.machinery
-import importlib.util
 import io
 import json
 import os
@@ -21,11 +19,17 @@ import unittest
 if len(sys.argv) != 2:
     sys.exit("usage: gpu_check.py ROOT")
 SCRIPT = os.path.join(os.path.abspath(sys.argv[1]), "scripts", "gpu-check")
+sys.path.insert(0, os.path.dirname(SCRIPT))
 sys.dont_write_bytecode = True
-loader = importlib.machinery.SourceFileLoader("gpu_check", SCRIPT)
-g = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
-sys.modules["gpu_check"] = g
-loader.exec_module(g)
+from gpu_check_lib import Interrupted, UserError  # noqa: E402
+from gpu_check_lib.gpu_tests import run_tests  # noqa: E402
+from gpu_check_lib.kernels import run_kernels, size_text  # noqa: E402
+from gpu_check_lib.nccl import run_nccl  # noqa: E402
+from gpu_check_lib.programs import is_program, last_line, on_stop_signal, run, run_all, stop  # noqa: E402
+from gpu_check_lib.report import FAILED, PASSED, SKIPPED, Report, Result  # noqa: E402
+from gpu_check_lib.smoke import SMOKE_TWINS, run_smoke  # noqa: E402
+from gpu_check_lib.stage import peer  # noqa: E402
+from gpu_check_lib.train import run_train  # noqa: E402
 
 # A `train` that ends as the real one does: with metrics. CHECKSUM may use $backend and $method.
 TRAINING = """for a in "$@"; do case "$a" in
@@ -51,7 +55,7 @@ METHODS = ("topk", "gaussiank", "dgc", "regtopk")
 
 
 def shell(script, seconds=10):
-    return g.run(["sh", "-c", script], seconds)
+    return run(["sh", "-c", script], seconds)
 
 
 def gone(pid):
@@ -105,7 +109,7 @@ class WithFakes(unittest.TestCase):
         self.program("train", TRAINING.replace("BEFORE", before).replace("CHECKSUM", checksum))
 
     def report(self, folder="out"):
-        return g.Report(self.path(folder))
+        return Report(self.path(folder))
 
     def options(self, seconds=60):
         return types.SimpleNamespace(
@@ -138,14 +142,14 @@ class Programs(WithFakes):
     def test_what_is_not_there_or_is_no_program_is_not_called_passed(self):
         self.write("text", "echo no\n")
         for name in ("no-such-program-at-all", self.path("nothing"), self.folder, self.path("text")):
-            outcome = g.run([name], 5)
+            outcome = run([name], 5)
             self.assertFalse(outcome.found or outcome.ok())
             self.assertEqual(outcome.reason(name), name + " is not there")
-        self.assertTrue(g.is_program("sh") and g.is_program("/bin/sh"))
+        self.assertTrue(is_program("sh") and is_program("/bin/sh"))
 
     def test_a_missing_interpreter_is_named(self):
         self.program("broken", "#!/no/such/interpreter\n", "")
-        outcome = g.run([self.path("broken")], 5)
+        outcome = run([self.path("broken")], 5)
         self.assertTrue(outcome.found and not outcome.ok())
         self.assertEqual(outcome.reason("broken"), self.path("broken") + " cannot be started: No such file or directory")
 
@@ -170,18 +174,18 @@ class Programs(WithFakes):
     def test_of_much_output_the_end_is_kept(self):
         outcome = shell("i=0; while [ $i -lt 12000 ]; do echo line number $i; i=$((i+1)); done")
         self.assertTrue(outcome.ok() and 60000 < len(outcome.output) <= 65536)
-        self.assertEqual(g.last_line(outcome.output), "line number 11999")
+        self.assertEqual(last_line(outcome.output), "line number 11999")
 
     def test_the_last_line_leaves_out_rules_empty_lines_and_what_a_progress_bar_wrote_over(self):
-        self.assertEqual(g.last_line("first\n10 %\r20 %\r30 % done\r\n=======\n  \n"), "30 % done")
-        self.assertEqual(g.last_line(""), "")
+        self.assertEqual(last_line("first\n10 %\r20 %\r30 % done\r\n=======\n  \n"), "30 % done")
+        self.assertEqual(last_line(""), "")
 
     def test_programs_run_side_by_side_with_their_own_environment_and_without_a_launchers(self):
         launcher = {"OMPI_COMM_WORLD_RANK": "5", "RANK": "6"}
         os.environ.update(launcher)
         script = "echo $RANK-${WORLD_SIZE}-${OMPI_COMM_WORLD_RANK}; sleep 1"
         commands = [(["sh", "-c", script], {"RANK": rank, "WORLD_SIZE": "2"}) for rank in "01"]
-        outcomes = g.run_all([*commands, (["sh", "-c", "echo ${RANK-none}"], {})], 20)
+        outcomes = run_all([*commands, (["sh", "-c", "echo ${RANK-none}"], {})], 20)
         for name in launcher:
             del os.environ[name]
         self.assertEqual([outcome.output for outcome in outcomes], ["0-2-\n", "1-2-\n", "none\n"])
@@ -190,17 +194,17 @@ class Programs(WithFakes):
         self.assertTrue(outcomes[0].ok())
 
     def test_a_program_that_asks_for_input_gets_its_end(self):
-        self.assertTrue(g.run(["cat"], 10).ok())
+        self.assertTrue(run(["cat"], 10).ok())
 
     def test_a_signal_that_asks_for_an_end_kills_what_runs_with_its_children(self):
-        before = signal.signal(signal.SIGINT, g.on_stop_signal)
+        before = signal.signal(signal.SIGINT, on_stop_signal)
         sender = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
         sender.start()
         begin = time.monotonic()
-        with self.assertRaises(g.Interrupted):
+        with self.assertRaises(Interrupted):
             shell(f"sleep 60 & echo $! >{self.path('child')}; sleep 60", 60)
         signal.signal(signal.SIGINT, before)
-        g.stop["signal"] = 0
+        stop["signal"] = 0
         self.assertLess(time.monotonic() - begin, 10)
         self.assertTrue(gone(int(self.text("child"))))
 
@@ -215,9 +219,9 @@ class Reports(WithFakes):
         report = self.report()
         self.assertEqual(json.loads(self.text("out/gpu-check.json"))["results"], [])
         report.about["card"] = "NVIDIA H200"
-        self.add(report, g.Result("train", "resnet20", g.PASSED, 12.25, {"images/s": 51234.5, "times": 2.5}, "a note"))
+        self.add(report, Result("train", "resnet20", PASSED, 12.25, {"images/s": 51234.5, "times": 2.5}, "a note"))
         self.assertEqual(len(json.loads(self.text("out/gpu-check.json"))["results"]), 1)
-        self.add(report, g.Result("nccl", "2 ranks", g.FAILED, 1, {}, "rank 1: lost"))
+        self.add(report, Result("nccl", "2 ranks", FAILED, 1, {}, "rank 1: lost"))
         self.assertEqual(json.loads(self.text("out/gpu-check.json")), {
             "about": {"card": "NVIDIA H200"},
             "results": [
@@ -233,12 +237,12 @@ train    passed       12.2  resnet20: 5.123e+04 images/s, 2.5 times (a note)
 nccl     FAILED        1.0  2 ranks (rank 1: lost)
 """)
         self.assertEqual(len(os.listdir(self.path("out"))), 2)
-        self.assertTrue(report.any(g.FAILED) and not report.any(g.SKIPPED))
+        self.assertTrue(report.any(FAILED) and not report.any(SKIPPED))
 
     def test_what_a_program_wrote_leaves_the_table_a_table_and_the_json_readable(self):
         report = self.report()
         output = shell(r"printf 'line\033[31m and \377'").output
-        self.add(report, g.Result("tests", "a", g.FAILED, note="two\n" + output, output=output))
+        self.add(report, Result("tests", "a", FAILED, note="two\n" + output, output=output))
         self.assertEqual(len(json.loads(self.text("out/gpu-check.json"))["results"]), 1)
         self.assertEqual(self.text("out/gpu-check.txt").splitlines()[1:], [
             "tests    FAILED        0.0  a (two line [31m and \ufffd)"])  # fmt: skip
@@ -246,8 +250,8 @@ nccl     FAILED        1.0  2 ranks (rank 1: lost)
     def test_a_folder_that_cannot_be_written_is_a_mistake_of_whoever_named_it(self):
         self.write("file", "")
         for folder in (self.path("file"), self.path("file/below"), ""):
-            with self.assertRaisesRegex(g.UserError, f"--out.*{folder}" if folder else "--out"):
-                g.Report(folder)
+            with self.assertRaisesRegex(UserError, f"--out.*{folder}" if folder else "--out"):
+                Report(folder)
 
 
 class Stages(WithFakes):
@@ -255,11 +259,11 @@ class Stages(WithFakes):
         listing = '[ "$1" = --list ] && { echo "Parameters of"; echo "gpt  968200  GPT-2"; echo "resnet44  1  again"; exit; }; '
         seen = 'echo "$*" >>' + self.path("seen")
         self.training("$precision", listing + seen)
-        smoke = self.findings(g.run_smoke)
+        smoke = self.findings(run_smoke)
         self.assertEqual([result.name for result in smoke.results],
                          [f"gpt {precision}, eager = captured" for precision in ("bf16", "tf32", "fp32")])
-        self.assertEqual(smoke.count(g.PASSED), 3)
-        self.assertIn("resnet44", g.SMOKE_TWINS)
+        self.assertEqual(smoke.count(PASSED), 3)
+        self.assertIn("resnet44", SMOKE_TWINS)
         runs = self.text("seen").splitlines()
         self.assertEqual(len(runs), 6)
         for graphs in ("true", "false"):
@@ -267,17 +271,17 @@ class Stages(WithFakes):
 
         self.training("$graphs", listing.replace("exit; }; ", 'exit; }; for a in "$@"; do case "$a" in '
                                                  "train.graphs=*) graphs=${a#train.graphs=};; esac; done; "))
-        differs = self.findings(g.run_smoke)
-        self.assertEqual(differs.count(g.FAILED), 3)
+        differs = self.findings(run_smoke)
+        self.assertEqual(differs.count(FAILED), 3)
         self.assertEqual(differs.of("gpt bf16").note, "weights false of eager steps, true of captured ones")
 
         self.training("x", listing + "echo no algorithm; exit 1")
-        self.assertEqual(self.findings(g.run_smoke).of("gpt fp32").note, "no algorithm")
+        self.assertEqual(self.findings(run_smoke).of("gpt fp32").note, "no algorithm")
         self.training("x", "exit 3")
-        self.assertEqual(self.findings(g.run_smoke).count(g.FAILED), 1)
+        self.assertEqual(self.findings(run_smoke).count(FAILED), 1)
         self.training("x", listing + "sleep 60")
-        hangs = self.findings(g.run_smoke, 1)
-        self.assertEqual(hangs.count(g.PASSED), 0)
+        hangs = self.findings(run_smoke, 1)
+        self.assertEqual(hangs.count(PASSED), 0)
         self.assertLess(hangs.seconds, 20)
 
     def test_gpu_tests_that_all_pass_also_under_the_sanitizer_are_passed(self):
@@ -285,8 +289,8 @@ class Stages(WithFakes):
         for help_text, option in (("--kernel-name arg", "--kernel-name kernel_substring=topknot "),
                                   ("--kernel-regex arg", "--kernel-regex kns=topknot "), ("--tool arg", "")):  # fmt: skip
             self.program("compute-sanitizer", SANITIZER.replace("HELP", help_text).replace("LOG", self.path("log")))
-            found = self.findings(g.run_tests)
-            self.assertEqual((found.count(g.PASSED), len(found.results)), (4, 4))
+            found = self.findings(run_tests)
+            self.assertEqual((found.count(PASSED), len(found.results)), (4, 4))
             # Libraries' kernels are left out where only ours can tell something.
             self.assertEqual(self.text("log"), "".join(
                 f"--tool {tool} --error-exitcode 9 {'' if tool == 'memcheck' else option}{self.path('gpu_tests')} ~[slow]\n"
@@ -295,21 +299,21 @@ class Stages(WithFakes):
 
     def test_gpu_tests_that_fail_run_nothing_crash_or_hang_are_named(self):
         self.program("gpu_tests", "echo 'tests/cuda/relu_test.cpp:17: FAILED:'; echo 'test cases: 2 | 1 failed'; exit 1")
-        found = self.findings(g.run_tests)
-        self.assertEqual(found.of("against the CPU").status, g.FAILED)
+        found = self.findings(run_tests)
+        self.assertEqual(found.of("against the CPU").status, FAILED)
         self.assertIn("relu_test", found.of("against the CPU").output)
-        self.assertEqual(found.of("tests/cuda/relu_test.cpp:17").status, g.FAILED)
-        self.assertEqual(found.of("memcheck").status, g.SKIPPED)  # no sanitizer here
-        self.assertEqual(found.count(g.PASSED), 0)
+        self.assertEqual(found.of("tests/cuda/relu_test.cpp:17").status, FAILED)
+        self.assertEqual(found.of("memcheck").status, SKIPPED)  # no sanitizer here
+        self.assertEqual(found.count(PASSED), 0)
 
         self.program("gpu_tests", "echo 'No tests ran'")
-        self.assertEqual(self.findings(g.run_tests).of("against the CPU").status, g.FAILED)
+        self.assertEqual(self.findings(run_tests).of("against the CPU").status, FAILED)
         self.program("gpu_tests", "kill -SEGV $$")
-        self.assertEqual(self.findings(g.run_tests).of("against the CPU").note, "ended by signal 11")
+        self.assertEqual(self.findings(run_tests).of("against the CPU").note, "ended by signal 11")
 
         self.program("gpu_tests", f"echo $$ >{self.path('pid')}; sleep 60")
-        found = self.findings(g.run_tests, 1)
-        self.assertEqual(found.of("against the CPU").status, g.FAILED)
+        found = self.findings(run_tests, 1)
+        self.assertEqual(found.of("against the CPU").status, FAILED)
         self.assertTrue(found.of("against the CPU").note.startswith("not done in its time"))
         self.assertLess(found.seconds, 8)
         self.assertTrue(gone(int(self.text("pid"))))
@@ -318,61 +322,61 @@ class Stages(WithFakes):
         self.program("gpu_tests", TESTS_PASS)
         invalid = "echo '========= Invalid __global__ read of size 4'; "
         for script, status in (
-            (invalid + "echo '========= ERROR SUMMARY: 1 error'; exit 9", g.FAILED),
-            (invalid + "sleep 60", g.FAILED),
-            ("echo 'All tests passed'; echo '========= ERROR SUMMARY: 2 errors'; exit 9", g.FAILED),
-            ("echo '========= Error: no'; exit 0", g.FAILED),
-            ("echo 'Device not supported'; exit 1", g.SKIPPED),
-            ("exit 0", g.SKIPPED),
-            ("echo '========= ERROR SUMMARY: 0 errors'", g.FAILED),  # without having run the tests
-            ("sleep 60", g.SKIPPED),
+            (invalid + "echo '========= ERROR SUMMARY: 1 error'; exit 9", FAILED),
+            (invalid + "sleep 60", FAILED),
+            ("echo 'All tests passed'; echo '========= ERROR SUMMARY: 2 errors'; exit 9", FAILED),
+            ("echo '========= Error: no'; exit 0", FAILED),
+            ("echo 'Device not supported'; exit 1", SKIPPED),
+            ("exit 0", SKIPPED),
+            ("echo '========= ERROR SUMMARY: 0 errors'", FAILED),  # without having run the tests
+            ("sleep 60", SKIPPED),
         ):
             with self.subTest(script):
                 self.program("compute-sanitizer", script)
-                found = self.findings(g.run_tests, 1 if "sleep" in script else 20)
-                self.assertEqual(found.of("against the CPU").status, g.PASSED)
+                found = self.findings(run_tests, 1 if "sleep" in script else 20)
+                self.assertEqual(found.of("against the CPU").status, PASSED)
                 self.assertEqual(found.of("memcheck").status, status)
                 self.assertTrue(found.of("memcheck").note)
 
     def test_without_its_program_each_stage_skips_its_checks_by_name(self):
-        for stage, program in ((g.run_tests, "gpu_tests"), (g.run_nccl, "train"), (g.run_kernels, "gpu_timings"),
-                               (g.run_train, "train")):  # fmt: skip
+        for stage, program in ((run_tests, "gpu_tests"), (run_nccl, "train"), (run_kernels, "gpu_timings"),
+                               (run_train, "train")):  # fmt: skip
             found = self.findings(stage)
             self.assertGreaterEqual(len(found.results), 2)
             for result in found.results:
-                self.assertEqual((result.status, result.note), (g.SKIPPED, self.path(program) + " is not there"))
+                self.assertEqual((result.status, result.note), (SKIPPED, self.path(program) + " is not there"))
 
     def test_processes_and_threads_that_end_with_the_same_weights_pass_and_others_are_told_apart(self):
         self.training("$method")
-        found = self.findings(g.run_nccl)
-        self.assertEqual((found.count(g.PASSED), len(found.results)), (7, 7))
+        found = self.findings(run_nccl)
+        self.assertEqual((found.count(PASSED), len(found.results)), (7, 7))
 
         self.training("$([ $method = dgc ] && echo $backend || echo same)")
-        found = self.findings(g.run_nccl)
+        found = self.findings(run_nccl)
         self.assertEqual((found.of("dgc").status, found.of("dgc").note),
-                         (g.FAILED, "weights nccl with processes, threads with threads"))  # fmt: skip
-        self.assertEqual(found.of("regtopk").status, g.PASSED)
-        self.assertEqual(found.count(g.FAILED), 1)
+                         (FAILED, "weights nccl with processes, threads with threads"))  # fmt: skip
+        self.assertEqual(found.of("regtopk").status, PASSED)
+        self.assertEqual(found.count(FAILED), 1)
 
     def test_a_run_that_wrote_no_end_is_not_the_equal_of_another_nor_is_one_of_an_earlier_check(self):
         self.training("$method")
-        self.assertEqual(self.findings(g.run_nccl).count(g.PASSED), 7)
+        self.assertEqual(self.findings(run_nccl).count(PASSED), 7)
         self.program("train", "exit 0")
-        found = self.findings(g.run_nccl)
+        found = self.findings(run_nccl)
         for method in METHODS:
-            self.assertEqual(found.of(method).status, g.FAILED)
+            self.assertEqual(found.of(method).status, FAILED)
 
     def test_after_ranks_that_fail_or_hang_nothing_of_the_stage_is_called_passed_and_it_ends_in_its_time(self):
         self.training("$method", '[ "$WORLD_SIZE" = 2 ] && { echo NCCL: unhandled; exit 1; }')
-        found = self.findings(g.run_nccl)
-        self.assertEqual(found.of("1 rank").status, g.PASSED)
-        self.assertEqual((found.of("2 ranks").status, found.of("2 ranks").note), (g.FAILED, "rank 0: NCCL: unhandled"))
-        self.assertEqual(found.of("4 ranks").status, g.SKIPPED)
-        self.assertEqual(found.count(g.SKIPPED), 5)
+        found = self.findings(run_nccl)
+        self.assertEqual(found.of("1 rank").status, PASSED)
+        self.assertEqual((found.of("2 ranks").status, found.of("2 ranks").note), (FAILED, "rank 0: NCCL: unhandled"))
+        self.assertEqual(found.of("4 ranks").status, SKIPPED)
+        self.assertEqual(found.count(SKIPPED), 5)
 
         # A rank that says why it ended says more than one that had to be killed.
         self.training("$method", '[ "$RANK" = 1 ] && { echo lost; exit 1; }; [ -n "$RANK" ] && [ $WORLD_SIZE != 1 ] && sleep 60')
-        found = self.findings(g.run_nccl, 3)
+        found = self.findings(run_nccl, 3)
         self.assertEqual(found.of("2 ranks").note, "rank 1: lost")
         self.assertLess(found.seconds, 8)
 
@@ -384,32 +388,32 @@ class Stages(WithFakes):
         results = "cat <<'end'\n" + "\n".join(map(json.dumps, lines)) + "\nend\n"
         self.program("gpu_timings", "[ $1 = --seconds ] || exit 1\necho a line for people\n" + results)
         self.program("python", """echo Warning; echo '{"elements": 65536, "topk_ms": 2.0, "step_ms": 4.0}'""")
-        found = self.findings(g.run_kernels)
+        found = self.findings(run_kernels)
         self.assertEqual([result.name for result in found.results],
                          ["torch.topk", "device copy, 2^16", "topk, 2^16", "dgc, 2^18"])  # fmt: skip
-        self.assertEqual(found.of("torch.topk").status, g.PASSED)
+        self.assertEqual(found.of("torch.topk").status, PASSED)
         self.assertEqual(list(found.of("topk, 2^16").figures.items()),
                          [("ms", 0.5), ("GB/s", 100), ("times torch.topk", 4), ("times PyTorch's step", 8)])  # fmt: skip
-        self.assertEqual((found.of("dgc, 2^18").status, found.of("dgc, 2^18").note), (g.SKIPPED, "too little memory"))
+        self.assertEqual((found.of("dgc, 2^18").status, found.of("dgc, 2^18").note), (SKIPPED, "too little memory"))
 
         # A GPU that is lost on the way takes the rest with it, not what came before.
         self.program("gpu_timings", results + "echo an illegal memory access; exit 1")
         self.program("python", "echo PyTorch finds no GPU; exit 3")
-        found = self.findings(g.run_kernels)
-        self.assertEqual((found.of("topk, 2^16").status, len(found.of("topk, 2^16").figures)), (g.PASSED, 2))
+        found = self.findings(run_kernels)
+        self.assertEqual((found.of("topk, 2^16").status, len(found.of("topk, 2^16").figures)), (PASSED, 2))
         torch, everything = found.of("torch.topk"), found.of("all sizes")
-        self.assertEqual((torch.status, torch.note), (g.SKIPPED, "no PyTorch figure: PyTorch finds no GPU"))
-        self.assertEqual((everything.status, everything.note), (g.FAILED, "an illegal memory access"))
+        self.assertEqual((torch.status, torch.note), (SKIPPED, "no PyTorch figure: PyTorch finds no GPU"))
+        self.assertEqual((everything.status, everything.note), (FAILED, "an illegal memory access"))
 
         self.program("gpu_timings", "exit 0")
-        self.assertEqual(self.findings(g.run_kernels).of("all sizes").status, g.FAILED)
+        self.assertEqual(self.findings(run_kernels).of("all sizes").status, FAILED)
         self.program("gpu_timings", "sleep 60")
-        found = self.findings(g.run_kernels, 1)
-        self.assertEqual(found.count(g.FAILED), 1)
+        found = self.findings(run_kernels, 1)
+        self.assertEqual(found.count(FAILED), 1)
         self.assertLess(found.seconds, 8)
 
     def test_sizes_are_named_as_powers_of_two_or_millions(self):
-        self.assertEqual([g.size_text(n) for n in (1024, 1 << 24, 25600000)], ["2^10", "2^24", "25.6M"])
+        self.assertEqual([size_text(n) for n in (1024, 1 << 24, 25600000)], ["2^10", "2^24", "25.6M"])
 
     def test_images_per_second_are_the_batch_over_the_median_step_beside_pytorchs_best_of_the_same_precision(self):
         self.training("x")
@@ -417,8 +421,8 @@ class Stages(WithFakes):
             f"""echo '{{"setting":"{name}","precision":"{precision}","per_second":{rate},"torch":"2.9"}}'\n"""
             for name, precision, rate in (("a", "bf16", 32000), ("b", "bf16", 64000), ("c", "tf32", 16000))
         ) + "echo compile: left out")  # fmt: skip
-        found = self.findings(g.run_train)
-        self.assertEqual((len(found.results), found.count(g.PASSED)), (16, 16))
+        found = self.findings(run_train)
+        self.assertEqual((len(found.results), found.count(PASSED)), (16, 16))
         for name, best in (("resnet50 bf16", 64000), ("vgg16 tf32", 16000), ("resnet20 fp32", 16000)):
             self.assertEqual(list(found.of(name).figures.items()),
                              [("images/s", 128000), ("images/s of PyTorch", best), ("times", 128000 / best)])  # fmt: skip
@@ -429,17 +433,17 @@ class Stages(WithFakes):
 
     def test_without_pytorch_our_figures_stand_alone_and_a_run_that_fails_or_ends_too_late_has_none(self):
         self.training("x", "[ $precision = bf16 ] && { echo out of memory; exit 1; }")
-        found = self.findings(g.run_train)
-        peer = found.of("PyTorch, vgg16")
-        self.assertEqual((peer.status, peer.note), (g.SKIPPED, f"no PyTorch figure: {self.path('python')} is not there"))
+        found = self.findings(run_train)
+        torch = found.of("PyTorch, vgg16")
+        self.assertEqual((torch.status, torch.note), (SKIPPED, f"no PyTorch figure: {self.path('python')} is not there"))
         self.assertEqual(len(found.of("vgg16 tf32").figures), 1)
         failed = found.of("vgg16 bf16")
-        self.assertEqual((failed.status, failed.note, failed.figures), (g.FAILED, "out of memory", {}))
+        self.assertEqual((failed.status, failed.note, failed.figures), (FAILED, "out of memory", {}))
 
         self.program("train", "sleep 60")
         self.program("python", "sleep 60")
-        found = self.findings(g.run_train, 2)
-        self.assertEqual(found.count(g.PASSED), 0)
+        found = self.findings(run_train, 2)
+        self.assertEqual(found.count(PASSED), 0)
         self.assertLess(found.seconds, 10)
 
 
@@ -452,7 +456,7 @@ class Script(WithFakes):
 
     def test_the_peers_are_where_it_looks_for_them(self):
         for name in ("gpu_topk.py", "gpu_train.py", "gpu_gpt.py"):
-            self.assertTrue(os.path.isfile(g.peer(name)))
+            self.assertTrue(os.path.isfile(peer(name)))
 
     def test_a_gpu_is_described_and_one_that_cannot_be_used_is_said_to_be_so(self):
         self.program("gpu_timings", """echo '{"about": {"card": "NVIDIA H200"}}'""")

@@ -1,0 +1,115 @@
+"""Images or tokens per second of whole runs against PyTorch at its best."""
+
+import dataclasses
+import os
+import struct
+
+from .programs import is_program, records_of, run
+from .report import PASSED, SKIPPED, Result
+from .stage import USED_UP, StageClock, end_of_run, fresh_run_directory, peer
+
+
+@dataclasses.dataclass
+class Workload:
+    model: str
+    unit: str
+    batch: int  # of images, or windows
+    items: int  # of a step, in the unit
+    steps: int
+    share: float  # of the stage's time; the larger the network, the longer PyTorch compiles
+    script: str  # PyTorch's
+    peer: list  # its arguments
+    train: list  # ours
+
+
+def images(model, size, classes, steps, share):
+    return Workload(
+        model, "images/s", 128, 128, steps, share, "gpu_train.py",
+        ["--model", model, "--size", str(size), "--classes", str(classes)],
+        ["data.name=synthetic_images", f"data.image_size={size}", f"data.classes={classes}",
+         f"data.train_size={2560 if size > 64 else 8192}", "data.test_size=128", "optimizer.lr=0.01"],
+    )  # fmt: skip
+
+
+def workloads(options):
+    tokens = os.path.join(options.out, "runs", "tokens")
+    return [
+        images("resnet20", 32, 10, 400, 0.2), images("vgg16", 32, 10, 200, 0.2), images("resnet50", 224, 1000, 60, 0.35),
+        Workload("gpt", "tokens/s", 16, 16 * 1024, 30, 0.25, "gpu_gpt.py", [],
+                 ["model.layers=12", "model.heads=12", "model.width=768", "model.context=1024", "model.dropout=0",
+                  "data.name=tokens", "data.vocabulary=50257", f"data.root={tokens}", "data.sequence_length=1024",
+                  "optimizer.name=adamw", "optimizer.lr=1e-4", "train.clip_global=1"]),
+    ]  # fmt: skip
+
+
+def write_tokens(options):
+    folder = os.path.join(options.out, "runs", "tokens")
+    os.makedirs(folder, exist_ok=True)
+    for name, count in (("train.bin", 600000), ("val.bin", 20000)):
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(struct.pack(f"<{count}H", *(i * i * 7919 % 50257 for i in range(count))))
+
+
+def peer_rates(options, work, seconds, report):
+    """PyTorch's best in each precision, of what the script tries, as one result; by precision: the rate and the setting."""
+    outcome = run([options.python, peer(work.script), "--batch", str(work.batch), *work.peer, "--steps",
+                   str(work.steps // 2), "--seconds", f"{0.8 * seconds:f}"], seconds)  # fmt: skip
+    result = Result("train", f"PyTorch, {work.model}, batch {work.batch}", PASSED, outcome.seconds)
+    best = {}
+    for record in records_of(outcome.output):
+        try:
+            rate, setting, precision = float(record["per_second"]), record["setting"], record["precision"]
+        except (KeyError, TypeError, ValueError):
+            continue
+        result.figures[f"{work.unit} {setting}"] = rate
+        result.note = f"PyTorch {record.get('torch', '?')}"
+        best[precision] = max(best.get(precision, (0, "")), (rate, setting), key=lambda known: known[0])
+    if not best:
+        result.status, result.note = SKIPPED, f"no PyTorch figure: {outcome.reason(options.python)}"
+    elif outcome.timed_out:
+        result.note += "; not all settings were tried in the time"
+    report.add(result)
+    return best
+
+
+def measure(options, work, precision, name, seconds, peers):
+    folder = fresh_run_directory(options, f"{work.model}-{precision}")
+    outcome = run([
+        os.path.join(options.bin, "train"), f"model.name={work.model}", *work.train, f"data.batch_size={work.batch}",
+        "train.device=cuda", f"train.precision={precision}", "train.epochs=0", f"train.max_steps={work.steps}",
+        "train.eval_every=0", "train.check_every=0", "train.algorithm_cache=none", "train.checkpoint_keep=0",
+        f"output.dir={folder}", "output.overwrite=true", "--quiet",
+    ], seconds)  # fmt: skip
+    result = Result("train", name, PASSED, outcome.seconds)
+    step = end_of_run(folder).get("step_p50_s")
+    if not outcome.ok():
+        return result.failure(outcome, outcome.reason("train"))
+    if not isinstance(step, (int, float)) or not step > 0:
+        return result.failure(outcome, "the run's metrics have no end")
+    rate = work.items / step
+    result.figures = {work.unit: rate}
+    known = peers.get("bf16" if precision == "bf16" else "tf32")  # PyTorch's fp32 is with TF32, its best without bf16
+    if known:
+        result.figures |= {f"{work.unit} of PyTorch": known[0], "times": rate / known[0]}
+        result.note = f"PyTorch's best: {known[1]}"
+    return result
+
+
+def run_train(options, report):
+    clock = StageClock(options.seconds)
+    train = os.path.join(options.bin, "train")
+    if not is_program(train):
+        return report.skip_all("train", f"{train} is not there")
+    write_tokens(options)
+    shares = 1.0
+    for work in workloads(options):
+        own = StageClock(clock.left() * work.share / shares)
+        shares -= work.share
+        peers = peer_rates(options, work, 0.6 * own.left(), report)
+        for left, precision in ((3, "bf16"), (2, "tf32"), (1, "fp32")):
+            name = f"{work.model} {precision}, batch {work.batch}"
+            if clock.used_up():
+                report.skip("train", name, USED_UP)
+            else:
+                report.add(measure(options, work, precision, name, own.left() / left, peers))
+    return None
