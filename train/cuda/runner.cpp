@@ -1,5 +1,6 @@
 // Steps on a GPU: the host puts them on a stream, after the first ones as graphs, and reads their outcome
 // some steps later. Nothing of a step waits for the host.
+#include <fmt/format.h>
 #include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "dist/exchange/cuda/step_kernels.h"
 #include "nn/base/algorithm_cache.h"
 #include "nn/base/check.h"
+#include "nn/base/log.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/pool.h"
 #include "train/cuda/batches.h"
@@ -309,6 +311,7 @@ class CudaRunner final : public Runner {
       const std::size_t before = times().marks().size();
       marked.graph = Graph(context_.stream(), *graph_memory_, work);
       marked.marks = times().since(before);
+      log_debug(fmt::format("step {}: a graph of {} nodes", step_ + 1, marked.graph.nodes()));
     }
     marked.graph.launch(context_.stream());
   }

@@ -186,21 +186,24 @@ Graph::Graph(cudaStream_t stream, GraphMemory& memory, const std::function<void(
     throw;
   }
   TOPKNOT_CUDA(cudaStreamEndCapture(stream, &graph));
+  cudaError_t status = cudaGraphGetNodes(graph, nullptr, &nodes_);
   // Each kernel with the priority of the stream that it was recorded on: collectives come before computation.
-  const cudaError_t status =
-      cudaGraphInstantiate(&executable_, graph, cudaGraphInstantiateFlagUseNodePriority);
+  if (status == cudaSuccess)
+    status = cudaGraphInstantiate(&executable_, graph, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(graph);
-  check_cuda(status, "cudaGraphInstantiate", __FILE__, __LINE__);
+  check_cuda(status, "cudaGraphGetNodes, cudaGraphInstantiate", __FILE__, __LINE__);
 }
 
 Graph::~Graph() {
   if (executable_) cudaGraphExecDestroy(executable_);
 }
 
-Graph::Graph(Graph&& other) noexcept : executable_(std::exchange(other.executable_, nullptr)) {}
+Graph::Graph(Graph&& other) noexcept
+    : executable_(std::exchange(other.executable_, nullptr)), nodes_(other.nodes_) {}
 
 Graph& Graph::operator=(Graph&& other) noexcept {
   std::swap(executable_, other.executable_);
+  std::swap(nodes_, other.nodes_);
   return *this;
 }
 

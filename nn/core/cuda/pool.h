@@ -91,9 +91,11 @@ class Graph {
 
   explicit operator bool() const { return executable_ != nullptr; }
   void launch(cudaStream_t stream) const;
+  std::size_t nodes() const { return nodes_; }  // kernels, copies and what else was recorded
 
  private:
   cudaGraphExec_t executable_ = nullptr;
+  std::size_t nodes_ = 0;
 };
 
 }  // namespace topknot::cuda

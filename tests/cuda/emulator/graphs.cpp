@@ -65,6 +65,14 @@ class Replay {
   std::vector<std::size_t> at_;  // nodes done, by branch
 };
 
+std::size_t count_nodes(const Graph& graph) {
+  std::ptrdiff_t count = 0;
+  for (const Graph::Branch& branch : graph.branches)
+    count += std::count_if(branch.nodes.begin(), branch.nodes.end(),
+                           [](const Graph::Node& node) { return bool(node.work); });
+  return static_cast<std::size_t>(count);
+}
+
 }  // namespace
 
 extern "C" {
@@ -103,14 +111,17 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
   *graph = reinterpret_cast<cudaGraph_t>(new std::shared_ptr<Graph>(capture));
   return cudaSuccess;
 }
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {
+  TOPKNOT_STAND_IN(cudaGraphGetNodes);
+  if (nodes) return result(cudaErrorNotSupported);  // only how many
+  *count = count_nodes(**reinterpret_cast<std::shared_ptr<Graph>*>(graph));
+  return cudaSuccess;
+}
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
   TOPKNOT_STAND_IN(cudaGraphInstantiate);
   const auto& captured = *reinterpret_cast<std::shared_ptr<Graph>*>(graph);
   *executable = reinterpret_cast<cudaGraphExec_t>(new std::shared_ptr<Graph>(captured));
-  state().graph_nodes = 0;
-  for (const Graph::Branch& branch : captured->branches)
-    state().graph_nodes += static_cast<std::size_t>(std::count_if(
-        branch.nodes.begin(), branch.nodes.end(), [](const Graph::Node& node) { return bool(node.work); }));
+  state().graph_nodes = count_nodes(*captured);
   state().most_graphs = std::max(state().most_graphs, ++state().graphs);
   return cudaSuccess;
 }

@@ -4,12 +4,16 @@
 #include <ostream>
 #include <utility>
 
+#include "nn/base/log.h"
 #include "tests/cuda/compressor_ranks.h"
 #include "tests/cuda/emulator/machine.h"
 #include "tests/cuda/emulator_tests/machine_settings.h"
 #include "tests/cuda/fixture.h"
+#include "tests/support/standard_error.h"
+#include "tests/support/text.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/small_run.h"
+#include "tools/gpu_timings/gpu_timings.h"
 
 namespace topknot {
 namespace {
@@ -152,9 +156,17 @@ TEST_CASE("a density's change takes no second step's memory") {
   CHECK(most(512, "[0.02]") < constant + of_a_step / 4);
 }
 
+// A gradient, two marks, and a step of topk, with a memset: no launch of the host is in what is timed.
+TEST_CASE("gpu_timings times steps within one graph") {
+  const emulator::Settings settings;
+  gpu_timings::measure({.seconds = 600, .smallest = 10, .largest = 10}, [](const auto&) {});
+  CHECK(emulator::graph_nodes() == 12 * (1 + 2 + 13 + 4 + 3 + 1));
+}
+
 // What a captured step is made of, beside its arithmetic. Behind the first ten steps, pieces have no marks.
 TEST_CASE(
-    "a captured step has so many nodes, fewer without marks, and none allocates behind the first ones") {
+    "a captured step has so many nodes, as the log says, fewer without marks, and none allocates behind the "
+    "first ones") {
   const emulator::Gpus gpus(1);
   struct Cost {
     std::size_t nodes, allocations;
@@ -182,7 +194,12 @@ TEST_CASE(
               126, 16}}) {
     INFO(keys[0]);
     cost(6, keys);  // chooses algorithms
-    const Cost marked = cost(6, keys), few = cost(12, keys), many = cost(16, keys);
+    const testing::StandardError errors;
+    set_log_level(LogLevel::debug);
+    const Cost marked = cost(6, keys);
+    set_log_level(LogLevel::info);
+    CHECK(contains(errors.text(), fmt::format("step 3: a graph of {} nodes\n", marked.nodes)));
+    const Cost few = cost(12, keys), many = cost(16, keys);
     CHECK(few.nodes == many.nodes);
     CHECK(few.nodes <= most);
     CHECK(marked.nodes == few.nodes + marks);

@@ -1,5 +1,7 @@
 // Time and bytes of each selection on the GPU, in steady state: error feedback with a new gradient in each
 // step.
+#include <nccl.h>
+
 #include <chrono>
 #include <map>
 
@@ -10,6 +12,7 @@
 #include "nn/core/cuda/kernel_tools.h"
 #include "nn/core/cuda/libraries.h"
 #include "nn/core/cuda/pool.h"
+#include "nn/core/device.h"
 #include "tools/gpu_timings/gpu_timings.h"
 
 namespace topknot::gpu_timings {
@@ -18,7 +21,8 @@ namespace {
 using namespace cuda;
 
 constexpr double kDensity = 0.001;
-constexpr int kWarmUp = 8, kTimed = 11;
+constexpr int kWarmUp = 8;
+constexpr int kTimed = 12;  // even: gradient and residual swap their memory in every step
 
 // Mixes the bits of a number (the finaliser of MurmurHash3).
 __device__ std::uint32_t mixed(std::uint32_t x) {
@@ -51,17 +55,40 @@ const std::map<std::string, double>& bytes_of_methods() {
   return all;
 }
 
-double copy_rate(Context& context, std::size_t n, float* from, float* to) {
+// Milliseconds between the two marks of a step, by the GPU's clock: the median of kTimed steps that are one
+// graph, so that no launch of the host's is waited for. `prepare` comes before a launch of the graph, of which
+// there are two: the first warms up.
+double median_ms(Context& context, const std::function<void()>& prepare,
+                 const std::function<void(int step, const std::function<void()>& mark)>& record) {
+  const cudaStream_t stream = context.stream();
+  const DeviceArray<std::uint64_t> clock(2 * kTimed);
+  GraphMemory memory(context.pool());
+  const Graph graph(stream, memory, [&] {
+    std::uint64_t* at = clock.data();
+    for (int step = 0; step < kTimed; ++step) record(step, [&] { write_time(stream, at++); });
+  });
+  for (int launch = 0; launch < 2; ++launch) prepare(), graph.launch(stream);
+  std::vector<std::uint64_t> times(2 * kTimed);
+  TOPKNOT_CUDA(cudaMemcpyAsync(times.data(), clock.data(), clock.bytes(), cudaMemcpyDeviceToHost, stream));
+  context.synchronize();
   std::vector<double> ms;
-  for (int i = 0; i < kTimed; ++i) {
-    Event begin(true), end(true);
-    begin.record(context.stream());
-    TOPKNOT_CUDA(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, context.stream()));
-    end.record(context.stream());
-    context.synchronize();
-    ms.push_back(milliseconds_between(begin, end));
-  }
-  return 8.0 * static_cast<double>(n) / (1e6 * quantile(ms, 0.5));  // GB/s
+  for (std::size_t i = 0; i < times.size(); i += 2)
+    ms.push_back(1e-6 * static_cast<double>(times[i + 1] - times[i]));
+  return quantile(ms, 0.5);
+}
+
+double copy_rate(Context& context, std::size_t n, float* from, float* to) {
+  constexpr int kCopies = 8;  // between two marks: the clock is too coarse for a single small one
+  const double ms = median_ms(
+      context, [] {},
+      [&](int, const std::function<void()>& mark) {
+        mark();
+        for (int i = 0; i < kCopies; ++i)
+          TOPKNOT_CUDA(
+              cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, context.stream()));
+        mark();
+      });
+  return kCopies * 8.0 * static_cast<double>(n) / (1e6 * ms);  // GB/s
 }
 
 // Milliseconds that one encode takes, the gradient being in memory already.
@@ -77,38 +104,42 @@ double encode_ms(Context& context, const std::string& method, std::size_t n, flo
   TOPKNOT_CHECK(compressor, method + " has no kernels");
   compressor->reserve(kDensity);
   const cudaStream_t stream = context.stream();
-  DeviceArray<StepParameters> parameters(1);
-  DeviceArray<StepStatus> status(1);
-  DeviceArray<float> weights(1);
-  StepContext here;
-  here.weights = {weights.data(), 1};
-  here.parameters = parameters.data();
-  here.status = status.data();
-  StepParameters step;
-  step.density = kDensity;
-  const StepStatus clear;
+  const DeviceArray<StepParameters> parameters(kTimed);
+  const DeviceArray<StepStatus> status(kTimed);
+  const DeviceArray<float> weights(1);
   const float one = 1;
   TOPKNOT_CUDA(cudaMemcpyAsync(weights.data(), &one, sizeof one, cudaMemcpyHostToDevice, stream));
   TOPKNOT_CUDA(cudaMemsetAsync(b, 0, n * sizeof(float), stream));
-  std::vector<double> ms;
-  for (int i = 0; i < kWarmUp + kTimed; ++i) {
-    step.step = i;
-    TOPKNOT_CUDA(cudaMemcpyAsync(parameters.data(), &step, sizeof step, cudaMemcpyHostToDevice, stream));
-    TOPKNOT_CUDA(cudaMemcpyAsync(status.data(), &clear, sizeof clear, cudaMemcpyHostToDevice, stream));
+  const auto prepare = [&](int first) {
+    std::vector<StepParameters> steps(kTimed);
+    for (int i = 0; i < kTimed; ++i)
+      steps[static_cast<std::size_t>(i)] = {.step = first + i, .density = kDensity};
+    const std::vector<StepStatus> clear(kTimed);
+    TOPKNOT_CUDA(
+        cudaMemcpyAsync(parameters.data(), steps.data(), parameters.bytes(), cudaMemcpyHostToDevice, stream));
+    TOPKNOT_CUDA(
+        cudaMemcpyAsync(status.data(), clear.data(), status.bytes(), cudaMemcpyHostToDevice, stream));
+  };
+  const auto step = [&](int i, const std::function<void()>& mark) {
+    StepContext here;
+    here.weights = {weights.data(), 1};
+    here.parameters = parameters.data() + i;
+    here.status = status.data() + i;
     fill_gradient(stream, a, n, static_cast<std::uint32_t>(i));
-    Event begin(true), end(true);
-    begin.record(stream);
+    mark();
     const Message message = compressor->encode({{a, n}, {b, n}}, here);
-    end.record(stream);
+    mark();
     Round round;
     round.gpu_blocks = message.gpu_block;
     compressor->decode(round);
     const std::span<float> average = compressor->commit({});
-    context.synchronize();
     if (average.data() == b) std::swap(a, b);  // what was the gradient's memory holds the residual
-    if (i >= kWarmUp) ms.push_back(milliseconds_between(begin, end));
-  }
-  return quantile(ms, 0.5);
+  };
+  prepare(0);
+  for (int i = 0; i < kWarmUp; ++i) step(i, [] {});
+  context.synchronize();
+  return median_ms(
+      context, [&] { prepare(kWarmUp); }, step);
 }
 
 }  // namespace
@@ -146,15 +177,18 @@ void measure(const Options& options, const std::function<void(const Timing&)>& r
 std::vector<std::pair<std::string, std::string>> describe_gpu() {
   cudaDeviceProp card{};
   TOPKNOT_CUDA(cudaGetDeviceProperties(&card, 0));
-  int driver = 0, runtime = 0;
+  int driver = 0, runtime = 0, nccl = 0;
   TOPKNOT_CUDA(cudaDriverGetVersion(&driver));
   TOPKNOT_CUDA(cudaRuntimeGetVersion(&runtime));
+  ncclGetVersion(&nccl);
   return {{"card", card.name},
           {"compute capability", std::to_string(card.major) + "." + std::to_string(card.minor)},
           {"memory", std::to_string(card.totalGlobalMem >> 20) + " MiB"},
           {"CUDA of the driver", std::to_string(driver)},
           {"CUDA of this build", std::to_string(runtime)},
-          {"cuDNN", std::to_string(cudnnGetVersion())}};
+          {"cuDNN", std::to_string(cudnnGetVersion())},
+          {"NCCL", std::to_string(nccl)},
+          {"PCI bus", gpu_bus(0)}};
 }
 
 }  // namespace topknot::gpu_timings
