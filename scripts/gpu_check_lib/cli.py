@@ -2,24 +2,28 @@
 
 import argparse
 import os
+import re
 import signal
 import sys
 
 from . import Interrupted, UserError
 from .gpu_tests import run_tests
 from .kernels import run_kernels
+from .machine import describe_gpu
 from .nccl import run_nccl
-from .programs import on_stop_signal, records_of, run, stop
+from .programs import KILL_GRACE, on_stop_signal, stop
 from .report import FAILED, PASSED, Report, Result
 from .smoke import run_smoke
+from .stage import StageClock
 from .train import run_train
 
-DESCRIPTION = """Checks the CUDA backend on this machine's GPU, stage by stage, each under three minutes. It starts programs
-that are built already and needs nothing else but Python 3 and CUDA's libraries; what the machine lacks is
-skipped by name. The results stand in OUT/gpu-check.txt and OUT/gpu-check.json, written anew with each one.
+DESCRIPTION = """Checks the CUDA backend on this machine's GPU, stage by stage, in 25 minutes or --minutes. It starts
+programs that are built already and needs nothing else but Python 3 and CUDA's libraries; what the machine
+lacks, or has no time left, is skipped by name. The results stand in OUT/gpu-check.txt and
+OUT/gpu-check.json, written anew with each one.
 
   smoke    a few steps of every model in every precision, eager and captured
-  tests    every op and compressor against the CPU, and under compute-sanitizer
+  tests    every op and compressor against the CPU, some under compute-sanitizer
   nccl     collectives and training with 1, 2 and 4 processes on the one GPU
   kernels  bytes per second of the selections against a device copy and torch.topk
   train    images and tokens per second against PyTorch"""
@@ -28,6 +32,7 @@ EPILOG = """Exit codes: 0 all that ran passed, 1 something failed, 2 bad argumen
 or none of the programs), 128 + signal where a signal stopped it.
 
   gpu-check --out results             everything
+  gpu-check --minutes 10              the same in a shorter time
   gpu-check --stage nccl --out nccl   one stage"""
 
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
@@ -35,38 +40,28 @@ PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
 NOTHING_CHECKED = 3
 
 STAGES = {"smoke": run_smoke, "tests": run_tests, "nccl": run_nccl, "kernels": run_kernels, "train": run_train}
-
-
-def describe_gpu(options, report):
-    """Card, driver and libraries into the report's heading; returns why there is none to check, or ""."""
-    program = os.path.join(options.bin, "gpu_timings")
-    outcome = run([program, "--describe"], 60)
-    if not outcome.found:
-        return f"{program}, which looks for the GPU, is not there"
-    for record in records_of(outcome.output):
-        if outcome.ok():
-            report.about |= record.get("about", {})
-            return record.get("problem", "")
-    raise RuntimeError(f"{program}: {outcome.reason(program)}")
+# Seconds of each stage in 25 minutes; what one does not need is for the later ones.
+BUDGETS = {"smoke": 100, "tests": 420, "nccl": 160, "kernels": 160, "train": 600}
 
 
 def check(options):
     if not os.path.isdir(options.bin):
         raise UserError(f"--bin: {options.bin} is no folder; name the one with train and gpu_tests")
-    report = Report(options.out)
+    clock, report = StageClock(60 * options.minutes), Report(options.out)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, on_stop_signal)
     problem, interrupted = describe_gpu(options, report), False
     if problem:
         print(f"gpu-check: {problem}", flush=True)
-    for name, stage in STAGES.items():
-        if options.stage and name not in options.stage:
-            continue
-        if problem or interrupted:
-            report.skip_all(name, "stopped by a signal" if interrupted else problem)
+    chosen = [name for name in STAGES if not options.stage or name in options.stage]
+    for at, name in enumerate(chosen):
+        if problem or interrupted or clock.used_up():
+            report.skip_all(name, "stopped by a signal" if interrupted else problem or "no time is left")
             continue
         try:
-            stage(options, report)
+            share = BUDGETS[name] / sum(BUDGETS[later] for later in chosen[at:])
+            options.seconds = share * (clock.left() - KILL_GRACE)
+            STAGES[name](options, report)
         except Interrupted as error:
             interrupted = True
             report.skip(name, "the rest of the stage", str(error))
@@ -88,6 +83,12 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; gpu-check --help lists the options")
 
 
+def minutes(text):
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or not 1 <= float(text) <= 600:
+        raise argparse.ArgumentTypeError(f"value {text} not in range 1 to 600")
+    return float(text)
+
+
 def power(text):
     if not text.isdecimal() or not 10 <= int(text) <= 30:
         raise argparse.ArgumentTypeError(f"value {text} not in range 10 to 30")
@@ -102,6 +103,8 @@ def parse(arguments, folder):
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--stage", action="append", choices=STAGES, metavar="STAGE",
                         help="only this stage: smoke, tests, nccl, kernels or train; may be repeated")  # fmt: skip
+    parser.add_argument("--minutes", type=minutes, default=25, metavar="M",
+                        help="end about then; the stages share the time (default: 25)")  # fmt: skip
     parser.add_argument("--bin", default=folder, metavar="DIR",
                         help="folder of train, gpu_tests and gpu_timings (default: this program's own)")  # fmt: skip
     parser.add_argument("--out", default="gpu-check", metavar="DIR", help="folder of the results (default: gpu-check)")
@@ -109,7 +112,7 @@ def parse(arguments, folder):
                         help="Python that has PyTorch, for comparison (default: python3)")  # fmt: skip
     parser.add_argument("--smallest", type=power, default=16, metavar="N", help="kernels: from 2^N elements (default: 16)")
     parser.add_argument("--largest", type=power, default=30, metavar="N", help="kernels: to 2^N elements (default: 30)")
-    parser.set_defaults(seconds=165.0, sanitizer="compute-sanitizer")  # seconds of one stage
+    parser.set_defaults(sanitizer="compute-sanitizer", smi="nvidia-smi", bus="", reasons="")
     options = parser.parse_args(arguments)
     if options.smallest > options.largest:
         raise UserError("--smallest is above --largest; exchange them")

@@ -1,25 +1,36 @@
-"""Every op and compressor against the CPU; the same again under compute-sanitizer."""
+"""Every op and compressor against the CPU; some again under compute-sanitizer. Each file of tests by itself, so that one that
+hangs or is cut off takes no other's result with it."""
 
 import os
 import re
 
-from .programs import is_program, last_line, run
+from .programs import USED_UP, is_program, last_line, run
 from .report import CHECKS, FAILED, PASSED, SKIPPED, Result
-from .stage import USED_UP, StageClock
+from .stage import StageClock
+
+TOGETHER = 4  # processes on the GPU
+DEADLINE = 100  # seconds of a file, of which several run
+# Files of tests/cuda and tests/nn/ops: those with kernels of our own, the newest first; shared memory, for the other two tools.
+RACES = ("gpu_select_test", "gaussiank_test", "norm_test", "attention_test")
+SANITIZED = {
+    "memcheck": ("direct_conv_test", *RACES, "device_code_test", "batch_norm_test", "device_compressor_test",
+                 "linear_cross_entropy_test", "lstm_test", "ctc_loss_test"),
+    "racecheck": RACES,
+    "synccheck": RACES,
+}  # fmt: skip
 
 
-def run_plain(program, seconds, report):
-    outcome = run([program, "--durations", "no"], seconds)
-    result = Result("tests", CHECKS["tests"][0], PASSED, outcome.seconds, note=last_line(outcome.output))
+def plain_result(name, outcome):
+    result = Result("tests", name, PASSED, outcome.seconds, note=last_line(outcome.output))
     # A status of 0 also comes from a program in which no test was chosen.
     if outcome.ok() and "All tests passed" in outcome.output:
-        return report.add(result)
-    report.add(result.failure(outcome, outcome.reason(program) if not outcome.ok() else
-                              f"it does not say that all tests passed: {last_line(outcome.output)}"))
-    # The failed assertions, so that the report suffices without the log.
-    for place in re.findall(r"^(.*?): FAILED:", outcome.output, re.MULTILINE)[:20]:
-        report.add(Result("tests", place[:200], FAILED))
-    return None
+        return result
+    result.failure(outcome, outcome.reason("gpu_tests") if not outcome.ok() else
+                   f"it does not say that all tests passed: {last_line(outcome.output)}")  # fmt: skip
+    # The failed assertions, so that the table suffices without the log; also of one that was cut off later.
+    if places := re.findall(r"^(.*?): FAILED:", outcome.output, re.MULTILINE):
+        result.status, result.note = FAILED, "failed: " + ", ".join(places[:5])
+    return result
 
 
 def checked_result(name, outcome):
@@ -31,7 +42,8 @@ def checked_result(name, outcome):
     if outcome.ok() and clean and "All tests passed" in output:
         return result
     if found_something or (summed_up and not outcome.timed_out):
-        return result.failure(outcome, outcome.reason("compute-sanitizer"))
+        result.failure(outcome, outcome.reason("compute-sanitizer")).status = FAILED  # also if it was cut off later
+        return result
     # Without a summary the tool did not work here: some machines forbid debugging interfaces, and it may be slow. That is no
     # result about our code.
     result.status, result.note = SKIPPED, outcome.reason("compute-sanitizer")
@@ -47,21 +59,37 @@ def own_kernels_only(sanitizer):
     return ["--kernel-regex", "kns=topknot"] if "--kernel-regex" in help_text else []
 
 
+def run_files(clock, files, kind, command, judge, report):
+    for begin in range(0, len(files), TOGETHER):
+        part = files[begin : begin + TOGETHER]
+        if clock.used_up():
+            for file in part:
+                report.skip("tests", f"{file} {kind}", USED_UP)
+            continue
+        outcomes = clock.run_all([([*command, "-#", f"[#{file}]"], {}) for file in part], DEADLINE)
+        for file, outcome in zip(part, outcomes):
+            report.add(judge(f"{file} {kind}", outcome))
+
+
 def run_tests(options, report):
     clock = StageClock(options.seconds)
     program = os.path.join(options.bin, "gpu_tests")
     if not is_program(program):
         return report.skip_all("tests", f"{program} is not there")
-    run_plain(program, 0.5 * clock.left(), report)
     sanitizer = next(filter(is_program, [options.sanitizer, "/usr/local/cuda/bin/" + options.sanitizer]), None)
-    share = 0.5
-    for tool in ("memcheck", "racecheck", "synccheck"):
-        name = f"the same under compute-sanitizer {tool}"
-        if sanitizer is None or clock.used_up():
-            report.skip("tests", name, USED_UP if sanitizer else "compute-sanitizer is not on the PATH")
+    listed = clock.run([program, "-#", "--list-tags"], 60)
+    files = re.findall(r"\[#(\w+)\]", listed.output)
+    if files:
+        own = clock.part(0.6 if sanitizer else 1)
+        run_files(own, files, "against the CPU", [program, "--durations", "no"], plain_result, report)
+    else:
+        report.add(Result("tests", CHECKS["tests"][0]).failure(listed, f"no files of tests: {listed.reason(program)}"))
+    for tool, chosen in SANITIZED.items():
+        if sanitizer is None:
+            report.skip("tests", f"some under {tool}", "compute-sanitizer is not on the PATH")
             continue
         ours = own_kernels_only(sanitizer) if tool != "memcheck" else []
-        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *ours, program, "~[slow]"]
-        report.add(checked_result(name, run(command, share * clock.left())))
-        share = 0.6 if tool == "memcheck" else 1
+        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *ours, program]
+        share = {"memcheck": 0.5, "racecheck": 0.6}.get(tool, 1)
+        run_files(clock.part(share), chosen, f"under {tool}", command, checked_result, report)
     return None

@@ -3,6 +3,7 @@ which a lost GPU may take with it."""
 
 import os
 
+from .machine import Clocks
 from .programs import is_program, last_line, records_of, run
 from .report import PASSED, SKIPPED, Result
 from .stage import StageClock, peer
@@ -52,8 +53,9 @@ def run_kernels(options, report):
         return report.skip_all("kernels", f"{program} is not there")
     torch = torch_times(options, 0.35 * clock.left(), report)
     seconds = clock.left()
-    outcome = run([program, "--seconds", f"{0.9 * seconds:f}", "--smallest", str(options.smallest),
-                   "--largest", str(options.largest)], seconds)  # fmt: skip
+    with Clocks(options) as clocks:
+        outcome = run([program, "--seconds", f"{0.9 * seconds:f}", "--smallest", str(options.smallest),
+                       "--largest", str(options.largest)], seconds)  # fmt: skip
     count = 0
     for record in records_of(outcome.output):
         try:
@@ -64,7 +66,8 @@ def run_kernels(options, report):
         report.add(result)
     everything = Result("kernels", "all sizes measured", PASSED, outcome.seconds)
     if not outcome.ok():
-        report.add(everything.failure(outcome, outcome.reason(program)))
+        everything.failure(outcome, outcome.reason(program))
     elif count == 0:
-        report.add(everything.failure(outcome, f"no figures came: {last_line(outcome.output)}"))
+        everything.failure(outcome, f"no figures came: {last_line(outcome.output)}")
+    report.add(clocks.add_to(everything))
     return None

@@ -4,9 +4,11 @@ training as with threads."""
 import os
 import socket
 
-from .programs import is_program, run, run_all
+from .programs import USED_UP, is_program
 from .report import PASSED, Result
-from .stage import USED_UP, StageClock, end_of_run, fresh_run_directory
+from .stage import StageClock, end_of_run, fresh_run_directory, train_command
+
+DEADLINE = 60  # seconds of a check
 
 
 def free_port():
@@ -31,10 +33,10 @@ def rank_environment(rank, ranks, port):
     }  # fmt: skip
 
 
-def group_result(name, argv, ranks, seconds):
+def group_result(name, argv, ranks, clock):
     """Failed if any rank failed; the note is that of one that ended by itself rather than of one that was killed."""
     port = free_port()
-    outcomes = run_all([(argv, rank_environment(rank, ranks, port)) for rank in range(ranks)], seconds)
+    outcomes = clock.run_all([(argv, rank_environment(rank, ranks, port)) for rank in range(ranks)], DEADLINE)
     result = Result("nccl", name, PASSED, max(outcome.seconds for outcome in outcomes))
     failed = [rank for rank in range(ranks) if not outcomes[rank].ok()]
     if not failed:
@@ -44,22 +46,21 @@ def group_result(name, argv, ranks, seconds):
 
 
 def short_training(options, backend, method, folder):
-    return [
-        os.path.join(options.bin, "train"), "model.name=resnet20", "data.name=synthetic_images", "data.train_size=512",
-        "data.test_size=64", "data.batch_size=16", "train.device=cuda", "train.deterministic=true", "train.max_steps=6",
+    return train_command(
+        options, folder, "model.name=resnet20", "data.name=synthetic_images", "data.train_size=512",
+        "data.test_size=64", "data.batch_size=16", "train.deterministic=true", "train.max_steps=6",
         f"compress.name={method}", "compress.density=0.01", "compress.capacity=2", f"dist.backend={backend}",
-        "dist.ranks=2", "dist.timeout_s=30", f"output.dir={folder}", "output.overwrite=true", "--quiet",
-    ]  # fmt: skip
+        "dist.ranks=2", "dist.timeout_s=30", "--quiet",
+    )  # fmt: skip
 
 
-def compare_training(options, method, name, seconds):
+def compare_training(options, method, name, clock):
     with_nccl = fresh_run_directory(options, "nccl-" + method)
     with_threads = fresh_run_directory(options, "threads-" + method)
-    clock = StageClock(seconds)
-    result = group_result(name, short_training(options, "nccl", method, with_nccl), 2, 0.6 * seconds)
+    result = group_result(name, short_training(options, "nccl", method, with_nccl), 2, clock)
     if result.status != PASSED:
         return result
-    threads = run(short_training(options, "threads", method, with_threads), clock.left())
+    threads = clock.run(short_training(options, "threads", method, with_threads), DEADLINE)
     result.seconds += threads.seconds
     if not threads.ok():
         return result.failure(threads, f"with threads: {threads.reason('train')}")
@@ -78,7 +79,8 @@ def run_nccl(options, report):
     def add(name, works, check):
         """Whether what follows can work, as far as this check tells."""
         if not works or clock.used_up():
-            report.skip("nccl", name, USED_UP if works else "after a failure: ranks that hang would only use up the time")
+            failed = "after a failure: ranks that hang would only use up the time"
+            report.skip("nccl", name, USED_UP if clock.used_up() else failed)
             return works
         result = check()
         report.add(result)
@@ -88,8 +90,8 @@ def run_nccl(options, report):
     for ranks in (1, 2, 4):
         name = f"every collective exact, {ranks} rank{'s' if ranks > 1 else ''}"
         argv = [train, "train.device=cuda", "dist.backend=nccl", f"dist.ranks={ranks}", "dist.timeout_s=30", "--check-network"]
-        works = add(name, works, lambda: group_result(name, argv, ranks, min(0.27 * options.seconds, clock.left())))
+        works = add(name, works, lambda: group_result(name, argv, ranks, clock))
     for method in ("topk", "gaussiank", "dgc", "regtopk"):  # a method that differs does not keep the others from being tried
         name = f"{method} with 2 processes: the weights of 2 threads"
-        add(name, works, lambda: compare_training(options, method, name, min(0.4 * options.seconds, clock.left())))
+        add(name, works, lambda: compare_training(options, method, name, clock))
     return None

@@ -27,6 +27,7 @@ def on_stop_signal(number, _frame):
         os.kill(os.getpid(), number)
 
 
+USED_UP = "the stage's time is used up"
 KEPT = 64 << 10  # bytes of a program's output, of its end
 KILL_GRACE = 5.0  # seconds for a killed program to be gone
 REST_OF_OUTPUT = 0.3  # seconds for what is still in a pipe
@@ -49,6 +50,7 @@ def last_line(output):
 class Outcome:
     code: int = -1  # exit status; 128 + signal where one ended it; -1: it was never started
     timed_out: bool = False  # was killed at its deadline
+    cut_off: bool = False  # likewise, but because its stage had no more time: says nothing of the program
     found: bool = True  # False: there is no such program
     seconds: float = 0.0
     output: str = ""  # of both streams, the last 64 kB
@@ -62,7 +64,8 @@ class Outcome:
             return f"{name} is not there"
         last = last_line(self.output)
         if self.timed_out:
-            return "not done in its time" + (f"; its last line: {last}" if last else "")
+            why = USED_UP if self.cut_off else f"hangs, or is slow: not done in {self.seconds:.3g} s"
+            return why + (f"; its last line: {last}" if last else "")
         if self.code > 128:
             return f"ended by signal {self.code - 128}" + (f": {last}" if last else "")
         return last or f"exit status {self.code}"

@@ -5,11 +5,12 @@ import re
 import struct
 import wave
 
-from .programs import is_program, run, run_all
+from .programs import USED_UP, is_program, run
 from .report import CHECKS, PASSED, Result
-from .stage import USED_UP, StageClock, end_of_run, fresh_run_directory
+from .stage import StageClock, end_of_run, fresh_run_directory, train_command
 
 SMOKE_STEPS = 8  # captured ones replay the last of them
+DEADLINE = 60  # seconds of the processes that run at a time
 SMOKE_TOGETHER = 2  # models at a time, two processes each: the driver starts one process after the other
 SMOKE_TWINS = {"resnet32", "resnet44", "resnet56", "resnet110", "resnet34", "resnet152", "vgg16"}  # of others' layers
 SMOKE_EAGER = {"deep_speech"}  # whose steps differ in length, and are never captured
@@ -58,12 +59,12 @@ def smoke_result(name, eager, captured, folders):
 
 def smoke_command(options, model, precision, graphs, data):
     folder = fresh_run_directory(options, f"smoke-{model}-{precision}-{'captured' if graphs else 'eager'}")
-    return [
-        os.path.join(options.bin, "train"), f"model.name={model}", *smoke_settings(model, *data), "train.device=cuda",
-        f"train.precision={precision}", f"train.graphs={'true' if graphs else 'false'}", "train.deterministic=true",
+    return train_command(
+        options, folder, f"model.name={model}", *smoke_settings(model, *data), f"train.precision={precision}",
+        f"train.graphs={'true' if graphs else 'false'}", "train.deterministic=true",
         f"train.max_steps={SMOKE_STEPS}", "optimizer.lr=0.001", "compress.name=topk", "compress.density=0.01",
-        f"output.dir={folder}", "output.overwrite=true", "train.checkpoint_keep=0", "--quiet",
-    ], folder  # fmt: skip
+        "train.checkpoint_keep=0", "--quiet",
+    ), folder  # fmt: skip
 
 
 def run_smoke(options, report):
@@ -89,7 +90,7 @@ def run_smoke(options, report):
                 continue
             commands = [smoke_command(options, model, precision, graphs, data)
                         for model in part for graphs in (False, True)]  # fmt: skip
-            outcomes = run_all([(argv, {}) for argv, _ in commands], min(0.4 * options.seconds, clock.left()))
+            outcomes = clock.run_all([(argv, {}) for argv, _ in commands], DEADLINE)
             for i, name in enumerate(names):
                 report.add(smoke_result(name, *outcomes[2 * i : 2 * i + 2], [c[1] for c in commands[2 * i : 2 * i + 2]]))
     return None

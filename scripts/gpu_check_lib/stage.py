@@ -6,10 +6,7 @@ import shutil
 import time
 
 from . import UserError
-from .programs import records_of
-
-USED_UP = "the stage's time is used up"
-
+from .programs import records_of, run_all
 
 class StageClock:
     """The time that a stage has left."""
@@ -23,6 +20,27 @@ class StageClock:
     def used_up(self):
         """Too little to begin anything."""
         return self.left() < 0.03 * self.seconds
+
+    def part(self, share):
+        """A clock of this share of what is left."""
+        return StageClock(share * self.left())
+
+    def run_all(self, commands, deadline):
+        """As programs.run_all(). Whoever is killed before its own deadline of so many seconds is cut off."""
+        left = self.left()
+        outcomes = run_all(commands, min(deadline, left))
+        for outcome in outcomes:
+            outcome.cut_off = outcome.timed_out and left < deadline
+        return outcomes
+
+    def run(self, argv, deadline):
+        return self.run_all([(argv, {})], deadline)[0]
+
+
+def train_command(options, folder, *settings):
+    """A run of `train` on the GPU. All runs share the file of algorithms that timing chose, so that one times for all."""
+    return [os.path.join(options.bin, "train"), *settings, "train.device=cuda", f"output.dir={folder}", "output.overwrite=true",
+            "train.algorithm_cache=" + os.path.join(options.out, "algorithms")]  # fmt: skip
 
 
 def fresh_run_directory(options, name):

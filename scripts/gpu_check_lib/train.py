@@ -2,11 +2,17 @@
 
 import dataclasses
 import os
+import re
 import struct
 
-from .programs import is_program, records_of, run
+from .machine import Clocks
+from .programs import USED_UP, is_program, records_of, run
 from .report import PASSED, SKIPPED, Result
-from .stage import USED_UP, StageClock, end_of_run, fresh_run_directory, peer
+from .stage import StageClock, end_of_run, fresh_run_directory, peer, train_command
+
+DEADLINE = 60  # seconds of a run
+# Of the time by precision: the most wanted one comes first, with PyTorch, which takes most of it.
+PRECISIONS = {"bf16": 4, "tf32": 1, "fp32": 1}
 
 
 @dataclasses.dataclass
@@ -27,7 +33,7 @@ def images(model, size, classes, steps, share):
         model, "images/s", 128, 128, steps, share, "gpu_train.py",
         ["--model", model, "--size", str(size), "--classes", str(classes)],
         ["data.name=synthetic_images", f"data.image_size={size}", f"data.classes={classes}",
-         f"data.train_size={2560 if size > 64 else 8192}", "data.test_size=128", "optimizer.lr=0.01"],
+         "data.train_size=512", "data.test_size=128", "optimizer.lr=0.01"],
     )  # fmt: skip
 
 
@@ -72,14 +78,20 @@ def peer_rates(options, work, seconds, report):
     return best
 
 
-def measure(options, work, precision, name, seconds, peers):
+def graph_nodes(output):
+    """Of a captured step, by what `train --verbose` says of the first one; 0 if it says nothing."""
+    graphs = re.findall(r"step (\d+): a graph of (\d+) nodes", output)
+    return sum(int(nodes) for step, nodes in graphs if step == graphs[0][0])
+
+
+def measure(options, work, precision, name, clock, peers):
     folder = fresh_run_directory(options, f"{work.model}-{precision}")
-    outcome = run([
-        os.path.join(options.bin, "train"), f"model.name={work.model}", *work.train, f"data.batch_size={work.batch}",
-        "train.device=cuda", f"train.precision={precision}", "train.epochs=0", f"train.max_steps={work.steps}",
-        "train.eval_every=0", "train.check_every=0", "train.algorithm_cache=none", "train.checkpoint_keep=0",
-        f"output.dir={folder}", "output.overwrite=true", "--quiet",
-    ], seconds)  # fmt: skip
+    with Clocks(options) as clocks:
+        outcome = clock.run(train_command(
+            options, folder, f"model.name={work.model}", *work.train, f"data.batch_size={work.batch}",
+            f"train.precision={precision}", "train.epochs=0", f"train.max_steps={work.steps}", "train.eval_every=0",
+            "train.check_every=0", "train.step_times=false", "train.checkpoint_keep=0", "--verbose",
+        ), DEADLINE)  # fmt: skip
     result = Result("train", name, PASSED, outcome.seconds)
     step = end_of_run(folder).get("step_p50_s")
     if not outcome.ok():
@@ -92,7 +104,9 @@ def measure(options, work, precision, name, seconds, peers):
     if known:
         result.figures |= {f"{work.unit} of PyTorch": known[0], "times": rate / known[0]}
         result.note = f"PyTorch's best: {known[1]}"
-    return result
+    if nodes := graph_nodes(outcome.output):
+        result.figures["nodes"] = nodes
+    return clocks.add_to(result)
 
 
 def run_train(options, report):
@@ -101,15 +115,15 @@ def run_train(options, report):
     if not is_program(train):
         return report.skip_all("train", f"{train} is not there")
     write_tokens(options)
-    shares = 1.0
-    for work in workloads(options):
-        own = StageClock(clock.left() * work.share / shares)
-        shares -= work.share
-        peers = peer_rates(options, work, 0.6 * own.left(), report)
-        for left, precision in ((3, "bf16"), (2, "tf32"), (1, "fp32")):
-            name = f"{work.model} {precision}, batch {work.batch}"
-            if clock.used_up():
-                report.skip("train", name, USED_UP)
-            else:
-                report.add(measure(options, work, precision, name, own.left() / left, peers))
+    checks = [(work, precision, work.share * part) for precision, part in PRECISIONS.items() for work in workloads(options)]
+    peers = {}
+    for at, (work, precision, share) in enumerate(checks):
+        name = f"{work.model} {precision}, batch {work.batch}"
+        if clock.used_up():
+            report.skip("train", name, USED_UP)
+            continue
+        own = clock.part(share / sum(share for _, _, share in checks[at:]))
+        if work.model not in peers:
+            peers[work.model] = peer_rates(options, work, 0.75 * own.left(), report)
+        report.add(measure(options, work, precision, name, own, peers[work.model]))
     return None

@@ -15,6 +15,7 @@ import threading
 import time
 import types
 import unittest
+import unittest.mock
 
 if len(sys.argv) != 2:
     sys.exit("usage: gpu_check.py ROOT")
@@ -22,13 +23,15 @@ SCRIPT = os.path.join(os.path.abspath(sys.argv[1]), "scripts", "gpu-check")
 sys.path.insert(0, os.path.dirname(SCRIPT))
 sys.dont_write_bytecode = True
 from gpu_check_lib import Interrupted, UserError  # noqa: E402
-from gpu_check_lib.gpu_tests import run_tests  # noqa: E402
+from gpu_check_lib.cli import BUDGETS, STAGES, check, parse  # noqa: E402
+from gpu_check_lib.gpu_tests import SANITIZED, run_tests  # noqa: E402
+from gpu_check_lib.machine import Clocks, describe_gpu  # noqa: E402
 from gpu_check_lib.kernels import run_kernels, size_text  # noqa: E402
 from gpu_check_lib.nccl import run_nccl  # noqa: E402
 from gpu_check_lib.programs import is_program, last_line, on_stop_signal, run, run_all, stop  # noqa: E402
 from gpu_check_lib.report import FAILED, PASSED, SKIPPED, Report, Result  # noqa: E402
 from gpu_check_lib.smoke import SMOKE_TWINS, run_smoke  # noqa: E402
-from gpu_check_lib.stage import peer  # noqa: E402
+from gpu_check_lib.stage import StageClock, peer  # noqa: E402
 from gpu_check_lib.train import run_train  # noqa: E402
 
 # A `train` that ends as the real one does: with metrics. CHECKSUM may use $backend and $method.
@@ -50,7 +53,14 @@ while [ "${1#--}" != "$1" ]; do shift 2; done
 "$@" || exit 9
 echo "========= ERROR SUMMARY: 0 errors"
 """
-TESTS_PASS = "echo 'All tests passed (42 assertions in 3 test cases)'"
+LIST = 'case "$*" in *--list-tags) printf "   3  [#relu_test]\\n   2  [#gaussiank_test]\\n"; exit;; esac; '
+TESTS_PASS = LIST + "echo 'All tests passed (42 assertions in 3 test cases)'"
+NVIDIA_SMI = """case "$*" in *clocks_event_reasons*) echo 'Field "clocks_event_reasons.active" is not valid'; exit 2;; esac
+echo $* >>LOG
+case "$*" in *driver_version*) echo "580.1, 700.00 W, Default, 345 MHz, 2619 MHz, 1980 MHz";;
+*--loop-ms*) for row in "345, 2619, 0x0000000000000001" "1500, 2619, 0x04" "[N/A], 1, 0x0" "1600, 2619, 0x20"; do echo $row; done
+: >LOG.shown; sleep 60;; *) echo 0x0;; esac
+"""
 METHODS = ("topk", "gaussiank", "dgc", "regtopk")
 
 
@@ -114,7 +124,7 @@ class WithFakes(unittest.TestCase):
     def options(self, seconds=60):
         return types.SimpleNamespace(
             bin=self.folder, out=self.path("out"), python=self.path("python"), sanitizer=self.path("compute-sanitizer"),
-            seconds=seconds, smallest=16, largest=18,
+            seconds=seconds, smallest=16, largest=18, smi=self.path("nvidia-smi"), bus="", reasons="reasons",
         )  # fmt: skip
 
     def findings(self, stage, seconds=60):
@@ -157,7 +167,7 @@ class Programs(WithFakes):
         outcome = shell(f"sleep 60 & echo $! >{self.path('child')}; echo waiting; sleep 60", 0.3)
         self.assertTrue(outcome.timed_out and not outcome.ok())
         self.assertTrue(0.3 <= outcome.seconds < 10)
-        self.assertEqual(outcome.reason("sh"), "not done in its time; its last line: waiting")
+        self.assertRegex(outcome.reason("sh"), r"^hangs, or is slow: not done in 0\.\d+ s; its last line: waiting$")
         self.assertTrue(gone(int(self.text("child"))))
 
     def test_a_child_that_is_left_behind_is_killed(self):
@@ -281,42 +291,52 @@ class Stages(WithFakes):
         self.assertEqual(self.findings(run_smoke).count(FAILED), 1)
         self.training("x", listing + "sleep 60")
         hangs = self.findings(run_smoke, 1)
-        self.assertEqual(hangs.count(PASSED), 0)
+        self.assertEqual(hangs.count(SKIPPED), 3)
         self.assertLess(hangs.seconds, 20)
 
-    def test_gpu_tests_that_all_pass_also_under_the_sanitizer_are_passed(self):
+    def test_gpu_tests_run_file_by_file_and_some_files_under_the_sanitizer(self):
         self.program("gpu_tests", TESTS_PASS)
         for help_text, option in (("--kernel-name arg", "--kernel-name kernel_substring=topknot "),
                                   ("--kernel-regex arg", "--kernel-regex kns=topknot "), ("--tool arg", "")):  # fmt: skip
             self.program("compute-sanitizer", SANITIZER.replace("HELP", help_text).replace("LOG", self.path("log")))
             found = self.findings(run_tests)
-            self.assertEqual((found.count(PASSED), len(found.results)), (4, 4))
+            self.assertEqual([result.name for result in found.results if result.status == PASSED],
+                             ["relu_test against the CPU", "gaussiank_test against the CPU"] +
+                             [f"{file} under {tool}" for tool, files in SANITIZED.items() for file in files])
             # Libraries' kernels are left out where only ours can tell something.
-            self.assertEqual(self.text("log"), "".join(
-                f"--tool {tool} --error-exitcode 9 {'' if tool == 'memcheck' else option}{self.path('gpu_tests')} ~[slow]\n"
-                for tool in ("memcheck", "racecheck", "synccheck")))  # fmt: skip
+            self.assertEqual(sorted(self.text("log").splitlines()), sorted(
+                f"--tool {tool} --error-exitcode 9 {'' if tool == 'memcheck' else option}{self.path('gpu_tests')} -# [#{file}]"
+                for tool, files in SANITIZED.items() for file in files))  # fmt: skip
             os.remove(self.path("log"))
+        root = os.path.dirname(os.path.dirname(SCRIPT))
+        for file in {file for files in SANITIZED.values() for file in files}:
+            places = [os.path.join(root, "tests", place, file + ".cpp") for place in ("cuda", "nn/ops")]
+            self.assertTrue(any(map(os.path.exists, places)), file)
 
     def test_gpu_tests_that_fail_run_nothing_crash_or_hang_are_named(self):
-        self.program("gpu_tests", "echo 'tests/cuda/relu_test.cpp:17: FAILED:'; echo 'test cases: 2 | 1 failed'; exit 1")
+        fails = "echo 'tests/cuda/relu_test.cpp:17: FAILED:'; "
+        self.program("gpu_tests", LIST + fails + "echo 'test cases: 2 | 1 failed'; exit 1")
         found = self.findings(run_tests)
-        self.assertEqual(found.of("against the CPU").status, FAILED)
-        self.assertIn("relu_test", found.of("against the CPU").output)
-        self.assertEqual(found.of("tests/cuda/relu_test.cpp:17").status, FAILED)
+        self.assertEqual((found.count(FAILED), found.count(PASSED)), (2, 0))
+        self.assertEqual(found.of("relu_test against").note, "failed: tests/cuda/relu_test.cpp:17")
+        self.assertIn("1 failed", found.of("relu_test against").output)
         self.assertEqual(found.of("memcheck").status, SKIPPED)  # no sanitizer here
-        self.assertEqual(found.count(PASSED), 0)
 
         self.program("gpu_tests", "echo 'No tests ran'")
-        self.assertEqual(self.findings(run_tests).of("against the CPU").status, FAILED)
-        self.program("gpu_tests", "kill -SEGV $$")
-        self.assertEqual(self.findings(run_tests).of("against the CPU").note, "ended by signal 11")
+        self.assertEqual(self.findings(run_tests).of("against the CPU").note, "no files of tests: No tests ran")
+        self.program("gpu_tests", LIST + "echo 'No tests ran'")
+        self.assertEqual(self.findings(run_tests).of("relu_test").status, FAILED)
+        self.program("gpu_tests", LIST + "kill -SEGV $$")
+        self.assertEqual(self.findings(run_tests).of("relu_test").note, "ended by signal 11")
 
-        self.program("gpu_tests", f"echo $$ >{self.path('pid')}; sleep 60")
-        found = self.findings(run_tests, 1)
-        self.assertEqual(found.of("against the CPU").status, FAILED)
-        self.assertTrue(found.of("against the CPU").note.startswith("not done in its time"))
-        self.assertLess(found.seconds, 8)
-        self.assertTrue(gone(int(self.text("pid"))))
+        # What the stage's end cuts off is no failure, unless it has failed before.
+        for before, status in (("", SKIPPED), (fails, FAILED)):
+            self.program("gpu_tests", LIST + f"echo $$ >{self.path('pid')}; {before}sleep 60")
+            found = self.findings(run_tests, 2)
+            self.assertEqual(found.of("relu_test").status, status)
+            self.assertLess(found.seconds, 8)
+            self.assertTrue(gone(int(self.text("pid"))))
+        self.assertTrue(found.of("relu_test").note.startswith("failed: "))
 
     def test_a_sanitizer_that_finds_something_is_a_failure_and_one_that_does_not_work_here_a_skip(self):
         self.program("gpu_tests", TESTS_PASS)
@@ -333,9 +353,9 @@ class Stages(WithFakes):
         ):
             with self.subTest(script):
                 self.program("compute-sanitizer", script)
-                found = self.findings(run_tests, 1 if "sleep" in script else 20)
+                found = self.findings(run_tests, 4 if "sleep" in script else 20)
                 self.assertEqual(found.of("against the CPU").status, PASSED)
-                self.assertEqual(found.of("memcheck").status, status)
+                self.assertEqual(found.of("under memcheck").status, status)
                 self.assertTrue(found.of("memcheck").note)
 
     def test_without_its_program_each_stage_skips_its_checks_by_name(self):
@@ -377,7 +397,7 @@ class Stages(WithFakes):
         # A rank that says why it ended says more than one that had to be killed.
         self.training("$method", '[ "$RANK" = 1 ] && { echo lost; exit 1; }; [ -n "$RANK" ] && [ $WORLD_SIZE != 1 ] && sleep 60')
         found = self.findings(run_nccl, 3)
-        self.assertEqual(found.of("2 ranks").note, "rank 1: lost")
+        self.assertEqual((found.of("2 ranks").status, found.of("2 ranks").note), (FAILED, "rank 1: lost"))
         self.assertLess(found.seconds, 8)
 
     def test_the_kernels_figures_come_from_the_process_that_measures_and_stand_beside_pytorchs(self):
@@ -390,7 +410,7 @@ class Stages(WithFakes):
         self.program("python", """echo Warning; echo '{"elements": 65536, "topk_ms": 2.0, "step_ms": 4.0}'""")
         found = self.findings(run_kernels)
         self.assertEqual([result.name for result in found.results],
-                         ["torch.topk", "device copy, 2^16", "topk, 2^16", "dgc, 2^18"])  # fmt: skip
+                         ["torch.topk", "device copy, 2^16", "topk, 2^16", "dgc, 2^18", "all sizes measured"])  # fmt: skip
         self.assertEqual(found.of("torch.topk").status, PASSED)
         self.assertEqual(list(found.of("topk, 2^16").figures.items()),
                          [("ms", 0.5), ("GB/s", 100), ("times torch.topk", 4), ("times PyTorch's step", 8)])  # fmt: skip
@@ -423,6 +443,8 @@ class Stages(WithFakes):
         ) + "echo compile: left out")  # fmt: skip
         found = self.findings(run_train)
         self.assertEqual((len(found.results), found.count(PASSED)), (16, 16))
+        ours = [result.name.split()[1].rstrip(",") for result in found.results if not result.name.startswith("PyTorch")]
+        self.assertEqual(ours, 4 * ["bf16"] + 4 * ["tf32"] + 4 * ["fp32"])  # a cut leaves the most wanted
         for name, best in (("resnet50 bf16", 64000), ("vgg16 tf32", 16000), ("resnet20 fp32", 16000)):
             self.assertEqual(list(found.of(name).figures.items()),
                              [("images/s", 128000), ("images/s of PyTorch", best), ("times", 128000 / best)])  # fmt: skip
@@ -443,8 +465,70 @@ class Stages(WithFakes):
         self.program("train", "sleep 60")
         self.program("python", "sleep 60")
         found = self.findings(run_train, 2)
-        self.assertEqual(found.count(PASSED), 0)
+        self.assertEqual(found.count(SKIPPED), 16)
         self.assertLess(found.seconds, 10)
+
+    def test_timed_runs_are_small_unmarked_and_share_what_was_timed_and_their_figures_have_clocks_and_nodes(self):
+        self.program("nvidia-smi", NVIDIA_SMI.replace("LOG", self.path("smi")))
+        nodes = "".join(f"echo 'step {step}: a graph of {count} nodes'; " for step, count in ((2, 40), (2, 2), (3, 7)))
+        wait = 'case "$*" in *train.epochs=0*) until [ -e SHOWN ]; do sleep 0.02; done; rm SHOWN;; esac; '.replace(
+            "SHOWN", self.path("smi.shown"))
+        self.training("x", f'echo "$*" >>{self.path("seen")}; {wait}{nodes}')
+        result = self.findings(run_train).of("resnet50 bf16")
+        self.assertEqual(list(result.figures.items()),
+                         [("images/s", 128000), ("nodes", 42), ("MHz", 1550), ("MHz of memory", 2619)])  # fmt: skip
+        self.assertEqual(result.note, "slowed down by power cap, heat")
+        self.findings(run_nccl)
+        for line in self.text("seen").splitlines():
+            if "--check-network" not in line:
+                self.assertIn(f"train.algorithm_cache={self.path('out/algorithms')} ", line + " ")
+            if "train.epochs=0" in line:
+                self.assertIn("train.step_times=false", line)
+                self.assertTrue("data.train_size=512 " in line or "data.name=tokens" in line)
+
+    def test_the_heading_has_card_clocks_limits_libraries_and_revision(self):
+        self.program("gpu_timings", """echo '{"about": {"card": "NVIDIA H200", "NCCL": "22809", "PCI bus": "0000:3B:00.0"}}'""")
+        self.program("nvidia-smi", NVIDIA_SMI.replace("LOG", self.path("smi")))
+        self.program("train", "echo 'topknot 0.1.0 (0123abc)'")
+        options, report = self.options(), self.report()
+        self.assertEqual(describe_gpu(options, report), "")
+        self.assertEqual(report.about, {
+            "card": "NVIDIA H200", "NCCL": "22809", "PCI bus": "0000:3B:00.0", "driver": "580.1", "power limit": "700.00 W",
+            "compute mode": "Default", "SM clock at the start": "345 MHz", "memory clock at the start": "2619 MHz",
+            "greatest SM clock": "1980 MHz", "program": "topknot 0.1.0 (0123abc)"})  # fmt: skip
+        with Clocks(options):  # by the name that this driver has
+            while not os.path.exists(self.path("smi.shown")):
+                time.sleep(0.02)
+        self.assertIn("--id=0000:3B:00.0 --query-gpu=clocks.sm,clocks.mem,clocks_throttle_reasons.active", self.text("smi"))
+        for name in ("nvidia-smi", "train"):
+            os.remove(self.path(name))
+        self.assertEqual(describe_gpu(options, report), "")
+        self.assertEqual(report.about["nvidia-smi"], self.path("nvidia-smi") + " is not there")
+
+
+class Budgets(WithFakes):
+    def test_what_is_killed_before_its_own_deadline_is_cut_off_and_skipped(self):
+        for left, deadline, status in ((0.2, 60, SKIPPED), (60, 0.2, FAILED)):
+            outcome = StageClock(left).run(["sleep", "60"], deadline)
+            self.assertEqual(Result("nccl", "a").failure(outcome, outcome.reason("sleep")).status, status)
+            self.assertEqual(outcome.reason("sleep").startswith("the stage's time is used up"), status == SKIPPED)
+
+    def test_the_stages_share_the_minutes_and_get_what_earlier_ones_left(self):
+        self.program("gpu_timings", """echo '{"about": {}}'""")
+        given = {}
+        for minutes, stages in ((25, list(STAGES)), (10, list(STAGES)), (10, ["nccl", "train"])):
+            given.clear()
+            arguments = [word for stage in stages for word in ("--stage", stage)]
+            options = parse([*arguments, "--minutes", str(minutes), "--bin", self.folder, "--out", self.path("out")], "")
+            fakes = {name: lambda options, _, name=name: given.update({name: options.seconds}) for name in STAGES}
+            with unittest.mock.patch.dict(STAGES, fakes), contextlib.redirect_stdout(io.StringIO()):
+                check(options)
+            self.assertEqual(list(given), stages)
+            self.assertTrue(0.95 * 60 * minutes < given["train"] <= 60 * minutes)  # the others took no time
+            rest = sum(BUDGETS[stage] for stage in stages)
+            self.assertAlmostEqual(given[stages[0]] / (60 * minutes), BUDGETS[stages[0]] / rest, delta=0.02)
+        self.assertEqual(parse([], "").minutes, 25)
+        self.assertLessEqual(BUDGETS["smoke"] / sum(BUDGETS.values()) * 15 * 60, 65)
 
 
 class Script(WithFakes):
@@ -463,7 +547,7 @@ class Script(WithFakes):
         self.program("gpu_tests", TESTS_PASS)
         done = self.check("--stage tests --out out")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertTrue(self.text("out/gpu-check.txt").startswith("card: NVIDIA H200\n\nstage "))
+        self.assertTrue(self.text("out/gpu-check.txt").startswith("card: NVIDIA H200\n"))
         self.program("gpu_tests", "exit 1")
         self.assertEqual(self.check("--stage tests --out out").returncode, 1)
 
@@ -474,6 +558,8 @@ class Script(WithFakes):
         os.remove(self.path("gpu_timings"))
         done = self.check()
         self.assertEqual((done.returncode, done.stdout.count(" is not there\n")), (3, 12), done.stdout)
+        done = self.check("--minutes 0")
+        self.assertEqual((done.returncode, done.stderr.count("not in range 1 to 600")), (2, 1), done.stderr)
         self.program("gpu_timings", "echo the driver is gone; exit 1")
         done = self.check()
         self.assertEqual((done.returncode, done.stderr),
