@@ -54,7 +54,7 @@ function(topknot_unity name)
 endfunction()
 
 # topknot_program(NAME BACKEND SOURCES FOLDERS...): made of whole folders and their backend: cuda, stub, or emulator, the
-# CUDA backend on a CPU (tests/cuda), which has the host code as it is and kernels of its own making.
+# CUDA backend on a CPU (tests/cuda), which has the host code as it is and kernels of its own making (races: SOURCES has them).
 function(topknot_program name backend sources)
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE base ${ARGN})
@@ -64,6 +64,8 @@ function(topknot_program name backend sources)
     target_link_libraries(${name} PRIVATE topknot_cuda_libraries)
   elseif(backend STREQUAL "emulator")
     set(parts cuda emulator)
+  elseif(backend STREQUAL "races")
+    set(parts cuda)
   endif()
   foreach(folder ${ARGN})
     foreach(part ${parts})

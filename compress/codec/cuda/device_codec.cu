@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= out.stats[rank].count) return;
   const std::uint32_t index = indices[i];
-  if (index >= work.numel || (i > 0 && indices[i - 1] >= index)) out.stats[rank].damaged = 1;
+  if (index >= work.numel || (i > 0 && indices[i - 1] >= index)) atomicOr(&out.stats[rank].damaged, 1u);
   out.indices[rank * work.capacity + i] = index;
 }
 

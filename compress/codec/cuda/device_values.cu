@@ -118,7 +118,7 @@ __device__ void take_value(const BlockWork& work, const DecodedEntries& out, std
   const bool mine = i < stats.count;
   const std::uint32_t magnitude = mine ? magnitude_bits(value) : 0;
   if (mine) out.values[blockIdx.y * std::size_t{work.capacity} + i] = value;
-  if (magnitude > kLargestFinite) stats.damaged = 1;
+  if (magnitude > kLargestFinite) atomicOr(&stats.damaged, 1u);
   const std::uint32_t most = block_max(magnitude);
   if (threadIdx.x == 0) atomicMax(&stats.largest, most);
 }
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
   if (work.values == Values::fp16) {
     const int e = static_cast<std::int8_t>(block[at]);
     const bool good = e >= fp16::kLeast && e <= fp16::kMost;
-    if (!good) out.stats[rank].damaged = 1;
+    if (!good) atomicOr(&out.stats[rank].damaged, 1u);
     scale = fp16::power_of_two(good ? e : 0);
     ++at;
   }
@@ -165,7 +165,8 @@ __global__ void __launch_bounds__(kThreads)
       i < count ? static_cast<std::int8_t>(block[at + 4 * ((count + kThreads - 1) / kThreads) + i]) : 0;
   const std::uint32_t largest = block_max(static_cast<std::uint32_t>(code < 0 ? -code : code));
   const bool zero = bits == 0, usable = scale >= int8::kLeastScale && bits <= kLargestFinite;
-  if (threadIdx.x == 0 && ((!zero && !usable) || largest != (zero ? 0u : 127u))) out.stats[rank].damaged = 1;
+  if (threadIdx.x == 0 && ((!zero && !usable) || largest != (zero ? 0u : 127u)))
+    atomicOr(&out.stats[rank].damaged, 1u);
   take_value(work, out, i, int8::decode(static_cast<std::int8_t>(code), static_cast<double>(scale)));
 }
 

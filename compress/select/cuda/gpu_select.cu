@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kThreads) finish_kth_kernel(SelectRanges range
 // How many of this block's share are above the bound, and how many at it.
 __global__ void __launch_bounds__(kThreads) count_taken_kernel(SelectRanges ranges, const float* u) {
   const RangeBlock block = range_block(ranges.shares);
-  const Choice choice = ranges.choices[block.range];
+  const Choice& choice = ranges.choices[block.range];  // the first block writes what it has found
   if (choice.skip) return;
   const SelectRange& range = ranges.range[block.range];
   const Share share = share_of(choice, range, block, nullptr, u);

@@ -12,6 +12,7 @@
 #include <ucontext.h>
 
 #include "tests/cuda/emulator/machine.h"
+#include "tests/cuda/emulator/races.h"
 
 namespace topknot::emulator {
 namespace {
@@ -31,6 +32,7 @@ struct Thread {
   Fibre* fibre = nullptr;
   Wait wait = Wait::finished;
   unsigned mask = 0;
+  bool orders = false;   // it waits in __syncwarp
   unsigned barrier = 0;  // the line it stands at
   int predicate = 0, any = 0;
   std::uint64_t word = 0;
@@ -76,6 +78,7 @@ void become(int index) {
   const dim3& size = block.place.block_size;
   block.current = index;
   block.place.thread = {at % size.x, at / size.x % size.y, at / size.x / size.y};
+  races::run_thread(index);
 }
 
 void main_of_fibre() {
@@ -129,12 +132,13 @@ void resume(int index) {
 }
 
 // The threads of a warp that this mask names and the block has all wait with it.
-bool complete(const Thread* warp, int lanes, unsigned mask) {
+bool complete(const Thread* warp, int lanes, unsigned mask, bool orders) {
   bool all = true;
   for (int l = 0; l < lanes; ++l) {
     if (!(mask >> l & 1)) continue;
     if (warp[l].wait == Wait::finished) broken("a lane of the mask has ended");
     all = all && warp[l].wait == Wait::warp && warp[l].mask == mask;
+    if (all && warp[l].orders != orders) broken("some lanes of a mask are in __syncwarp, others are not");
   }
   return all;
 }
@@ -150,7 +154,9 @@ bool release_warps() {
       if (warp[l].wait != Wait::warp) continue;
       const unsigned mask = warp[l].mask;
       if (!(mask >> l & 1)) broken("a lane waits with a mask that leaves it out");
-      if (!complete(warp, lanes, mask)) continue;
+      if (!complete(warp, lanes, mask, warp[l].orders)) continue;
+      if (warp[l].orders)
+        races::pass_warp_barrier(first / 32, lanes < 32 ? mask & ((1u << lanes) - 1) : mask);
       std::uint64_t words[32] = {};
       for (int from = 0; from < lanes; ++from)
         if (mask >> from & 1) words[from] = warp[from].word;
@@ -192,6 +198,7 @@ void run_block() {
       broken("a thread has ended without the barrier that others wait at");
     for (Thread& thread : block.threads)
       if (thread.wait == Wait::block) thread.wait = Wait::nothing, thread.any = any;
+    races::pass_barrier();
   }
 }
 
@@ -214,28 +221,36 @@ int block_barrier(int predicate, unsigned line) {
   return me.any;
 }
 
-const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t mine) {
+const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t mine, bool orders) {
   Thread& me = block.threads[block.current];
   me.mask = mask;
+  me.orders = orders;
   me.word = mine;
   me.wait = Wait::warp;
   pause(*me.fibre);
   return me.seen;
 }
 
-void run_kernel(dim3 grid, dim3 size, const std::function<void()>& body) {
+void thread_fence() {
+  races::fence();
+}
+
+void run_kernel(const void* kernel, dim3 grid, dim3 size, const std::function<void()>& body) {
   block.threads.resize(std::size_t{size.x} * size.y * size.z);
   block.reverse = machine().reverse;
   block.body = &body;
   block.place.block_size = size;
   block.place.grid_size = grid;
+  races::begin_kernel(kernel, block.threads.size());
   const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
   for (std::uint64_t i = 0; i < blocks; ++i) {
     const std::uint64_t b = block.reverse ? blocks - 1 - i : i;
     block.place.block = {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
                          static_cast<unsigned>(b / grid.x / grid.y)};
+    races::begin_block(static_cast<std::uint32_t>(b));
     run_block();
   }
+  races::end_kernel();
 }
 
 }  // namespace topknot::emulator

@@ -156,7 +156,8 @@ void drain(cudaStream_t stream) {
   });
 }
 
-void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void*, std::function<void()> body) {
+void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kernel,
+                    std::function<void()> body) {
   if (refused("cudaLaunchKernel") != cudaSuccess) return;
   const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
   const bool fits = threads >= 1 && threads <= 1024 && block.z <= 64 && grid.x >= 1 && grid.y >= 1 &&
@@ -165,9 +166,9 @@ void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void*, std
     result(cudaErrorInvalidConfiguration);
     return;
   }
-  put(stream, [grid, block, body = std::move(body)] {
+  put(stream, [kernel, grid, block, body = std::move(body)] {
     ++state().kernels;
-    run_kernel(grid, block, body);
+    run_kernel(kernel, grid, block, body);
   });
 }
 

@@ -62,10 +62,16 @@ const Place& place();
 int lane();
 void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kernel,
                     std::function<void()> body);
-void run_kernel(dim3 grid, dim3 block, const std::function<void()>& body);
+void run_kernel(const void* kernel, dim3 grid, dim3 block, const std::function<void()>& body);
 // Whether any thread of the block has a predicate that is not 0. All have to come to it, on the same line.
 int block_barrier(int predicate, unsigned line);
-// Every lane of `mask` brings a word and sees all of them. Valid until the thread's next call.
-const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t mine);
+// Every lane of `mask` brings a word and sees all of them. Valid until the thread's next call. `orders`: what
+// the lanes did before, each of them sees behind it.
+const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t mine, bool orders = false);
+void thread_fence();
+// 16 bytes to shared memory, or 16 zeros, carried out as late as they may be: when the thread waits for them.
+void begin_copy(void* to_shared, const void* from, bool real);
+void close_copies();
+void await_copies(std::size_t left);
 
 }  // namespace topknot::emulator

@@ -9,18 +9,16 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <array>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <source_location>
 #include <tuple>
 #include <type_traits>
-#include <vector>
 
 #include "nn/core/cuda/check.h"
 #include "tests/cuda/emulator/machine.h"
@@ -34,7 +32,8 @@
 #undef __forceinline__
 #define __forceinline__ inline
 #undef __shared__
-#define __shared__ static thread_local  // blocks run one after the other
+// Blocks run one after the other. As with nvcc, nothing with a constructor.
+#define __shared__ static constinit thread_local
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 
@@ -49,9 +48,11 @@ inline void __syncthreads(std::source_location here = std::source_location::curr
 inline int __syncthreads_or(int predicate, std::source_location here = std::source_location::current()) {
   return ::topknot::emulator::block_barrier(predicate, here.line());
 }
-inline void __threadfence() {}
+inline void __threadfence() {
+  ::topknot::emulator::thread_fence();
+}
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
-  ::topknot::emulator::warp_exchange(mask, 0);
+  ::topknot::emulator::warp_exchange(mask, 0, true);
 }
 
 namespace topknot::emulator {
@@ -69,10 +70,12 @@ T shuffle(unsigned mask, T mine, int from) {
   return theirs;
 }
 
+// Nobody comes between; what watches for races (races.h) is to see that it is atomic.
 template <class T, class Fn>
 T atomic(T* at, Fn&& fn) {
-  const T old = *at;
-  *at = fn(old);
+  const std::atomic_ref place(*at);
+  const T old = place.load(std::memory_order_relaxed);
+  place.store(fn(old), std::memory_order_relaxed);
   return old;
 }
 
@@ -243,39 +246,15 @@ void load_matrices(const __nv_bfloat16* row, unsigned* m) {
     m[i] = word;
   }
 }
-// Of a thread of the block; carried out as late as they may be.
-struct CopyUnderWay {
-  void* to;
-  const void* from;
-  bool real;
-};
-struct CopiesUnderWay {
-  std::vector<CopyUnderWay> open;
-  std::deque<std::vector<CopyUnderWay>> closed;
-};
-inline CopiesUnderWay& copies_under_way() {
-  static thread_local std::array<CopiesUnderWay, 1024> by_thread;
-  return by_thread[threadIdx.x];
-}
 inline void begin_copy(void* to_shared, const void* from, bool real) {
-  if ((reinterpret_cast<std::uintptr_t>(to_shared) | reinterpret_cast<std::uintptr_t>(from)) % 16 != 0)
-    throw Error("cp.async of 16 bytes that are not aligned");
-  copies_under_way().open.push_back({to_shared, from, real});
+  emulator::begin_copy(to_shared, from, real);
 }
 inline void close_copies() {
-  CopiesUnderWay& mine = copies_under_way();
-  mine.closed.push_back(std::move(mine.open));
-  mine.open.clear();
+  emulator::close_copies();
 }
 template <int kLeft>
 void await_copies() {
-  auto& closed = copies_under_way().closed;
-  for (; closed.size() > kLeft; closed.pop_front())
-    for (const CopyUnderWay& copy : closed.front())
-      if (copy.real)
-        std::memcpy(copy.to, copy.from, 16);
-      else
-        std::memset(copy.to, 0, 16);
+  emulator::await_copies(kLeft);
 }
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
