@@ -273,3 +273,23 @@ TEST_CASE("emulator: grids and blocks that no GPU takes are refused") {
 
 }  // namespace
 }  // namespace topknot
+__global__ void read_four(const float* from, float* to, unsigned first) {
+  const float4 four = *reinterpret_cast<const float4*>(from + first);
+  *to = four.x + four.w;
+}
+
+TEST_CASE("emulator: a vector that does not lie at a multiple of its size ends the program") {
+  for (const unsigned first : {0u, 1u, 2u, 4u}) {
+    const testing::ChildEnd ended = run_in_child([=] {
+      const OnGpu gpu;
+      const DeviceVector<float> from(8), to(1);
+      launch(read_four, 1, 1, gpu.stream(), from.data(), to.data(), first);
+      cuda::Context::current().synchronize();
+    });
+    if (first % 4 == 0)
+      CHECK_FALSE(ended.aborted);
+    else
+      CHECK(says(ended.text, {"emulated GPU: misaligned address", "float4", "machine_kernels_test.cpp"}));
+  }
+}
+
