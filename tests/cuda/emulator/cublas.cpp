@@ -16,7 +16,10 @@ extern "C" {
 
 cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
   if (const int error = injected("cublasCreate")) return static_cast<cublasStatus_t>(error);
-  if (this_thread().captures > 0) return CUBLAS_STATUS_NOT_INITIALIZED;  // seen on an H200
+  {
+    const std::lock_guard lock(state().mutex);
+    if (captures()) return CUBLAS_STATUS_NOT_INITIALIZED;  // seen on an H200
+  }
   *handle = new cublasContext;
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -63,7 +63,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 cudaError_t cudaDeviceSynchronize() {
   {
     TOPKNOT_STAND_IN(cudaDeviceSynchronize);
-    if (this_thread().captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+    if (const cudaError_t error = conflicts_with_captures(); error != cudaSuccess) return error;
   }
   return wait_until(run_all);
 }

@@ -81,19 +81,21 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   std::swap(*mode, this_thread().mode);
   return cudaSuccess;
 }
-cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode) {
   TOPKNOT_STAND_IN(cudaStreamBeginCapture);
   const auto stream = find(s);
   if (!stream || stream->capture) return result(cudaErrorIllegalState);
   stream->capture = std::make_shared<Graph>();
   stream->capture->branch_of(stream.get());
-  ++this_thread().captures;
+  stream->capture->mode = mode;
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* status) {
   const std::lock_guard lock(state().mutex);
   const auto stream = find(s);
-  *status = stream && stream->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  *status = !stream || !stream->capture ? cudaStreamCaptureStatusNone
+            : stream->capture->invalid  ? cudaStreamCaptureStatusInvalidated
+                                        : cudaStreamCaptureStatusActive;
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
@@ -103,10 +105,12 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
   if (!stream || !stream->capture || stream->capture->branches[0].stream != stream.get())
     return result(cudaErrorIllegalState);
   const auto capture = stream->capture;
+  if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id())
+    return invalidate(*capture, cudaErrorStreamCaptureWrongThread);
   for (const auto& [key, other] : state().streams)
     if (other->capture == capture) other->capture = nullptr;
   capture->ended = true;
-  --this_thread().captures;
+  if (capture->invalid) return result(cudaErrorStreamCaptureInvalidated);
   if (!capture->joined()) return result(cudaErrorStreamCaptureUnjoined);
   *graph = reinterpret_cast<cudaGraph_t>(new std::shared_ptr<Graph>(capture));
   return cudaSuccess;

@@ -1,4 +1,6 @@
 // The machine itself: its streams' work, and what tests want of it.
+#include <algorithm>
+
 #include "tests/cuda/emulator/machine_state.h"
 
 namespace topknot::emulator {
@@ -21,6 +23,48 @@ cudaError_t result(cudaError_t error) {
 cudaError_t refused(const char* call) {
   if (state().lost) return result(cudaErrorUnknown);
   return result(static_cast<cudaError_t>(injected(call)));
+}
+
+cudaError_t invalidate(Graph& capture, cudaError_t error) {
+  capture.invalid = true;
+  return result(error);
+}
+
+namespace {
+
+// Spoils the captures that `forbids` the call.
+template <class Forbids>
+cudaError_t unless_captured(const Forbids& forbids) {
+  cudaError_t error = cudaSuccess;
+  for (const auto& [key, stream] : state().streams)
+    if (stream->capture && forbids(*stream))
+      error = invalidate(*stream->capture, cudaErrorStreamCaptureUnsupported);
+  return error;
+}
+bool of_this_thread(const Graph& capture) {
+  return capture.thread == std::this_thread::get_id();
+}
+
+}  // namespace
+
+cudaError_t unsafe_in_captures() {
+  const cudaStreamCaptureMode mode = this_thread().mode;
+  return unless_captured([&](const Stream& stream) {
+    const Graph& capture = *stream.capture;
+    if (mode == cudaStreamCaptureModeRelaxed) return false;
+    if (of_this_thread(capture)) return capture.mode != cudaStreamCaptureModeRelaxed;
+    return mode == cudaStreamCaptureModeGlobal && capture.mode == cudaStreamCaptureModeGlobal;
+  });
+}
+
+cudaError_t conflicts_with_captures() {
+  return unless_captured([](const Stream& stream) { return stream.device == this_thread().device; });
+}
+
+bool captures() {
+  return std::any_of(state().streams.begin(), state().streams.end(), [](const auto& entry) {
+    return entry.second->capture && of_this_thread(*entry.second->capture);
+  });
 }
 
 std::shared_ptr<Stream> find(cudaStream_t stream) {
@@ -53,6 +97,7 @@ cudaError_t put_when(cudaStream_t handle, Work work) {
   if (!stream) return result(cudaErrorInvalidResourceHandle);  // the default stream included
   if (stream->capture) {
     Graph& graph = *stream->capture;
+    if (graph.invalid) return result(cudaErrorStreamCaptureInvalidated);
     graph.branches[graph.branch_of(stream.get())].nodes.push_back({std::move(work)});
     return cudaSuccess;
   }

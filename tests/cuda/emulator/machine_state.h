@@ -30,6 +30,9 @@ struct Graph {
   };
   std::vector<Branch> branches;  // the first is that of the stream whose capture it is
   bool ended = false;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  std::thread::id thread = std::this_thread::get_id();  // that has begun it
+  bool invalid = false;  // a call came that a capture forbids: only its end may follow
 
   std::size_t branch_of(const void* stream);  // made where there is none
   // Whether the first branch has waited for all work of the others, be it through one another.
@@ -70,10 +73,7 @@ State& state();
 struct ThisThread {
   cudaError_t last_error = cudaSuccess;
   int device = 0;
-  int captures = 0;  // that this thread has begun
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-  // Whether calls that a capture cannot bear are refused.
-  bool captures_strictly() const { return captures > 0 && mode != cudaStreamCaptureModeRelaxed; }
 };
 ThisThread& this_thread();
 
@@ -81,6 +81,17 @@ ThisThread& this_thread();
 cudaError_t result(cudaError_t error);
 // What a call of this name returns before it does anything: the error that a test wants, or cudaSuccess.
 cudaError_t refused(const char* call);
+
+// Under the lock. Spoils the capture, and gives the error.
+cudaError_t invalidate(Graph& capture, cudaError_t error);
+// Under the lock. What a potentially unsafe call returns before it does anything, one that may wait for the
+// device: cudaSuccess if no capture forbids it (cudaThreadExchangeStreamCaptureMode has the rules). Those that
+// forbid it are invalid then.
+cudaError_t unsafe_in_captures();
+// Under the lock. The same of a call that no capture on this thread's device allows, whatever its mode.
+cudaError_t conflicts_with_captures();
+// Under the lock. Whether this thread has a capture under way.
+bool captures();
 
 // Under the lock. Null for the default stream and for what is no stream.
 std::shared_ptr<Stream> find(cudaStream_t stream);

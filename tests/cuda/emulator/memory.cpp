@@ -53,7 +53,7 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 }
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   TOPKNOT_STAND_IN(cudaMalloc);
-  if (this_thread().captures_strictly()) return result(cudaErrorStreamCaptureUnsupported);
+  if (const cudaError_t error = unsafe_in_captures(); error != cudaSuccess) return error;
   if (state().in_use + bytes > state().machine.memory) return result(cudaErrorMemoryAllocation);
   auto* block = static_cast<char*>(std::aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
   set_guard(block);
@@ -70,7 +70,9 @@ cudaError_t cudaFree(void* data) {
   if (!data) return cudaSuccess;
   {
     TOPKNOT_STAND_IN(cudaFree);
-    if (this_thread().captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+    if (const cudaError_t error = captures() ? conflicts_with_captures() : unsafe_in_captures();
+        error != cudaSuccess)
+      return error;
   }
   if (const cudaError_t error = wait_until(run_all); error != cudaSuccess) return error;
   const std::lock_guard lock(state().mutex);
@@ -84,7 +86,7 @@ cudaError_t cudaFree(void* data) {
 }
 cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
   TOPKNOT_STAND_IN(cudaHostAlloc);
-  if (this_thread().captures_strictly()) return result(cudaErrorStreamCaptureUnsupported);
+  if (const cudaError_t error = unsafe_in_captures(); error != cudaSuccess) return error;
   *data = std::malloc(bytes);
   if (!*data) return result(cudaErrorMemoryAllocation);
   state().locked[static_cast<char*>(*data)] = bytes;
@@ -93,7 +95,10 @@ cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
 }
 cudaError_t cudaFreeHost(void* data) {
   if (!data) return cudaSuccess;
-  if (this_thread().captures_strictly()) return result(cudaErrorStreamCaptureUnsupported);
+  {
+    const std::lock_guard lock(state().mutex);
+    if (const cudaError_t error = unsafe_in_captures(); error != cudaSuccess) return error;
+  }
   wait_until(run_all);
   const std::lock_guard lock(state().mutex);
   state().locked.erase(static_cast<char*>(data));
@@ -118,7 +123,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
   if (kind == cudaMemcpyDeviceToHost) state().downloaded += bytes;
   const auto stream = find(s);
   if (stream && stream->capture && (pageable(to, bytes) || pageable(from, bytes)))
-    return result(cudaErrorStreamCaptureUnsupported);
+    return invalidate(*stream->capture, cudaErrorStreamCaptureUnsupported);
   return put(s, [=] {
     if (bytes > 0) std::memcpy(to, from, bytes);
   });
@@ -126,7 +131,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
   {
     TOPKNOT_STAND_IN(cudaMemcpy);
-    if (this_thread().captures > 0) return result(cudaErrorStreamCaptureUnsupported);
+    if (const cudaError_t error = captures() ? conflicts_with_captures() : unsafe_in_captures();
+        error != cudaSuccess)
+      return error;
   }
   const cudaError_t error = wait_until(run_all);
   if (error == cudaSuccess) std::memcpy(to, from, bytes);

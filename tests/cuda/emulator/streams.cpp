@@ -30,7 +30,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     TOPKNOT_STAND_IN(cudaStreamSynchronize);
     stream = find(handle);
     if (!stream) return result(cudaErrorInvalidResourceHandle);
-    if (stream->capture) return result(cudaErrorStreamCaptureUnsupported);
+    if (stream->capture) return invalidate(*stream->capture, cudaErrorStreamCaptureUnsupported);
+    if (const cudaError_t error = unsafe_in_captures(); error != cudaSuccess) return error;
   }
   return wait_until([&, target = stream->enqueued] { return run_until(stream, target); });
 }
@@ -38,7 +39,8 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
   TOPKNOT_STAND_IN(cudaStreamQuery);
   const auto stream = find(handle);
   if (!stream) return result(cudaErrorInvalidResourceHandle);
-  if (stream->capture) return result(cudaErrorStreamCaptureUnsupported);
+  if (stream->capture) return invalidate(*stream->capture, cudaErrorStreamCaptureUnsupported);
+  if (const cudaError_t error = unsafe_in_captures(); error != cudaSuccess) return error;
   return run_until(stream, stream->enqueued) ? cudaSuccess : result(cudaErrorNotReady);
 }
 
@@ -60,6 +62,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t s) {
   auto* event = reinterpret_cast<Event*>(handle);
   const auto stream = find(s);
   if (!stream) return result(cudaErrorInvalidResourceHandle);
+  if (stream->capture && stream->capture->invalid) return result(cudaErrorStreamCaptureInvalidated);
   event->stream = stream;
   event->capture = stream->capture;
   if (stream->capture) {
@@ -79,21 +82,24 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t handle, unsigned) {
   if (!event->stream) return cudaSuccess;
   if (event->capture) {
     if (event->capture->ended) return result(cudaErrorCapturedEvent);
-    if (stream->capture && stream->capture != event->capture) return result(cudaErrorStreamCaptureMerge);
+    if (event->capture->invalid) return result(cudaErrorStreamCaptureInvalidated);
+    if (stream->capture && stream->capture != event->capture)
+      return invalidate(*stream->capture, invalidate(*event->capture, cudaErrorStreamCaptureMerge));
     stream->capture = event->capture;
     Graph& graph = *event->capture;
     const std::size_t mine = graph.branch_of(stream.get()), theirs = graph.branch_of(event->stream.get());
     graph.branches[mine].nodes.push_back({{}, theirs, static_cast<std::size_t>(event->target)});
     return cudaSuccess;
   }
-  if (stream->capture) return result(cudaErrorStreamCaptureIsolation);
+  if (stream->capture) return invalidate(*stream->capture, cudaErrorStreamCaptureIsolation);
   return put_when(s, [other = event->stream, target = event->target] { return run_until(other, target); });
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   const auto* event = reinterpret_cast<const Event*>(handle);
   {
     TOPKNOT_STAND_IN(cudaEventSynchronize);
-    if (event->capture) return result(cudaErrorCapturedEvent);
+    if (event->capture) return invalidate(*event->capture, cudaErrorCapturedEvent);
+    if (const cudaError_t error = unsafe_in_captures(); error != cudaSuccess) return error;
     if (!event->stream) return cudaSuccess;
   }
   return wait_until([&] { return run_until(event->stream, event->target); });
@@ -101,7 +107,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
   TOPKNOT_STAND_IN(cudaEventQuery);
   const auto* event = reinterpret_cast<const Event*>(handle);
-  if (event->capture) return result(cudaErrorCapturedEvent);
+  if (event->capture) return invalidate(*event->capture, cudaErrorCapturedEvent);
+  if (const cudaError_t error = unsafe_in_captures(); error != cudaSuccess) return error;
   if (!event->stream || run_until(event->stream, event->target)) return cudaSuccess;
   return result(cudaErrorNotReady);
 }

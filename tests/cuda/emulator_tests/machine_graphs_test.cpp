@@ -1,5 +1,8 @@
 // The CUDA emulator itself: graphs, what a capture takes and refuses, and the order in which a replay runs.
+#include <functional>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/emulator/machine.h"
@@ -165,29 +168,92 @@ TEST_CASE("emulator: work of a branch that is not joined spoils the graph") {
   CHECK(capture.list == "zy");
 }
 
-TEST_CASE("emulator: a capture refuses what a capture cannot hold") {
+TEST_CASE("emulator: a call that a capture cannot hold fails, and spoils it") {
   Captured capture;
   REQUIRE(cudaEventRecord(capture.outside, capture.side) == cudaSuccess);
   const DeviceVector<int> memory(1);
   int on_host = 0;
   void* block = nullptr;
+  const std::vector<std::pair<cudaError_t, std::function<cudaError_t()>>> calls{
+      {cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamSynchronize(capture.main); }},
+      {cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamQuery(capture.main); }},
+      {cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamSynchronize(capture.side); }},
+      {cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamQuery(capture.side); }},
+      {cudaErrorStreamCaptureUnsupported, [&] { return cudaEventQuery(capture.outside); }},
+      {cudaErrorStreamCaptureUnsupported, [&] { return cudaEventSynchronize(capture.outside); }},
+      {cudaErrorStreamCaptureUnsupported, [&] { return cudaDeviceSynchronize(); }},
+      {cudaErrorStreamCaptureUnsupported, [&] { return cudaMalloc(&block, 8); }},
+      {cudaErrorStreamCaptureUnsupported, [&] { return cudaHostAlloc(&block, 8, 0); }},
+      {cudaErrorStreamCaptureUnsupported, [&] { return cudaFree(memory.data()); }},
+      {cudaErrorStreamCaptureUnsupported,
+       [&] { return cudaMemcpy(&on_host, memory.data(), 4, cudaMemcpyDeviceToHost); }},
+      {cudaErrorStreamCaptureUnsupported,  // memory that is not page-locked
+       [&] { return cudaMemcpyAsync(&on_host, memory.data(), 4, cudaMemcpyDeviceToHost, capture.main); }},
+      {cudaErrorStreamCaptureIsolation,
+       [&] { return cudaStreamWaitEvent(capture.main, capture.outside, 0); }},
+      {cudaErrorCapturedEvent, [&] { return cudaEventSynchronize(capture.fork); }},
+      {cudaErrorCapturedEvent, [&] { return cudaEventQuery(capture.fork); }}};
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    INFO("call " << i);
+    capture.begin();
+    REQUIRE(cudaEventRecord(capture.fork, capture.main) == cudaSuccess);
+    CHECK(calls[i].second() == calls[i].first);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    CHECK(cudaStreamIsCapturing(capture.main, &status) == cudaSuccess);
+    CHECK(status == cudaStreamCaptureStatusInvalidated);
+    CHECK(cudaEventRecord(capture.fork, capture.main) == cudaErrorStreamCaptureInvalidated);
+    CHECK(capture.end() == cudaErrorStreamCaptureInvalidated);
+  }
   capture.begin();
   CHECK(cudaStreamBeginCapture(capture.main, cudaStreamCaptureModeThreadLocal) == cudaErrorIllegalState);
-  CHECK(cudaStreamSynchronize(capture.main) == cudaErrorStreamCaptureUnsupported);
-  CHECK(cudaStreamQuery(capture.main) == cudaErrorStreamCaptureUnsupported);
-  CHECK(cudaDeviceSynchronize() == cudaErrorStreamCaptureUnsupported);
-  CHECK(cudaMalloc(&block, 8) == cudaErrorStreamCaptureUnsupported);
-  CHECK(cudaFree(memory.data()) == cudaErrorStreamCaptureUnsupported);
-  CHECK(cudaMemcpyAsync(&on_host, memory.data(), 4, cudaMemcpyDeviceToHost, capture.main) ==
-        cudaErrorStreamCaptureUnsupported);  // memory that is not page-locked
-  CHECK(cudaStreamWaitEvent(capture.main, capture.outside, 0) == cudaErrorStreamCaptureIsolation);
-  REQUIRE(cudaEventRecord(capture.fork, capture.main) == cudaSuccess);
-  CHECK(cudaEventSynchronize(capture.fork) == cudaErrorCapturedEvent);
-  CHECK(cudaEventQuery(capture.fork) == cudaErrorCapturedEvent);
   CHECK(capture.end() == cudaSuccess);
   CHECK(cudaMalloc(&block, 8) == cudaSuccess);
   CHECK(cudaFree(block) == cudaSuccess);
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
+}
+
+// What cudaMalloc gives, in this thread or another one that has taken this mode, while this capture goes on.
+cudaError_t malloc_beside(Captured& capture, cudaStreamCaptureMode mode, bool elsewhere,
+                          cudaStreamCaptureMode of_thread) {
+  REQUIRE(cudaStreamBeginCapture(capture.main, mode) == cudaSuccess);
+  cudaError_t status = cudaSuccess;
+  const auto allocate = [&] {
+    cudaThreadExchangeStreamCaptureMode(&of_thread);
+    void* block = nullptr;
+    status = cudaMalloc(&block, 8);
+    cudaThreadExchangeStreamCaptureMode(&of_thread);
+  };
+  if (elsewhere)
+    std::thread(allocate).join();
+  else
+    allocate();
+  CHECK(capture.end() == (status == cudaSuccess ? cudaSuccess : cudaErrorStreamCaptureInvalidated));
+  return status;
+}
+
+TEST_CASE("emulator: the modes of a capture and of a thread say which of its calls are forbidden") {
+  Captured capture;
+  const auto global = cudaStreamCaptureModeGlobal, local = cudaStreamCaptureModeThreadLocal,
+             relaxed = cudaStreamCaptureModeRelaxed;
+  for (const auto mode : {global, local, relaxed})
+    for (const auto of_thread : {global, local, relaxed})
+      for (const bool elsewhere : {false, true}) {
+        INFO("capture " << mode << ", thread " << of_thread << ", another " << elsewhere);
+        const bool forbidden =
+            elsewhere ? mode == global && of_thread == global : mode != relaxed && of_thread != relaxed;
+        CHECK(malloc_beside(capture, mode, elsewhere, of_thread) ==
+              (forbidden ? cudaErrorStreamCaptureUnsupported : cudaSuccess));
+      }
+  capture.begin();
+  cudaError_t ended = cudaSuccess, synchronised = cudaSuccess;
+  std::thread([&] {
+    synchronised = cudaDeviceSynchronize();
+    cudaGraph_t graph = nullptr;
+    ended = cudaStreamEndCapture(capture.main, &graph);
+  }).join();
+  CHECK(synchronised == cudaErrorStreamCaptureUnsupported);
+  CHECK(ended == cudaErrorStreamCaptureWrongThread);
+  CHECK(capture.end() == cudaErrorStreamCaptureInvalidated);
 }
 
 TEST_CASE("emulator: a graph may be launched again before it has run, and destroyed") {
