@@ -3,6 +3,7 @@
 
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/emulator/topknot_kernel.h"
+#include "tests/cuda/emulator_tests/machine_settings.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/text.h"
@@ -144,6 +145,8 @@ std::vector<std::string> races_of_last_block() {
 }
 
 TEST_CASE("races: the last block sees the others' writes by a fence before and after its counter") {
+  const emulator::Settings settings;
+  emulator::machine().interleave = GENERATE(0u, 1u, 2u, 3u);
   CHECK(races_of_last_block<true, true, false>().empty());
   CHECK(races_of_last_block<true, true, true>().empty());
   CHECK_FALSE(races_of_last_block<false, true, false>().empty());

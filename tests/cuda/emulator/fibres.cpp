@@ -171,7 +171,7 @@ bool release_warps() {
   return released;
 }
 
-void run_block() {
+void run_threads() {
   for (Thread& thread : block.threads) thread.wait = Wait::to_begin;
   for (;;) {
     bool ran = false;
@@ -217,6 +217,7 @@ int block_barrier(int predicate, unsigned line) {
   me.barrier = line;
   me.predicate = predicate != 0;
   me.wait = Wait::block;
+  give_way(64);
   pause(*me.fibre);
   return me.any;
 }
@@ -233,24 +234,21 @@ const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t mine, bool order
 
 void thread_fence() {
   races::fence();
+  give_way(2);
 }
 
-void run_kernel(const void* kernel, dim3 grid, dim3 size, const std::function<void()>& body) {
+void run_block(dim3 grid, dim3 size, std::uint64_t number, bool reverse, const std::function<void()>& body) {
   block.threads.resize(std::size_t{size.x} * size.y * size.z);
-  block.reverse = machine().reverse;
+  block.reverse = reverse;
   block.body = &body;
   block.place.block_size = size;
   block.place.grid_size = grid;
-  races::begin_kernel(kernel, block.threads.size());
-  const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
-  for (std::uint64_t i = 0; i < blocks; ++i) {
-    const std::uint64_t b = block.reverse ? blocks - 1 - i : i;
-    block.place.block = {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
-                         static_cast<unsigned>(b / grid.x / grid.y)};
-    races::begin_block(static_cast<std::uint32_t>(b));
-    run_block();
-  }
-  races::end_kernel();
+  block.place.block = {static_cast<unsigned>(number % grid.x),
+                       static_cast<unsigned>(number / grid.x % grid.y),
+                       static_cast<unsigned>(number / grid.x / grid.y)};
+  races::begin_block(static_cast<std::uint32_t>(number), block.threads.size());
+  run_threads();
+  races::end_block();
 }
 
 }  // namespace topknot::emulator

@@ -22,6 +22,9 @@ struct Machine {
   std::size_t memory = std::size_t{4} << 30;  // bytes per device
   int major = 9, minor = 0;
   bool reverse = false;  // blocks and threads run in descending order
+  // Not 0: blocks begin in an order of this seed, and a few at a time take turns at barriers, fences and
+  // atomic operations.
+  unsigned interleave = 0;
 };
 
 // As tests want it; reset() is as at the start. Memory that is still held stays valid.
@@ -63,6 +66,9 @@ int lane();
 void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kernel,
                     std::function<void()> body);
 void run_kernel(const void* kernel, dim3 grid, dim3 block, const std::function<void()>& body);
+void run_block(dim3 grid, dim3 size, std::uint64_t number, bool reverse, const std::function<void()>& body);
+// Where another block may go on: it does once in so many calls, if blocks are interleaved.
+void give_way(unsigned once_in);
 // Whether any thread of the block has a predicate that is not 0. All have to come to it, on the same line.
 int block_barrier(int predicate, unsigned line);
 // Every lane of `mask` brings a word and sees all of them. Valid until the thread's next call. `orders`: what

@@ -125,23 +125,27 @@ struct Thread {
   Knowledge others;
 };
 
+struct Block {
+  std::uint32_t number = 0, epoch = 0;
+  std::vector<Thread> threads;
+  int thread = 0;      // that runs
+  Knowledge others;    // that all threads have
+  bool apart = false;  // a clock has moved since the barrier
+
+  Thread& me() { return threads[static_cast<std::size_t>(thread)]; }
+  Stamp now(std::uint32_t code) {
+    return {code, number, epoch, static_cast<std::uint16_t>(thread),
+            me().clocks[static_cast<std::size_t>(thread % 32)]};
+  }
+};
+
 // Of the kernel that runs.
 struct Kernel {
   const void* code = nullptr;
   std::uint64_t number = 0;
-  std::vector<Thread> threads;
-  std::uint32_t block = 0, epoch = 0;
-  int thread = 0;
-  Knowledge others;    // that all threads of the block have
-  bool apart = false;  // a clock has moved since the barrier
   std::unordered_map<std::uintptr_t, Page*> pages;
   std::unordered_map<std::uintptr_t, Log> logs;
   std::set<std::array<std::uint32_t, 2>> reported;
-
-  Stamp now(std::uint32_t code_of_access) const {
-    return {code_of_access, block, epoch, static_cast<std::uint16_t>(thread),
-            threads[static_cast<std::size_t>(thread)].clocks[static_cast<std::size_t>(thread % 32)]};
-  }
 };
 
 // A page that was looked up; null: memory that no kernel shares.
@@ -171,8 +175,10 @@ Detector& detector() {
   return instance;
 }
 
+// Of the operating system.
 struct ThisThread {
   bool in_kernel = false;
+  Block block;
   Program program = this_program();
   bool shares(const char* at) const {
     return at >= program.local && at < program.local + program.local_bytes;
@@ -245,13 +251,13 @@ void report(const char* what, const char* at, std::size_t bytes, bool shared, co
 
 // Whether the thread that runs comes after this access.
 bool ordered(const Stamp& access, bool shared, bool atomic = false) {
-  const Kernel& kernel = detector().kernel;
   if (access.code == 0) return true;
-  const Thread& me = kernel.threads[static_cast<std::size_t>(kernel.thread)];
-  if (access.block != kernel.block)  // which had shared memory of its own
-    return shared || covers(me.others, access, atomic) || covers(kernel.others, access, atomic);
-  if (access.thread == kernel.thread || access.epoch < kernel.epoch) return true;
-  return access.thread / 32 == kernel.thread / 32 && access.clock < me.clocks[access.thread % 32];
+  Block& block = here().block;
+  const Thread& me = block.me();
+  if (access.block != block.number)  // which had shared memory of its own
+    return shared || covers(me.others, access, atomic) || covers(block.others, access, atomic);
+  if (access.thread == block.thread || access.epoch < block.epoch) return true;
+  return access.thread / 32 == block.thread / 32 && access.clock < me.clocks[access.thread % 32];
 }
 
 void note(Cell::Two& two, const Stamp& now, bool shared) {
@@ -304,17 +310,17 @@ void visit(Cell& cell, const char* at, std::size_t bytes, Access kind, const Sta
 }
 
 void synchronise(const char* at, Access kind) {
-  Kernel& kernel = detector().kernel;
-  Thread& me = kernel.threads[static_cast<std::size_t>(kernel.thread)];
+  Block& block = here().block;
+  Thread& me = block.me();
   if (kind == Access::atomic_write && !me.fenced) return;
-  Log& log = kernel.logs[reinterpret_cast<std::uintptr_t>(at)];
+  Log& log = detector().kernel.logs[reinterpret_cast<std::uintptr_t>(at)];
   if (kind == Access::atomic_read) {
     if (!log.empty()) me.read[&log] = log.size();
     return;
   }
   log.push_back(*me.fenced);
-  for (const Knowledge* others : {&me.others, &kernel.others})
-    for (const auto& [block, known] : *others) log.insert(log.end(), known.begin(), known.end());
+  for (const Knowledge* others : {&me.others, &block.others})
+    for (const auto& [number, known] : *others) log.insert(log.end(), known.begin(), known.end());
 }
 
 }  // namespace
@@ -329,52 +335,45 @@ std::vector<std::string> take() {
   return std::exchange(detector().found, {});
 }
 
-void begin_kernel(const void* code, std::size_t threads) {
+void begin_kernel(const void* code) {
   Detector& all = detector();
   if (!all.watching) return;
   all.used = 0;
-  Kernel next;
-  next.code = code, next.number = all.kernel.number + 1;
-  next.threads.resize(threads);
-  next.reported = std::move(all.kernel.reported);
-  all.kernel = std::move(next);
-}
-void end_kernel() {
-  here().in_kernel = false;
+  all.kernel = {code, all.kernel.number + 1, {}, {}, std::move(all.kernel.reported)};
 }
 
-void begin_block(std::uint32_t number) {
+void begin_block(std::uint32_t number, std::size_t threads) {
   if (!detector().watching) return;
-  Kernel& kernel = detector().kernel;
-  kernel.block = number, kernel.epoch = 0;
-  kernel.others.clear();
-  for (Thread& thread : kernel.threads) thread = {};
+  here().block = {number, 0, std::vector<Thread>(threads), 0, {}, false};
   here().in_kernel = true;
+}
+void end_block() {
+  if (detector().watching) here().in_kernel = false;
 }
 
 void run_thread(int thread) {
-  if (detector().watching) detector().kernel.thread = thread;
+  if (detector().watching) here().block.thread = thread;
 }
 
 void pass_barrier() {
   if (!detector().watching) return;
-  Kernel& kernel = detector().kernel;
-  ++kernel.epoch;
-  if (!kernel.apart) return;
-  for (Thread& thread : kernel.threads) {
+  Block& block = here().block;
+  ++block.epoch;
+  if (!block.apart) return;
+  for (Thread& thread : block.threads) {
     thread.clocks = {};
-    join(kernel.others, std::exchange(thread.others, {}));
+    join(block.others, std::exchange(thread.others, {}));
   }
-  kernel.apart = false;
+  block.apart = false;
 }
 
 void pass_warp_barrier(int warp, unsigned mask) {
   if (!detector().watching) return;
-  Kernel& kernel = detector().kernel;
-  kernel.apart = true;
+  Block& block = here().block;
+  block.apart = true;
   const auto each = [&](const auto& fn) {
     for (std::size_t lane = 0; lane < 32; ++lane)
-      if (mask >> lane & 1) fn(kernel.threads[static_cast<std::size_t>(warp) * 32 + lane], lane);
+      if (mask >> lane & 1) fn(block.threads[static_cast<std::size_t>(warp) * 32 + lane], lane);
   };
   Clocks joint{};
   Knowledge others;
@@ -391,7 +390,7 @@ void access(const void* data, std::size_t bytes, Access kind, const void* code) 
   if (!here().in_kernel || (data >= &own && data < &own + 1)) return;
   const auto* at = static_cast<const char*>(data);
   const auto address = reinterpret_cast<std::uintptr_t>(at);
-  const Stamp now = detector().kernel.now(
+  const Stamp now = here().block.now(
       static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(code) - here().program.begin));
   const int shift = (address | bytes) % 4 == 0 ? 2 : (address | bytes) % 2 == 0 ? 1 : 0;
   const bool shared = here().shares(at);
@@ -411,13 +410,13 @@ void access(const void* data, std::size_t bytes, Access kind, const void* code) 
 
 void fence() {
   if (!here().in_kernel) return;
-  Kernel& kernel = detector().kernel;
-  Thread& me = kernel.threads[static_cast<std::size_t>(kernel.thread)];
-  kernel.apart = true;
+  Block& block = here().block;
+  Thread& me = block.me();
+  block.apart = true;
   for (const auto& [log, size] : std::exchange(me.read, {}))
     for (std::size_t i = 0; i < size; ++i) add(me.others, (*log)[i]);
-  ++me.clocks[static_cast<std::size_t>(kernel.thread % 32)];
-  me.fenced = Known{kernel.block, kernel.epoch, static_cast<std::uint16_t>(kernel.thread / 32), me.clocks};
+  ++me.clocks[static_cast<std::size_t>(block.thread % 32)];
+  me.fenced = Known{block.number, block.epoch, static_cast<std::uint16_t>(block.thread / 32), me.clocks};
 }
 
 }  // namespace topknot::emulator::races

@@ -21,10 +21,11 @@ void watch();
 // What was found since the last call, a paragraph each. What nobody takes makes the program's exit status 1.
 std::vector<std::string> take();
 
-// By fibres.cpp, of the kernel that this thread of the operating system runs, under the machine's lock.
-void begin_kernel(const void* kernel, std::size_t threads);
-void end_kernel();
-void begin_block(std::uint32_t number);
+// By blocks.cpp and fibres.cpp, of the kernel that runs; there is one at a time, and one block of it.
+void begin_kernel(const void* kernel);
+// Of the block that this thread of the operating system runs.
+void begin_block(std::uint32_t number, std::size_t threads);
+void end_block();
 void run_thread(int thread);
 void pass_barrier();
 void pass_warp_barrier(int warp, unsigned mask);

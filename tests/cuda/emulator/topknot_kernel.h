@@ -32,7 +32,7 @@
 #undef __forceinline__
 #define __forceinline__ inline
 #undef __shared__
-// Blocks run one after the other. As with nvcc, nothing with a constructor.
+// Each thread of the operating system runs a block at a time. As with nvcc, nothing with a constructor.
 #define __shared__ static constinit thread_local
 #undef __launch_bounds__
 #define __launch_bounds__(...)
@@ -73,6 +73,7 @@ T shuffle(unsigned mask, T mine, int from) {
 // Nobody comes between; what watches for races (races.h) is to see that it is atomic.
 template <class T, class Fn>
 T atomic(T* at, Fn&& fn) {
+  give_way(16);
   const std::atomic_ref place(*at);
   const T old = place.load(std::memory_order_relaxed);
   place.store(fn(old), std::memory_order_relaxed);

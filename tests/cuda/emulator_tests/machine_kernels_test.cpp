@@ -6,6 +6,7 @@
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/emulator/topknot_kernel.h"
 #include "tests/cuda/emulator_tests/child_process.h"
+#include "tests/cuda/emulator_tests/machine_settings.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
@@ -184,6 +185,34 @@ TEST_CASE("emulator: atomics lose nothing, and return what was there") {
   }
 }
 
+// Right only if no block comes between the two steps.
+__global__ void count_in_two_steps(int* sum) {
+  const int before = atomicAdd(sum, 0);
+  atomicExch(sum, before + 1);
+}
+
+TEST_CASE(
+    "emulator: interleaved blocks come between one another's steps, and have shared memory of their own") {
+  const OnGpu gpu;
+  const auto counted_blocks = [&] {
+    const DeviceVector<int> sum(std::vector<int>{0});
+    launch(count_in_two_steps, 300, 1, gpu.stream(), sum.data());
+    return sum.host()[0];
+  };
+  CHECK(in_both_orders(counted_blocks) == std::array{300, 300});
+  const emulator::Settings settings;
+  std::vector<int> expected(2 * kBlock);
+  for (int i = 0; i < 2 * kBlock; ++i)
+    expected[static_cast<std::size_t>(i)] = i / kBlock * kBlock + (i % kBlock + 1) % kBlock;
+  for (unsigned seed = 1; seed <= 5; ++seed) {
+    emulator::machine().interleave = seed;
+    CHECK(passed_on(gpu, 1, true) == expected);
+    const int sum = counted_blocks();
+    CHECK(sum < 300);
+    CHECK(counted_blocks() == sum);  // the seed's order
+  }
+}
+
 __global__ void note_place(uint3* out) {
   const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
@@ -259,20 +288,6 @@ TEST_CASE("emulator: a kernel whose threads part at a barrier ends the program")
   }
 }
 
-TEST_CASE("emulator: grids and blocks that no GPU takes are refused") {
-  const OnGpu gpu;
-  const auto start = [&](dim3 grid, dim3 block) {
-    return error_text([&] { launch(together, grid, block, gpu.stream(), 0u); });
-  };
-  for (const auto& [grid, block] :
-       {std::pair<dim3, dim3>{0, 32}, {1, 0}, {1, 1025}, {dim3(1, 65536), 1}, {1, dim3(1, 1, 65)}})
-    CHECK(says(start(grid, block), {"cudaErrorInvalidConfiguration"}));
-  CHECK(start({2, 3, 4}, 1024) == "");
-  CHECK(says(error_text([] { launch(together, 1, 32, nullptr, 0u); }), {"cudaErrorInvalidResourceHandle"}));
-}
-
-}  // namespace
-}  // namespace topknot
 __global__ void read_four(const float* from, float* to, unsigned first) {
   const float4 four = *reinterpret_cast<const float4*>(from + first);
   *to = four.x + four.w;
@@ -293,3 +308,17 @@ TEST_CASE("emulator: a vector that does not lie at a multiple of its size ends t
   }
 }
 
+TEST_CASE("emulator: grids and blocks that no GPU takes are refused") {
+  const OnGpu gpu;
+  const auto start = [&](dim3 grid, dim3 block) {
+    return error_text([&] { launch(together, grid, block, gpu.stream(), 0u); });
+  };
+  for (const auto& [grid, block] :
+       {std::pair<dim3, dim3>{0, 32}, {1, 0}, {1, 1025}, {dim3(1, 65536), 1}, {1, dim3(1, 1, 65)}})
+    CHECK(says(start(grid, block), {"cudaErrorInvalidConfiguration"}));
+  CHECK(start({2, 3, 4}, 1024) == "");
+  CHECK(says(error_text([] { launch(together, 1, 32, nullptr, 0u); }), {"cudaErrorInvalidResourceHandle"}));
+}
+
+}  // namespace
+}  // namespace topknot

@@ -17,6 +17,14 @@ struct Reversed : Settings {
   Reversed() { machine().reverse = true; }
 };
 
+// The same, or, with a seed, blocks that take turns.
+struct Reordered : Settings {
+  explicit Reordered(unsigned seed) {
+    machine().reverse = seed == 0;
+    machine().interleave = seed;
+  }
+};
+
 struct Gpus : Settings {
   explicit Gpus(int count) { machine().devices = count; }
 };

@@ -16,12 +16,15 @@ namespace {
 
 using namespace testing;
 
-// What `work` gives in ascending order is what it gives in descending order.
+// What `work` gives in ascending order is what it gives in descending order, and where blocks take turns.
 template <class Work>
-auto of_both_orders(const Work& work) {
+auto of_all_orders(const Work& work) {
   const emulator::Settings settings;
   const auto ascending = work();
   emulator::machine().reverse = true;
+  CHECK((work() == ascending));
+  emulator::machine().reverse = false;
+  emulator::machine().interleave = 1;
   CHECK((work() == ascending));
   return ascending;
 }
@@ -29,7 +32,7 @@ auto of_both_orders(const Work& work) {
 TEST_CASE("a convolution and its gradients are the same in either order of blocks and threads") {
   const ConvGeometry g{5, 40, 3, 2, 1};
   for (const auto precision : {cuda::Precision::fp32, cuda::Precision::bf16})
-    of_both_orders([&] {
+    of_all_orders([&] {
       OnGpu gpu(precision);
       const DType type = gpu.context().activation_type();
       const CaughtInput x(gpu_tensor(random_values(2 * 5 * 31 * 17, 1), {2, 5, 31, 17}, Layout::nhwc, type));
@@ -64,7 +67,7 @@ TEST_CASE("pointwise ops give the same for any order of blocks and threads") {
       {[](auto x) { return local_response_norm(x[0]); }, shape.numel()}};
   for (const auto precision : {cuda::Precision::fp32, cuda::Precision::bf16})
     for (const auto& [op, outputs] : ops)
-      of_both_orders([&, &op = op, &outputs = outputs] {
+      of_all_orders([&, &op = op, &outputs = outputs] {
         const OnGpu gpu(precision);
         return probe(op, {{shape, random_values(shape.numel(), 1)}}, random_values(outputs, 2), true);
       });
@@ -73,7 +76,7 @@ TEST_CASE("pointwise ops give the same for any order of blocks and threads") {
 TEST_CASE("norms and their gradients are the same in either order of blocks and threads") {
   for (const auto precision : {cuda::Precision::fp32, cuda::Precision::bf16})
     for (const std::int64_t width : {70, 132})
-      of_both_orders([&] {
+      of_all_orders([&] {
         OnGpu gpu(precision);
         const std::int64_t rows = 150;
         const DType type = gpu.context().activation_type();
@@ -87,7 +90,7 @@ TEST_CASE("norms and their gradients are the same in either order of blocks and 
 
 TEST_CASE("positions and the head's loss and gradients are the same in either order of blocks and threads") {
   for (const auto precision : {cuda::Precision::fp32, cuda::Precision::bf16})
-    of_both_orders([&] {
+    of_all_orders([&] {
       OnGpu gpu(precision);
       const std::int64_t rows = 6, width = 40, classes = 300;
       const DType type = gpu.context().activation_type();
@@ -107,7 +110,7 @@ TEST_CASE("attention gives the same for any order of blocks and threads") {
   const Shape shape{2 * 41, 4 * 40};  // 2 sequences of 41 tokens
   for (const auto precision : {cuda::Precision::fp32, cuda::Precision::bf16})
     for (const bool causal : {false, true})
-      of_both_orders([&] {
+      of_all_orders([&] {
         const OnGpu gpu(precision);
         return probe([&](auto x) { return attention(x[0], 2, 1, 2, causal); },
                      {{shape, random_values(shape.numel(), 1)}}, random_values(2 * 41 * 2 * 40, 2), true);
@@ -115,7 +118,7 @@ TEST_CASE("attention gives the same for any order of blocks and threads") {
 }
 
 TEST_CASE("a batch is the same for any order of blocks and threads") {
-  const auto [images, labels] = of_both_orders([] {
+  const auto [images, labels] = of_all_orders([] {
     const OnGpu gpu;
     const cuda::DeviceDataset dataset(SmallDataset(9, true, {3, 40, 41}), true, 5);
     const DeviceVector<std::int32_t> indices(std::vector<std::int32_t>{8, 0, 3}), labels(3);
@@ -131,14 +134,14 @@ TEST_CASE("batch norm's bits do not depend on the order of blocks and threads") 
     OnGpu gpu(precision);
     for (const std::int64_t channels : {5, 24}) {
       const BatchNormProbe p({17, channels, 7, 5, true, true}, gpu.context().activation_type());
-      of_both_orders([&] { return by_op(p); });
+      of_all_orders([&] { return by_op(p); });
     }
   }
 }
 
 TEST_CASE("pooling and losses have the same bits in any order of blocks and threads") {
   const OnGpu gpu;
-  of_both_orders([&] {
+  of_all_orders([&] {
     const CaughtInput x(gpu_tensor(random_values(2 * 40 * 9, 1), {2, 40, 3, 3}, Layout::nhwc, DType::f32));
     const DeviceVector<std::int32_t> labels(std::vector<std::int32_t>{3, 39});
     const DeviceVector<double> hits(std::vector<double>{0});
@@ -156,7 +159,7 @@ TEST_CASE("pooling and losses have the same bits in any order of blocks and thre
 }
 
 TEST_CASE("a clipped SGD step gives the same whatever the order of blocks and threads") {
-  const auto [weights, scale] = of_both_orders([] {
+  const auto [weights, scale] = of_all_orders([] {
     const OnGpu gpu;
     ParameterStore store(gpu.device());
     const auto normal = [](std::span<float> v, const CounterRng& rng) {
@@ -183,7 +186,7 @@ TEST_CASE("a clipped SGD step gives the same whatever the order of blocks and th
 }
 
 TEST_CASE("codes on a GPU do not depend on the order of threads") {
-  const emulator::Reversed reversed;
+  const emulator::Reordered reordered(GENERATE(0u, 1u));
   const OnGpu gpu;
   const std::size_t numel = 70001, count = 2500, capacity = 2600;
   SparseVector entries;
@@ -220,7 +223,7 @@ TEST_CASE("codes on a GPU do not depend on the order of threads") {
 }
 
 TEST_CASE("compressors on a GPU do not depend on the order of threads") {
-  const emulator::Reversed reversed;
+  const emulator::Reordered reordered(GENERATE(0u, 1u));
   const OnGpu gpu;
   const std::size_t n = 1300;
   for (const char* name : kMethods) {
@@ -234,7 +237,7 @@ TEST_CASE("compressors on a GPU do not depend on the order of threads") {
 }
 
 TEST_CASE("selections are the same where blocks and threads run backwards") {
-  const emulator::Reversed reversed;
+  const emulator::Reordered reordered(GENERATE(0u, 1u));
   const OnGpu gpu;
   for (const char* name : {"topk", "threshold", "gaussiank"})
     for (const double capacity : {0.0, 1.5})
@@ -252,7 +255,7 @@ TEST_CASE("selections are the same where blocks and threads run backwards") {
 }
 
 TEST_CASE("sampled selection is the CPU's when blocks and threads run backwards") {
-  const emulator::Reversed reversed;
+  const emulator::Reordered reordered(GENERATE(0u, 1u));
   const OnGpu gpu;
   CompressOptions options;
   options.set("resample", GENERATE(true, false));
@@ -267,7 +270,7 @@ TEST_CASE("sampled selection is the CPU's when blocks and threads run backwards"
 }
 
 TEST_CASE("RegTop-k is the CPU's when blocks and threads run backwards") {
-  const emulator::Reversed reversed;
+  const emulator::Reordered reordered(GENERATE(0u, 1u));
   const OnGpu gpu;
   CompressOptions options;
   options.set("mu", 1);
@@ -284,7 +287,7 @@ TEST_CASE("RegTop-k is the CPU's when blocks and threads run backwards") {
 }
 
 TEST_CASE("memories take what was sent, or the old residual back, in any order of threads") {
-  const emulator::Reversed reversed;
+  const emulator::Reordered reordered(GENERATE(0u, 1u));
   const OnGpu gpu;
   const std::size_t n = 3000;
   CompressOptions options;
