@@ -37,6 +37,7 @@ struct Part {
   ncclDataType_t type = ncclUint8;
   int root = -1;
   std::vector<Message> sends, receives;
+  std::vector<std::vector<char>> read;  // what it has taken of the rank's memory
 };
 
 // Several collectives in a launch come from a group.
@@ -98,6 +99,28 @@ void exchange_messages(const std::vector<Part>& parts) {
         if (!out || !in || out->bytes != in->bytes) broken("sends and receives do not match");
         std::memmove(in->data, out->data, out->bytes);
       }
+}
+
+// From now until the collective has taken place it may read the rank's memory and write its results at any
+// time. These are NaNs meanwhile. It reads as late as it may, or, on a reversed machine, now.
+void arrive(Part& part, int rank, int ranks) {
+  const std::size_t bytes = part.count * size_of(part.type);
+  std::vector<std::pair<const void**, std::size_t>> sources;
+  if (part.from && (part.kind != Part::broadcast || part.root == rank))
+    sources.push_back({&part.from, bytes});
+  for (Message& send : part.sends) sources.push_back({const_cast<const void**>(&send.data), send.bytes});
+  for (const auto& [data, n] : sources) {
+    const auto* const first = static_cast<const char*>(*data);
+    part.read.emplace_back(first, first + n);
+  }
+  if (part.to)
+    std::memset(part.to, 0xFF, part.kind == Part::gather ? static_cast<std::size_t>(ranks) * bytes : bytes);
+  for (const Message& receive : part.receives) std::memset(receive.data, 0xFF, receive.bytes);
+  for (std::size_t i = 0; i < sources.size(); ++i)  // which may lie in the results
+    if (machine().reverse)
+      *sources[i].first = part.read[i].data();
+    else if (sources[i].second > 0)
+      std::memcpy(const_cast<void*>(*sources[i].first), part.read[i].data(), sources[i].second);
 }
 
 void perform(const std::vector<Part>& parts) {
@@ -179,7 +202,9 @@ ncclResult_t launch(const std::shared_ptr<Member>& state, std::vector<Part> part
                    number = state->next++;
                    Launch& mine = group.launches[*number];
                    mine.parts.resize(static_cast<std::size_t>(group.ranks));
-                   mine.parts[static_cast<std::size_t>(state->rank)] = parts;
+                   std::vector<Part>& brought = mine.parts[static_cast<std::size_t>(state->rank)];
+                   brought = parts;
+                   for (Part& part : brought) arrive(part, state->rank, group.ranks);
                    if (++mine.arrived == group.ranks) perform(mine);
                  }
                  Launch& mine = group.launches[*number];
@@ -329,17 +354,17 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
   TOPKNOT_STAND_IN_NCCL(ncclAllGather);
-  return put(comm->state, {Part::gather, from, to, count, type, -1, {}, {}}, stream);
+  return put(comm->state, {Part::gather, from, to, count, type, -1, {}, {}, {}}, stream);
 }
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t,
                            ncclComm_t comm, cudaStream_t stream) {
   TOPKNOT_STAND_IN_NCCL(ncclAllReduce);
-  return put(comm->state, {Part::sum, from, to, count, type, -1, {}, {}}, stream);
+  return put(comm->state, {Part::sum, from, to, count, type, -1, {}, {}, {}}, stream);
 }
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
   TOPKNOT_STAND_IN_NCCL(ncclBroadcast);
-  return put(comm->state, {Part::broadcast, from, to, count, type, root, {}, {}}, stream);
+  return put(comm->state, {Part::broadcast, from, to, count, type, root, {}, {}, {}}, stream);
 }
 
 ncclResult_t ncclGroupStart() {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <csignal>
 #include <utility>
 
@@ -131,6 +132,68 @@ TEST_CASE("nccl: where one rank's NCCL refuses calls in a graph, all ranks start
       emulator::reset();
       emulator::machine().devices = 8;
     }
+}
+
+// Two ranks of one thread, each with a GPU, a stream, and what it sends.
+struct Pair {
+  Pair() {
+    ncclUniqueId id;
+    REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    for (int r = 0; r < 2; ++r) {
+      TOPKNOT_CUDA(cudaSetDevice(r));
+      REQUIRE(ncclCommInitRankConfig(&comm[r], 2, id, r, &config) == ncclInProgress);
+      for (cudaStream_t* stream : {&streams[r], &others[r]})
+        TOPKNOT_CUDA(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
+      TOPKNOT_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory[r]), 3 * sizeof(float)));
+      set(r, static_cast<float>(r + 1));
+    }
+  }
+  ~Pair() {
+    for (int r = 0; r < 2; ++r) {
+      cudaSetDevice(r);
+      ncclCommDestroy(comm[r]);
+      cudaFree(memory[r]);
+      for (cudaStream_t stream : {streams[r], others[r]}) cudaStreamDestroy(stream);
+    }
+    cudaSetDevice(0);
+  }
+  // On another stream than the collective's.
+  void set(int r, float value) {
+    TOPKNOT_CUDA(cudaMemcpyAsync(memory[r], &value, sizeof value, cudaMemcpyHostToDevice, others[r]));
+    TOPKNOT_CUDA(cudaStreamSynchronize(others[r]));
+  }
+  std::array<float, 2> gathered(int r) {
+    std::array<float, 2> values{};
+    TOPKNOT_CUDA(
+        cudaMemcpyAsync(values.data(), memory[r] + 1, sizeof values, cudaMemcpyDeviceToHost, others[r]));
+    TOPKNOT_CUDA(cudaStreamSynchronize(others[r]));
+    return values;
+  }
+  void gather(int r) {
+    REQUIRE(ncclAllGather(memory[r], memory[r] + 1, 1, ncclFloat32, comm[r], streams[r]) == ncclInProgress);
+  }
+
+  const Machine machine;
+  ncclComm_t comm[2];
+  cudaStream_t streams[2], others[2];
+  float* memory[2];  // what it sends, and what it gets
+};
+
+TEST_CASE("nccl, emulated: memory is the collective's from the stream's turn until every rank has come") {
+  Pair pair;
+  const bool reverse = GENERATE(false, true);
+  emulator::machine().reverse = reverse;
+  pair.gather(0);
+  pair.set(0, 3);  // its turn has not come
+  CHECK(cudaStreamQuery(pair.streams[0]) == cudaErrorNotReady);
+  for (const float value : pair.gathered(0)) CHECK(std::isnan(value));
+  pair.set(0, 4);  // a mistake: the one is read or the other
+  pair.gather(1);
+  REQUIRE(cudaStreamSynchronize(pair.streams[1]) == cudaSuccess);
+  for (const int r : {0, 1}) CHECK(pair.gathered(r) == std::array<float, 2>{reverse ? 3.0f : 4.0f, 2});
+  CHECK(cudaStreamSynchronize(pair.streams[0]) == cudaSuccess);
 }
 
 TEST_CASE("nccl: calls are captured in a graph, which sums anew at each launch") {
