@@ -25,6 +25,15 @@ Pools& pools() {
   return *instance;
 }
 
+// As the CPU's memory (nn/core/cpu_memory.cpp): what reads a block before it has written to it gets NaNs. In the
+// stream's order, which is that of the block's users.
+void poison([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
+#ifdef TOPKNOT_POISON
+  if (const Context* context = Context::current_or_null())
+    cudaMemsetAsync(data, 0xFF, bytes, context->stream());
+#endif
+}
+
 }  // namespace
 
 Pool::Pool(int device) : device_(device) {
@@ -82,6 +91,7 @@ void* Pool::cached_or_new(std::size_t size) {
   void* data = nullptr;
   if (fit != 0) {
     data = take_cached(of_graph ? graph_->free_ : free_, fit);
+    if (!graph_) poison(data, fit);  // a capture would record it
   } else {
     data = graph_ ? take_in_capture(size) : take(size);
     if (!data) return nullptr;

@@ -80,6 +80,7 @@ cudaError_t cudaFree(void* data) {
   if (at == state().memory.end()) return result(cudaErrorInvalidValue);
   check_guards(at->first, at->second);
   state().in_use -= at->second;
+  std::memset(at->first, 0xFF, at->second);  // for whoever still reads it
   std::free(at->first - kGuard);
   state().memory.erase(at);
   return cudaSuccess;
@@ -89,6 +90,7 @@ cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
   if (const cudaError_t error = unsafe_in_captures(); error != cudaSuccess) return error;
   *data = std::malloc(bytes);
   if (!*data) return result(cudaErrorMemoryAllocation);
+  std::memset(*data, 0xFF, bytes);
   state().locked[static_cast<char*>(*data)] = bytes;
   ++state().allocations;
   return cudaSuccess;

@@ -1,8 +1,10 @@
 // What fails on a GPU ends in one message.
+#include <cmath>
 #include <cstdlib>
 
 #include "nn/core/cuda/pool.h"
 #include "nn/core/tensor.h"
+#include "tests/cuda/device_vector.h"
 #include "tests/cuda/emulator/machine.h"
 #include "tests/cuda/emulator_tests/machine_settings.h"
 #include "tests/cuda/fixture.h"
@@ -43,6 +45,17 @@ TEST_CASE("what another rank on the GPU keeps for reuse is given back too") {
   CHECK_THROWS_AS(needs.pool()->allocate(2 << 20), cuda::OutOfMemory);
   keeps.pool()->release(data);
 }
+
+#ifdef TOPKNOT_POISON
+TEST_CASE("a build with TOPKNOT_POISON hands a GPU's memory out as NaNs, also when it is used again") {
+  const OnGpu gpu;
+  for (int use = 0; use < 2; ++use) {
+    testing::DeviceVector<float> memory(1000);
+    for (const float value : memory.host()) CHECK(std::isnan(value));
+    memory.set(std::vector<float>(1000, 1.0f));
+  }
+}
+#endif
 
 TEST_CASE("a capture without memory says so, and the stream is of use afterwards") {
   const emulator::Settings settings;
