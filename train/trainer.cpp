@@ -48,6 +48,7 @@ struct ReportSums {
     // For how many ranks the step was bad: all, or with local steps those that left it out. And the sum of 1 + rank over
     // the ranks that know it of themselves.
     double bad_ranks, bad_rank_sum;
+    double bad_rank_count;  // of these ranks
   };
   std::vector<OfStep> steps;
   SignalSums signals;
@@ -55,7 +56,7 @@ struct ReportSums {
   // The rank that made a step bad; -1 if it is not known, or several.
   static int bad_rank(const OfStep& step, int ranks) {
     const bool one = step.bad_ranks == 1 || step.bad_ranks == ranks;
-    return one && step.bad_rank_sum <= ranks ? static_cast<int>(step.bad_rank_sum) - 1 : -1;
+    return one && step.bad_rank_count == 1 ? static_cast<int>(step.bad_rank_sum) - 1 : -1;
   }
 
   double checkpoint_ready = 0;  // ranks that have done their part of a checkpoint
@@ -68,7 +69,7 @@ struct ReportSums {
     for (OfStep& step : steps)
       for (double OfStep::*number :
            {&OfStep::loss, &OfStep::bytes_sent, &OfStep::bytes_received, &OfStep::selected,
-            &OfStep::bad_parameter, &OfStep::bad_ranks, &OfStep::bad_rank_sum})
+            &OfStep::bad_parameter, &OfStep::bad_ranks, &OfStep::bad_rank_sum, &OfStep::bad_rank_count})
         visit(step.*number);
     for (double& ranks : signals.of) visit(ranks);
     visit(checkpoint_ready);
@@ -328,7 +329,8 @@ class Trainer {
            static_cast<double>(step.status.selected),
            communicator_.rank() == std::max(step.status.bad_rank, 0) ? step.bad_parameter + 1.0 : 0.0,
            step.committed() ? 0.0 : 1.0,
-           communicator_.rank() == step.status.bad_rank ? communicator_.rank() + 1.0 : 0.0});
+           communicator_.rank() == step.status.bad_rank ? communicator_.rank() + 1.0 : 0.0,
+           communicator_.rank() == step.status.bad_rank ? 1.0 : 0.0});
     sums.signals.add_own();
     if (checkpointer_) sums.checkpoint_ready = checkpointer_->ready();
     sums.step_seconds = seconds_since(last_report_) / static_cast<double>(reports.size());

@@ -20,7 +20,8 @@ struct StepParameters {
 struct StepStatus {
   std::uint32_t bad = 0;  // 1: some rank's gradient, or a sum, was not finite; the same on all ranks
   // The first rank of which that is known, the same on all ranks: a dense sum does not tell whose NaN it
-  // holds. Where only gradients show it, a host of several ranks is named by its first.
+  // holds. Where only gradients show it, a host of several ranks is named by its first. On GPUs whose groups are all
+  // dense, of a loss that is not finite, the rank itself alone has its number here.
   std::int32_t bad_rank = -1;
   std::uint64_t selected = 0;       // entries this rank sent, over all groups
   std::uint64_t over_capacity = 0;  // entries this rank selected and kept back

@@ -87,7 +87,10 @@ class DeviceTransport final : public Transport {
   // The group whose blocks bring the statuses, the last one, since it waits for the loss; -1: of one rank, or
   // all groups are dense.
   int status_group_ = -1;
-  // A short dense group behind it, which is sent with its blocks, in one launch; -1: there is none.
+  // If all groups are dense, the last one: it waits for the loss too, and where that is not finite a NaN goes into its
+  // sum, which all ranks find. Which rank's loss it was that rank alone knows. -1: there are statuses.
+  int loss_group_ = -1;
+  // A short dense group behind the status group, which is sent with its blocks, in one launch; -1: there is none.
   int rider_ = -1;
   DeviceArray<RankStatus> my_status_, all_statuses_;
   Event all_encoded_, sent_;
@@ -118,7 +121,11 @@ DeviceTransport::DeviceTransport(DeviceCommunicator& all, std::unique_ptr<Device
   for (std::size_t index = 0; index < groups.size(); ++index)
     if (groups[index].compressed && groups[index].numel() > 0 && device_.size() > 1)
       status_group_ = static_cast<int>(index);
-  if (status_group_ < 0 || hierarchy_) return;
+  if (hierarchy_ || device_.size() == 1 || groups.empty()) return;
+  if (status_group_ < 0)
+    for (std::size_t index = 0; index < groups.size(); ++index)
+      if (groups[index].numel() > 0) loss_group_ = static_cast<int>(index);
+  if (status_group_ < 0) return;
   const Group& last = groups.back();
   if (!last.compressed && last.numel() > 0 &&
       last.numel() * sizeof(float) * static_cast<std::size_t>(traits_.ranks) <= kMostGathered)
@@ -181,9 +188,11 @@ void DeviceTransport::encoded(const Bucket& bucket) {
   if (interleaved()) way(bucket).encoded.record(compute());
 }
 
-// The status group's waits for the loss, which the end of the backward pass brings too.
+// The status group's, or the loss group's, waits for the loss, which the end of the backward pass brings too.
 void DeviceTransport::start(Bucket& bucket) {
-  if (device_.size() > 1 && bucket.index != status_group_ && bucket.index != rider_) send(bucket);
+  if (device_.size() > 1 && bucket.index != status_group_ && bucket.index != loss_group_ &&
+      bucket.index != rider_)
+    send(bucket);
 }
 
 void DeviceTransport::await_encoded(const Bucket& bucket) {
@@ -241,6 +250,10 @@ const RankStatus* DeviceTransport::first_status() {
 void DeviceTransport::take_loss(const float* loss) {
   const bool in_block = status_group_ >= 0 && !hierarchy_;
   write_rank_status(compute(), loss, traits_.rank, in_block ? status_in_block() : my_status_.data());
+  if (loss_group_ < 0 || !loss) return;
+  const Bucket& bucket = buckets_[static_cast<std::size_t>(loss_group_)];
+  spoil_if_not_finite(compute(), loss, bucket.message.sum.data(), bucket.message.sum_bfloat16.data());
+  encoded(bucket);
 }
 
 void DeviceTransport::begin_collectives() {
@@ -265,6 +278,7 @@ void DeviceTransport::send_status() {
                               communication());
     });
   };
+  if (loss_group_ >= 0) return send(buckets_[static_cast<std::size_t>(loss_group_)]);
   if (status_group_ < 0) return gather(all_);
   Bucket& bucket = buckets_[static_cast<std::size_t>(status_group_)];
   if (hierarchy_) {
@@ -281,12 +295,13 @@ void DeviceTransport::receive_agreement() {
 
 Transport::Agreed DeviceTransport::agree(std::span<const Bucket>) {
   const int per_host = traits_.ranks / device_.size();
+  const bool own = traits_.ranks == 1 || loss_group_ >= 0;
   if (status_group_ >= 0)
     cuda::agree(compute(), first_status(), ways_[static_cast<std::size_t>(status_group_)].bytes,
-                device_.size(), per_host, step_.status());
+                device_.size(), per_host, false, step_.status());
   else
-    cuda::agree(compute(), traits_.ranks == 1 ? my_status_.data() : all_statuses_.data(), sizeof(RankStatus),
-                traits_.ranks, per_host, step_.status());
+    cuda::agree(compute(), own ? my_status_.data() : all_statuses_.data(), sizeof(RankStatus),
+                own ? 1 : traits_.ranks, per_host, traits_.ranks == 1, step_.status());
   return {};
 }
 

@@ -26,15 +26,24 @@ __global__ void join_statuses_kernel(const std::byte* first, int ranks, RankStat
   *host = RankStatus{first_bad(first, sizeof(RankStatus), ranks), {0, 0, 0}};
 }
 
+__global__ void spoil_kernel(const float* loss, float* sum, __nv_bfloat16* sum_bfloat16) {
+  if (!not_finite(*loss)) return;
+  const float nan = __uint_as_float(0x7fc00000u);
+  if (sum)
+    *sum = nan;
+  else
+    *sum_bfloat16 = __float2bfloat16_rn(nan);
+}
+
 __global__ void agree_kernel(const std::byte* first, std::size_t stride, int statuses, int ranks_per_host,
-                             StepStatus* status) {
+                             bool alone, StepStatus* status) {
   const int bad_loss = first_bad(first, stride, statuses);
   if (bad_loss >= 0) {
     status->bad = 1;
     status->bad_rank = bad_loss;
   } else if (status->bad_rank > 0) {
     status->bad_rank *= ranks_per_host;
-  } else if (status->bad && statuses == 1 && ranks_per_host == 1) {
+  } else if (status->bad && alone) {
     status->bad_rank = 0;
   }
 }
@@ -62,9 +71,13 @@ void join_rank_statuses(cudaStream_t stream, const RankStatus* first, int ranks,
 }
 
 void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int statuses, int ranks_per_host,
-           StepStatus* status) {
+           bool alone, StepStatus* status) {
   launch(agree_kernel, 1, 1, stream, reinterpret_cast<const std::byte*>(first), stride, statuses,
-         ranks_per_host, status);
+         ranks_per_host, alone, status);
+}
+
+void spoil_if_not_finite(cudaStream_t stream, const float* loss, float* sum, BFloat16* sum_bfloat16) {
+  launch(spoil_kernel, 1, 1, stream, loss, sum, reinterpret_cast<__nv_bfloat16*>(sum_bfloat16));
 }
 
 void write_outcome(cudaStream_t stream, const StepStatus* status, const float* loss,

@@ -155,7 +155,7 @@ TEST_CASE("the order in which blocks and threads run does not show in an average
     plan.steps = 3;
     plan.weights = {0.5f, 1.5f};
     plan.loss = [](std::int64_t step, int rank) { return step == 1 && rank == 1 ? -INFINITY : 1.0f; };
-    check_same(run_on_gpu(plan, on_gpu(plan.options)), run_on_cpu(plan));
+    check_same(run_on_gpu(plan, on_gpu(plan.options)), run_on_cpu(plan), &plan);
   }
 }
 
