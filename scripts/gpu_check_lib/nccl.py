@@ -48,7 +48,7 @@ def group_result(name, argv, ranks, clock):
 def short_training(options, backend, method, folder):
     return train_command(
         options, folder, "model.name=resnet20", "data.name=synthetic_images", "data.train_size=512",
-        "data.test_size=64", "data.batch_size=16", "train.deterministic=true", "train.max_steps=6",
+        "data.test_size=64", "data.batch_size=16", "train.deterministic=true", "train.step_times=false", "train.max_steps=6",
         f"compress.name={method}", "compress.density=0.01", "compress.capacity=2", f"dist.backend={backend}",
         "dist.ranks=2", "dist.timeout_s=30", "--quiet",
     )  # fmt: skip

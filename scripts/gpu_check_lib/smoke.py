@@ -61,7 +61,7 @@ def smoke_command(options, model, precision, graphs, data):
     folder = fresh_run_directory(options, f"smoke-{model}-{precision}-{'captured' if graphs else 'eager'}")
     return train_command(
         options, folder, f"model.name={model}", *smoke_settings(model, *data), f"train.precision={precision}",
-        f"train.graphs={'true' if graphs else 'false'}", "train.deterministic=true",
+        f"train.graphs={'true' if graphs else 'false'}", "train.deterministic=true", "train.step_times=false",
         f"train.max_steps={SMOKE_STEPS}", "optimizer.lr=0.001", "compress.name=topk", "compress.density=0.01",
         "train.checkpoint_keep=0", "--quiet",
     ), folder  # fmt: skip

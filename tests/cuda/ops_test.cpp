@@ -220,7 +220,7 @@ TEST_CASE("images become activations and come back: bfloat16 rounds to nearest")
 }
 
 TEST_CASE("max pooling on a GPU: padding never wins, a NaN comes through, equal values share one gradient") {
-  const OnGpu gpu;
+  const OnGpu gpu(cuda::Precision::fp32, GENERATE(true, false));
   const Shape shape{1, 4, 4, 4};
   std::vector<float> low(64, -100.0f);
   const CaughtInput x(gpu_tensor(low, shape, Layout::nhwc, DType::f32));

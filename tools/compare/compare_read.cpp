@@ -46,8 +46,8 @@ double step_seconds(const std::vector<StepRecord>& steps, std::size_t i) {
   return std::max(0.0, steps[i].time_s - time_before) / static_cast<double>(count);
 }
 
-// Over the steps whose parts were measured, of a GPU's run some of them. If none was, the parts are absent and
-// the total is all steps'.
+// The total is all steps', the parts those of the steps whose parts were measured, of a GPU's run some. If none was, they are
+// absent.
 StepTimes mean_times(const std::vector<StepRecord>& steps) {
   StepTimes sum;
   double count = 0;
@@ -72,6 +72,11 @@ StepTimes mean_times(const std::vector<StepRecord>& steps) {
     return sum;
   }
   for (const StepPart& part : kStepParts) sum.*part.seconds /= count;
+  if (count < static_cast<double>(totals.size())) {
+    const double parts = sum.total - sum.other;
+    sum.total = std::max(parts, stat_of(totals).mean);
+    sum.other = sum.total - parts;
+  }
   return sum;
 }
 

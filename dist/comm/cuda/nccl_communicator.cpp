@@ -2,6 +2,7 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -125,7 +126,7 @@ class NcclCommunicator : public DeviceCommunicator {
         std::find_if(problems.begin(), problems.end(), [](const std::string& text) { return !text.empty(); });
     if (first == problems.end()) return start_watch();
     capturable_ = false;
-    ncclCommAbort(std::exchange(communicator_, nullptr));
+    abandon(std::exchange(communicator_, nullptr));
     start();
     if (rank() == 0)
       log_warning(
@@ -274,6 +275,18 @@ class NcclCommunicator : public DeviceCommunicator {
     } catch (const std::system_error&) {
       ncclCommAbort(ended);
     }
+  }
+
+  // Of a communicator whose calls a graph has refused: NCCL may wait for ever for a graph that never held them.
+  void abandon(ncclComm_t refused) {
+    const auto ended = std::make_shared<std::atomic<bool>>(false);
+    std::thread([refused, ended] {
+      ncclCommAbort(refused);
+      *ended = true;
+    }).detach();
+    const Deadline deadline = deadline_in(kEndSeconds);
+    const PollingWait wait;
+    while (!*ended && Clock::now() < deadline) wait.pause();
   }
 
   void begin(const char* operation, std::size_t bytes) {

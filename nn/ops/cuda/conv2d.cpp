@@ -1,10 +1,9 @@
 // Convolution on a GPU, each of its three products in the first way that there is for it:
 //
 //   1. 1x1, stride 1, one group: a product of matrices, [N*H*W, in] by [in, out], by cuBLAS;
-//   2. depthwise (one input channel to a group): the definition (direct_conv.h), where all is memory access;
-//   3. cuDNN;
-//   4. cuDNN with zeros beside the channels, if one group's numbers of channels are odd ones;
-//   5. the definition.
+//   2. cuDNN;
+//   3. cuDNN with zeros beside the channels, if one group's numbers of channels are odd ones;
+//   4. the definition (direct_conv.h), slow: by about a hundred instructions for each product of two numbers.
 //
 // Under bf16 the weight is rounded to bfloat16 for the products of the step. Its gradient arrives in the
 // arena in fp32, where cuDNN rounded it to bfloat16 before: its interface has dw in the type of x.
@@ -12,6 +11,7 @@
 #include <memory>
 #include <utility>
 
+#include "nn/base/log.h"
 #include "nn/ops/cuda/conv_algorithms.h"
 #include "nn/ops/cuda/direct_conv.h"
 #include "nn/ops/cuda/products.h"
@@ -180,7 +180,6 @@ enum class Way { pointwise, cudnn, widened, direct };
 Way way_of(ConvProduct product, const ConvGeometry& geometry, const Tensor& x) {
   if (geometry.kernel == 1 && geometry.stride == 1 && geometry.padding == 0 && geometry.groups == 1)
     return Way::pointwise;
-  if (geometry.groups > 1 && geometry.groups == geometry.in) return Way::direct;
   const auto supported = [&](const ConvGeometry& g) {
     return Convolution(g, with_channels(x.shape(), g.in), x.dtype()).supported(product);
   };
@@ -219,7 +218,8 @@ std::shared_ptr<const Kept> compute(ConvProduct product, const ConvGeometry& geo
         kept = std::make_shared<const Kept>(Kept{way, products(way, geometry, x, weight)});
       run(*kept->products);
       return kept;
-    } catch (const ConvUnsupported&) {  // which way_of() knows from now on
+    } catch (const ConvUnsupported& error) {  // which way_of() knows from now on
+      log_warning(std::string(error.what()) + "; this shape may be slow from now on");
     }
 }
 

@@ -1,6 +1,5 @@
 #pragma once
-// A convolution by its definition, for any channels, groups, strides and padding: depthwise ones, and what
-// cuDNN does not do. One thread sums one element in fp32, in a fixed order, without atomics: the same bits in
+// A convolution by its definition, for any channels, groups, strides and padding: what cuDNN does not do. One thread sums one element in fp32, in a fixed order, without atomics: the same bits in
 // every run. Activations are nhwc, f32 or bf16; all work goes to the current context's stream.
 
 #include "nn/ops/kernels.h"

@@ -408,14 +408,6 @@ TEST_CASE("what cuDNN does not do is computed by the definition, each product by
     }
 }
 
-TEST_CASE("cuDNN is not asked for a depthwise convolution") {
-  const Machine machine;
-  OnGpu gpu(Precision::fp32, false);
-  for (const std::int64_t out : {6, 12}) step(DType::f32, {2, 6, 6, 6, out, 3, 1, 1, 6});
-  CHECK(emulator::convolutions().foretold == 0);
-  CHECK(emulator::convolutions().used.empty());
-}
-
 TEST_CASE("cuDNN is not asked for a gradient that is not wanted") {
   const Machine machine;
   OnGpu gpu;
