@@ -13,6 +13,7 @@
 #include "tests/data/picture_folder.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
+#include "tests/support/standard_error.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/dropout_model.h"
 #include "tests/train/made_up_text.h"
@@ -236,6 +237,16 @@ TEST_CASE("a step with a NaN is skipped by all ranks on a GPU, and leaves no tra
     }
     CHECK(skipped == 2);  // two epochs of eight steps
     CHECK(std::isfinite(run.test_loss));
+  }
+  // Whose loss it was is named too where no collective tells the others.
+  for (const char* method : {"compress.name=topk", "compress.name=dense"}) {
+    const testing::StandardError errors;
+    on_gpu("threads", 2,
+           {"data.name=broken_sample", "data.batch_size=2", method, "train.max_steps=8",
+            "compress.density=0.1"});
+    const std::string text = errors.text();
+    INFO(text);
+    CHECK(contains(text, "warning: step 5 is not finite here on rank 1"));
   }
   const Run normalised = on_gpu("threads", 2,
                                 {"data.name=broken_sample", "data.batch_size=2", "compress.name=topk",
