@@ -83,7 +83,6 @@ struct topknot_round {
   std::vector<std::size_t> tensors, parts;
   std::vector<std::optional<topknot::Message>> messages;  // by part: what it sends now, or nothing more
   bool blocks = false;                                    // the message is a block, in which sums are too
-  std::size_t sums = 0;                                   // messages that are sums
   std::shared_ptr<topknot::RoundMemory> memory;
   topknot_message message = {};
   topknot_result state = TOPKNOT_MORE;  // or DONE, NOT_FINITE, INVALID after an error
@@ -146,6 +145,12 @@ namespace topknot {
   throw UserError(text);
 }
 
+// Of a message that is a sum.
+inline std::span<std::byte> summed_bytes(Message& message) {
+  return message.kind == Message::Kind::sum ? std::as_writable_bytes(message.sum)
+                                            : std::as_writable_bytes(message.sum_bfloat16);
+}
+
 // settings.cpp. From "name=value" texts. Throws UserError for an unknown method or key, a value outside its range, a
 // combination that makes no sense.
 LibrarySettings library_settings(const std::string& method, std::span<const std::string> keys);
@@ -173,5 +178,7 @@ std::vector<std::byte> saved(const topknot_compressor& compressor);
 void load(topknot_compressor& compressor, std::span<const std::byte> bytes);
 // Of one part; the snapshot is its own.
 void restore(const Place& place, Part& part, const Snapshot& snapshot);
+// A new compressor of the part, which goes on from a state of its own.
+void renew(const Place& place, Part& part, std::span<const std::byte> state);
 
 }  // namespace topknot

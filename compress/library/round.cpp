@@ -23,11 +23,6 @@ void put_length(std::vector<std::byte>& to, std::size_t length) {
   to.insert(to.end(), bytes, bytes + sizeof value);
 }
 
-std::span<std::byte> summed_bytes(Message& message) {
-  return message.kind == Message::Kind::sum ? std::as_writable_bytes(message.sum)
-                                            : std::as_writable_bytes(message.sum_bfloat16);
-}
-
 // Adds the ranks' numbers, in rank order, over the first.
 template <class Number>
 void add_ranks(const std::vector<std::span<const std::byte>>& ranks, std::span<Number> sum) {
@@ -141,19 +136,13 @@ void Host::pack(topknot_round& round) {
     round.message.block = memory.block.data(), round.message.block_bytes = memory.block.size();
     return;
   }
-  std::span<std::byte> only;
+  std::vector<std::span<std::byte>> sums;
   for (auto& message : round.messages)
-    if (message) only = summed_bytes(*message);
-  if (round.sums == 1) {
-    round.message.sum = only.data();
-    return;
-  }
-  for (auto& message : round.messages) {
-    if (!message) continue;
-    const std::span<std::byte> bytes = summed_bytes(*message);
-    memory.sum.insert(memory.sum.end(), bytes.begin(), bytes.end());
-  }
-  round.message.sum = memory.sum.data();
+    if (message) sums.push_back(summed_bytes(*message));
+  if (sums.size() > 1)
+    for (const std::span<std::byte> bytes : sums)
+      memory.sum.insert(memory.sum.end(), bytes.begin(), bytes.end());
+  round.message.sum = sums.size() > 1 ? memory.sum.data() : sums[0].data();
 }
 
 void Host::decode(topknot_round& round, std::span<const std::span<const std::byte>> blocks) {
@@ -182,21 +171,20 @@ std::unique_ptr<Place> make_host() {
 void pack(topknot_round& round) {
   round.message = {};
   round.blocks = false;
-  round.sums = 0;
-  std::size_t bytes = 0, narrow = 0;
+  std::size_t bytes = 0, sums = 0, narrow = 0;
   for (const auto& message : round.messages) {
     if (!message) continue;
     const Message::Kind kind = message->kind;
     const bool sum = kind == Message::Kind::sum || kind == Message::Kind::sum_bfloat16;
     round.blocks |= !sum;
     if (!sum) continue;
-    ++round.sums;
+    ++sums;
     narrow += kind == Message::Kind::sum_bfloat16;
     bytes += message->bytes();
   }
-  TOPKNOT_CHECK(round.blocks || round.sums > 0, "a round without a message");
+  TOPKNOT_CHECK(round.blocks || sums > 0, "a round without a message");
   if (!round.blocks) {
-    TOPKNOT_CHECK(narrow == 0 || narrow == round.sums, "sums of two types in one message");
+    TOPKNOT_CHECK(narrow == 0 || narrow == sums, "sums of two types in one message");
     round.message.sum_type = narrow > 0 ? TOPKNOT_BFLOAT16 : TOPKNOT_FLOAT32;
     round.message.sum_count = bytes / (narrow > 0 ? sizeof(BFloat16) : sizeof(float));
   }

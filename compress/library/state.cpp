@@ -69,10 +69,14 @@ void require_no_round(const topknot_compressor& compressor) {
   if (!compressor.rounds.empty()) refuse("a round is under way; commit or discard it first");
 }
 
-void restore(const Place& place, Part& part, const Snapshot& snapshot) {
+void renew(const Place& place, Part& part, std::span<const std::byte> state) {
   std::unique_ptr<Compressor> fresh = place.make_compressor(part.options, part.spec);
-  fresh->load_state(snapshot.state);
+  fresh->load_state(state);
   part.compressor = std::move(fresh), part.reserved = 0;
+}
+
+void restore(const Place& place, Part& part, const Snapshot& snapshot) {
+  renew(place, part, snapshot.state);
   const std::span<const float> residual = snapshot.residual.span();
   place.copy(residual.data(), part.residual.span().data(), residual.size());
 }

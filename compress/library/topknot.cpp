@@ -314,17 +314,14 @@ topknot_result topknot_commit(topknot_round* round, void* const* averages, topkn
       refuse(bad ? "the step is not finite: it can only be discarded"
                  : "commit() of a round that is not decoded, or without averages or a type; it is discarded");
     }
+    bool committed = false;
     try {
       for (const std::size_t p : round->parts) {
         Part& part = compressor.parts[p];
         const std::span<float> average = part.compressor->commit({});
         if (average.data() == part.residual.span().data()) std::swap(part.gradient, part.residual);
       }
-    } catch (...) {
-      end(compressor, round, true);
-      throw;
-    }
-    try {
+      committed = true;
       for (std::size_t i = 0; i < round->tensors.size(); ++i) {
         if (!averages[i]) continue;
         const Tensor& tensor = compressor.tensors[round->tensors[i]];
@@ -334,7 +331,7 @@ topknot_result topknot_commit(topknot_round* round, void* const* averages, topkn
       }
       compressor.place->finish();
     } catch (...) {
-      end(compressor, round, false);
+      end(compressor, round, !committed);
       throw;
     }
     end(compressor, round, false);

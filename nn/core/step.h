@@ -52,6 +52,13 @@ struct StepSeconds {
     constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
     return {kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone};
   }
+  // What an exchange measures for itself; the rest is unknown.
+  StepSeconds of_exchange() const {
+    StepSeconds known = unknown();
+    known.encode_s = encode_s, known.communicate_s = communicate_s;
+    known.decode_s = decode_s, known.exposed_s = exposed_s;
+    return known;
+  }
   StepSeconds& operator+=(const StepSeconds& other) {
     data_s += other.data_s, forward_s += other.forward_s, backward_s += other.backward_s;
     encode_s += other.encode_s, communicate_s += other.communicate_s, decode_s += other.decode_s;

@@ -350,6 +350,11 @@ TEST_CASE("of captured steps the first ten and every 50th are timed, and the oth
   CHECK(plain.checksums == run.checksums);
   CHECK(std::isnan(plain.metrics.end->encode_p50_s));
   CHECK(plain.metrics.end->step_p50_s > 0);
+  // The host measures a staged exchange.
+  const Run staged =
+      on_gpu("threads", 2, {"compress.name=terngrad", "train.max_steps=8", "train.step_times=false"});
+  CHECK(staged.metrics.steps.back().encode_s > 0);
+  CHECK(std::isnan(staged.metrics.steps.back().forward_s));
 }
 
 TEST_CASE("a GPU's steps are traced as the CPU's are") {

@@ -284,15 +284,10 @@ class CudaRunner final : public Runner {
     end_ns_ = on_gpu.end_ns;
     if (!makes_local_steps(config_)) report.status = on_gpu.status;
     StepTimes times(this->times(), step.marks, step.marks.empty() ? nullptr : clock(step.step));
-    if (!times.pieces.empty()) {
+    if (!times.pieces.empty())
       times.add_to(report.times);
-    } else {  // what the host has measured of a staged exchange stays
-      const StepSeconds host = std::exchange(report.times, StepSeconds::unknown());
-      if (host.encode_s + host.communicate_s > 0) {
-        report.times.encode_s = host.encode_s, report.times.communicate_s = host.communicate_s;
-        report.times.decode_s = host.decode_s, report.times.exposed_s = host.exposed_s;
-      }
-    }
+    else  // the host has measured a staged exchange
+      report.times = step.spans.empty() ? StepSeconds::unknown() : report.times.of_exchange();
     times.spans.insert(times.spans.end(), step.spans.begin(), step.spans.end());
     trace_->add_step(step.step, times.pieces, times.spans);
     return report;

@@ -51,14 +51,8 @@ std::size_t aligned(std::size_t bytes) {
   return (bytes + 15) / 16 * 16;
 }
 
-std::span<const std::byte> bytes_of(const Message& message) {
-  if (message.kind == Message::Kind::gpu_block) return message.gpu_block;
-  return message.kind == Message::Kind::sum ? std::as_bytes(message.sum)
-                                            : std::as_bytes(message.sum_bfloat16);
-}
-std::byte* summed(const Message& message) {
-  return message.kind == Message::Kind::sum ? reinterpret_cast<std::byte*>(message.sum.data())
-                                            : reinterpret_cast<std::byte*>(message.sum_bfloat16.data());
+std::span<std::byte> bytes_of(Message& message) {
+  return message.kind == Message::Kind::gpu_block ? message.gpu_block : summed_bytes(message);
 }
 
 struct GpuRound : RoundMemory {
@@ -166,33 +160,28 @@ class Gpu final : public Place {
 
   void pack(topknot_round& round) override {
     auto& memory = static_cast<GpuRound&>(*round.memory);
-    std::vector<std::span<const std::byte>> parts;
+    std::vector<std::span<std::byte>> parts;
     std::size_t bytes = 0;
-    for (const auto& message : round.messages) {
+    for (auto& message : round.messages) {
       if (!message) continue;
       parts.push_back(bytes_of(*message));
       bytes += round.blocks ? aligned(parts.back().size()) : parts.back().size();
     }
-    if (parts.size() == 1) {
-      if (round.blocks)
-        round.message.block = parts[0].data(), round.message.block_bytes = parts[0].size();
-      else
-        for (const auto& message : round.messages)
-          if (message) round.message.sum = summed(*message);
-      return wait();
-    }
-    if (memory.message.size() < bytes) memory.message = DeviceArray<std::byte>(bytes);
-    std::byte* to = memory.message.data();
-    for (const std::span<const std::byte> part : parts) {
-      const std::size_t gap = round.blocks ? aligned(part.size()) - part.size() : 0;
-      TOPKNOT_CUDA(cudaMemcpyAsync(to, part.data(), part.size(), cudaMemcpyDeviceToDevice, stream()));
-      if (gap > 0) TOPKNOT_CUDA(cudaMemsetAsync(to + part.size(), 0, gap, stream()));
-      to += part.size() + gap;
+    std::byte* all = parts[0].data();
+    if (parts.size() > 1) {
+      if (memory.message.size() < bytes) memory.message = DeviceArray<std::byte>(bytes);
+      std::byte* to = all = memory.message.data();
+      for (const std::span<std::byte> part : parts) {
+        const std::size_t gap = round.blocks ? aligned(part.size()) - part.size() : 0;
+        TOPKNOT_CUDA(cudaMemcpyAsync(to, part.data(), part.size(), cudaMemcpyDeviceToDevice, stream()));
+        if (gap > 0) TOPKNOT_CUDA(cudaMemsetAsync(to + part.size(), 0, gap, stream()));
+        to += part.size() + gap;
+      }
     }
     if (round.blocks)
-      round.message.block = memory.message.data(), round.message.block_bytes = bytes;
+      round.message.block = all, round.message.block_bytes = bytes;
     else
-      round.message.sum = memory.message.data();
+      round.message.sum = all;
     wait();
   }
 
@@ -208,15 +197,14 @@ class Gpu final : public Place {
       std::optional<Message>& message = round.messages[i];
       if (!message) continue;
       Round result;
-      const std::span<const std::byte> own = bytes_of(*message);
+      const std::span<std::byte> own = bytes_of(*message);
       if (message->kind == Message::Kind::gpu_block) {
         result.gpu_blocks = gather(memory, blocks, at, own.size());
       } else {
         if (round.blocks)
           add_ranks(*message, blocks, at);
         else if (const auto* from = static_cast<const std::byte*>(round.message.sum) + at; from != own.data())
-          TOPKNOT_CUDA(
-              cudaMemcpyAsync(summed(*message), from, own.size(), cudaMemcpyDeviceToDevice, stream()));
+          TOPKNOT_CUDA(cudaMemcpyAsync(own.data(), from, own.size(), cudaMemcpyDeviceToDevice, stream()));
         result.sum = message->sum, result.sum_bfloat16 = message->sum_bfloat16;
       }
       at += round.blocks ? aligned(own.size()) : own.size();
@@ -250,10 +238,7 @@ class Gpu final : public Place {
 
   // Compressors keep the memory of their highest density; a warm-up's would be taken from the program for good.
   void shrink(Part& part) {
-    const std::vector<std::byte> state = part.compressor->state();
-    std::unique_ptr<Compressor> fresh = make_compressor(part.options, part.spec);
-    fresh->load_state(state);
-    part.compressor = std::move(fresh);
+    renew(*this, part, part.compressor->state());
     context_->pool()->release_cached();
   }
 
@@ -282,8 +267,8 @@ class Gpu final : public Place {
     return {all.data(), all.size()};
   }
 
-  void add_ranks(const Message& message, std::span<const std::span<const std::byte>> blocks, std::size_t at) {
-    std::byte* const sum = summed(message);
+  void add_ranks(Message& message, std::span<const std::span<const std::byte>> blocks, std::size_t at) {
+    std::byte* const sum = summed_bytes(message).data();
     const bool narrow = message.kind == Message::Kind::sum_bfloat16;
     TOPKNOT_CUDA(
         cudaMemcpyAsync(sum, blocks[0].data() + at, message.bytes(), cudaMemcpyDeviceToDevice, stream()));

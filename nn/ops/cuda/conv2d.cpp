@@ -3,7 +3,7 @@
 //   1. 1x1, stride 1, one group: a product of matrices, [N*H*W, in] by [in, out], by cuBLAS;
 //   2. cuDNN;
 //   3. cuDNN with zeros beside the channels, if one group's numbers of channels are odd ones;
-//   4. the definition (direct_conv.h), slow: by about a hundred instructions for each product of two numbers.
+//   4. the definition (direct_conv.h), slow: a thread computes one number, by scalar loads and divisions.
 //
 // Under bf16 the weight is rounded to bfloat16 for the products of the step. Its gradient arrives in the
 // arena in fp32, where cuDNN rounded it to bfloat16 before: its interface has dw in the type of x.
