@@ -38,12 +38,15 @@ std::map<std::string, std::string> read_environment(const std::string& path) {
   return result;
 }
 
+constexpr double kMostSeconds = 1e18;  // no run is longer: a larger number was not measured
+
 // Seconds of one step at record i; a file may hold every n-th step only.
 double step_seconds(const std::vector<StepRecord>& steps, std::size_t i) {
   const double time_before = i ? steps[i - 1].time_s : 0;
   const auto step_before = i ? steps[i - 1].step : 0;
   const auto count = std::max<std::int64_t>(1, steps[i].step - step_before);
-  return std::max(0.0, steps[i].time_s - time_before) / static_cast<double>(count);
+  const double seconds = std::max(0.0, steps[i].time_s - time_before);
+  return seconds < kMostSeconds ? seconds / static_cast<double>(count) : kAbsent;
 }
 
 // The total is all steps', the parts those of the steps whose parts were measured, of a GPU's run some. If none was, they are
@@ -58,7 +61,7 @@ StepTimes mean_times(const std::vector<StepRecord>& steps) {
         s.data_s + s.forward_s + s.backward_s + s.encode_s + s.exposed_s + s.decode_s + s.update_s;
     totals.push_back(step_seconds(steps, i));
     const double total = std::max(parts, totals.back());
-    if (!std::isfinite(total)) continue;
+    if (!(total < kMostSeconds)) continue;
     sum.data += s.data_s, sum.forward += s.forward_s, sum.backward += s.backward_s, sum.encode += s.encode_s;
     sum.exposed += s.exposed_s, sum.decode += s.decode_s, sum.update += s.update_s;
     sum.other += total - parts;

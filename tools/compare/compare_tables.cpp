@@ -258,7 +258,7 @@ Table run_table(const Comparison& c) {
            seconds_text(stat_of({r.wall_seconds})), end ? seconds_text(stat_of({end->eval_seconds})) : kNone,
            end ? seconds_text(stat_of({end->startup_seconds})) : kNone,
            number_text(rate_pattern(r.images_per_second), r.images_per_second),
-           end && std::isfinite(end->step_p50_s)
+           end && std::isfinite(1000 * (end->step_p50_s + end->step_p95_s))
                ? fmt::format("{:.1f} / {:.1f} ms", 1000 * end->step_p50_s, 1000 * end->step_p95_s)
                : kNone,
            end ? end->parameter_checksum : kNone});

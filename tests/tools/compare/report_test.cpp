@@ -102,6 +102,11 @@ TEST_CASE("records with numbers that no run has make a page of a page's size wit
       writer.write(
           EvalRecord{20 + step, bad, bad, {.loss = bad, .accuracy = bad, .top5_accuracy = bad}, bad});
     }
+    EndRecord end;
+    end.steps = 40;
+    end.wall_seconds = end.eval_seconds = end.startup_seconds = end.images_per_second = end.bytes_sent = bad;
+    end.bytes_dense = end.step_p50_s = end.step_p95_s = bad;
+    writer.write(end);
     const Comparison c = folder.compare({"d"});
     const std::string all = report_html(c) + comparison_text(c) + comparison_csv(c);
     CHECK(all.size() < 1000000);
