@@ -32,7 +32,7 @@ const Option kBucket{
     .name = "bucket", .standard = 128, .help = "elements that share a norm", .least = 1, .greatest = 1e9};
 
 TOPKNOT_MULTIVERSION double sum_squares(const float* x, std::size_t n) {
-  constexpr std::size_t lanes = 8;
+  constexpr std::size_t lanes = quantise::kLevelLanes;
   double sums[lanes] = {};
   std::size_t i = 0;
   for (; i + lanes <= n; i += lanes)

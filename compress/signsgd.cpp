@@ -22,9 +22,8 @@ namespace {
 
 static_assert(quantise::kSumChunk == kChunk, "a GPU adds up the same chunks");
 
-// Over eight lanes, which are added in order.
 TOPKNOT_MULTIVERSION double sum_magnitudes(const float* x, std::size_t n) {
-  constexpr std::size_t lanes = 8;
+  constexpr std::size_t lanes = quantise::kSignLanes;
   double sums[lanes] = {};
   std::size_t i = 0;
   for (; i + lanes <= n; i += lanes)

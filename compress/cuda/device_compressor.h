@@ -23,8 +23,6 @@
 
 namespace topknot::cuda {
 
-struct DecodedStats;  // compress/codec/cuda/device_codec.h
-
 // Methods with kernels that are no selection: `make` for options that the CPU has checked.
 struct DeviceMethod {
   std::unique_ptr<Compressor> (*make)(const CompressOptions& options, const GroupSpec& group);
@@ -39,10 +37,5 @@ std::unique_ptr<Compressor> make_device_compressor(const CompressOptions& option
 void multiply_by_weight(cudaStream_t stream, float* x, std::size_t n, const float* weight);
 // x /= *total. Nothing is read where the total is 0 or 1.
 void divide_by_total(cudaStream_t stream, float* x, std::size_t n, const float* total);
-
-// Whether the ranks' blocks can be averaged: every rank finite and undamaged, and the sum unable to overflow;
-// else the status is bad. Keeps the weights, and behind them this rank's own.
-void judge(cudaStream_t stream, const DecodedStats* stats, int ranks, const float* weights,
-           const StepParameters* step, float* kept_weights, StepStatus* status);
 
 }  // namespace topknot::cuda

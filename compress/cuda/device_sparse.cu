@@ -19,61 +19,6 @@
 namespace topknot::cuda {
 namespace {
 
-// The list that the ranges' selections make, in GPU memory.
-struct JoinedList {
-  std::uint32_t* starts = nullptr;  // by range: where its entries begin
-  std::uint32_t* count = nullptr;   // of all: 0 if a range is not finite
-  std::uint32_t* finite = nullptr;
-};
-
-// Finds out where the ranges' entries begin; adds to what the status says of selections. One block of
-// threads.
-__global__ void __launch_bounds__(kThreads)
-    join_kernel(SelectRanges ranges, JoinedList joined, StepStatus* status) {
-  __shared__ float lowest[kThreads];
-  std::uint32_t count = 0, over = 0;
-  float threshold = float_of(0x7F800000);
-  int broken = 0;
-  for (std::uint32_t first = 0; first < ranges.count; first += kThreads) {
-    const std::uint32_t r = first + threadIdx.x;
-    SelectStats stats;
-    if (r < ranges.count) {
-      stats = *ranges.range[r].stats;
-      over += stats.over;
-      if (stats.finite == 0) broken = 1;
-      if (stats.finite != 0 && stats.threshold < threshold) threshold = stats.threshold;
-    }
-    std::uint32_t total = 0;
-    const std::uint32_t start = count + block_exclusive_sum(stats.count, total);
-    if (r < ranges.count) joined.starts[r] = start;
-    count += total;
-  }
-  over = block_sum(over);
-  lowest[threadIdx.x] = threshold;
-  broken = __syncthreads_or(broken);
-  if (threadIdx.x != 0) return;
-  for (int i = 1; i < kThreads; ++i)
-    if (lowest[i] < threshold) threshold = lowest[i];
-  *joined.count = broken ? 0 : count;
-  *joined.finite = broken ? 0 : 1;
-  status->selected += broken ? 0 : count;
-  status->over_capacity += over;
-  status->threshold = broken || ranges.count == 0 ? 0.0 : static_cast<double>(threshold);
-}
-
-// The list: positions in the group and values.
-__global__ void __launch_bounds__(kThreads)
-    concatenate_kernel(SelectRanges ranges, JoinedList joined, std::uint32_t* indices, float* values) {
-  if (*joined.finite == 0) return;
-  const RangeBlock block = range_block(ranges.shares);
-  const SelectRange& range = ranges.range[block.range];
-  const std::uint32_t count = range.stats->count, start = joined.starts[block.range];
-  for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads) {
-    indices[start + i] = range.taken.indices[i] + static_cast<std::uint32_t>(range.begin);
-    values[start + i] = range.taken.values[i];
-  }
-}
-
 // This rank's values as decoded, as a list (`list`) and where the selected ones are (`by_slot`). `decoded`:
 // of all ranks, room for `capacity` each.
 __global__ void __launch_bounds__(kThreads)
@@ -89,72 +34,6 @@ __global__ void __launch_bounds__(kThreads)
     list[start + i] = value;
     by_slot[range.slot + i] = value;
   }
-}
-
-// judge(). One block of threads; thread 0 adds in rank order, as the CPU does.
-__global__ void __launch_bounds__(kThreads)
-    judge_kernel(const DecodedStats* stats, int ranks, const float* weights, const StepParameters* step,
-                 float* kept_weights, StepStatus* status) {
-  __shared__ double terms[kThreads];  // negative: not finite, or damaged
-  double bound = 0;
-  int bad_rank = -1;
-  for (int first = 0; first < ranks; first += kThreads) {
-    const int mine = first + static_cast<int>(threadIdx.x);
-    if (mine < ranks) {
-      const DecodedStats found = stats[mine];
-      const float weight = weights[mine];
-      kept_weights[mine] = weight;
-      terms[threadIdx.x] = found.finite == 0 || found.damaged != 0
-                               ? -1.0
-                               : static_cast<double>(weight) * static_cast<double>(float_of(found.largest));
-    }
-    __syncthreads();
-    for (int i = 0; threadIdx.x == 0 && i < kThreads && first + i < ranks; ++i) {
-      if (terms[i] < 0 && bad_rank < 0) bad_rank = first + i;
-      bound += terms[i];
-    }
-    __syncthreads();
-  }
-  if (threadIdx.x != 0) return;
-  kept_weights[ranks] = weights[step->rank];
-  if (bad_rank >= 0 && (status->bad_rank < 0 || bad_rank < status->bad_rank)) status->bad_rank = bad_rank;
-  if (bad_rank >= 0 || !(bound <= static_cast<double>(float_of(0x7F7FFFFF)))) status->bad = 1;
-}
-
-constexpr std::uint32_t kTile = 4096;  // floats; 16 KiB
-constexpr int kRanks = kThreads / 2;   // whose entries are looked up at a time
-
-// The average of sparse contributions, bit for bit average_sparse() of compress/sparse.h: overwrites
-// `average`, n floats, if the status is good; else leaves it. `lists`: of `ranks` ranks, room for `capacity`
-// entries each. A block of threads makes one tile of the average in shared memory: filled with zeros, the
-// ranks' entries added one rank after the other, multiplied and written. A rank has a position once at most,
-// so no two threads meet.
-__global__ void __launch_bounds__(kThreads)
-    average_kernel(const StepStatus* status, DecodedEntries lists, std::size_t capacity, int ranks,
-                   const float* weights, float factor, float* average, std::size_t n) {
-  __shared__ float tile[kTile];
-  __shared__ std::uint32_t bounds[kThreads];  // of each rank's entries in the tile: begin, end
-  if (status->bad != 0) return;
-  const std::size_t first = std::size_t{blockIdx.x} * kTile;
-  for (std::uint32_t i = threadIdx.x; i < kTile; i += kThreads) tile[i] = 0;
-  for (int from = 0; from < ranks; from += kRanks) {
-    const int mine = from + static_cast<int>(threadIdx.x / 2);
-    if (mine < ranks)
-      bounds[threadIdx.x] = lower_bound(lists.indices + mine * capacity, lists.stats[mine].count,
-                                        first + (threadIdx.x & 1) * kTile);
-    __syncthreads();
-    for (int rank = from; rank < ranks && rank < from + kRanks; ++rank) {
-      const std::uint32_t begin = bounds[2 * (rank - from)], end = bounds[2 * (rank - from) + 1];
-      if (begin == end) continue;
-      const float weight = weights[rank];
-      for (std::uint32_t i = begin + threadIdx.x; i < end; i += kThreads)
-        tile[lists.indices[rank * capacity + i] - first] += weight * lists.values[rank * capacity + i];
-      __syncthreads();
-    }
-    __syncthreads();
-  }
-  for (std::uint32_t i = threadIdx.x; i < kTile && first + i < n; i += kThreads)
-    average[first + i] = ranks > 1 ? tile[i] * factor : tile[i];
 }
 
 template <class T>
@@ -228,8 +107,12 @@ DeviceSparseCompressor::DeviceSparseCompressor(std::unique_ptr<DeviceSelector> s
   const std::size_t ranks = static_cast<std::size_t>(group_.ranks);
   received_ = DeviceArray<DecodedStats>(ranks);
   weights_ = DeviceArray<float>(ranks + 1);
-  starts_ = DeviceArray<std::uint32_t>(ranges_.size() + 2);
-  joined_ = {starts_.data(), starts_.data() + ranges_.size(), starts_.data() + ranges_.size() + 1};
+  std::vector<std::uint32_t> nothing(ranges_.size() + 2);
+  nothing.back() = 1;  // finite
+  starts_ = on_device(nothing);
+  joined_.starts = starts_.data();
+  joined_.count = joined_.starts + ranges_.size();
+  joined_.finite = joined_.count + 1;
 }
 
 std::vector<double> DeviceSparseCompressor::densities() const {
@@ -248,6 +131,7 @@ std::size_t DeviceSparseCompressor::reserve(double density) {
   if (ranges_.size() > 1) {
     at_least(indices_, capacity);
     at_least(values_, capacity);
+    joined_.indices = indices_.data(), joined_.values = values_.data();
   }
   if (!code_->exact()) {
     at_least(sent_by_slot_, capacity);
@@ -264,7 +148,7 @@ std::size_t DeviceSparseCompressor::reserve(double density) {
 DeviceSent DeviceSparseCompressor::list() const {
   const bool one = ranges_.size() <= 1;
   return {one ? selected_.taken_indices() : indices_.data(), one ? selected_.taken_values() : values_.data(),
-          joined_.count, selected_.capacity()};
+          joined_.count};
 }
 
 Message DeviceSparseCompressor::encode(Slice slice, const StepContext& context) {
@@ -274,12 +158,10 @@ Message DeviceSparseCompressor::encode(Slice slice, const StepContext& context) 
   step_ = context;
   const cudaStream_t stream = Context::current().stream();
   const Accumulate accumulate = memory_->accumulate(slice, step_.parameters);
-  const SelectRanges& ranges = selected_.ranges();
+  SelectRanges ranges = selected_.ranges();
+  ranges.joined = joined_;
+  ranges.joined.status = step_.status;
   if (ranges.count > 0) selector_->select(stream, ranges, accumulate, step_.parameters);
-  launch(join_kernel, dim3(1), kThreads, stream, ranges, joined_, step_.status);
-  if (ranges.count > 1)
-    launch(concatenate_kernel, ranges.shares.count, kThreads, stream, ranges, joined_, indices_.data(),
-           values_.data());
   code_->write(stream, {list().positions, list().values, joined_.count, joined_.finite}, block_.data());
   return gpu_block_message({block_.data(), block_.size()});
 }
@@ -288,9 +170,8 @@ std::optional<Message> DeviceSparseCompressor::decode(const Round& round) {
   TOPKNOT_CHECK(step_.parameters != nullptr, "decode without encode");
   const cudaStream_t stream = Context::current().stream();
   code_->read(stream, round.gpu_blocks.data(),
-              {received_indices_.data(), received_values_.data(), received_.data()});
-  judge(stream, received_.data(), group_.ranks, step_.weights.data(), step_.parameters, weights_.data(),
-        step_.status);
+              {received_indices_.data(), received_values_.data(), received_.data()},
+              {step_.weights.data(), step_.parameters, weights_.data(), step_.status});
   return std::nullopt;
 }
 
@@ -310,12 +191,9 @@ std::span<float> DeviceSparseCompressor::commit(std::span<const std::uint32_t>) 
     sent.values = sent_.data();
     outcome.sent = sent_by_slot_.data();
   }
-  const std::span<float> average = memory_->commit(stream, status, slice_, sent);
-  if (!average.empty())
-    launch(average_kernel, grid_for(average.size(), kTile), kThreads, stream, status,
-           DecodedEntries{received_indices_.data(), received_values_.data(), received_.data()}, capacity,
-           group_.ranks, weights_.data(), 1.0f / static_cast<float>(group_.ranks), average.data(),
-           average.size());
+  const DecodedEntries received{received_indices_.data(), received_values_.data(), received_.data()};
+  const std::span<float> average =
+      memory_->commit(stream, status, slice_, sent, {received, capacity, group_.ranks, weights_.data()});
   outcome.average = average.data();
   outcome.weight = weights_.data() + group_.ranks;
   outcome.ranks = group_.ranks;
@@ -343,11 +221,6 @@ void DeviceSparseCompressor::load(StateReader& reader) {
 }
 
 }  // namespace
-
-void judge(cudaStream_t stream, const DecodedStats* stats, int ranks, const float* weights,
-           const StepParameters* step, float* kept_weights, StepStatus* status) {
-  launch(judge_kernel, dim3(1), kThreads, stream, stats, ranks, weights, step, kept_weights, status);
-}
 
 Registry<DeviceMethod>& device_methods() {
   static Registry<DeviceMethod> registry("method on a GPU (compress.name)");

@@ -33,6 +33,9 @@ namespace topknot::quantise {
 // Magnitudes of signs are summed by chunks of so many entries: kChunk of compress/parallel.h, which kernels
 // do not include.
 inline constexpr std::uint32_t kSumChunk = 16384;
+// Over so many lanes, which are added in order: entry i of a chunk is lane i % kSignLanes's. Squares of a cell, which
+// may be short, over kLevelLanes.
+inline constexpr int kSignLanes = 32, kLevelLanes = 8;
 
 enum class Kind : std::uint8_t { sign = 1, levels = 2, ternary = 3 };
 

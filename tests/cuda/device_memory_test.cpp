@@ -29,7 +29,9 @@ struct Both {
         status(1),
         positions(n),
         sent(n),
-        count(1) {
+        count(1),
+        weights(std::vector<float>{1.5f}),
+        received(1) {
     for (auto& memory : cpu) memory.assign(n, 0);
     for (auto& memory : gpu) memory = DeviceVector<float>(std::vector<float>(n));
   }
@@ -74,6 +76,7 @@ struct Both {
     positions.set(indices);
     sent.set(values);
     count.set({static_cast<std::uint32_t>(indices.size())});
+    received.set({{static_cast<std::uint32_t>(indices.size()), 1, 0, 0}});
   }
 
   void set_status(bool bad) {
@@ -82,11 +85,18 @@ struct Both {
     status.set({word});
   }
   std::span<float> commit_on_gpu(cudaStream_t stream) {
-    return on_gpu->commit(stream, status.data(), slice(), {positions.data(), sent.data(), count.data(), n});
+    const cuda::DecodedEntries lists{positions.data(), sent.data(), received.data()};
+    return on_gpu->commit(stream, status.data(), slice(), {positions.data(), sent.data(), count.data()},
+                          {lists, n, 1, weights.data()});
   }
-  // The average of one rank, written as a step does it, and the swap.
+  // The average of the one rank, and the swap.
   void finish(bool bad, std::span<float> average) {
-    REQUIRE(average.data() == gpu[on_gpu->has_residual() ? 1 - turn : turn].data());
+    const std::size_t place = on_gpu->has_residual() ? 1 - turn : turn;
+    REQUIRE(average.data() == gpu[place].data());
+    std::vector<float> expected = cpu[place];
+    if (!bad) expected.assign(n, 0);
+    for (std::size_t i = 0; !bad && i < indices.size(); ++i) expected[indices[i]] += 1.5f * values[i];
+    REQUIRE(same_bits(gpu[place].host(), expected));
     if (bad)
       on_cpu->discard();
     else
@@ -118,6 +128,8 @@ struct Both {
   DeviceVector<std::uint32_t> positions;
   DeviceVector<float> sent;
   DeviceVector<std::uint32_t> count;
+  DeviceVector<float> weights;
+  DeviceVector<cuda::DecodedStats> received;
   std::vector<std::uint32_t> indices;
   std::vector<float> values;
 };

@@ -18,6 +18,7 @@
 #include "compress/codec/code_bits.h"
 #include "nn/base/host_device.h"
 #include "nn/core/cuda/context.h"
+#include "nn/core/step.h"
 
 namespace topknot::cuda {
 
@@ -44,6 +45,17 @@ struct DecodedEntries {
   DecodedStats* stats = nullptr;  // one per rank
 };
 
+// Where a judgement of the ranks' blocks goes, in GPU memory.
+struct Judging {
+  const float* weights = nullptr;  // by rank
+  const StepParameters* step = nullptr;
+  float* kept_weights = nullptr;  // becomes the weights, and behind them this rank's own
+  StepStatus* status = nullptr;
+};
+// Whether the blocks can be averaged: every rank finite and undamaged, and the sum unable to overflow; else the
+// status is bad.
+void judge(cudaStream_t stream, const DecodedStats* stats, int ranks, const Judging& judging);
+
 // By the numbers of the wire.
 enum class Layout : std::uint8_t { raw = 0, rice = 2, bitmap = 3 };
 enum class Values : std::uint8_t { fp32 = 0, bf16 = 1, fp16 = 2, int8 = 3 };
@@ -67,8 +79,9 @@ struct BlockPlace {
   std::uint32_t unused = 0;
 };
 
-// A block under way. `sizes` and `starts` have an item for each of Rice's parts, or of the chunks in which a
-// bitmap is read; when reading, a row of `parts` items per rank.
+// A block under way. `sizes` and `starts` have an item for each of Rice's parts, of the chunks in which a
+// bitmap is read, or of the blocks of threads that read a plain list; when reading, a row of `parts` items per
+// rank.
 struct BlockWork {
   Layout layout = Layout::raw;
   Values values = Values::fp32;
@@ -79,6 +92,7 @@ struct BlockWork {
   std::uint32_t parts = 1;      // room of a row
   std::uint32_t* sizes = nullptr;
   std::uint32_t* starts = nullptr;
+  std::uint32_t* calls = nullptr;  // of is_last_block(): one per rank, then the ranks'
 };
 
 class DeviceCodec {
@@ -99,17 +113,21 @@ class DeviceCodec {
 
   // `block`: block_bytes() aligned to 16, overwritten whole.
   void write(cudaStream_t stream, const DeviceEntries& entries, std::byte* block);
-  // `blocks`: one per rank, in rank order. `out`: capacity() indices and values per rank.
-  void read(cudaStream_t stream, const std::byte* blocks, const DecodedEntries& out);
+  // `blocks`: one per rank, in rank order. `out`: capacity() indices and values per rank. With a `judging` that has
+  // a status, judges them too.
+  void read(cudaStream_t stream, const std::byte* blocks, const DecodedEntries& out,
+            const Judging& judging = {});
 
  private:
   BlockWork writing() const;
   BlockWork reading() const;
+  bool plain() const { return work_.layout == Layout::raw && work_.values == Values::fp32; }
 
   BlockWork work_;
   std::uint32_t write_parts_ = 1, read_parts_ = 1;
   DeviceArray<BlockPlace> places_;      // this rank's, then one per rank
   DeviceArray<std::uint32_t> scratch_;  // sizes and starts
+  DeviceArray<std::uint32_t> calls_;
 };
 
 // The length of the longest block of `capacity` entries or less, whatever their positions, rounded up to a
@@ -123,7 +141,8 @@ std::unique_ptr<DeviceCodec> make_device_codec(const std::string& code, const st
 // What the layouts and value codecs of this folder are made of.
 
 inline constexpr std::uint64_t kHeaderBytes = sizeof(BlockHeader);
-inline constexpr std::uint32_t kBitmapChunk = 32 * 1024;  // bits that a block of threads reads
+inline constexpr std::uint32_t kLargestFiniteBits = 0x7F7FFFFF;  // of a float
+inline constexpr std::uint32_t kBitmapChunk = 32 * 1024;         // bits that a block of threads reads
 
 // Writing, in this order, over zeros: header and positions, then values.
 void write_rice(cudaStream_t stream, const BlockWork& work, const DeviceEntries& entries, std::byte* block);

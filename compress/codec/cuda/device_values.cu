@@ -9,8 +9,6 @@ namespace {
 
 static_assert(int8::kBlock == kThreads, "a block of threads codes the values of one scale");
 
-constexpr std::uint32_t kLargestFinite = 0x7F7FFFFF;
-
 // `at` is any byte of a block.
 __device__ void store_u16(std::byte* block, std::uint64_t at, std::uint16_t word) {
   if ((at & 1) == 0) {
@@ -28,21 +26,6 @@ __device__ std::uint16_t load_u16(const std::byte* block, std::uint64_t at) {
 
 __device__ std::uint32_t magnitude_bits(float x) {
   return bits_of(x) & 0x7FFFFFFF;
-}
-
-// The greatest over a block of kThreads; thread 0 has it.
-__device__ std::uint32_t block_max(std::uint32_t value) {
-  __shared__ std::uint32_t partial[kThreads];
-  partial[threadIdx.x] = value;
-  __syncthreads();
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half && partial[threadIdx.x + half] > partial[threadIdx.x])
-      partial[threadIdx.x] = partial[threadIdx.x + half];
-    __syncthreads();
-  }
-  const std::uint32_t most = partial[0];
-  __syncthreads();
-  return most;
 }
 
 // Values that are scaled, or not, one by one. `at`: of the first value in the block.
@@ -118,7 +101,7 @@ __device__ void take_value(const BlockWork& work, const DecodedEntries& out, std
   const bool mine = i < stats.count;
   const std::uint32_t magnitude = mine ? magnitude_bits(value) : 0;
   if (mine) out.values[blockIdx.y * std::size_t{work.capacity} + i] = value;
-  if (magnitude > kLargestFinite) atomicOr(&stats.damaged, 1u);
+  if (magnitude > kLargestFiniteBits) atomicOr(&stats.damaged, 1u);
   const std::uint32_t most = block_max(magnitude);
   if (threadIdx.x == 0) atomicMax(&stats.largest, most);
 }
@@ -164,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
   const int code =
       i < count ? static_cast<std::int8_t>(block[at + 4 * ((count + kThreads - 1) / kThreads) + i]) : 0;
   const std::uint32_t largest = block_max(static_cast<std::uint32_t>(code < 0 ? -code : code));
-  const bool zero = bits == 0, usable = scale >= int8::kLeastScale && bits <= kLargestFinite;
+  const bool zero = bits == 0, usable = scale >= int8::kLeastScale && bits <= kLargestFiniteBits;
   if (threadIdx.x == 0 && ((!zero && !usable) || largest != (zero ? 0u : 127u)))
     atomicOr(&out.stats[rank].damaged, 1u);
   take_value(work, out, i, int8::decode(static_cast<std::int8_t>(code), static_cast<double>(scale)));

@@ -16,7 +16,7 @@ struct MemoryCommit {
   const StepStatus* status = nullptr;
   std::size_t n = 0;
   float* u = nullptr;
-  const float* residual = nullptr;      // the old one
+  const float* residual = nullptr;      // the old one; null without error feedback
   const float* old_velocity = nullptr;  // null without momentum
   float* velocity = nullptr;            // this step's
   bool masking = false;                 // what was sent loses its velocity
@@ -25,23 +25,58 @@ struct MemoryCommit {
   DeviceSent sent;
 };
 
-__global__ void __launch_bounds__(kThreads) commit_kernel(MemoryCommit step) {
-  const std::size_t first = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
-  const std::size_t stride = std::size_t{gridDim.x} * kThreads;
-  if (first == 0 && step.current) *step.current = step.written;
+constexpr std::uint32_t kTile = 4096;  // floats; 16 KiB
+constexpr int kRanks = kThreads / 2;   // whose entries are looked up at a time
+
+// A block of threads serves one tile of the group. It makes the average in shared memory: filled with zeros, the
+// ranks' entries added one rank after the other, multiplied and written. A rank has a position once at most, so
+// no two threads meet.
+__global__ void __launch_bounds__(kThreads)
+    commit_kernel(MemoryCommit step, DeviceRound round, float factor, float* average) {
+  __shared__ float tile[kTile];
+  __shared__ std::uint32_t bounds[kThreads];  // of each list's entries in the tile: begin, end
+  const std::size_t first = std::size_t{blockIdx.x} * kTile;
+  const std::size_t end = first + kTile < step.n ? first + kTile : step.n;
+  if (blockIdx.x == 0 && threadIdx.x == 0 && step.current) *step.current = step.written;
   if (step.status->bad != 0) {
-    for (std::size_t i = first; i < step.n; i += stride) {
+    for (std::size_t i = first + threadIdx.x; step.residual && i < end; i += kThreads) {
       __stcs(step.u + i, __ldcs(step.residual + i));
       if (step.velocity) __stcs(step.velocity + i, __ldcs(step.old_velocity + i));
     }
     return;
   }
-  const std::size_t count = *step.sent.count;
-  for (std::size_t i = first; i < count; i += stride) {
-    const std::uint32_t at = step.sent.positions[i];
-    step.u[at] -= step.sent.values[i];  // +0 if values are sent exactly, else the coding error
-    if (step.velocity && step.masking) step.velocity[at] = 0;
+  for (std::uint32_t i = threadIdx.x; i < kTile; i += kThreads) tile[i] = 0;
+  if (step.residual) {
+    if (threadIdx.x < 2)
+      bounds[threadIdx.x] = lower_bound(step.sent.positions, *step.sent.count, first + threadIdx.x * kTile);
+    __syncthreads();
+    for (std::uint32_t i = bounds[0] + threadIdx.x; i < bounds[1]; i += kThreads) {
+      const std::uint32_t at = step.sent.positions[i];
+      step.u[at] -= step.sent.values[i];  // +0 if values are sent exactly, else the coding error
+      if (step.velocity && step.masking) step.velocity[at] = 0;
+    }
+    __syncthreads();
   }
+  const std::size_t capacity = round.capacity;
+  for (int from = 0; from < round.ranks; from += kRanks) {
+    const int mine = from + static_cast<int>(threadIdx.x / 2);
+    if (mine < round.ranks)
+      bounds[threadIdx.x] = lower_bound(round.lists.indices + mine * capacity, round.lists.stats[mine].count,
+                                        first + (threadIdx.x & 1) * kTile);
+    __syncthreads();
+    for (int rank = from; rank < round.ranks && rank < from + kRanks; ++rank) {
+      const std::uint32_t begin = bounds[2 * (rank - from)], past = bounds[2 * (rank - from) + 1];
+      if (begin == past) continue;
+      const float weight = round.weights[rank];
+      for (std::uint32_t i = begin + threadIdx.x; i < past; i += kThreads)
+        tile[round.lists.indices[rank * capacity + i] - first] +=
+            weight * round.lists.values[rank * capacity + i];
+      __syncthreads();
+    }
+    __syncthreads();
+  }
+  for (std::size_t i = first + threadIdx.x; i < end; i += kThreads)
+    average[i] = round.ranks > 1 ? tile[i - first] * factor : tile[i - first];
 }
 
 }  // namespace
@@ -81,13 +116,12 @@ Accumulate DeviceMemory::accumulate(const Slice& slice, const StepParameters* st
 }
 
 std::span<float> DeviceMemory::commit(cudaStream_t stream, const StepStatus* status, const Slice& slice,
-                                      const DeviceSent& sent) {
-  if (kind_ == Kind::none) return slice.gradient;
+                                      const DeviceSent& sent, const DeviceRound& round) {
+  const std::span<float> average = has_residual() ? slice.residual : slice.gradient;
   MemoryCommit step;
   step.status = status;
   step.n = n_;
-  step.u = slice.gradient.data();
-  step.residual = slice.residual.data();
+  if (has_residual()) step.u = slice.gradient.data(), step.residual = slice.residual.data();
   if (momentum_ != 0) {
     const std::size_t read = read_by(slice);
     step.old_velocity = velocity_[read].data();
@@ -97,10 +131,10 @@ std::span<float> DeviceMemory::commit(cudaStream_t stream, const StepStatus* sta
     step.written = static_cast<std::uint32_t>(1 - read);
   }
   step.sent = sent;
-  // Enough to copy at the memory's speed, in the step that is refused.
-  const std::size_t entries = sent.capacity > n_ / 16 ? sent.capacity : n_ / 16;
-  launch(commit_kernel, grid_for(entries, kThreads, 1024), kThreads, stream, step);
-  return slice.residual;
+  if (n_ > 0)
+    launch(commit_kernel, grid_for(n_, kTile), kThreads, stream, step, round,
+           1.0f / static_cast<float>(round.ranks), average.data());
+  return average;
 }
 
 void DeviceMemory::save(StateWriter& writer) const {

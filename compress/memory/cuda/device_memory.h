@@ -3,11 +3,11 @@
 // step. The arithmetic is the CPU's, bit for bit. One per group and rank. A step:
 //
 //   accumulate(slice, step)                what the selection's own pass makes u with
-//   commit(stream, status, slice, sent)   before the average is written. Good: what was sent leaves u. Bad: the
+//   commit(stream, status, slice, sent, round)   Good: what was sent leaves u, and the average is made. Bad: the
 //                                          memory of u gets the old residual, and a velocity its old values
 //
 // After commit() the slice's two memories swap roles where the memory has_residual(), whatever the status
-// was; the average belongs in the memory that commit() returns.
+// was; commit() returns the one with the average.
 //
 // DGC with momentum has two velocities, of which one is read and the other written. Which one follows from
 // the slice: the steps that find the gradient in one memory read the first, the others the second. So a graph
@@ -22,6 +22,7 @@
 #include <span>
 #include <string>
 
+#include "compress/codec/cuda/device_codec.h"
 #include "compress/compressor.h"
 #include "compress/memory/accumulate.h"
 #include "compress/state.h"
@@ -34,8 +35,15 @@ namespace topknot::cuda {
 struct DeviceSent {
   const std::uint32_t* positions = nullptr;  // in the group, strictly ascending
   const float* values = nullptr;             // as the other ranks decoded them
-  const std::uint32_t* count = nullptr;      // how many; at most capacity
-  std::size_t capacity = 0;
+  const std::uint32_t* count = nullptr;      // how many
+};
+
+// What all ranks sent, in GPU memory.
+struct DeviceRound {
+  DecodedEntries lists;
+  std::size_t capacity = 0;  // of each rank's list
+  int ranks = 1;
+  const float* weights = nullptr;  // by rank
 };
 
 class DeviceMemory {
@@ -50,9 +58,10 @@ class DeviceMemory {
   // Of the whole group; Accumulate::from() makes it a segment's. slice.residual is not used by memory none.
   // The slice's two memories must be the same as in all steps before, in either order.
   Accumulate accumulate(const Slice& slice, const StepParameters* step);
-  // The same slice. Returns the memory for the average: residual, or (memory none) the gradient's own.
+  // The same slice. Returns the memory that has the average, bit for bit average_sparse() of compress/sparse.h, or
+  // is left as it is where the status is bad: residual, or (memory none) the gradient's own.
   std::span<float> commit(cudaStream_t stream, const StepStatus* status, const Slice& slice,
-                          const DeviceSent& sent);
+                          const DeviceSent& sent, const DeviceRound& round);
 
   bool has_residual() const { return kind_ != Kind::none; }  // as Memory's
   bool owns_momentum() const { return kind_ == Kind::dgc; }  // as Memory's

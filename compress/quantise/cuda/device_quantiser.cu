@@ -18,9 +18,7 @@ namespace {
 
 using quantise::BlockHeader, quantise::Kind;
 
-constexpr std::uint32_t kLargestFinite = 0x7F7FFFFF;
-constexpr int kLanes = 8;  // of the CPU's sums
-constexpr int kPiecesPerBlock = kThreads / kLanes;
+constexpr std::uint32_t kTile = 4096;  // floats; 16 KiB
 
 // What compress/quantise/block.h calls a format, with the cells' ends in GPU memory.
 struct QuantisedFormat {
@@ -41,37 +39,51 @@ struct QuantisedPiece {
 };
 
 __device__ bool finite(float x) {
-  return (__float_as_uint(x) & 0x7FFFFFFFu) <= kLargestFinite;
+  return (__float_as_uint(x) & 0x7FFFFFFFu) <= kLargestFiniteBits;
 }
 
 // u = gradient + residual over the gradient, or the gradient as it is (null). sums: of each piece, of
-// magnitudes (sign) or of squares (levels). *broken: 1 if u is not finite. Eight neighbouring threads a
-// piece: lane l has the elements l, l + 8, ... of it, as on the CPU.
+// magnitudes (kLanes = kSignLanes) or of squares. *broken: 1 if u is not finite. A block has the pieces from spans[b]
+// to spans[b + 1]: its threads fetch a tile of them at a time, as memory likes it, and kLanes neighbouring threads
+// add up a piece, as on the CPU.
+template <int kLanes>
 __global__ void __launch_bounds__(kThreads)
-    sums_kernel(QuantisedFormat format, float* u, const float* residual, const QuantisedPiece* pieces,
-                std::uint32_t count, double* sums, std::uint32_t* broken) {
-  const std::uint32_t index = blockIdx.x * kPiecesPerBlock + threadIdx.x / kLanes;
+    sums_kernel(float* u, const float* residual, const QuantisedPiece* pieces, const std::uint32_t* spans,
+                double* sums, std::uint32_t* broken) {
+  __shared__ float tile[kTile];
+  const std::uint32_t first = spans[blockIdx.x], past = spans[blockIdx.x + 1];
+  const std::uint32_t begin = pieces[first].begin, end = pieces[past - 1].end;
+  const std::uint32_t index = first + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const QuantisedPiece mine = index < past ? pieces[index] : QuantisedPiece{0, 0, 0};
+  std::uint32_t next = mine.begin + lane;
   double sum = 0;
   bool bad = false;
-  if (index < count) {
-    const QuantisedPiece piece = pieces[index];
+  for (std::uint32_t base = begin; base < end; base += kTile) {
+    const std::uint32_t there = end - base < kTile ? end - base : kTile;
 #pragma unroll 8
-    for (std::uint32_t i = piece.begin + threadIdx.x % kLanes; i < piece.end; i += kLanes) {
-      float x = u[i];
+    for (std::uint32_t i = threadIdx.x; i < there; i += kThreads) {
+      float x = u[base + i];
       if (residual) {
-        x += residual[i];
-        u[i] = x;
+        x += residual[base + i];
+        u[base + i] = x;
       }
       bad |= !finite(x);
-      const double term = static_cast<double>(x);
-      sum += format.kind == Kind::sign ? (term < 0 ? -term : term) : term * term;
+      tile[i] = x;
     }
+    __syncthreads();
+    const std::uint32_t stop = mine.end < base + there ? mine.end : base + there;
+#pragma unroll 8
+    for (; next < stop; next += kLanes) {
+      const double term = static_cast<double>(tile[next - base]);
+      sum += kLanes == quantise::kSignLanes ? (term < 0 ? -term : term) : term * term;
+    }
+    __syncthreads();
   }
   // Lanes are added in order.
   double total = 0;
-  for (int lane = 0; lane < kLanes; ++lane)
-    total += __shfl_sync(kAllLanes, sum, static_cast<int>(threadIdx.x & 31u) / kLanes * kLanes + lane);
-  if (index < count && threadIdx.x % kLanes == 0) sums[index] = total;
+  for (int l = 0; l < kLanes; ++l)
+    total += __shfl_sync(kAllLanes, sum, static_cast<int>(threadIdx.x & 31u) / kLanes * kLanes + l);
+  if (index < past && lane == 0) sums[index] = total;
   if (bad) atomicOr(broken, 1u);
 }
 
@@ -214,7 +226,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto* const scales = reinterpret_cast<const std::uint32_t*>(block + sizeof(BlockHeader));
   for (std::uint32_t cell = threadIdx.x; finite && cell < format.cells; cell += kThreads) {
     const std::uint32_t scale = scales[cell];
-    damaged |= scale > kLargestFinite;  // or below zero
+    damaged |= scale > kLargestFiniteBits;  // or below zero
     atomicMax(&largest, scale);
   }
   const std::uint64_t bits = std::uint64_t{format.numel} * format.bits;
@@ -297,7 +309,15 @@ class DeviceQuantiser final : public Compressor {
         pieces.push_back({cell, begin, std::min(end, begin + length)});
     }
     first.push_back(static_cast<std::uint32_t>(pieces.size()));
+    const int lanes = format.kind == Kind::sign ? quantise::kSignLanes : quantise::kLevelLanes;
+    std::vector<std::uint32_t> spans;
+    for (std::uint32_t piece = 0; piece < pieces.size(); ++piece)
+      if (spans.empty() || piece - spans.back() == static_cast<std::uint32_t>(kThreads / lanes) ||
+          pieces[piece].end - pieces[spans.back()].begin > kTile)
+        spans.push_back(piece);
+    spans.push_back(static_cast<std::uint32_t>(pieces.size()));
     pieces_ = on_device(pieces);
+    spans_ = on_device(spans);
     first_ = on_device(first);
     sums_ = DeviceArray<double>(pieces.size());
     block_ = DeviceArray<std::byte>(format_.block_bytes);
@@ -311,11 +331,13 @@ class DeviceQuantiser final : public Compressor {
     step_ = context;
     const cudaStream_t stream = Context::current().stream();
     float* const u = slice.gradient.data();
-    const auto pieces = static_cast<std::uint32_t>(pieces_.size());
     TOPKNOT_CUDA(cudaMemsetAsync(broken_.data(), 0, broken_.bytes(), stream));
-    if (pieces > 0)
-      launch(sums_kernel, grid_for(pieces, kPiecesPerBlock), kThreads, stream, format_, u,
-             keeps_ ? slice.residual.data() : nullptr, pieces_.data(), pieces, sums_.data(), broken_.data());
+    const auto sums =
+        format_.kind == Kind::sign ? sums_kernel<quantise::kSignLanes> : sums_kernel<quantise::kLevelLanes>;
+    if (pieces_.size() > 0)
+      launch(sums, static_cast<unsigned>(spans_.size() - 1), kThreads, stream, u,
+             keeps_ ? slice.residual.data() : nullptr, pieces_.data(), spans_.data(), sums_.data(),
+             broken_.data());
     if (format_.cells > 0 && format_.kind == Kind::sign)
       launch(mean_kernel, grid_for(format_.cells, 1), kThreads, stream, format_, sums_.data(), first_.data(),
              scales_.data(), broken_.data());
@@ -342,8 +364,8 @@ class DeviceQuantiser final : public Compressor {
       grid.y = ranks;
       launch(check_levels_kernel, grid, kThreads, stream, format_, blocks_, received_.data());
     }
-    judge(stream, received_.data(), ranks_, step_.weights.data(), step_.parameters, weights_.data(),
-          step_.status);
+    judge(stream, received_.data(), ranks_,
+          {step_.weights.data(), step_.parameters, weights_.data(), step_.status});
     return std::nullopt;
   }
 
@@ -368,6 +390,7 @@ class DeviceQuantiser final : public Compressor {
   const PhiloxStream rng_;
   QuantisedFormat format_;
   DeviceArray<std::uint32_t> ends_, first_;  // of the cells; of each, its first piece
+  DeviceArray<std::uint32_t> spans_;         // of each block that sums: its first piece
   DeviceArray<QuantisedPiece> pieces_;
   DeviceArray<double> sums_;  // by piece
   DeviceArray<float> scales_;

@@ -27,9 +27,10 @@ namespace topknot::cuda {
 // ranges of a group, so that a step has as many launches where each tensor selects for itself as where the
 // group does. SelectMemory owns the memory.
 //
-//   accumulate_and_list(...)   u = gradient + residual, and what exceeds a bound, in one pass (12 bytes per element)
-//   (a kernel of the method's) looks at the lists' stats and writes Choices, a thread per range
-//   take_largest(...)          the k largest, or all above a bound, of the list or of u
+//   accumulate_and_list(...)   u = gradient + residual, and what exceeds a bound, in one pass (12 bytes per element);
+//                              at its end the method looks at the lists' stats and writes Choices, here or in
+//                              kernels of its own
+//   take_largest(...)          the k largest, or all above a bound, of the list or of u; and the ranges' joined list
 //
 // Vectors have fewer than 2^32 elements.
 
@@ -61,6 +62,7 @@ struct TileMemory {
   std::uint32_t* indices = nullptr;
   float* values = nullptr;
   std::uint32_t slots = 0;
+  std::uint32_t* calls = nullptr;  // of is_last_block()
 };
 
 // What is to be taken, in GPU memory; the method's kernels write the first part.
@@ -70,7 +72,7 @@ struct Choice {
   std::uint32_t known = 0;  // 1: all with key > `bound`; 0: the k largest
   std::uint32_t k = 0;      // 1 to the source's count
   MagnitudeKey bound = 0;
-  std::uint32_t own_threshold = 0;  // 1: the threshold is the method's, and left alone
+  double of_kth = 1;  // the threshold is this times the k-th magnitude; 0: the method's own, and left alone
   // Found, if not skipped and not known:
   MagnitudeKey kth = 0;       // the k-th largest key
   std::uint32_t greater = 0;  // how many keys exceed it
@@ -98,7 +100,7 @@ struct SelectStats {
   std::uint32_t count = 0;   // entries taken; at most the capacity
   std::uint32_t finite = 1;  // 0: a NaN or Inf was in the range; count is 0 then
   std::uint32_t over = 0;    // selected beyond the capacity: the least of them, kept back
-  float threshold = 0;  // as Selection::threshold; take_largest() writes the k-th magnitude, if k are taken
+  float threshold = 0;       // as Selection::threshold; take_largest() writes it as Choice::of_kth says
 };
 
 // A range of a group that selects for itself, in GPU memory.
@@ -125,6 +127,17 @@ struct RangeBlocks {
   std::uint32_t count = 0;               // of blocks
 };
 
+// What the ranges' selections make together, in GPU memory; null where nobody asks.
+struct JoinedList {
+  std::uint32_t* starts = nullptr;  // by range: where its entries begin
+  std::uint32_t* count = nullptr;   // of all: 0 if a range is not finite
+  std::uint32_t* finite = nullptr;
+  // The list: positions in the group. Null where there is one range, whose selection is the list.
+  std::uint32_t* indices = nullptr;
+  float* values = nullptr;
+  StepStatus* status = nullptr;  // take_largest() adds what it says of selections
+};
+
 // The ranges of a group, and what a step decides of each.
 struct SelectRanges {
   const SelectRange* range = nullptr;
@@ -133,10 +146,10 @@ struct SelectRanges {
   RangeBlocks shares;             // of lists and vectors
   MagnitudeKey* above = nullptr;  // by range: the bound of its list
   Choice* choices = nullptr;      // by range: what is taken
+  JoinedList joined;
 };
 
-// Makes u[i] = accumulate(i) and lists those with key > ranges.above. That is at most kLargestFinite, so that
-// NaN and Inf are always found; kLargestFinite lists nothing of a finite vector.
+// Makes u[i] = accumulate(i) and lists those with key > ranges.above, as Listing of gpu_tiles.h.
 void accumulate_and_list(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate);
 
 // Where entries are taken from.
@@ -171,7 +184,7 @@ TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::ui
   choice.known = !cut;
   choice.k = kept;
   choice.bound = bound;
-  choice.own_threshold = 1;
+  choice.of_kth = 0;
 }
 
 // What became of a selection, in GPU memory; once all ranks' blocks are decoded.

@@ -31,7 +31,7 @@ struct DgcControl {
   int levels = 0;  // thresholds to come, and how many reach them
   float level[dgc::kAdaptations] = {};
   std::uint32_t reach[dgc::kAdaptations] = {};
-  std::uint32_t blocks_done = 0;
+  std::uint32_t calls = 0;  // of is_last_block()
 };
 
 // By range, in GPU memory.
@@ -218,13 +218,8 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint32_t sum = block_sum(reach[r]);
     if (threadIdx.x == 0 && sum > 0) atomicAdd(&control->reach[r], sum);
   }
-  if (threadIdx.x != 0) return;
-  __threadfence();
-  if (atomicAdd(&control->blocks_done, 1u) != block.count - 1) return;
-  // The last block: all have counted.
-  __threadfence();
-  control->blocks_done = 0;
-  adapt(*control, rule, range, ranges.choices[block.range]);
+  if (is_last_block(&control->calls, block.count) && threadIdx.x == 0)
+    adapt(*control, rule, range, ranges.choices[block.range]);
 }
 
 // Samples of a range of n elements, at most.

@@ -31,6 +31,7 @@ struct GaussianKState {
   std::uint32_t nonzero;  // 1: not all is zero
   gaussiank::Way way;
   gaussiank::Thresholds threshold;
+  std::uint32_t calls;  // of is_last_block()
   MagnitudeKey above[kLevels];
   std::uint32_t counts[kLevels];
 };
@@ -63,11 +64,57 @@ __global__ void begin_kernel(SelectRanges ranges, GaussianKState* states, const 
   state.shift = moments_shift(a.peek(0), a.peek(range.n / 2), a.peek(range.n - 1));
 }
 
+__device__ void fit(const SelectRange& range, GaussianKState& state, const StepParameters& parameters,
+                    const DensityQuantile& quantile, double sum, double squares, MagnitudeKey& above) {
+  const NormalFit normal = normal_fit(state.shift, sum, squares, range.n);
+  above = kLargestFinite;
+  state.next = state.carried;
+  state.way = gaussiank::way_of(!state.broken, !state.nonzero, state.k, range.n, normal);
+  if (state.way != Way::rule) return;
+  const double density = range.density(parameters);
+  const double z = density == quantile.density ? quantile.z : -normal_quantile_formula(density / 2);
+  state.threshold = gaussiank::thresholds_from(normal.mean + z * normal.deviation);
+  for (int r = 0; r < kLevels; ++r) state.above[r] = key_below(state.threshold.level[r]);
+  above = state.above[state.carried];
+}
+
+// In the last block of a range: chunks are added in order; one thread adds sums, another, of the next warp, squares.
+// `scratch`: room for kSelectTile floats.
+__device__ void fit_range(const SelectRanges& ranges, const GaussianKWork& work, std::uint32_t r,
+                          const StepParameters* parameters, double* scratch) {
+  constexpr int per = kSelectTile / 4;
+  __shared__ double total;
+  double *const sums = scratch, *const squares = scratch + per;
+  const SelectRange& range = ranges.range[r];
+  const std::size_t count = (range.n + kMomentsChunk - 1) / kMomentsChunk;
+  const ChunkMoments* chunks = work.chunks + (work.blocks.first ? work.blocks.first[r] : 0);
+  double sum = 0;
+  for (std::size_t start = 0; start < count; start += per) {
+    const int here = static_cast<int>(count - start < per ? count - start : per);
+    for (int i = static_cast<int>(threadIdx.x); i < here; i += kThreads) {
+      const ChunkMoments chunk = chunks[start + static_cast<std::size_t>(i)];
+      sums[i] = chunk.sum, squares[i] = chunk.squares;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 || threadIdx.x == 32) {
+      const double* from = threadIdx.x == 0 ? sums : squares;
+#pragma unroll 8
+      for (int i = 0; i < here; ++i) sum += from[i];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 32) total = sum;
+  __syncthreads();
+  if (threadIdx.x == 0)
+    fit(range, work.states[r], *parameters, work.quantiles[r], sum, total, ranges.above[r]);
+}
+
 // A block a chunk. All threads fetch; the sums are 16 chains, whose order is the CPU's, and hide behind other
 // blocks' loads.
 template <Fetch kFetch>
 __global__ void __launch_bounds__(kThreads, 4)
-    moments_kernel(Accumulate accumulate, bool base_aligned, SelectRanges ranges, GaussianKWork work) {
+    moments_kernel(Accumulate accumulate, bool base_aligned, SelectRanges ranges, GaussianKWork work,
+                   const StepParameters* parameters) {
   __shared__ float4 tile4[kSelectTile / 4];
   __shared__ double sums[kLanes], squares[kLanes];
   const float* tile = reinterpret_cast<const float*>(tile4);
@@ -115,65 +162,59 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (threadIdx.x < kLanes) sums[threadIdx.x] = sum, squares[threadIdx.x] = square;
   broken = __syncthreads_or(broken);
   nonzero = __syncthreads_or(nonzero);
-  if (threadIdx.x != 0) return;
-  ChunkMoments result = {0, 0};
-  for (int lane = 0; lane < kLanes / 2; ++lane) {
-    result.sum += sums[lane] + sums[lane + kLanes / 2];
-    result.squares += squares[lane] + squares[lane + kLanes / 2];
+  if (threadIdx.x == 0) {
+    ChunkMoments result = {0, 0};
+    for (int lane = 0; lane < kLanes / 2; ++lane) {
+      result.sum += sums[lane] + sums[lane + kLanes / 2];
+      result.squares += squares[lane] + squares[lane + kLanes / 2];
+    }
+    result.sum += tail_sum;
+    result.squares += tail_square;
+    work.chunks[blockIdx.x] = result;
+    if (broken) atomicOr(&state->broken, 1u);
+    if (nonzero) atomicOr(&state->nonzero, 1u);
   }
-  result.sum += tail_sum;
-  result.squares += tail_square;
-  work.chunks[blockIdx.x] = result;
-  if (broken) atomicOr(&state->broken, 1u);
-  if (nonzero) atomicOr(&state->nonzero, 1u);
+  if (is_last_block(&state->calls, block.count))
+    fit_range(ranges, work, block.range, parameters, reinterpret_cast<double*>(tile4));
 }
 
-__device__ void fit(const SelectRange& range, GaussianKState& state, const StepParameters& parameters,
-                    const DensityQuantile& quantile, double sum, double squares, MagnitudeKey& above) {
-  const NormalFit normal = normal_fit(state.shift, sum, squares, range.n);
-  above = kLargestFinite;
-  state.next = state.carried;
-  state.way = gaussiank::way_of(!state.broken, !state.nonzero, state.k, range.n, normal);
-  if (state.way != Way::rule) return;
-  const double density = range.density(parameters);
-  const double z = density == quantile.density ? quantile.z : -normal_quantile_formula(density / 2);
-  state.threshold = gaussiank::thresholds_from(normal.mean + z * normal.deviation);
-  for (int r = 0; r < kLevels; ++r) state.above[r] = key_below(state.threshold.level[r]);
-  above = state.above[state.carried];
-}
+struct LevelCounts {
+  const std::uint32_t* counts;
+  TOPKNOT_HOST_DEVICE std::uint32_t operator()(int, int level) const { return counts[level]; }
+};
 
-// A block per range. Chunks are added in order: one thread adds sums, another, of the next warp, squares.
-__global__ void __launch_bounds__(kThreads)
-    fit_kernel(SelectRanges ranges, GaussianKWork work, const StepParameters* parameters) {
-  constexpr int per = 4 * kThreads;
-  __shared__ double sums[per], squares[per], total;
-  const SelectRange& range = ranges.range[blockIdx.x];
-  const std::size_t count = (range.n + kMomentsChunk - 1) / kMomentsChunk;
-  const ChunkMoments* chunks = work.chunks + (work.blocks.first ? work.blocks.first[blockIdx.x] : 0);
-  double sum = 0;
-  for (std::size_t start = 0; start < count; start += per) {
-    const int here = static_cast<int>(count - start < per ? count - start : per);
-    for (int i = static_cast<int>(threadIdx.x); i < here; i += kThreads) {
-      const ChunkMoments chunk = chunks[start + static_cast<std::size_t>(i)];
-      sums[i] = chunk.sum, squares[i] = chunk.squares;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0 || threadIdx.x == 32) {
-      const double* from = threadIdx.x == 0 ? sums : squares;
-#pragma unroll 8
-      for (int i = 0; i < here; ++i) sum += from[i];
-    }
-    __syncthreads();
+// `multiple`: compress.capacity.
+__device__ void decide(const SelectRanges& ranges, std::uint32_t r, GaussianKState& state, double multiple) {
+  const SelectRange& range = ranges.range[r];
+  const std::uint32_t capacity = range.taken.capacity;
+  const std::uint32_t k = state.k;
+  Choice choice;
+  std::uint32_t kept = 0, over = 0;
+  float threshold = 0;
+  choice.skip = 1;
+  if (state.way == Way::exact) {
+    kept = k < capacity ? k : capacity;
+    choice.skip = 0;
+    choice.whole = 1;
+    choice.k = kept;
+  } else if (state.way == Way::rule) {
+    const int level = gaussiank::last_level(k, LevelCounts{state.counts});
+    state.next = level;
+    const std::uint32_t count = state.counts[level];
+    choose_within(multiple, k, count, state.above[level], choice, kept, over);
+    choice.whole = level != state.carried || count > range.list.limit;
+    threshold = static_cast<float>(state.threshold.level[level]);
   }
-  if (threadIdx.x == 32) total = sum;
-  __syncthreads();
-  if (threadIdx.x == 0)
-    fit(range, work.states[blockIdx.x], *parameters, work.quantiles[blockIdx.x], sum, total,
-        ranges.above[blockIdx.x]);
+  ranges.choices[r] = choice;
+  range.stats->count = kept < capacity ? kept : capacity;
+  range.stats->finite = !state.broken;
+  range.stats->over = over;
+  range.stats->threshold = threshold;  // of an exact selection, when it is known
 }
 
 __global__ void __launch_bounds__(kThreads)
-    levels_kernel(SelectRanges ranges, GaussianKState* states, const float* u, bool base_aligned) {
+    levels_kernel(SelectRanges ranges, GaussianKState* states, const float* u, bool base_aligned,
+                  double multiple) {
   const RangeBlock block = range_block(ranges.shares);
   const SelectRange& range = ranges.range[block.range];
   GaussianKState* const state = states + block.range;
@@ -183,6 +224,7 @@ __global__ void __launch_bounds__(kThreads)
   if (state->way != Way::rule) {
     for (std::size_t tile = block.index; tile < count; tile += block.count)
       if (threadIdx.x == 0) tiles.counts[tile] = 0;
+    if (finish_list(range, block) && threadIdx.x == 0) decide(ranges, block.range, *state, multiple);
     return;
   }
   Accumulate read;
@@ -213,43 +255,7 @@ __global__ void __launch_bounds__(kThreads)
     block_exclusive_sum(counts[r], total);
     if (threadIdx.x == 0 && total > 0) atomicAdd(&state->counts[r], total);
   }
-}
-
-struct LevelCounts {
-  const std::uint32_t* counts;
-  TOPKNOT_HOST_DEVICE std::uint32_t operator()(int, int level) const { return counts[level]; }
-};
-
-// A thread per range.
-__global__ void decide_kernel(SelectRanges ranges, GaussianKState* states, double multiple) {
-  const std::uint32_t r = range_of_thread();
-  if (r >= ranges.count) return;
-  const SelectRange& range = ranges.range[r];
-  GaussianKState* const state = states + r;
-  const std::uint32_t capacity = range.taken.capacity;
-  const std::uint32_t k = state->k;
-  Choice choice;
-  std::uint32_t kept = 0, over = 0;
-  float threshold = 0;
-  choice.skip = 1;
-  if (state->way == Way::exact) {
-    kept = k < capacity ? k : capacity;
-    choice.skip = 0;
-    choice.whole = 1;
-    choice.k = kept;
-  } else if (state->way == Way::rule) {
-    const int level = gaussiank::last_level(k, LevelCounts{state->counts});
-    state->next = level;
-    const std::uint32_t count = state->counts[level];
-    choose_within(multiple, k, count, state->above[level], choice, kept, over);
-    choice.whole = level != state->carried || count > range.list.limit;
-    threshold = static_cast<float>(state->threshold.level[level]);
-  }
-  ranges.choices[r] = choice;
-  range.stats->count = kept < capacity ? kept : capacity;
-  range.stats->finite = !state->broken;
-  range.stats->over = over;
-  range.stats->threshold = threshold;  // of an exact selection, when it is known
+  if (finish_list(range, block) && threadIdx.x == 0) decide(ranges, block.range, *state, multiple);
 }
 
 // A thread per range.
@@ -286,19 +292,17 @@ class DeviceGaussianK final : public DeviceSelector {
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
     const GaussianKWork work{states_.data(), quantiles_.data(), table_.blocks(), chunks_.data()};
-    const dim3 by_range = thread_per_range(ranges);
-    launch(begin_kernel, by_range, kThreads, stream, ranges, work.states, parameters, accumulate);
+    launch(begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, work.states, parameters,
+           accumulate);
     with_fetch(accumulate, [&](auto fetch) {
       launch(moments_kernel<fetch()>, work.blocks.count, kThreads, stream, accumulate, aligned(accumulate),
-             ranges, work);
+             ranges, work, parameters);
     });
-    launch(fit_kernel, ranges.count, kThreads, stream, ranges, work, parameters);
     Accumulate made;
     made.u = accumulate.u;
     launch(levels_kernel, ranges.shares.count, kThreads, stream, ranges, work.states, accumulate.u,
-           aligned(made));
+           aligned(made), multiple_);
     gather_tiles(stream, ranges, accumulate.u);
-    launch(decide_kernel, by_range, kThreads, stream, ranges, work.states, multiple_);
     take_largest(stream, ranges, accumulate.u);
   }
 

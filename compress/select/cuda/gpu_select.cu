@@ -1,6 +1,6 @@
-// Passes that list what exceeds a bound: each tile fills slots of its own, one block adds up the tiles'
-// counts, and a warp a tile moves the slots to where they belong, so that no order of arrival is ever seen.
-// Radix selection, ordered compaction of what it selects, and the memory of a group's ranges.
+// The second half of passes that list what exceeds a bound: each tile has filled slots of its own, the last block has
+// added up the tiles' counts, and a warp a tile moves the slots to where they belong, so that no order of arrival is
+// ever seen. Radix selection, ordered compaction of what it selects, and the memory of a group's ranges.
 #include <topknot_kernel.h>
 
 #include <algorithm>
@@ -13,47 +13,6 @@
 
 namespace topknot::cuda {
 namespace {
-
-template <Fetch kFetch>
-__global__ void __launch_bounds__(kThreads)
-    list_tiles_kernel(Accumulate accumulate, bool aligned, SelectRanges ranges) {
-  const RangeBlock block = range_block(ranges.tiles);
-  const SelectRange& range = ranges.range[block.range];
-  const std::size_t begin = range.begin, n = range.n, base = std::size_t{block.index} * kSelectTile;
-  float x[kTileShare];
-  fetch_tile<kFetch>(accumulate.from(begin), base, n, aligned && begin % 4 == 0, x);
-  list_tile(x, base, n, ranges.above[block.range], range.tiles);
-}
-
-// A block per range.
-__global__ void __launch_bounds__(kThreads) offsets_kernel(SelectRanges ranges) {
-  const SelectRange& range = ranges.range[blockIdx.x];
-  const TileMemory tiles = range.tiles;
-  const std::size_t count = (range.n + kSelectTile - 1) / kSelectTile;
-  constexpr int per = 16;
-  std::uint32_t before = 0, flags = 0;
-  for (std::size_t start = 0; start < count; start += per * kThreads) {
-    const std::size_t first = start + per * threadIdx.x;
-    std::uint32_t counts[per], sum = 0;
-#pragma unroll
-    for (int j = 0; j < per; ++j) {
-      counts[j] = first + j < count ? tiles.counts[first + j] : 0;
-      flags |= counts[j];
-      counts[j] &= ~kBroken;
-      sum += counts[j];
-    }
-    std::uint32_t total;
-    std::uint32_t offset = before + block_exclusive_sum(sum, total);
-#pragma unroll
-    for (int j = 0; j < per; ++j) {
-      if (first + j < count) tiles.offsets[first + j] = offset;
-      offset += counts[j];
-    }
-    before += total;
-  }
-  const bool broken = __syncthreads_or((flags & kBroken) != 0);
-  if (threadIdx.x == 0) *range.list.stats = {before, broken ? 0u : 1u};
-}
 
 constexpr int kWarps = kThreads / 32;
 
@@ -229,7 +188,8 @@ __global__ void __launch_bounds__(kThreads) count_taken_kernel(SelectRanges rang
       Choice& found = ranges.choices[block.range];
       found.kth = bound;
       found.greater = radix.higher;
-      if (!choice.own_threshold) range.stats->threshold = magnitude_of(bound);
+      if (choice.of_kth != 0)
+        range.stats->threshold = static_cast<float>(choice.of_kth * static_cast<double>(magnitude_of(bound)));
     }
   }
   std::uint32_t greater = 0, equal = 0;
@@ -245,10 +205,44 @@ __global__ void __launch_bounds__(kThreads) count_taken_kernel(SelectRanges rang
   if (threadIdx.x == 0) mine[0] = greater, mine[1] = choice.known ? 0 : equal;
 }
 
+// Where the range's entries begin in the list of all ranges; a range's first block keeps it. The grid's first block
+// adds to what the status says of selections. The whole block calls, once all stats are known.
+__device__ std::uint32_t join(const SelectRanges& ranges, const RangeBlock& block) {
+  const bool reports = blockIdx.x == 0;
+  if (!reports && ranges.count == 1) return 0;
+  std::uint32_t start = 0, total = 0, over = 0;
+  float below = -magnitude_of(kLargestFinite + 1);  // minus the least threshold
+  int broken = 0;
+  for (std::uint32_t r = threadIdx.x; r < ranges.count; r += kThreads) {
+    const SelectStats stats = *ranges.range[r].stats;
+    if (r < block.range) start += stats.count;
+    total += stats.count, over += stats.over;
+    broken |= stats.finite == 0;
+    if (stats.finite != 0 && -stats.threshold > below) below = -stats.threshold;
+  }
+  start = block_sum(start);
+  if (block.index == 0 && threadIdx.x == 0) ranges.joined.starts[block.range] = start;
+  if (!reports) return start;
+  total = block_sum(total), over = block_sum(over);
+  below = block_max(below);
+  broken = __syncthreads_or(broken);
+  if (threadIdx.x == 0) {
+    const JoinedList& joined = ranges.joined;
+    *joined.count = broken ? 0 : total;
+    *joined.finite = broken ? 0 : 1;
+    joined.status->selected += broken ? 0 : total;
+    joined.status->over_capacity += over;
+    joined.status->threshold = broken ? 0.0 : static_cast<double>(-below);
+  }
+  return start;
+}
+
 // An entry's place is the number of entries above the bound before it, and of ties before it as far as they
 // are needed.
 __global__ void __launch_bounds__(kThreads) take_kernel(SelectRanges ranges, const float* u) {
   const RangeBlock block = range_block(ranges.shares);
+  const JoinedList joined = ranges.joined;
+  const std::uint32_t start_of_range = joined.status ? join(ranges, block) : 0;
   const Choice choice = ranges.choices[block.range];
   if (choice.skip) return;
   const SelectRange& range = ranges.range[block.range];
@@ -290,8 +284,14 @@ __global__ void __launch_bounds__(kThreads) take_kernel(SelectRanges ranges, con
         const std::uint32_t place = above + (at < ties ? at : ties);
         if ((is_above || is_tie) && place < taken.capacity) {
           const std::size_t i = first + j;
-          taken.indices[place] = share.from.indices ? share.from.indices[i] : static_cast<std::uint32_t>(i);
+          const std::uint32_t index =
+              share.from.indices ? share.from.indices[i] : static_cast<std::uint32_t>(i);
+          taken.indices[place] = index;
           taken.values[place] = share.from.values[i];
+          if (joined.indices) {
+            joined.indices[start_of_range + place] = index + static_cast<std::uint32_t>(range.begin);
+            joined.values[start_of_range + place] = share.from.values[i];
+          }
         }
         above += is_above;
         at += is_tie;
@@ -311,16 +311,11 @@ void count_digits(cudaStream_t stream, const SelectRanges& ranges, const Source*
 }  // namespace
 
 void gather_tiles(cudaStream_t stream, const SelectRanges& ranges, const float* u) {
-  launch(offsets_kernel, ranges.count, kThreads, stream, ranges);
   launch(gather_kernel, grid_for(ranges.tiles.count, kWarps), kThreads, stream, u, ranges);
 }
 
 void accumulate_and_list(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate) {
-  with_fetch(accumulate, [&](auto fetch) {
-    launch(list_tiles_kernel<fetch()>, ranges.tiles.count, kThreads, stream, accumulate, aligned(accumulate),
-           ranges);
-  });
-  gather_tiles(stream, ranges, accumulate.u);
+  accumulate_and_list(stream, ranges, accumulate, Listing());
 }
 
 void find_kth(cudaStream_t stream, const SelectRanges& ranges, const Source* lists, const float* u,
@@ -387,7 +382,7 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, const std::ve
     end.slots += tiles.back() * range.tiles.slots;
     end.entries += most;
     end.taken += range.taken.capacity;
-    end.largest += kDigitCounts + 2 * shares.back() + kRadixWords;
+    end.largest += kDigitCounts + 2 * shares.back() + kRadixWords + 1;
   }
   counts_ = DeviceArray<std::uint32_t>(2 * end.tiles);
   slot_indices_ = DeviceArray<std::uint32_t>(end.slots);
@@ -416,6 +411,7 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, const std::ve
     range.largest.digits = largest_.data() + at.largest;
     range.largest.blocks = range.largest.digits + kDigitCounts;
     range.largest.radix = range.largest.blocks + 2 * shares[r];
+    range.tiles.calls = range.largest.radix + kRadixWords;
   }
   range_ = on_device(table);
   above_ = on_device(std::vector<MagnitudeKey>(ranges.size(), kLargestFinite));

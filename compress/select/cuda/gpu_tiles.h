@@ -30,22 +30,6 @@ __device__ inline std::uint32_t range_of_thread() {
   return blockIdx.x * kThreads + threadIdx.x;
 }
 
-// The first of `count` ascending indices that is not below `position`.
-__device__ inline std::uint32_t lower_bound(const std::uint32_t* indices, std::uint32_t count,
-                                            std::size_t position) {
-  std::uint32_t begin = 0;
-  while (count > 0) {
-    const std::uint32_t half = count / 2;
-    if (indices[begin + half] < position) {
-      begin += half + 1;
-      count -= half + 1;
-    } else {
-      count = half;
-    }
-  }
-  return begin;
-}
-
 // How a thread holds its share of a tile: four quads of neighbours, element c of quad q at quad_at(base, q) +
 // c.
 inline constexpr int kQuads = 4;
@@ -176,7 +160,75 @@ __device__ inline void list_tile(const float (&x)[kTileShare], std::size_t base,
   if (threadIdx.x == 0) tiles.counts[tile] = start | (any_broken ? kBroken : 0);
 }
 
-// After every tile has been listed: the lists, ascending, and their stats.
+// After a block has listed its tiles: in the last block of the range finds out where the tiles' entries begin, and
+// the list's stats, and is true. The whole block calls.
+__device__ inline bool finish_list(const SelectRange& range, const RangeBlock& block) {
+  const TileMemory tiles = range.tiles;
+  if (!is_last_block(tiles.calls, block.count)) return false;
+  const std::size_t count = (range.n + kSelectTile - 1) / kSelectTile;
+  constexpr int per = 16;
+  std::uint32_t before = 0, flags = 0;
+  for (std::size_t start = 0; start < count; start += per * kThreads) {
+    const std::size_t first = start + per * threadIdx.x;
+    std::uint32_t counts[per], sum = 0;
+#pragma unroll
+    for (int j = 0; j < per; ++j) {
+      counts[j] = first + j < count ? tiles.counts[first + j] : 0;
+      flags |= counts[j];
+      counts[j] &= ~kBroken;
+      sum += counts[j];
+    }
+    std::uint32_t total;
+    std::uint32_t offset = before + block_exclusive_sum(sum, total);
+#pragma unroll
+    for (int j = 0; j < per; ++j) {
+      if (first + j < count) tiles.offsets[first + j] = offset;
+      offset += counts[j];
+    }
+    before += total;
+  }
+  const bool broken = __syncthreads_or((flags & kBroken) != 0);
+  if (threadIdx.x == 0) *range.list.stats = {before, broken ? 0u : 1u};
+  return true;
+}
+
+// The lists, ascending, once finish_list() was true for each.
 void gather_tiles(cudaStream_t stream, const SelectRanges& ranges, const float* u);
+
+// What a method does in the pass that lists. bound(): of a range's list, at most kLargestFinite, so that NaN and Inf
+// are always found; kLargestFinite lists nothing of a finite vector. listed(): by one thread, once the list's stats
+// are known. This one: bounds and decisions are other kernels'.
+struct Listing {
+  __device__ MagnitudeKey bound(const SelectRanges& ranges, std::uint32_t range) const {
+    return ranges.above[range];
+  }
+  __device__ void listed(const SelectRanges&, std::uint32_t) const {}
+};
+
+template <Fetch kFetch, class Method>
+__global__ void __launch_bounds__(kThreads)
+    list_tiles_kernel(Accumulate accumulate, bool aligned, SelectRanges ranges, Method method) {
+  const RangeBlock block = range_block(ranges.tiles);
+  const SelectRange& range = ranges.range[block.range];
+  const std::size_t begin = range.begin, n = range.n, base = std::size_t{block.index} * kSelectTile;
+  const MagnitudeKey above = method.bound(ranges, block.range);
+  float x[kTileShare];
+  fetch_tile<kFetch>(accumulate.from(begin), base, n, aligned && begin % 4 == 0, x);
+  list_tile(x, base, n, above, range.tiles);
+  if (!finish_list(range, block) || threadIdx.x != 0) return;
+  ranges.above[block.range] = above;  // for gather_tiles()
+  method.listed(ranges, block.range);
+}
+
+// Makes u[i] = accumulate(i) and lists what exceeds the method's bounds.
+template <class Method>
+void accumulate_and_list(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
+                         const Method& method) {
+  with_fetch(accumulate, [&](auto fetch) {
+    launch(list_tiles_kernel<fetch(), Method>, ranges.tiles.count, kThreads, stream, accumulate,
+           aligned(accumulate), ranges, method);
+  });
+  gather_tiles(stream, ranges, accumulate.u);
+}
 
 }  // namespace topknot::cuda

@@ -32,7 +32,7 @@ struct RegTopKControl {
   ListState list = ListState::good;
   MagnitudeKey above = kLargestFinite;  // scores beyond it are known to be listed
   std::uint32_t enough = 0;             // listed scores beyond `above`
-  std::uint32_t blocks_done = 0;
+  std::uint32_t calls = 0;              // of is_last_block()
 };
 
 // The entries sent in the last step, by ascending index: RegTopKControl::last of them.
@@ -69,12 +69,13 @@ __global__ void plan_kernel(RegTopKScore rule, SelectRanges ranges, RegTopKWork 
   c.all = c.k == range.n;
   c.fell_back = false;
   c.next_bound = c.bound;
-  c.enough = c.blocks_done = 0;
+  c.enough = 0;
   c.above = c.bound.above(c.all);
   ranges.above[r] = rule.listed_above(c.bound, c.all);
 }
 
-__device__ void judge(RegTopKControl& c, const SelectRange& range, Choice& choice) {
+// `rest`: RegTopKScore's.
+__device__ void judge(RegTopKControl& c, const SelectRange& range, double rest, Choice& choice) {
   const ListStats found = *range.list.stats;
   range.stats->finite = found.finite;
   range.stats->over = 0;
@@ -83,7 +84,7 @@ __device__ void judge(RegTopKControl& c, const SelectRange& range, Choice& choic
   choice = Choice();
   choice.skip = !found.finite;
   choice.k = c.k;
-  choice.own_threshold = 1;  // the k-th magnitude is a score
+  choice.of_kth = c.all ? 0 : rest;  // the k-th magnitude is a score
   // If all are sent the bound stays as it is.
   c.list = c.all ? ListState::good : list_state(found.count <= range.list.limit, c.enough, c.k);
   c.fell_back = c.list != ListState::good;
@@ -114,13 +115,9 @@ __global__ void __launch_bounds__(kThreads)
       enough += key_of(value) > above;
     }
   enough = block_sum(enough);
-  if (threadIdx.x != 0) return;
-  if (enough > 0) atomicAdd(&control->enough, enough);
-  __threadfence();
-  if (atomicAdd(&control->blocks_done, 1u) != block.count - 1) return;
-  __threadfence();  // the last block: all have counted
-  control->blocks_done = 0;
-  judge(*control, range, ranges.choices[block.range]);
+  if (threadIdx.x == 0 && enough > 0) atomicAdd(&control->enough, enough);
+  if (is_last_block(&control->calls, block.count) && threadIdx.x == 0)
+    judge(*control, range, rule.rest, ranges.choices[block.range]);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -152,19 +149,21 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    finish_kernel(RegTopKScore rule, SelectRanges ranges, RegTopKWork work, const float* group) {
+    finish_kernel(SelectRanges ranges, RegTopKWork work, const float* group) {
   const RangeBlock block = range_block(ranges.shares);
   const SelectRange& range = ranges.range[block.range];
   const float* const u = group + range.begin;
   const Taken taken = range.taken;
   const std::uint32_t count = range.stats->count;
-  for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads)
-    taken.values[i] = u[taken.indices[i]];
+  const JoinedList& joined = ranges.joined;
+  for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads) {
+    const float value = u[taken.indices[i]];
+    taken.values[i] = value;
+    if (joined.values) joined.values[joined.starts[block.range] + i] = value;
+  }
   const Choice& choice = ranges.choices[block.range];
   RegTopKControl& control = work.controls[block.range];
   if (block.index != 0 || threadIdx.x != 0 || choice.skip || control.all) return;
-  const float kth = magnitude_of(choice.kth);
-  range.stats->threshold = static_cast<float>(rule.rest * static_cast<double>(kth));
   control.next_bound = control.bound.after(choice.kth, control.list);
 }
 
@@ -259,7 +258,7 @@ class RegTopKOnGpu final : public DeviceSelector {
     launch(put_scores_kernel, shares, kThreads, stream, rule_, ranges, work(), u);
     take_largest(stream, ranges, u);
     launch(take_scores_back_kernel, shares, kThreads, stream, ranges, work(), u);
-    launch(finish_kernel, shares, kThreads, stream, rule_, ranges, work(), u);
+    launch(finish_kernel, shares, kThreads, stream, ranges, work(), u);
   }
 
   // If the status is good: keeps what was sent, and what the average made of it.

@@ -14,42 +14,41 @@ namespace {
 // Of a range, in GPU memory.
 struct TopKState {
   CarriedBound carried;
-  std::uint32_t k = 0;               // of this step
   std::uint32_t updates_bound = 0;   // 1: the step's k-th key becomes the bound
   ListState list = ListState::good;  // what this step's list was like
 };
 
-// The kernels have a thread per range.
+struct TopKListing {
+  TopKState* states;
+  const StepParameters* parameters;
 
-__global__ void topk_begin_kernel(SelectRanges ranges, TopKState* states, const StepParameters* parameters) {
-  const std::uint32_t r = range_of_thread();
-  if (r >= ranges.count) return;
-  const SelectRange& range = ranges.range[r];
-  TopKState& state = states[r];
-  state.k = static_cast<std::uint32_t>(density_count(range.density(*parameters), range.n));
-  ranges.above[r] = state.carried.above(state.k == range.n);
-}
+  __device__ std::uint32_t k_of(const SelectRange& range) const {
+    return static_cast<std::uint32_t>(density_count(range.density(*parameters), range.n));
+  }
+  __device__ MagnitudeKey bound(const SelectRanges& ranges, std::uint32_t r) const {
+    const SelectRange& range = ranges.range[r];
+    return states[r].carried.above(k_of(range) == range.n);
+  }
+  __device__ void listed(const SelectRanges& ranges, std::uint32_t r) const {
+    const SelectRange& range = ranges.range[r];
+    TopKState& state = states[r];
+    const ListStats found = *range.list.stats;
+    const std::uint32_t asked = k_of(range), k = asked < range.taken.capacity ? asked : range.taken.capacity;
+    state.list = list_state(found.count <= list_limit(k) && found.count <= range.list.limit, found.count, k);
+    state.updates_bound = found.finite && k < range.n;
+    Choice choice;
+    choice.skip = !found.finite;
+    choice.whole = state.list != ListState::good;
+    choice.k = k;
+    ranges.choices[r] = choice;
+    range.stats->count = found.finite ? k : 0;
+    range.stats->finite = found.finite;
+    range.stats->over = 0;
+    range.stats->threshold = 0;  // until the k-th magnitude is known
+  }
+};
 
-__global__ void topk_decide_kernel(SelectRanges ranges, TopKState* states) {
-  const std::uint32_t r = range_of_thread();
-  if (r >= ranges.count) return;
-  const SelectRange& range = ranges.range[r];
-  TopKState& state = states[r];
-  const ListStats found = *range.list.stats;
-  const std::uint32_t k = state.k < range.taken.capacity ? state.k : range.taken.capacity;
-  state.list = list_state(found.count <= list_limit(k) && found.count <= range.list.limit, found.count, k);
-  state.updates_bound = found.finite && k < range.n;
-  Choice choice;
-  choice.skip = !found.finite;
-  choice.whole = state.list != ListState::good;
-  choice.k = k;
-  ranges.choices[r] = choice;
-  range.stats->count = found.finite ? k : 0;
-  range.stats->finite = found.finite;
-  range.stats->over = 0;
-  range.stats->threshold = 0;  // until the k-th magnitude is known
-}
-
+// A thread per range.
 __global__ void topk_commit_kernel(SelectRanges ranges, TopKState* states, const StepStatus* status) {
   const std::uint32_t r = range_of_thread();
   if (r >= ranges.count || status->bad || !states[r].updates_bound) return;
@@ -69,9 +68,7 @@ class DeviceTopK final : public DeviceSelector {
 
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
-    launch(topk_begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, states_.data(), parameters);
-    accumulate_and_list(stream, ranges, accumulate);
-    launch(topk_decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, states_.data());
+    accumulate_and_list(stream, ranges, accumulate, TopKListing{states_.data(), parameters});
     take_largest(stream, ranges, accumulate.u);
   }
 
@@ -92,38 +89,36 @@ class DeviceTopK final : public DeviceSelector {
   DeviceArray<TopKState> states_;
 };
 
-__global__ void threshold_begin_kernel(SelectRanges ranges, std::uint32_t* counts,
-                                       const StepParameters* parameters, double threshold) {
-  const std::uint32_t r = range_of_thread();
-  if (r >= ranges.count) return;
-  const double density = ranges.range[r].density(*parameters);
-  counts[r] = static_cast<std::uint32_t>(density_count(density, ranges.range[r].n));
-  ranges.above[r] = density >= 1 ? -1 : key_below(threshold);
-}
+struct ThresholdListing {
+  const StepParameters* parameters;
+  double threshold, multiple;  // compress.threshold; compress.capacity
 
-__global__ void threshold_decide_kernel(SelectRanges ranges, const std::uint32_t* counts, double threshold,
-                                        double multiple) {
-  const std::uint32_t r = range_of_thread();
-  if (r >= ranges.count) return;
-  const SelectRange& range = ranges.range[r];
-  const ListStats found = *range.list.stats;
-  const MagnitudeKey above = ranges.above[r];
-  Choice choice;
-  std::uint32_t kept = 0, over = 0;
-  choose_within(multiple, counts[r], found.finite ? found.count : 0, above, choice, kept, over);
-  choice.whole = found.count > range.list.limit;
-  ranges.choices[r] = choice;
-  range.stats->count = kept < range.taken.capacity ? kept : range.taken.capacity;
-  range.stats->finite = found.finite;
-  range.stats->over = over;
-  range.stats->threshold = found.finite && above >= 0 ? static_cast<float>(threshold) : 0.0f;
-}
+  __device__ MagnitudeKey bound(const SelectRanges& ranges, std::uint32_t r) const {
+    return ranges.range[r].density(*parameters) >= 1 ? -1 : key_below(threshold);
+  }
+  __device__ void listed(const SelectRanges& ranges, std::uint32_t r) const {
+    const SelectRange& range = ranges.range[r];
+    const ListStats found = *range.list.stats;
+    const MagnitudeKey above = bound(ranges, r);
+    const std::size_t k = density_count(range.density(*parameters), range.n);
+    Choice choice;
+    std::uint32_t kept = 0, over = 0;
+    choose_within(multiple, static_cast<std::uint32_t>(k), found.finite ? found.count : 0, above, choice,
+                  kept, over);
+    choice.whole = found.count > range.list.limit;
+    ranges.choices[r] = choice;
+    range.stats->count = kept < range.taken.capacity ? kept : range.taken.capacity;
+    range.stats->finite = found.finite;
+    range.stats->over = over;
+    range.stats->threshold = found.finite && above >= 0 ? static_cast<float>(threshold) : 0.0f;
+  }
+};
 
 // What exceeds the threshold, under compress.capacity.
 class DeviceThreshold final : public DeviceSelector {
  public:
-  DeviceThreshold(const CompressOptions& options, const std::vector<DeviceRange>& ranges)
-      : multiple_(options.capacity), threshold_(fixed_threshold(options)), counts_(ranges.size()) {}
+  DeviceThreshold(const CompressOptions& options, const std::vector<DeviceRange>&)
+      : multiple_(options.capacity), threshold_(fixed_threshold(options)) {}
 
   std::size_t capacity(std::size_t n, double density) const override {
     return capacity_within(multiple_, target_count(density, n), n);
@@ -135,17 +130,12 @@ class DeviceThreshold final : public DeviceSelector {
 
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
-    launch(threshold_begin_kernel, thread_per_range(ranges), kThreads, stream, ranges, counts_.data(),
-           parameters, threshold_);
-    accumulate_and_list(stream, ranges, accumulate);
-    launch(threshold_decide_kernel, thread_per_range(ranges), kThreads, stream, ranges, counts_.data(),
-           threshold_, multiple_);
+    accumulate_and_list(stream, ranges, accumulate, ThresholdListing{parameters, threshold_, multiple_});
     take_largest(stream, ranges, accumulate.u);
   }
 
  private:
-  double multiple_, threshold_;        // compress.capacity; compress.threshold
-  DeviceArray<std::uint32_t> counts_;  // k, by range
+  double multiple_, threshold_;  // compress.capacity; compress.threshold
 };
 
 const bool topk_registered = [] {

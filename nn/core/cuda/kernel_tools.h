@@ -69,6 +69,53 @@ __device__ T block_sum(T value) {
   return sum;
 }
 
+// The greatest over a block of exactly kThreads; all threads get it.
+template <class T>
+__device__ T block_max(T value) {
+  __shared__ T partial[kThreads];
+  partial[threadIdx.x] = value;
+  __syncthreads();
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half && partial[threadIdx.x + half] > partial[threadIdx.x])
+      partial[threadIdx.x] = partial[threadIdx.x + half];
+    __syncthreads();
+  }
+  const T most = partial[0];
+  __syncthreads();
+  return most;
+}
+
+// Whether this block is the last of `blocks` to call, which sees what the others wrote before they called; all of
+// its threads call, and get the same answer. *calls, in GPU memory: 0 before the first and after the last call.
+__device__ inline bool is_last_block(std::uint32_t* calls, std::uint32_t blocks) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(calls, 1u) == blocks - 1;
+    if (last) *calls = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
+// The first of `count` ascending indices that is not below `position`.
+__device__ inline std::uint32_t lower_bound(const std::uint32_t* indices, std::uint32_t count,
+                                            std::size_t position) {
+  std::uint32_t begin = 0;
+  while (count > 0) {
+    const std::uint32_t half = count / 2;
+    if (indices[begin + half] < position) {
+      begin += half + 1;
+      count -= half + 1;
+    } else {
+      count = half;
+    }
+  }
+  return begin;
+}
+
 // Four neighbouring floats, in one access if kAligned says that they begin at a multiple of 16 bytes. Loads
 // mark what is read as not needed again.
 template <bool kAligned>

@@ -305,7 +305,10 @@ TEST_CASE("memories take what was sent, or the old residual back, in any order o
   StepStatus word;
   word.bad = bad;
   DeviceVector<StepStatus> status(std::vector<StepStatus>{word});
-  memory->commit(gpu.stream(), status.data(), slice, {positions.data(), values.data(), count.data(), 3});
+  DeviceVector<cuda::DecodedStats> received(std::vector<cuda::DecodedStats>{{3, 1, 0, 0}});
+  DeviceVector<float> weights(std::vector<float>{1});
+  memory->commit(gpu.stream(), status.data(), slice, {positions.data(), values.data(), count.data()},
+                 {{positions.data(), values.data(), received.data()}, 3, 1, weights.data()});
   std::vector<float> kept = bad ? noise(n, 2) : before;
   std::vector<float> velocity = bad ? std::vector<float>(n) : noise(n, 3);
   if (!bad) {
