@@ -16,6 +16,7 @@ template <bool kPacked>
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(ArenaSlice s, float* first, float* second, AdamwConstants constants,
                  const StepParameters* parameters, const StepStatus* status) {
+  await_previous();
   constexpr std::size_t kSize = kPacked ? 4 : 1;
   __shared__ AdamwRates rates;
   if (status && status->bad) return;

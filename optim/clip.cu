@@ -31,6 +31,7 @@ __device__ Block block_of(const ClipVectors& vectors, std::uint32_t block) {
 // A thread a lane. The sums are the CPU's in its order, so a thread's additions wait for one another; its
 // loads do not.
 __global__ void __launch_bounds__(kThreads) block_sums_kernel(const ClipVectors vectors, double* sums) {
+  await_previous();
   __shared__ double lanes[kThreads];
   const std::uint32_t group = blockIdx.x * kGroups + threadIdx.x / kLanes;
   const bool any = group < vectors.blocks();
@@ -56,6 +57,7 @@ __global__ void __launch_bounds__(kThreads) block_sums_kernel(const ClipVectors 
 // One block, a warp a vector: the lanes fetch what all of them add up in order.
 __global__ void __launch_bounds__(kThreads)
     totals_kernel(const ClipVectors vectors, const double* sums, double* memory, bool add) {
+  await_previous();
   __shared__ double totals[ClipVectors::kMost];
   const std::uint32_t lane = threadIdx.x % 32;
   for (std::uint32_t i = threadIdx.x / 32; i < vectors.count; i += kThreads / 32) {
@@ -77,6 +79,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     scale_kernel(const ClipVectors vectors, const double* memory, bool each, double max_norm) {
+  await_previous();
   const Block block = block_of(vectors, blockIdx.x);
   const double factor = clip_factor_of(sqrt(memory[each ? 1 + block.vector : 0]), max_norm);
   if (factor == 1.0) return;
@@ -86,6 +89,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void gradient_scale_kernel(const double* sum, double max_norm, StepParameters* parameters) {
+  await_previous();
   parameters->gradient_scale = clip_factor_of(sqrt(*sum), max_norm);
 }
 

@@ -34,6 +34,7 @@ __device__ std::size_t place(std::size_t i, Sides s) {
 __global__ void __launch_bounds__(kThreads)
     momentum_kernel(MuonMatrix m, MuonMix mix, Sides sides, float* x, const StepParameters* parameters,
                     const StepStatus* status) {
+  await_previous();
   if (status && status->bad) return;
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= std::size_t{sides.rows} * sides.cols) return;
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(kThreads)
 // The division as the CPU has it: by a product with the inverse in float.
 __global__ void __launch_bounds__(kThreads)
     normalise_kernel(float* x, std::size_t n, const double* sum_of_squares, double epsilon) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < n) x[i] *= static_cast<float>(1 / (sqrt(*sum_of_squares) + epsilon));
 }
@@ -51,6 +53,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     step_kernel(MuonMatrix m, MuonRule rule, Sides sides, const float* x, const StepParameters* parameters,
                 const StepStatus* status) {
+  await_previous();
   if (status && status->bad) return;
   const MuonRates rates(rule, m.shape_factor, parameters->lr);
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;

@@ -12,6 +12,7 @@ template <SgdRule rule, bool kPacked>
 __global__ void __launch_bounds__(kThreads)
     sgd_kernel(ArenaSlice s, float* buffer, SgdOptions options, const StepParameters* parameters,
                const StepStatus* status) {
+  await_previous();
   constexpr int kSize = kPacked ? 4 : 1;
   if (status && status->bad) return;
   const std::size_t first = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kSize;

@@ -38,12 +38,14 @@ __device__ void change_tile(float* x, std::size_t n, Fn fn) {
 }
 
 __global__ void __launch_bounds__(kThreads) multiply_kernel(float* x, std::size_t n, const float* weight) {
+  await_previous();
   const float w = *weight;
   if (w == 1.0f) return;
   change_tile(x, n, [w](float value) { return value * w; });
 }
 
 __global__ void __launch_bounds__(kThreads) divide_kernel(float* x, std::size_t n, const float* total) {
+  await_previous();
   const float sum = *total;
   if (sum == 0.0f || sum == 1.0f) return;
   change_tile(x, n, [sum](float value) { return value / sum; });
@@ -52,6 +54,7 @@ __global__ void __launch_bounds__(kThreads) divide_kernel(float* x, std::size_t 
 // to = bfloat16(x * *weight), to nearest, ties to even.
 __global__ void __launch_bounds__(kThreads)
     narrow_kernel(const float* x, std::size_t n, const float* weight, __nv_bfloat16* to) {
+  await_previous();
   const float w = *weight;
   over_tile(std::size_t{blockIdx.x} * kTile, n,
             [&](std::size_t i) { to[i] = __float2bfloat16_rn(__ldcs(x + i) * w); });
@@ -61,6 +64,7 @@ __global__ void __launch_bounds__(kThreads)
 // average does, which starts from zeros.
 __global__ void __launch_bounds__(kThreads)
     average_kernel(float* x, std::size_t n, float factor, StepStatus* status) {
+  await_previous();
   bool bad = false;
   change_tile(x, n, [&bad, factor](float sum) {
     bad |= not_finite(sum);
@@ -73,6 +77,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     average_bfloat16_kernel(const __nv_bfloat16* sum, float* x, std::size_t n, float factor,
                             StepStatus* status) {
+  await_previous();
   bool bad = false;
   over_tile(std::size_t{blockIdx.x} * kTile, n, [&](std::size_t i) {
     const float value = __bfloat162float(sum[i]);

@@ -24,6 +24,7 @@ namespace {
 __global__ void __launch_bounds__(kThreads)
     take_own_kernel(SelectRanges ranges, JoinedList joined, const StepParameters* step, const float* decoded,
                     std::size_t capacity, float* list, float* by_slot) {
+  await_previous();
   if (*joined.finite == 0) return;
   const RangeBlock block = range_block(ranges.shares);
   const SelectRange& range = ranges.range[block.range];

@@ -29,6 +29,7 @@ template <class In, class Out>
 __global__ void __launch_bounds__(kThreads)
     batch_kernel(StoredSamples stored, BatchMemory batch, bool augment, PhiloxStream rng,
                  const std::uint32_t* epoch, std::uint32_t chunks) {
+  await_previous();
   const std::uint32_t sample = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
   const std::int32_t index = batch.indices ? batch.indices[sample] : static_cast<std::int32_t>(sample);
   CropDraw draw{kCropPadding, kCropPadding, false};

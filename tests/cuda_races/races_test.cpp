@@ -11,6 +11,7 @@
 namespace topknot {
 namespace {
 
+using cuda::await_previous;
 using cuda::launch;
 using testing::DeviceVector;
 
@@ -37,6 +38,7 @@ bool found(const std::initializer_list<const char*>& parts) {
 // Each reads what the thread `by` further on has written.
 template <Order kOrder, class T>
 __global__ void pass_on(T* out, unsigned by) {
+  await_previous();
   __shared__ T tile[kBlock];
   const unsigned at = threadIdx.x;
   tile[at] = static_cast<T>(at);
@@ -66,6 +68,7 @@ TEST_CASE("races: a block is ordered by __syncthreads") {
 // Lane l and lane l ^ flip.
 template <Order kOrder>
 __global__ void swap(int* out, unsigned flip) {
+  await_previous();
   __shared__ int tile[kBlock];
   const unsigned at = threadIdx.x;
   tile[at] = static_cast<int>(at);
@@ -95,6 +98,7 @@ TEST_CASE("races: a warp is ordered by __syncwarp, of those lanes, and by no shu
 // A loop whose second barrier is missing.
 template <bool kWait>
 __global__ void overwrite(int* out) {
+  await_previous();
   __shared__ int first;
   for (unsigned i = 0; i < 3; ++i) {
     if (threadIdx.x == i) first = static_cast<int>(i);
@@ -118,6 +122,7 @@ TEST_CASE("races: a write may come too soon after others' reads") {
 // The last block adds what all have written.
 template <bool kRelease, bool kAcquire, bool kWait>
 __global__ void add_in_last_block(int* parts, unsigned* done, int* sum) {
+  await_previous();
   if (threadIdx.x == (kWait ? 1 : 0)) parts[blockIdx.x] = static_cast<int>(blockIdx.x);
   if (kWait) __syncthreads();
   __shared__ bool last;
@@ -157,6 +162,7 @@ TEST_CASE("races: the last block sees the others' writes by a fence before and a
 // Counts, and what the last to count reads.
 template <bool kPlain>
 __global__ void count(unsigned* counts, unsigned* seen) {
+  await_previous();
   atomicAdd(&counts[threadIdx.x % 3], 1u);
   atomicMax(&counts[3], threadIdx.x);
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x == kBlock - 1)
@@ -176,6 +182,7 @@ TEST_CASE("races: atomic operations do not race with one another, but with plain
 
 // Blocks that write the same place, or neighbours.
 __global__ void write_by_block(std::uint8_t* out, unsigned stride) {
+  await_previous();
   if (threadIdx.x == 0) out[blockIdx.x * stride] = 1;
 }
 
@@ -192,6 +199,7 @@ TEST_CASE("races: blocks have no order, and bytes are apart") {
 }
 
 __global__ void read_half(int* out) {
+  await_previous();
   __shared__ int tile[kBlock];
   if (threadIdx.x < 32) tile[threadIdx.x] = 1;
   __syncthreads();
@@ -212,6 +220,7 @@ TEST_CASE("races: shared memory that the block has not written is not to be read
 // A tile that is fetched while the one before it is read.
 template <bool kWait>
 __global__ void fetch(const float4* from, float4* to) {
+  await_previous();
   __shared__ float4 tile[kBlock];
   for (unsigned i = 0; i < 2; ++i) {
     if (kWait) __syncthreads();
@@ -232,6 +241,36 @@ TEST_CASE("races: a copy in the background writes from its begin on") {
   launch(fetch<false>, 1, kBlock, gpu.stream(), from.data(), to.data());
   to.host();
   CHECK(found({"a write after a read"}));
+}
+
+// What a kernel does ahead of its wait.
+enum class Ahead { shared, read, write, atomic };
+
+template <Ahead kAhead>
+__global__ void begin_early(int* out) {
+  __shared__ int tile[kBlock];
+  if (kAhead == Ahead::shared) tile[threadIdx.x] = 1;
+  if (kAhead == Ahead::read) tile[threadIdx.x] = out[threadIdx.x];
+  if (kAhead == Ahead::write) out[threadIdx.x] = 1;
+  if (kAhead == Ahead::atomic) atomicAdd(out, 1);
+  await_previous();
+  if (kAhead == Ahead::shared || kAhead == Ahead::read) out[threadIdx.x] = tile[threadIdx.x];
+}
+
+template <Ahead kAhead>
+bool begins_too_early() {
+  const OnGpu gpu;
+  const DeviceVector<int> out(std::vector<int>(kBlock, 0));
+  launch(begin_early<kAhead>, 1, kBlock, gpu.stream(), out.data());
+  out.host();
+  return found({"before await_previous()", "device memory", "the kernel: ", "begin_early"});
+}
+
+TEST_CASE("races: a kernel comes to global memory after await_previous() only, to shared memory before too") {
+  CHECK_FALSE(begins_too_early<Ahead::shared>());
+  CHECK(begins_too_early<Ahead::read>());
+  CHECK(begins_too_early<Ahead::write>());
+  CHECK(begins_too_early<Ahead::atomic>());
 }
 
 TEST_CASE("races: a report names the kernel and both places") {

@@ -12,6 +12,7 @@ constexpr std::uint32_t kEach = kBitmapChunk / 32 / kThreads;  // words that a t
 // Over a map of zeros.
 __global__ void __launch_bounds__(kThreads)
     write_bitmap_kernel(BlockWork work, DeviceEntries entries, std::byte* block) {
+  await_previous();
   const std::uint32_t count = *entries.count;
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i == 0) {
@@ -32,6 +33,7 @@ __device__ std::uint32_t map_word(const std::byte* block, std::uint64_t w, std::
 
 __global__ void __launch_bounds__(kThreads)
     count_bits_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
+  await_previous();
   const std::size_t rank = blockIdx.y;
   if (out.stats[rank].count == 0) return;
   const std::byte* const block = blocks + rank * work.block_bytes;
@@ -48,6 +50,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // One block of threads per rank.
 __global__ void __launch_bounds__(kThreads) chunk_starts_kernel(BlockWork work, DecodedEntries out) {
+  await_previous();
   const std::size_t rank = blockIdx.x;
   const std::uint32_t count = out.stats[rank].count;
   if (count == 0) return;
@@ -66,6 +69,7 @@ __global__ void __launch_bounds__(kThreads) chunk_starts_kernel(BlockWork work, 
 
 __global__ void __launch_bounds__(kThreads)
     read_bitmap_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
+  await_previous();
   const std::size_t rank = blockIdx.y;
   if (out.stats[rank].count == 0 || out.stats[rank].damaged != 0) return;
   const std::byte* const block = blocks + rank * work.block_bytes;

@@ -16,6 +16,7 @@ namespace {
 
 __global__ void __launch_bounds__(kThreads)
     write_raw_kernel(BlockWork work, DeviceEntries entries, std::byte* block) {
+  await_previous();
   const std::uint32_t count = *entries.count;
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i == 0) {
@@ -28,6 +29,7 @@ __global__ void __launch_bounds__(kThreads)
 // A word a thread: header, indices, values, zeros.
 __global__ void __launch_bounds__(kThreads)
     write_plain_kernel(BlockWork work, DeviceEntries entries, std::byte* block) {
+  await_previous();
   constexpr std::size_t header = kHeaderBytes / 4;
   const std::size_t word = std::size_t{blockIdx.x} * kThreads + threadIdx.x, i = word - header;
   if (word == 0) store_header(work, entries, block);
@@ -56,6 +58,7 @@ __device__ Header header_of(const BlockWork& work, const std::byte* block) {
 // One block of threads per rank. What it accepts bounds every later access.
 __global__ void __launch_bounds__(kThreads)
     read_headers_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
+  await_previous();
   const std::size_t rank = blockIdx.x;
   const std::byte* const block = blocks + rank * work.block_bytes;
   const auto [sound, count, finite] = header_of(work, block);
@@ -87,6 +90,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     read_raw_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
+  await_previous();
   const std::size_t rank = blockIdx.y;
   const auto* const indices =
       reinterpret_cast<const std::uint32_t*>(blocks + rank * work.block_bytes + kHeaderBytes);
@@ -128,6 +132,7 @@ __device__ void judge_ranks(const DecodedStats* stats, int ranks, const Judging&
 
 __global__ void __launch_bounds__(kThreads)
     judge_kernel(const DecodedStats* stats, int ranks, Judging judging) {
+  await_previous();
   judge_ranks(stats, ranks, judging);
 }
 
@@ -135,6 +140,7 @@ __global__ void __launch_bounds__(kThreads)
 // judges.
 __global__ void __launch_bounds__(kThreads)
     read_plain_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out, Judging judging) {
+  await_previous();
   constexpr std::uint32_t kDamaged = 0x80000000;
   const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::byte* const block = blocks + rank * work.block_bytes;

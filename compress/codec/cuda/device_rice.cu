@@ -30,6 +30,7 @@ __device__ std::uint32_t bits_of_entries(const std::uint32_t* indices, const Min
 }
 
 __global__ void __launch_bounds__(kThreads) part_bits_kernel(BlockWork work, DeviceEntries entries) {
+  await_previous();
   const std::uint32_t count = *entries.count;
   if (blockIdx.x >= rice_parts(count)) return;
   const unsigned b = rice_parameter(count, work.numel);
@@ -41,6 +42,7 @@ __global__ void __launch_bounds__(kThreads) part_bits_kernel(BlockWork work, Dev
 // One block of threads: the header, b, where each part's bits end, and where (in bytes) they begin.
 __global__ void __launch_bounds__(kThreads)
     part_ends_kernel(BlockWork work, DeviceEntries entries, std::byte* block) {
+  await_previous();
   const std::uint32_t count = *entries.count, parts = rice_parts(count);
   std::uint64_t base = 0;  // bytes
   for (std::uint32_t first = 0; first < parts; first += kThreads) {
@@ -61,6 +63,7 @@ __global__ void __launch_bounds__(kThreads)
 // Bits go into words that are zero, or hold what others wrote; a run's zeros are there already.
 __global__ void __launch_bounds__(kThreads)
     write_parts_kernel(BlockWork work, DeviceEntries entries, std::byte* block) {
+  await_previous();
   const std::uint32_t count = *entries.count, parts = rice_parts(count);
   if (blockIdx.x >= parts) return;
   const unsigned b = rice_parameter(count, work.numel);
@@ -120,6 +123,7 @@ constexpr std::uint16_t kBeyond = 0xFFFF;  // a jump out of the window
 // many positions it spans, or 0 if it is damaged.
 __global__ void __launch_bounds__(kThreads)
     read_parts_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
+  await_previous();
   __shared__ std::uint16_t jumps[2][kWindow];
   __shared__ std::uint16_t begins[kRicePart];
   __shared__ std::uint64_t next_window;
@@ -201,6 +205,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // One block of threads per rank: where each part begins.
 __global__ void __launch_bounds__(kThreads) part_starts_kernel(BlockWork work, DecodedEntries out) {
+  await_previous();
   const std::size_t rank = blockIdx.x;
   const std::uint32_t parts = rice_parts(out.stats[rank].count);
   const std::uint32_t* const spans = work.sizes + rank * work.parts;
@@ -220,6 +225,7 @@ __global__ void __launch_bounds__(kThreads) part_starts_kernel(BlockWork work, D
 }
 
 __global__ void __launch_bounds__(kThreads) add_starts_kernel(BlockWork work, DecodedEntries out) {
+  await_previous();
   const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   const DecodedStats& stats = out.stats[rank];
   if (i < stats.count && stats.damaged == 0)

@@ -60,6 +60,7 @@ struct Fp16 {
 };
 
 __global__ void __launch_bounds__(kThreads) largest_kernel(BlockWork work, DeviceEntries entries) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x, count = *entries.count;
   if (std::size_t{blockIdx.x} * kThreads >= count) return;
   const std::uint32_t most = block_max(i < count ? magnitude_bits(entries.values[i]) : 0);
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(BlockWork work, Devic
 template <class Code>
 __global__ void __launch_bounds__(kThreads)
     write_values_kernel(BlockWork work, DeviceEntries entries, std::byte* block) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= *entries.count) return;
   std::uint64_t at = work.place->values_at;
@@ -84,6 +86,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     write_int8_kernel(BlockWork work, DeviceEntries entries, std::byte* block) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x, count = *entries.count;
   if (std::size_t{blockIdx.x} * kThreads >= count) return;
   const float value = i < count ? entries.values[i] : 0.0f;
@@ -109,6 +112,7 @@ __device__ void take_value(const BlockWork& work, const DecodedEntries& out, std
 template <class Code>
 __global__ void __launch_bounds__(kThreads)
     read_values_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
+  await_previous();
   const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::uint32_t count = out.stats[rank].count;
   if (std::size_t{blockIdx.x} * kThreads >= count) return;
@@ -127,6 +131,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // The exponent must be that of the largest magnitude.
 __global__ void check_fp16_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
+  await_previous();
   const int rank = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (rank >= work.ranks || out.stats[rank].count == 0) return;
   const int e =
@@ -137,6 +142,7 @@ __global__ void check_fp16_kernel(BlockWork work, const std::byte* blocks, Decod
 
 __global__ void __launch_bounds__(kThreads)
     read_int8_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
+  await_previous();
   const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::size_t count = out.stats[rank].count;
   if (std::size_t{blockIdx.x} * kThreads >= count) return;

@@ -33,6 +33,7 @@ namespace {
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads)
     convert_kernel(const From* from, To* to, std::size_t n, float scale) {
+  await_previous();
   for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
        i += std::size_t{gridDim.x} * kThreads)
     to[i] = from_float<To>(as_float(from[i]) * scale);

@@ -33,6 +33,7 @@ constexpr int kRanks = kThreads / 2;   // whose entries are looked up at a time
 // no two threads meet.
 __global__ void __launch_bounds__(kThreads)
     commit_kernel(MemoryCommit step, DeviceRound round, float factor, float* average) {
+  await_previous();
   __shared__ float tile[kTile];
   __shared__ std::uint32_t bounds[kThreads];  // of each list's entries in the tile: begin, end
   const std::size_t first = std::size_t{blockIdx.x} * kTile;

@@ -50,6 +50,7 @@ template <int kLanes>
 __global__ void __launch_bounds__(kThreads)
     sums_kernel(float* u, const float* residual, const QuantisedPiece* pieces, const std::uint32_t* spans,
                 double* sums, std::uint32_t* broken) {
+  await_previous();
   __shared__ float tile[kTile];
   const std::uint32_t first = spans[blockIdx.x], past = spans[blockIdx.x + 1];
   const std::uint32_t begin = pieces[first].begin, end = pieces[past - 1].end;
@@ -92,6 +93,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     mean_kernel(QuantisedFormat format, const double* sums, const std::uint32_t* first, float* scales,
                 std::uint32_t* broken) {
+  await_previous();
   __shared__ double staged[kThreads];
   const std::uint32_t cell = blockIdx.x, end = first[cell + 1];
   double total = 0;
@@ -110,6 +112,7 @@ __global__ void __launch_bounds__(kThreads)
 // Levels: the norm, rounded up to float.
 __global__ void __launch_bounds__(kThreads)
     norm_kernel(QuantisedFormat format, const double* sums, float* scales, std::uint32_t* broken) {
+  await_previous();
   const std::uint32_t cell = blockIdx.x * kThreads + threadIdx.x;
   if (cell >= format.cells) return;
   const double norm = sqrt(sums[cell]);
@@ -151,6 +154,7 @@ __global__ void __launch_bounds__(kThreads)
     write_kernel(QuantisedFormat format, const float* u, const float* scales, const std::uint32_t* broken,
                  const StepParameters* step, PhiloxStream rng, std::uint64_t offset, std::byte* block,
                  StepStatus* status) {
+  await_previous();
   __shared__ std::uint32_t codes[kThreads], first_cell;
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i == 0) {
@@ -213,6 +217,7 @@ __device__ float value_of(const QuantisedFormat& format, std::uint32_t code, flo
 // What is wrong with the blocks; `stats`: one per rank, count is not used. A block of threads a rank.
 __global__ void __launch_bounds__(kThreads)
     check_kernel(QuantisedFormat format, const std::byte* blocks, DecodedStats* stats) {
+  await_previous();
   __shared__ std::uint32_t largest;
   const std::byte* const block = blocks + blockIdx.x * format.block_bytes;
   const BlockHeader header = *reinterpret_cast<const BlockHeader*>(block);
@@ -240,6 +245,7 @@ __global__ void __launch_bounds__(kThreads)
 // A row of blocks a rank.
 __global__ void __launch_bounds__(kThreads)
     check_levels_kernel(QuantisedFormat format, const std::byte* blocks, DecodedStats* stats) {
+  await_previous();
   DecodedStats& of_rank = stats[blockIdx.y];
   if (of_rank.finite == 0) return;
   const std::byte* const block = blocks + blockIdx.y * format.block_bytes;
@@ -256,6 +262,7 @@ __global__ void __launch_bounds__(kThreads)
     commit_kernel(QuantisedFormat format, const std::byte* blocks, int ranks, const float* weights,
                   float factor, const StepParameters* step, const StepStatus* status, float* u,
                   float* residual) {
+  await_previous();
   __shared__ std::uint32_t first_cell;
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (status->bad) {

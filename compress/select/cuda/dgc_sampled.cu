@@ -49,6 +49,7 @@ __device__ MagnitudeKey key_before(MagnitudeKey t) {
 // A thread per range.
 __global__ void plan_kernel(DgcRule rule, SelectRanges ranges, DgcWork work,
                             const StepParameters* parameters) {
+  await_previous();
   const std::uint32_t r = range_of_thread();
   if (r >= ranges.count) return;
   const SelectRange& range = ranges.range[r];
@@ -87,6 +88,7 @@ __global__ void plan_kernel(DgcRule rule, SelectRanges ranges, DgcWork work,
 
 __global__ void __launch_bounds__(kThreads)
     sample_kernel(SelectRanges ranges, DgcWork work, Accumulate accumulate) {
+  await_previous();
   const RangeBlock block = range_block(ranges.shares);
   const DgcControl& control = work.controls[block.range];
   const std::size_t count = control.samples, start = control.start, stride = control.stride;
@@ -99,6 +101,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // A thread per range.
 __global__ void bound_kernel(SelectRanges ranges, DgcWork work) {
+  await_previous();
   const std::uint32_t r = range_of_thread();
   if (r >= ranges.count || work.of_samples[r].skip) return;
   const MagnitudeKey kth = work.of_samples[r].kth;
@@ -158,6 +161,7 @@ __device__ void adapt(DgcControl& c, const DgcRule& rule, const SelectRange& ran
 
 // A thread per range.
 __global__ void judge_kernel(DgcRule rule, SelectRanges ranges, DgcWork work) {
+  await_previous();
   const std::uint32_t r = range_of_thread();
   if (r >= ranges.count) return;
   const SelectRange& range = ranges.range[r];
@@ -191,6 +195,7 @@ __global__ void judge_kernel(DgcRule rule, SelectRanges ranges, DgcWork work) {
 
 __global__ void __launch_bounds__(kThreads)
     adapt_kernel(DgcRule rule, SelectRanges ranges, DgcWork work, const float* u) {
+  await_previous();
   const RangeBlock block = range_block(ranges.shares);
   DgcControl* const control = work.controls + block.range;
   if (!control->pending) return;

@@ -53,6 +53,7 @@ struct GaussianKWork {
 // A thread per range.
 __global__ void begin_kernel(SelectRanges ranges, GaussianKState* states, const StepParameters* parameters,
                              Accumulate accumulate) {
+  await_previous();
   const std::uint32_t r = range_of_thread();
   if (r >= ranges.count) return;
   const SelectRange& range = ranges.range[r];
@@ -115,6 +116,7 @@ template <Fetch kFetch>
 __global__ void __launch_bounds__(kThreads, 4)
     moments_kernel(Accumulate accumulate, bool base_aligned, SelectRanges ranges, GaussianKWork work,
                    const StepParameters* parameters) {
+  await_previous();
   __shared__ float4 tile4[kSelectTile / 4];
   __shared__ double sums[kLanes], squares[kLanes];
   const float* tile = reinterpret_cast<const float*>(tile4);
@@ -215,6 +217,7 @@ __device__ void decide(const SelectRanges& ranges, std::uint32_t r, GaussianKSta
 __global__ void __launch_bounds__(kThreads)
     levels_kernel(SelectRanges ranges, GaussianKState* states, const float* u, bool base_aligned,
                   double multiple) {
+  await_previous();
   const RangeBlock block = range_block(ranges.shares);
   const SelectRange& range = ranges.range[block.range];
   GaussianKState* const state = states + block.range;
@@ -260,6 +263,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // A thread per range.
 __global__ void commit_kernel(SelectRanges ranges, GaussianKState* states, const StepStatus* status) {
+  await_previous();
   const std::uint32_t r = range_of_thread();
   if (r < ranges.count && !status->bad) states[r].carried = states[r].next;
 }

@@ -18,6 +18,7 @@ constexpr int kWarps = kThreads / 32;
 
 // A warp per tile.
 __global__ void __launch_bounds__(kThreads) gather_kernel(const float* group, SelectRanges ranges) {
+  await_previous();
   const std::size_t warp = std::size_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (warp >= ranges.tiles.count) return;
   const std::uint32_t at = ranges.tiles.range ? ranges.tiles.range[warp] : 0;
@@ -129,6 +130,7 @@ __device__ Radix radix_before(int d, const LargestMemory& memory, std::uint32_t 
 __global__ void __launch_bounds__(kThreads)
     count_digit_kernel(int d, SelectRanges ranges, const Source* lists, const float* u,
                        const Choice* choices) {
+  await_previous();
   __shared__ std::uint32_t counts[2048];
   const RangeBlock block = range_block(ranges.shares);
   const Choice choice = choices[block.range];
@@ -160,6 +162,7 @@ __device__ void clear_digits(const LargestMemory& memory) {
 
 // A block per range.
 __global__ void __launch_bounds__(kThreads) finish_kth_kernel(SelectRanges ranges, Choice* choices) {
+  await_previous();
   Choice& choice = choices[blockIdx.x];
   if (choice.skip) return;
   const LargestMemory memory = ranges.range[blockIdx.x].largest;
@@ -170,6 +173,7 @@ __global__ void __launch_bounds__(kThreads) finish_kth_kernel(SelectRanges range
 
 // How many of this block's share are above the bound, and how many at it.
 __global__ void __launch_bounds__(kThreads) count_taken_kernel(SelectRanges ranges, const float* u) {
+  await_previous();
   const RangeBlock block = range_block(ranges.shares);
   const Choice& choice = ranges.choices[block.range];  // the first block writes what it has found
   if (choice.skip) return;
@@ -240,6 +244,7 @@ __device__ std::uint32_t join(const SelectRanges& ranges, const RangeBlock& bloc
 // An entry's place is the number of entries above the bound before it, and of ties before it as far as they
 // are needed.
 __global__ void __launch_bounds__(kThreads) take_kernel(SelectRanges ranges, const float* u) {
+  await_previous();
   const RangeBlock block = range_block(ranges.shares);
   const JoinedList joined = ranges.joined;
   const std::uint32_t start_of_range = joined.status ? join(ranges, block) : 0;

@@ -208,6 +208,7 @@ struct Listing {
 template <Fetch kFetch, class Method>
 __global__ void __launch_bounds__(kThreads)
     list_tiles_kernel(Accumulate accumulate, bool aligned, SelectRanges ranges, Method method) {
+  await_previous();
   const RangeBlock block = range_block(ranges.tiles);
   const SelectRange& range = ranges.range[block.range];
   const std::size_t begin = range.begin, n = range.n, base = std::size_t{block.index} * kSelectTile;

@@ -58,6 +58,7 @@ __device__ float score_of(const RegTopKScore& rule, const RegTopKLast& last, std
 // A thread per range.
 __global__ void plan_kernel(RegTopKScore rule, SelectRanges ranges, RegTopKWork work,
                             const StepParameters* parameters) {
+  await_previous();
   const std::uint32_t r = range_of_thread();
   if (r >= ranges.count) return;
   const SelectRange& range = ranges.range[r];
@@ -93,6 +94,7 @@ __device__ void judge(RegTopKControl& c, const SelectRange& range, double rest, 
 
 __global__ void __launch_bounds__(kThreads)
     judge_kernel(RegTopKScore rule, SelectRanges ranges, RegTopKWork work) {
+  await_previous();
   const RangeBlock block = range_block(ranges.shares);
   const SelectRange& range = ranges.range[block.range];
   const EntryList list = range.list;
@@ -122,6 +124,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     put_scores_kernel(RegTopKScore rule, SelectRanges ranges, RegTopKWork work, float* group) {
+  await_previous();
   const RangeBlock block = range_block(ranges.shares);
   const RegTopKControl& control = work.controls[block.range];
   if (!control.fell_back) return;
@@ -138,6 +141,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     take_scores_back_kernel(SelectRanges ranges, RegTopKWork work, float* group) {
+  await_previous();
   const RangeBlock block = range_block(ranges.shares);
   const RegTopKControl& control = work.controls[block.range];
   if (!control.fell_back) return;
@@ -150,6 +154,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     finish_kernel(SelectRanges ranges, RegTopKWork work, const float* group) {
+  await_previous();
   const RangeBlock block = range_block(ranges.shares);
   const SelectRange& range = ranges.range[block.range];
   const float* const u = group + range.begin;
@@ -169,6 +174,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     commit_kernel(SelectRanges ranges, const StepStatus* status, DeviceOutcome outcome, RegTopKWork work) {
+  await_previous();
   if (status->bad != 0) return;
   const RangeBlock block = range_block(ranges.shares);
   const SelectRange& range = ranges.range[block.range];

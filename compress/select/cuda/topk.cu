@@ -50,6 +50,7 @@ struct TopKListing {
 
 // A thread per range.
 __global__ void topk_commit_kernel(SelectRanges ranges, TopKState* states, const StepStatus* status) {
+  await_previous();
   const std::uint32_t r = range_of_thread();
   if (r >= ranges.count || status->bad || !states[r].updates_bound) return;
   states[r].carried = states[r].carried.after(ranges.choices[r].kth, states[r].list);

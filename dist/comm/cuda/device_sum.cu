@@ -74,6 +74,7 @@ struct Blocks {
 // them.
 template <class T, class Memory>
 __global__ void __launch_bounds__(kThreads) sum_kernel(Memory memory, std::size_t count, int aligned) {
+  await_previous();
   const std::size_t i = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kPerThread;
   if (i >= count) return;
   if (aligned && i + kPerThread <= count) {
@@ -95,6 +96,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(Memory memory, std::size_
 
 template <class Word>
 __global__ void __launch_bounds__(kThreads) gather_kernel(RankPointers blocks, Word* all, std::size_t words) {
+  await_previous();
   const Word* from = static_cast<const Word*>(blocks.at[blockIdx.y]);
   Word* to = all + blockIdx.y * words;
   if (from == to) return;

@@ -9,6 +9,7 @@ __device__ bool not_finite(float x) {
 }
 
 __global__ void rank_status_kernel(const float* loss, int rank, RankStatus* mine) {
+  await_previous();
   *mine = RankStatus{loss && not_finite(*loss) ? rank : -1, {0, 0, 0}};
 }
 
@@ -23,10 +24,12 @@ __device__ int first_bad(const std::byte* first, std::size_t stride, int statuse
 }
 
 __global__ void join_statuses_kernel(const std::byte* first, int ranks, RankStatus* host) {
+  await_previous();
   *host = RankStatus{first_bad(first, sizeof(RankStatus), ranks), {0, 0, 0}};
 }
 
 __global__ void spoil_kernel(const float* loss, float* sum, __nv_bfloat16* sum_bfloat16) {
+  await_previous();
   if (!not_finite(*loss)) return;
   const float nan = __uint_as_float(0x7fc00000u);
   if (sum)
@@ -37,6 +40,7 @@ __global__ void spoil_kernel(const float* loss, float* sum, __nv_bfloat16* sum_b
 
 __global__ void agree_kernel(const std::byte* first, std::size_t stride, int statuses, int ranks_per_host,
                              bool alone, StepStatus* status) {
+  await_previous();
   const int bad_loss = first_bad(first, stride, statuses);
   if (bad_loss >= 0) {
     status->bad = 1;
@@ -50,6 +54,7 @@ __global__ void agree_kernel(const std::byte* first, std::size_t stride, int sta
 
 __global__ void outcome_kernel(const StepStatus* status, const float* loss, const std::uint32_t* count,
                                std::uint32_t per_slot, StepOutcome* slots, std::uint32_t n) {
+  await_previous();
   StepOutcome& outcome = slots[*count / per_slot % n];
   outcome.status = *status;
   outcome.loss = *loss;
@@ -57,6 +62,7 @@ __global__ void outcome_kernel(const StepStatus* status, const float* loss, cons
 }
 
 __global__ void count_up_kernel(std::uint32_t* values, std::uint32_t first, std::uint32_t n) {
+  await_previous();
   for (std::uint32_t i = threadIdx.x; i < n; i += blockDim.x) values[i] = first + i;
 }
 

@@ -12,6 +12,7 @@ namespace {
 // Blocks share a range's entries. What they write is in `range`, in GPU memory.
 __global__ void take_kernel(SelectRanges ranges, const StepParameters* step, std::size_t phase,
                             const float* group) {
+  await_previous();
   const RangeBlock block = range_block(ranges.shares);
   const SelectRange& range = ranges.range[block.range];
   const std::size_t n = range.n, k = density_count(range.density(*step), n), stride = (n + k - 1) / k;

@@ -17,6 +17,7 @@ namespace {
 constexpr int kPerThread = 4;
 
 __global__ void fill_kernel(float* data, std::size_t n, float value) {
+  await_previous();
   std::size_t i = (std::size_t{blockIdx.x} * kThreads * kPerThread) + threadIdx.x;
   for (int j = 0; j < kPerThread; ++j, i += kThreads)
     if (i < n) data[i] = value;
@@ -24,6 +25,7 @@ __global__ void fill_kernel(float* data, std::size_t n, float value) {
 
 template <class T>
 __global__ void add_kernel(const T* a, const T* b, T* out, std::size_t n) {
+  await_previous();
   std::size_t i = (std::size_t{blockIdx.x} * kThreads * kPerThread) + threadIdx.x;
   for (int j = 0; j < kPerThread; ++j, i += kThreads)
     if (i < n) out[i] = from_float<T>(as_float(a[i]) + as_float(b[i]));
@@ -31,16 +33,19 @@ __global__ void add_kernel(const T* a, const T* b, T* out, std::size_t n) {
 
 __global__ void __launch_bounds__(kThreads)
     add_scaled_kernel(float* sum, const float* values, std::size_t n, float factor) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < n) sum[i] += factor * values[i];
 }
 
 __global__ void add_to_sum_kernel(double* sum, const float* value, double factor) {
+  await_previous();
   *sum += factor * static_cast<double>(*value);
 }
 
 __global__ void __launch_bounds__(kThreads)
     restore_kernel(const StepStatus* status, const float* from, float* to, std::size_t n) {
+  await_previous();
   if (status->bad == 0) return;
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < n) to[i] = from[i];
@@ -48,6 +53,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     checksum_kernel(const float* data, std::size_t n, unsigned long long* sum) {
+  await_previous();
   std::uint64_t mine = 0;
   for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
        i += std::size_t{gridDim.x} * kThreads)
@@ -57,6 +63,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void time_kernel(std::uint64_t* at) {
+  await_previous();
   *at = global_nanoseconds();
 }
 

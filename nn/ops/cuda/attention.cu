@@ -95,6 +95,7 @@ template <int kWide>
 __global__ void __launch_bounds__(kThreads)
     attention_forward_kernel(Call c, const float* __restrict__ qkv, float* __restrict__ y,
                              float* __restrict__ log_sums) {
+  await_previous();
   __shared__ Tile<kWide> tile;
   __shared__ float shared_weights[kWarps][kRows][kTile];
   const Place place(c.tiles);
@@ -145,6 +146,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     attention_sums_kernel(Call c, const T* __restrict__ y, const T* __restrict__ dy, float* __restrict__ d) {
+  await_previous();
   const std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (row >= c.batch * c.heads * c.steps) return;  // the whole warp
   const std::int64_t head = row / c.steps, t = row % c.steps, b = head / c.heads, h = head % c.heads;
@@ -161,6 +163,7 @@ __global__ void __launch_bounds__(kThreads)
     attention_queries_kernel(Call c, const float* __restrict__ qkv, const float* __restrict__ dy,
                              const float* __restrict__ log_sums, const float* __restrict__ d,
                              float* __restrict__ dqkv) {
+  await_previous();
   __shared__ Tile<kWide> tile;
   __shared__ float shared_grads[kWarps][kRows][kTile];
   const Place place(c.tiles);
@@ -200,6 +203,7 @@ __global__ void __launch_bounds__(kThreads)
     attention_keys_kernel(Call c, const float* __restrict__ qkv, const float* __restrict__ dy,
                           const float* __restrict__ log_sums, const float* __restrict__ d,
                           float* __restrict__ dqkv) {
+  await_previous();
   __shared__ Tile<kWide> tile;
   __shared__ float shared_weights[kWarps][kRows][kTile], shared_grads[kWarps][kRows][kTile];
   const Place place(c.tiles);

@@ -232,6 +232,7 @@ template <int kW>
 __global__ void __launch_bounds__(kBlock)
     attention_forward_bf16_kernel(AttentionCall c, bool whole, const Word* __restrict__ qkv,
                                   Word* __restrict__ y, float* __restrict__ log_sums) {
+  await_previous();
   __shared__ Row<kW> tiles[kStages<kW>][2][kTile<kW>];
   const QueryBlock<kW> block(c, whole, qkv);
   const std::int64_t mine = block.mine();
@@ -288,6 +289,7 @@ __global__ void __launch_bounds__(kBlock)
     attention_queries_bf16_kernel(AttentionCall c, bool whole, const Word* __restrict__ qkv,
                                   const Word* __restrict__ dy, const float* __restrict__ log_sums,
                                   const float* __restrict__ d, Word* __restrict__ dqkv) {
+  await_previous();
   __shared__ Row<kW> tiles[kStages<kW>][2][kTile<kW>];
   const QueryBlock<kW> block(c, whole, qkv);
   const std::int64_t mine = block.mine();
@@ -327,6 +329,7 @@ __global__ void __launch_bounds__(kBlock)
     attention_keys_bf16_kernel(AttentionCall c, bool whole, const Word* __restrict__ qkv,
                                const Word* __restrict__ dy, const float* __restrict__ log_sums,
                                const float* __restrict__ d, Word* __restrict__ dqkv) {
+  await_previous();
   __shared__ Row<kW> tiles[kStages<kW>][2][kTile<kW>];
   __shared__ float shared_sums[kStages<kW>][2][kTile<kW>];  // of the tile's queries: log_sums, d
   const std::int64_t all = c.batch * c.kv_heads, of_group = blockIdx.x % all, b = of_group / c.kv_heads,

@@ -130,6 +130,7 @@ __device__ inline std::int64_t rows_of(const BatchNormTiles& t, unsigned chunk) 
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     sums_kernel(BatchNormTiles t, const T* __restrict__ x, float* __restrict__ partial) {
+  await_previous();
   Spot s = spot(t, blockIdx.y);
   float by[V] = {}, sum[V] = {}, squares[V] = {};
   if (s.channel < t.channels) {
@@ -191,6 +192,7 @@ __device__ inline void add_chunks(const BatchNormTiles& t, const float* partial,
 __global__ void __launch_bounds__(kThreads)
     normalization_kernel(BatchNormTiles t, const float* partial, BatchNormParameters p,
                          BatchNormStatistics out) {
+  await_previous();
   const unsigned c = blockIdx.x * kChannelsPerBlock + (threadIdx.x & (kChannelsPerBlock - 1));
   double totals[2] = {};
   if (partial) add_chunks<true>(t, partial, c, totals);
@@ -222,6 +224,7 @@ template <class T, int V, bool kResidual, bool kRelu>
 __global__ void __launch_bounds__(kThreads)
     apply_kernel(BatchNormTiles t, const T* __restrict__ x, const T* __restrict__ residual,
                  const float* __restrict__ scale, const float* __restrict__ shift, T* __restrict__ y) {
+  await_previous();
   // Last chunk first: the sums left it in the cache.
   Spot s = spot(t, t.chunks - 1 - blockIdx.y);
   if (s.channel >= t.channels) return;
@@ -260,6 +263,7 @@ template <class T, int V, BatchNormMask kMask>
 __global__ void __launch_bounds__(kThreads)
     backward_sums_kernel(BatchNormTiles t, const T* grad, const T* __restrict__ x, const T* __restrict__ y,
                          BatchNormStatistics n, T* masked, float* __restrict__ partial) {
+  await_previous();
   Spot s = spot(t, blockIdx.y);
   float mean[V] = {}, a[V], b[V], sum[V] = {}, with_x[V] = {};
   if (s.channel < t.channels) {
@@ -295,6 +299,7 @@ __device__ inline void put(GradientTarget target, unsigned c, float value) {
 __global__ void __launch_bounds__(kThreads)
     coefficients_kernel(BatchNormTiles t, const float* partial, const float* gamma, BatchNormStatistics n,
                         bool training, GradientTarget dgamma, GradientTarget dbeta, float* coefficients) {
+  await_previous();
   const unsigned c = blockIdx.x * kChannelsPerBlock + (threadIdx.x & (kChannelsPerBlock - 1));
   double totals[2] = {};
   add_chunks<false>(t, partial, c, totals);
@@ -316,6 +321,7 @@ template <class T, int V, bool kRecomputed, bool kAccumulate>
 __global__ void __launch_bounds__(kThreads)
     backward_apply_kernel(BatchNormTiles t, const T* __restrict__ grad, const T* __restrict__ x,
                           BatchNormStatistics n, const float* __restrict__ coefficients, T* __restrict__ dx) {
+  await_previous();
   Spot s = spot(t, t.chunks - 1 - blockIdx.y);
   if (s.channel >= t.channels) return;
   float a[V], b[V], c[V], scale[V], shift[V];
@@ -343,6 +349,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T, bool kResidual, bool kRelu>
 __global__ void __launch_bounds__(kThreads) finish_kernel(T* y, const T* residual, std::size_t n) {
+  await_previous();
   constexpr int V = kPack<T>;
   const std::size_t at = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * V;
   const auto of = [](float v, float r) {
@@ -363,6 +370,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(T* y, const T* residua
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) mask_kernel(const T* grad, const T* y, T* masked, std::size_t n) {
+  await_previous();
   constexpr int V = kPack<T>;
   const std::size_t at = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * V;
   if (at + V <= n) {

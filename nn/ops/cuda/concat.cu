@@ -8,6 +8,7 @@ namespace {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     copy_channels_kernel(const T* x, T* y, ChannelCopy c, std::uint32_t n, bool accumulate) {
+  await_previous();
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= n) return;
   const std::uint32_t item = static_cast<std::uint32_t>(at), i = item % c.count, row = item / c.count;

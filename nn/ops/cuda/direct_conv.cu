@@ -43,6 +43,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     direct_forward_kernel(const T* __restrict__ x, const T* __restrict__ filter, T* __restrict__ y,
                           DirectShape s, std::uint32_t n) {
+  await_previous();
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= n) return;
   const Place to(static_cast<std::uint32_t>(at), s.out_height, s.out_width, s.out);
@@ -67,6 +68,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     direct_input_gradient_kernel(const T* __restrict__ filter, const T* __restrict__ dy, T* __restrict__ dx,
                                  bool accumulate, DirectShape s, std::uint32_t n) {
+  await_previous();
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= n) return;
   const Place to(static_cast<std::uint32_t>(at), s.height, s.width, s.in);
@@ -93,6 +95,7 @@ __global__ void __launch_bounds__(kThreads)
     direct_weight_gradient_kernel(const T* __restrict__ x, const T* __restrict__ dy, float* sums,
                                   DirectShape s, std::size_t rows, std::size_t rows_of_slab,
                                   std::size_t filter, std::size_t n) {
+  await_previous();
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= n) return;
   const Place of(static_cast<std::uint32_t>(at % filter), s.kernel_height, s.kernel_width, s.out);

@@ -18,6 +18,7 @@ bool packed(const T* data) {
 template <class T, class Fn>
 __global__ void __launch_bounds__(kThreads)
     map_kernel(Fn fn, const T* a, const T* b, T* out, std::size_t packs, std::size_t n) {
+  await_previous();
   constexpr int kSize = 16 / sizeof(T);
   using P = Pack<T, kSize>;
   const std::size_t item = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -97,6 +98,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(const T* in, T* out, std::size_t n, bool packed, float p, float keep, PhiloxStream stream,
                    const std::uint32_t* step) {
+  await_previous();
   using P = Pack<T, 4>;
   const std::size_t item = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (item * 4 >= n) return;
@@ -119,6 +121,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     dropout_nhwc_kernel(const T* in, T* out, std::uint32_t n, DropoutShape shape, float p, float keep,
                         PhiloxStream stream, const std::uint32_t* step) {
+  await_previous();
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= n) return;
   const std::uint32_t i = static_cast<std::uint32_t>(at), c = i % shape.channels, pixel = i / shape.channels;

@@ -25,6 +25,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     embedding_kernel(const float* __restrict__ ids, const float* __restrict__ weight, EmbeddingShape s,
                      T* __restrict__ y) {
+  await_previous();
   const std::uint32_t row = blockIdx.x;
   const std::int64_t id = id_of(ids, row, s);
   for (std::uint32_t j = threadIdx.x; j < s.width; j += kThreads)
@@ -50,6 +51,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     embedding_gradient_kernel(const float* __restrict__ ids, const T* __restrict__ dy, EmbeddingShape s,
                               float* __restrict__ dw) {
+  await_previous();
   __shared__ std::uint32_t same[kThreads];  // the rows of this token among those looked at, in their order
   const std::uint32_t first = blockIdx.x, rows = s.batch * s.steps;
   const std::int64_t id = id_of(ids, first, s);

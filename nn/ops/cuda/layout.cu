@@ -15,6 +15,7 @@ template <class In, class Out>
 __global__ void __launch_bounds__(kThreads)
     transpose_kernel(const In* in, Out* out, std::size_t rows, std::size_t columns,
                      std::uint32_t tiles_across, std::uint32_t tiles_per_image) {
+  await_previous();
   __shared__ float tile[kTile][kTile + 1];
   const std::uint32_t image = blockIdx.x / tiles_per_image, place = blockIdx.x % tiles_per_image;
   const std::size_t row0 = std::size_t{place / tiles_across} * kTile,
@@ -33,6 +34,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class In, class Out>
 __global__ void __launch_bounds__(kThreads) convert_kernel(const In* in, Out* out, std::size_t n) {
+  await_previous();
   std::size_t i = std::size_t{blockIdx.x} * kThreads * 4 + threadIdx.x;
   for (int j = 0; j < 4; ++j, i += kThreads)
     if (i < n) out[i] = from_float<Out>(as_float(in[i]));

@@ -33,6 +33,7 @@ __device__ inline float block_greatest(float value) {
 // *counted = labels that are not masked, at least 1. One block.
 __global__ void __launch_bounds__(kThreads)
     count_kernel(const std::int32_t* labels, std::size_t rows, double* counted) {
+  await_previous();
   double unmasked = 0;
   for (std::size_t i = threadIdx.x; i < rows; i += kThreads) unmasked += labels[i] != kNoLabel;
   unmasked = block_sum(unmasked);
@@ -42,6 +43,7 @@ __global__ void __launch_bounds__(kThreads)
 // *loss = sum / counted. One block.
 __global__ void __launch_bounds__(kThreads)
     mean_kernel(const double* losses, std::size_t rows, const double* counted, float* loss) {
+  await_previous();
   double sum = 0;
   for (std::size_t i = threadIdx.x; i < rows; i += kThreads) sum += losses[i];
   sum = block_sum(sum);
@@ -61,6 +63,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     row_kernel(const float* logits, std::int64_t classes, std::int64_t stride, const std::int32_t* labels,
                float smoothing, const double* counted, double* losses, T* gradient) {
+  await_previous();
   const float* z = logits + std::int64_t{blockIdx.x} * stride;
   T* dz = gradient ? gradient + std::int64_t{blockIdx.x} * stride : nullptr;
   const std::int32_t label = labels[blockIdx.x];
@@ -183,6 +186,7 @@ void forward(const LinearCrossEntropyCall& call, Tensor& loss, Tensor& dx, Tenso
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     scale_kernel(const float* from, const float* by, bool accumulate, T* to, std::size_t n) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= n) return;
   const float value = *by * from[i];

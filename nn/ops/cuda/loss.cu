@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
                          const std::int32_t* __restrict__ labels, float smoothing,
                          SoftmaxRow* __restrict__ softmax, double* __restrict__ loss) {
+  await_previous();
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / 32;
   const int lane = threadIdx.x & 31;
   if (row >= rows) return;  // the whole warp
@@ -75,6 +76,7 @@ __device__ inline double sum_of(const double* values, std::size_t n) {
 __global__ void __launch_bounds__(kThreads)
     mean_of_unmasked_kernel(const double* losses, const std::int32_t* labels, std::size_t rows,
                             double* counted, float* loss) {
+  await_previous();
   const double sum = sum_of(losses, rows);
   double unmasked = 0;
   for (std::size_t i = threadIdx.x; i < rows; i += kThreads) unmasked += labels[i] != kNoLabel;
@@ -111,6 +113,7 @@ __global__ void __launch_bounds__(kThreads)
                                   const std::int32_t* __restrict__ labels, float smoothing,
                                   const SoftmaxRow* __restrict__ softmax, const double* __restrict__ counted,
                                   const float* __restrict__ grad, T* __restrict__ dz) {
+  await_previous();
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / 32;
   if (row >= rows) return;
   const float scale = grad[0] / static_cast<float>(*counted);
@@ -142,6 +145,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     hits_kernel(const T* __restrict__ logits, std::int64_t rows, std::int64_t classes,
                 const std::int32_t* __restrict__ labels, int top, double* __restrict__ hit) {
+  await_previous();
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / 32;
   const int lane = threadIdx.x & 31;
   if (row >= rows) return;
@@ -161,6 +165,7 @@ __global__ void __launch_bounds__(kThreads)
 // total += the sum.
 __global__ void __launch_bounds__(kThreads)
     add_sum_kernel(const double* values, std::size_t n, double* total) {
+  await_previous();
   const double sum = sum_of(values, n);
   if (threadIdx.x == 0) *total += sum;
 }
@@ -180,6 +185,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     squared_error_kernel(const T* __restrict__ y, const float* __restrict__ target, std::size_t n,
                          double* __restrict__ partial) {
+  await_previous();
   double sum = 0;
   for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
        i += std::size_t{gridDim.x} * kThreads) {
@@ -207,6 +213,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     squared_error_backward_kernel(const T* __restrict__ y, const float* __restrict__ target, std::size_t n,
                                   const float* __restrict__ grad, T* __restrict__ dy) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= n) return;
   const float scale = 2.0f * grad[0] / static_cast<float>(n);
@@ -223,6 +230,7 @@ void squared_error_backward(const Tensor& y, const Tensor& target, const Tensor&
 
 __global__ void __launch_bounds__(kThreads)
     mean_kernel(const double* values, std::size_t n, double by, float* out) {
+  await_previous();
   const double sum = sum_of(values, n);
   if (threadIdx.x == 0) *out = static_cast<float>(sum / by);
 }

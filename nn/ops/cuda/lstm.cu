@@ -26,6 +26,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     gates_kernel(LstmStep s, const float* __restrict__ input_bias, const float* __restrict__ recurrent_bias,
                  float* __restrict__ cell, T* __restrict__ y) {
+  await_previous();
   const std::uint32_t at = blockIdx.x * kThreads + threadIdx.x;
   if (at >= s.batch * s.width) return;
   const std::uint32_t row = at / s.width, j = at % s.width;
@@ -50,6 +51,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     gates_gradient_kernel(LstmStep s, const float* __restrict__ cell, const T* __restrict__ dy,
                           const float* later, const float* dcell, float* dcell_out, T* dsums) {
+  await_previous();
   const std::uint32_t at = blockIdx.x * kThreads + threadIdx.x;
   if (at >= s.batch * s.width) return;
   const std::uint32_t j = at % s.width;

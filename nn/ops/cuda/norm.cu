@@ -76,6 +76,7 @@ struct NormRows {
 
 template <class T, class Form, bool centred>
 __global__ void __launch_bounds__(kThreads) norm_kernel(NormRows<T> r) {
+  await_previous();
   constexpr int V = Form::V;
   const std::int64_t row = row_of_warp(), at = row * r.width, first = (threadIdx.x & 31) * V;
   if (row >= r.rows) return;  // a whole warp
@@ -128,6 +129,7 @@ struct NormGradientRows {
 
 template <class T, class Form, bool centred>
 __global__ void __launch_bounds__(kThreads) norm_gradient_kernel(NormGradientRows<T> r) {
+  await_previous();
   constexpr int V = Form::V;
   const std::int64_t row = row_of_warp(), at = row * r.width, first = (threadIdx.x & 31) * V;
   if (row >= r.rows) return;
@@ -162,6 +164,7 @@ __global__ void __launch_bounds__(kThreads) norm_gradient_kernel(NormGradientRow
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     norm_parameter_sums_kernel(NormGradientRows<T> r, std::int64_t chunks, float* sums) {
+  await_previous();
   __shared__ float products[kWarps][32], gradients[kWarps][32];
   const unsigned lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   const std::int64_t chunk = blockIdx.y, column = std::int64_t{blockIdx.x} * 32 + lane;
@@ -190,6 +193,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     norm_parameters_kernel(const float* sums, std::int64_t chunks, std::int64_t width, GradientTarget dweight,
                            GradientTarget dbias) {
+  await_previous();
   __shared__ float partial[kWarps][32];
   const GradientTarget target = blockIdx.y == 0 ? dweight : dbias;
   if (!target.data) return;  // the whole block

@@ -11,6 +11,7 @@ struct CornerShape {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     corner_kernel(const T* in, T* out, CornerShape s, std::uint32_t n, float value) {
+  await_previous();
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= n) return;
   const std::uint32_t item = static_cast<std::uint32_t>(at), c = item % s.channels, pixel = item / s.channels;

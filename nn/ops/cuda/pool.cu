@@ -90,6 +90,7 @@ AveragePoolShape shape_of(const Tensor& x) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     average_forward_kernel(const T* __restrict__ x, T* __restrict__ y, AveragePoolShape s, float scale) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= std::size_t{s.images} * s.channels) return;
   const std::size_t image = i / s.channels, channel = i % s.channels;
@@ -114,6 +115,7 @@ void average_forward(const Tensor& x, Tensor& y) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     average_backward_kernel(const T* __restrict__ dy, T* __restrict__ dx, AveragePoolShape s, float scale) {
+  await_previous();
   const std::uint32_t per_image = s.pixels * s.channels;
   const T* from = dy + std::size_t{blockIdx.y} * s.channels;
   T* to = dx + std::size_t{blockIdx.y} * per_image;

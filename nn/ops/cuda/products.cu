@@ -28,6 +28,7 @@ constexpr std::size_t kRowsPerSlab = 256, kMostSlabs = 1024;
 template <class T>
 __global__ __launch_bounds__(kThreads) void filter_kernel(const float* weight, T* filter, std::size_t n,
                                                           unsigned in, unsigned taps) {
+  await_previous();
   std::size_t at = std::size_t{blockIdx.x} * kThreads * kPerThread + threadIdx.x;
   for (int j = 0; j < kPerThread; ++j, at += kThreads) {
     if (at >= n) return;
@@ -40,6 +41,7 @@ __global__ __launch_bounds__(kThreads) void filter_kernel(const float* weight, T
 template <class T>
 __global__ __launch_bounds__(kThreads) void weight_kernel(const T* filter, float* weight, bool accumulate,
                                                           std::size_t n, unsigned in, unsigned taps) {
+  await_previous();
   std::size_t at = std::size_t{blockIdx.x} * kThreads * kPerThread + threadIdx.x;
   for (int j = 0; j < kPerThread; ++j, at += kThreads) {
     if (at >= n) return;
@@ -54,6 +56,7 @@ __global__ __launch_bounds__(kThreads) void weight_kernel(const T* filter, float
 template <class T>
 __global__ __launch_bounds__(kThreads) void bias_kernel(T* y, const float* bias, std::size_t n,
                                                         unsigned channels) {
+  await_previous();
   std::size_t at = std::size_t{blockIdx.x} * kThreads * kPerThread + threadIdx.x;
   unsigned c = static_cast<unsigned>(at % channels);
   const unsigned step = kThreads % channels;
@@ -74,6 +77,7 @@ struct alignas(16) Piece {
 template <class T>
 __global__ __launch_bounds__(kThreads) void bias_pieces_kernel(Piece<T>* y, const float* bias,
                                                                std::size_t pieces, unsigned pieces_of_row) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= pieces) return;
   const float* of = bias + static_cast<unsigned>(i % pieces_of_row) * Piece<T>::kSize;
@@ -88,6 +92,7 @@ template <class T>
 __global__ __launch_bounds__(kThreads) void column_sums_kernel(const T* x, std::size_t rows,
                                                                unsigned channels, std::size_t rows_per_slab,
                                                                float* sums, bool accumulate) {
+  await_previous();
   __shared__ float partial[kThreads];
   const unsigned tiles = (channels + kColumns - 1) / kColumns;
   const std::size_t slab = blockIdx.x / tiles;

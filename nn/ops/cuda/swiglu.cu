@@ -7,6 +7,7 @@ namespace {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     swiglu_kernel(const T* x, std::size_t n, std::size_t width, T* y) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= n) return;
   const std::size_t a = i + i / width * width;  // row * 2 width + column
@@ -16,6 +17,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     swiglu_backward_kernel(const T* x, const T* dy, std::size_t n, std::size_t width, T* dx) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= n) return;
   const std::size_t a = i + i / width * width;

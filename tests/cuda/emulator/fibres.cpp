@@ -33,6 +33,7 @@ struct Thread {
   Wait wait = Wait::finished;
   unsigned mask = 0;
   bool orders = false;   // it waits in __syncwarp
+  bool awaited = false;  // it has called await_previous()
   unsigned barrier = 0;  // the line it stands at
   int predicate = 0, any = 0;
   std::uint64_t word = 0;
@@ -172,7 +173,7 @@ bool release_warps() {
 }
 
 void run_threads() {
-  for (Thread& thread : block.threads) thread.wait = Wait::to_begin;
+  for (Thread& thread : block.threads) thread.wait = Wait::to_begin, thread.awaited = false;
   for (;;) {
     bool ran = false;
     for (block.turn = 0; turns_left();) {
@@ -210,6 +211,14 @@ const Place& place() {
 
 int lane() {
   return block.current % 32;
+}
+
+void await_previous() {
+  block.threads[block.current].awaited = true;
+}
+
+bool has_awaited() {
+  return block.threads[block.current].awaited;
 }
 
 int block_barrier(int predicate, unsigned line) {

@@ -1,7 +1,10 @@
 // The machine itself: its streams' work, and what tests want of it.
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 
 #include "tests/cuda/emulator/machine_state.h"
+#include "tests/cuda/emulator/races.h"
 
 namespace topknot::emulator {
 
@@ -211,9 +214,16 @@ void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kern
     result(cudaErrorInvalidConfiguration);
     return;
   }
-  put(stream, [kernel, grid, block, body = std::move(body)] {
+  const auto thread = [kernel, body = std::move(body)] {
+    body();
+    if (has_awaited()) return;
+    std::fprintf(stderr, "emulated GPU: a thread has ended without await_previous()\n%s",
+                 races::place_of(kernel).c_str());
+    std::abort();
+  };
+  put(stream, [kernel, grid, block, thread] {
     ++state().kernels;
-    run_kernel(kernel, grid, block, body);
+    run_kernel(kernel, grid, block, thread);
   });
 }
 

@@ -67,6 +67,10 @@ void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kern
                     std::function<void()> body);
 void run_kernel(const void* kernel, dim3 grid, dim3 block, const std::function<void()>& body);
 void run_block(dim3 grid, dim3 size, std::uint64_t number, bool reverse, const std::function<void()>& body);
+// By the thread that runs: the kernel before this one is complete from here on. A thread that ends without it
+// ends the program. (The emulator runs one kernel after the other, be they launched early or not.)
+void await_previous();
+bool has_awaited();
 // Where another block may go on: it does once in so many calls, if blocks are interleaved.
 void give_way(unsigned once_in);
 // Whether any thread of the block has a predicate that is not 0. All have to come to it, on the same line.

@@ -229,6 +229,11 @@ std::string places(const std::vector<std::pair<const char*, std::uint32_t>>& cod
   return text;
 }
 
+std::pair<const char*, std::uint32_t> entry_of(const void* kernel) {
+  const auto entry = reinterpret_cast<std::uintptr_t>(kernel) - here().program.begin;
+  return {"the kernel", static_cast<std::uint32_t>(entry + 1)};
+}
+
 void report(const char* what, const char* at, std::size_t bytes, bool shared, const Stamp& now,
             const Stamp& before) {
   Kernel& kernel = detector().kernel;
@@ -237,9 +242,7 @@ void report(const char* what, const char* at, std::size_t bytes, bool shared, co
   std::size_t n = static_cast<std::size_t>(std::snprintf(
       text, sizeof text, "%s: %zu bytes of %s memory at %p, by thread %u of block %u", what, bytes,
       shared ? "shared" : "device", static_cast<const void*>(at), now.thread, now.block));
-  const auto entry = reinterpret_cast<std::uintptr_t>(kernel.code) - here().program.begin;
-  std::vector<std::pair<const char*, std::uint32_t>> code{
-      {"the kernel", static_cast<std::uint32_t>(entry + 1)}, {"here", now.code}};
+  std::vector<std::pair<const char*, std::uint32_t>> code{entry_of(kernel.code), {"here", now.code}};
   if (before.code != 0) {
     std::snprintf(text + n, sizeof text - n, ", after thread %u of block %u", before.thread, before.block);
     code.push_back({"before", before.code});
@@ -335,6 +338,10 @@ std::vector<std::string> take() {
   return std::exchange(detector().found, {});
 }
 
+std::string place_of(const void* kernel) {
+  return places({entry_of(kernel)});
+}
+
 void begin_kernel(const void* code) {
   Detector& all = detector();
   if (!all.watching) return;
@@ -399,6 +406,7 @@ void access(const void* data, std::size_t bytes, Access kind, const void* code) 
     const std::size_t in_page = (address + done) % Page::kBytes;
     const std::size_t here_bytes = std::min(bytes - done, Page::kBytes - in_page);
     if (page) {
+      if (!shared && !has_awaited()) report("an access before await_previous()", at, bytes, shared, now, {});
       if (page->shift > shift) page->split(shift);
       for (std::size_t c = in_page >> page->shift; c <= (in_page + here_bytes - 1) >> page->shift; ++c)
         visit(page->cells[c], at, bytes, kind, now, shared);

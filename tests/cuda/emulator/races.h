@@ -7,7 +7,8 @@
 //   between blocks, a __threadfence before an atomic operation, which another block's thread has read by an
 //   atomic operation of its own before its __threadfence (CUDA C++ programming guide, memory fence functions).
 // Whether a race shows in the result does not matter, nor in which order the emulator runs the threads.
-// A read of shared memory that nothing in the block has written is reported too.
+// A read of shared memory that nothing in the block has written is reported too, and an access to device memory
+// before await_previous().
 
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +21,9 @@ namespace topknot::emulator::races {
 void watch();
 // What was found since the last call, a paragraph each. What nobody takes makes the program's exit status 1.
 std::vector<std::string> take();
+
+// The kernel's name, and where it stands in the sources.
+std::string place_of(const void* kernel);
 
 // By blocks.cpp and fibres.cpp, of the kernel that runs; there is one at a time, and one block of it.
 void begin_kernel(const void* kernel);

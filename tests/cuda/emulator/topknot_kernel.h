@@ -199,6 +199,9 @@ inline unsigned __umulhi(unsigned a, unsigned b) {
 namespace topknot::cuda {
 
 // As the header for nvcc has them.
+inline void await_previous() {
+  emulator::await_previous();
+}
 inline std::uint64_t global_nanoseconds() {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
                                         std::chrono::steady_clock::now().time_since_epoch())

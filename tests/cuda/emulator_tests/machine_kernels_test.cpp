@@ -14,6 +14,7 @@
 namespace topknot {
 namespace {
 
+using cuda::await_previous;
 using cuda::launch;
 using testing::DeviceVector;
 using testing::run_in_child;
@@ -39,6 +40,7 @@ std::vector<int> counted(int n, int from = 0) {
 
 // out[i] of a block: what the thread `by` further on wrote, all in a circle.
 __global__ void pass_on(const int* in, int* out, int by, bool wait) {
+  await_previous();
   __shared__ int tile[kBlock];
   const int at = static_cast<int>(threadIdx.x);
   tile[at] = -1;
@@ -68,6 +70,7 @@ TEST_CASE("emulator: behind a barrier all see what all wrote; without one, an or
 }
 
 __global__ void any_of(const int* in, int* out) {
+  await_previous();
   out[threadIdx.x] = __syncthreads_or(in[threadIdx.x]);
 }
 
@@ -93,6 +96,7 @@ struct Lane {
 };
 
 __global__ void exchange(Lane* out, unsigned mask) {
+  await_previous();
   const int at = static_cast<int>(threadIdx.x), mine = 100 + at;
   Lane lane;
   lane.number = at % 32;
@@ -126,6 +130,7 @@ TEST_CASE("emulator: shuffles bring each lane what another has; beyond the warp,
 
 // Half a warp takes one branch, half the other; of 40 threads the second warp has eight lanes.
 __global__ void vote(unsigned* ballots, int* any, int* all) {
+  await_previous();
   const unsigned at = threadIdx.x, lane = at % 32;
   const unsigned present = at < 32 ? 0xffffffffu : 0xffu;
   if (lane < 4)
@@ -154,6 +159,7 @@ TEST_CASE("emulator: votes count the lanes of their mask, in branches and in a w
 }
 
 __global__ void count(unsigned* words, unsigned* tickets, unsigned long long* wide, double* real) {
+  await_previous();
   const unsigned at = blockIdx.x * blockDim.x + threadIdx.x;
   tickets[at] = atomicAdd(&words[0], 1u);
   atomicMax(&words[1], at);
@@ -187,6 +193,7 @@ TEST_CASE("emulator: atomics lose nothing, and return what was there") {
 
 // Right only if no block comes between the two steps.
 __global__ void count_in_two_steps(int* sum) {
+  await_previous();
   const int before = atomicAdd(sum, 0);
   atomicExch(sum, before + 1);
 }
@@ -214,6 +221,7 @@ TEST_CASE(
 }
 
 __global__ void note_place(uint3* out) {
+  await_previous();
   const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
   out[block * blockDim.x * blockDim.y * blockDim.z + thread] = {
@@ -238,10 +246,12 @@ TEST_CASE("emulator: every thread of every block of a grid of three dimensions r
 
 // Kernels that a GPU would hang at, or that mean nothing there.
 __global__ void leave_before_barrier(unsigned who) {
+  await_previous();
   if (threadIdx.x == who) return;
   __syncthreads();
 }
 __global__ void part_at_barriers(unsigned who) {
+  await_previous();
   if (threadIdx.x == who) {
     __syncthreads();
   } else {
@@ -249,18 +259,22 @@ __global__ void part_at_barriers(unsigned who) {
   }
 }
 __global__ void leave_before_shuffle(unsigned who) {
+  await_previous();
   if (threadIdx.x != who) __syncwarp();
 }
 __global__ void shuffle_without_me(unsigned who) {
+  await_previous();
   if (threadIdx.x == who) __syncwarp(~(1u << who));
 }
 __global__ void part_at_shuffle(unsigned who) {
+  await_previous();
   if (threadIdx.x == who)
     __syncthreads();
   else
     __syncwarp();
 }
 __global__ void together(unsigned) {
+  await_previous();
   __syncwarp();
   __syncthreads();
 }
@@ -288,8 +302,26 @@ TEST_CASE("emulator: a kernel whose threads part at a barrier ends the program")
   }
 }
 
+__global__ void await_but(unsigned who) {
+  if (threadIdx.x != who) await_previous();
+}
+
+TEST_CASE("emulator: a thread that ends without await_previous() ends the program, which names its kernel") {
+  for (const unsigned who : {0u, 31u, 32u}) {
+    const testing::ChildEnd ended = run_in_child([=] {
+      const OnGpu gpu;
+      launch(await_but, 2, 32, gpu.stream(), who);
+      cuda::Context::current().synchronize();
+    });
+    if (who < 32)
+      CHECK(says(ended.text, {"emulated GPU", "without await_previous()", "the kernel: ", "await_but"}));
+    CHECK(ended.aborted == (who < 32));
+  }
+}
+
 #ifndef __SANITIZE_ADDRESS__  // whose build says so itself
 __global__ void read_four(const float* from, float* to, unsigned first) {
+  await_previous();
   const float4 four = *reinterpret_cast<const float4*>(from + first);
   *to = four.x + four.w;
 }

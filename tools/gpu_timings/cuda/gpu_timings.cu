@@ -32,6 +32,7 @@ __device__ std::uint32_t mixed(std::uint32_t x) {
 }
 
 __global__ void __launch_bounds__(kThreads) fill_kernel(float* gradient, std::size_t n, std::uint32_t step) {
+  await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= n) return;
   const std::uint32_t seed = mixed(static_cast<std::uint32_t>(i) ^ mixed(step));

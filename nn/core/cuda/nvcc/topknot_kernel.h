@@ -12,6 +12,21 @@
 
 namespace topknot::cuda {
 
+// The first line of every kernel, ahead of any access to global memory and of any return: launch() may start a
+// kernel while the one before it on the stream still runs (programmatic dependent launch; CUDA programming
+// guide, from compute capability 9.0 on). The thread waits until that one is complete and its writes are seen;
+// after an ordinary launch it need not. Every thread of every kernel waits, so one that is complete had all
+// before it complete, however early they began. What libraries launch, copies and fills begin only when the
+// work before them is complete.
+// From then on the next kernel's blocks may take the room that this one's last blocks leave. They begin when all
+// of this one's have: they take room from none, and no more than two kernels of a stream are under way.
+__device__ inline void await_previous() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
 // The GPU's clock.
 __device__ inline std::uint64_t global_nanoseconds() {
   std::uint64_t time;
