@@ -123,6 +123,18 @@ TEST_CASE("graphs and batches made on the GPU change no bit") {
   }
 }
 
+TEST_CASE("kernels that begin early change no bit, with graphs and without") {
+  for (const char* precision : {"train.precision=fp32", "train.precision=bf16"})
+    for (const char* method : {"compress.name=topk", "compress.name=dense"}) {
+      const Keys keys{precision, method};
+      const auto weights = on_gpu("threads", 2, keys).checksums;
+      for (const char* graphs : {"train.graphs=true", "train.graphs=false"}) {
+        INFO(precision << ", " << method << ", " << graphs);
+        CHECK(weights == on_gpu("threads", 2, with(keys, {"train.early_launch=true", graphs})).checksums);
+      }
+    }
+}
+
 TEST_CASE("batches reach the GPU whole, however far the host is ahead") {
   for (const char* where : {"data.on_device=true", "data.on_device=false"}) {
     const Keys keys{"compress.name=topk", where, "data.train_size=128"};  // the host looks at an epoch's end

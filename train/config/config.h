@@ -101,6 +101,7 @@ struct Config {
     std::string device = "auto";
     std::string precision = "fp32";
     std::string graphs = "true";  // true, false, parts
+    bool early_launch = false;
     bool deterministic = false;
     std::string algorithm_cache = "auto";
     std::string bn_stats = "mean";

@@ -122,6 +122,10 @@ std::vector<Key> machine_keys() {
            "host; parts: without NCCL's collectives",
            {"true", "false", "parts"})
           .used_by({kGpus}),
+      flag("train.early_launch", at<t, &Train::early_launch>,
+           "on a GPU of compute capability 9.0 or more: a kernel's blocks take their places while the kernel "
+           "before it ends; the same numbers; not yet known to be faster on any card")
+          .used_by({kGpus}),
       flag("train.deterministic", at<t, &Train::deterministic>,
            "the same bits in every run on a GPU too, slower there; on a CPU always so")
           .used_by({kGpus}),

@@ -49,7 +49,37 @@ Precision precision_of(const std::string& name) {
 ContextOptions context_options(const RunInputs& inputs, const Communicator& communicator) {
   const auto& train = inputs.config.train;
   return {inputs.gpu,          communicator.rank(),     precision_of(train.precision),
-          train.deterministic, communicator.size() > 1, algorithm_cache_folder(train.algorithm_cache)};
+          train.deterministic, communicator.size() > 1, algorithm_cache_folder(train.algorithm_cache),
+          train.early_launch};
+}
+
+// Early launches as a step has them: behind kernels, a fill and another stream, eager and in a graph. A driver
+// was reported to refuse them while it recorded a graph (sglang#18596); such a run goes on without.
+void try_early_launches(Context& context) {
+  if (!context.early_launches()) return;
+  const cudaStream_t main = context.stream(), other = context.communication();
+  try {
+    const DeviceArray<std::uint64_t> times(2);
+    Event fork, join;
+    const Work work = [&] {
+      write_time(main, times.data()), write_time(main, times.data());
+      TOPKNOT_CUDA(cudaMemsetAsync(times.data(), 0, times.bytes(), main));
+      write_time(main, times.data());
+      fork.record(main), fork.wait(other);
+      write_time(other, times.data() + 1), write_time(other, times.data() + 1);
+      write_time(main, times.data());
+      join.record(other), join.wait(main);
+      write_time(main, times.data() + 1);
+    };
+    work();
+    GraphMemory memory(context.pool());
+    const Graph graph(main, memory, work);
+    graph.launch(main);
+    context.synchronize();
+  } catch (const CudaError& error) {
+    context.end_early_launches();
+    log_warning(fmt::format("no kernel begins early (train.early_launch): {}", error.what()));
+  }
 }
 
 void refuse_what_needs_the_cpu(const Config& config) {
@@ -74,7 +104,9 @@ class CudaRunner final : public Runner {
         use_(context_),
         neighbours_(ranks_of_gpu(communicator, inputs.gpu)),
         gpu_steps_(static_cast<std::size_t>(config_.train.accumulate)),
-        outcomes_(kStepsAhead * sizeof(StepOutcome)) {}
+        outcomes_(kStepsAhead * sizeof(StepOutcome)) {
+    try_early_launches(context_);
+  }
 
   Device device() const override { return context_.device(); }
   std::string name() const override {

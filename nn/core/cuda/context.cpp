@@ -92,6 +92,10 @@ cudaStream_t compute_stream() {
   return Context::current().stream();
 }
 
+bool early_launches() {
+  return current_context && current_context->early_launches();
+}
+
 Context& Context::current() {
   TOPKNOT_CHECK(current_context, "work on a GPU in a thread without a context");
   return *current_context;
@@ -123,6 +127,7 @@ Context::Context(const ContextOptions& options) : options_(options) {
   if (major < 8)
     throw UserError("GPU " + std::to_string(options.device) +
                     " is too old: compute capability 8.0 (Ampere) or newer is needed; compute on the CPU");
+  if (major < 9) end_early_launches();
   int least = 0, greatest = 0;
   TOPKNOT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   pool_ = std::make_shared<Pool>(options.device);

@@ -38,6 +38,7 @@ struct ContextOptions {
   bool deterministic = false;  // train.deterministic: only algorithms with the same bits in every run
   bool shared = false;         // kernels of other ranks or of collectives run beside stream() on this GPU
   std::string algorithm_cache = {};  // folder where timed choices are kept for later processes; "": none
+  bool early_launch = false;         // of kernels (await_previous()); before compute capability 9.0: never
 };
 
 class Pool;
@@ -67,6 +68,8 @@ class Context {
   };
 
   const ContextOptions& options() const { return options_; }
+  bool early_launches() const { return options_.early_launch; }
+  void end_early_launches() { options_.early_launch = false; }
   Device device() const { return {DeviceKind::cuda, options_.device}; }
   DType activation_type() const;  // of activations: bf16 under Precision::bf16, else f32
 

@@ -125,7 +125,8 @@ void reset() {
   state().machine = {};
   state().failures.clear();
   state().lost = false;
-  state().kernels = state().uploaded = state().downloaded = state().allocations = state().graph_nodes = 0;
+  state().kernels = state().early = state().uploaded = state().downloaded = state().allocations =
+      state().graph_nodes = 0;
   state().most_in_use = state().in_use;
   state().most_graphs = state().graphs;
   this_thread().last_error = cudaSuccess;
@@ -174,6 +175,11 @@ std::size_t kernels_run() {
   return state().kernels;
 }
 
+std::size_t early_kernels_run() {
+  const std::lock_guard lock(state().mutex);
+  return state().early;
+}
+
 std::size_t bytes_uploaded() {
   const std::lock_guard lock(state().mutex);
   return state().uploaded;
@@ -204,9 +210,25 @@ void drain(cudaStream_t stream) {
   });
 }
 
-void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kernel,
+namespace {
+
+// The programming guide has early launches from compute capability 9.0 on, and says nothing of older ones. In a
+// capture a driver was reported to refuse what it takes outside of one (sglang#18596).
+bool early_refused(cudaStream_t stream) {
+  const std::lock_guard lock(state().mutex);
+  if (state().machine.major < 9) return result(cudaErrorNotSupported) != cudaSuccess;
+  const auto found = find(stream);
+  if (!found || !found->capture || refused("an early launch in a graph") == cudaSuccess) return false;
+  found->capture->invalid = true;
+  return true;
+}
+
+}  // namespace
+
+void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kernel, bool early,
                     std::function<void()> body) {
   if (refused("cudaLaunchKernel") != cudaSuccess) return;
+  if (early && early_refused(stream)) return;
   const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
   const bool fits = threads >= 1 && threads <= 1024 && block.z <= 64 && grid.x >= 1 && grid.y >= 1 &&
                     grid.z >= 1 && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
@@ -221,8 +243,9 @@ void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kern
                  races::place_of(kernel).c_str());
     std::abort();
   };
-  put(stream, [kernel, grid, block, thread] {
+  put(stream, [kernel, grid, block, early, thread] {
     ++state().kernels;
+    if (early) ++state().early;
     run_kernel(kernel, grid, block, thread);
   });
 }

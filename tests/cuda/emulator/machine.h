@@ -43,6 +43,7 @@ std::size_t most_bytes_in_use();  // since reset()
 std::size_t allocations();        // cudaMalloc and cudaHostAlloc, since reset()
 std::size_t graph_nodes();        // kernels, copies and library calls of the graph that was made last
 std::size_t kernels_run();        // since reset()
+std::size_t early_kernels_run();  // those of them that were launched to begin early
 std::size_t bytes_uploaded();     // by cudaMemcpyAsync with cudaMemcpyHostToDevice, since reset()
 std::size_t bytes_downloaded();   // the same of cudaMemcpyDeviceToHost
 std::size_t most_graphs();        // executable ones at a time, since reset()
@@ -63,7 +64,7 @@ struct Place {
 };
 const Place& place();
 int lane();
-void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kernel,
+void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kernel, bool early,
                     std::function<void()> body);
 void run_kernel(const void* kernel, dim3 grid, dim3 block, const std::function<void()>& body);
 void run_block(dim3 grid, dim3 size, std::uint64_t number, bool reverse, const std::function<void()>& body);

@@ -260,10 +260,11 @@ template <int kLeft>
 void await_copies() {
   emulator::await_copies(kLeft);
 }
+bool early_launches();
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
   std::tuple<std::decay_t<P>...> values(static_cast<P>(arguments)...);
-  emulator::enqueue_kernel(stream, grid, block, reinterpret_cast<const void*>(kernel),
+  emulator::enqueue_kernel(stream, grid, block, reinterpret_cast<const void*>(kernel), early_launches(),
                            [kernel, values] { std::apply(kernel, values); });
   check_launch(reinterpret_cast<const void*>(kernel), grid.x, block.x);
 }

@@ -96,10 +96,20 @@ __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kLeft) : "memory");
 }
 
-// Starts a kernel; throws CudaError if it cannot be started. `stream` is never the default stream.
+bool early_launches();  // of the current context (nn/core/cuda/context.h)
+
+// Starts a kernel; throws CudaError if it cannot be started. `stream` is never the default stream. Early launches
+// become programmatic edges of a graph (CUDA 12.3 and later), ordinary ones behind what is no kernel; a query of
+// edges (cudaGraphGetEdges) has to ask for their data then.
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
-  kernel<<<grid, block, 0, stream>>>(static_cast<P>(arguments)...);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = block, config.stream = stream;
+  config.attrs = &early, config.numAttrs = early_launches() ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);  // notes an error for check_launch()
   check_launch(reinterpret_cast<const void*>(kernel), grid.x, block.x);
 }
 
