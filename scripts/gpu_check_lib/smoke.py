@@ -1,4 +1,5 @@
-"""A few steps of every model in every precision, each in its own process, eager and captured: the same weights."""
+"""A few steps of every model in every precision, each in its own process, eager and captured, of some in bf16 with early
+launches too: the same weights."""
 
 import os
 import re
@@ -14,6 +15,7 @@ DEADLINE = 60  # seconds of the processes that run at a time
 SMOKE_TOGETHER = 2  # models at a time, two processes each: the driver starts one process after the other
 SMOKE_TWINS = {"resnet32", "resnet44", "resnet56", "resnet110", "resnet34", "resnet152", "vgg16"}  # of others' layers
 SMOKE_EAGER = {"deep_speech"}  # whose steps differ in length, and are never captured
+SMOKE_EARLY = {"resnet20", "gpt"}  # in bf16 with train.early_launch too, which is off by default
 SMOKE_IMAGES = {"alexnet": 64, "alexnet_grouped": 64, "inception_v4": 96}  # the smallest side that a model takes, if not 32
 RECORDINGS = {"1": 16000, "2": 24000}  # samples, at 16,000 a second
 
@@ -46,22 +48,28 @@ def smoke_settings(model, text, speech):
             f"data.image_size={SMOKE_IMAGES.get(model, 32)}"]  # fmt: skip
 
 
-def smoke_result(name, eager, captured, folders):
-    result = Result("smoke", name, PASSED, eager.seconds + captured.seconds)
-    for outcome in (eager, captured):
+def smoke_kinds(model, precision):
+    return ("eager", "captured", "early") if model in SMOKE_EARLY and precision == "bf16" else ("eager", "captured")
+
+
+def smoke_result(name, kinds, outcomes, folders):
+    result = Result("smoke", name, PASSED, sum(outcome.seconds for outcome in outcomes))
+    for outcome in outcomes:
         if not outcome.ok():
             return result.failure(outcome, outcome.reason("train"))
-    a, b = (end_of_run(folder).get("parameter_checksum", "") for folder in folders)
-    if not a or a != b:
-        return result.failure(captured, f"weights {a or '?'} of eager steps, {b or '?'} of captured ones")
+    weights = [end_of_run(folder).get("parameter_checksum", "") for folder in folders]
+    for kind, outcome, found in zip(kinds, outcomes, weights):
+        if not found or found != weights[0]:
+            return result.failure(outcome, f"weights {weights[0] or '?'} of eager steps, {found or '?'} of {kind} ones")
     return result
 
 
-def smoke_command(options, model, precision, graphs, data):
-    folder = fresh_run_directory(options, f"smoke-{model}-{precision}-{'captured' if graphs else 'eager'}")
+def smoke_command(options, model, precision, kind, data):
+    folder = fresh_run_directory(options, f"smoke-{model}-{precision}-{kind}")
     return train_command(
         options, folder, f"model.name={model}", *smoke_settings(model, *data), f"train.precision={precision}",
-        f"train.graphs={'true' if graphs else 'false'}", "train.deterministic=true", "train.step_times=false",
+        f"train.graphs={'false' if kind == 'eager' else 'true'}", f"train.early_launch={'true' if kind == 'early' else 'false'}",
+        "train.deterministic=true", "train.step_times=false",
         f"train.max_steps={SMOKE_STEPS}", "optimizer.lr=0.001", "compress.name=topk", "compress.density=0.01",
         "train.checkpoint_keep=0", "--quiet",
     ), folder  # fmt: skip
@@ -82,15 +90,18 @@ def run_smoke(options, report):
     for precision in ("bf16", "tf32", "fp32"):
         for begin in range(0, len(models), SMOKE_TOGETHER):
             part = models[begin : begin + SMOKE_TOGETHER]
-            names = [f"{model} {precision}, {'two runs' if model in SMOKE_EAGER else 'eager = captured'}"
+            kinds = {model: smoke_kinds(model, precision) for model in part}
+            names = [f"{model} {precision}, {'two runs' if model in SMOKE_EAGER else ' = '.join(kinds[model])}"
                      for model in part]  # fmt: skip
             if clock.used_up():
                 for name in names:
                     report.skip("smoke", name, USED_UP)
                 continue
-            commands = [smoke_command(options, model, precision, graphs, data)
-                        for model in part for graphs in (False, True)]  # fmt: skip
-            outcomes = clock.run_all([(argv, {}) for argv, _ in commands], DEADLINE)
-            for i, name in enumerate(names):
-                report.add(smoke_result(name, *outcomes[2 * i : 2 * i + 2], [c[1] for c in commands[2 * i : 2 * i + 2]]))
+            commands = [smoke_command(options, model, precision, kind, data)
+                        for model in part for kind in kinds[model]]  # fmt: skip
+            outcomes, folders = clock.run_all([(argv, {}) for argv, _ in commands], DEADLINE), [c[1] for c in commands]
+            for model, name in zip(part, names):
+                n = len(kinds[model])
+                report.add(smoke_result(name, kinds[model], outcomes[:n], folders[:n]))
+                outcomes, folders = outcomes[n:], folders[n:]
     return None

@@ -13,6 +13,7 @@ from .stage import StageClock, end_of_run, fresh_run_directory, peer, train_comm
 DEADLINE = 60  # seconds of a run
 # Of the time by precision: the most wanted one comes first, with PyTorch, which takes most of it.
 PRECISIONS = {"bf16": 4, "tf32": 1, "fp32": 1}
+EARLY = {"resnet20", "gpt"}  # in bf16 once more, with train.early_launch
 
 
 @dataclasses.dataclass
@@ -84,12 +85,13 @@ def graph_nodes(output):
     return sum(int(nodes) for step, nodes in graphs if step == graphs[0][0])
 
 
-def measure(options, work, precision, name, clock, peers):
-    folder = fresh_run_directory(options, f"{work.model}-{precision}")
+def measure(options, work, precision, name, clock, peers, late=None):
+    """`late`: the rate of the run without early launches, if this one is with them."""
+    folder = fresh_run_directory(options, f"{work.model}-{precision}{'-early' if late else ''}")
     with Clocks(options) as clocks:
         outcome = clock.run(train_command(
             options, folder, f"model.name={work.model}", *work.train, f"data.batch_size={work.batch}",
-            f"train.precision={precision}", "train.epochs=0", f"train.max_steps={work.steps}", "train.eval_every=0",
+            f"train.precision={precision}", f"train.early_launch={'true' if late else 'false'}", "train.epochs=0", f"train.max_steps={work.steps}", "train.eval_every=0",
             "train.check_every=0", "train.step_times=false", "train.checkpoint_keep=0", "--verbose",
         ), DEADLINE)  # fmt: skip
     result = Result("train", name, PASSED, outcome.seconds)
@@ -100,6 +102,9 @@ def measure(options, work, precision, name, clock, peers):
         return result.failure(outcome, "the run's metrics have no end")
     rate = work.items / step
     result.figures = {work.unit: rate}
+    if late:
+        result.figures |= {"times without": rate / late}
+        return clocks.add_to(result)
     known = peers.get("bf16" if precision == "bf16" else "tf32")  # PyTorch's fp32 is with TF32, its best without bf16
     if known:
         result.figures |= {f"{work.unit} of PyTorch": known[0], "times": rate / known[0]}
@@ -115,15 +120,21 @@ def run_train(options, report):
     if not is_program(train):
         return report.skip_all("train", f"{train} is not there")
     write_tokens(options)
-    checks = [(work, precision, work.share * part) for precision, part in PRECISIONS.items() for work in workloads(options)]
-    peers = {}
-    for at, (work, precision, share) in enumerate(checks):
-        name = f"{work.model} {precision}, batch {work.batch}"
-        if clock.used_up():
-            report.skip("train", name, USED_UP)
+    # By precision, and then those with early launches, whose share is small: nothing of PyTorch's is measured.
+    checks = [(work, precision, early, work.share * part * (0.1 if early else 1)) for precision, part in PRECISIONS.items()
+              for early in (False, True) for work in workloads(options)
+              if not early or (precision == "bf16" and work.model in EARLY)]  # fmt: skip
+    peers, rates = {}, {}
+    for at, (work, precision, early, share) in enumerate(checks):
+        name = f"{work.model} {precision}, batch {work.batch}{', early launches' if early else ''}"
+        late = rates.get((work.model, precision))
+        if clock.used_up() or (early and not late):
+            report.skip("train", name, USED_UP if clock.used_up() else "there is no rate without early launches")
             continue
-        own = clock.part(share / sum(share for _, _, share in checks[at:]))
+        own = clock.part(share / sum(share for _, _, _, share in checks[at:]))
         if work.model not in peers:
             peers[work.model] = peer_rates(options, work, 0.75 * own.left(), report)
-        report.add(measure(options, work, precision, name, own, peers[work.model]))
+        report.add(result := measure(options, work, precision, name, own, peers[work.model], late if early else None))
+        if not early:
+            rates[(work.model, precision)] = result.figures.get(work.unit)
     return None

@@ -271,19 +271,27 @@ class Stages(WithFakes):
         self.training("$precision", listing + seen)
         smoke = self.findings(run_smoke)
         self.assertEqual([result.name for result in smoke.results],
-                         [f"gpt {precision}, eager = captured" for precision in ("bf16", "tf32", "fp32")])
+                         ["gpt bf16, eager = captured = early", "gpt tf32, eager = captured", "gpt fp32, eager = captured"])
         self.assertEqual(smoke.count(PASSED), 3)
         self.assertIn("resnet44", SMOKE_TWINS)
         runs = self.text("seen").splitlines()
-        self.assertEqual(len(runs), 6)
-        for graphs in ("true", "false"):
-            self.assertEqual(sum(f"train.graphs={graphs}" in line for line in runs), 3)
+        self.assertEqual(len(runs), 7)
+        for settings, count in (("train.graphs=true train.early_launch=false", 3),
+                                ("train.graphs=false train.early_launch=false", 3),
+                                ("train.graphs=true train.early_launch=true", 1)):  # fmt: skip
+            self.assertEqual(sum(settings in line for line in runs), count)
 
         self.training("$graphs", listing.replace("exit; }; ", 'exit; }; for a in "$@"; do case "$a" in '
                                                  "train.graphs=*) graphs=${a#train.graphs=};; esac; done; "))
         differs = self.findings(run_smoke)
         self.assertEqual(differs.count(FAILED), 3)
         self.assertEqual(differs.of("gpt bf16").note, "weights false of eager steps, true of captured ones")
+
+        self.training("$early", listing.replace("exit; }; ", 'exit; }; for a in "$@"; do case "$a" in '
+                                                "train.early_launch=*) early=${a#train.early_launch=};; esac; done; "))
+        differs = self.findings(run_smoke)
+        self.assertEqual(differs.count(FAILED), 1)
+        self.assertEqual(differs.of("gpt bf16").note, "weights false of eager steps, true of early ones")
 
         self.training("x", listing + "echo no algorithm; exit 1")
         self.assertEqual(self.findings(run_smoke).of("gpt fp32").note, "no algorithm")
@@ -442,9 +450,12 @@ class Stages(WithFakes):
             for name, precision, rate in (("a", "bf16", 32000), ("b", "bf16", 64000), ("c", "tf32", 16000))
         ) + "echo compile: left out")  # fmt: skip
         found = self.findings(run_train)
-        self.assertEqual((len(found.results), found.count(PASSED)), (16, 16))
+        self.assertEqual((len(found.results), found.count(PASSED)), (18, 18))
         ours = [result.name.split()[1].rstrip(",") for result in found.results if not result.name.startswith("PyTorch")]
-        self.assertEqual(ours, 4 * ["bf16"] + 4 * ["tf32"] + 4 * ["fp32"])  # a cut leaves the most wanted
+        self.assertEqual(ours, 6 * ["bf16"] + 4 * ["tf32"] + 4 * ["fp32"])  # a cut leaves the most wanted
+        early = [result for result in found.results if result.name.endswith(", early launches")]
+        self.assertEqual([result.name.split()[0] for result in early], ["resnet20", "gpt"])
+        self.assertEqual(list(early[0].figures.items()), [("images/s", 128000), ("times without", 1)])
         for name, best in (("resnet50 bf16", 64000), ("vgg16 tf32", 16000), ("resnet20 fp32", 16000)):
             self.assertEqual(list(found.of(name).figures.items()),
                              [("images/s", 128000), ("images/s of PyTorch", best), ("times", 128000 / best)])  # fmt: skip
@@ -465,7 +476,7 @@ class Stages(WithFakes):
         self.program("train", "sleep 60")
         self.program("python", "sleep 60")
         found = self.findings(run_train, 2)
-        self.assertEqual(found.count(SKIPPED), 16)
+        self.assertEqual(found.count(SKIPPED), 18)
         self.assertLess(found.seconds, 10)
 
     def test_timed_runs_are_small_unmarked_and_share_what_was_timed_and_their_figures_have_clocks_and_nodes(self):
