@@ -6,7 +6,8 @@
 //   4. the definition (direct_conv.h), slow: a thread computes one number, by scalar loads and divisions.
 //
 // Under bf16 the weight is rounded to bfloat16 for the products of the step. Its gradient arrives in the
-// arena in fp32, where cuDNN rounded it to bfloat16 before: its interface has dw in the type of x.
+// arena in fp32; before, algorithms of cuDNN's older interface round it to bfloat16, and plans of its graph API
+// do not (cudnn_graph.h).
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -73,9 +74,7 @@ class Cudnn final : public Products {
                      dx.tensor.data());
   }
   void weight_gradient(const Tensor& x, const Tensor& grad, const GradientTarget& dw) const override {
-    Tensor filter = Tensor::empty_like(filter_);
-    convolution_.run(ConvProduct::weight_gradient, x.data(), grad.data(), 0.0f, filter.data());
-    weight_from_filter(Context::current().stream(), filter.data(), bf16_, dw.data, dw.accumulate, shape_);
+    convolution_.weight_gradient(x.data(), grad.data(), dw);
   }
 
  private:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -57,6 +58,11 @@ Choices& choices() {
   static Choices instance;
   return instance;
 }
+
+// Of a rank. Its plans live as long as the CUDA graphs that run them.
+struct Graphs {
+  std::map<Key, WeightGradientGraph> by_key;
+};
 
 bool unsupported(cudnnStatus_t status) {
   return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED;
@@ -136,14 +142,43 @@ class ConvChooser {
           std::erase_if(measured, [](const Candidate& c) { return c.reported != CUDNN_FMA_MATH; });
         std::stable_sort(measured.begin(), measured.end(),
                          [](const Candidate& p, const Candidate& q) { return p.time < q.time; });
-        if (!measured.empty()) timed_all = workspace.bytes() == most, list = std::move(measured);
+        if (!measured.empty()) {
+          timed_all = workspace.bytes() == most, list = std::move(measured);
+          if (may_use_plans()) timed_all = try_plans(list, a, b) && timed_all;
+        }
       }
       std::vector<ConvAlgorithm> best;
       for (const Candidate& c : list) best.push_back(c.algorithm);
       if (timed_all) keep(best);
-      if (!best.empty()) return best;
+      if (!best.empty()) {
+        log_debug(fmt::format("{}: {}", name(), described(best.front())));
+        return best;
+      }
     }
     give_up();
+  }
+
+  static std::string described(const ConvAlgorithm& a) {
+    return a.is_plan()
+               ? fmt::format("plan {} of cuDNN's graph API, engine {}, in fp32", a.algorithm, a.engine)
+               : fmt::format("cuDNN's algorithm {}", a.algorithm);
+  }
+
+  // Compiled at its first use by this rank. Null: cuDNN cannot make it, or it is another one now.
+  const WeightGradientPlan* plan(const ConvAlgorithm& a) const try {
+    WeightGradientGraph& all = graph();
+    if (!all.compiled(a.algorithm)) check_not_capturing();
+    const WeightGradientPlan* plan = all.plan(a.algorithm);
+    return plan && plan->engine() == a.engine && plan->workspace() == a.workspace ? plan : nullptr;
+  } catch (const CudaError&) {
+    cudaGetLastError();
+    return nullptr;
+  }
+
+  void check_not_capturing() const {
+    TOPKNOT_CHECK(!capturing(context_.stream()), "the first use of " + name() +
+                                                     " fell into the capture of a CUDA graph; run a step of "
+                                                     "this shape before");
   }
 
   [[noreturn]] void give_up() const {
@@ -162,12 +197,20 @@ class ConvChooser {
   }
 
  private:
-  // An earlier run's choice, in rows of (algorithm, math type, workspace), if cuDNN still knows all of it.
+  // An earlier run's choice, if cuDNN still knows all of it: rows of (algorithm, math type, workspace), or, of
+  // a plan, (-1 - its number, engine, workspace).
   std::vector<ConvAlgorithm> recalled() const {
     const auto kept = context_.algorithm_cache().find(cache_key());
     if (!kept || kept->size() % 3 != 0) return {};
     std::vector<Candidate> rows;
     for (auto at = kept->begin(); at != kept->end(); at += 3) {
+      if (at[0] < 0) {
+        const ConvAlgorithm a{static_cast<int>(-1 - at[0]), CUDNN_DEFAULT_MATH,
+                              static_cast<std::size_t>(at[2]), static_cast<int>(at[1])};
+        if (!may_use_plans() || !a.is_plan() || !plan(a)) return {};
+        rows.push_back({a, a.math});
+        continue;
+      }
       if (at[1] < CUDNN_DEFAULT_MATH || at[1] > CUDNN_FMA_MATH) return {};
       const auto math = static_cast<cudnnMathType_t>(at[1]);
       rows.push_back({{static_cast<int>(at[0]), math, static_cast<std::size_t>(at[2])}, math});
@@ -179,7 +222,8 @@ class ConvChooser {
   void keep(const std::vector<ConvAlgorithm>& choice) const {
     AlgorithmCache::Numbers rows;
     for (const ConvAlgorithm& a : choice)
-      rows.insert(rows.end(), {a.algorithm, a.math, static_cast<std::int64_t>(a.workspace)});
+      rows.insert(rows.end(), {a.is_plan() ? -1 - a.algorithm : a.algorithm, a.is_plan() ? a.engine : a.math,
+                               static_cast<std::int64_t>(a.workspace)});
     context_.algorithm_cache().keep(cache_key(), rows);
   }
   std::string cache_key() const {
@@ -202,6 +246,10 @@ class ConvChooser {
   std::vector<Candidate> admissible(const std::vector<Candidate>& from) const {
     std::vector<Candidate> list;
     for (Candidate c : from) {
+      if (c.algorithm.is_plan()) {
+        list.push_back(c);
+        continue;
+      }
       if (c.status != CUDNN_STATUS_SUCCESS || (context_.options().deterministic && !c.deterministic))
         continue;
       if (fma_only() && c.algorithm.math != CUDNN_FMA_MATH) {
@@ -215,6 +263,66 @@ class ConvChooser {
       if (c.algorithm.workspace <= kConvWorkspaceLimit) list.push_back(c);
     }
     return list;
+  }
+
+  // Without timing, as in deterministic runs, none is taken.
+  bool may_use_plans() const { return product_ == ConvProduct::weight_gradient && of_.type_ == DType::bf16; }
+  WeightGradientGraph& graph() const {
+    auto& graphs = context_.keep<Graphs>().by_key;
+    if (const auto known = graphs.find(key()); known != graphs.end()) return known->second;
+    check_not_capturing();
+    return graphs.try_emplace(key(), handle_, of_.geometry_, of_.shape_).first->second;
+  }
+
+  // Puts the fastest plan before the list of timed algorithms if it is faster than they are, with the way of the
+  // gradient into the arena. False if memory was too short for one.
+  bool try_plans(std::vector<Candidate>& list, const void* x, const void* dy) const try {
+    WeightGradientGraph& all = graph();
+    if (all.plans() == 0) return true;
+    const DeviceArray<float> dw(of_.filter_shape().size());
+    const DeviceArray<std::byte> filter = of_.scratch(product_);
+    Candidate best = list.front();
+    best.time += shortest([&] {
+      weight_from_filter(context_.stream(), filter.data(), true, dw.data(), false, of_.filter_shape());
+      return true;
+    });
+    for (int i = 0; i < all.plans(); ++i) {
+      const WeightGradientPlan* plan = all.plan(i);
+      if (!plan || plan->workspace() > kConvWorkspaceLimit) continue;
+      const ConvAlgorithm a{i, CUDNN_DEFAULT_MATH, plan->workspace(), static_cast<int>(plan->engine())};
+      const DeviceArray<std::byte> workspace(a.workspace);
+      const float time = shortest([&] {
+        return of_.execute_weight_gradient(a, plan, workspace.data(), x, dy, {dw.data()}) ==
+               CUDNN_STATUS_SUCCESS;
+      });
+      if (time < best.time) best = {a, a.math, CUDNN_STATUS_SUCCESS, time};
+    }
+    if (best.algorithm.is_plan()) list.insert(list.begin(), best);
+    return true;
+  } catch (const OutOfMemory&) {
+    return false;
+  } catch (const CudaError& error) {  // a GPU that is lost fails in the next call
+    cudaGetLastError();
+    log_warning(std::string(error.what()) + ": " + name() + " goes without cuDNN's graph API");
+    return true;
+  }
+
+  // The shortest of kConvTimings times of what run() puts on the stream, in milliseconds; infinity if it fails.
+  template <class Run>
+  float shortest(const Run& run) const {
+    Event begin(true), end(true);
+    float best = std::numeric_limits<float>::infinity();
+    for (int i = 0; i < kConvTimings; ++i) {
+      begin.record(context_.stream());
+      if (!run()) {
+        cudaGetLastError();
+        return std::numeric_limits<float>::infinity();
+      }
+      end.record(context_.stream());
+      end.synchronize();
+      best = std::min(best, milliseconds_between(begin, end));
+    }
+    return best;
   }
 
   // By cuDNN's heuristics, in their order.
@@ -343,6 +451,14 @@ std::size_t Convolution::elements_of_output(ConvProduct product) const {
   return static_cast<std::size_t>(out.numel());
 }
 
+DeviceArray<std::byte> Convolution::scratch(ConvProduct product) const {
+  return DeviceArray<std::byte>(elements_of_output(product) * size_of(type_));
+}
+
+FilterShape Convolution::filter_shape() const {
+  return {geometry_.out, geometry_.in / geometry_.groups, geometry_.kernel.height * geometry_.kernel.width};
+}
+
 cudnnStatus_t Convolution::execute(ConvProduct product, const ConvAlgorithm& with, void* workspace,
                                    const void* a, const void* b, float beta, void* out) const {
   const cudnnHandle_t handle = Context::current().cudnn();
@@ -364,20 +480,60 @@ cudnnStatus_t Convolution::execute(ConvProduct product, const ConvAlgorithm& wit
   }
 }
 
+cudnnStatus_t Convolution::execute_weight_gradient(const ConvAlgorithm& with, const WeightGradientPlan* plan,
+                                                   void* workspace, const void* x, const void* dy,
+                                                   const GradientTarget& dw) const {
+  Context& context = Context::current();
+  const FilterShape shape = filter_shape();
+  const bool krsc = shape.in == 1 || shape.taps == 1;  // as well as OIHW
+  if (plan && krsc && !dw.accumulate && reinterpret_cast<std::uintptr_t>(dw.data) % kCudnnGraphAlignment == 0)
+    return plan->run(context.cudnn(), x, dy, workspace, dw.data);
+  const DeviceArray<std::byte> filter(shape.size() * (plan ? sizeof(float) : size_of(type_)));
+  const cudnnStatus_t status =
+      plan ? plan->run(context.cudnn(), x, dy, workspace, filter.data())
+           : execute(ConvProduct::weight_gradient, with, workspace, x, dy, 0.0f, filter.data());
+  if (status == CUDNN_STATUS_SUCCESS)
+    weight_from_filter(context.stream(), filter.data(), !plan && type_ == DType::bf16, dw.data, dw.accumulate,
+                       shape);
+  return status;
+}
+
 void Convolution::run(ConvProduct product, const void* a, const void* b, float beta, void* out) const {
+  // Timing writes over the output, which is still wanted if the product adds to it.
+  run_best(product, a, b, beta == 0 ? out : nullptr, [&](const ConvAlgorithm& with, void* workspace) {
+    cudnnStatus_t status = execute(product, with, workspace, a, b, beta, out);
+    if (beta != 0 && unsupported(status)) {  // not every algorithm can add to what is there
+      const DeviceArray<std::byte> sum = scratch(product);
+      status = execute(product, with, workspace, a, b, 0.0f, sum.data());
+      if (status == CUDNN_STATUS_SUCCESS)
+        backend(Context::current().device()).add(type_, out, sum.data(), out, elements_of_output(product));
+    }
+    return status;
+  });
+}
+
+void Convolution::weight_gradient(const void* x, const void* dy, const GradientTarget& dw) const {
+  constexpr auto product = ConvProduct::weight_gradient;
+  run_best(product, x, dy, nullptr, [&](const ConvAlgorithm& with, void* workspace) {
+    const WeightGradientPlan* plan = nullptr;
+    if (with.is_plan() && !(plan = ConvChooser(*this, Context::current(), product).plan(with)))
+      return CUDNN_STATUS_NOT_SUPPORTED;
+    return execute_weight_gradient(with, plan, workspace, x, dy, dw);
+  });
+}
+
+template <class Execute>
+void Convolution::run_best(ConvProduct product, const void* a, const void* b, void* out,
+                           const Execute& execute) const {
   Context& context = Context::current();
   const ConvChooser chooser(*this, context, product);
   const Key key = chooser.key();
-  const auto scratch = [&] { return DeviceArray<std::byte>(elements_of_output(product) * size_of(type_)); };
   const auto choice = [&]() -> Choice& {
     const auto found = choices().by_key.find(key);
     if (found != choices().by_key.end()) return found->second;
-    TOPKNOT_CHECK(!capturing(context.stream()), "the first use of " + chooser.name() +
-                                                    " fell into the capture of a CUDA graph; run a step of "
-                                                    "this shape before");
-    // Timing writes over the output, which is still wanted if the product adds to it.
-    const DeviceArray<std::byte> other = beta == 0 ? DeviceArray<std::byte>() : scratch();
-    return choices().by_key[key] = Choice{chooser.choose(a, b, beta == 0 ? out : other.data())};
+    chooser.check_not_capturing();
+    const DeviceArray<std::byte> other = out ? DeviceArray<std::byte>() : scratch(product);
+    return choices().by_key[key] = Choice{chooser.choose(a, b, out ? out : other.data())};
   };
 
   // Memory may have run short since the choice, or for this rank only; and what cuDNN named and timed may fail.
@@ -391,14 +547,7 @@ void Convolution::run(ConvProduct product, const void* a, const void* b, float b
       last = number + 1 == choice().algorithms.size();
     }
     try {
-      void* const workspace = context.workspace(algorithm.workspace);
-      cudnnStatus_t status = execute(product, algorithm, workspace, a, b, beta, out);
-      if (beta != 0 && unsupported(status)) {  // not every algorithm can add to what is there
-        const DeviceArray<std::byte> sum = scratch();
-        status = execute(product, algorithm, workspace, a, b, 0.0f, sum.data());
-        if (status == CUDNN_STATUS_SUCCESS)
-          backend(context.device()).add(type_, out, sum.data(), out, elements_of_output(product));
-      }
+      const cudnnStatus_t status = execute(algorithm, context.workspace(algorithm.workspace));
       if (status == CUDNN_STATUS_SUCCESS) return;
       const char* calls[] = {"cudnnConvolutionForward", "cudnnConvolutionBackwardData",
                              "cudnnConvolutionBackwardFilter"};
@@ -411,8 +560,8 @@ void Convolution::run(ConvProduct product, const void* a, const void* b, float b
       // What failed in a capture would leave half a graph.
       if (last || capturing(context.stream())) check_cudnn(status, call.c_str(), __FILE__, __LINE__);
       cudaGetLastError();
-      log_warning(fmt::format("{} failed by algorithm {} ({}); another one is taken", call,
-                              algorithm.algorithm, cudnnGetErrorString(status)));
+      log_warning(fmt::format("{} failed by {} ({}); another one is taken", call,
+                              chooser.described(algorithm), cudnnGetErrorString(status)));
     } catch (const OutOfMemory&) {
       if (last) throw;
     }

@@ -4,18 +4,21 @@
 //
 // The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the fastest, beside
 // slower ones that need less workspace, which take over when memory is short; the host waits for this. What
-// an earlier process chose with enough memory is taken from Context::algorithm_cache() instead. Under
-// ContextOptions::deterministic, or if timing fails, nothing is timed: the first algorithm that cuDNN's
-// heuristics name and call deterministic is taken, so that runs repeat (unless one is short of memory and
-// another is not). Choices are kept for the process, by shape, type, precision, determinism and GPU; ranks
-// that share a process share them. A first use while a CUDA graph is captured is an Error, since nothing can
-// be timed then.
+// an earlier process chose with enough memory is taken from Context::algorithm_cache() instead. For a weight's
+// gradient in bfloat16 the plans of cudnn_graph.h compete, which write fp32; the times compared are those until
+// the gradient is in the arena. Under ContextOptions::deterministic, or if timing fails, nothing is timed: the
+// first algorithm that cuDNN's heuristics name and call deterministic is taken, and no plan, so that runs
+// repeat (unless one is short of memory and another is not). Choices are kept for the process, by shape, type,
+// precision, determinism and GPU; ranks that share a process share them, and each compiles its own plans. A
+// first use while a CUDA graph is captured is an Error, since nothing can be timed or compiled then.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "nn/core/cuda/context.h"
 #include "nn/ops/cuda/cudnn_descriptor.h"
+#include "nn/ops/cuda/cudnn_graph.h"
+#include "nn/ops/cuda/products.h"
 #include "nn/ops/kernels.h"
 
 namespace topknot::cuda {
@@ -34,9 +37,11 @@ enum class ConvProduct {
 };
 
 struct ConvAlgorithm {
-  int algorithm = 0;  // of the product's cuDNN enumeration
+  int algorithm = 0;  // of the product's cuDNN enumeration, or of cudnn_graph.h's plans
   cudnnMathType_t math = CUDNN_DEFAULT_MATH;
   std::size_t workspace = 0;  // bytes
+  int engine = -1;            // of a plan; -1: no plan
+  bool is_plan() const { return engine >= 0; }
 };
 
 using CudnnFilter =
@@ -56,10 +61,12 @@ class Convolution {
   // x: [N, C, H, W], an activation's shape.
   Convolution(const ConvGeometry& geometry, const Shape& x, DType type);
 
-  // Puts the product on the current context's stream: out = product(a, b) + beta * out, with beta 0 or 1. (a,
-  // b): (x, w), (w, dy) or (x, dy); all of the convolution's type, out too. Throws CudaError if a call fails,
-  // ConvUnsupported where cuDNN has no algorithm, or named some and supports none.
+  // Puts the output or the input's gradient on the current context's stream: out = product(a, b) + beta * out,
+  // with beta 0 or 1. (a, b): (x, w) or (w, dy); all of the convolution's type, out too. Throws CudaError if a
+  // call fails, ConvUnsupported where cuDNN has no algorithm, or named some and supports none.
   void run(ConvProduct product, const void* a, const void* b, float beta, void* out) const;
+  // The weight's gradient, in fp32 and OIHW. Throws as run() does.
+  void weight_gradient(const void* x, const void* dy, const GradientTarget& dw) const;
 
   // Whether cuDNN's heuristics name an algorithm for the product; asked once per shape, as for choices.
   bool supported(ConvProduct product) const;
@@ -68,7 +75,17 @@ class Convolution {
   friend class ConvChooser;
   cudnnStatus_t execute(ConvProduct product, const ConvAlgorithm& with, void* workspace, const void* a,
                         const void* b, float beta, void* out) const;
+  // `plan` as `with` says, or null.
+  cudnnStatus_t execute_weight_gradient(const ConvAlgorithm& with, const WeightGradientPlan* plan,
+                                        void* workspace, const void* x, const void* dy,
+                                        const GradientTarget& dw) const;
+  // execute(algorithm, workspace) by the best algorithm that can. A choice writes over `out`, or over scratch
+  // if that is null.
+  template <class Execute>
+  void run_best(ConvProduct product, const void* a, const void* b, void* out, const Execute& execute) const;
+  DeviceArray<std::byte> scratch(ConvProduct product) const;
   std::size_t elements_of_output(ConvProduct product) const;
+  FilterShape filter_shape() const;
 
   ConvGeometry geometry_;
   Shape shape_;

@@ -66,6 +66,12 @@ struct Shapes {
   }
 };
 
+std::vector<float> floats(cudnnDataType_t type, const void* data, std::size_t n) {
+  std::vector<float> values(n);
+  for (std::size_t i = 0; i < n; ++i) values[i] = load(type, data, i);
+  return values;
+}
+
 const ConvolutionAlgorithm* find(int number) {
   for (const auto& algorithm : convolutions().algorithms)
     if (algorithm.number == number) return &algorithm;
@@ -75,12 +81,6 @@ const ConvolutionAlgorithm* find(int number) {
 void count(int& calls) {
   const std::lock_guard lock(mutex);
   ++calls;
-}
-
-void note_use(int number, cudnnMathType_t math) {
-  const std::lock_guard lock(mutex);
-  convolutions().used.push_back(number);
-  convolutions().maths.push_back(math);
 }
 
 cudnnStatus_t workspace_size(const char* call, const Shapes& shapes, int number, std::size_t* bytes) {
@@ -106,7 +106,7 @@ cudnnStatus_t run(const char* call, cudnnHandle_t handle, Product product, const
   if (*call && convolutions().runs_nothing) return CUDNN_STATUS_NOT_SUPPORTED;
   const float by = *static_cast<const float*>(alpha), old = *static_cast<const float*>(beta);
   if (old != 0 && convolutions().refuses_to_add) return CUDNN_STATUS_NOT_SUPPORTED;
-  if (*call) note_use(number, shapes.conv.math);
+  if (*call) note_convolution(number, shapes.conv.math);
   const std::size_t scratch = algorithm->workspace;
   enqueue(handle->stream, [=] {
     if (scratch > 0) std::memset(workspace, 0xff, scratch);  // NaNs
@@ -114,11 +114,7 @@ cudnnStatus_t run(const char* call, cudnnHandle_t handle, Product product, const
     std::vector<float> sums(product == Product::output           ? elements(shapes.y)
                             : product == Product::input_gradient ? elements(shapes.x)
                                                                  : elements(shapes.w));
-    const auto in = [type](const void* data, std::size_t n) {
-      std::vector<float> values(n);
-      for (std::size_t i = 0; i < n; ++i) values[i] = load(type, data, i);
-      return values;
-    };
+    const auto in = [type](const void* data, std::size_t n) { return floats(type, data, n); };
     if (product == Product::output) {
       const auto x = in(a, elements(shapes.x)), w = in(b, elements(shapes.w));
       shapes.for_each_term([&](auto at_y, auto at_x, auto at_w) { sums[at_y] += x[at_x] * w[at_w]; });
@@ -126,8 +122,7 @@ cudnnStatus_t run(const char* call, cudnnHandle_t handle, Product product, const
       const auto w = in(a, elements(shapes.w)), dy = in(b, elements(shapes.y));
       shapes.for_each_term([&](auto at_y, auto at_x, auto at_w) { sums[at_x] += dy[at_y] * w[at_w]; });
     } else {
-      const auto x = in(a, elements(shapes.x)), dy = in(b, elements(shapes.y));
-      shapes.for_each_term([&](auto at_y, auto at_x, auto at_w) { sums[at_w] += dy[at_y] * x[at_x]; });
+      sums = weight_gradient(shapes.x, shapes.y, shapes.w, shapes.conv, a, b);
     }
     for (std::size_t i = 0; i < sums.size(); ++i)
       store(type, out, i, by * sums[i] + (old == 0 ? 0 : old * load(type, out, i)));
@@ -192,6 +187,23 @@ cudnnStatus_t time_all(const char* call, cudnnHandle_t handle, Product product, 
 }
 
 }  // namespace
+
+void note_convolution(int number, cudnnMathType_t math) {
+  const std::lock_guard lock(mutex);
+  convolutions().used.push_back(number);
+  convolutions().maths.push_back(math);
+}
+
+std::vector<float> weight_gradient(const cudnnTensorStruct& x, const cudnnTensorStruct& y,
+                                   const cudnnFilterStruct& w, const cudnnConvolutionStruct& conv,
+                                   const void* x_data, const void* dy_data) {
+  std::vector<float> sums(elements(w));
+  const auto xs = floats(x.type, x_data, elements(x)), dy = floats(y.type, dy_data, elements(y));
+  Shapes{x, y, w, conv}.for_each_term(
+      [&](auto at_y, auto at_x, auto at_w) { sums[at_w] += dy[at_y] * xs[at_x]; });
+  return sums;
+}
+
 }  // namespace topknot::emulator
 
 using namespace topknot::emulator;

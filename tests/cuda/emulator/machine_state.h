@@ -66,6 +66,7 @@ struct State {
   std::size_t in_use = 0, most_in_use = 0, allocations = 0, kernels = 0, early = 0, uploaded = 0,
               downloaded = 0, graphs = 0, most_graphs = 0, graph_nodes = 0;
   bool lost = false;
+  Clock::duration passed{};  // added to the clock of events
 };
 
 State& state();

@@ -70,7 +70,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t s) {
     event->target = graph.branches[graph.branch_of(stream.get())].nodes.size();
     return cudaSuccess;
   }
-  put(s, [time = event->time] { *time = Clock::now(); });
+  put(s, [time = event->time] { *time = Clock::now() + state().passed; });
   event->target = stream->enqueued;
   return cudaSuccess;
 }
