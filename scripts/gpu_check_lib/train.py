@@ -13,7 +13,8 @@ from .stage import StageClock, end_of_run, fresh_run_directory, peer, train_comm
 DEADLINE = 60  # seconds of a run
 # Of the time by precision: the most wanted one comes first, with PyTorch, which takes most of it.
 PRECISIONS = {"bf16": 4, "tf32": 1, "fp32": 1}
-EARLY = {"resnet20", "gpt"}  # in bf16 once more, with train.early_launch
+# What is off by default until a card has shown that it gains: in bf16 once more, with the key.
+UNPROVEN = {"early launches": ("train.early_launch", {"resnet20", "gpt"}), "plans": ("train.conv_plans", {"resnet20"})}
 
 
 @dataclasses.dataclass
@@ -85,13 +86,14 @@ def graph_nodes(output):
     return sum(int(nodes) for step, nodes in graphs if step == graphs[0][0])
 
 
-def measure(options, work, precision, name, clock, peers, late=None):
-    """`late`: the rate of the run without early launches, if this one is with them."""
-    folder = fresh_run_directory(options, f"{work.model}-{precision}{'-early' if late else ''}")
+def measure(options, work, precision, name, clock, peers, unproven=None, without=None):
+    """With `unproven`, its key is on, and `without` is the rate of the run without."""
+    folder = fresh_run_directory(options, f"{work.model}-{precision}{'-' + unproven.replace(' ', '-') if unproven else ''}")
+    keys = [f"{key}={'true' if what == unproven else 'false'}" for what, (key, _) in UNPROVEN.items()]
     with Clocks(options) as clocks:
         outcome = clock.run(train_command(
             options, folder, f"model.name={work.model}", *work.train, f"data.batch_size={work.batch}",
-            f"train.precision={precision}", f"train.early_launch={'true' if late else 'false'}", "train.epochs=0", f"train.max_steps={work.steps}", "train.eval_every=0",
+            f"train.precision={precision}", *keys, "train.epochs=0", f"train.max_steps={work.steps}", "train.eval_every=0",
             "train.check_every=0", "train.step_times=false", "train.checkpoint_keep=0", "--verbose",
         ), DEADLINE)  # fmt: skip
     result = Result("train", name, PASSED, outcome.seconds)
@@ -102,8 +104,8 @@ def measure(options, work, precision, name, clock, peers, late=None):
         return result.failure(outcome, "the run's metrics have no end")
     rate = work.items / step
     result.figures = {work.unit: rate}
-    if late:
-        result.figures |= {"times without": rate / late}
+    if unproven:
+        result.figures |= {"times without": rate / without}
         return clocks.add_to(result)
     known = peers.get("bf16" if precision == "bf16" else "tf32")  # PyTorch's fp32 is with TF32, its best without bf16
     if known:
@@ -120,21 +122,21 @@ def run_train(options, report):
     if not is_program(train):
         return report.skip_all("train", f"{train} is not there")
     write_tokens(options)
-    # By precision, and then those with early launches, whose share is small: nothing of PyTorch's is measured.
-    checks = [(work, precision, early, work.share * part * (0.1 if early else 1)) for precision, part in PRECISIONS.items()
-              for early in (False, True) for work in workloads(options)
-              if not early or (precision == "bf16" and work.model in EARLY)]  # fmt: skip
+    # By precision, and then what is unproven, whose share is small: nothing of PyTorch's is measured.
+    checks = [(work, precision, unproven, work.share * part * (0.1 if unproven else 1)) for precision, part in PRECISIONS.items()
+              for unproven in (None, *UNPROVEN) for work in workloads(options)
+              if not unproven or (precision == "bf16" and work.model in UNPROVEN[unproven][1])]  # fmt: skip
     peers, rates = {}, {}
-    for at, (work, precision, early, share) in enumerate(checks):
-        name = f"{work.model} {precision}, batch {work.batch}{', early launches' if early else ''}"
-        late = rates.get((work.model, precision))
-        if clock.used_up() or (early and not late):
-            report.skip("train", name, USED_UP if clock.used_up() else "there is no rate without early launches")
+    for at, (work, precision, unproven, share) in enumerate(checks):
+        name = f"{work.model} {precision}, batch {work.batch}{', ' + unproven if unproven else ''}"
+        without = rates.get((work.model, precision))
+        if clock.used_up() or (unproven and not without):
+            report.skip("train", name, USED_UP if clock.used_up() else f"there is no rate without {unproven}")
             continue
         own = clock.part(share / sum(share for _, _, _, share in checks[at:]))
         if work.model not in peers:
             peers[work.model] = peer_rates(options, work, 0.75 * own.left(), report)
-        report.add(result := measure(options, work, precision, name, own, peers[work.model], late if early else None))
-        if not early:
+        report.add(result := measure(options, work, precision, name, own, peers[work.model], unproven, without))
+        if not unproven:
             rates[(work.model, precision)] = result.figures.get(work.unit)
     return None

@@ -11,6 +11,7 @@ class OnGpu {
   explicit OnGpu(cuda::Precision precision = cuda::Precision::fp32, bool deterministic = true,
                  bool shared = false, const std::string& algorithm_cache = "")
       : context_({0, 0, precision, deterministic, shared, algorithm_cache}), use_(context_) {}
+  explicit OnGpu(const cuda::ContextOptions& options) : context_(options), use_(context_) {}
   cuda::Context& context() { return context_; }
   Device device() const { return context_.device(); }
   cudaStream_t stream() const { return context_.stream(); }

@@ -450,12 +450,13 @@ class Stages(WithFakes):
             for name, precision, rate in (("a", "bf16", 32000), ("b", "bf16", 64000), ("c", "tf32", 16000))
         ) + "echo compile: left out")  # fmt: skip
         found = self.findings(run_train)
-        self.assertEqual((len(found.results), found.count(PASSED)), (18, 18))
+        self.assertEqual((len(found.results), found.count(PASSED)), (19, 19))
         ours = [result.name.split()[1].rstrip(",") for result in found.results if not result.name.startswith("PyTorch")]
-        self.assertEqual(ours, 6 * ["bf16"] + 4 * ["tf32"] + 4 * ["fp32"])  # a cut leaves the most wanted
+        self.assertEqual(ours, 7 * ["bf16"] + 4 * ["tf32"] + 4 * ["fp32"])  # a cut leaves the most wanted
         early = [result for result in found.results if result.name.endswith(", early launches")]
         self.assertEqual([result.name.split()[0] for result in early], ["resnet20", "gpt"])
         self.assertEqual(list(early[0].figures.items()), [("images/s", 128000), ("times without", 1)])
+        self.assertEqual(found.of("resnet20 bf16, batch 128, plans").figures["times without"], 1)
         for name, best in (("resnet50 bf16", 64000), ("vgg16 tf32", 16000), ("resnet20 fp32", 16000)):
             self.assertEqual(list(found.of(name).figures.items()),
                              [("images/s", 128000), ("images/s of PyTorch", best), ("times", 128000 / best)])  # fmt: skip

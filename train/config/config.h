@@ -102,6 +102,7 @@ struct Config {
     std::string precision = "fp32";
     std::string graphs = "true";  // true, false, parts
     bool early_launch = false;
+    bool conv_plans = false;
     bool deterministic = false;
     std::string algorithm_cache = "auto";
     std::string bn_stats = "mean";

@@ -126,6 +126,13 @@ std::vector<Key> machine_keys() {
            "on a GPU of compute capability 9.0 or more: a kernel's blocks take their places while the kernel "
            "before it ends; the same numbers; not yet known to be faster on any card")
           .used_by({kGpus}),
+      flag("train.conv_plans", at<t, &Train::conv_plans>,
+           "on a GPU under bf16: plans of cuDNN's graph API, which write weight gradients of convolutions in "
+           "fp32, "
+           "compete with its algorithms; the start takes seconds for each shape; not yet known to be faster "
+           "on any "
+           "card")
+          .used_by({kGpus}),
       flag("train.deterministic", at<t, &Train::deterministic>,
            "the same bits in every run on a GPU too, slower there; on a CPU always so")
           .used_by({kGpus}),

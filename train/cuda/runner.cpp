@@ -50,7 +50,7 @@ ContextOptions context_options(const RunInputs& inputs, const Communicator& comm
   const auto& train = inputs.config.train;
   return {inputs.gpu,          communicator.rank(),     precision_of(train.precision),
           train.deterministic, communicator.size() > 1, algorithm_cache_folder(train.algorithm_cache),
-          train.early_launch};
+          train.early_launch,  train.conv_plans};
 }
 
 // Early launches as a step has them: behind kernels, a fill and another stream, eager and in a graph. A driver

@@ -39,6 +39,7 @@ struct ContextOptions {
   bool shared = false;         // kernels of other ranks or of collectives run beside stream() on this GPU
   std::string algorithm_cache = {};  // folder where timed choices are kept for later processes; "": none
   bool early_launch = false;         // of kernels (await_previous()); before compute capability 9.0: never
+  bool conv_plans = false;           // nn/ops/cuda/cudnn_graph.h, where algorithms are timed
 };
 
 class Pool;

@@ -40,7 +40,7 @@ std::vector<Candidate> candidates(const std::array<Result, kMostResults>& result
 }
 
 // Shape, geometry, type and product; precision, determinism and GPU.
-using Key = std::array<std::int64_t, 17>;
+using Key = std::array<std::int64_t, 18>;
 
 // Best first; those before `first` did not fit into memory, or failed.
 struct Choice {
@@ -113,6 +113,7 @@ class ConvChooser {
             static_cast<std::int64_t>(product_),
             static_cast<std::int64_t>(options.precision),
             options.deterministic,
+            may_use_plans(),
             options.device};
   }
 
@@ -227,9 +228,9 @@ class ConvChooser {
     context_.algorithm_cache().keep(cache_key(), rows);
   }
   std::string cache_key() const {
-    return fmt::format("{}, {}, precision {}{}", name(), of_.type_ == DType::bf16 ? "bf16" : "fp32",
+    return fmt::format("{}, {}, precision {}{}{}", name(), of_.type_ == DType::bf16 ? "bf16" : "fp32",
                        static_cast<int>(context_.options().precision),
-                       context_.options().shared ? ", shared" : "");
+                       context_.options().shared ? ", shared" : "", may_use_plans() ? ", plans" : "");
   }
 
   // Plain fp32 is for FMA units alone: the default would let cuDNN take TF32. Others: as cuDNN finds best.
@@ -266,7 +267,10 @@ class ConvChooser {
   }
 
   // Without timing, as in deterministic runs, none is taken.
-  bool may_use_plans() const { return product_ == ConvProduct::weight_gradient && of_.type_ == DType::bf16; }
+  bool may_use_plans() const {
+    return context_.options().conv_plans && product_ == ConvProduct::weight_gradient &&
+           of_.type_ == DType::bf16;
+  }
   WeightGradientGraph& graph() const {
     auto& graphs = context_.keep<Graphs>().by_key;
     if (const auto known = graphs.find(key()); known != graphs.end()) return known->second;

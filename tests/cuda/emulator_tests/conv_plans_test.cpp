@@ -42,7 +42,10 @@ const Conv kConv{2, 8, 6, 6, 16, 3, 1, 1};
 
 struct Bf16 : OnGpu {
   explicit Bf16(bool deterministic = false, const std::string& cache = "")
-      : OnGpu(Precision::bf16, deterministic, false, cache) {}
+      : OnGpu({.precision = Precision::bf16,
+               .deterministic = deterministic,
+               .algorithm_cache = cache,
+               .conv_plans = true}) {}
 };
 
 Tensor images(const Conv& g) {
@@ -122,7 +125,7 @@ TEST_CASE(
   CHECK(chosen({{7, kSlow, 0}, {8, kSlow, 0}, {65, kFast, 64}}) == 1);  // one too many
 }
 
-TEST_CASE("no plan is compiled in deterministic runs, for fp32, groups and odd channels") {
+TEST_CASE("no plan is compiled without the key, in deterministic runs, for fp32, groups and odd channels") {
   const Machine machine;
   auto& cudnn = emulator::convolutions();
   {
@@ -131,7 +134,12 @@ TEST_CASE("no plan is compiled in deterministic runs, for fp32, groups and odd c
     CHECK(cudnn.used == std::vector{1, 1});
   }
   {
-    const OnGpu gpu(Precision::fp32, false);
+    const OnGpu gpu({.precision = Precision::bf16, .deterministic = false});
+    gradient();
+    CHECK(last_used() == 1);
+  }
+  {
+    const OnGpu gpu({.precision = Precision::fp32, .deterministic = false, .conv_plans = true});
     const testing::GpuLeaf w(kConv.geometry().weight_shape(), random_values(kConv.w_size(), 2));
     const Tensor x =
         testing::gpu_tensor(random_values(kConv.x_size(), 1), {2, 8, 6, 6}, Layout::nhwc, DType::f32);
