@@ -103,8 +103,8 @@ void all_reduce(DeviceRank& rank, T* data, std::size_t n, SumOrder order) {
     rank.device.all_reduce_bfloat16(data, n, order, rank.stream());
 }
 
-// Sums in rank order of `n` elements that lie `offset` elements into a block: the first length that is wrong
-// on some rank, or -1.
+// Sums in rank order of `n` elements that lie `offset` elements into a block, of floats also by halves: the first
+// length that is wrong on some rank, or -1.
 template <class T>
 std::ptrdiff_t wrong_sum(MakeDevice make, int ranks, std::span<const std::size_t> lengths,
                          std::size_t offset = 0) {
@@ -117,12 +117,23 @@ std::ptrdiff_t wrong_sum(MakeDevice make, int ranks, std::span<const std::size_t
       const std::vector<T> mine = rough_values<T>(rank.rank(), 0, n);
       const cuda::DeviceArray<T> memory(n + offset + 1);
       rank.context.synchronize();
-      std::vector<T> sum(n);
-      to_gpu<T>(mine, memory.data() + offset, rank.stream());
-      all_reduce(rank, memory.data() + offset, n, SumOrder::ranks);
-      from_gpu<T>(memory.data() + offset, sum, rank.stream());
+      std::vector<T> sum(n), halves(n);
+      T* const data = memory.data() + offset;
+      to_gpu<T>(mine, data, rank.stream());
+      all_reduce(rank, data, n, SumOrder::ranks);
+      from_gpu<T>(data, sum, rank.stream());
+      if constexpr (std::is_same_v<T, float>) {
+        to_gpu<T>(mine, data, rank.stream());
+        rank.device.reduce_scatter(data, n, rank.stream());
+        // Nothing but this rank's slice is left of the first half.
+        const ElementRange own = slice_of(n, rank.size(), rank.rank());
+        cudaMemsetAsync(data, 0, own.begin * sizeof(T), rank.stream());
+        cudaMemsetAsync(data + own.end, 0, (n - own.end) * sizeof(T), rank.stream());
+        rank.device.all_gather_slices(data, n, rank.stream());
+        from_gpu<T>(data, halves, rank.stream());
+      }
       rank.device.wait(rank.stream());
-      if (!same_bits(sum, expected[l]))
+      if (!same_bits(sum, expected[l]) || (std::is_same_v<T, float> && !same_bits(halves, sum)))
         wrong[static_cast<std::size_t>(rank.rank())] = static_cast<std::ptrdiff_t>(n);
     }
   });

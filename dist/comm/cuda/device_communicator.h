@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "dist/comm/communicator.h"
+#include "dist/comm/ordered_sum.h"
 #include "nn/base/clock.h"
 
 namespace topknot::cuda {
@@ -47,6 +48,17 @@ class DeviceCommunicator {
     all_reduce(data, n, SumOrder::ranks, stream);
   }
   virtual void broadcast(std::byte* data, std::size_t bytes, int root, cudaStream_t stream) = 0;
+  // The halves of all_reduce() in rank order, by slice_of(n, size(), r). The first leaves the sum in this rank's slice,
+  // and anything in the others; the second sends every rank's slice to all.
+  virtual void reduce_scatter(float* data, std::size_t n, cudaStream_t stream) {
+    all_reduce(data, n, SumOrder::ranks, stream);
+  }
+  virtual void all_gather_slices(float* data, std::size_t n, cudaStream_t stream) {
+    for (int r = 0; r < size(); ++r) {
+      const ElementRange slice = slice_of(n, size(), r);
+      broadcast(reinterpret_cast<std::byte*>(data + slice.begin), slice.size() * sizeof(float), r, stream);
+    }
+  }
 
   // A communicator of the ranks of `host`, a split of the one that this was made over. Collective over them.
   // This outlives it, and ends where it does.

@@ -169,6 +169,26 @@ class NcclCommunicator : public DeviceCommunicator {
     expect(stream);
   }
 
+  void reduce_scatter(float* data, std::size_t n, cudaStream_t stream) override {
+    begin("reduce_scatter", n * sizeof(float));
+    scatter_sums(SumType::f32, reinterpret_cast<std::byte*>(data), n, stream);
+    expect(stream);
+  }
+
+  void all_gather_slices(float* data, std::size_t n, cudaStream_t stream) override {
+    begin("all_gather of slices", n * sizeof(float));
+    const ElementRange mine = slice_of(n, size(), rank());
+    in_one_launch("ncclSend and ncclRecv", [&](ncclComm_t c, const auto& note) {
+      for (int r = 0; r < size(); ++r) {
+        const ElementRange theirs = slice_of(n, size(), r);
+        if (r == rank()) continue;
+        if (mine.size() > 0) note(ncclSend(data + mine.begin, mine.size(), ncclFloat32, r, c, stream));
+        if (theirs.size() > 0) note(ncclRecv(data + theirs.begin, theirs.size(), ncclFloat32, r, c, stream));
+      }
+    });
+    expect(stream);
+  }
+
   std::unique_ptr<DeviceCommunicator> split(Communicator& host) override {
     return std::make_unique<NcclCommunicator>(host, timeout_s_, this);
   }
@@ -432,26 +452,39 @@ class NcclCommunicator : public DeviceCommunicator {
     // Every rank's slice, and what is left: less than 16 * ranks elements, or a short array.
     const std::size_t slice = n <= kGatherAndAdd ? 0 : n / (16 * ranks) * 16;
     const std::size_t split = slice * ranks, rest = n - split;
-    std::byte* blocks = scratch(std::max(slice, rest) * ranks * element);
     if (slice > 0) {
+      scatter_sums(type, data, split, stream);
       const std::size_t bytes = slice * element;
-      std::byte* mine = data + static_cast<std::size_t>(rank()) * bytes;
-      in_one_launch("ncclSend and ncclRecv", [&](ncclComm_t c, const auto& note) {
-        for (std::size_t r = 0; r < ranks; ++r) {
-          note(ncclSend(data + r * bytes, bytes, ncclUint8, static_cast<int>(r), c, stream));
-          note(ncclRecv(blocks + r * bytes, bytes, ncclUint8, static_cast<int>(r), c, stream));
-        }
-      });
-      ordered_sum_of_blocks(stream, type, blocks, slice, size(), mine, slice);
-      gather(mine, data, bytes, stream);
+      gather(data + static_cast<std::size_t>(rank()) * bytes, data, bytes, stream);
     }
     if (rest > 0) {
+      std::byte* const blocks = scratch(rest * ranks * element);
       gather(data + split * element, blocks, rest * element, stream);
       ordered_sum_of_blocks(stream, type, blocks, rest, size(), data + split * element, rest);
     }
   }
 
+  // Rank r's slice_of() goes to rank r, which adds those of all ranks in rank order.
+  void scatter_sums(SumType type, std::byte* data, std::size_t n, cudaStream_t stream) {
+    const std::size_t element = size_of(type);
+    const ElementRange mine = slice_of(n, size(), rank());
+    const std::size_t bytes = mine.size() * element;
+    std::byte* const blocks = scratch(bytes * static_cast<std::size_t>(size()));
+    in_one_launch("ncclSend and ncclRecv", [&](ncclComm_t c, const auto& note) {
+      for (int r = 0; r < size(); ++r) {
+        const ElementRange theirs = slice_of(n, size(), r);
+        if (theirs.size() > 0)
+          note(ncclSend(data + theirs.begin * element, theirs.size() * element, ncclUint8, r, c, stream));
+        if (bytes > 0)
+          note(ncclRecv(blocks + static_cast<std::size_t>(r) * bytes, bytes, ncclUint8, r, c, stream));
+      }
+    });
+    ordered_sum_of_blocks(stream, type, blocks, mine.size(), size(), data + mine.begin * element,
+                          mine.size());
+  }
+
   std::byte* scratch(std::size_t bytes) {
+    if (bytes == 0) return nullptr;
     // Smaller ones stay: a graph, or work on its way, may use them.
     if (scratch_.empty() || scratch_.back()->bytes() < bytes)
       scratch_.push_back(
