@@ -82,7 +82,7 @@ void print_bytes(const Config& config, const ParameterArena& arena, const Exchan
                          : "");
   };
   const bool by_density = pieces_of(compress_options(config)).has_value();
-  fmt::print("\nbytes that a rank sends in a {}{}:\n",
+  fmt::print("\nbytes that a {} sends in a {}{}:\n", options.ranks_per_host > 1 ? "host" : "rank",
              every == 0 ? "step"
              : config.exchange.fragments > 1
                  ? fmt::format("sync of {} fragments in turn, all of them once in {}",

@@ -35,10 +35,11 @@ Exchange::Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique
   buckets_.reserve(groups_.size());  // they stay where they are: jobs of a queue work on them
   for (std::size_t index = 0; index < groups_.size(); ++index) {
     const Group& group = groups_[index];
-    buckets_.emplace_back(group, static_cast<int>(index), options,
-                          compressors.empty()
-                              ? make_group_compressor(group, options, transport_->traits().encoders)
-                              : std::move(compressors[index]));
+    const Transport::Traits& traits = transport_->traits();
+    const ElementRange own = slice_of(group.numel(), traits.parts, traits.part);
+    buckets_.emplace_back(group, own, static_cast<int>(index), options,
+                          compressors.empty() ? make_group_compressor(group, own, options, traits.encoders)
+                                              : std::move(compressors[index]));
     for (const Parameter* parameter : group.parameters) places_[parameter] = {index, false};
   }
   active_ = buckets_;
@@ -199,9 +200,13 @@ void Exchange::decode_and_commit() {
       bucket.discard();
       continue;
     }
-    bool in_residual = false;
-    transport_->around(ExchangeSpan::Kind::commit, bucket, [&] { in_residual = bucket.commit(); });
-    bucket.swaps = transport_->committed(bucket, in_residual);
+    transport_->around(ExchangeSpan::Kind::commit, bucket, [&] { bucket.swaps = bucket.commit(); });
+    if (transport_->traits().parts > 1) transport_->start_gather(bucket);
+  }
+  for (Bucket& bucket : active_) {
+    if (!agreed.commit) break;
+    if (transport_->traits().parts > 1) transport_->await_gather(bucket);
+    bucket.swaps = transport_->committed(bucket, bucket.swaps);
   }
   committed_ = agreed.commit;
   report_ = report();

@@ -15,7 +15,8 @@
 // Groups are sent in a fixed order that is decided at construction. With exchange.ranks_per_host the
 // gradients of a host's ranks are summed first, and the sum is encoded; while the host sums one group, the
 // message of the group before is encoded: sum 0, sum 1, message 0, sum 2, message 1, ...; the last one leaves
-// in communicate(). With one rank the way is the same. On a GPU the host enqueues all of it without waiting,
+// in communicate(). With exchange.hierarchy: parts a rank encodes, sends and commits its part of each group, and
+// the parts of the averages are gathered behind the commits. With one rank the way is the same. On a GPU the host enqueues all of it without waiting,
 // and ready() to decode_and_commit() can be captured in graphs. An exception out of any of these leaves the
 // step half done: the rank gives up (Communicator::abort) and ends.
 
@@ -51,6 +52,8 @@ struct ExchangeKeys {
   // So many neighbouring ranks sum their gradients dense, and a host of them compresses as one rank does
   // (dist/sparse/hierarchical.h). Must divide the ranks; 0 and 1: no hierarchy. Not for method dense.
   int ranks_per_host = 0;
+  // Whether each rank of a host encodes the whole sum, and its first rank sends it (leader), or each a part (parts).
+  std::string hierarchy = "leader";
   // Parts of the model that take turns, a step each (begin_step()); groups do not cross their borders.
   int fragments = 1;
 };
@@ -73,6 +76,7 @@ struct ExchangeOptions : ExchangeKeys, CompressKeys {
   bool compressing() const { return compress.name != "dense"; }
   // Whether the ranks of a host sum their gradients first. Throws UserError if the method is dense.
   bool hierarchical(int ranks) const;
+  bool in_parts() const { return ranks_per_host > 1 && hierarchy == "parts"; }
 };
 
 // The groups of an exchange with these options, in the order in which they are sent. Throws UserError for an
@@ -81,7 +85,8 @@ std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOption
 
 // Bytes that a rank would upload in a step at this density, headers included, as far as counts are known
 // beforehand; of coded sums as if they were not coded. `ranks`: how many messages a group has in a step; with
-// exchange.ranks_per_host a host sends one. Throws UserError as Exchange.
+// exchange.ranks_per_host a host sends one, or one for each part, which are counted together. Throws UserError as
+// Exchange.
 std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& options, int ranks,
                             double density);
 
@@ -94,7 +99,7 @@ struct ExchangeSpan {
     wait,         // the compute thread waits for a collective; none if collectives do not overlap
     commit,       // all groups
   };
-  static constexpr int kInsideHost = -1;  // as a round: the dense sum of a host's ranks
+  static constexpr int kInsideHost = -1;  // as a round: the dense sum of a host's ranks, and what they gather
   static constexpr int kAgreement =
       -1;  // as a group: the byte that says whether the step is finite; the commit
   Kind kind = Kind::encode;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "compress/sparse.h"
@@ -61,13 +62,14 @@ bool sent_whole(const Group& group, const ExchangeOptions& options) {
 CompressOptions group_options(const Group& group, const ExchangeOptions& options) {
   if (!group.compressed && options.compressing()) return dense_options(options.dense_values);
   check_collective(options);
+  check_parts(options);
   return options.compress;
 }
 
-std::unique_ptr<Compressor> make_group_compressor(const Group& group, const ExchangeOptions& options,
-                                                  int ranks) {
-  return make_compressor(group_options(group, options),
-                         group_spec(group, options.scope, ranks, options.layer_density));
+std::unique_ptr<Compressor> make_group_compressor(const Group& group, ElementRange own,
+                                                  const ExchangeOptions& options, int ranks) {
+  const GroupSpec whole = group_spec(group, options.scope, ranks, options.layer_density);
+  return make_compressor(group_options(group, options), part_of(whole, own.begin, own.end));
 }
 
 double group_density(const Group& group, const ExchangeOptions& options, double of_step) {
@@ -81,6 +83,11 @@ void check_collective(const ExchangeOptions& options) {
         "exchange.collective: {} codes sums of floats, but compress.name: {} sends blocks of its own; set "
         "exchange.collective to all_gather",
         options.collective, options.compress.name));
+  if (options.in_parts() && (type.make || type.of_sums))
+    throw UserError(
+        fmt::format("exchange.collective: {} is not for exchange.hierarchy: parts, whose messages are "
+                    "gathered; use all_gather, or exchange.hierarchy=leader",
+                    options.collective));
   if (!type.make) return;
   index_codec_of(options.compress);
   if (const auto pieces = pieces_of(options.compress); pieces && pieces->aggregate == "contributors")
@@ -90,19 +97,37 @@ void check_collective(const ExchangeOptions& options) {
                     options.collective));
 }
 
+void check_parts(const ExchangeOptions& options) {
+  if (!options.in_parts()) return;
+  const auto pieces = pieces_of(options.compress);
+  const std::string what = !pieces                       ? "compress.name: " + options.compress.name
+                           : pieces->transform != "none" ? "compress.transform: " + pieces->transform
+                                                         : "";
+  if (!what.empty())
+    throw UserError(
+        fmt::format("exchange.hierarchy: parts is for methods that select entries, in any part of a group, "
+                    "and {} needs whole ones; use exchange.hierarchy=leader",
+                    what));
+}
+
 std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& options, int ranks,
                             double density) {
   std::uint64_t bytes = 0;
-  for (const Group& group : plan_groups(arena, options))
-    bytes += planned_message_bytes(group_options(group, options),
-                                   group_spec(group, options.scope, ranks, options.layer_density),
-                                   group_density(group, options, density));
+  const int parts = options.in_parts() ? options.ranks_per_host : 1;
+  for (const Group& group : plan_groups(arena, options)) {
+    const GroupSpec whole = group_spec(group, options.scope, ranks, options.layer_density);
+    for (int part = 0; part < parts; ++part) {
+      const ElementRange own = slice_of(group.numel(), parts, part);
+      bytes += planned_message_bytes(group_options(group, options), part_of(whole, own.begin, own.end),
+                                     group_density(group, options, density));
+    }
+  }
   return bytes;
 }
 
-Bucket::Bucket(const Group& group, int index, const ExchangeOptions& options,
+Bucket::Bucket(const Group& group, ElementRange own, int index, const ExchangeOptions& options,
                std::unique_ptr<Compressor> compressor)
-    : group(group), index(index), compressor(std::move(compressor)) {
+    : group(group), own(own), index(index), compressor(std::move(compressor)) {
   every_entry = sent_whole(group, options);
   const CollectiveType& type = collectives().find(options.collective);
   if (!type.make || !group.compressed) return;
@@ -113,7 +138,7 @@ Bucket::Bucket(const Group& group, int index, const ExchangeOptions& options,
 void Bucket::encode(const StepContext& of_step) {
   StepContext context = of_step;
   if (every_entry) context.density = 1.0;
-  message = compressor->encode(slice, context);
+  message = compressor->encode({own_of(slice.gradient), own_of(slice.residual)}, context);
   adds_entries = collective != nullptr;
   if (!collective) return;
   entries = compressor->entries();
@@ -136,7 +161,7 @@ bool Bucket::decode(const Round& brought) {
 }
 
 bool Bucket::own_values_finite() const {
-  return !group.compressed || all_finite(slice.gradient);
+  return !group.compressed || all_finite(own_of(slice.gradient));
 }
 
 bool Bucket::commit() {
@@ -146,8 +171,8 @@ bool Bucket::commit() {
     rejected = sum.rejected;
   }
   const std::span<float> average = compressor->commit(rejected);
-  TOPKNOT_CHECK(average.size() == group.numel(), "an average of another length than its group");
-  return average.data() == slice.residual.data();
+  TOPKNOT_CHECK(average.size() == own.size(), "an average of another length than its group");
+  return average.data() == own_of(slice.residual).data();
 }
 
 void Bucket::discard() {
@@ -179,8 +204,10 @@ HostTransport::HostTransport(CollectiveQueue& queue, const ExchangeOptions& opti
   traits_.rank = queue.communicator().rank();
   traits_.encoders = traits_.ranks = queue.communicator().size();
   if (!options.hierarchical(traits_.ranks)) return;
-  hierarchy_ = std::make_unique<Hierarchy>(queue, options.ranks_per_host);
+  hierarchy_ = std::make_unique<Hierarchy>(queue, options.ranks_per_host, options.in_parts());
   traits_.encoders = hierarchy_->hosts().size();
+  traits_.parts = hierarchy_->parts();
+  traits_.part = hierarchy_->part();
   traits_.counts_bytes = hierarchy_->leads();
   traits_.encodes_early = false;
 }
@@ -318,11 +345,33 @@ std::vector<std::byte> HostTransport::receive_flags() {
   return flags;
 }
 
+void HostTransport::join_hosts_statuses() {
+  const Ticket ticket = submit([this, step = number_](Communicator&) {
+    hierarchy_->inside().set_place(step);
+    hierarchy_->inside().all_gather(std::as_bytes(std::span(&found_, 1)), flags_);
+  });
+  wait_for(ticket, ExchangeSpan::kAgreement, ExchangeSpan::kInsideHost);
+  found_ = {};
+  for (const auto& block : flags_) {
+    StepStatus one;
+    TOPKNOT_CHECK(block.size() == sizeof one, "a damaged agreement block");
+    std::memcpy(&one, block.data(), sizeof one);
+    join_status(found_, one);
+  }
+}
+
 // All of it is the same on all ranks: the losses by the agreement, finite() by the blocks and sums that all
-// have.
+// have; of parts all ranks of an index, so that each host finds the same.
 Transport::Agreed HostTransport::agree(std::span<const Bucket> buckets) {
-  const bool finite = std::all_of(buckets.begin(), buckets.end(),
-                                  [](const Bucket& bucket) { return bucket.compressor->finite(); });
+  bool finite = std::all_of(buckets.begin(), buckets.end(),
+                            [](const Bucket& bucket) { return bucket.compressor->finite(); });
+  if (traits_.parts > 1) {
+    found_ = {};
+    for (const Bucket& bucket : buckets) bucket.add_to(found_);
+    found_.bad = !finite;
+    join_hosts_statuses();
+    finite = found_.bad == 0;
+  }
   Agreed agreed;
   agreed.bad_rank = first_bad(finite_losses_);
   agreed.commit = finite && agreed.bad_rank < 0;
@@ -333,13 +382,34 @@ Transport::Agreed HostTransport::agree(std::span<const Bucket> buckets) {
       submit_flag(std::all_of(buckets.begin(), buckets.end(),
                               [](const Bucket& bucket) { return bucket.own_values_finite(); }));
       agreed.bad_rank = first_bad(receive_flags());
+      // Which rank of a host found it in its part does not say whose it was.
+      if (traits_.parts > 1 && agreed.bad_rank > 0) agreed.bad_rank -= agreed.bad_rank % traits_.parts;
     }
   }
   commit_begin_ = Clock::now();
   return agreed;
 }
 
+void HostTransport::start_gather(Bucket& bucket) {
+  for (const std::span<float> values : bucket.not_own()) std::fill(values.begin(), values.end(), 0.0f);
+  collectives_[bucket.index].gather = submit([this, &bucket, step = number_](Communicator&) {
+    hierarchy_->inside().set_place(step, bucket.index);
+    hierarchy_->gather(bucket.average());
+  });
+}
+
+void HostTransport::await_gather(Bucket& bucket) {
+  const auto begin = Clock::now();
+  wait_for(collectives_[bucket.index].gather, bucket.index, ExchangeSpan::kInsideHost);
+  commit_begin_ += Clock::now() - begin;  // which is not the commits' time
+}
+
 void HostTransport::finish(StepReport& report) {
+  if (traits_.parts > 1) {
+    report.status.selected = found_.selected;
+    report.status.over_capacity = found_.over_capacity;
+    report.status.threshold = found_.threshold;
+  }
   status_ = report.status;
   times_.decode_s += note(Kind::commit, ExchangeSpan::kAgreement, 0, commit_begin_, Clock::now());
   report.times = times_;

@@ -6,6 +6,7 @@
 //   dist/exchange/cuda/device_exchange.cpp   gradients in GPU memory; kernels on two streams, joined by events
 //   dist/exchange/cuda/staged_exchange.cpp   gradients in GPU memory, copied to a host transport and back
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -17,6 +18,7 @@
 #include "compress/compressor.h"
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/communicator.h"
+#include "dist/comm/ordered_sum.h"
 #include "dist/exchange/exchange.h"
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/coded_sum.h"
@@ -28,27 +30,31 @@ namespace topknot {
 // The compress.* options of a group: the configured ones, or for a dense group of a compressed method those
 // of compress.dense_values. Throws UserError if they do not go with exchange.collective.
 CompressOptions group_options(const Group& group, const ExchangeOptions& options);
-// The compressor of a group whose gradient is in host memory. `ranks`: how many messages the group has in a
-// step; with exchange.ranks_per_host a host sends one. Throws UserError if the options do not go together.
-std::unique_ptr<Compressor> make_group_compressor(const Group& group, const ExchangeOptions& options,
-                                                  int ranks);
+// The compressor of a group, or of its elements `own`, whose gradient is in host memory. `ranks`: how many messages
+// these have in a step; with exchange.ranks_per_host a host sends one. Throws UserError if the options do not go
+// together.
+std::unique_ptr<Compressor> make_group_compressor(const Group& group, ElementRange own,
+                                                  const ExchangeOptions& options, int ranks);
 // A dense group in a value codec is sent whole; else the density of the step holds.
 double group_density(const Group& group, const ExchangeOptions& options, double of_step);
 
-// Throws UserError for an exchange.collective that is unknown or that the method's messages do not allow.
+// Throws UserError for an exchange.collective that is unknown or that the method's messages or exchange.hierarchy do
+// not allow.
 void check_collective(const ExchangeOptions& options);
+// Throws UserError if exchange.hierarchy is parts and the method's messages are not made of any part of a group.
+void check_parts(const ExchangeOptions& options);
 
 // A group of parameters on its way through a step: what its compressor makes of the gradient, and what a
 // transport brings back. The exchange knows when each call is due. An exception out of any function leaves
 // the step half done.
 struct Bucket {
-  // `index`: the group's place in the order of sending. The group outlives the bucket. Throws UserError if
-  // the options do not go together.
-  Bucket(const Group& group, int index, const ExchangeOptions& options,
+  // `own`: what of the group this rank encodes, and the compressor is made for. `index`: the group's place in the
+  // order of sending. The group outlives the bucket. Throws UserError if the options do not go together.
+  Bucket(const Group& group, ElementRange own, int index, const ExchangeOptions& options,
          std::unique_ptr<Compressor> compressor);
 
-  // The group's gradient, in `slice`, is final. Both of its memories are the bucket's until commit() or
-  // discard().
+  // The group's gradient, in `slice`, is final where it is this rank's own. Both of its memories are the bucket's until
+  // commit() or discard().
   void encode(const StepContext& context);
   // Takes in what the collective has brought. True if the group needs one more round, whose message is there
   // then; all ranks return the same.
@@ -56,7 +62,7 @@ struct Bucket {
   // Between decode() and commit(): whether this rank's own values were finite, as far as they tell.
   bool own_values_finite() const;
   // Ends the group's step. True if the average lies in slice.residual, else it is in slice.gradient; the
-  // other memory holds the residual.
+  // other memory holds the residual. Both where they are this rank's own.
   bool commit();
   // Ends it with everything as before encode().
   void discard();
@@ -67,7 +73,16 @@ struct Bucket {
   void save(StateWriter& writer) const;
   void load(StateReader& reader);
 
+  std::span<float> own_of(std::span<float> values) const { return values.subspan(own.begin, own.size()); }
+  // After commit(): the average's memory; and what the residual's has beside this rank's own.
+  std::span<float> average() const { return swaps ? slice.residual : slice.gradient; }
+  std::array<std::span<float>, 2> not_own() const {
+    if (!swaps) return {};
+    return {slice.gradient.first(own.begin), slice.gradient.subspan(own.end)};
+  }
+
   const Group& group;
+  const ElementRange own;
   const int index;
   std::unique_ptr<Compressor> compressor;
   bool every_entry = false;                      // whatever the density of the step
@@ -98,7 +113,8 @@ class Transport {
   struct Traits {
     int rank = 0, ranks = 1;
     int encoders = 1;  // messages of a group in a step: by rank, or with exchange.ranks_per_host by host
-    bool counts_bytes = true;  // false on a host's ranks but its first, which alone sends to other hosts
+    int parts = 1, part = 0;   // a group's parts, by ranks of a host, and which one this rank encodes
+    bool counts_bytes = true;  // false on a rank that sends nothing to other hosts
     // Whether a group is encoded as soon as it is complete; else when it is sent.
     bool encodes_early = true;
     // Whether a message leaves as soon as its group and those before it are complete; else all leave in
@@ -151,7 +167,11 @@ class Transport {
   virtual void receive_agreement() = 0;
   // After the last round. The same on all ranks.
   virtual Agreed agree(std::span<const Bucket> buckets) = 0;
-  // The bucket was committed. Returns whether the arena's memories swap.
+  // Of parts: what the other ranks of the host have made of theirs joins a committed bucket's average, and what is not
+  // this rank's own leaves the residual.
+  virtual void start_gather(Bucket& bucket) = 0;
+  virtual void await_gather(Bucket& bucket) = 0;
+  // The bucket was committed, and its average is whole. Returns whether the arena's memories swap.
   virtual bool committed(const Bucket&, bool in_residual) { return in_residual; }
   // After the last commit or discard. Fills in its times.
   virtual void finish(StepReport& report) = 0;
@@ -183,6 +203,8 @@ class HostTransport : public Transport {
   void start_agreement() override { submit_flag(loss_finite_); }
   void receive_agreement() override { finite_losses_ = receive_flags(); }
   Agreed agree(std::span<const Bucket> buckets) override;
+  void start_gather(Bucket& bucket) override;
+  void await_gather(Bucket& bucket) override;
   void finish(StepReport& report) override;
   void quiesce() noexcept override;
 
@@ -200,6 +222,8 @@ class HostTransport : public Transport {
   // Every rank sends one byte; what comes back is by rank.
   void submit_flag(bool mine);
   std::vector<std::byte> receive_flags();
+  // found_ becomes what all ranks of the host found in their parts.
+  void join_hosts_statuses();
 
   CollectiveQueue& queue_;
   const SumOrder order_;
@@ -210,7 +234,7 @@ class HostTransport : public Transport {
 
   // By group.
   struct Collective {
-    Ticket sum = 0, message = 0;  // inside the host; of the round under way
+    Ticket sum = 0, message = 0, gather = 0;  // inside the host; of the round under way; inside the host
     Blocks blocks;
     CodedSum::Bytes coded;  // of a coded sum
   };
@@ -219,6 +243,7 @@ class HostTransport : public Transport {
   // Of the step under way.
   StepParameters parameters_;
   StepStatus status_;
+  StepStatus found_;         // of parts
   std::int64_t number_ = 0;  // from 1, as errors name it
   int rank_ = 0;             // among those that encode for themselves
   StepSeconds times_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "nn/base/check.h"
@@ -222,6 +223,22 @@ GroupSpec group_spec(const Group& group, const std::string& scope, int ranks,
     spec.segments.emplace_back(0, group.numel());
   }
   return spec;
+}
+
+GroupSpec part_of(const GroupSpec& group, std::size_t begin, std::size_t end) {
+  if (end - begin == group.numel) return group;
+  GroupSpec part;
+  part.numel = end - begin;
+  part.ranks = group.ranks;
+  part.offset = group.offset + begin;
+  for (std::size_t s = 0; s < group.segments.size(); ++s) {
+    const std::size_t from = std::max(begin, group.segments[s].first);
+    const std::size_t to = std::min(end, group.segments[s].second);
+    if (from >= to) continue;
+    part.segments.emplace_back(from - begin, to - begin);
+    if (!group.densities.empty()) part.densities.push_back(group.densities[s]);
+  }
+  return part;
 }
 
 }  // namespace topknot

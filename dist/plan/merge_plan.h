@@ -85,5 +85,7 @@ std::vector<Group> in_fragments(const std::vector<Group>& groups, int fragments)
 // whole group. `layer_density`, by parameter name, needs scope tensor (UserError).
 GroupSpec group_spec(const Group& group, const std::string& scope, int ranks,
                      const std::map<std::string, double>& layer_density = {});
+// The same of the group's elements [begin, end) alone: its segments, cut, as one vector.
+GroupSpec part_of(const GroupSpec& group, std::size_t begin, std::size_t end);
 
 }  // namespace topknot

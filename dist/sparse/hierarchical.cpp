@@ -124,25 +124,26 @@ void check_hosts(int ranks_per_host, int ranks, const std::string& whose) {
                     ranks_per_host, ranks, whose));
 }
 
-Hierarchy::Hierarchy(CollectiveQueue& queue, int ranks_per_host) {
+Hierarchy::Hierarchy(CollectiveQueue& queue, int ranks_per_host, bool parts) {
   ranks_ = queue.communicator().size();
   const int rank = queue.communicator().rank();
   check_hosts(ranks_per_host, ranks_);
   const int host = rank / ranks_per_host;
-  const bool first = rank % ranks_per_host == 0;
+  const int index = rank % ranks_per_host;
   queue.run([&](Communicator& all) {
     inside_ = all.split(host);
     // A rank that does not talk across is alone in its color, which costs no connections.
-    across_ = all.split(first ? 0 : rank);
+    across_ = all.split(parts ? index : index == 0 ? 0 : rank);
   });
-  if (!first) across_.reset();
+  if (parts) return;
+  if (index != 0) across_.reset();
   hosts_ = std::make_unique<HierarchicalCommunicator>(*inside_, across_.get(), host, ranks_ / ranks_per_host);
 }
 
 StepContext Hierarchy::begin_step(const StepContext& context) {
   TOPKNOT_CHECK(static_cast<int>(context.weights.size()) == ranks_, "one aggregation weight per rank");
   const std::size_t per_host = static_cast<std::size_t>(inside_->size());
-  const std::size_t own = static_cast<std::size_t>(hosts_->rank());
+  const std::size_t own = static_cast<std::size_t>(hosts().rank());
   weights_.resize(context.weights.size() / per_host);
   for (std::size_t host = 0; host < weights_.size(); ++host) {
     float total = 0;
@@ -153,16 +154,50 @@ StepContext Hierarchy::begin_step(const StepContext& context) {
   weight_ = context.weights[own * per_host + static_cast<std::size_t>(inside_->rank())];
   StepContext of_hosts = context;
   of_hosts.weights = weights_;
-  of_hosts.rank = hosts_->rank();
+  of_hosts.rank = hosts().rank();
   return of_hosts;
 }
 
 void Hierarchy::average(std::span<float> gradient) {
   if (weight_ != 1.0f)
     for (float& value : gradient) value *= weight_;
-  inside_->all_reduce(gradient, SumOrder::ranks);
+  const ElementRange own = this->own(gradient.size());
+  const std::span<float> sum = gradient.subspan(own.begin, own.size());
+  if (parts() == 1)
+    inside_->all_reduce(gradient, SumOrder::ranks);
+  else
+    reduce_scatter(gradient, sum);
   if (total_ == 0.0f || total_ == 1.0f) return;
-  for (float& value : gradient) value /= total_;
+  for (float& value : sum) value /= total_;
+}
+
+void Hierarchy::reduce_scatter(std::span<float> gradient, std::span<float> sum) {
+  std::vector<std::vector<std::byte>> mine, theirs;
+  for (int rank = 0; rank < parts(); ++rank) {
+    const ElementRange part = slice_of(gradient.size(), parts(), rank);
+    const auto bytes = std::as_bytes(gradient.subspan(part.begin, part.size()));
+    mine.emplace_back(bytes.begin(), bytes.end());
+  }
+  inside_->all_to_all(mine, theirs);
+  std::vector<const float*> parts_of_sum;
+  for (const auto& block : theirs) {
+    TOPKNOT_CHECK(block.size() == sum.size_bytes(), "a part of another length");
+    parts_of_sum.push_back(reinterpret_cast<const float*>(block.data()));
+  }
+  ordered_sum(std::span<const float* const>(parts_of_sum), sum.data(), sum.size());
+}
+
+void Hierarchy::gather(std::span<float> values) {
+  if (parts() == 1) return;
+  const ElementRange own = this->own(values.size());
+  std::vector<std::vector<std::byte>> all;
+  inside_->all_gather(std::as_bytes(values.subspan(own.begin, own.size())), all);
+  for (int rank = 0; rank < parts(); ++rank) {
+    const ElementRange part = slice_of(values.size(), parts(), rank);
+    const auto& block = all[static_cast<std::size_t>(rank)];
+    TOPKNOT_CHECK(block.size() == part.size() * sizeof(float), "a part of another length");
+    std::memcpy(values.data() + part.begin, block.data(), block.size());
+  }
 }
 
 }  // namespace topknot

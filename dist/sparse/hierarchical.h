@@ -1,14 +1,17 @@
 #pragma once
 // exchange.ranks_per_host: the ranks of a host sum their gradients dense, over a network that is fast, and
-// every host sends one compressed message, over the network that is slow.
+// what hosts send each other, over the network that is slow, is compressed. exchange.hierarchy says by whom.
 //
-// After Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters (MLSys
-// 2021, arXiv 2010.10458), HiTopKComm, in a simpler form. There, a reduce-scatter leaves each rank of a host
-// with a part of the sum; it selects in its part, its part's entries are gathered across the hosts by all
-// ranks at once, and an all-gather inside the host ends the step. Here every rank of a host has the whole sum
-// and encodes the same message with the same residual, and its first rank alone talks across: no method need
-// know of the hierarchy, k means the whole group's, and the selection is that of a run with as many ranks as
-// hosts. The price: each rank encodes everything, and one connection a host carries the message.
+// `parts`: HiTopKComm of Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud
+// Clusters (MLSys 2021, arXiv 2010.10458). A reduce-scatter leaves each rank of a host with a part
+// of the sum; it selects in its part, the ranks of one index on all hosts gather their part's entries, all
+// indices at once, and an all-gather inside the host ends the step. Each rank encodes a part and has a
+// network card's share of the message; k counts in each part, so the selection is not that of `leader`.
+//
+// `leader`, simpler: every rank of a host has the whole sum and encodes the same message with the same
+// residual, and its first rank alone talks across: no method need know of the hierarchy, k means the whole
+// group's, and the selection is that of a run with as many ranks as hosts. The price: each rank encodes
+// everything, and one connection a host carries the message.
 
 #include <cstddef>
 #include <memory>
@@ -19,6 +22,9 @@
 #include "compress/compressor.h"
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/communicator.h"
+#include "dist/comm/ordered_sum.h"
+#include "nn/base/host_device.h"
+#include "nn/core/step.h"
 
 namespace topknot {
 
@@ -65,18 +71,37 @@ void check_hierarchy(int ranks_per_host, bool compressing);
 // Throws UserError if it does not divide the ranks. `whose`: what says how many they are, " of dist.ranks".
 void check_hosts(int ranks_per_host, int ranks, const std::string& whose = "");
 
+// Adds what one more rank of a host found in its part of the groups. The threshold is the least one of a part that has
+// entries.
+TOPKNOT_HOST_DEVICE void join_status(StepStatus& host, const StepStatus& rank) {
+  host.bad |= rank.bad;
+  if (rank.bad_rank >= 0 && (host.bad_rank < 0 || rank.bad_rank < host.bad_rank))
+    host.bad_rank = rank.bad_rank;
+  host.selected += rank.selected;
+  host.over_capacity += rank.over_capacity;
+  if (rank.threshold > 0 && (host.threshold == 0 || rank.threshold < host.threshold))
+    host.threshold = rank.threshold;
+}
+
 // The ranks of a run as hosts: ranks 0 to ranks_per_host-1 are host 0, and so on.
 class Hierarchy {
  public:
-  // Collective, through the queue, which outlives this. Throws as check_hosts().
-  Hierarchy(CollectiveQueue& queue, int ranks_per_host);
+  // Collective, through the queue, which outlives this. Throws as check_hosts(). `parts`: each rank of a host
+  // encodes a part of every group; else all encode the whole.
+  Hierarchy(CollectiveQueue& queue, int ranks_per_host, bool parts);
 
   // Whether this rank talks to other hosts.
-  bool leads() const { return inside_->rank() == 0; }
-  Communicator& hosts() { return *hosts_; }
-  // What hosts() is made of: the ranks of this host; the first ranks of all hosts, null if this rank is none.
+  bool leads() const { return across_ != nullptr; }
+  // The hosts as ranks: of a part, the ranks of this rank's index on all hosts.
+  Communicator& hosts() { return hosts_ ? *hosts_ : *across_; }
+  // What hosts() is made of: the ranks of this host; those of this index on all hosts, which without parts the
+  // first ranks alone have: null on the others.
   Communicator& inside() { return *inside_; }
   Communicator* across() { return across_.get(); }
+  // How many parts a group has, which of them is this rank's, and where it lies in `numel` elements.
+  int parts() const { return hosts_ ? 1 : inside_->size(); }
+  int part() const { return hosts_ ? 0 : inside_->rank(); }
+  ElementRange own(std::size_t numel) const { return slice_of(numel, parts(), part()); }
 
   // The step as one of hosts: `context` with this host's rank and the hosts' weights, each the mean of its
   // ranks', so of mean 1 as well. Valid to the next call; calls with the same weights return the same.
@@ -84,14 +109,18 @@ class Hierarchy {
   // Of the step: this rank's weight, and the sum of its host's ranks' weights.
   float weight() const { return weight_; }
   float total() const { return total_; }
-  // Collective over the ranks of a host; part of a queue's job. Turns each rank's gradient into the host's:
-  // sum_r(weight[r] * g_r) / sum_r(weight[r]), summed in rank order, the same bits on all of them. Zero where
-  // all weights of the host are.
+  // Collective over the ranks of a host; part of a queue's job. Turns each rank's gradient, in own(), into the
+  // host's: sum_r(weight[r] * g_r) / sum_r(weight[r]), summed in rank order, the same bits on all of them. Zero
+  // where all weights of the host are.
   void average(std::span<float> gradient);
+  // The same kind of call: every rank's own() of `values` to all.
+  void gather(std::span<float> values);
 
  private:
+  void reduce_scatter(std::span<float> gradient, std::span<float> sum);
+
   std::unique_ptr<Communicator> inside_, across_;
-  std::unique_ptr<HierarchicalCommunicator> hosts_;
+  std::unique_ptr<HierarchicalCommunicator> hosts_;  // null: parts
   int ranks_ = 1;
   std::vector<float> weights_;    // of the hosts
   float weight_ = 1, total_ = 1;  // of this rank, and of its host's ranks

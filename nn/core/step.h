@@ -74,8 +74,8 @@ struct StepReport {
   double loss = 0;    // the mean over this rank's micro-batches
   StepStatus status;  // where bad, nothing has changed and there is no average
   // Messages of all groups and rounds, headers included, as payload: an all-reduce counts its length once.
-  // The one byte of the agreement is not counted. With hosts of several ranks: what is sent between hosts,
-  // which is the first rank's of each; 0 on the others.
+  // The one byte of the agreement is not counted. With hosts of several ranks: what is sent between hosts, by
+  // the first rank of each, 0 on the others; with exchange.hierarchy: parts by all of them.
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;  // the same, from all other ranks
   int bad_parameter = -1;            // of a bad step: first_bad_parameter(), here

@@ -87,12 +87,17 @@ TEST_CASE("hosts of several ranks sum inside and compress across on the GPU as o
     int hosts, ranks_per_host;
   };
   for (const Shape shape : {Shape{2, 2}, Shape{1, 3}, Shape{3, 2}})
-    for (const std::string method : {"topk", "dgc", "gaussiank"})
+    for (const std::string method :
+         {"topk", "dgc", "gaussiank", "topk parts", "dgc parts", "gaussiank parts"})
       for (const std::string merge : {"none", "all", "size:4000"}) {
         INFO(shape.hosts << " x " << shape.ranks_per_host << ", " << method << ", " << merge);
-        ExchangePlan plan = plan_of(method, shape.hosts * shape.ranks_per_host, merge);
+        const bool parts = method.ends_with("parts");
+        ExchangePlan plan =
+            plan_of(method.substr(0, method.find(' ')), shape.hosts * shape.ranks_per_host, merge);
         plan.options.ranks_per_host = shape.ranks_per_host;
-        plan.options.compress.momentum = method == "dgc" ? 0.9 : 0.0;
+        plan.options.hierarchy = parts ? "parts" : "leader";
+        plan.options.scope = parts && merge == "size:4000" ? "tensor" : "group";
+        plan.options.compress.momentum = method.starts_with("dgc") ? 0.9 : 0.0;
         plan.steps = 6;
         if (merge == "all") plan.weights = uneven(plan.ranks);
         // In a compressed group, in a dense one, and the loss alone.
@@ -108,9 +113,12 @@ TEST_CASE("hosts of several ranks sum inside and compress across on the GPU as o
         check_same(gpu, run_on_cpu(plan));
         CHECK(gpu[0].steps[1].committed == (plan.ranks == 3));
         CHECK(gpu[0].steps[4].bad_rank == 1);
-        // The first rank of a host speaks for it.
+        for (const auto& record : gpu)
+          for (int step = 0; step < plan.steps; ++step)
+            CHECK(same_bits(record.steps[step].average, gpu[0].steps[step].average));
+        // The first rank of a host speaks for it, or each for its part.
         CHECK((gpu[0].bytes_sent > 0));
-        CHECK(gpu[1].bytes_sent == 0);
+        CHECK((gpu[1].bytes_sent > 0) == parts);
       }
 }
 
@@ -234,15 +242,18 @@ TEST_CASE("gradients that go through the CPU are averaged as there, whatever the
   struct Case {
     std::string method, collective = "all_gather", dense_values = "fp32";
     int ranks = 2, ranks_per_host = 0;
+    std::string hierarchy = "leader";
   };
   for (const Case& c :
        {Case{"signsgd"}, Case{"powersgd"}, Case{"topk", "oktopk", "fp32", 3}, Case{"topk", "gtopk"},
-        Case{"topk", "all_gather", "bf16"}, Case{"topk", "all_gather", "fp32", 4, 2}, Case{"dense"}}) {
+        Case{"topk", "all_gather", "bf16"}, Case{"topk", "all_gather", "fp32", 4, 2},
+        Case{"topk", "all_gather", "bf16", 4, 2, "parts"}, Case{"dense"}}) {
     ExchangePlan plan;
     plan.options.compress.name = c.method;
     plan.options.collective = c.collective;
     plan.options.dense_values = c.dense_values;
     plan.options.ranks_per_host = c.ranks_per_host;
+    plan.options.hierarchy = c.hierarchy;
     plan.options.merge = "size:4000";
     plan.ranks = c.ranks;
     plan.shuffled = c.ranks_per_host == 0;

@@ -53,8 +53,14 @@ std::vector<Key> machine_keys() {
            "times; coded_sum: for dense sums",
            with("auto", collectives().names())),
       number("exchange.ranks_per_host", at<e, &Config::Exchange::ranks_per_host>, 0, 1024,
-             "neighbouring ranks that share a host: their gradients are summed dense, and one message a host "
-             "is compressed and is sent; 0: no hierarchy"),
+             "neighbouring ranks that share a host: their gradients are summed dense, and what hosts send is "
+             "compressed; 0: no hierarchy"),
+      text("exchange.hierarchy", at<e, &Config::Exchange::hierarchy>,
+           "leader: each rank of a host encodes the whole sum, its first rank sends it; parts: each encodes "
+           "and "
+           "sends a part of every group, so that every network card works, and k counts in each part",
+           {"leader", "parts"})
+          .used_by({"exchange.ranks_per_host"}),
 
       text("exchange.outer.name", at<u, &Config::Outer::name>,
            "optimizer of the changes that ranks exchange: SGD with Nesterov's momentum, or as it is",

@@ -180,7 +180,8 @@ std::vector<Group> sample_groups(std::span<Parameter* const> parameters, bool co
 
 ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& options, double density,
                                      int ranks, const Noise& noise, bool& sums) {
-  const std::unique_ptr<Compressor> compressor = make_group_compressor(group, options, ranks);
+  const std::unique_ptr<Compressor> compressor =
+      make_group_compressor(group, {0, group.numel()}, options, ranks);
   std::vector<float> one(group.numel()), other(group.numel());
   Slice slice{one, other};
   std::vector<double> encode, decode;

@@ -46,17 +46,19 @@ class DeviceTransport final : public Transport {
   void start_agreement() override;
   void receive_agreement() override;
   Agreed agree(std::span<const Bucket> buckets) override;
+  void start_gather(Bucket& bucket) override;
+  void await_gather(Bucket& bucket) override;
   void finish(StepReport&) override {}
   void quiesce() noexcept override;
 
  private:
   // By group.
   struct Way {
-    double density = 0;             // that the compressor is made for
-    std::size_t bytes = 0;          // of a message
-    DeviceArray<std::byte> blocks;  // a compressed group's, of all that encode
-    Event complete, encoded;        // on the compute stream
-    Event summed, arrived;          // on the communication stream
+    double density = 0;                  // that the compressor is made for
+    std::size_t bytes = 0;               // of a message
+    DeviceArray<std::byte> blocks;       // a compressed group's, of all that encode
+    Event complete, encoded, committed;  // on the compute stream
+    Event summed, arrived, gathered;     // on the communication stream
   };
 
   static cudaStream_t compute() { return Context::current().stream(); }
@@ -69,6 +71,7 @@ class DeviceTransport final : public Transport {
   void reserve(Bucket& bucket, double density);
   void send(Bucket& bucket);
   void send_status();
+  void join_hosts_statuses();
   void await_encoded(const Bucket& bucket);
   // On the compute stream, for an event of the communication stream.
   void wait_for(Event& event, int group, int round = 0);
@@ -93,7 +96,8 @@ class DeviceTransport final : public Transport {
   // A short dense group behind the status group, which is sent with its blocks, in one launch; -1: there is none.
   int rider_ = -1;
   DeviceArray<RankStatus> my_status_, all_statuses_;
-  Event all_encoded_, sent_;
+  DeviceArray<StepStatus> found_;  // of parts: in the step, by the ranks of the host
+  Event all_encoded_, sent_, decoded_;
 };
 
 DeviceTransport::DeviceTransport(DeviceCommunicator& all, std::unique_ptr<DeviceHierarchy> hierarchy,
@@ -109,7 +113,12 @@ DeviceTransport::DeviceTransport(DeviceCommunicator& all, std::unique_ptr<Device
   traits_.rank = all.rank();
   traits_.ranks = all.size();
   traits_.encoders = device_.size();
-  traits_.counts_bytes = !hierarchy_ || hierarchy_->hierarchy().leads();
+  if (hierarchy_) {
+    const Hierarchy& hosts = hierarchy_->hierarchy();
+    traits_.parts = hosts.parts(), traits_.part = hosts.part();
+    traits_.counts_bytes = hosts.leads();
+    if (traits_.parts > 1) found_ = DeviceArray<StepStatus>(static_cast<std::size_t>(traits_.parts));
+  }
   traits_.encodes_early = !hierarchy_;
   traits_.decides_on_host = false;
   // A hierarchy encodes between the collectives, which the host starts.
@@ -174,8 +183,12 @@ void DeviceTransport::start_host_sum(Bucket& bucket) {
   const ExchangeSpan span{Kind::communicate, bucket.index, ExchangeSpan::kInsideHost, {}, {}};
   times_.around({nullptr, span}, communication(), [&] {
     multiply_by_weight(communication(), gradient.data(), gradient.size(), weight);
-    hierarchy_->inside().all_reduce(gradient.data(), gradient.size(), SumOrder::ranks, communication());
-    divide_by_total(communication(), gradient.data(), gradient.size(), weight + 1);
+    const std::span<float> own = bucket.own_of(gradient);
+    if (traits_.parts > 1)
+      hierarchy_->inside().reduce_scatter(gradient.data(), gradient.size(), communication());
+    else
+      hierarchy_->inside().all_reduce(gradient.data(), gradient.size(), SumOrder::ranks, communication());
+    divide_by_total(communication(), own.data(), own.size(), weight + 1);
   });
   way.summed.record(communication());
 }
@@ -293,7 +306,23 @@ void DeviceTransport::receive_agreement() {
   if (!joined()) wait_for(sent_, ExchangeSpan::kAgreement);
 }
 
+// A rank has decoded its part alone; the ranks of its index on all hosts have found the same.
+void DeviceTransport::join_hosts_statuses() {
+  decoded_.record(compute());
+  decoded_.wait(communication());
+  const ExchangeSpan span{Kind::communicate, ExchangeSpan::kAgreement, ExchangeSpan::kInsideHost, {}, {}};
+  times_.around({nullptr, span}, communication(), [&] {
+    hierarchy_->inside().all_gather(reinterpret_cast<const std::byte*>(step_.status()),
+                                    reinterpret_cast<std::byte*>(found_.data()), sizeof(StepStatus),
+                                    communication());
+  });
+  sent_.record(communication());
+  wait_for(sent_, ExchangeSpan::kAgreement, ExchangeSpan::kInsideHost);
+  join_step_statuses(compute(), found_.data(), traits_.parts, step_.status());
+}
+
 Transport::Agreed DeviceTransport::agree(std::span<const Bucket>) {
+  if (traits_.parts > 1) join_hosts_statuses();
   const int per_host = traits_.ranks / device_.size();
   const bool own = traits_.ranks == 1 || loss_group_ >= 0;
   if (status_group_ >= 0)
@@ -303,6 +332,24 @@ Transport::Agreed DeviceTransport::agree(std::span<const Bucket>) {
     cuda::agree(compute(), own ? my_status_.data() : all_statuses_.data(), sizeof(RankStatus),
                 own ? 1 : traits_.ranks, per_host, traits_.ranks == 1, step_.status());
   return {};
+}
+
+void DeviceTransport::start_gather(Bucket& bucket) {
+  for (const std::span<float> values : bucket.not_own())
+    if (!values.empty()) TOPKNOT_CUDA(cudaMemsetAsync(values.data(), 0, values.size_bytes(), compute()));
+  Way& way = this->way(bucket);
+  way.committed.record(compute());
+  way.committed.wait(communication());
+  const ExchangeSpan span{Kind::communicate, bucket.index, ExchangeSpan::kInsideHost, {}, {}};
+  const std::span<float> average = bucket.average();
+  times_.around({nullptr, span}, communication(), [&] {
+    hierarchy_->inside().all_gather_slices(average.data(), average.size(), communication());
+  });
+  way.gathered.record(communication());
+}
+
+void DeviceTransport::await_gather(Bucket& bucket) {
+  wait_for(way(bucket).gathered, bucket.index, ExchangeSpan::kInsideHost);
 }
 
 // A rank that gave up may leave collectives under way; memory is given back in the compute stream's order.
@@ -363,15 +410,19 @@ std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, Collect
                                                   const ExchangeOptions& options) {
   std::vector<Group> groups = plan_groups(arena, options);
   const bool hierarchical = options.hierarchical(device.size());
+  const int parts = hierarchical && options.in_parts() ? options.ranks_per_host : 1;
   const int encoding = hierarchical ? device.size() / options.ranks_per_host : device.size();
   std::vector<std::unique_ptr<Compressor>> compressors;  // by group
-  for (const Group& group : groups)
+  for (const Group& group : groups) {
+    const ElementRange own = slice_of(group.numel(), parts, device.rank() % parts);
+    const GroupSpec whole = group_spec(group, options.scope, encoding, options.layer_density);
     if (!compressors.emplace_back(
-            make_device_compressor(group_options(group, options),
-                                   group_spec(group, options.scope, encoding, options.layer_density))))
+            make_device_compressor(group_options(group, options), part_of(whole, own.begin, own.end))))
       return nullptr;
+  }
   std::unique_ptr<DeviceHierarchy> hierarchy;
-  if (hierarchical) hierarchy = std::make_unique<DeviceHierarchy>(queue, device, options.ranks_per_host);
+  if (hierarchical)
+    hierarchy = std::make_unique<DeviceHierarchy>(queue, device, options.ranks_per_host, parts > 1);
   auto transport = std::make_unique<DeviceTransport>(device, std::move(hierarchy), options, groups);
   DeviceTimes& times = transport->times();
   return std::make_unique<DeviceExchange>(arena, std::move(groups), std::move(transport), times, options,

@@ -82,9 +82,9 @@ class DeviceExchange final : public Exchange {
                  std::vector<std::unique_ptr<Compressor>> compressors = {})
       : Exchange(arena, std::move(groups), std::move(transport), options, std::move(compressors)),
         times_(times) {}
-  // Where the pieces of its steps are marked, once it is on: at most seven for each group, and two more.
+  // Where the pieces of its steps are marked, once it is on: at most nine for each group, and four more.
   DeviceTimes& times() { return times_; }
-  std::size_t most_marks() const { return 7 * groups().size() + 2; }
+  std::size_t most_marks() const { return 9 * groups().size() + 4; }
 
  private:
   DeviceTimes& times_;

@@ -1,4 +1,6 @@
 #include "dist/exchange/cuda/step_kernels.h"
+
+#include "dist/sparse/hierarchical.h"
 #include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
@@ -26,6 +28,12 @@ __device__ int first_bad(const std::byte* first, std::size_t stride, int statuse
 __global__ void join_statuses_kernel(const std::byte* first, int ranks, RankStatus* host) {
   await_previous();
   *host = RankStatus{first_bad(first, sizeof(RankStatus), ranks), {0, 0, 0}};
+}
+
+__global__ void join_steps_kernel(const StepStatus* first, int ranks, StepStatus* host) {
+  StepStatus joined;
+  for (int rank = 0; rank < ranks; ++rank) join_status(joined, first[rank]);
+  *host = joined;
 }
 
 __global__ void spoil_kernel(const float* loss, float* sum, __nv_bfloat16* sum_bfloat16) {
@@ -80,6 +88,10 @@ void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int
            bool alone, StepStatus* status) {
   launch(agree_kernel, 1, 1, stream, reinterpret_cast<const std::byte*>(first), stride, statuses,
          ranks_per_host, alone, status);
+}
+
+void join_step_statuses(cudaStream_t stream, const StepStatus* first, int ranks, StepStatus* host) {
+  launch(join_steps_kernel, 1, 1, stream, first, ranks, host);
 }
 
 void spoil_if_not_finite(cudaStream_t stream, const float* loss, float* sum, BFloat16* sum_bfloat16) {

@@ -29,6 +29,8 @@ void join_rank_statuses(cudaStream_t stream, const RankStatus* first, int ranks,
 // first rank's. `alone`: there is one rank, whose step it was then.
 void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int statuses, int ranks_per_host,
            bool alone, StepStatus* status);
+// *host = what `ranks` ranks of a host found in their parts.
+void join_step_statuses(cudaStream_t stream, const StepStatus* first, int ranks, StepStatus* host);
 // The first number of what is to be summed, one of the two and not both null, becomes a NaN if the loss is not finite.
 void spoil_if_not_finite(cudaStream_t stream, const float* loss, float* sum, BFloat16* sum_bfloat16);
 

@@ -49,11 +49,12 @@ class DeviceHosts final : public DeviceCommunicator {
 
 }  // namespace
 
-DeviceHierarchy::DeviceHierarchy(CollectiveQueue& queue, DeviceCommunicator& all, int ranks_per_host)
-    : hierarchy_(queue, ranks_per_host),
+DeviceHierarchy::DeviceHierarchy(CollectiveQueue& queue, DeviceCommunicator& all, int ranks_per_host,
+                                 bool parts)
+    : hierarchy_(queue, ranks_per_host, parts),
       inside_(all.split(hierarchy_.inside())),
       across_(hierarchy_.across() ? all.split(*hierarchy_.across()) : nullptr),
-      hosts_(std::make_unique<DeviceHosts>(*inside_, across_.get(), hierarchy_.hosts())) {}
+      hosts_(parts ? nullptr : std::make_unique<DeviceHosts>(*inside_, across_.get(), hierarchy_.hosts())) {}
 
 StepContext DeviceHierarchy::begin_step(const StepContext& context) {
   StepContext of_hosts = hierarchy_.begin_step(context);

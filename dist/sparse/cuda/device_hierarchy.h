@@ -14,18 +14,18 @@ class DeviceHierarchy {
  public:
   // Collective, on the current context's GPU. `all`: of the queue's ranks. Both outlive this. Throws as
   // Hierarchy.
-  DeviceHierarchy(CollectiveQueue& queue, DeviceCommunicator& all, int ranks_per_host);
+  DeviceHierarchy(CollectiveQueue& queue, DeviceCommunicator& all, int ranks_per_host, bool parts);
 
   Hierarchy& hierarchy() { return hierarchy_; }
-  // Every rank of a host makes the same calls with the same bits; the first talks to the other hosts, and
-  // broadcasts.
-  DeviceCommunicator& hosts() { return *hosts_; }
+  // Without parts, every rank of a host makes the same calls with the same bits; the first talks to the other
+  // hosts, and broadcasts.
+  DeviceCommunicator& hosts() { return hosts_ ? *hosts_ : *across_; }
   DeviceCommunicator& inside() { return *inside_; }
 
   // As Hierarchy, with two weights more behind those of the hosts: this rank's, and the sum of its host's
   // ranks'.
   StepContext begin_step(const StepContext& context);
-  int weights() const { return hosts_->size() + 2; }
+  int weights() { return hosts().size() + 2; }
 
  private:
   Hierarchy hierarchy_;

@@ -45,14 +45,16 @@ TEST_CASE(
     "nccl: hosts of two ranks train to the same weights, over the GPU or the CPU, with graphs or without") {
   const emulator::Gpus gpus(4);
   for (const Keys& keys : {Keys{"compress.name=topk"}, Keys{"compress.name=dgc", "compress.scope=tensor"},
-                           Keys{"compress.name=gaussiank", "compress.capacity=2", "exchange.merge=none"}}) {
-    INFO(keys.front());
+                           Keys{"compress.name=gaussiank", "compress.capacity=2", "exchange.merge=none"},
+                           Keys{"compress.name=topk", "exchange.hierarchy=parts"},
+                           Keys{"compress.name=dgc", "exchange.hierarchy=parts", "exchange.merge=none"}}) {
+    INFO(keys.front() << keys.back());
     const Keys two = with(keys, {"exchange.ranks_per_host=2"});
     const auto weights = run_of("nccl", 4, two).checksums;
     CHECK(run_of("nccl", 4, with(two, {"train.graphs=false"})).checksums == weights);
     CHECK(run_of("threads", 4, two).checksums == weights);
-    CHECK(run_of("gloo", 4, two).checksums == weights);  // staged
-    CHECK(run_of("nccl", 4, keys).checksums != weights);
+    CHECK(run_of("gloo", 4, two).checksums == weights);   // staged
+    CHECK(run_of("nccl", 4, keys).checksums != weights);  // without hosts
   }
 }
 
@@ -114,6 +116,9 @@ TEST_CASE("nccl: blocks, threads and branches of graphs in the other order lead 
                                          {4, {"compress.name=topk", "exchange.ranks_per_host=2"}},
                                          {4,
                                           {"compress.name=topk", "exchange.ranks_per_host=2",
+                                           "exchange.hierarchy=parts", "exchange.merge=none"}},
+                                         {4,
+                                          {"compress.name=topk", "exchange.ranks_per_host=2",
                                            "exchange.merge=none", "compress.dense_1d=false"}}}) {
     const auto forwards = run_of("nccl", ranks, keys).checksums;
     emulator::machine().reverse = true;
@@ -135,14 +140,15 @@ TEST_CASE("a method without kernels goes through the CPU under nccl, to the same
 }
 
 TEST_CASE("nccl: a run that stops and is resumed ends with the bits of one that does not stop") {
-  const emulator::Gpus gpus(2);
-  for (const char* method : {"dense", "topk", "dgc", "regtopk"}) {
-    INFO(method);
-    const Keys keys =
-        with(keys_of_method(method),
-             {"train.device=cuda", "train.deterministic=true", "train.max_steps=8", "train.stop_after=0",
-              "train.check_every=4", "data.test_size=16", "data.train_size=60", "data.image_size=12",
-              "model.hidden=[12]", "dist.backend=nccl", "dist.ranks=2"});
-    check_same(whole(keys, "gloo", 2), stopped_and_resumed(keys, 5, "gloo", 2));
-  }
+  const emulator::Gpus gpus(4);
+  const auto check = [](const Keys& of_method, int ranks) {
+    INFO(of_method.front() << ", " << ranks << " ranks");
+    const Keys keys = with(of_method, {"train.device=cuda", "train.deterministic=true", "train.max_steps=8",
+                                       "train.stop_after=0", "train.check_every=4", "data.test_size=16",
+                                       "data.train_size=60", "data.image_size=12", "model.hidden=[12]",
+                                       "dist.backend=nccl", "dist.ranks=" + std::to_string(ranks)});
+    check_same(whole(keys, "gloo", ranks), stopped_and_resumed(keys, 5, "gloo", ranks));
+  };
+  for (const char* method : {"dense", "topk", "dgc", "regtopk"}) check(keys_of_method(method), 2);
+  check(with(keys_of_method("dgc"), {"exchange.ranks_per_host=2", "exchange.hierarchy=parts"}), 4);
 }

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <utility>
 
+#include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
 #include "tests/dist/exchange/exchange_fixture.h"
 #include "tests/dist/ranks.h"
@@ -247,26 +250,145 @@ TEST_CASE("sparse collectives run between hosts") {
   }
 }
 
-TEST_CASE("one rank's NaN makes all hosts skip the step, which leaves no trace") {
-  for (const auto& backend : kBackends) {
-    RunPlan plan = plan_of({2, 2}, "topk", "none");
-    plan.steps = 3;
-    plan.gradient = [](std::int64_t step, int rank, std::size_t element) {
-      return step == 1 && rank == 3 && element == 5 ? std::numeric_limits<float>::quiet_NaN()
-                                                    : whole_value(step, rank, element);
-    };
-    plan.loss_finite = [](std::int64_t step, int rank) { return step != 2 || rank != 3; };
-    const auto records = run_on(backend, plan);
-    for (const RankRecord& record : records) {
-      CHECK(record.results[0].committed());
-      CHECK_FALSE(record.results[1].committed());
-      CHECK(record.results[1].status.bad_rank == 2);  // a gradient: its host's first rank
-      CHECK_FALSE(record.results[2].committed());
-      CHECK(record.results[2].status.bad_rank == 3);  // a loss: the rank itself
-      CHECK(record.residuals[1] == record.residuals[0]);
-      CHECK(record.residuals[2] == record.residuals[0]);
+// Where the parts of the tiny model's compressed groups lie in the arena, by the index of the rank in its host. With 2
+// ranks the group of 33 elements is cut into 32 and 1, those of 12 and less into all and none.
+std::vector<std::vector<ElementRange>> parts_of_groups(int ranks_per_host, const std::string& merge) {
+  const std::vector<ElementRange> groups =
+      merge == "all" ? std::vector<ElementRange>{{0, 61}}
+                     : std::vector<ElementRange>{{0, 12}, {12, 45}, {45, 51}, {51, 61}};
+  std::vector<std::vector<ElementRange>> parts(static_cast<std::size_t>(ranks_per_host));
+  for (int index = 0; index < ranks_per_host; ++index)
+    for (const ElementRange& group : groups) {
+      const ElementRange part = slice_of(group.size(), ranks_per_host, index);
+      parts[index].push_back({group.begin + part.begin, group.begin + part.end});
     }
+  return parts;
+}
+
+TEST_CASE(
+    "in parts, each rank sends the largest entries of its part of the host's mean, and all get the whole") {
+  for (const auto& shape : {Cluster{2, 2}, Cluster{3, 2}, Cluster{1, 3}})
+    for (const std::string merge : {"none", "all"}) {
+      INFO(shape.hosts << " x " << shape.ranks_per_host << ", merge " << merge);
+      const int per_host = shape.ranks_per_host;
+      RunPlan plan = plan_of(shape, "topk", merge);
+      plan.options.hierarchy = "parts";
+      const auto records = run_on("threads", plan);
+      const auto parts = parts_of_groups(per_host, merge);
+      std::vector<std::vector<float>> memory(static_cast<std::size_t>(shape.hosts), std::vector<float>(61));
+      for (int step = 0; step < plan.steps; ++step) {
+        std::vector<float> average(61);
+        for (int h = 0; h < shape.hosts; ++h) {
+          std::vector<float>& u = memory[h];
+          for (std::size_t i = 0; i < u.size(); ++i) {
+            float sum = 0;
+            for (int r = 0; r < per_host; ++r) sum += testing::gradient_value(step, h * per_host + r, i);
+            u[i] += sum / static_cast<float>(per_host);
+          }
+          for (const auto& of_rank : parts)
+            for (const ElementRange& part : of_rank) {
+              std::vector<std::size_t> order(part.size());
+              std::iota(order.begin(), order.end(), part.begin);
+              std::sort(order.begin(), order.end(),
+                        [&](std::size_t a, std::size_t b) { return std::abs(u[a]) > std::abs(u[b]); });
+              if (!order.empty()) order.resize(target_count(plan.density, part.size()));
+              for (const std::size_t i : order) average[i] += std::exchange(u[i], 0.0f);
+            }
+        }
+        for (float& value : average) value *= 1.0f / static_cast<float>(shape.hosts);
+        for (int r = 0; r < plan.ranks; ++r) {
+          CHECK(std::equal(average.begin(), average.end(), records[r].averages[step].begin()));
+          CHECK(records[r].averages[step] == records[0].averages[step]);  // with the dense group
+          // What is left of its part, and nothing else.
+          std::vector<float> residual(records[r].residuals[step].size());
+          for (const ElementRange& part : parts[r % per_host])
+            std::copy(memory[r / per_host].begin() + static_cast<std::ptrdiff_t>(part.begin),
+                      memory[r / per_host].begin() + static_cast<std::ptrdiff_t>(part.end),
+                      residual.begin() + static_cast<std::ptrdiff_t>(part.begin));
+          CHECK(records[r].residuals[step] == residual);
+        }
+      }
+    }
+}
+
+TEST_CASE("in parts, a host's ranks send together what is planned, and report the host's entries") {
+  RunPlan plan = plan_of({2, 2}, "topk", "none");
+  plan.options.hierarchy = "parts";
+  const auto records = run_on("threads", plan);
+  const std::uint64_t planned = planned_bytes(*TinyModel().arena, plan.options, 2, plan.density);
+  for (const int host : {0, 1}) {
+    const StepReport &first = records[2 * host].results[2], &second = records[2 * host + 1].results[2];
+    CHECK(first.bytes_sent + second.bytes_sent == planned);
+    CHECK(first.bytes_received == first.bytes_sent);  // of one other host, with as many entries
+    CHECK(first.status.selected == 2 + (6 + 1) + 1 + 2);
+    CHECK(second.status.selected == first.status.selected);
   }
+}
+
+TEST_CASE("in parts, all ranks and backends end with the same bits, whatever the arrival") {
+  for (const auto& shape : {Cluster{2, 2}, Cluster{2, 3}})
+    for (const std::string method : {"topk", "dgc", "gaussiank", "regtopk"}) {
+      INFO(shape.hosts << " x " << shape.ranks_per_host << ", " << method);
+      RunPlan plan = plan_of(shape, method, method == "regtopk" ? "all" : "none");
+      plan.options.hierarchy = "parts";
+      plan.options.scope = method == "gaussiank" ? "tensor" : "group";
+      plan.options.dense_values = method == "dgc" ? "bf16" : "fp32";
+      plan.options.compress.values = method == "dgc" ? "bf16" : "";
+      plan.weights = shape.ranks_per_host == 2 ? std::vector<float>{0.5f, 1.5f, 1.75f, 0.25f} : plan.weights;
+      const auto threads = run_on("threads", plan);
+      for (int r = 0; r < plan.ranks; ++r) CHECK(threads[r].averages == threads[0].averages);
+      CHECK(threads[0].averages[3] != threads[0].averages[2]);
+      if (shape.ranks_per_host == 3) continue;
+      for (const std::string backend : {"link", "gloo"}) {
+        const auto others = run_on(backend, plan);
+        for (int r = 0; r < plan.ranks; ++r) {
+          CHECK(others[r].averages == threads[r].averages);
+          CHECK(others[r].residuals == threads[r].residuals);
+        }
+      }
+    }
+}
+
+TEST_CASE("a part of a group has the group's segments and densities, cut") {
+  GroupSpec group;
+  group.numel = 100, group.ranks = 3, group.offset = 1000;
+  group.segments = {{0, 30}, {30, 40}, {40, 100}};
+  group.densities = {0.1, 0.2, 0.3};
+  const GroupSpec part = part_of(group, 32, 64);
+  CHECK((part.numel == 32 && part.ranks == 3 && part.offset == 1032));
+  CHECK(part.segments == std::vector<std::pair<std::size_t, std::size_t>>{{0, 8}, {8, 32}});
+  CHECK(part.densities == std::vector<double>{0.2, 0.3});
+  CHECK(part_of(group, 100, 100).segments.empty());
+  CHECK(part_of(group, 0, 100).segments == group.segments);
+}
+
+TEST_CASE("one rank's NaN makes all hosts skip the step, which leaves no trace") {
+  struct Case {
+    std::string hierarchy;
+    std::size_t element;  // of a part of the first rank, and of the second
+  };
+  for (const auto& backend : kBackends)
+    for (const Case& c : {Case{"leader", 5}, Case{"parts", 5}, Case{"parts", 44}}) {
+      INFO(backend << ", " << c.hierarchy << ", " << c.element);
+      RunPlan plan = plan_of({2, 2}, "topk", "none");
+      plan.options.hierarchy = c.hierarchy;
+      plan.steps = 3;
+      plan.gradient = [element = c.element](std::int64_t step, int rank, std::size_t i) {
+        return step == 1 && rank == 3 && i == element ? std::numeric_limits<float>::quiet_NaN()
+                                                      : whole_value(step, rank, i);
+      };
+      plan.loss_finite = [](std::int64_t step, int rank) { return step != 2 || rank != 3; };
+      const auto records = run_on(backend, plan);
+      for (const RankRecord& record : records) {
+        CHECK(record.results[0].committed());
+        CHECK_FALSE(record.results[1].committed());
+        CHECK(record.results[1].status.bad_rank == 2);  // a gradient: its host's first rank
+        CHECK_FALSE(record.results[2].committed());
+        CHECK(record.results[2].status.bad_rank == 3);  // a loss: the rank itself
+        CHECK(record.residuals[1] == record.residuals[0]);
+        CHECK(record.residuals[2] == record.residuals[0]);
+      }
+    }
 }
 
 TEST_CASE("a rank that gives up in a step ends all ranks of all hosts") {
@@ -294,13 +416,16 @@ TEST_CASE("a rank that gives up in a step ends all ranks of all hosts") {
 }
 
 TEST_CASE("a hierarchy that cannot be is refused") {
-  const auto errors_of = [](int ranks, const std::string& method, int ranks_per_host) {
+  const auto errors_of = [](int ranks, const std::string& method, int ranks_per_host,
+                            const std::string& hierarchy = "leader",
+                            const std::string& collective = "all_gather") {
     return errors_of_ranks("threads", ranks, [&](Communicator& communicator) {
       TinyModel model;
       CollectiveQueue queue(communicator);
       ExchangeOptions options;
       options.compress.name = method;
       options.ranks_per_host = ranks_per_host;
+      options.hierarchy = hierarchy, options.collective = collective;
       Exchange(*model.arena, queue, options);
     });
   };
@@ -308,6 +433,14 @@ TEST_CASE("a hierarchy that cannot be is refused") {
     CHECK(error.find("exchange.ranks_per_host: 3 does not divide the 4 ranks") != std::string::npos);
   for (const auto& error : errors_of(4, "dense", 2))
     CHECK(error.find("exchange.ranks_per_host: compress.name: dense") != std::string::npos);
+  for (const std::string method : {"powersgd", "qsgd", "signsgd"})
+    for (const auto& error : errors_of(4, method, 2, "parts"))
+      CHECK(says(error, {"exchange.hierarchy: parts", "compress.name: " + method}));
+  for (const std::string collective : {"gtopk", "oktopk"})
+    for (const auto& error : errors_of(4, "topk", 2, "parts", collective))
+      CHECK(says(error, {"exchange.collective: " + collective, "exchange.hierarchy: parts"}));
+  for (const auto& error : errors_of(4, "demo", 2, "parts"))
+    CHECK(says(error, {"exchange.hierarchy: parts", "compress.transform: dct"}));
   CHECK(errors_of(1, "topk", 4) == std::vector<std::string>(1));  // one rank stands in for any number
 }
 

@@ -143,6 +143,7 @@ TEST_CASE("schedules, warm-up, shards, clipping, accumulation, hosts and statist
             "train.clip_global=0.5"},
            {"train.accumulate=2", "compress.name=regtopk", "train.clip_local=1"},
            {"exchange.ranks_per_host=2", "compress.name=topk"},
+           {"exchange.ranks_per_host=2", "exchange.hierarchy=parts", "compress.name=dgc"},
            {"exchange.collective=coded_sum"},
            {"exchange.collective=coded_sum", "compress.values=bf16"},
            {"exchange.collective=coded_sum", "compress.name=powersgd", "compress.rank=2",

@@ -334,6 +334,8 @@ TEST_CASE("checks across keys find what cannot work together") {
         Names{"exchange.ranks_per_host"});
   CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=2", "dist.ranks=4"}) == Names{});
   CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=2"}) == Names{});  // ranks from the launcher
+  CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=2", "exchange.hierarchy=parts",
+              "train.distribution_every=5"}) == Names{"train.distribution_every"});
   CHECK(keys({"dist.master=host:1", "dist.backend=threads"}) == Names{"dist.master"});
   CHECK(keys({"dist.master=host:1", "dist.backend=gloo"}) == Names{});
   CHECK(keys({"dist.master=host", "dist.backend=gloo"}) == Names{"dist.master"});
