@@ -40,6 +40,7 @@ TEST_CASE("batch norm's kernels agree with the formula on odd shapes") {
     check({7, 264, 3, 3, false, true});             // more channels than a block has columns
     check({2, 300, 2, 3, true, false});             // in more than one tile, the last one not full
     check({33, 4, 13, 11, true, true});             // several blocks of rows
+    check({257, 128, 4, 8, true, true});            // more sums than one block adds up, as floats
     check({4, 8, 3, 3, false, true, true, 20.0f});  // far from 0
   }
   for (const float far : {-100.0f, 1000.0f, 10000.0f})  // and from the running mean

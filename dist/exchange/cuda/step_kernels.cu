@@ -31,6 +31,7 @@ __global__ void join_statuses_kernel(const std::byte* first, int ranks, RankStat
 }
 
 __global__ void join_steps_kernel(const StepStatus* first, int ranks, StepStatus* host) {
+  await_previous();
   StepStatus joined;
   for (int rank = 0; rank < ranks; ++rank) join_status(joined, first[rank]);
   *host = joined;

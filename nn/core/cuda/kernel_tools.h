@@ -93,8 +93,8 @@ __device__ inline bool is_last_block(std::uint32_t* calls, std::uint32_t blocks)
   if (threadIdx.x == 0) {
     __threadfence();
     last = atomicAdd(calls, 1u) == blocks - 1;
-    if (last) *calls = 0;
     __threadfence();
+    if (last) *calls = 0;
   }
   __syncthreads();
   return last;

@@ -1,8 +1,8 @@
 // Batch norm by our kernels, over x as a matrix of rows = N H W pixels and `channels` columns, float or
 // bfloat16.
 //
-// Forward in training: sums, normalization, apply: x is read twice, y written once. Backward: sums,
-// coefficients, apply.
+// Forward in training: sums, apply: x is read twice, y written once. Backward: sums, apply. The block that
+// finishes a column tile's sums adds them up; if that is much for one block, a kernel of its own does.
 #include "nn/ops/cuda/batch_norm.h"
 
 #include "nn/ops/cuda/op_tools.h"
@@ -65,6 +65,9 @@ __device__ inline void load_floats(const float* at, float (&out)[V]) {
 constexpr unsigned kMostBlocks = 1024;      // of a pass; enough for every card's memory, and few partial sums
 constexpr std::int64_t kRowsPerThread = 4;  // at least, before more blocks are worth it
 constexpr int kChannelsPerBlock = 32;       // where partial sums are added up
+constexpr unsigned kAddingParts = kThreads / kChannelsPerBlock;  // threads that share a channel there
+// Sums that a thread of a tile's last block adds, at most: as many as in the longest kernel of its own.
+constexpr unsigned kMostAdded = kMostBlocks / kAddingParts;
 
 // [channels] floats each, in GPU memory: what the forward pass normalised by, and y = scale x + shift.
 struct BatchNormStatistics {
@@ -75,6 +78,13 @@ struct BatchNormParameters {
   const float *gamma, *beta;
   float *running_mean, *running_variance;
   float momentum, epsilon;
+};
+
+struct BatchNormCoefficients {
+  const float* gamma;
+  bool training;  // mean and variance depend on x
+  GradientTarget dgamma, dbeta;
+  float* values;  // of dx = a g + b x + c: a, b, c, [3][channels]
 };
 
 // A thread's elements: `count` of them (of packs), from `at` on, `stride` apart; `channel` is the first of
@@ -124,12 +134,91 @@ __device__ inline std::int64_t rows_of(const BatchNormTiles& t, unsigned chunk) 
   return left < t.chunk_rows ? left : t.chunk_rows;
 }
 
+// The two sums of a channel over all chunks, in double: eight threads per channel, then theirs in order. All
+// threads of the block call, and may again; the first kChannelsPerBlock have the result. `shifted`: of the
+// forward pass, each chunk's about its own shift; the result is about that of the first chunk.
+template <bool shifted>
+__device__ inline void add_chunks(const BatchNormTiles& t, const float* partial, unsigned channel,
+                                  double (&totals)[2]) {
+  __shared__ double sums[2][kThreads];
+  double first = 0, second = 0;
+  if (channel < t.channels)
+    for (unsigned chunk = threadIdx.x / kChannelsPerBlock; chunk < t.chunks; chunk += kAddingParts) {
+      const float* from = partial + std::size_t{2} * chunk * t.channels + channel;
+      const double sum = from[0], squares = from[t.channels];
+      const auto rows = static_cast<double>(rows_of(t, chunk));
+      const double moved =
+          shifted ? static_cast<double>(partial[t.shift(chunk) + channel]) - partial[t.shift(0) + channel]
+                  : 0.0;
+      first += sum + rows * moved;
+      second += squares + moved * (2 * sum + rows * moved);
+    }
+  __syncthreads();
+  sums[0][threadIdx.x] = first;
+  sums[1][threadIdx.x] = second;
+  __syncthreads();
+  if (threadIdx.x >= kChannelsPerBlock) return;
+  for (int which = 0; which < 2; ++which) {
+    totals[which] = 0;
+    for (unsigned part = 0; part < kAddingParts; ++part)
+      totals[which] += sums[which][part * kChannelsPerBlock + threadIdx.x];
+  }
+}
+
+// By all threads of a block that has written its partial sums: the last of a column tile's blocks calls
+// finish(c) for the tile's channels, 32 threads side by side. done: the tiles' blocks that were here, [tiles],
+// zeros before and behind the launch.
+template <class Fn>
+__device__ inline void finish_tile(const BatchNormTiles& t, unsigned* done, const Fn& finish) {
+  if (!is_last_block(&done[blockIdx.x], t.chunks)) return;
+  const unsigned begin = blockIdx.x * t.tile_channels(), behind = begin + t.tile_channels();
+  for (unsigned c = begin; c < behind && c < t.channels; c += kChannelsPerBlock)
+    finish(c + (threadIdx.x & (kChannelsPerBlock - 1)));
+}
+
+// What channel c is normalised by, from the sums; moves the running statistics. partial null: from those,
+// unmoved.
+__device__ inline void normalize(const BatchNormTiles& t, const float* partial, const BatchNormParameters& p,
+                                 const BatchNormStatistics& out, unsigned c) {
+  double totals[2] = {};
+  if (partial) add_chunks<true>(t, partial, c, totals);
+  if (threadIdx.x >= kChannelsPerBlock || c >= t.channels) return;
+  double mean = p.running_mean[c], variance = p.running_variance[c];
+  if (partial) {
+    const double count = static_cast<double>(t.rows);
+    const double offset = totals[0] / count;
+    mean = partial[t.shift(0) + c] + offset;
+    variance = totals[1] / count - offset * offset;
+    if (!(variance > 0)) variance = 0;
+    const double unbiased = count > 1 ? variance * count / (count - 1) : variance;
+    p.running_mean[c] += p.momentum * (static_cast<float>(mean) - p.running_mean[c]);
+    p.running_variance[c] += p.momentum * (static_cast<float>(unbiased) - p.running_variance[c]);
+  }
+  const double inverse_std = 1.0 / sqrt(variance + static_cast<double>(p.epsilon));
+  out.mean[c] = static_cast<float>(mean);
+  out.inverse_std[c] = static_cast<float>(inverse_std);
+  out.scale[c] = static_cast<float>(p.gamma[c] * inverse_std);
+  out.shift[c] = static_cast<float>(p.beta[c] - p.gamma[c] * inverse_std * mean);
+}
+
+__device__ inline unsigned channel_of_thread() {
+  return blockIdx.x * kChannelsPerBlock + (threadIdx.x & (kChannelsPerBlock - 1));
+}
+__global__ void __launch_bounds__(kThreads)
+    normalization_kernel(BatchNormTiles t, const float* partial, BatchNormParameters p,
+                         BatchNormStatistics out) {
+  await_previous();
+  normalize(t, partial, p, out, channel_of_thread());
+}
+
 // partial: sums of x - shift and of their squares, for each chunk, and the shift: the mean of four rows of
 // the chunk. Where the squares of x are much larger than the variance, its digits would cancel in a
-// difference of sums about 0, or about the running mean, which may be anywhere.
+// difference of sums about 0, or about the running mean, which may be anywhere. `done`: as finish_tile()
+// has it; null: normalization_kernel() adds the sums up.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
-    sums_kernel(BatchNormTiles t, const T* __restrict__ x, float* __restrict__ partial) {
+    sums_kernel(BatchNormTiles t, const T* __restrict__ x, float* partial, BatchNormParameters p,
+                BatchNormStatistics out, unsigned* done) {
   await_previous();
   Spot s = spot(t, blockIdx.y);
   float by[V] = {}, sum[V] = {}, squares[V] = {};
@@ -155,64 +244,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   reduce_rows<V>(t, s, sum, squares, partial);
-}
-
-// The two sums of a channel over all chunks, in double: eight threads per channel, then theirs in order. All
-// threads of the block call; the first kChannelsPerBlock have the result. `shifted`: of the forward pass,
-// each chunk's about its own shift; the result is about that of the first chunk.
-template <bool shifted>
-__device__ inline void add_chunks(const BatchNormTiles& t, const float* partial, unsigned channel,
-                                  double (&totals)[2]) {
-  constexpr unsigned kParts = kThreads / kChannelsPerBlock;
-  __shared__ double sums[2][kThreads];
-  double first = 0, second = 0;
-  if (channel < t.channels)
-    for (unsigned chunk = threadIdx.x / kChannelsPerBlock; chunk < t.chunks; chunk += kParts) {
-      const float* from = partial + std::size_t{2} * chunk * t.channels + channel;
-      const double sum = from[0], squares = from[t.channels];
-      const auto rows = static_cast<double>(rows_of(t, chunk));
-      const double moved =
-          shifted ? static_cast<double>(partial[t.shift(chunk) + channel]) - partial[t.shift(0) + channel]
-                  : 0.0;
-      first += sum + rows * moved;
-      second += squares + moved * (2 * sum + rows * moved);
-    }
-  sums[0][threadIdx.x] = first;
-  sums[1][threadIdx.x] = second;
-  __syncthreads();
-  if (threadIdx.x >= kChannelsPerBlock) return;
-  for (int which = 0; which < 2; ++which) {
-    totals[which] = 0;
-    for (unsigned part = 0; part < kParts; ++part)
-      totals[which] += sums[which][part * kChannelsPerBlock + threadIdx.x];
-  }
-}
-
-// From the sums; moves the running statistics. partial null: from those, unmoved.
-__global__ void __launch_bounds__(kThreads)
-    normalization_kernel(BatchNormTiles t, const float* partial, BatchNormParameters p,
-                         BatchNormStatistics out) {
-  await_previous();
-  const unsigned c = blockIdx.x * kChannelsPerBlock + (threadIdx.x & (kChannelsPerBlock - 1));
-  double totals[2] = {};
-  if (partial) add_chunks<true>(t, partial, c, totals);
-  if (threadIdx.x >= kChannelsPerBlock || c >= t.channels) return;
-  double mean = p.running_mean[c], variance = p.running_variance[c];
-  if (partial) {
-    const double count = static_cast<double>(t.rows);
-    const double offset = totals[0] / count;
-    mean = partial[t.shift(0) + c] + offset;
-    variance = totals[1] / count - offset * offset;
-    if (!(variance > 0)) variance = 0;
-    const double unbiased = count > 1 ? variance * count / (count - 1) : variance;
-    p.running_mean[c] += p.momentum * (static_cast<float>(mean) - p.running_mean[c]);
-    p.running_variance[c] += p.momentum * (static_cast<float>(unbiased) - p.running_variance[c]);
-  }
-  const double inverse_std = 1.0 / sqrt(variance + static_cast<double>(p.epsilon));
-  out.mean[c] = static_cast<float>(mean);
-  out.inverse_std[c] = static_cast<float>(inverse_std);
-  out.scale[c] = static_cast<float>(p.gamma[c] * inverse_std);
-  out.shift[c] = static_cast<float>(p.beta[c] - p.gamma[c] * inverse_std * mean);
+  if (done) finish_tile(t, done, [&](unsigned c) { normalize(t, partial, p, out, c); });
 }
 
 __device__ inline float relu_of(float v) {
@@ -258,11 +290,42 @@ __device__ float masked_by(float grad, float y) {
   return as_float(from_float<T>(y)) <= 0 ? 0.0f : grad;
 }
 
+__device__ inline void put(GradientTarget target, unsigned c, float value) {
+  if (target.data) target.data[c] = target.accumulate ? target.data[c] + value : value;
+}
+
+// Channel c's gradients of gamma and beta, and its a, b, c of dx = a g + b x + c.
+__device__ inline void write_coefficients(const BatchNormTiles& t, const float* partial,
+                                          const BatchNormStatistics& n, const BatchNormCoefficients& out,
+                                          unsigned c) {
+  double totals[2] = {};
+  add_chunks<false>(t, partial, c, totals);
+  if (threadIdx.x >= kChannelsPerBlock || c >= t.channels) return;
+  const double count = static_cast<double>(t.rows);
+  const double inverse_std = n.inverse_std[c], mean = n.mean[c], scale = out.gamma[c] * inverse_std;
+  const double with_xhat = totals[1] * inverse_std;
+  put(out.dbeta, c, static_cast<float>(totals[0]));
+  put(out.dgamma, c, static_cast<float>(with_xhat));
+  const double b = out.training ? -scale * with_xhat / count * inverse_std : 0.0;
+  out.values[c] = static_cast<float>(scale);
+  out.values[t.channels + c] = static_cast<float>(b);
+  out.values[2 * t.channels + c] =
+      out.training ? static_cast<float>(-scale * totals[0] / count - b * mean) : 0.0f;
+}
+__global__ void __launch_bounds__(kThreads)
+    coefficients_kernel(BatchNormTiles t, const float* partial, BatchNormStatistics n,
+                        BatchNormCoefficients out) {
+  await_previous();
+  write_coefficients(t, partial, n, out, channel_of_thread());
+}
+
 // partial: sums of the masked gradient g, and of g (x - mean), for each chunk. y, masked: where stored.
+// `done`: as in sums_kernel().
 template <class T, int V, BatchNormMask kMask>
 __global__ void __launch_bounds__(kThreads)
     backward_sums_kernel(BatchNormTiles t, const T* grad, const T* __restrict__ x, const T* __restrict__ y,
-                         BatchNormStatistics n, T* masked, float* __restrict__ partial) {
+                         BatchNormStatistics n, T* masked, float* partial, BatchNormCoefficients out,
+                         unsigned* done) {
   await_previous();
   Spot s = spot(t, blockIdx.y);
   float mean[V] = {}, a[V], b[V], sum[V] = {}, with_x[V] = {};
@@ -288,32 +351,7 @@ __global__ void __launch_bounds__(kThreads)
     if (kMask == BatchNormMask::stored) store_pack<V>(masked + at, g);
   }
   reduce_rows<V>(t, s, sum, with_x, partial);
-}
-
-__device__ inline void put(GradientTarget target, unsigned c, float value) {
-  if (target.data) target.data[c] = target.accumulate ? target.data[c] + value : value;
-}
-
-// The gradients of gamma and beta, and dx = a g + b x + c: a, b, c in coefficients[3][channels]. `training`:
-// mean and variance depend on x.
-__global__ void __launch_bounds__(kThreads)
-    coefficients_kernel(BatchNormTiles t, const float* partial, const float* gamma, BatchNormStatistics n,
-                        bool training, GradientTarget dgamma, GradientTarget dbeta, float* coefficients) {
-  await_previous();
-  const unsigned c = blockIdx.x * kChannelsPerBlock + (threadIdx.x & (kChannelsPerBlock - 1));
-  double totals[2] = {};
-  add_chunks<false>(t, partial, c, totals);
-  if (threadIdx.x >= kChannelsPerBlock || c >= t.channels) return;
-  const double count = static_cast<double>(t.rows);
-  const double inverse_std = n.inverse_std[c], mean = n.mean[c], scale = gamma[c] * inverse_std;
-  const double with_xhat = totals[1] * inverse_std;
-  put(dbeta, c, static_cast<float>(totals[0]));
-  put(dgamma, c, static_cast<float>(with_xhat));
-  const double b = training ? -scale * with_xhat / count * inverse_std : 0.0;
-  coefficients[c] = static_cast<float>(scale);
-  coefficients[t.channels + c] = static_cast<float>(b);
-  coefficients[2 * t.channels + c] =
-      training ? static_cast<float>(-scale * totals[0] / count - b * mean) : 0.0f;
+  if (done) finish_tile(t, done, [&](unsigned c) { write_coefficients(t, partial, n, out, c); });
 }
 
 // dx (+)= a g + (b x + c). With kRecomputed g is the gradient still to be masked, else it is masked.
@@ -400,6 +438,16 @@ dim3 channel_grid(const BatchNormTiles& t) {
   return grid_for(t.channels, kChannelsPerBlock);
 }
 
+// For finish_tile(); null if it would do too much in one block.
+struct TilesDone {
+  DeviceArray<unsigned> blocks = on_device(std::vector<unsigned>(kMostBlocks));
+};
+unsigned* tiles_done(const BatchNormTiles& t) {
+  const std::size_t added = ceil_div(t.chunks, kAddingParts) * ceil_div(t.tile_channels(), kChannelsPerBlock);
+  if (added > kMostAdded || t.column_tiles > kMostBlocks) return nullptr;
+  return Context::current().keep<TilesDone>().blocks.data();
+}
+
 class KernelBatchNorm final : public BatchNormMethod {
  public:
   Tensor forward(const BatchNormArguments& call, BatchNormKept& kept) const override {
@@ -410,17 +458,18 @@ class KernelBatchNorm final : public BatchNormMethod {
     float* partial = nullptr;
     if (call.options.training)
       partial = static_cast<float*>(Context::current().workspace(t.partial_floats() * sizeof(float)));
+    const BatchNormParameters p{call.gamma.data(),  call.beta.data(), s.mean->device,
+                                s.variance->device, s.momentum,       s.epsilon};
+    unsigned* const done = partial ? tiles_done(t) : nullptr;
     Tensor y = Tensor::empty_like(call.x);
     by_type(t, [&](auto pack) {
       using T = typename decltype(pack)::T;
       constexpr int V = decltype(pack)::V;
       const T* x = call.x.as<T>();
       const T* residual = call.residual.defined() ? call.residual.as<T>() : nullptr;
-      if (partial) launch(sums_kernel<T, V>, grid_of(t), kThreads, compute_stream(), t, x, partial);
-      launch(normalization_kernel, channel_grid(t), kThreads, compute_stream(), t, partial,
-             BatchNormParameters{call.gamma.data(), call.beta.data(), s.mean->device, s.variance->device,
-                                 s.momentum, s.epsilon},
-             n);
+      if (partial)
+        launch(sums_kernel<T, V>, grid_of(t), kThreads, compute_stream(), t, x, partial, p, n, done);
+      if (!done) launch(normalization_kernel, channel_grid(t), kThreads, compute_stream(), t, partial, p, n);
       const bool relu = call.options.relu;
       const auto kernel = residual ? relu ? apply_kernel<T, V, true, true> : apply_kernel<T, V, true, false>
                           : relu ? apply_kernel<T, V, false, true>
@@ -438,7 +487,9 @@ class KernelBatchNorm final : public BatchNormMethod {
     const std::size_t partial_floats = t.partial_floats();
     auto* partial = static_cast<float*>(
         Context::current().workspace((partial_floats + std::size_t{3} * t.channels) * sizeof(float)));
-    float* coefficients = partial + partial_floats;
+    const BatchNormCoefficients coefficients{call.gamma.data(), call.options.training, out.gamma, out.beta,
+                                             partial + partial_floats};
+    unsigned* const done = tiles_done(t);
     const bool stored = call.options.relu && call.residual.defined(),
                recomputed = call.options.relu && !stored;
     Tensor g = !stored || grad.exclusive() ? grad : Tensor::empty_like(call.x);
@@ -450,16 +501,16 @@ class KernelBatchNorm final : public BatchNormMethod {
                         : recomputed ? backward_sums_kernel<T, V, BatchNormMask::recomputed>
                                      : backward_sums_kernel<T, V, BatchNormMask::none>;
       launch(sums, grid_of(t), kThreads, compute_stream(), t, grad.as<T>(), x,
-             stored ? kept.y.as<T>() : nullptr, n, stored ? g.as<T>() : nullptr, partial);
-      launch(coefficients_kernel, channel_grid(t), kThreads, compute_stream(), t, partial, call.gamma.data(),
-             n, call.options.training, out.gamma, out.beta, coefficients);
+             stored ? kept.y.as<T>() : nullptr, n, stored ? g.as<T>() : nullptr, partial, coefficients, done);
+      if (!done)
+        launch(coefficients_kernel, channel_grid(t), kThreads, compute_stream(), t, partial, n, coefficients);
       if (!out.x.tensor.defined()) return;
       const bool add = out.x.accumulate;
       const auto apply = recomputed ? add ? backward_apply_kernel<T, V, true, true>
                                           : backward_apply_kernel<T, V, true, false>
                          : add ? backward_apply_kernel<T, V, false, true>
                                     : backward_apply_kernel<T, V, false, false>;
-      launch(apply, grid_of(t), kThreads, compute_stream(), t, g.as<T>(), x, n, coefficients,
+      launch(apply, grid_of(t), kThreads, compute_stream(), t, g.as<T>(), x, n, coefficients.values,
              out.x.tensor.as<T>());
     });
     if (out.want_residual) out.residual = std::move(g);

@@ -64,6 +64,7 @@ struct BatchNormTiles {
   unsigned column_tiles = 1, chunks = 1;
   std::int64_t chunk_rows = 0;
 
+  TOPKNOT_HOST_DEVICE unsigned tile_channels() const { return lanes * vector; }
   // Of partial sums, in floats: [chunks][2][channels], and in the forward pass [chunks][channels] behind
   // them, what was subtracted from x.
   std::size_t partial_floats() const { return std::size_t{3} * chunks * channels; }

@@ -177,19 +177,20 @@ TEST_CASE(
     return Cost{emulator::graph_nodes(), emulator::allocations()};
   };
   const MadeUpText text;
+  const Keys resnet{"model.name=resnet20", "data.batch_size=2", "data.image_size=8", "data.test_size=2",
+                    "data.train_size=64"};
+  const Keys gpt{"model.name=gpt",           "model.width=16",    "model.heads=2",
+                 "model.layers=2",           "model.context=8",   "data.name=text",
+                 "data.root=" + text.root(), "data.batch_size=2", "data.sequence_length=8",
+                 "optimizer.name=adamw"};
   struct Bound {
     Keys keys;
     std::size_t most, marks;
   };
   for (const auto& [keys, most, marks] :
-       {Bound{Keys{"model.name=resnet20", "data.batch_size=2", "data.image_size=8", "data.test_size=2",
-                   "data.train_size=64"},
-              239, 22},
-        Bound{Keys{"model.name=gpt", "model.width=16", "model.heads=2", "model.layers=2", "model.context=8",
-                   "data.name=text", "data.root=" + text.root(), "data.batch_size=2",
-                   "data.sequence_length=8", "optimizer.name=adamw"},
-              126, 16}}) {
-    INFO(keys[0]);
+       {Bound{resnet, 239, 22}, Bound{with(resnet, {"train.deterministic=true"}), 239, 22},
+        Bound{gpt, 126, 16}, Bound{with(gpt, {"train.precision=bf16"}), 136, 16}}) {
+    INFO(keys[0] << ", " << keys.back());
     cost(6, keys);  // chooses algorithms
     const testing::StandardError errors;
     set_log_level(LogLevel::debug);
