@@ -15,6 +15,7 @@
 #include "nn/base/log.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/pool.h"
+#include "nn/ops/cuda/filters.h"
 #include "train/cuda/batches.h"
 #include "train/cuda/step_times.h"
 #include "train/metrics/metrics.h"
@@ -120,6 +121,7 @@ class CudaRunner final : public Runner {
       collectives_ = make_device_communicator(communicator_, config_.dist.timeout_s);
       if (config_.train.graphs != "false") collectives_->try_graphs(config_.train.graphs == "true");
     }
+    filters_.emplace(arena.all_weights());
     auto exchange = make_device_exchange(arena, queue, collectives_.get(), options);
     exchange_ = exchange.get();
     return exchange;
@@ -193,9 +195,15 @@ class CudaRunner final : public Runner {
                        : phase == Phase::clip     ? "clip"
                        : phase == Phase::update   ? "update"
                                                   : nullptr;  // data comes in begin_step(), metrics later
-    if (name) return times().around({name}, context_.stream(), work);
+    const Work timed = [&] {
+      if (phase == Phase::forward) fixed_.emplace(*filters_);
+      work();
+      if (phase == Phase::backward) fixed_.reset();
+    };
+    if (name) return times().around({name}, context_.stream(), timed);
     if (phase != Phase::evaluate) return work();
     const NvtxRange range("evaluate");
+    const Filters::Scope fixed(*filters_);
     work();
   }
   const std::uint32_t* gpu_steps() const override { return gpu_steps_.data(); }
@@ -353,6 +361,9 @@ class CudaRunner final : public Runner {
   Communicator& communicator_;
   Context context_;
   Context::Use use_;
+  // Of the weights that are exchanged. Local steps compute with others, whose filters are made one by one.
+  std::optional<Filters> filters_;
+  std::optional<Filters::Scope> fixed_;              // from a forward pass to its backward pass
   const int neighbours_;                             // ranks of this GPU, this one included
   std::unique_ptr<DeviceCommunicator> collectives_;  // null: they are the host's
   DeviceExchange* exchange_ = nullptr;

@@ -58,13 +58,13 @@ class Pointwise final : public Products {
 
 class Cudnn final : public Products {
  public:
+  // The weight may have fewer channels than the geometry says.
   Cudnn(const ConvGeometry& geometry, const Shape& x, DType type, const Tensor& weight)
-      : shape_{geometry.out, geometry.in / geometry.groups, geometry.kernel.height * geometry.kernel.width},
+      : shape_{geometry.out, geometry.in / geometry.groups, geometry.kernel.height * geometry.kernel.width,
+               weight.dim(0), weight.dim(1)},
         bf16_(type == DType::bf16),
         convolution_(geometry, x, type),
-        filter_(Tensor::empty(weight.shape(), Layout::nhwc, weight.device(), type)) {
-    filter_from_weight(Context::current().stream(), weight.data(), filter_.data(), bf16_, shape_);
-  }
+        filter_(filter_of(weight, type, shape_)) {}
 
   void forward(const Tensor& x, Tensor& y) const override {
     convolution_.run(ConvProduct::output, x.data(), filter_.data(), 0.0f, y.data());
@@ -101,7 +101,7 @@ class Widened final : public Products {
       : geometry_(geometry),
         wide_(widened(geometry, x.dtype())),
         taps_(geometry.kernel.height * geometry.kernel.width),
-        products_(wide_, with_channels(x.shape(), wide_.in), x.dtype(), wide_weight(weight)) {}
+        products_(wide_, with_channels(x.shape(), wide_.in), x.dtype(), weight) {}
 
   void forward(const Tensor& x, Tensor& y) const override {
     Tensor all = wide_.out == geometry_.out ? y : empty(y, wide_.out);
@@ -144,11 +144,6 @@ class Widened final : public Products {
     const auto bytes = static_cast<std::size_t>(all.numel()) * size_of(all.dtype());
     TOPKNOT_CUDA(cudaMemsetAsync(all.data(), 0, bytes, Context::current().stream()));
     copy_pixels(x, all, false);
-    return all;
-  }
-  Tensor wide_weight(const Tensor& weight) const {
-    Tensor all = Tensor::zeros(wide_.weight_shape(), Layout::plain, weight.device());
-    copy(false, weight.data(), geometry_.in * taps_, all.data(), wide_.in * taps_, geometry_.out, false);
     return all;
   }
 

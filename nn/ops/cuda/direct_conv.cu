@@ -125,9 +125,7 @@ FilterShape matrix(const ConvGeometry& g) {
 }  // namespace
 
 Tensor direct_conv_filter(const ConvGeometry& geometry, const Tensor& weight, DType type) {
-  Tensor filter = Tensor::empty({weight.numel()}, Layout::plain, weight.device(), type);
-  filter_from_weight(compute_stream(), weight.as<float>(), filter.data(), is_bf16(filter), matrix(geometry));
-  return filter;
+  return filter_of(weight, type, matrix(geometry));
 }
 
 void direct_conv(const ConvGeometry& geometry, const Tensor& x, const Tensor& filter, Tensor& y) {

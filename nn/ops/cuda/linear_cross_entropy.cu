@@ -134,13 +134,7 @@ constexpr std::int64_t kAligned = 8;
 // [classes rounded up, width], zeros behind the last class; the weight itself in float.
 Tensor aligned_weight(DType type, const Tensor& weight, std::int64_t classes) {
   if (type == DType::f32) return weight;
-  const std::int64_t real = weight.numel(), behind = classes * weight.dim(1) - real;
-  Tensor copy = Tensor::empty({classes, weight.dim(1)}, Layout::plain, weight.device(), type);
-  filter_from_weight(compute_stream(), weight.data(), copy.data(), true, {1, real, 1});
-  if (behind > 0)
-    TOPKNOT_CUDA(cudaMemsetAsync(copy.as<__nv_bfloat16>() + real, 0,
-                                 static_cast<std::size_t>(behind) * sizeof(__nv_bfloat16), compute_stream()));
-  return copy;
+  return filter_of(weight, type, {classes, weight.dim(1), 1, weight.dim(0), weight.dim(1)});
 }
 
 void forward(const LinearCrossEntropyCall& call, Tensor& loss, Tensor& dx, Tensor& dweight) {

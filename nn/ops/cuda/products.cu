@@ -23,35 +23,6 @@ constexpr int kPerThread = 4;
 constexpr int kColumns = 32, kGroups = kThreads / kColumns;
 constexpr std::size_t kRowsPerSlab = 256, kMostSlabs = 1024;
 
-// In the order of the filter, so that a warp writes in one piece; a weight is small enough for the caches to
-// make up for the strided reads.
-template <class T>
-__global__ __launch_bounds__(kThreads) void filter_kernel(const float* weight, T* filter, std::size_t n,
-                                                          unsigned in, unsigned taps) {
-  await_previous();
-  std::size_t at = std::size_t{blockIdx.x} * kThreads * kPerThread + threadIdx.x;
-  for (int j = 0; j < kPerThread; ++j, at += kThreads) {
-    if (at >= n) return;
-    const std::size_t row = at / in;
-    const std::size_t i = at - row * in, o = row / taps, tap = row - o * taps;
-    filter[at] = from_float<T>(weight[(o * in + i) * taps + tap]);
-  }
-}
-
-template <class T>
-__global__ __launch_bounds__(kThreads) void weight_kernel(const T* filter, float* weight, bool accumulate,
-                                                          std::size_t n, unsigned in, unsigned taps) {
-  await_previous();
-  std::size_t at = std::size_t{blockIdx.x} * kThreads * kPerThread + threadIdx.x;
-  for (int j = 0; j < kPerThread; ++j, at += kThreads) {
-    if (at >= n) return;
-    const std::size_t row = at / taps;
-    const std::size_t tap = at - row * taps, o = row / in, i = row - o * in;
-    const float value = as_float(filter[(o * taps + tap) * in + i]);
-    weight[at] = accumulate ? weight[at] + value : value;
-  }
-}
-
 // One division per thread: the elements of a thread are kThreads apart, and so are their channels.
 template <class T>
 __global__ __launch_bounds__(kThreads) void bias_kernel(T* y, const float* bias, std::size_t n,
@@ -151,33 +122,6 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, DType inputs, Oper
                               type_of(inputs), stored(a.stride, a.transposed ? columns : depth), &beta, c,
                               type_of(output), stored(stride, rows), CUBLAS_COMPUTE_32F,
                               CUBLAS_GEMM_DEFAULT));
-}
-
-Tensor weight_as(DType type, const Tensor& weight) {
-  if (type == DType::f32) return weight;
-  const Shape flat{1, weight.numel()};
-  Tensor copy = Tensor::empty(flat, Layout::plain, weight.device(), type);
-  filter_from_weight(compute_stream(), weight.data(), copy.data(), type == DType::bf16,
-                     {1, weight.numel(), 1});
-  return copy;
-}
-
-void filter_from_weight(cudaStream_t stream, const float* weight, void* filter, bool bf16,
-                        FilterShape shape) {
-  by_type(bf16, [&](auto type) {
-    using T = decltype(type);
-    launch_over(shape.size(), filter_kernel<T>, stream, weight, static_cast<T*>(filter), shape.size(),
-                static_cast<unsigned>(shape.in), static_cast<unsigned>(shape.taps));
-  });
-}
-
-void weight_from_filter(cudaStream_t stream, const void* filter, bool bf16, float* weight, bool accumulate,
-                        FilterShape shape) {
-  by_type(bf16, [&](auto type) {
-    using T = decltype(type);
-    launch_over(shape.size(), weight_kernel<T>, stream, static_cast<const T*>(filter), weight, accumulate,
-                shape.size(), static_cast<unsigned>(shape.in), static_cast<unsigned>(shape.taps));
-  });
 }
 
 void add_bias(cudaStream_t stream, void* y, bool bf16, const float* bias, std::size_t rows,

@@ -1,13 +1,13 @@
 #pragma once
 // What linear layers, LSTMs and convolutions share on a GPU: products of row-major matrices by cuBLAS, the
-// weight in the order and type of a product and its gradient in the arena's, the bias and its gradient, and a
-// copy of channels. `bf16`: of bfloat16 numbers instead of floats; arithmetic is in float.
+// bias and its gradient, and a copy of channels. `bf16`: of bfloat16 numbers instead of floats; arithmetic is in float.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "nn/core/autograd.h"
 #include "nn/core/cuda/context.h"
+#include "nn/ops/cuda/filters.h"
 
 namespace topknot::cuda {
 
@@ -23,21 +23,6 @@ struct Operand {
 // states. Deterministic for a context's one stream. Throws Error for sizes of 2^31 and more.
 void multiply(std::int64_t m, std::int64_t n, std::int64_t k, DType inputs, Operand a, Operand b, bool add,
               void* c, DType output, std::int64_t stride = 0);
-
-// A parameter's value as an operand of the given type: itself, or a converted copy.
-Tensor weight_as(DType type, const Tensor& weight);
-
-struct FilterShape {
-  std::int64_t out, in, taps;  // taps: height times width of the kernel
-  std::size_t size() const { return static_cast<std::size_t>(out * in * taps); }
-};
-
-// filter [out, taps, in] (KRSC, which cuDNN wants beside NHWC activations), rounded to bfloat16 if asked for,
-// from the arena's weight [out, in, taps] (OIHW).
-void filter_from_weight(cudaStream_t stream, const float* weight, void* filter, bool bf16, FilterShape shape);
-// The way back: weight = filter, or weight += filter.
-void weight_from_filter(cudaStream_t stream, const void* filter, bool bf16, float* weight, bool accumulate,
-                        FilterShape shape);
 
 // y[..., c] += bias[c]. The channel is the fastest dimension of y in memory: nhwc, or [N, out].
 void add_bias(Tensor& y, const Tensor& bias);
