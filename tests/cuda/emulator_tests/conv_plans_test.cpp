@@ -167,7 +167,7 @@ TEST_CASE("a plan that was timed is kept for later processes, as long as cuDNN m
   CHECK(process() == kPlan + 65);
   const std::string file = std::filesystem::directory_iterator(folder.str())->path();
   const std::string kept = text_of(file);
-  CHECK(kept.find("bf16, precision 2 = -1 65 4096 1 1 4096 0 1 0 5 1 64;\n") != std::string::npos);
+  CHECK(kept.find("bf16, precision 2, plans = -1 65 4096 1 1 4096 0 1 0 5 1 64;\n") != std::string::npos);
 
   cudnn.plans[0].time = kSlow * 10;
   CHECK(process() == kPlan + 65);
