@@ -65,8 +65,10 @@ __global__ void begin_kernel(SelectRanges ranges, GaussianKState* states, const 
   state.shift = moments_shift(a.peek(0), a.peek(range.n / 2), a.peek(range.n - 1));
 }
 
-__device__ void fit(const SelectRange& range, GaussianKState& state, const StepParameters& parameters,
-                    const DensityQuantile& quantile, double sum, double squares, MagnitudeKey& above) {
+// A call, so that the pass around it has the registers that it needs.
+__device__ __noinline__ void fit(const SelectRange& range, GaussianKState& state,
+                                 const StepParameters& parameters, const DensityQuantile& quantile,
+                                 double sum, double squares, MagnitudeKey& above) {
   const NormalFit normal = normal_fit(state.shift, sum, squares, range.n);
   above = kLargestFinite;
   state.next = state.carried;
@@ -83,24 +85,24 @@ __device__ void fit(const SelectRange& range, GaussianKState& state, const StepP
 // `scratch`: room for kSelectTile floats.
 __device__ void fit_range(const SelectRanges& ranges, const GaussianKWork& work, std::uint32_t r,
                           const StepParameters* parameters, double* scratch) {
-  constexpr int per = kSelectTile / 4;
+  constexpr std::uint32_t per = kSelectTile / 4;
   __shared__ double total;
   double *const sums = scratch, *const squares = scratch + per;
   const SelectRange& range = ranges.range[r];
-  const std::size_t count = (range.n + kMomentsChunk - 1) / kMomentsChunk;
+  const auto count = static_cast<std::uint32_t>((range.n + kMomentsChunk - 1) / kMomentsChunk);
   const ChunkMoments* chunks = work.chunks + (work.blocks.first ? work.blocks.first[r] : 0);
   double sum = 0;
-  for (std::size_t start = 0; start < count; start += per) {
-    const int here = static_cast<int>(count - start < per ? count - start : per);
-    for (int i = static_cast<int>(threadIdx.x); i < here; i += kThreads) {
-      const ChunkMoments chunk = chunks[start + static_cast<std::size_t>(i)];
+  for (std::uint32_t start = 0; start < count; start += per) {
+    const std::uint32_t here = count - start < per ? count - start : per;
+    for (std::uint32_t i = threadIdx.x; i < here; i += kThreads) {
+      const ChunkMoments chunk = chunks[start + i];
       sums[i] = chunk.sum, squares[i] = chunk.squares;
     }
     __syncthreads();
     if (threadIdx.x == 0 || threadIdx.x == 32) {
       const double* from = threadIdx.x == 0 ? sums : squares;
-#pragma unroll 8
-      for (int i = 0; i < here; ++i) sum += from[i];
+#pragma unroll 4
+      for (std::uint32_t i = 0; i < here; ++i) sum += from[i];
     }
     __syncthreads();
   }
@@ -214,7 +216,7 @@ __device__ void decide(const SelectRanges& ranges, std::uint32_t r, GaussianKSta
   range.stats->threshold = threshold;  // of an exact selection, when it is known
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     levels_kernel(SelectRanges ranges, GaussianKState* states, const float* u, bool base_aligned,
                   double multiple) {
   await_previous();
@@ -224,12 +226,9 @@ __global__ void __launch_bounds__(kThreads)
   const TileMemory tiles = range.tiles;
   const std::size_t n = range.n, count = (n + kSelectTile - 1) / kSelectTile;
   const bool aligned = base_aligned && range.begin % 4 == 0;
-  if (state->way != Way::rule) {
-    for (std::size_t tile = block.index; tile < count; tile += block.count)
-      if (threadIdx.x == 0) tiles.counts[tile] = 0;
-    if (finish_list(range, block) && threadIdx.x == 0) decide(ranges, block.range, *state, multiple);
-    return;
-  }
+  const bool rule = state->way == Way::rule;
+  for (std::size_t tile = block.index; !rule && tile < count; tile += block.count)
+    if (threadIdx.x == 0) tiles.counts[tile] = 0;
   Accumulate read;
   read.u = const_cast<float*>(u + range.begin);  // Fetch::read writes nothing
   MagnitudeKey above[kLevels];
@@ -237,7 +236,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int r = 0; r < kLevels; ++r) above[r] = state->above[r], counts[r] = 0;
   const MagnitudeKey list_above = ranges.above[block.range];
-  for (std::size_t tile = block.index; tile < count; tile += block.count) {
+  for (std::size_t tile = block.index; rule && tile < count; tile += block.count) {
     const std::size_t base = tile * kSelectTile;
     float x[kTileShare];
     fetch_tile<Fetch::read>(read, base, n, aligned, x);
@@ -253,7 +252,7 @@ __global__ void __launch_bounds__(kThreads)
     list_tile(x, base, n, list_above, tiles);
   }
 #pragma unroll
-  for (int r = 0; r < kLevels; ++r) {
+  for (int r = 0; rule && r < kLevels; ++r) {
     std::uint32_t total;
     block_exclusive_sum(counts[r], total);
     if (threadIdx.x == 0 && total > 0) atomicAdd(&state->counts[r], total);

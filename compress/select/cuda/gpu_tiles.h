@@ -166,7 +166,7 @@ __device__ inline bool finish_list(const SelectRange& range, const RangeBlock& b
   const TileMemory tiles = range.tiles;
   if (!is_last_block(tiles.calls, block.count)) return false;
   const std::size_t count = (range.n + kSelectTile - 1) / kSelectTile;
-  constexpr int per = 16;
+  constexpr int per = 4;
   std::uint32_t before = 0, flags = 0;
   for (std::size_t start = 0; start < count; start += per * kThreads) {
     const std::size_t first = start + per * threadIdx.x;

@@ -29,6 +29,8 @@
 #define __device__
 #undef __host__
 #define __host__
+#undef __noinline__
+#define __noinline__
 #undef __forceinline__
 #define __forceinline__ inline
 #undef __shared__
