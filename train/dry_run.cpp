@@ -186,7 +186,8 @@ StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& 
   const Pass large =
       count_pass(config, data, model, most, [&](Parameter& parameter) { exchange.ready(parameter); });
   exchange.finish(true);
-  cost.method = static_cast<double>(exchange.state().size());
+  cost.method =
+      static_cast<double>(exchange.state().size()) / (options.in_parts() ? options.ranks_per_host : 1);
 
   const double samples = batch, steps = config.train.accumulate;
   cost.forward_flops = steps * samples / most * large.forward;

@@ -235,7 +235,8 @@ std::string more_than_dense(const Config& config, const ParameterArena& arena, c
     }
   const std::string key = pieces_of(options.compress) ? "compress.density (" + phases + ")"
                                                       : "compress.name=" + config.compress.name;
-  return fmt::format("{}: a rank sends {} per step, {} the {} of a dense gradient{}", key, format_bytes(most),
+  return fmt::format("{}: a {} sends {} per step, {} the {} of a dense gradient{}", key,
+                     options.ranks_per_host > 1 ? "host" : "rank", format_bytes(most),
                      compared_bytes(most, dense), format_bytes(dense), advice);
 }
 

@@ -109,7 +109,7 @@ DeviceSparseCompressor::DeviceSparseCompressor(std::unique_ptr<DeviceSelector> s
   received_ = DeviceArray<DecodedStats>(ranks);
   weights_ = DeviceArray<float>(ranks + 1);
   std::vector<std::uint32_t> nothing(ranges_.size() + 2);
-  nothing.back() = 1;  // finite
+  nothing.back() = ranges_.empty();  // finite, unless a selection that there is does not say so
   starts_ = on_device(nothing);
   joined_.starts = starts_.data();
   joined_.count = joined_.starts + ranges_.size();
@@ -162,7 +162,10 @@ Message DeviceSparseCompressor::encode(Slice slice, const StepContext& context) 
   SelectRanges ranges = selected_.ranges();
   ranges.joined = joined_;
   ranges.joined.status = step_.status;
-  if (ranges.count > 0) selector_->select(stream, ranges, accumulate, step_.parameters);
+  if (ranges.count > 0)
+    selector_->select(stream, ranges, accumulate, step_.parameters);
+  else
+    TOPKNOT_CUDA(cudaMemsetAsync(&step_.status->threshold, 0, sizeof step_.status->threshold, stream));
   code_->write(stream, {list().positions, list().values, joined_.count, joined_.finite}, block_.data());
   return gpu_block_message({block_.data(), block_.size()});
 }

@@ -194,6 +194,7 @@ void Exchange::decode_and_commit() {
   transport_->receive_agreement();
   while (!more.empty()) std::erase_if(more, [this](Bucket* bucket) { return !decode(*bucket); });
   const Transport::Agreed agreed = transport_->agree(active_);
+  const bool in_parts = transport_->traits().parts > 1;
   for (Bucket& bucket : active_) {
     bucket.swaps = false;
     if (!agreed.commit) {
@@ -201,11 +202,14 @@ void Exchange::decode_and_commit() {
       continue;
     }
     transport_->around(ExchangeSpan::Kind::commit, bucket, [&] { bucket.swaps = bucket.commit(); });
-    if (transport_->traits().parts > 1) transport_->start_gather(bucket);
+    if (in_parts)
+      transport_->start_gather(bucket);
+    else
+      bucket.swaps = transport_->committed(bucket, bucket.swaps);
   }
   for (Bucket& bucket : active_) {
-    if (!agreed.commit) break;
-    if (transport_->traits().parts > 1) transport_->await_gather(bucket);
+    if (!in_parts || !agreed.commit) break;
+    transport_->await_gather(bucket);
     bucket.swaps = transport_->committed(bucket, bucket.swaps);
   }
   committed_ = agreed.commit;

@@ -386,22 +386,24 @@ Transport::Agreed HostTransport::agree(std::span<const Bucket> buckets) {
       if (traits_.parts > 1 && agreed.bad_rank > 0) agreed.bad_rank -= agreed.bad_rank % traits_.parts;
     }
   }
-  commit_begin_ = Clock::now();
+  commit_begin_ = Clock::now(), gathering_ = {};
   return agreed;
 }
 
 void HostTransport::start_gather(Bucket& bucket) {
   for (const std::span<float> values : bucket.not_own()) std::fill(values.begin(), values.end(), 0.0f);
+  const auto begin = Clock::now();
   collectives_[bucket.index].gather = submit([this, &bucket, step = number_](Communicator&) {
     hierarchy_->inside().set_place(step, bucket.index);
     hierarchy_->gather(bucket.average());
   });
+  gathering_ += Clock::now() - begin;
 }
 
 void HostTransport::await_gather(Bucket& bucket) {
   const auto begin = Clock::now();
   wait_for(collectives_[bucket.index].gather, bucket.index, ExchangeSpan::kInsideHost);
-  commit_begin_ += Clock::now() - begin;  // which is not the commits' time
+  gathering_ += Clock::now() - begin;
 }
 
 void HostTransport::finish(StepReport& report) {
@@ -411,7 +413,8 @@ void HostTransport::finish(StepReport& report) {
     report.status.threshold = found_.threshold;
   }
   status_ = report.status;
-  times_.decode_s += note(Kind::commit, ExchangeSpan::kAgreement, 0, commit_begin_, Clock::now());
+  times_.decode_s += note(Kind::commit, ExchangeSpan::kAgreement, 0, commit_begin_, Clock::now()) -
+                     std::chrono::duration<double>(gathering_).count();
   report.times = times_;
 }
 

@@ -253,6 +253,7 @@ class HostTransport : public Transport {
   Ticket flag_ticket_ = 0;
   std::vector<std::byte> finite_losses_;
   Clock::time_point commit_begin_;
+  Clock::duration gathering_{};  // of parts: among the commits, in the gathers
 };
 
 }  // namespace topknot

@@ -188,7 +188,6 @@ void Hierarchy::reduce_scatter(std::span<float> gradient, std::span<float> sum) 
 }
 
 void Hierarchy::gather(std::span<float> values) {
-  if (parts() == 1) return;
   const ElementRange own = this->own(values.size());
   std::vector<std::vector<std::byte>> all;
   inside_->all_gather(std::as_bytes(values.subspan(own.begin, own.size())), all);

@@ -23,9 +23,10 @@ struct StepStatus {
   // holds. Where only gradients show it, a host of several ranks is named by its first. On GPUs whose groups are all
   // dense, of a loss that is not finite, the rank itself alone has its number here.
   std::int32_t bad_rank = -1;
-  std::uint64_t selected = 0;       // entries this rank sent, over all groups
-  std::uint64_t over_capacity = 0;  // entries this rank selected and kept back
-  double threshold = 0;             // of the last compressed group of this rank
+  // Of this rank, or with exchange.hierarchy=parts of its host's.
+  std::uint64_t selected = 0;       // entries sent, over all groups
+  std::uint64_t over_capacity = 0;  // entries selected and kept back
+  double threshold = 0;             // of the last compressed group; of several ranks the least
 };
 
 // What of the optimizer's work a gradient already has in it.

@@ -12,7 +12,7 @@ from .stage import StageClock, end_of_run, fresh_run_directory, train_command
 
 SMOKE_STEPS = 8  # captured ones replay the last of them
 DEADLINE = 60  # seconds of the processes that run at a time
-SMOKE_TOGETHER = 2  # models at a time, two processes each: the driver starts one process after the other
+SMOKE_TOGETHER = 2  # models at a time, two or three processes each: the driver starts one process after the other
 SMOKE_TWINS = {"resnet32", "resnet44", "resnet56", "resnet110", "resnet34", "resnet152", "vgg16"}  # of others' layers
 SMOKE_EAGER = {"deep_speech"}  # whose steps differ in length, and are never captured
 SMOKE_EARLY = {"resnet20", "gpt"}  # in bf16 with train.early_launch too, which is off by default

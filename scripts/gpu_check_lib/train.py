@@ -106,6 +106,8 @@ def measure(options, work, precision, name, clock, peers, unproven=None, without
     result.figures = {work.unit: rate}
     if unproven:
         result.figures |= {"times without": rate / without}
+        if unproven == "plans" and not re.search(r": plan \d+ of cuDNN's graph API", outcome.output):
+            result.note = "no plan was faster than cuDNN's algorithms, or none could be compiled"
         return clocks.add_to(result)
     known = peers.get("bf16" if precision == "bf16" else "tf32")  # PyTorch's fp32 is with TF32, its best without bf16
     if known:

@@ -167,6 +167,24 @@ TEST_CASE("a damaged block is a bad step on all ranks, and the residual stays") 
   }
 }
 
+// docs/examples/cuda/cyclic.cu.
+TEST_CASE("a selection of a file of its own sends what it takes, and a NaN shows") {
+  const OnGpu gpu;
+  const std::size_t n = 5000;
+  for (const auto& segments :
+       {std::vector<std::pair<std::size_t, std::size_t>>{{0, n}}, {{0, 4000}, {4000, n}}}) {
+    CompressOptions options = named("cyclic");
+    options.set("phase", 3);
+    BothRanks both(options, {n, segments, 2});
+    both.set_density(0.1);
+    for (std::int64_t step = 0; step < 3; ++step) {
+      for (std::size_t r = 0; r < 2; ++r) both.gradient(r) = gradient_of(step, r, n);
+      if (step == 1) both.gradient(1)[7] = std::numeric_limits<float>::quiet_NaN();
+      both.step(step);
+    }
+  }
+}
+
 TEST_CASE("an empty group sends headers") {
   const OnGpu gpu;
   BothRanks both(options_of("topk"), {0, {}, 2});

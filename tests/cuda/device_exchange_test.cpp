@@ -65,6 +65,7 @@ TEST_CASE("sparse groups and the dense ones beside them are the CPU's", "[device
     for (const std::string merge : {"none", "all", "size:2000"}) {
       if (scope == "model" && merge != "all") continue;
       for (const int ranks : {1, 3}) {
+        INFO(scope << ", " << merge << ", " << ranks << " ranks");
         ExchangePlan plan = plan_of("topk", ranks, merge);
         plan.options.scope = scope;
         plan.steps = 4;

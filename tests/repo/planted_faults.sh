@@ -65,6 +65,8 @@ caught backends_by_file.sh 'compress/bad.cpp:1'
 clean_tree; echo '#include <cudnn.h>' >nn/core/far.h; echo '#include "nn/core/far.h"' >nn/core/near.h
 cp nn/core/near.h nn/ops/cuda/fine.cpp; echo '#include "nn/core/near.h"' >nn/ops/bad.cpp
 caught backends_by_file.sh 'nn/ops/bad.cpp:1'
+clean_tree; printf '__global__ void f(const int* __restrict__ x);\nlaunch(f, 1);\n' >nn/ops/cuda/bad.cu
+caught restricted_pointers.sh 'nn/ops/cuda/bad.cu:2'
 clean_tree; echo '#include <nlohmann/json.hpp>' >dist/bad.cpp
 caught backends_by_file.sh 'dist/bad.cpp:1'
 clean_tree; echo '[gone](pages/gone.md#part)' >data/page.md

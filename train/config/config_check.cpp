@@ -133,7 +133,7 @@ std::vector<Problem> check_config(const Config& given) {
   // One rank stands for a number that only the launcher knows; the exchange refuses that one.
   if (per_host != 0 && config.dist.ranks != 1)
     attempt("exchange.ranks_per_host", [&] { check_hosts(per_host, config.dist.ranks, " of dist.ranks"); });
-  if (config.exchange.hierarchy == "parts")
+  if (per_host > 1 && config.exchange.hierarchy == "parts")
     need(config.train.distribution_every == 0, "train.distribution_every",
          "looks at whole accumulated gradients, and with exchange.hierarchy=parts a rank has a part; leave "
          "it out");

@@ -146,6 +146,9 @@ __global__ void __launch_bounds__(kThreads)
   const std::byte* const block = blocks + rank * work.block_bytes;
   const Header header = header_of(work, block);
   const std::uint32_t count = header.good ? header.count : 0;
+  const std::uint32_t parts =
+      count > kThreads ? (count + kThreads - 1) / kThreads : 1;  // that there is work for
+  if (blockIdx.x >= parts) return;
   const auto* const indices = reinterpret_cast<const std::uint32_t*>(block + kHeaderBytes);
   std::uint32_t* const found = work.sizes + rank * work.parts;
   std::uint32_t magnitude = 0;
@@ -160,9 +163,9 @@ __global__ void __launch_bounds__(kThreads)
   magnitude = block_max(magnitude);
   damaged = __syncthreads_or(damaged);
   if (threadIdx.x == 0) found[blockIdx.x] = magnitude | (damaged ? kDamaged : 0);
-  if (!is_last_block(work.calls + rank, gridDim.x)) return;
+  if (!is_last_block(work.calls + rank, parts)) return;
   damaged = !header.good, magnitude = 0;
-  for (std::uint32_t part = threadIdx.x; part < gridDim.x; part += kThreads) {
+  for (std::uint32_t part = threadIdx.x; part < parts; part += kThreads) {
     const std::uint32_t other = found[part];
     damaged |= (other & kDamaged) != 0;
     if ((other & ~kDamaged) > magnitude) magnitude = other & ~kDamaged;

@@ -135,7 +135,7 @@ struct JoinedList {
   // The list: positions in the group. Null where there is one range, whose selection is the list.
   std::uint32_t* indices = nullptr;
   float* values = nullptr;
-  StepStatus* status = nullptr;  // take_largest() adds what it says of selections
+  StepStatus* status = nullptr;  // what it says of selections is added
 };
 
 // The ranges of a group, and what a step decides of each.
@@ -169,6 +169,10 @@ void find_kth(cudaStream_t stream, const SelectRanges& ranges, const Source* lis
 // find_kth() of ranges.choices, from the ranges' lists or u, and two passes more that take: 20 bytes per
 // element of the source, 8 if the bound is known.
 void take_largest(cudaStream_t stream, const SelectRanges& ranges, const float* u);
+
+// Makes the ranges' joined list of what they have taken: last of all, by a method that takes without take_largest(),
+// which does it itself.
+void join_taken(cudaStream_t stream, const SelectRanges& ranges);
 
 // The choice that compress.capacity makes of `count` selected entries, where k were asked for: all of them,
 // above `bound`, or the floor(capacity * k) largest; the threshold stays the method's. `over`: how many are
@@ -229,7 +233,8 @@ class DeviceSelector {
   // For steps of these densities or less, one per range; changes what a graph has captured.
   virtual void set_density(const std::vector<double>& densities) { static_cast<void>(densities); }
   // Makes u by `accumulate` (of the group), in the same pass as the method's first, and selects from it. k
-  // and the like follow from parameters->density on the GPU. `ranges`: with memory for this density.
+  // and the like follow from parameters->density on the GPU. `ranges`: with memory for this density. Ends with
+  // take_largest() or join_taken().
   virtual void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
                       const StepParameters* parameters) = 0;
   // If the status is good, keeps what select() learnt and what the average made of it, else forgets.

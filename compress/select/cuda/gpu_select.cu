@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kThreads) take_kernel(SelectRanges ranges, con
               share.from.indices ? share.from.indices[i] : static_cast<std::uint32_t>(i);
           taken.indices[place] = index;
           taken.values[place] = share.from.values[i];
-          if (joined.indices) {
+          if (joined.indices && place < range.stats->count) {  // what is taken beyond, nobody counts
             joined.indices[start_of_range + place] = index + static_cast<std::uint32_t>(range.begin);
             joined.values[start_of_range + place] = share.from.values[i];
           }
@@ -304,6 +304,19 @@ __global__ void __launch_bounds__(kThreads) take_kernel(SelectRanges ranges, con
     }
     greater += static_cast<std::uint32_t>(total);
     equal += static_cast<std::uint32_t>(total >> 32);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) join_kernel(SelectRanges ranges) {
+  await_previous();
+  const RangeBlock block = range_block(ranges.shares);
+  const SelectRange& range = ranges.range[block.range];
+  const JoinedList joined = ranges.joined;
+  const std::uint32_t start = join(ranges, block), count = range.stats->count;
+  for (std::uint32_t i = block.index * kThreads + threadIdx.x; joined.indices && i < count;
+       i += block.count * kThreads) {
+    joined.indices[start + i] = range.taken.indices[i] + static_cast<std::uint32_t>(range.begin);
+    joined.values[start + i] = range.taken.values[i];
   }
 }
 
@@ -333,6 +346,10 @@ void take_largest(cudaStream_t stream, const SelectRanges& ranges, const float* 
   count_digits(stream, ranges, nullptr, u, ranges.choices);
   launch(count_taken_kernel, ranges.shares.count, kThreads, stream, ranges, u);
   launch(take_kernel, ranges.shares.count, kThreads, stream, ranges, u);
+}
+
+void join_taken(cudaStream_t stream, const SelectRanges& ranges) {
+  if (ranges.joined.status) launch(join_kernel, ranges.shares.count, kThreads, stream, ranges);
 }
 
 BlockTable::BlockTable(const std::vector<std::size_t>& counts) {

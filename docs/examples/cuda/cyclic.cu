@@ -44,6 +44,7 @@ class DeviceCyclic final : public DeviceSelector {
               const StepParameters* step) override {
     accumulate_and_list(stream, ranges, accumulate);
     launch(take_kernel, ranges.shares.count, kThreads, stream, ranges, step, phase_, accumulate.u);
+    join_taken(stream, ranges);
   }
 
  private:

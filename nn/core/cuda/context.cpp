@@ -127,7 +127,7 @@ Context::Context(const ContextOptions& options) : options_(options) {
   if (major < 8)
     throw UserError("GPU " + std::to_string(options.device) +
                     " is too old: compute capability 8.0 (Ampere) or newer is needed; compute on the CPU");
-  if (major < 9) end_early_launches();
+  if (options.early_launch && !kernels_await()) end_early_launches();
   int least = 0, greatest = 0;
   TOPKNOT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   pool_ = std::make_shared<Pool>(options.device);
@@ -141,7 +141,7 @@ Context::~Context() {
   cudaSetDevice(options_.device);
   if (stream_) cudaStreamSynchronize(stream_);
   if (communication_) cudaStreamSynchronize(communication_);
-  kept_.clear();
+  while (!kept_.empty()) kept_.pop_back();
   if (workspace_) pool_->release(workspace_);
   for (void* memory : old_workspaces_) pool_->release(memory);
   if (stream_) cudaStreamDestroy(stream_);

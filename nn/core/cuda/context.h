@@ -7,10 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <typeindex>
+#include <utility>
 #include <vector>
 
 #include "nn/core/cuda/check.h"
@@ -93,12 +93,12 @@ class Context {
   std::shared_ptr<Pool> pool() const { return pool_; }
 
   // What an op caches for this rank (plans by shape, choices that were timed): one T, made at the first call,
-  // destroyed with the context.
+  // destroyed with the context, the latest first: it may use what is older (cuDNN's handle).
   template <class T>
   T& keep() {
-    std::shared_ptr<void>& slot = kept_[typeid(T)];
-    if (!slot) slot = std::make_shared<T>();
-    return *static_cast<T*>(slot.get());
+    for (const auto& [type, kept] : kept_)
+      if (type == typeid(T)) return *static_cast<T*>(kept.get());
+    return *static_cast<T*>(kept_.emplace_back(typeid(T), std::make_shared<T>()).second.get());
   }
 
   // Waits for everything on both streams; throws CudaError for what failed there.
@@ -111,7 +111,7 @@ class Context {
   std::size_t workspace_bytes_ = 0;
   std::vector<void*> old_workspaces_;  // graphs may use them
   std::shared_ptr<Pool> pool_;
-  std::map<std::type_index, std::shared_ptr<void>> kept_;
+  std::vector<std::pair<std::type_index, std::shared_ptr<void>>> kept_;
 };
 
 void release_to_pool(Pool& pool, void* data) noexcept;
@@ -215,6 +215,11 @@ float milliseconds_between(const Event& from, const Event& to);
 // *at = the GPU's clock in nanoseconds, when the stream comes here. All streams of a GPU have one clock; it
 // advances in steps of up to about a microsecond.
 void write_time(cudaStream_t stream, std::uint64_t* at);
+// The stream goes on after so many nanoseconds, in which the host puts more on it.
+void hold(cudaStream_t stream, std::uint64_t nanoseconds);
+// Whether the current GPU runs kernels that were compiled for compute capability 9.0 or more: else, on an older GPU
+// or by the code of one, await_previous() does not wait.
+bool kernels_await();
 // DeviceBackend::add on a stream. bfloat16 numbers are added as floats and rounded once.
 void add(cudaStream_t stream, DType type, const void* a, const void* b, void* out, std::size_t n);
 

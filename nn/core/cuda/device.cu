@@ -67,10 +67,27 @@ __global__ void time_kernel(std::uint64_t* at) {
   *at = global_nanoseconds();
 }
 
+__global__ void hold_kernel(std::uint64_t nanoseconds) {
+  await_previous();
+  const std::uint64_t begin = global_nanoseconds();
+  while (global_nanoseconds() - begin < nanoseconds) {
+  }
+}
+
 }  // namespace
+
+bool kernels_await() {
+  cudaFuncAttributes code{};
+  TOPKNOT_CUDA(cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(time_kernel)));
+  return code.ptxVersion >= 90;
+}
 
 void write_time(cudaStream_t stream, std::uint64_t* at) {
   launch(time_kernel, 1, 1, stream, at);
+}
+
+void hold(cudaStream_t stream, std::uint64_t nanoseconds) {
+  launch(hold_kernel, 1, 1, stream, nanoseconds);
 }
 
 void add(cudaStream_t stream, DType type, const void* a, const void* b, void* out, std::size_t n) {

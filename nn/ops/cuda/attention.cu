@@ -264,8 +264,8 @@ OpState forward(const AttentionShape& s, const Tensor& qkv, Tensor& y) {
     attention_forward_bf16(call, qkv, y, log_sums->data());
   else
     by_width(s.width, [&](auto wide) {
-      launch(attention_forward_kernel<decltype(wide)::value>, grid(s.batch * s.heads, call.tiles), kThreads,
-             compute_stream(), call, qkv.data(), y.data(), log_sums->data());
+      launch_in_turn(attention_forward_kernel<decltype(wide)::value>, grid(s.batch * s.heads, call.tiles),
+                     kThreads, compute_stream(), call, qkv.data(), y.data(), log_sums->data());
     });
   return log_sums;
 }
@@ -277,15 +277,17 @@ void backward(const AttentionShape& s, const Tensor& qkv, const Tensor& y, const
   const DeviceArray<float> d(log_sums.size());
   by_type(qkv, [&](auto type) {
     using T = decltype(type);
-    launch(attention_sums_kernel<T>, grid_for(d.size(), kWarps), kThreads, compute_stream(), call, y.as<T>(),
-           dy.as<T>(), d.data());
+    launch_in_turn(attention_sums_kernel<T>, grid_for(d.size(), kWarps), kThreads, compute_stream(), call,
+                   y.as<T>(), dy.as<T>(), d.data());
   });
   if (is_bf16(qkv)) return attention_backward_bf16(call, qkv, dy, log_sums.data(), d.data(), dqkv);
   by_width(s.width, [&](auto wide) {
-    launch(attention_queries_kernel<decltype(wide)::value>, grid(s.batch * s.heads, call.tiles), kThreads,
-           compute_stream(), call, qkv.data(), dy.data(), log_sums.data(), d.data(), dqkv.data());
-    launch(attention_keys_kernel<decltype(wide)::value>, grid(s.batch * s.kv_heads, call.tiles), kThreads,
-           compute_stream(), call, qkv.data(), dy.data(), log_sums.data(), d.data(), dqkv.data());
+    launch_in_turn(attention_queries_kernel<decltype(wide)::value>, grid(s.batch * s.heads, call.tiles),
+                   kThreads, compute_stream(), call, qkv.data(), dy.data(), log_sums.data(), d.data(),
+                   dqkv.data());
+    launch_in_turn(attention_keys_kernel<decltype(wide)::value>, grid(s.batch * s.kv_heads, call.tiles),
+                   kThreads, compute_stream(), call, qkv.data(), dy.data(), log_sums.data(), d.data(),
+                   dqkv.data());
   });
 }
 

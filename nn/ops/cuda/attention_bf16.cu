@@ -411,8 +411,8 @@ bool whole_rows(const AttentionCall& call, std::initializer_list<const void*> te
 void attention_forward_bf16(const AttentionCall& call, const Tensor& qkv, Tensor& y, float* log_sums) {
   const bool whole = whole_rows(call, {qkv.data(), y.data()});
   by_width(call.width, [&](auto width) {
-    launch(attention_forward_bf16_kernel<decltype(width)::value>, blocks(call, call.heads), kBlock,
-           compute_stream(), call, whole, qkv.as<Word>(), y.as<Word>(), log_sums);
+    launch_in_turn(attention_forward_bf16_kernel<decltype(width)::value>, blocks(call, call.heads), kBlock,
+                   compute_stream(), call, whole, qkv.as<Word>(), y.as<Word>(), log_sums);
   });
 }
 
@@ -420,10 +420,12 @@ void attention_backward_bf16(const AttentionCall& call, const Tensor& qkv, const
                              const float* log_sums, const float* d, Tensor& dqkv) {
   const bool whole = whole_rows(call, {qkv.data(), dy.data(), dqkv.data()});
   by_width(call.width, [&](auto width) {
-    launch(attention_queries_bf16_kernel<decltype(width)::value>, blocks(call, call.heads), kBlock,
-           compute_stream(), call, whole, qkv.as<Word>(), dy.as<Word>(), log_sums, d, dqkv.as<Word>());
-    launch(attention_keys_bf16_kernel<decltype(width)::value>, blocks(call, call.kv_heads), kBlock,
-           compute_stream(), call, whole, qkv.as<Word>(), dy.as<Word>(), log_sums, d, dqkv.as<Word>());
+    launch_in_turn(attention_queries_bf16_kernel<decltype(width)::value>, blocks(call, call.heads), kBlock,
+                   compute_stream(), call, whole, qkv.as<Word>(), dy.as<Word>(), log_sums, d,
+                   dqkv.as<Word>());
+    launch_in_turn(attention_keys_bf16_kernel<decltype(width)::value>, blocks(call, call.kv_heads), kBlock,
+                   compute_stream(), call, whole, qkv.as<Word>(), dy.as<Word>(), log_sums, d,
+                   dqkv.as<Word>());
   });
 }
 

@@ -468,13 +468,15 @@ class KernelBatchNorm final : public BatchNormMethod {
       const T* x = call.x.as<T>();
       const T* residual = call.residual.defined() ? call.residual.as<T>() : nullptr;
       if (partial)
-        launch(sums_kernel<T, V>, grid_of(t), kThreads, compute_stream(), t, x, partial, p, n, done);
-      if (!done) launch(normalization_kernel, channel_grid(t), kThreads, compute_stream(), t, partial, p, n);
+        launch_in_turn(sums_kernel<T, V>, grid_of(t), kThreads, compute_stream(), t, x, partial, p, n, done);
+      if (!done)
+        launch_in_turn(normalization_kernel, channel_grid(t), kThreads, compute_stream(), t, partial, p, n);
       const bool relu = call.options.relu;
       const auto kernel = residual ? relu ? apply_kernel<T, V, true, true> : apply_kernel<T, V, true, false>
                           : relu ? apply_kernel<T, V, false, true>
                                    : apply_kernel<T, V, false, false>;
-      launch(kernel, grid_of(t), kThreads, compute_stream(), t, x, residual, n.scale, n.shift, y.as<T>());
+      launch_in_turn(kernel, grid_of(t), kThreads, compute_stream(), t, x, residual, n.scale, n.shift,
+                     y.as<T>());
     });
     if (call.residual.defined() && call.options.relu) kept.y = y;
     return y;
@@ -500,18 +502,20 @@ class KernelBatchNorm final : public BatchNormMethod {
       const auto sums = stored       ? backward_sums_kernel<T, V, BatchNormMask::stored>
                         : recomputed ? backward_sums_kernel<T, V, BatchNormMask::recomputed>
                                      : backward_sums_kernel<T, V, BatchNormMask::none>;
-      launch(sums, grid_of(t), kThreads, compute_stream(), t, grad.as<T>(), x,
-             stored ? kept.y.as<T>() : nullptr, n, stored ? g.as<T>() : nullptr, partial, coefficients, done);
+      launch_in_turn(sums, grid_of(t), kThreads, compute_stream(), t, grad.as<T>(), x,
+                     stored ? kept.y.as<T>() : nullptr, n, stored ? g.as<T>() : nullptr, partial,
+                     coefficients, done);
       if (!done)
-        launch(coefficients_kernel, channel_grid(t), kThreads, compute_stream(), t, partial, n, coefficients);
+        launch_in_turn(coefficients_kernel, channel_grid(t), kThreads, compute_stream(), t, partial, n,
+                       coefficients);
       if (!out.x.tensor.defined()) return;
       const bool add = out.x.accumulate;
       const auto apply = recomputed ? add ? backward_apply_kernel<T, V, true, true>
                                           : backward_apply_kernel<T, V, true, false>
                          : add ? backward_apply_kernel<T, V, false, true>
                                     : backward_apply_kernel<T, V, false, false>;
-      launch(apply, grid_of(t), kThreads, compute_stream(), t, g.as<T>(), x, n, coefficients.values,
-             out.x.tensor.as<T>());
+      launch_in_turn(apply, grid_of(t), kThreads, compute_stream(), t, g.as<T>(), x, n, coefficients.values,
+                     out.x.tensor.as<T>());
     });
     if (out.want_residual) out.residual = std::move(g);
   }
@@ -561,16 +565,16 @@ void batch_norm_finish(Tensor& y, const Tensor& residual, bool relu) {
     const auto kernel = !residual.defined() ? finish_kernel<T, false, true>
                         : relu              ? finish_kernel<T, true, true>
                                             : finish_kernel<T, true, false>;
-    launch(kernel, grid_for(elements(y), kThreads * kPack<T>), kThreads, compute_stream(), y.as<T>(),
-           residual.defined() ? residual.as<T>() : nullptr, elements(y));
+    launch_in_turn(kernel, grid_for(elements(y), kThreads * kPack<T>), kThreads, compute_stream(), y.as<T>(),
+                   residual.defined() ? residual.as<T>() : nullptr, elements(y));
   });
 }
 
 void batch_norm_mask(const Tensor& grad, const Tensor& y, Tensor& masked) {
   by_type(y, [&](auto type) {
     using T = decltype(type);
-    launch(mask_kernel<T>, grid_for(elements(y), kThreads * kPack<T>), kThreads, compute_stream(),
-           grad.as<T>(), y.as<T>(), masked.as<T>(), elements(y));
+    launch_in_turn(mask_kernel<T>, grid_for(elements(y), kThreads * kPack<T>), kThreads, compute_stream(),
+                   grad.as<T>(), y.as<T>(), masked.as<T>(), elements(y));
   });
 }
 

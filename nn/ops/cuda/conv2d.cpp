@@ -60,11 +60,10 @@ class Cudnn final : public Products {
  public:
   // The weight may have fewer channels than the geometry says.
   Cudnn(const ConvGeometry& geometry, const Shape& x, DType type, const Tensor& weight)
-      : shape_{geometry.out, geometry.in / geometry.groups, geometry.kernel.height * geometry.kernel.width,
-               weight.dim(0), weight.dim(1)},
-        bf16_(type == DType::bf16),
-        convolution_(geometry, x, type),
-        filter_(filter_of(weight, type, shape_)) {}
+      : convolution_(geometry, x, type),
+        filter_(filter_of(weight, type,
+                          {geometry.out, geometry.in / geometry.groups,
+                           geometry.kernel.height * geometry.kernel.width, weight.dim(0), weight.dim(1)})) {}
 
   void forward(const Tensor& x, Tensor& y) const override {
     convolution_.run(ConvProduct::output, x.data(), filter_.data(), 0.0f, y.data());
@@ -78,8 +77,6 @@ class Cudnn final : public Products {
   }
 
  private:
-  FilterShape shape_;
-  bool bf16_;
   Convolution convolution_;
   Tensor filter_;  // KRSC; kept for the backward pass
 };

@@ -4,9 +4,9 @@
 //
 // The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the fastest, beside
 // slower ones that need less workspace, which take over when memory is short; the host waits for this. What
-// an earlier process chose with enough memory is taken from Context::algorithm_cache() instead. For a weight's
-// gradient in bfloat16 the plans of cudnn_graph.h compete, which write fp32; the times compared are those until
-// the gradient is in the arena. Under ContextOptions::deterministic, or if timing fails, nothing is timed: the
+// an earlier process chose with enough memory is taken from Context::algorithm_cache() instead. With
+// ContextOptions::conv_plans the plans of cudnn_graph.h compete for a weight's gradient in bfloat16, which write
+// fp32; the times compared are those until the gradient is in the arena. Under ContextOptions::deterministic, or if timing fails, nothing is timed: the
 // first algorithm that cuDNN's heuristics name and call deterministic is taken, and no plan, so that runs
 // repeat (unless one is short of memory and another is not). Choices are kept for the process, by shape, type,
 // precision, determinism and GPU; ranks that share a process share them, and each compiles its own plans. A

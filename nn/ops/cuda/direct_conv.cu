@@ -41,8 +41,7 @@ struct Place {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    direct_forward_kernel(const T* __restrict__ x, const T* __restrict__ filter, T* __restrict__ y,
-                          DirectShape s, std::uint32_t n) {
+    direct_forward_kernel(const T* x, const T* filter, T* y, DirectShape s, std::uint32_t n) {
   await_previous();
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= n) return;
@@ -66,8 +65,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    direct_input_gradient_kernel(const T* __restrict__ filter, const T* __restrict__ dy, T* __restrict__ dx,
-                                 bool accumulate, DirectShape s, std::uint32_t n) {
+    direct_input_gradient_kernel(const T* filter, const T* dy, T* dx, bool accumulate, DirectShape s,
+                                 std::uint32_t n) {
   await_previous();
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= n) return;
@@ -92,9 +91,8 @@ __global__ void __launch_bounds__(kThreads)
 // A thread sums one element of the filter over a slab of y's rows of all images; sums is [slabs, filter].
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    direct_weight_gradient_kernel(const T* __restrict__ x, const T* __restrict__ dy, float* sums,
-                                  DirectShape s, std::size_t rows, std::size_t rows_of_slab,
-                                  std::size_t filter, std::size_t n) {
+    direct_weight_gradient_kernel(const T* x, const T* dy, float* sums, DirectShape s, std::size_t rows,
+                                  std::size_t rows_of_slab, std::size_t filter, std::size_t n) {
   await_previous();
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= n) return;

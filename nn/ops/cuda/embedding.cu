@@ -39,8 +39,8 @@ Tensor forward(const Tensor& ids, const Tensor& weight) {
       Tensor::empty({ids.numel(), weight.dim(1)}, Layout::plain, context.device(), context.activation_type());
   by_type(y, [&](auto type) {
     using T = decltype(type);
-    launch(embedding_kernel<T>, dim3(shape.rows()), kThreads, context.stream(), ids.data(), weight.data(),
-           shape, y.as<T>());
+    launch_in_turn(embedding_kernel<T>, dim3(shape.rows()), kThreads, context.stream(), ids.data(),
+                   weight.data(), shape, y.as<T>());
   });
   return y;
 }
@@ -85,8 +85,8 @@ void backward(const Tensor& ids, const Tensor& dy, std::int64_t tokens, const Gr
     backend(dy.device()).fill_zero(weight.data, static_cast<std::size_t>(tokens * dy.dim(1)));
   by_type(dy, [&](auto type) {
     using T = decltype(type);
-    launch(embedding_gradient_kernel<T>, dim3(shape.rows()), kThreads, compute_stream(), ids.data(),
-           dy.as<T>(), shape, weight.data);
+    launch_in_turn(embedding_gradient_kernel<T>, dim3(shape.rows()), kThreads, compute_stream(), ids.data(),
+                   dy.as<T>(), shape, weight.data);
   });
 }
 

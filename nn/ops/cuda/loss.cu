@@ -98,11 +98,12 @@ OpState forward(const Tensor& logits, std::span<const std::int32_t> labels, floa
   const DeviceArray<double> losses(n);
   by_type(logits, [&](auto type) {
     using T = decltype(type);
-    launch(cross_entropy_kernel<T>, row_grid(logits), kThreads, compute_stream(), logits.as<T>(),
-           logits.dim(0), logits.dim(1), labels.data(), smoothing, softmax->rows.data(), losses.data());
+    launch_in_turn(cross_entropy_kernel<T>, row_grid(logits), kThreads, compute_stream(), logits.as<T>(),
+                   logits.dim(0), logits.dim(1), labels.data(), smoothing, softmax->rows.data(),
+                   losses.data());
   });
-  launch(mean_of_unmasked_kernel, 1, kThreads, compute_stream(), losses.data(), labels.data(), n,
-         softmax->counted.data(), loss.data());
+  launch_in_turn(mean_of_unmasked_kernel, 1, kThreads, compute_stream(), losses.data(), labels.data(), n,
+                 softmax->counted.data(), loss.data());
   return softmax;
 }
 
@@ -134,9 +135,9 @@ void backward(const Tensor& logits, const OpState& state, float smoothing, const
   const auto& softmax = state_as<Softmax>(state);
   by_type(logits, [&](auto type) {
     using T = decltype(type);
-    launch(cross_entropy_backward_kernel<T>, row_grid(logits), kThreads, compute_stream(), logits.as<T>(),
-           logits.dim(0), logits.dim(1), softmax.labels, smoothing, softmax.rows.data(),
-           softmax.counted.data(), grad.data(), dz.as<T>());
+    launch_in_turn(cross_entropy_backward_kernel<T>, row_grid(logits), kThreads, compute_stream(),
+                   logits.as<T>(), logits.dim(0), logits.dim(1), softmax.labels, smoothing,
+                   softmax.rows.data(), softmax.counted.data(), grad.data(), dz.as<T>());
   });
 }
 
@@ -174,10 +175,10 @@ void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, i
   const DeviceArray<double> hits(labels.size());
   by_type(logits, [&](auto type) {
     using T = decltype(type);
-    launch(hits_kernel<T>, row_grid(logits), kThreads, compute_stream(), logits.as<T>(), logits.dim(0),
-           logits.dim(1), labels.data(), top, hits.data());
+    launch_in_turn(hits_kernel<T>, row_grid(logits), kThreads, compute_stream(), logits.as<T>(),
+                   logits.dim(0), logits.dim(1), labels.data(), top, hits.data());
   });
-  launch(add_sum_kernel, 1, kThreads, compute_stream(), hits.data(), hits.size(), sum);
+  launch_in_turn(add_sum_kernel, 1, kThreads, compute_stream(), hits.data(), hits.size(), sum);
 }
 
 // (y - target)^2 summed by blocks.
@@ -202,8 +203,8 @@ void squared_error_forward(const Tensor& y, const Tensor& target, Tensor& loss) 
   const DeviceArray<double> partial(grid.x);
   by_type(y, [&](auto type) {
     using T = decltype(type);
-    launch(squared_error_kernel<T>, grid, kThreads, compute_stream(), y.as<T>(), target.data(), n,
-           partial.data());
+    launch_in_turn(squared_error_kernel<T>, grid, kThreads, compute_stream(), y.as<T>(), target.data(), n,
+                   partial.data());
   });
   mean_of(compute_stream(), partial.data(), partial.size(), static_cast<double>(n), loss.data());
 }
@@ -224,7 +225,8 @@ void squared_error_backward(const Tensor& y, const Tensor& target, const Tensor&
   const std::size_t n = elements(y);
   by_type(y, [&](auto type) {
     using T = decltype(type);
-    launch_each(n, squared_error_backward_kernel<T>, y.as<T>(), target.data(), n, grad.data(), dy.as<T>());
+    launch_in_turn(squared_error_backward_kernel<T>, grid_for(n, kThreads), kThreads, compute_stream(),
+                   y.as<T>(), target.data(), n, grad.data(), dy.as<T>());
   });
 }
 
@@ -244,7 +246,7 @@ const RegisterKernels<SquaredErrorKernels> squared_error_registered(DeviceKind::
 }  // namespace
 
 void mean_of(cudaStream_t stream, const double* values, std::size_t n, double by, float* out) {
-  launch(mean_kernel, 1, kThreads, stream, values, n, by, out);
+  launch_in_turn(mean_kernel, 1, kThreads, stream, values, n, by, out);
 }
 
 }  // namespace topknot::cuda

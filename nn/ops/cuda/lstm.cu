@@ -24,8 +24,7 @@ __device__ inline float logistic(float x) {
 // outputs.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    gates_kernel(LstmStep s, const float* __restrict__ input_bias, const float* __restrict__ recurrent_bias,
-                 float* __restrict__ cell, T* __restrict__ y) {
+    gates_kernel(LstmStep s, const float* input_bias, const float* recurrent_bias, float* cell, T* y) {
   await_previous();
   const std::uint32_t at = blockIdx.x * kThreads + threadIdx.x;
   if (at >= s.batch * s.width) return;
@@ -49,8 +48,8 @@ __global__ void __launch_bounds__(kThreads)
 // null is 0; then dcell_out alone is written.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    gates_gradient_kernel(LstmStep s, const float* __restrict__ cell, const T* __restrict__ dy,
-                          const float* later, const float* dcell, float* dcell_out, T* dsums) {
+    gates_gradient_kernel(LstmStep s, const float* cell, const T* dy, const float* later, const float* dcell,
+                          float* dcell_out, T* dsums) {
   await_previous();
   const std::uint32_t at = blockIdx.x * kThreads + threadIdx.x;
   if (at >= s.batch * s.width) return;

@@ -89,7 +89,7 @@ AveragePoolShape shape_of(const Tensor& x) {
 // One thread per channel of an image.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    average_forward_kernel(const T* __restrict__ x, T* __restrict__ y, AveragePoolShape s, float scale) {
+    average_forward_kernel(const T* x, T* y, AveragePoolShape s, float scale) {
   await_previous();
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= std::size_t{s.images} * s.channels) return;
@@ -114,7 +114,7 @@ void average_forward(const Tensor& x, Tensor& y) {
 // A block goes through pixels of one image, its threads side by side over the channels.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    average_backward_kernel(const T* __restrict__ dy, T* __restrict__ dx, AveragePoolShape s, float scale) {
+    average_backward_kernel(const T* dy, T* dx, AveragePoolShape s, float scale) {
   await_previous();
   const std::uint32_t per_image = s.pixels * s.channels;
   const T* from = dy + std::size_t{blockIdx.y} * s.channels;

@@ -37,6 +37,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->pciBusID = device + 1;
   return cudaSuccess;
 }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  attributes->ptxVersion = attributes->binaryVersion = state().machine.code;
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   TOPKNOT_STAND_IN(cudaDeviceGetAttribute);
   if (device < 0 || device >= state().machine.devices) return result(cudaErrorInvalidDevice);

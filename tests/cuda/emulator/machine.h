@@ -21,6 +21,7 @@ struct Machine {
   bool driver_too_old = false;
   std::size_t memory = std::size_t{4} << 30;  // bytes per device
   int major = 9, minor = 0;
+  int code = 90;         // what kernels were compiled for, cudaFuncAttributes::ptxVersion
   bool reverse = false;  // blocks and threads run in descending order
   // Not 0: blocks begin in an order of this seed, and a few at a time take turns at barriers, fences and
   // atomic operations.

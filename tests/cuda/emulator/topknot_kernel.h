@@ -264,11 +264,19 @@ void await_copies() {
 }
 bool early_launches();
 template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
+void launch(bool early, void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
   std::tuple<std::decay_t<P>...> values(static_cast<P>(arguments)...);
-  emulator::enqueue_kernel(stream, grid, block, reinterpret_cast<const void*>(kernel), early_launches(),
+  emulator::enqueue_kernel(stream, grid, block, reinterpret_cast<const void*>(kernel), early,
                            [kernel, values] { std::apply(kernel, values); });
   check_launch(reinterpret_cast<const void*>(kernel), grid.x, block.x);
+}
+template <class... P, class... A>
+void launch_in_turn(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
+  launch(false, kernel, grid, block, stream, std::forward<A>(arguments)...);
+}
+template <class... P, class... A>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
+  launch(early_launches(), kernel, grid, block, stream, std::forward<A>(arguments)...);
 }
 
 }  // namespace topknot::cuda

@@ -16,9 +16,10 @@ struct EarlyRun {
   std::string log;
 };
 
-EarlyRun early_run(const Keys& keys, int major = 9, const char* refused = nullptr) {
+EarlyRun early_run(const Keys& keys, int major = 9, const char* refused = nullptr, int code = 90) {
   const emulator::Settings settings;
   emulator::machine().major = major;
+  emulator::machine().code = code;
   if (refused) emulator::fail(refused, cudaErrorInvalidResourceHandle);
   const StandardError written;
   const Run run =
@@ -29,20 +30,23 @@ EarlyRun early_run(const Keys& keys, int major = 9, const char* refused = nullpt
   return {run.checksums, emulator::kernels_run(), emulator::early_kernels_run(), written.text()};
 }
 
-TEST_CASE("early launches: all kernels of a run, by its key, from compute capability 9.0 on") {
+TEST_CASE("early launches: most kernels of a run, by its key, from compute capability 9.0 on") {
   const EarlyRun plain = early_run({});
   CHECK(plain.kernels > 0);
   CHECK(plain.early == 0);
   for (const char* graphs : {"train.graphs=true", "train.graphs=false"}) {
     const EarlyRun early = early_run({"train.early_launch=true", graphs});
-    CHECK(early.early > 0);
-    CHECK(early.early == early.kernels);
+    CHECK(early.early > early.kernels * 3 / 4);
+    CHECK(early.early < early.kernels);  // but for those with restricted pointers
     CHECK(early.weights == plain.weights);
   }
-  const EarlyRun ampere = early_run({"train.early_launch=true"}, 8);
-  CHECK(ampere.early == 0);
-  CHECK_FALSE(says(ampere.log, {"early_launch"}));
-  CHECK(ampere.weights == plain.weights);
+  // An older GPU, or kernels compiled for one, which do not wait.
+  for (const auto& [major, code] : {std::pair{8, 80}, std::pair{9, 80}}) {
+    const EarlyRun older = early_run({"train.early_launch=true"}, major, nullptr, code);
+    CHECK(older.early == 0);
+    CHECK_FALSE(says(older.log, {"early_launch"}));
+    CHECK(older.weights == plain.weights);
+  }
 }
 
 TEST_CASE("early launches: a run whose driver refuses them in a graph says so and goes on without") {

@@ -320,5 +320,22 @@ TEST_CASE("memories take what was sent, or the old residual back, in any order o
   CHECK(same_bits(to_host(static_cast<const float*>(made.next_velocity), n), velocity));
 }
 
+TEST_CASE(
+    "ranges that take less than there is room for keep to their places in the list, in any order of blocks") {
+  const GroupSpec group{32001, {{0, 9001}, {9001, 9002}, {9002, 29000}, {29000, 32001}}, 2};
+  const emulator::Reordered order(GENERATE(0u, 1u, 3u));
+  const OnGpu gpu;
+  for (const char* name : kMethods) {
+    INFO(name);
+    BothRanks both(options_of(name), group);
+    both.set_density(0.25);
+    both.lower_density(0.01);
+    for (std::int64_t step = 0; step < 4; ++step) {
+      for (std::size_t r = 0; r < both.ranks(); ++r) both.gradient(r) = gradient_of(step, r, group.numel);
+      both.step(step);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace topknot

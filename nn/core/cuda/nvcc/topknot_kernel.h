@@ -17,9 +17,11 @@ namespace topknot::cuda {
 // guide, from compute capability 9.0 on). The thread waits until that one is complete and its writes are seen;
 // after an ordinary launch it need not. Every thread of every kernel waits, so one that is complete had all
 // before it complete, however early they began. What libraries launch, copies and fills begin only when the
-// work before them is complete.
+// work before them is complete, or, if a library launches its own kernels early, wait as these do.
 // From then on the next kernel's blocks may take the room that this one's last blocks leave. They begin when all
-// of this one's have: they take room from none, and no more than two kernels of a stream are under way.
+// of this one's have: they take room from no block of the stream, and no more than two of its kernels are under way.
+// Kernels whose parameters are `const` and `__restrict__` are started by launch_in_turn(): the compiler may read what
+// they point to as memory that nobody writes while the kernel lives, the time before the wait included.
 __device__ inline void await_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -98,9 +100,16 @@ __device__ inline void await_copies() {
 
 bool early_launches();  // of the current context (nn/core/cuda/context.h)
 
-// Starts a kernel; throws CudaError if it cannot be started. `stream` is never the default stream. Early launches
-// become programmatic edges of a graph (CUDA 12.3 and later), ordinary ones behind what is no kernel; a query of
-// edges (cudaGraphGetEdges) has to ask for their data then.
+// Starts a kernel when all before it on the stream is complete; throws CudaError if it cannot be started. `stream`
+// is never the default stream.
+template <class... P, class... A>
+void launch_in_turn(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
+  kernel<<<grid, block, 0, stream>>>(static_cast<P>(arguments)...);
+  check_launch(reinterpret_cast<const void*>(kernel), grid.x, block.x);
+}
+
+// The same, maybe early. Early launches become programmatic edges of a graph (CUDA 12.3 and later), ordinary ones
+// behind what is no kernel; a query of edges (cudaGraphGetEdges) has to ask for their data then.
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
   cudaLaunchAttribute early{};
