@@ -188,8 +188,8 @@ TEST_CASE(
     std::size_t most, marks;
   };
   for (const auto& [keys, most, marks] :
-       {Bound{resnet, 221, 22}, Bound{with(resnet, {"train.deterministic=true"}), 221, 22},
-        Bound{gpt, 126, 16}, Bound{with(gpt, {"train.precision=bf16"}), 127, 16}}) {
+       {Bound{resnet, 201, 22}, Bound{with(resnet, {"train.deterministic=true"}), 201, 22},
+        Bound{gpt, 116, 16}, Bound{with(gpt, {"train.precision=bf16"}), 117, 16}}) {
     INFO(keys[0] << ", " << keys.back());
     cost(6, keys);  // chooses algorithms
     const testing::StandardError errors;
