@@ -69,7 +69,7 @@ __device__ T block_sum(T value) {
   return sum;
 }
 
-// The greatest over a block of exactly kThreads; all threads get it.
+// The greatest over a block of exactly kThreads; all threads get it. A NaN may be passed over.
 template <class T>
 __device__ T block_max(T value) {
   __shared__ T partial[kThreads];

@@ -10,38 +10,30 @@ using Descriptor = CudnnGraphDescriptor;
 // Names of the graph's tensors, for the pointers of a run.
 enum Id : std::int64_t { kX = 1, kDy, kInner, kDw };
 
-constexpr cudnnBackendAttributeType_t type_of(std::int64_t) {
-  return CUDNN_TYPE_INT64;
-}
-constexpr cudnnBackendAttributeType_t type_of(float) {
-  return CUDNN_TYPE_FLOAT;
-}
-constexpr cudnnBackendAttributeType_t type_of(bool) {
-  return CUDNN_TYPE_BOOLEAN;
-}
-constexpr cudnnBackendAttributeType_t type_of(cudnnDataType_t) {
-  return CUDNN_TYPE_DATA_TYPE;
-}
-constexpr cudnnBackendAttributeType_t type_of(cudnnConvolutionMode_t) {
-  return CUDNN_TYPE_CONVOLUTION_MODE;
-}
-constexpr cudnnBackendAttributeType_t type_of(cudnnPointwiseMode_t) {
-  return CUDNN_TYPE_POINTWISE_MODE;
-}
-constexpr cudnnBackendAttributeType_t type_of(cudnnBackendHeurMode_t) {
-  return CUDNN_TYPE_HEUR_MODE;
-}
-constexpr cudnnBackendAttributeType_t type_of(cudnnHandle_t) {
-  return CUDNN_TYPE_HANDLE;
-}
-constexpr cudnnBackendAttributeType_t type_of(const void*) {  // descriptors are void* too: below
-  return CUDNN_TYPE_VOID_PTR;
-}
+// What cuDNN calls an attribute of type T; descriptors, which are void* too, are below.
+template <class T>
+constexpr cudnnBackendAttributeType_t kTypeOf = CUDNN_TYPE_VOID_PTR;
+template <>
+constexpr cudnnBackendAttributeType_t kTypeOf<std::int64_t> = CUDNN_TYPE_INT64;
+template <>
+constexpr cudnnBackendAttributeType_t kTypeOf<float> = CUDNN_TYPE_FLOAT;
+template <>
+constexpr cudnnBackendAttributeType_t kTypeOf<bool> = CUDNN_TYPE_BOOLEAN;
+template <>
+constexpr cudnnBackendAttributeType_t kTypeOf<cudnnDataType_t> = CUDNN_TYPE_DATA_TYPE;
+template <>
+constexpr cudnnBackendAttributeType_t kTypeOf<cudnnConvolutionMode_t> = CUDNN_TYPE_CONVOLUTION_MODE;
+template <>
+constexpr cudnnBackendAttributeType_t kTypeOf<cudnnPointwiseMode_t> = CUDNN_TYPE_POINTWISE_MODE;
+template <>
+constexpr cudnnBackendAttributeType_t kTypeOf<cudnnBackendHeurMode_t> = CUDNN_TYPE_HEUR_MODE;
+template <>
+constexpr cudnnBackendAttributeType_t kTypeOf<cudnnHandle_t> = CUDNN_TYPE_HANDLE;
 
 template <class T, std::size_t n>
 void set(const Descriptor& to, cudnnBackendAttributeName_t name, const std::array<T, n>& values) {
   TOPKNOT_CUDNN(
-      cudnnBackendSetAttribute(to.get(), name, type_of(T{}), static_cast<std::int64_t>(n), values.data()));
+      cudnnBackendSetAttribute(to.get(), name, kTypeOf<T>, static_cast<std::int64_t>(n), values.data()));
 }
 template <class T>
 void set(const Descriptor& to, cudnnBackendAttributeName_t name, T value) {

@@ -15,21 +15,6 @@
 namespace topknot::cuda {
 namespace {
 
-// The greatest over a block of exactly kThreads; all threads get it. A NaN may be passed over.
-__device__ inline float block_greatest(float value) {
-  __shared__ float partial[kThreads];
-  partial[threadIdx.x] = value;
-  __syncthreads();
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half && partial[threadIdx.x + half] > partial[threadIdx.x])
-      partial[threadIdx.x] = partial[threadIdx.x + half];
-    __syncthreads();
-  }
-  const float greatest = partial[0];
-  __syncthreads();
-  return greatest;
-}
-
 // *counted = labels that are not masked, at least 1. One block.
 __global__ void __launch_bounds__(kThreads)
     count_kernel(const std::int32_t* labels, std::size_t rows, double* counted) {
@@ -96,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
     sum += (expf(v.at[0] - base) + expf(v.at[1] - base)) + (expf(v.at[2] - base) + expf(v.at[3] - base));
   }
   const float own = top;
-  top = block_greatest(own);
+  top = block_max(own);
   const bool known = label >= 0 && label < classes;
   const float at_label = z[known ? label : 0] - top;  // before the gradient is written over it
   sum = block_sum(sum == 0 ? 0.0 : sum * expf(own - top));
