@@ -134,9 +134,8 @@ std::vector<Key> machine_keys() {
           .used_by({kGpus}),
       flag("train.conv_plans", at<t, &Train::conv_plans>,
            "on a GPU under bf16: plans of cuDNN's graph API, which write weight gradients of convolutions in "
-           "fp32, "
-           "compete with its algorithms; the start takes seconds for each shape; not yet known to be faster "
-           "on any "
+           "fp32, compete with its algorithms; they are compiled at the start; not yet known to be faster on "
+           "any "
            "card")
           .used_by({kGpus}),
       flag("train.deterministic", at<t, &Train::deterministic>,

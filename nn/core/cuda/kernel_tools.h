@@ -54,35 +54,29 @@ __device__ T block_exclusive_sum(T value, T& total) {
   return before + inclusive - value;
 }
 
-// The sum over a block of exactly kThreads, by halves: the same bits in every run. All threads get it.
+// What op(T, T) makes of the values of a block of exactly kThreads, by halves: the same bits in every run. All
+// threads get it.
+template <class T, class Op>
+__device__ T block_reduced(T value, const Op& op) {
+  __shared__ T partial[kThreads];
+  partial[threadIdx.x] = value;
+  __syncthreads();
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) partial[threadIdx.x] = op(partial[threadIdx.x], partial[threadIdx.x + half]);
+    __syncthreads();
+  }
+  const T all = partial[0];
+  __syncthreads();
+  return all;
+}
 template <class T>
 __device__ T block_sum(T value) {
-  __shared__ T partial[kThreads];
-  partial[threadIdx.x] = value;
-  __syncthreads();
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
-    __syncthreads();
-  }
-  const T sum = partial[0];
-  __syncthreads();
-  return sum;
+  return block_reduced(value, [](T a, T b) { return static_cast<T>(a + b); });
 }
-
-// The greatest over a block of exactly kThreads; all threads get it. A NaN may be passed over.
+// The greatest. A NaN may be passed over.
 template <class T>
 __device__ T block_max(T value) {
-  __shared__ T partial[kThreads];
-  partial[threadIdx.x] = value;
-  __syncthreads();
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half && partial[threadIdx.x + half] > partial[threadIdx.x])
-      partial[threadIdx.x] = partial[threadIdx.x + half];
-    __syncthreads();
-  }
-  const T most = partial[0];
-  __syncthreads();
-  return most;
+  return block_reduced(value, [](T a, T b) { return b > a ? b : a; });
 }
 
 // Whether this block is the last of `blocks` to call, which sees what the others wrote before they called; all of

@@ -14,6 +14,7 @@
 namespace topknot::cuda {
 namespace {
 
+constexpr std::uint64_t kHostsWork = 200000;  // ns; more than it takes, so that the GPU's time is measured
 constexpr int kMostResults = 32;  // more than cuDNN has algorithms times math types
 
 // cuDNN's result for an algorithm; its three result types differ in the enumeration only.
@@ -320,8 +321,7 @@ class ConvChooser {
     Event begin(true), end(true);
     float best = std::numeric_limits<float>::infinity();
     for (int i = 0; i < kConvTimings; ++i) {
-      hold(context_.stream(),
-           200000);  // longer than the host takes for run(), so that the GPU's time is measured
+      hold(context_.stream(), kHostsWork);
       begin.record(context_.stream());
       if (!run()) {
         cudaGetLastError();

@@ -57,8 +57,7 @@ class WeightGradientPlan {
 
 inline constexpr std::int64_t kCudnnGraphAlignment = 16;  // bytes
 
-// At most as many plans of a shape are looked at: cuDNN may name 20, and each takes the host about a second to
-// compile.
+// At most as many plans of a shape are looked at: cuDNN may name more, and compiles each while the run waits.
 inline constexpr int kMostWeightGradientPlans = 2;
 
 // The plans for one shape, in the order of cuDNN's heuristics, which GPU model and version of cuDNN decide.
