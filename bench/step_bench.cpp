@@ -15,6 +15,7 @@
 #include "dist/launch/launch.h"
 #include "nn/base/clock.h"
 #include "nn/base/program.h"
+#include "nn/core/threads.h"
 #include "nn/models/model.h"
 #include "nn/ops/kernels.h"
 #include "optim/clip.h"
@@ -185,5 +186,6 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  limit_spinning(argv);
   return run_program("bench_step", run, argc, argv);
 }

@@ -107,7 +107,8 @@ const char* topknot_methods(void);
  *   momentum=M, nesterov=true|false  of memories that own the optimizer's momentum (dgc); refused elsewhere
  *   seed=N                           of random methods; the same on all ranks
  *   scope=tensor|model               each tensor is compressed for itself (default), or all that are as one vector
- *   threads=N                        of a call; default: OpenMP's own number
+ *   threads=N                        of a call; default: OpenMP's own number. Beside other programs on the same cores
+ *                                    start the process with GOMP_SPINCOUNT=3000, or its threads hold up each other
  *   device=cpu|cuda|cuda:N           where gradients, messages and averages lie: the host's memory (default), that of the
  *                                    GPU on which the thread works, or of GPU N. For methods that have kernels: topk, lags,
  *                                    threshold, gaussiank, dgc, gradient_dropping, regtopk, signsgd, qsgd, dense with most

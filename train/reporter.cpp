@@ -16,6 +16,7 @@
 #include "nn/base/program.h"
 #include "nn/base/terminal.h"
 #include "nn/base/text.h"
+#include "nn/core/threads.h"
 
 namespace topknot {
 namespace {
@@ -270,6 +271,7 @@ void Reporter::announce(const Step& step, const RunData& data) const {
   for (const Dataset* set : {data.train.get(), data.test.get()})
     if (root_)
       for (const std::string& line : set->warnings()) log_warning(line);
+  if (root_) log_debug("waiting threads: " + (spin_limit().empty() ? "OpenMP's default" : spin_limit()));
   if (root_)
     for (const Group& group : step.groups())
       log_debug(fmt::format("{} group of {} elements: {} to {}", group.compressed ? "compressed" : "dense",

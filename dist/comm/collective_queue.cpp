@@ -8,8 +8,8 @@ namespace topknot {
 CollectiveQueue::CollectiveQueue(Communicator& communicator)
     : communicator_(communicator), exceptions_(std::uncaught_exceptions()) {
   if (!communicator_.overlaps()) return;
-  worker_ = std::thread([this, threads = team_size()] {
-    set_team_size(threads);
+  worker_ = std::thread([this] {
+    set_team_size(1);  // a second team would slow the first one's barriers (nn/core/threads.h)
     work();
   });
 }

@@ -1,8 +1,7 @@
 #pragma once
 // The queue of a rank's collectives. Jobs run in the order of submit(), one at a time, so that two threads
 // never use one communicator. They run on the queue's own thread if the communicator overlaps(), else inside
-// submit(), on the caller's thread. That thread's parallel loops have as many threads as those of the one that made the
-// queue.
+// submit(), on the caller's thread. Parallel loops in a job on the queue's thread run on that thread alone.
 //
 // After a job failed, later jobs do not run: waiting for them throws the first job's error. A queue belongs
 // to one rank, whose compute thread calls submit() and wait().

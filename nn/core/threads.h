@@ -1,5 +1,9 @@
 #pragma once
-// How many threads the parallel loops of the calling thread have.
+// The threads of parallel loops: how many the calling thread has, and how they wait for each other.
+//
+// A rank's compute thread alone has a team of several. With more threads than cores libgomp hardly spins at all, in any
+// team, and steps of small networks take up to twice as long; so loops on other threads (the collective queue's) run
+// on one.
 
 #include <string>
 
@@ -18,5 +22,15 @@ int set_team_size(int threads);
 // The variables of the environment that may make a team smaller, such as "OMP_THREAD_LIMIT=1"; "" if none is
 // set.
 std::string team_limits();
+
+// Limits how long a waiting thread spins before it sleeps. By default libgomp's threads spin for milliseconds, and if
+// another program has their cores, every loop waits as long for a thread that could run on the spinning one's core:
+// two runs on one machine then take up to thirty times as long as one. libgomp reads GOMP_SPINCOUNT when it is loaded.
+// Therefore this sets it and starts the program anew; where that fails, it returns with libgomp's default. It returns
+// at once if GOMP_SPINCOUNT or OMP_WAIT_POLICY is set. To be called first in main().
+void limit_spinning(char** argv);
+
+// The variable that decides how long threads spin, such as "GOMP_SPINCOUNT=3000"; "" if none is set.
+std::string spin_limit();
 
 }  // namespace topknot

@@ -117,10 +117,21 @@ def _path() -> pathlib.Path:
     )
 
 
+def _open(path: pathlib.Path) -> ctypes.CDLL:
+    """The library; its OpenMP's waiting threads spin briefly, as those of the program `train` (nn/core/threads.h)."""
+    if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        return ctypes.CDLL(str(path))
+    os.environ["GOMP_SPINCOUNT"] = "3000"  # read while libgomp is loaded; without effect if that has been
+    try:
+        return ctypes.CDLL(str(path))
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
+
+
 def _load() -> ctypes.CDLL:
     path = _path()
     try:
-        library = ctypes.CDLL(str(path))
+        library = _open(path)
         interface = library.topknot_interface()
     except (OSError, AttributeError) as error:
         raise ImportError(f"topknot: {path} cannot be loaded: {error}") from error

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <random>
 
 #include "compress/compressor.h"
+#include "dist/sparse/sparse_collective.h"
+#include "nn/core/threads.h"
+#include "tests/compress/every_method.h"
 #include "tests/dist/exchange/exchange_fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/same_bits.h"
@@ -393,4 +397,46 @@ TEST_CASE("twenty steps of each low-rank and quantised method end in the same bi
         CHECK(there == Approx(given).margin(1e-4));
       }
     }
+}
+
+// With more threads than cores, libgomp's waiting threads sleep at once in every team: nn/core/threads.h.
+TEST_CASE("only compute threads have teams, with any method and collective", "[exchange]") {
+  const auto threads = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  std::vector<ExchangeOptions> cases;
+  for (const std::string& name : methods()) {
+    cases.push_back(method(name));
+    cases.back().compress = options_for(name);
+  }
+  for (const std::string& name : collectives().names()) {
+    cases.push_back(method(name == "coded_sum" ? "dense" : "topk"));
+    cases.back().collective = name;
+  }
+  constexpr int kRanks = 2, kThreads = 2;
+  for (const ExchangeOptions& options : cases) {
+    CAPTURE(options.compress.name, options.collective);
+    std::ptrdiff_t before = threads(), during = 0;
+    topknot::run_ranks("link", kRanks, [&](Communicator& communicator) {
+      set_team_size(kThreads);
+      ParameterStore store;
+      store.add("w", {512, 512},
+                [](std::span<float>, const CounterRng&) {});  // enough for loops on two threads
+      ParameterArena& arena = store.build([](const Parameter&) { return true; }, 1);
+      CollectiveQueue queue(communicator);
+      Exchange exchange(arena, queue, options);
+      for (std::int64_t step = 0; step < 10; ++step) {
+        exchange.begin_step({.step = step, .density = 0.01});
+        backward(exchange, arena, step, communicator.rank());
+        exchange.finish(true);
+      }
+      queue.run([&](Communicator& c) {
+        c.barrier();
+        if (c.rank() == 0) during = threads();
+        c.barrier();
+      });
+    });
+    CHECK(during == before + kRanks * (kThreads + 1));
+  }
 }
