@@ -183,8 +183,7 @@ std::string progress_line(std::vector<ProgressField> fields, int columns, std::o
   return fmt::format("[{:<{}}] {}", std::string(filled, '='), bar, line);
 }
 
-Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator,
-                   const Manifest& resumed)
+Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator)
     : config_(inputs.config),
       folder_(inputs.folder),
       plan_(plan),
@@ -199,11 +198,12 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       test_batches_(evaluation_batches(config_, *inputs.data.test, ranks_)),
       progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_,
                  inputs.config.dist.link_rate.empty() ? "" : "emulated link", metric_.rate_unit()}),
-      program_start_(inputs.program_start) {
+      program_start_(inputs.program_start) {}
+
+void Reporter::open(const Manifest& resumed) {
   if (!root_) return;
-  const Metrics earlier = inputs.resume ? read_metrics(folder_.metrics_jsonl()) : Metrics();
-  restore_totals(earlier, resumed);
-  metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_jsonl(), communicator.rank(), folder_.check());
+  if (resumed.position.step > 0) restore_totals(read_metrics(folder_.metrics_jsonl()), resumed);
+  metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_jsonl(), 0, folder_.check());
   if (config_.output.tensorboard)
     tensorboard_ = std::make_unique<TensorBoardWriter>(folder_.path, resumed.position.step);
 }

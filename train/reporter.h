@@ -82,10 +82,11 @@ class Reporter {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `inputs` must outlive it. `resumed`: of the checkpoint from which the run goes on. Throws UserError if
+  // `inputs` must outlive it.
+  Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator);
+  // Opens the run's files. `resumed`: of the checkpoint from which the run goes on. Throws UserError if
   // metrics.jsonl cannot be written.
-  Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator,
-           const Manifest& resumed);
+  void open(const Manifest& resumed);
 
   // The run in a few lines, before its first step, and what the data set warns of.
   void announce(const Step& step, const RunData& data) const;

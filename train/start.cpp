@@ -16,6 +16,7 @@
 #include "nn/ops/cpu/onednn.h"
 #include "train/checkpoint/checkpointer.h"
 #include "train/checkpoint/model_file.h"
+#include "train/checks.h"
 #include "train/plan/auto_method.h"
 
 namespace topknot {
@@ -101,10 +102,9 @@ int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const*
       run_process_rank(plan, options, [&](Communicator& communicator) {
         if (hooks.joined) hooks.joined(communicator);
         hooks.load();
-        const bool spawned = plan.launcher == "spawn";  // then the launcher has made the folder
-        if (plan.rank == 0 && !spawned) {
+        if (plan.launcher != "spawn") {  // whose launcher has made the folder
           hooks.check();
-          hooks.make_directory();
+          if (plan.rank == 0) hooks.make_directory();
         }
         hooks.body(communicator);
       });
@@ -239,9 +239,15 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
                  plan.kind == LaunchPlan::Kind::spawn ? plan.size : 1);
     const RunCheck check = check_run(loaded.config, data, !resume);
     throw_problems(check.problems);
+    const DataFingerprint mine = group || resume ? data_fingerprint(data) : DataFingerprint();
+    if (group) {
+      check_same_configuration(*group, loaded.config);
+      check_same_data(*group, mine);
+    }
+    if (plan.rank != 0) return;
     for (const std::string& line : check.warnings) log_warning(line);
     const RunDirectory run{loaded.config.output.dir};
-    if (resume) check_resumable(CheckpointStore(run.checkpoints()), loaded.config, data_fingerprint(data));
+    if (resume) check_resumable(CheckpointStore(run.checkpoints()), loaded.config, mine);
   };
   hooks.make_directory = [&] {
     const EndAfterSignal guard("while the run directory was made", {}, last_words);

@@ -24,8 +24,8 @@ struct StartHooks {
   std::function<void(Communicator&)> joined = {};
   // Once per process, also in one that only starts copies of itself: loads what check and body need.
   std::function<void()> load;
-  // Once per run, in one process: validates, then makes the run directory. Under a launcher that is rank 0's;
-  // the others wait for it in body's first collective.
+  // Validates: once, or under a launcher in the process of each rank. Then the run directory is made, once;
+  // under a launcher by rank 0, for which the others wait in body's first collective.
   std::function<void()> check, make_directory;
   // Every rank.
   std::function<void(Communicator&)> body;

@@ -104,19 +104,19 @@ class Trainer {
         schedule_(make_schedule(config_.schedule, config_.optimizer.lr)),
         plan_(plan_steps(config_, step_.train_loader())),
         weights_(step_.train_loader().weights()),
-        reporter_(inputs, plan_, communicator, resumed ? resumed->manifest : Manifest()) {
-    if (config_.train.checkpoint_keep > 0)
-      checkpointer_.emplace(CheckpointStore(inputs.folder.checkpoints()), inputs.folder.metrics_jsonl(),
-                            step_, communicator.rank(), communicator.size(), config_.train.checkpoint_keep,
-                            resumed ? resumed->saved : std::vector<SavedCheckpoint>(), inputs.folder.check());
-    if (!resumed) return;
-    step_.load_state(resumed->state(step_.store()));
-    position_ = resumed->manifest.position;
-    // With other ranks the epoch begins at another step.
-    if (resumed->manifest.ranks != communicator.size()) position_.epoch_loss_steps = 0;
-    if (position_.epoch_loss_steps == 0) position_.epoch_loss = 0;
-    schedule_->load_state(position_.plateau);
-    first_step_ = saved_step_ = position_.step;
+        reporter_(inputs, plan_, communicator) {
+    if (resumed) {
+      step_.load_state(resumed->state(step_.store()));
+      position_ = resumed->manifest.position;
+      // With other ranks the epoch begins at another step.
+      if (resumed->manifest.ranks != communicator.size()) position_.epoch_loss_steps = 0;
+      if (position_.epoch_loss_steps == 0) position_.epoch_loss = 0;
+      schedule_->load_state(position_.plateau);
+      first_step_ = saved_step_ = position_.step;
+    }
+    // Every rank has what it needs, or all of them end here and the run's files are as they were.
+    check_parameters("at the start");
+    open_files(resumed);
   }
 
   RunOutcome run() {
@@ -127,7 +127,6 @@ class Trainer {
               ? fmt::format("resumed after step {} of {}", step(), plan_.total_steps)
               : fmt::format("all {} steps have been made; a longer train.epochs or train.max_steps goes on",
                             step()));
-    check_parameters("at the start");
     reporter_.begin(step());
     last_report_ = Clock::now();
     int signal = 0;
@@ -189,6 +188,22 @@ class Trainer {
   }
 
  private:
+  // Nothing that a resumed run has is changed before.
+  void open_files(const ResumedRun* resumed) {
+    const CheckpointStore store(inputs_.folder.checkpoints());
+    if (resumed) store.set_aside_after(step());
+    if (resumed && root_) {
+      truncate_metrics(inputs_.folder.metrics_jsonl(), resumed->manifest.metrics_bytes);
+      keep_config_effective(inputs_.folder, config_, inputs_.origins);
+    }
+    reporter_.open(resumed ? resumed->manifest : Manifest());
+    if (config_.train.checkpoint_keep > 0)
+      checkpointer_.emplace(store, inputs_.folder.metrics_jsonl(), step_, communicator_.rank(),
+                            communicator_.size(), config_.train.checkpoint_keep,
+                            resumed ? resumed->saved : std::vector<SavedCheckpoint>(),
+                            inputs_.folder.check());
+  }
+
   std::int64_t step() const { return position_.step; }  // steps made, of which pending_ are not reported
   bool epoch_ends() const { return step() % plan_.steps_per_epoch == 0 || step() == plan_.total_steps; }
 
@@ -540,11 +555,6 @@ RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
       if (!choices.empty()) automatic.emplace(AutoMethod::resumed(inputs.config, choices));
       // As large as the run's state, and let go before the first step.
       const ResumedRun resumed = read_checkpoint(store, communicator, inputs.config, data);
-      store.set_aside_after(resumed.manifest.position.step);
-      if (communicator.rank() == 0) {
-        truncate_metrics(inputs.folder.metrics_jsonl(), resumed.manifest.metrics_bytes);
-        keep_config_effective(inputs.folder, inputs.config, inputs.origins);
-      }
       trainer.emplace(inputs, communicator, &resumed, data,
                       settle_threads(communicator, inputs.config, threads_of(resumed.manifest)),
                       automatic ? &*automatic : nullptr);

@@ -395,6 +395,31 @@ TEST_CASE("ranks find each other through the variables of torchrun, mpirun and s
 }
 
 // The limit does not bind root, so root's test runs as another user, who has no other processes.
+TEST_CASE("ranks of a launcher that disagree, or of which one refuses, leave the earlier run as it was") {
+  const TempFolder temp;
+  const std::string rest = kSmall + "dist.backend=gloo dist.timeout_s=60 output.dir=" + temp.at("run");
+  REQUIRE(train(rest + " dist.ranks=2").ended(0));
+  const std::string before = text_of(temp.at("run/metrics.jsonl")) + text_of(temp.at("run/config.yaml"));
+  for (const char* folder : {"0", "1"}) std::filesystem::create_directory(temp.at(folder));
+  const auto both = [&](const std::string& keys, const std::string& of_one) {
+    const auto rank = [&](int r, const std::string& more) {
+      return "cd " + temp.at(std::to_string(r)) +
+             " && OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=" + std::to_string(r) +
+             " " TOPKNOT_BIN "/train " + rest + more;
+    };
+    const std::string all =
+        keys + " output.overwrite=true dist.master=127.0.0.1:" + std::to_string(free_port());
+    const CommandOutcome run =
+        run_command("(" + rank(1, all + of_one) + ") & " + rank(0, all) + "; code=$?; wait $!; exit $code");
+    CHECK(run.code != 0);
+    CHECK(text_of(temp.at("run/metrics.jsonl")) + text_of(temp.at("run/config.yaml")) == before);
+    return run.output;
+  };
+  CHECK(says(both("", " seed=7"), {"seed is 1 on rank 0, 7 on rank 1"}));
+  REQUIRE(train("export " + temp.at("run") + " --to " + temp.at("0/first.safetensors")).ended(0));
+  CHECK(says(both(" model.init_from=first.safetensors", ""), {"first.safetensors", "rank 1"}));
+}
+
 TEST_CASE("a limit of threads and processes ends a run with one message that says what to raise") {
   const TempFolder temp;
   const bool root = geteuid() == 0;

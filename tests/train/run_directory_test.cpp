@@ -4,11 +4,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <filesystem>
+#include <fstream>
+#include <map>
 
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/train/broken_sample.h"
+#include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/model_file.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
@@ -23,6 +27,15 @@ LoadedConfig config_of(const TempFolder& temp, bool overwrite) {
   auto loaded = load_config("", {"output.dir=" + temp.at("run")});
   loaded.config.output.overwrite = overwrite;
   return loaded;
+}
+
+// Every file of the run by its path, but for the lock.
+std::map<std::string, std::string> files_of(const std::string& run) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(run))
+    if (entry.is_regular_file() && entry.path().filename() != RunLock::kName)
+      files[entry.path().string()] = text_of(entry.path().string());
+  return files;
 }
 
 const Keys kKeys{"dist.ranks=2", "train.max_steps=12", "train.eval_every=0", "train.stop_after=0"};
@@ -86,6 +99,40 @@ TEST_CASE("a config.yaml of an earlier version loses its token when the run goes
              text.replace(text.find(empty), empty.size(), "  token: open-sesame"));
   keep_config_effective(folder, loaded.config, loaded.origins);
   CHECK(text_of(folder.path + "/config.yaml").find("open-sesame") == std::string::npos);
+}
+
+TEST_CASE("a refused resume changes no file of the run, whichever rank refuses") {
+  const MadeUpText text(40);
+  const Keys keys = {"data.name=text",   "data.root=" + text.root(), "data.train_size=0",
+                     "data.test_size=0", "model.name=lstm_lm",       "model.width=8",
+                     "model.layers=1",   "data.sequence_length=10",  "train.max_steps=6",
+                     "dist.ranks=2",     "compress.name=topk"};
+  const TempFolder temp;
+  start(temp, with(keys, {"train.stop_after=3"}), false);
+  const CheckpointStore store(temp.at("run/checkpoints"));
+  fs::copy(store.path(3), store.path(4));  // damaged, and so to be set aside
+  std::ofstream(store.path(4) + "/manifest.json") << "{}";
+  temp.write("run/checkpoints/step-000000005.partial/left_over", {'x'});
+  const auto refused = [&](const Keys& more, const char* words) {
+    const auto before = files_of(temp.at("run"));
+    CHECK(says(start_error(temp, with(keys, with(more, {"resume.data=accept", "train.log_every=7"}))),
+               {words}));
+    CHECK((files_of(temp.at("run")) == before));
+  };
+  const TempFolder other;
+  fs::copy(text.root(), other.str(), fs::copy_options::recursive);
+  std::ofstream(other.at("train.txt"), std::ios::app) << "one more word\n";
+  refused({"data.root=" + other.str()}, "encoder.weight");
+  refused({"optimizer.lr=0.5"}, "optimizer.lr: 0.5, was");
+  // The file of rank 1 alone has other tensors, with the checksum that belongs to it.
+  Manifest manifest = store.manifest(3);
+  fs::copy_file(store.path(3) + "/" + kModelFile, store.path(3) + "/" + rank_file(1),
+                fs::copy_options::overwrite_existing);
+  const CheckpointFile model = file_of(manifest, kModelFile);
+  for (CheckpointFile& file : manifest.files)
+    if (file.name == rank_file(1)) file.bytes = model.bytes, file.checksum = model.checksum;
+  std::ofstream(store.path(3) + "/manifest.json") << manifest_text(manifest);
+  refused({}, "statistics.rnn");
 }
 
 TEST_CASE("overwriting a run removes what a run writes, half files included, and nothing else") {
