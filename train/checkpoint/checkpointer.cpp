@@ -137,12 +137,14 @@ std::vector<SafetensorsFile> rank_files(const CheckpointStore& store, const Mani
   return files;
 }
 
-// What is not finite stays so: every step would be skipped.
-void check_finite(const CheckpointStore& store, std::int64_t step,
-                  const std::vector<SafetensorsFile>& files) {
+// What is not finite stays so, and every step would be skipped. With local steps a rank's own weights and
+// buffers ("inner." in `files` of ranks) may be so: the next sync gives it the shared weights again.
+void check_finite(const CheckpointStore& store, std::int64_t step, const std::vector<SafetensorsFile>& files,
+                  bool of_ranks) {
   for (const SafetensorsFile& file : files)
     for (const TensorView& tensor : file.tensors())
-      if (const std::string text = non_finite_text(tensor); !text.empty())
+      if (const std::string text = non_finite_text(tensor);
+          !text.empty() && !(of_ranks && tensor.name.starts_with("inner.")))
         throw UserError(
             fmt::format("{}/{}: {}: {}; the run had diverged by then. Move this checkpoint away to go on "
                         "from one before it",
@@ -450,8 +452,8 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
     if (!problem.empty()) log_warning("resume: " + problem + "; the checkpoint is passed over");
   }
   if (left == 0) throw no_checkpoint(store);
-  check_finite(store, run.manifest.position.step, run.model);
-  check_finite(store, run.manifest.position.step, run.ranks);
+  check_finite(store, run.manifest.position.step, run.model, false);
+  check_finite(store, run.manifest.position.step, run.ranks, true);
   if (root) run.saved = saved_up_to(store, run.manifest.position.step);
   share(communicator, run.saved);
   return run;

@@ -410,6 +410,28 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "a rank whose own weights are not finite between syncs goes on from a checkpoint, as without a stop") {
+  for (const Keys& local :
+       {Keys{"exchange.every=7"}, {"exchange.every=8", "exchange.fragments=2", "exchange.overlap_steps=3"}}) {
+    const Keys keys = with(base(2), with(local, {"compress.name=topk", "compress.warmup=[]"}));
+    const TempFolder temp;
+    start(temp, with(keys, {"train.stop_after=4"}), false);
+    const CheckpointStore store(temp.at("run/checkpoints"));
+    // With a sync under way also the change that is sent.
+    for (const char* tensor : {"inner.0.hidden1.weight", local.size() > 1 ? "inner.2.hidden1.weight" : ""})
+      if (*tensor) set_value(store, rank_file(1), tensor, 3, std::numeric_limits<float>::infinity());
+    const RunOutcome outcome = start(temp, keys, true);
+    CHECK(std::isfinite(outcome.test_loss));
+    std::int64_t last_skipped = 0;
+    for (const StepRecord& step : read_metrics(temp.at("run/metrics.jsonl")).steps)
+      if (step.skipped) last_skipped = step.step;
+    CHECK(last_skipped == (local.size() > 1 ? 11 : 7));  // a sync in which rank 1's change does not count
+    set_value(store, kModelFile, "hidden1.weight", 3, std::numeric_limits<float>::infinity());
+    CHECK(says(start_error(temp, keys), {"model.safetensors", "the run had diverged by then"}));
+  }
+}
+
 TEST_CASE("a run whose metrics.jsonl is gone, shorter or damaged goes on with the same bits") {
   const Keys keys = with(base(2), {"compress.name=topk"});
   const TempFolder undisturbed;
