@@ -392,8 +392,22 @@ TestFigures Reporter::figures(const Evaluation& evaluation) const {
   return test;
 }
 
+std::string Reporter::divergence(const TrainingPosition& position) const {
+  const auto finite = [&](const Evaluation& e) {
+    return std::isfinite(e.loss) && std::isfinite(metric_.value(e.loss, e.accuracy));
+  };
+  const std::string text = "training has diverged: ";
+  if (!finite(position.evaluation) || (held_out_ && !finite(*held_out_)))
+    return text + "the last evaluation was not finite";
+  if (position.skips_in_a_row > 0) return text + "the last step was not finite";
+  if (position.skipped <= config_.train.max_skips) return "";
+  return text +
+         fmt::format("{} of {} steps were not finite and skipped, more than train.max_skips ({}) in all",
+                     position.skipped, position.step, config_.train.max_skips);
+}
+
 std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
-                          double modelled_makespan, double flops) {
+                          const std::string& failure, double modelled_makespan, double flops) {
   if (!metrics_) return "";
   EndRecord end;
   end.test = figures(last_);
@@ -420,6 +434,7 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   end.parameter_checksum = parameter_checksum;
   end.steps = steps;
   end.skipped_steps = skipped;
+  end.failed = !failure.empty(), end.reason = failure;
   const std::int64_t every = config_.exchange.every;
   const auto median = [&](double Seconds::*figure) { return steady_median(by_step(figure), every); };
   end.step_p50_s = median(&Seconds::step_s);
@@ -431,6 +446,7 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   end.makespan_p50_s = median(&Seconds::makespan_s);
   end.modelled_makespan_s = modelled_makespan;
   metrics_->write(end);
+  ended_ = true;
   write_metrics_csv(read_metrics(folder_.metrics_jsonl()), folder_.metrics_csv());
   if (modelled_makespan > 0 && end.makespan_p50_s > 0)
     log_info(fmt::format("exchange: modelled makespan {:.3g} ms, measured {:.3g} ms (median of {} steps)",
@@ -459,7 +475,7 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
 }
 
 void Reporter::stop(std::int64_t step, bool failed, const std::string& reason) {
-  if (!metrics_) return;
+  if (!metrics_ || ended_) return;
   metrics_->write(StopRecord{step, failed, reason, now_utc()});
   write_metrics_csv(read_metrics(folder_.metrics_jsonl()), folder_.metrics_csv());
 }

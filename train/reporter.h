@@ -101,10 +101,13 @@ class Reporter {
   void evaluating(std::int64_t step, std::int64_t done, std::int64_t batches, double seconds);
   void evaluation(std::int64_t step, const Evaluation& evaluation, double seconds);
   void held_out(const Evaluation& evaluation, double seconds);  // before end(), if the run has such a set
-  // `modelled_makespan`: seconds, 0 if the run has no exchange profile. `flops`: of a rank's step, 0 if not
-  // known. Returns the result of the run for its user, two lines; "" on ranks other than 0.
+  // Why a run that has made all its steps has failed, the same on every rank; "" if it has not.
+  std::string divergence(const TrainingPosition& position) const;
+  // `failure`: why the run has failed, "" if it has not. `modelled_makespan`: seconds, 0 if the run has no
+  // exchange profile. `flops`: of a rank's step, 0 if not known. Returns the result of the run for its user,
+  // two lines; "" on ranks other than 0. No stop() counts afterwards.
   std::string end(std::int64_t steps, std::int64_t skipped, const std::string& parameter_checksum,
-                  double modelled_makespan = 0, double flops = 0);
+                  const std::string& failure, double modelled_makespan, double flops);
 
   RunTotals totals() const { return {bytes_, train_seconds_, eval_seconds_}; }  // up to now
   std::uint64_t metrics_bytes() const;  // length of metrics.jsonl; 0 on ranks other than 0
@@ -154,6 +157,7 @@ class Reporter {
   Evaluation best_{std::numeric_limits<double>::infinity(), 0};  // least loss, greatest accuracy
   std::optional<Evaluation> held_out_;
   std::optional<double> density_;  // of the last step
+  bool ended_ = false;
 };
 
 }  // namespace topknot

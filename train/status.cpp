@@ -24,7 +24,7 @@ constexpr std::size_t kRecentSteps = 50;
 
 std::string state_of(const Metrics& metrics, const std::string& process) {
   if (!process.empty()) return "running, " + process;
-  if (metrics.end) return "finished";
+  if (metrics.end) return metrics.end->failed ? "failed at its end: " + metrics.end->reason : "finished";
   if (metrics.stop && !metrics.stop->failed)
     return fmt::format("stopped by {} at {}", metrics.stop->reason, metrics.stop->time);
   if (metrics.stop) return fmt::format("failed at {}: {}", metrics.stop->time, metrics.stop->reason);

@@ -1,5 +1,5 @@
 // train [FILE.yaml] [section.key=value ...]: the front door to a run; train export, sample, status. Exit codes:
-// 0, 1 for an error, 2 for bad input, 128 + signal where a signal stopped the run.
+// 0, 1 for an error, 2 for bad input, 3 for a training that diverged, 128 + signal where a signal stopped the run.
 #include <cstdio>
 #include <optional>
 #include <string_view>

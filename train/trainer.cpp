@@ -153,7 +153,7 @@ class Trainer {
         signal = during_evaluation, stopped = true;
     }
     if (signal == 0 && step() > 0 && position_.skipped == step())
-      throw UserError(fmt::format(
+      throw Diverged(fmt::format(
           "no step of the run counted: all {} were not finite and skipped, and the weights are the "
           "first ones; look at the data, and at model.init_from",
           step()));
@@ -165,6 +165,8 @@ class Trainer {
     const bool saved = finish_checkpoints();
     step_.finish();
     reporter_.finish();
+    const std::string failure =
+        saved ? reporter_.divergence(position_) : "the last checkpoint could not be written";
     RunOutcome outcome{signal,           stopped, position_.evaluation.accuracy, position_.evaluation.loss,
                        step_.checksum(), ""};
     if (stopped) {
@@ -172,10 +174,16 @@ class Trainer {
       log_info(fmt::format("stopped by {} after step {}; {}", reason, step(), what_is_left()));
       reporter_.stop(step(), false, reason);
     } else {
-      outcome.result = reporter_.end(step(), position_.skipped, outcome.parameter_checksum,
+      outcome.result = reporter_.end(step(), position_.skipped, outcome.parameter_checksum, failure,
                                      step_.modelled_makespan(), step_.flops());
     }
-    if (!saved) throw UserError("the last checkpoint could not be written, see the warnings above");
+    if (!saved) throw UserError(failure + ", see the warnings above");
+    if (!stopped && !failure.empty()) {
+      agreed_signal();  // rank 0 has written its records, for which others would not wait long
+      throw Diverged(failure +
+                     "; lower optimizer.lr, or clip with train.clip_global; what it wrote stays in " +
+                     inputs_.folder.path);
+    }
     return outcome;
   }
 
@@ -445,7 +453,7 @@ class Trainer {
                                             : fmt::format("left out by {} of {} ranks", sum.bad_ranks, ranks);
     reporter_.note(fmt::format("step {} {}: NaN or infinity{}", step, who, where));
     if (position_.skips_in_a_row >= config_.train.max_skips)
-      throw UserError(
+      throw Diverged(
           "training has diverged: " + std::to_string(position_.skips_in_a_row) +
           " steps in a row were not finite, the last at step " + std::to_string(step) +
           (by_all          ? where

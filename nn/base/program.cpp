@@ -90,7 +90,7 @@ int run_and_report(const char* name, int (*body)(int argc, char** argv), int arg
     return code;
   } catch (const UserError& error) {
     report(name, "", error.what());
-    return 2;
+    return dynamic_cast<const Diverged*>(&error) ? 3 : 2;
   } catch (const Interrupted& error) {
     report(name, "", error.what());
     return 128 + error.signal;

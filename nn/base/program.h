@@ -31,6 +31,11 @@ struct Interrupted : Error {
   int signal;
 };
 
+// Thrown by a training whose result is of no use.
+struct Diverged : UserError {
+  using UserError::UserError;
+};
+
 // How long a wait for other ranks goes on after a stop signal. Within a step, the ranks are to agree on the
 // stop and end after the same one (train/trainer.cpp), so a wait ends by itself if the others still come; it
 // gives up if nothing happens any more.
@@ -65,8 +70,8 @@ std::string explain(const std::exception& error);
 // First repairs what a program may be started with: opens /dev/null if standard input, output or error is
 // closed, whose numbers files would get; ignores SIGXFSZ, so that a write beyond `ulimit -f` fails with a
 // message; unblocks the stop signals. Then returns what `body` returns, or 2 where standard output could not
-// be written to its end. An exception ends in one message on standard error and an exit code: UserError and
-// std::bad_alloc 2, Interrupted 128 + signal, anything else 1. The message begins with `name`; if that is
+// be written to its end. An exception ends in one message on standard error and an exit code: Diverged 3,
+// other UserErrors and std::bad_alloc 2, Interrupted 128 + signal, anything else 1. The message begins with `name`; if that is
 // null it is logged as an error, with the rank (nn/base/log.h).
 int run_program(const char* name, int (*body)(int argc, char** argv), int argc, char** argv);
 

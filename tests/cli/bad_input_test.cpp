@@ -129,6 +129,24 @@ TEST_CASE("what no machine can hold is refused before it is tried") {
   }
 }
 
+TEST_CASE("a training that diverges ends with exit code 3 and one sentence, during its steps or at the end") {
+  for (const char* backend : {"threads", "gloo"})
+    for (const char* limit : {"train.max_skips=2", "train.max_skips=100"}) {
+      const TempFolder temp;
+      const CommandOutcome outcome = train(
+          std::string(
+              "model.name=mlp model.hidden=[16] data.train_size=256 data.test_size=32 data.batch_size=8 "
+              "train.max_steps=10 optimizer.lr=1e6 dist.ranks=2 dist.backend=") +
+          backend + " " + limit + " output.dir=" + temp.at("run"));
+      INFO(backend << " " << limit);
+      CHECK(outcome.ended(3));
+      CHECK(outcome.has("training has diverged: "));
+      CHECK_FALSE(outcome.has("done: "));
+      CHECK(train("status " + temp.at("run")).has("failed at "));
+      CHECK(std::filesystem::exists(temp.at("run/checkpoints")) == (limit[16] == '1'));
+    }
+}
+
 TEST_CASE("a program that cannot write its standard output fails and says so") {
   if (!std::filesystem::exists("/dev/full")) {
     WARN("skipped: this system has no /dev/full");

@@ -184,6 +184,16 @@ TEST_CASE("a step of a transformer with a NaN on one rank is discarded on all, a
     }
 }
 
+TEST_CASE("a text whose perplexity is infinite ends as a run that diverged, however finite its loss is") {
+  const MadeUpText text(40);
+  const TempFolder temp;
+  const Keys keys = lm_keys(text, {"optimizer.lr=1e4", "train.clip_global=0", "train.max_steps=6"});
+  CHECK(says(start_error(temp, keys, false), {"the last evaluation was not finite"}));
+  const EvalRecord last = read_metrics(temp.at("run/metrics.jsonl")).evals.back();
+  CHECK(std::isfinite(last.test.loss));
+  CHECK_FALSE(std::isfinite(last.test.perplexity.value()));
+}
+
 TEST_CASE("the state is carried through an epoch and begins anew with the next") {
   const MadeUpText text;
   BrokenStep::states.clear();

@@ -1,4 +1,6 @@
 // Whole runs: what all ranks, backends and repeated runs must agree on.
+#include <fmt/format.h>
+#include <algorithm>
 #include <cmath>
 
 #include "nn/layers/layers.h"
@@ -6,7 +8,8 @@
 #include "tests/support/error_text.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/dropout_model.h"
-#include "tests/train/small_run.h"
+#include "tests/train/resumed_run.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/runner.h"
 #include "train/start.h"
 
@@ -184,11 +187,11 @@ TEST_CASE("a sample that is not a number costs its step and nothing else: the st
     const Run run = train(
         "threads", 2,
         {"model.name=resnet20", "data.name=broken_sample", "compress.name=" + method, "data.batch_size=4",
-         "train.epochs=2", "train.eval_every=1", "train.max_skips=2"});  // in a row, which they are not
+         "train.epochs=3", "train.eval_every=1", "train.max_steps=9", "train.max_skips=2"});
     int skipped = 0;
     for (const StepRecord& step : run.metrics.steps) skipped += step.skipped;
-    CHECK(skipped == 2);  // once per epoch
-    CHECK(run.metrics.steps.size() == 8);
+    CHECK(skipped == 2);  // once per epoch of four steps
+    CHECK(run.metrics.steps.size() == 9);
     for (const EvalRecord& eval : run.metrics.evals) CHECK(std::isfinite(eval.test.loss));
   }
 }
@@ -204,6 +207,41 @@ TEST_CASE("a run in which no step counted fails, however short it is") {
     CHECK((metrics.stop && metrics.stop->failed));
     CHECK_FALSE(metrics.end);
   }
+}
+
+TEST_CASE(
+    "a run that has made all its steps fails if its last evaluation, last step or many steps were not "
+    "finite") {
+  const auto failed = [](const Keys& keys, const Keys& start_keys, const char* why) {
+    const TempFolder temp;
+    if (!start_keys.empty()) CHECK(start(temp, with(keys, start_keys), false).stopped);
+    const std::string error = error_text([&] { start(temp, keys, !start_keys.empty()); });
+    CHECK(says(error, {why, "lower optimizer.lr"}));
+    const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+    REQUIRE(metrics.end);
+    CHECK((metrics.end->failed && !metrics.stop));
+    CHECK(says(metrics.end->reason, {why}));
+    CHECK(says(status_text(temp.at("run")), {"failed at its end: training has diverged", why}));
+    CHECK(CheckpointStore(temp.at("run/checkpoints")).steps().back() == metrics.end->steps);
+    return metrics;
+  };
+  const Keys large = {"dist.ranks=2", "optimizer.lr=1e6", "train.max_steps=8", "train.max_skips=100",
+                      "train.stop_after=0"};
+  failed(large, {}, "the last evaluation was not finite");
+  failed(with(large, {"exchange.every=4"}), {}, "the last evaluation was not finite");
+  // Once in each of three epochs of four steps, whoever leaves the step out, and whenever the run stopped.
+  const Keys broken = {"dist.ranks=2",      "data.name=broken_sample", "data.batch_size=4", "train.epochs=3",
+                       "train.max_steps=0", "train.max_skips=2",       "train.stop_after=0"};
+  const Metrics metrics =
+      failed(broken, {}, "3 of 12 steps were not finite and skipped, more than train.max_skips (2)");
+  failed(broken, {"train.stop_after=9"}, "3 of 12 steps");
+  failed(with(broken, {"exchange.every=4"}), {}, "3 of 12 steps");
+  const auto bad = std::ranges::find(metrics.steps, true, &StepRecord::skipped);
+  failed(with(broken, {fmt::format("train.max_steps={}", bad->step)}), {}, "the last step was not finite");
+  // One fewer is no failure.
+  const TempFolder temp;
+  CHECK_NOTHROW(start(temp, with(broken, {"train.max_skips=3"}), false));
+  CHECK_FALSE(read_metrics(temp.at("run/metrics.jsonl")).end->failed);
 }
 
 TEST_CASE("a step that is not finite names the first parameter whose gradient is not, by any method") {

@@ -312,6 +312,8 @@ void warn(Comparison& c) {
           "{} is incomplete: it stopped after step {}{}. Its curve is thin and ends where the run did; "
           "means leave it out where they can",
           run.path, run.metrics.steps.back().step, run.metrics.truncated ? ", in the middle of a line" : ""));
+    else if (run.metrics.end->failed)
+      c.warnings.push_back(fmt::format("{} has failed: {}", run.path, run.metrics.end->reason));
     else if (run.metrics.end->skipped_steps > 0)
       c.warnings.push_back(
           fmt::format("{} skipped {} steps that were not finite", run.path, run.metrics.end->skipped_steps));

@@ -139,6 +139,7 @@ Json run_json(const Comparison& c, const Run& run, const Method& method) {
           {"method", method.name},
           {"seed", run.config.text("seed")},
           {"complete", run.complete()},
+          {"failed", end && end->failed},
           {"steps", end ? end->steps : run.metrics.steps.back().step},
           {column_name("best_", c.metric.name), number(run.best)},
           {column_name("final_", c.metric.name), number(run.last)},
@@ -252,7 +253,10 @@ Table run_table(const Comparison& c) {
       const Run& r = c.runs[i];
       const auto& end = r.metrics.end;
       table.rows.push_back(
-          {r.path, m.name, r.config.text("seed"), r.complete() ? "complete" : "incomplete",
+          {r.path, m.name, r.config.text("seed"),
+           !end          ? "incomplete"
+           : end->failed ? "failed"
+                         : "complete",
            std::to_string(end ? end->steps : r.metrics.steps.back().step),
            value_text(c.metric, stat_of({r.best})), value_text(c.metric, stat_of({r.last})),
            seconds_text(stat_of({r.wall_seconds})), end ? seconds_text(stat_of({end->eval_seconds})) : kNone,

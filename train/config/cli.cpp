@@ -34,6 +34,7 @@ constexpr std::pair<const char*, const char*> kExitCodes[] = {
     {"0", "done"},
     {"1", "an error of a rank or of the program"},
     {"2", "bad input: a key, a file, a flag; the message says what to change"},
+    {"3", "the training diverged: a loss or too many steps were not finite"},
     {"128+N", "ended by signal N: 130 by Ctrl-C, 143 by SIGTERM, after a checkpoint"},
 };
 

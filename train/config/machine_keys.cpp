@@ -185,7 +185,8 @@ std::vector<Key> machine_keys() {
       number("train.check_every", at<t, &Train::check_every>, 0, 1e9,
              "steps between checks that all ranks hold the same weights; 0: never"),
       number("train.max_skips", at<t, &Train::max_skips>, 1, 1e9,
-             "stop after so many steps in a row that were not finite"),
+             "stop after so many steps in a row that were not finite; more of them in all: the run fails at "
+             "its end"),
       number("train.record_gradients", at<t, &Train::record_gradients>, 0, 1e9,
              "write rank 0's own gradients of so many steps to gradients.npy in the run directory; 0: none"),
       number("train.record_from", at<t, &Train::record_from>, 0, 1e12,

@@ -85,7 +85,8 @@ void fields(Record& r, Visit&& visit) {
     visit("bytes_received", r.bytes_received), visit("bytes_dense", r.bytes_dense);
     visit("bytes_ratio", r.bytes_ratio), visit("bits_per_parameter_step", r.bits_per_parameter_step);
     visit("parameter_checksum", r.parameter_checksum);
-    visit("steps", r.steps), visit("skipped_steps", r.skipped_steps), visit("step_p50_s", r.step_p50_s);
+    visit("steps", r.steps), visit("skipped_steps", r.skipped_steps);
+    visit("failed", r.failed), visit("reason", r.reason), visit("step_p50_s", r.step_p50_s);
     visit("step_p95_s", r.step_p95_s), visit("encode_p50_s", r.encode_p50_s);
     visit("communicate_p50_s", r.communicate_p50_s), visit("exposed_p50_s", r.exposed_p50_s);
     visit("decode_p50_s", r.decode_p50_s), visit("makespan_p50_s", r.makespan_p50_s);

@@ -188,6 +188,8 @@ struct EndRecord {
   double bits_per_parameter_step = 0;
   std::string parameter_checksum;  // 16 hexadecimal digits, parameters only
   std::int64_t steps = 0, skipped_steps = 0;
+  bool failed = false;  // the training diverged, or its last checkpoint could not be written
+  std::string reason;   // how it failed
   // Quantiles of the steps' figures, or with local steps of the rounds' means: without_warm_up(). Those behind the first
   // two are 0 in files of earlier versions.
   double step_p50_s = 0, step_p95_s = 0;

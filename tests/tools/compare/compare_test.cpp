@@ -402,6 +402,19 @@ TEST_CASE("a mean over seeds does not hide the one that diverged") {
       contains(comparison_text(c), "the last validation perplexity of " + folder.path + "/c is not finite"));
 }
 
+TEST_CASE("a run that failed at its end is named with the reason") {
+  const Folder folder;
+  folder.add("a", {}), folder.add("b", {.overrides = {"seed=2"}});
+  EndRecord end = read_metrics(folder.path + "/b/metrics.jsonl").end.value();
+  end.failed = true, end.reason = "the last step was not finite";
+  MetricsWriter(folder.path + "/b/metrics.jsonl").write(end);
+  const Comparison c = folder.compare({"a", "b"});
+  CHECK(contains(comparison_text(c), "/b has failed: the last step was not finite"));
+  const auto json = nlohmann::json::parse(comparison_json(c));
+  CHECK(json["runs"][0]["failed"] == false);
+  CHECK(json["runs"][1]["failed"] == true);
+}
+
 TEST_CASE("runs of different commits and a seed that counts twice are pointed out") {
   const Folder folder;
   folder.add("a", {}), folder.add("b", {.overrides = {"seed=2"}}), folder.add("again", {});
