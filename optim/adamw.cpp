@@ -40,7 +40,7 @@ class AdamW final : public Optimizer {
         first_(zeros_like(arena)),
         second_(zeros_like(arena)) {}
 
-  bool takes(Applied applied) const override { return applied == Applied::nothing; }
+  static bool takes(Applied applied) { return applied == Applied::nothing; }
 
   void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
               Applied applied) override {

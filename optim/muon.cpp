@@ -139,7 +139,7 @@ class Muon final : public Optimizer {
     scratch_ = Tensor::empty({static_cast<std::int64_t>(scratch)}, Layout::plain, arena.device());
   }
 
-  bool takes(Applied applied) const override { return applied == Applied::nothing; }
+  static bool takes(Applied applied) { return applied == Applied::nothing; }
 
   void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
               Applied applied) override {

@@ -55,8 +55,8 @@ class Optimizer {
     update(offset, gradient, StepState{&step}, applied);
   }
 
-  // Whether update() accepts such gradients.
-  virtual bool takes(Applied) const { return true; }
+  // Whether update() accepts such gradients. A class that does not accept all has its own.
+  static bool takes(Applied) { return true; }
 
   // State to save and restore, in a fixed order, each buffer of the arena's shape and in its memory; empty if
   // there is none.
@@ -66,6 +66,7 @@ class Optimizer {
 struct OptimizerType {
   std::unique_ptr<Optimizer> (*make)(const OptimizerOptions& options, ParameterArena& arena);
   bool (*computes_on)(DeviceKind) = [](DeviceKind kind) { return kind == DeviceKind::cpu; };
+  bool (*takes)(Applied) = Optimizer::takes;
 };
 Registry<OptimizerType>& optimizers();
 
@@ -75,7 +76,7 @@ OptimizerType optimizer_type() {
   return {[](const OptimizerOptions& options, ParameterArena& arena) -> std::unique_ptr<Optimizer> {
             return std::make_unique<Class>(options, arena);
           },
-          [](DeviceKind kind) { return find_kernels<Kernels>(kind) != nullptr; }};
+          [](DeviceKind kind) { return find_kernels<Kernels>(kind) != nullptr; }, Class::takes};
 }
 
 // The arena as update rules see it, with which elements weight decay is for: those of parameters of two

@@ -255,7 +255,7 @@ void check_alignments(const Dataset& data, const Module& model) {
 }
 
 // What is compressed may have the optimizer's work in it already.
-void check_applied(const Config& config, const Optimizer& optimizer, const std::vector<Applied>& before) {
+void check_applied(const Config& config, const OptimizerType& optimizer, const std::vector<Applied>& before) {
   for (const Applied applied : before)
     if (!optimizer.takes(applied))
       throw UserError(fmt::format(
@@ -328,8 +328,9 @@ RunCheck check_run(const Config& given, const RunData& data, bool first_weights,
                 check.warnings.push_back(line);
             });
     attempt({"optimizer."}, [&] {
-      const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.optimizer, arena);
-      if (!makes_local_steps(config)) check_applied(config, *optimizer, applied);
+      const OptimizerType& type = optimizers().find(config.optimizer.name);
+      check_optimizer(config.optimizer);
+      if (!makes_local_steps(config)) check_applied(config, type, applied);
     });
   }
   attempt({"schedule.", "optimizer.lr"}, [&] { make_schedule(config.schedule, config.optimizer.lr); });

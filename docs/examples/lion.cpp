@@ -15,7 +15,7 @@ class Lion final : public Optimizer {
       : options_(options), slices_(options, arena), mean_(arena.size()) {}
 
   // A run whose gradients have something applied already is refused before its first step.
-  bool takes(Applied applied) const override { return applied == Applied::nothing; }
+  static bool takes(Applied applied) { return applied == Applied::nothing; }
 
   void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
               Applied applied) override {
@@ -49,7 +49,8 @@ std::unique_ptr<Optimizer> make_lion(const OptimizerOptions& options, ParameterA
 }
 
 const bool lion_registered =
-    (optimizers().add("lion", "Lion: the worked example of docs/extending.md", {make_lion}), true);
+    (optimizers().add("lion", "Lion: the worked example of docs/extending.md", {.make = make_lion, .takes = Lion::takes}),
+     true);
 
 }  // namespace
 }  // namespace topknot

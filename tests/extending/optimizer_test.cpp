@@ -58,3 +58,14 @@ TEST_CASE("a run takes the example optimizer by its name, and gradients with mom
             "optimizer.name: lion takes plain gradients, and compress.name=dgc has put the momentum") !=
         std::string::npos);
 }
+
+TEST_CASE("a configuration is checked without making the optimizer, whose state may be large") {
+  optimizers().add("test_never_made", "refuses to be made",
+                   {.make = [](const OptimizerOptions&, ParameterArena&) -> std::unique_ptr<Optimizer> {
+                     throw Error("made");
+                   }});
+  const TempFolder temp;
+  const LoadedConfig loaded = testing::small_run(temp, {"optimizer.name=test_never_made"});
+  for (const Problem& problem : check_run(loaded.config, load_data(loaded.config)).problems)
+    FAIL(problem.message);
+}

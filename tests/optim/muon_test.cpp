@@ -343,9 +343,9 @@ TEST_CASE("muon refuses a slice that cuts a matrix, and gradients with momentum 
   }
   CHECK_THROWS_AS(optimizer->update(0, all, {0, 0.1}, Applied::momentum), Error);
   CHECK(model.arena->host_weights() == before);
-  CHECK(optimizer->takes(Applied::nothing));
-  CHECK_FALSE(optimizer->takes(Applied::momentum));
-  CHECK_FALSE(optimizer->takes(Applied::learning_rate));
+  CHECK(optimizers().find("muon").takes(Applied::nothing));
+  CHECK_FALSE(optimizers().find("muon").takes(Applied::momentum));
+  CHECK_FALSE(optimizers().find("muon").takes(Applied::learning_rate));
 }
 
 TEST_CASE("muon's options out of range are the user's errors") {

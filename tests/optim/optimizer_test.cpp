@@ -283,9 +283,9 @@ TEST_CASE("adamw agrees with its formula, in any slices, decay of matrices alone
 TEST_CASE("options of adamw out of range are the user's errors, and only plain gradients are taken") {
   Model model;
   OptimizerOptions options = adamw_options();
-  CHECK(make_optimizer(options, *model.arena)->takes(Applied::nothing));
-  CHECK_FALSE(make_optimizer(options, *model.arena)->takes(Applied::momentum));
-  CHECK_FALSE(make_optimizer(options, *model.arena)->takes(Applied::learning_rate));
+  CHECK(optimizers().find("adamw").takes(Applied::nothing));
+  CHECK_FALSE(optimizers().find("adamw").takes(Applied::momentum));
+  CHECK_FALSE(optimizers().find("adamw").takes(Applied::learning_rate));
   options.beta2 = 1;
   CHECK(user_error([&] { make_optimizer(options, *model.arena); }, {"optimizer.beta2", "[0, 1)"}));
   options.beta2 = 0.9;
