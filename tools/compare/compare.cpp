@@ -163,10 +163,14 @@ void choose_baselines(std::vector<Method>& methods, const std::vector<DifferingK
     for (std::size_t j = 0; j < methods.size(); ++j) {
       if (!methods[j].dense) continue;
       std::size_t count = 0;
-      for (const auto& row : differing)
-        if (!starts(row.key, "compress.") && !starts(row.key, "exchange."))
-          count += row.values[i] != row.values[j];
-      if (count < least) {
+      bool same_ranks = true;
+      for (const auto& row : differing) {
+        if (starts(row.key, "compress.") || starts(row.key, "exchange.") || row.values[i] == row.values[j])
+          continue;
+        ++count;
+        same_ranks = same_ranks && row.key != "dist.ranks";
+      }
+      if (same_ranks && count < least) {
         least = count;
         methods[i].baseline = j;
       }
@@ -356,6 +360,10 @@ void warn(Comparison& c) {
   for (const Method& m : c.methods) any_dense = any_dense || m.dense;
   if (!any_dense && has_times(c))
     c.warnings.push_back("there is no dense run, so there is no speed-up over it");
+  for (const Method& m : c.methods)
+    if (any_dense && !m.baseline && has_times(c))
+      c.warnings.push_back(m.name +
+                           ": there is no dense run on as many ranks, so there is no speed-up over it");
 }
 
 }  // namespace

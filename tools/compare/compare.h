@@ -90,7 +90,8 @@ struct Method {
   std::vector<std::size_t> counted;           // the complete ones; all of them where none is
   bool complete = false;                      // at least one run is
   bool dense = false;
-  std::optional<std::size_t> baseline;  // the dense method with the fewest other differences
+  // The dense method on as many ranks with the fewest other differences.
+  std::optional<std::size_t> baseline;
 
   // last and held_out are absent if a run diverged: a mean of the others would hide it.
   Stat best, last, second, held_out, images_per_second, wall_seconds, bytes_per_step, received_per_step,

@@ -168,6 +168,17 @@ TEST_CASE("without a dense run the target is the lowest best accuracy and there 
   CHECK(contains(comparison_text(c), "no dense run"));
 }
 
+TEST_CASE("a dense run on other ranks is no baseline") {
+  const Folder folder;
+  folder.add("one", {.overrides = {"compress.name=dense", "dist.ranks=1"}, .best = 0.8});
+  folder.add("four", {.overrides = {"compress.name=topk", "dist.ranks=4"}, .best = 0.7});
+  const auto c = folder.compare({"one", "four"});
+  CHECK(c.methods[0].baseline == 0u);
+  CHECK_FALSE(c.methods[1].baseline);
+  CHECK(std::isnan(c.methods[1].speed_up));
+  CHECK(contains(comparison_text(c), "topk: there is no dense run on as many ranks"));
+}
+
 TEST_CASE("of several dense methods the best makes the target, and the nearest is the baseline") {
   const Folder folder;
   folder.add("d1", {.overrides = {"optimizer.lr=0.1"}, .best = 0.8});
