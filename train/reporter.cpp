@@ -24,6 +24,7 @@ namespace {
 constexpr double kRedrawSeconds = 0.1;
 constexpr double kPlainSeconds = 10;  // between plain lines about an evaluation
 constexpr std::size_t kBarWidth = 24, kLeastBarWidth = 8;
+constexpr std::int64_t kWindowSteps = 65536;  // of which, at least, the end record's quantiles are
 
 std::string left_text(double seconds) {
   return "left " + format_duration(seconds);
@@ -111,21 +112,27 @@ void Progress::show(std::vector<ProgressField> fields, double done) {
 void Progress::step(std::int64_t step, double epoch, double loss, double lr, std::int64_t images,
                     double step_seconds, double evaluation_seconds) {
   evaluation_shown_ = 0;
-  if (step_seconds > 0) {
-    // The first step of a start pays for set-up and is left out of the average once there is a second one.
-    const double share = ++steps_ <= 2 ? 1.0 : 0.05;
-    rate_ += share * (1.0 / step_seconds - rate_);
-    image_rate_ += share * (static_cast<double>(images) / step_seconds - image_rate_);
+  round_seconds_ += step_seconds, ++round_steps_;
+  if (round_steps_ == std::max<std::int64_t>(1, options_.every)) {
+    // The first round of a start pays for set-up and is left out of the average once there is a second one.
+    const double round = static_cast<double>(round_steps_);
+    const double share = ++rounds_ <= 2 ? 1.0 : 1 - std::pow(0.95, round);
+    seconds_per_step_ += share * (round_seconds_ / round - seconds_per_step_);
+    round_seconds_ = 0, round_steps_ = 0;
   }
+  // Before the first round ends, its steps without their exchange.
+  const double each = rounds_ > 0 ? seconds_per_step_ : round_seconds_ / static_cast<double>(round_steps_);
+  const double image_rate = each > 0 ? static_cast<double>(images) / each : 0;
   since_drawn_ += step_seconds;
   const bool last = options_.total_steps > 0 && step >= options_.total_steps;
   const bool due = terminal_ ? since_drawn_ >= kRedrawSeconds : step % std::max(1, options_.log_every) == 0;
   if (!due && !last) return;
   since_drawn_ = 0;
   const double total = static_cast<double>(options_.total_steps), made = static_cast<double>(step);
-  const double left = total > 0 && rate_ > 0 ? std::max(0.0, total - made) / rate_ + evaluation_seconds : -1;
+  const double left =
+      total > 0 && rounds_ > 0 ? std::max(0.0, total - made) * seconds_per_step_ + evaluation_seconds : -1;
   auto fields =
-      step_fields(step, options_.total_steps, epoch, loss, lr, image_rate_, left, options_.rate_unit);
+      step_fields(step, options_.total_steps, epoch, loss, lr, image_rate, left, options_.rate_unit);
   if (!options_.network.empty()) fields.push_back({options_.network, 1});
   show(std::move(fields), total > 0 ? made / total : 0);
 }
@@ -197,19 +204,22 @@ Reporter::Reporter(const RunInputs& inputs, const Plan& plan, const Communicator
       labels_per_sample_(inputs.data.test->labels_per_sample()),
       test_batches_(evaluation_batches(config_, *inputs.data.test, ranks_)),
       progress_({plan.total_steps, inputs.config.train.log_every, inputs.quiet || !root_,
-                 inputs.config.dist.link_rate.empty() ? "" : "emulated link", metric_.rate_unit()}),
-      program_start_(inputs.program_start) {}
+                 inputs.config.dist.link_rate.empty() ? "" : "emulated link", metric_.rate_unit(),
+                 inputs.config.exchange.every}),
+      program_start_(inputs.program_start),
+      window_(whole_rounds(kWindowSteps, config_.exchange.every)) {}
 
 void Reporter::open(const Manifest& resumed) {
   if (!root_) return;
-  if (resumed.position.step > 0) restore_totals(read_metrics(folder_.metrics_jsonl()), resumed);
+  // A checkpoint of an earlier version has no totals: they are the sums over all records.
+  const std::size_t window = resumed.totals.train_seconds > 0 ? window_ : kAllSteps;
+  if (resumed.position.step > 0) restore_totals(read_metrics(folder_.metrics_jsonl(), window), resumed);
   metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_jsonl(), 0, folder_.check());
   if (config_.output.tensorboard)
     tensorboard_ = std::make_unique<TensorBoardWriter>(folder_.path, resumed.position.step);
 }
 
-// Totals of the steps before this start, from their records, or from the checkpoint if some of these are
-// lost.
+// What the steps before this start were: the totals of the checkpoint, and of its last records the times.
 void Reporter::restore_totals(const Metrics& metrics, const Manifest& resumed) {
   const auto total = [&](double per_rank) {
     return static_cast<std::uint64_t>(std::llround(per_rank * ranks_));
@@ -227,8 +237,7 @@ void Reporter::restore_totals(const Metrics& metrics, const Manifest& resumed) {
     last_eval_seconds_ = eval.eval_seconds;
   }
   train_seconds_ = before;
-  const bool known = resumed.totals.train_seconds > 0;  // in a checkpoint of this version
-  if (known && static_cast<std::int64_t>(metrics.steps.size()) != resumed.position.step) {
+  if (resumed.totals.train_seconds > 0) {
     bytes_ = resumed.totals.bytes;
     train_seconds_ = resumed.totals.train_seconds, eval_seconds_ = resumed.totals.eval_seconds;
   }
@@ -240,7 +249,9 @@ std::uint64_t Reporter::metrics_bytes() const {
 
 void Reporter::count(const StepRecord& record, const ByteCount& bytes, double seconds) {
   bytes_ += bytes;
+  if (!root_) return;
   seconds_.push_back({record, seconds});
+  keep_last(seconds_, window_);
 }
 
 void Reporter::note_best(const Evaluation& evaluation) {
@@ -447,7 +458,7 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   end.modelled_makespan_s = modelled_makespan;
   metrics_->write(end);
   ended_ = true;
-  write_metrics_csv(read_metrics(folder_.metrics_jsonl()), folder_.metrics_csv());
+  write_metrics_csv(folder_.metrics_jsonl(), folder_.metrics_csv());
   if (modelled_makespan > 0 && end.makespan_p50_s > 0)
     log_info(fmt::format("exchange: modelled makespan {:.3g} ms, measured {:.3g} ms (median of {} steps)",
                          1e3 * modelled_makespan, 1e3 * end.makespan_p50_s,
@@ -477,7 +488,7 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
 void Reporter::stop(std::int64_t step, bool failed, const std::string& reason) {
   if (!metrics_ || ended_) return;
   metrics_->write(StopRecord{step, failed, reason, now_utc()});
-  write_metrics_csv(read_metrics(folder_.metrics_jsonl()), folder_.metrics_csv());
+  write_metrics_csv(folder_.metrics_jsonl(), folder_.metrics_csv());
 }
 
 void Reporter::note(const std::string& text) {

@@ -30,6 +30,7 @@ struct ProgressOptions {
   bool quiet = false;
   std::string network = "";  // what the throughput depends on that is not real: "emulated link"
   const char* rate_unit = "images/s";
+  std::int64_t every = 0;  // local steps: averages are over rounds of so many steps, of which one exchanges
 };
 
 // A part of the line. If the line is too long, the parts of the highest rank are left out first; those of
@@ -47,7 +48,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   // `step` counts from 1; `images` over all ranks; `step_seconds` this step's, for the throughput (moving
-  // average) and the time left, to which `evaluation_seconds` are added: those of the evaluations to come.
+  // average) and the time left, to which `evaluation_seconds` are added: those of the evaluations to come. With local
+  // steps no time left is shown before the first round ends.
   void step(std::int64_t step, double epoch, double loss, double lr, std::int64_t images, double step_seconds,
             double evaluation_seconds);
   // An evaluation has done so many of its batches in `seconds`; `later_seconds`: what comes after it.
@@ -55,16 +57,15 @@ class Progress {
   // A line of its own (an evaluation, a warning) that does not run into the bar.
   void note(const std::string& text);
   void finish();
-  double seconds_per_step() const { return rate_ > 0 ? 1 / rate_ : 0; }
+  double seconds_per_step() const { return seconds_per_step_; }  // moving average; 0: not known yet
 
  private:
   void show(std::vector<ProgressField> fields, double done);
 
   ProgressOptions options_;
   bool terminal_ = false;
-  std::int64_t steps_ = 0;  // seen by this start
-  double rate_ = 0;         // steps per second, moving average
-  double image_rate_ = 0;
+  std::int64_t rounds_ = 0, round_steps_ = 0;  // whole ones seen by this start; steps of the one under way
+  double round_seconds_ = 0, seconds_per_step_ = 0;
   double since_drawn_ = 1e9;     // step seconds since the bar was drawn
   double evaluation_shown_ = 0;  // seconds of this evaluation when it was shown last
 };
@@ -150,7 +151,8 @@ class Reporter {
   struct Seconds : StepSeconds {
     double step_s = 0;  // the whole
   };
-  std::vector<Seconds> seconds_;  // by step
+  const std::size_t window_;      // steps, whole rounds of local ones
+  std::vector<Seconds> seconds_;  // of the last steps, window_ of them and up to twice as many
   ByteCount bytes_;               // of all ranks and steps
   Evaluation last_;
   double last_eval_seconds_ = 0;                                 // 0: none was made yet

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kRecentSteps = 50;
+constexpr std::int64_t kRecentSteps = 50;
 
 std::string state_of(const Metrics& metrics, const std::string& process) {
   if (!process.empty()) return "running, " + process;
@@ -39,17 +39,24 @@ std::string step_line(const Metrics& metrics) {
   return fmt::format("{}{}, epoch {:.4g}, loss {:.4g}", last.step, of, last.epoch, last.loss);
 }
 
-std::string speed_line(const Metrics& metrics, bool running, double eval_every) {
-  const std::size_t count = std::min(kRecentSteps, metrics.steps.size());
+// `every`: of local steps, of which one in a round exchanges; 0: none.
+std::string speed_line(const Metrics& metrics, bool running, double eval_every, std::int64_t every) {
+  std::size_t count = std::min(whole_rounds(kRecentSteps, every), metrics.steps.size());
+  if (every > 0 && count > static_cast<std::size_t>(every)) count -= count % static_cast<std::size_t>(every);
   std::vector<double> rates;
-  for (std::size_t i = metrics.steps.size() - count; i < metrics.steps.size(); ++i)
+  double seconds = 0;  // for one image of each step
+  for (std::size_t i = metrics.steps.size() - count; i < metrics.steps.size(); ++i) {
     rates.push_back(metrics.steps[i].images_per_second);
+    seconds += 1 / rates.back();
+  }
   const StepRecord &first = metrics.steps[metrics.steps.size() - count], &last = metrics.steps.back();
-  std::string line =
-      fmt::format("{} {}", short_text(quantile(rates, 0.5)),
-                  metrics.starts.empty() ? "images/s" : metrics.starts.back().metric.rate_unit());
+  std::string line = fmt::format(
+      "{} {}", short_text(every > 0 ? static_cast<double>(count) / seconds : quantile(rates, 0.5)),
+      metrics.starts.empty() ? "images/s" : metrics.starts.back().metric.rate_unit());
   if (!running || count < 2 || metrics.starts.empty()) return line;
-  const double each = (last.time_s - first.time_s) / static_cast<double>(count - 1);
+  const std::size_t earlier = metrics.steps.size() - count;
+  const double since = earlier > 0 ? metrics.steps[earlier - 1].time_s : first.time_s;
+  const double each = (last.time_s - since) / static_cast<double>(earlier > 0 ? count : count - 1);
   const StartRecord& start = metrics.starts.back();
   const double steps = each * static_cast<double>(std::max<std::int64_t>(0, start.total_steps - last.step));
   if (metrics.evals.empty())
@@ -83,8 +90,11 @@ std::string status_text(const std::string& run) {
     throw UserError(fmt::format("{} is no run directory: it has no config.yaml", run));
   const RunConfig config(run + "/config.yaml");
   const RunDirectory folder{run};
-  const Metrics metrics =
-      fs::exists(folder.metrics_jsonl(), error) ? read_metrics(folder.metrics_jsonl()) : Metrics();
+  const auto every =
+      static_cast<std::int64_t>(config.find("exchange.every") ? config.number("exchange.every") : 0);
+  const Metrics metrics = fs::exists(folder.metrics_jsonl(), error)
+                              ? read_metrics(folder.metrics_jsonl(), 2 * whole_rounds(kRecentSteps, every))
+                              : Metrics();
   const std::string process = running_process(run);
   const std::string backend =
       metrics.starts.empty() ? config.text("dist.backend") : metrics.starts.back().backend;
@@ -99,7 +109,7 @@ std::string status_text(const std::string& run) {
   line("state", state_of(metrics, process));
   line("step", step_line(metrics));
   if (!metrics.steps.empty())
-    line("speed", speed_line(metrics, !process.empty(), config.number("train.eval_every")));
+    line("speed", speed_line(metrics, !process.empty(), config.number("train.eval_every"), every));
   if (!metrics.evals.empty()) {
     const EvalRecord& last = metrics.evals.back();
     Metric metric = metrics.starts.empty() ? Metric::accuracy() : metrics.starts.back().metric;

@@ -323,6 +323,22 @@ TEST_CASE("status of a run that goes on names its process") {
       says(status_text(folder.path), {"running, process " + std::to_string(getpid()), "none was made yet"}));
 }
 
+TEST_CASE("status of local steps has the speed of whole rounds") {
+  const TempFolder temp;
+  const RunDirectory folder =
+      create_run_directory(small_run(temp, with(kKeys, {"exchange.every=30", "compress.name=topk"})), {});
+  MetricsWriter metrics(folder.metrics_jsonl());
+  metrics.write(StartRecord{0, 240, 64, "2026-01-01T00:00:00Z", "", {}});
+  StepRecord step;
+  for (step.step = 1; step.step <= 125;
+       ++step.step) {  // a round takes 3 s: 29 steps of 0.01 s and one of 2.71 s
+    const double seconds = step.step % 30 == 0 ? 2.71 : 0.01;
+    step.time_s += seconds, step.images_per_second = 8 / seconds;
+    metrics.write(step);
+  }
+  CHECK(says(status_text(folder.path), {"80 images/s, 0:1"}));
+}
+
 TEST_CASE("status counts a checkpoint's files alone and shows words of the files as they are, in one line") {
   const TempFolder temp;
   start(temp, with(kKeys, {"train.stop_after=5"}), false);

@@ -109,7 +109,7 @@ void write_replay(const std::string& folder, const ReplayReport& report, const R
     }
     metrics.write(end_record(result, seconds));
   }
-  write_metrics_csv(read_metrics(files.metrics_jsonl()), files.metrics_csv());
+  write_metrics_csv(files.metrics_jsonl(), files.metrics_csv());
   write_file(folder + "/bench.json", bench_json(report, result));
 }
 

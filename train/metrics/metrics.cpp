@@ -323,9 +323,12 @@ void MetricsWriter::write(const StopRecord& record) {
   line("stop", record);
 }
 
-Metrics read_metrics(const std::string& path) {
+namespace {
+
+// Calls `take` with each line, whatever its event. Returns whether the last line was cut off.
+template <class Take>
+bool for_each_line(const std::string& path, Take&& take) {
   std::ifstream stream = open_stream(path);
-  Metrics metrics;
   std::string text;
   for (int line = 1; std::getline(stream, text); ++line) {
     if (text.empty()) continue;
@@ -334,18 +337,30 @@ Metrics read_metrics(const std::string& path) {
     try {
       const Json json = Json::parse(text);
       if (!json.is_object()) throw UserError("not an object");
-      add_line(json, metrics);
+      take(json);
     } catch (const std::exception&) {
-      if (!last)
-        throw UserError(
-            fmt::format("{}:{}: damaged line, not a JSON object of a run; remove it or the run", path, line));
-      metrics.truncated = true;
+      if (last) return true;
+      throw UserError(
+          fmt::format("{}:{}: damaged line, not a JSON object of a run; remove it or the run", path, line));
     }
   }
+  return false;
+}
+
+}  // namespace
+
+Metrics read_metrics(const std::string& path, std::size_t last_steps) {
+  Metrics metrics;
+  metrics.truncated = for_each_line(path, [&](const Json& json) {
+    add_line(json, metrics);
+    if (last_steps == kAllSteps) return;
+    metrics.distributions.clear();
+    keep_last(metrics.steps, last_steps);
+  });
   return metrics;
 }
 
-void write_metrics_csv(const Metrics& metrics, const std::string& path) {
+void write_metrics_csv(const std::string& jsonl, const std::string& path) {
   std::string text;
   const StepRecord columns;
   fields(columns,
@@ -353,21 +368,33 @@ void write_metrics_csv(const Metrics& metrics, const std::string& path) {
   const EvalRecord evaluation_columns;
   evaluation_fields(evaluation_columns,
                     [&](const char* name, const auto&) { text += "," + std::string(name); });
-  text += "\n";
-  std::size_t next_eval = 0;
-  for (const StepRecord& step : metrics.steps) {
+  OutputFile file(path);
+  file.write(text + "\n");
+  std::optional<StepRecord> step;  // whose row waits for its evaluation
+  const auto write_row = [&](const EvalRecord* evaluation) {
+    if (!step) return;
     std::string row;
     const auto add = [&](const std::string& value) { row += (row.empty() ? "" : ",") + value; };
-    fields(step, [&](const char*, const auto& value) { add(csv_number(static_cast<double>(value))); });
-    while (next_eval < metrics.evals.size() && metrics.evals[next_eval].step < step.step) ++next_eval;
-    const bool evaluated = next_eval < metrics.evals.size() && metrics.evals[next_eval].step == step.step;
-    evaluation_fields(evaluated ? metrics.evals[next_eval] : evaluation_columns,
+    fields(*step, [&](const char*, const auto& value) { add(csv_number(static_cast<double>(value))); });
+    evaluation_fields(evaluation ? *evaluation : evaluation_columns,
                       [&](const char*, const std::optional<double>& value) {
-                        add(evaluated && value ? csv_number(*value) : "");
+                        add(evaluation && value ? csv_number(*value) : "");
                       });
-    text += row + "\n";
-  }
-  write_file(path, text);
+    file.write(row + "\n");
+    step.reset();
+  };
+  for_each_line(jsonl, [&](const Json& json) {
+    const std::string event = json.value("event", "");
+    if (event == "step") {
+      write_row(nullptr);
+      step = from_json<StepRecord>(json);
+    } else if (event == "eval") {
+      const auto evaluation = from_json<EvalRecord>(json);
+      if (step && evaluation.step == step->step) write_row(&evaluation);
+    }
+  });
+  write_row(nullptr);
+  file.close();
 }
 
 }  // namespace topknot

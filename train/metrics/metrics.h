@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +24,17 @@ inline constexpr std::size_t kWarmUpSteps = 5;
 // the means over whole rounds of `every` steps, each of which ends with its exchange: a median of steps would have none.
 // Without a whole round behind the warm-up, the mean of all. What is not a number was not measured and left out.
 std::vector<double> without_warm_up(const std::vector<double>& by_step, std::int64_t every);
+// `steps` or a few more: whole rounds of `every` local steps; 0: no local steps.
+inline std::size_t whole_rounds(std::int64_t steps, std::int64_t every) {
+  const std::int64_t round = every > 0 ? every : 1;
+  return static_cast<std::size_t>((steps + round - 1) / round * round);
+}
+// Drops the first `most` values, twice as many are kept at most: a bounded window of a long run.
+template <class T>
+void keep_last(std::vector<T>& values, std::size_t most) {
+  if (values.size() >= 2 * most)
+    values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(most));
+}
 // Their median; not a number if there are steps and none of them was measured.
 double steady_median(const std::vector<double>& by_step, std::int64_t every);
 
@@ -190,6 +202,7 @@ struct EndRecord {
   std::int64_t steps = 0, skipped_steps = 0;
   bool failed = false;  // the training diverged, or its last checkpoint could not be written
   std::string reason;   // how it failed
+  // Rates and quantiles of a run of more than 131,072 steps are of its last ones, at least 65,536.
   // Quantiles of the steps' figures, or with local steps of the rounds' means: without_warm_up(). Those behind the first
   // two are 0 in files of earlier versions.
   double step_p50_s = 0, step_p95_s = 0;
@@ -242,7 +255,9 @@ struct Metrics {
 
 // Throws UserError: no such file, or a damaged line that is not the last (with its number). Unknown events
 // and fields are passed over, so that newer files can be read; null reads as not a number.
-Metrics read_metrics(const std::string& path);
+// `last_steps`: of a long run keeps so many of its last steps, up to twice as many, and no distributions.
+inline constexpr std::size_t kAllSteps = std::numeric_limits<std::size_t>::max() / 2;
+Metrics read_metrics(const std::string& path, std::size_t last_steps = kAllSteps);
 
 // Cuts metrics.jsonl off at `bytes`, a length it had earlier: what follows is done again by a resumed run.
 // With a warning, a file that is shorter (records were lost with the machine) stays but for what no newline
@@ -251,7 +266,8 @@ Metrics read_metrics(const std::string& path);
 void truncate_metrics(const std::string& path, std::uint64_t bytes);
 
 // One row per step, fixed columns, header once; evaluation columns are filled on the step that was evaluated,
-// with the figures that the task has.
-void write_metrics_csv(const Metrics& metrics, const std::string& path);
+// with the figures that the task has. Reads `jsonl` line by line, so that a long run's records need no memory. Throws
+// UserError as read_metrics() does.
+void write_metrics_csv(const std::string& jsonl, const std::string& path);
 
 }  // namespace topknot

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -11,6 +12,7 @@
 #include "nn/base/text.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
+#include "tests/support/standard_error.h"
 #include "tests/support/temp_folder.h"
 #include "train/config/config.h"
 #include "train/metrics/output_file.h"
@@ -194,13 +196,17 @@ TEST_CASE("a full disk ends in a message with path and reason") {
 
 TEST_CASE("metrics.csv has one header, a row per step, and evaluations on their step") {
   const TempFolder temp;
-  Metrics metrics;
-  metrics.steps = {step_record(), step_record()};
-  metrics.steps[1].step = 4;
-  metrics.evals = {EvalRecord{
-      .step = 4, .test = {.loss = 1.5, .perplexity = 4.5, .bits_per_byte = 2.2}, .eval_seconds = 2}};
+  {
+    MetricsWriter metrics(temp.at("metrics.jsonl"));
+    StepRecord step = step_record();
+    metrics.write(step);
+    step.step = 4;
+    metrics.write(step);
+    metrics.write(EvalRecord{
+        .step = 4, .test = {.loss = 1.5, .perplexity = 4.5, .bits_per_byte = 2.2}, .eval_seconds = 2});
+  }
   const std::string path = temp.at("metrics.csv");
-  write_metrics_csv(metrics, path);
+  write_metrics_csv(temp.at("metrics.jsonl"), path);
   std::istringstream lines(text_of(path));
   std::string header, first, second, rest;
   std::getline(lines, header), std::getline(lines, first), std::getline(lines, second);
@@ -215,6 +221,23 @@ TEST_CASE("metrics.csv has one header, a row per step, and evaluations on their 
   CHECK(commas(header) == commas(first));
   CHECK(commas(header) == commas(second));
   CHECK_FALSE(std::getline(lines, rest));
+}
+
+TEST_CASE("the last steps of a long run are read without the others") {
+  const TempFolder temp;
+  const std::string path = temp.at("metrics.jsonl");
+  {
+    MetricsWriter metrics(path);
+    StepRecord step = step_record();
+    for (step.step = 1; step.step <= 1000; ++step.step) metrics.write(step);
+    metrics.write(EvalRecord{.step = 1});
+  }
+  const Metrics last = read_metrics(path, 30);
+  CHECK(last.steps.size() >= 30);
+  CHECK(last.steps.size() < 60);
+  CHECK(last.steps.back().step == 1000);
+  CHECK(last.evals.size() == 1);
+  CHECK(read_metrics(path).steps.size() == 1000);
 }
 
 TEST_CASE("an existing run is never overwritten silently, and replaced when asked") {
@@ -272,6 +295,23 @@ TEST_CASE("durations, bytes and the progress line as text") {
   CHECK(progress_line(fields, 44, 0.5) == "[====    ] step 3/10  loss 1.2500  left 1:02");
   for (int columns = 1; columns < 120; ++columns)
     CHECK(progress_line(fields, columns, 1.0).size() <= static_cast<std::size_t>(columns));
+}
+
+TEST_CASE("with local steps progress averages over whole rounds") {
+  const StandardError standard_error;
+  Progress progress({.total_steps = 24, .log_every = 1, .every = 4});
+  for (std::int64_t step = 1; step <= 12;
+       ++step)  // 10 images each: a round takes 1 s, 0.97 of it in its exchange
+    progress.step(step, 0, 1, 0.1, 10, step % 4 == 0 ? 0.97 : 0.01, 0);
+  std::istringstream lines(standard_error.text());
+  for (std::string line; std::getline(lines, line);) {
+    CAPTURE(line);
+    std::int64_t step = 0;
+    REQUIRE(std::sscanf(line.substr(line.find("step ")).c_str(), "step %ld/", &step) == 1);
+    CHECK((line.find("left") != std::string::npos) == (step >= 4));  // before, the exchange is not known
+    if (step >= 4) CHECK(line.find("40 images/s") != std::string::npos);
+    if (step == 8) CHECK(line.ends_with("left 0:04"));
+  }
 }
 
 TEST_CASE("evaluations that are left: every so many epochs, and one at the end") {
