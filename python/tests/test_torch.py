@@ -723,6 +723,10 @@ def check_fsdp(rank, ranks):
             expect(all(same(gradient, other) for other in all_), "ranks differ")
     expect(all(same(a, b) for a, b in zip(*ends)), "a loaded state goes on with the same bits")
     expect(compression.bytes_sent > 0)
+    hybrid = network()
+    fully_shard(hybrid, mesh=init_device_mesh(device, (2, 2), mesh_dim_names=("hosts", "shards")))
+    with refused("parameter '0.weight' is sharded over a 2-D mesh (HSDP)"):
+        topknot.torch.FsdpCompression(hybrid, "topk", process_group=between[place])
     with refused("no module is sharded"):
         topknot.torch.FsdpCompression(network(), "topk", process_group=between[place])
     with refused("did you mean 'topk'"):

@@ -933,11 +933,19 @@ class FsdpCompression:
     ) -> None:
         try:
             from torch.distributed.fsdp import FSDPModule
+            from torch.distributed.tensor import Replicate
         except ImportError as error:
             raise Error("this PyTorch has no FSDP2 (torch.distributed.fsdp.fully_shard); 2.10 has") from error
         modules = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
         if not modules:
             raise Error("no module is sharded; call torch.distributed.fsdp.fully_shard() first")
+        for name, parameter in model.named_parameters():
+            # fully_shard() puts the replicas first. Its own sum over them has no switch that leaves the hook on.
+            if next(iter(getattr(parameter, "placements", ())), None) == Replicate():
+                raise Error(
+                    f"parameter '{name}' is sharded over a 2-D mesh (HSDP): FSDP2 averages over its replicas uncompressed before "
+                    "the hook; give fully_shard() the mesh's second dimension alone, and process_group= that of the first"
+                )
         self.method, self.keys = method, {"dense_1d": False, **(keys or {}), **more}
         if self.keys.get("lr_inside"):
             raise Error("lr_inside needs a learning rate, which FSDP2's hook does not know")
