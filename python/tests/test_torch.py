@@ -11,6 +11,7 @@ import contextlib
 import copy
 import importlib
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -183,7 +184,7 @@ def check_methods(rank, ranks):
                     parameter -= 0.1 * parameter.grad
             if step == 9:
                 state = hook.state_dict()
-                expect(state["ranks"] == ranks and hook.step == 10, method)
+                expect([*state] == [f"rank {rank} of {ranks}"] and hook.step == 10, method)
                 ddp, hook = fresh()
                 hook.load_state_dict(state)
 
@@ -252,10 +253,11 @@ def check_buckets(rank, ranks):
         ddp, hook = fresh(0.003)
         hook.load_state_dict(merged)
         expect(all(same(hook.residual(name), owed[name]) for name in owed), "merged states owe something else")
-        expect(same(hook.state_dict()["state"]["owed"]["0.weight"], owed["0.weight"]))
+        (part,), (own,) = hook.state_dict().values(), merged.values()
+        expect(same(part[0]["state"]["owed"]["0.weight"], owed["0.weight"]))
         with refused("there is no tensor"):
             hook.residual("1.weight")
-        merged["state"]["owed"]["other"] = torch.ones(3)
+        own[0]["state"]["owed"]["other"] = torch.ones(3)
         with refused("a parameter 'other'"):
             hook.load_state_dict(merged)
 
@@ -533,7 +535,9 @@ def check_fewer_ranks(rank, ranks):
     hook = topknot.torch.CompressionHook(wrapped(network()), "topk", density=0.01)
     with refused("merge_state_dicts"):
         hook.load_state_dict(states[rank])
-    hook.load_state_dict(hook.merge_state_dicts(states))
+    with refused("each once"):
+        hook.merge_state_dicts(states[:3])
+    hook.load_state_dict(hook.merge_state_dicts(states[::-1]))
     expect(hook.step == 8)
     both = [torch.empty(shapes["2.weight"], device=device) for _ in range(ranks)]
     dist.all_gather(both, hook.residual("2.weight").to(device))
@@ -681,6 +685,45 @@ def check_local_steps(rank, ranks):
             expect((model[0].running_mean - mean).abs().max() < 1e-6, "the statistics went back")
 
 
+def check_distributed_checkpoint(rank, ranks):
+    """torch.distributed.checkpoint keeps every rank's state, and loads it into a hook that has none yet."""
+    import torch.distributed.checkpoint as dcp
+
+    def begin():
+        ddp, model = wrapped(network()), network()
+        return ddp, topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0), topknot.torch.LocalSteps(model, every=3)
+
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder, src=0)
+    ddp, hook, sync = begin()
+    ddp(batch(rank, 0)).square().mean().backward()
+    with torch.no_grad():
+        sync._parameters["0.weight"] += rank + 1
+    dcp.save({"hook": hook, "sync": sync}, checkpoint_id=folder[0])
+    _, restored, steps = begin()
+    dcp.load({"hook": restored, "sync": steps}, checkpoint_id=folder[0])
+    expect(restored.step == 1 and same(restored.residual("0.weight"), hook.residual("0.weight")), "another residual")
+    both = [None] * ranks
+    dist.all_gather_object(both, restored.residual("0.weight"))
+    expect(not same(*both), "ranks owe the same")
+    expect(same(steps._parameters["0.weight"], sync._parameters["0.weight"]), "another rank's weights")
+
+    # All ranks' states in one program, as for another number of ranks.
+    states = {f"rank {each} of {ranks}": () for each in range(ranks)}
+    dcp.load({"hook": states}, checkpoint_id=folder[0])
+    restored.load_state_dict(restored.merge_state_dicts([states]))
+    expect(same(restored.residual("0.weight"), hook.residual("0.weight")), "merged states owe something else")
+    with refused(f"is of rank {1 - rank} of 2, not of rank {rank} of 2"):
+        restored.load_state_dict({f"rank {1 - rank} of 2": states[f"rank {1 - rank} of 2"]})
+    (old,) = states[f"rank {rank} of 2"]  # a state of before, without ranks in keys
+    restored.load_state_dict(old)
+    with refused(f"is of rank {1 - rank} of 2"):
+        restored.load_state_dict({**old, "rank": 1 - rank})
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder[0])
+
+
 def check_fsdp(rank, ranks):
     """Two hosts of two ranks: sharded inside, compressed between. With density 1 it is the mean over all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -764,6 +807,9 @@ class TorchTest(unittest.TestCase):
 
     def test_states_of_another_number_of_ranks_are_summed(self):
         on_ranks(2, check_fewer_ranks)
+
+    def test_distributed_checkpoints_have_every_rank(self):
+        on_ranks(2, check_distributed_checkpoint)
 
     def test_local_steps(self):
         on_ranks(2, check_local_steps)

@@ -169,16 +169,32 @@ class _Channel:
             for block, other, bytes_ in zip(blocks, self.all_gather(rest), sizes)
         ]
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Refuses what another rank, or one of another number of ranks, has saved."""
-        if (state["rank"], state["ranks"]) != (self.rank, self.ranks):
-            raise Error(f"the state is of rank {state['rank']} of {state['ranks']}, not of rank {self.rank} of {self.ranks}")
+    def named_state(self, **state: Any) -> dict[str, Any]:
+        """A state_dict whose key names the program's rank, so that torch.distributed.checkpoint keeps every rank's. It
+        stores a tuple as one value, which may have another size than the one that it is loaded into."""
+        key = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        return {key: ({**state, "rank": self.rank, "ranks": self.ranks},)}
+
+    def own_state(self, state: dict[str, Any], advice: str = "") -> dict[str, Any]:
+        """Refuses a state without this rank's, or of another number of ranks."""
+        (key,) = self.named_state()
+        parts = _parts(state if key not in state else {key: state[key]})
+        found = parts[0] if len(parts) == 1 else {}
+        if (found.get("rank"), found.get("ranks")) != (self.rank, self.ranks):
+            saved = [f"rank {part['rank']} of {part['ranks']}" for part in parts]
+            raise Error(f"the state is of {', '.join(saved) or 'no rank'}, not of rank {self.rank} of {self.ranks}{advice}")
+        return found
 
     def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
         there = own.to(self.device)
         all_ = [torch.empty_like(there) for _ in range(self.ranks)]
         dist.all_gather(all_, there, group=self.group)
         return [other.cpu() for other in all_]
+
+
+def _parts(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The ranks' parts of a state_dict; states of before had one part, without a key."""
+    return [state] if "rank" in state else [part for (part,) in state.values()]
 
 
 class _Slice(NamedTuple):
@@ -539,43 +555,33 @@ class CompressionHook:
         return torch.from_numpy(found).permute([order.index(d) for d in range(len(order))])
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's; each rank saves its own. Between backward passes."""
+        """This rank's, under a key that names it; each rank saves its own. Between backward passes."""
         self._settle()
-        return {
-            "method": self.method,
-            "keys": dict(self.keys),
-            "step": self._step,
-            "bytes_sent": self._channel.bytes_sent,
-            "rank": self._channel.rank,
-            "ranks": self._channel.ranks,
-            "state": self._compressors.save(),
-        }
+        return self._channel.named_state(
+            method=self.method, keys=dict(self.keys), step=self._step, bytes_sent=self._channel.bytes_sent,
+            state=self._compressors.save(),
+        )  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """What state_dict() gave, of the same rank of as many ranks; of another number see merge_state_dicts()."""
         self._settle()
-        if state["ranks"] != self._channel.ranks:
-            raise Error(
-                f"the state is of {state['ranks']} ranks, and there are {self._channel.ranks}; "
-                "give merge_state_dicts() the states of all of them"
-            )
-        self._channel.check_state(state)
+        state = self._channel.own_state(state, "; of another number of ranks give merge_state_dicts() all states")
         self._compressors.load(state["state"])
         self._step, self._channel.bytes_sent = state["step"], state["bytes_sent"]
         if self.keys.get("scope") == "bucket":  # until DistributedDataParallel has made the buckets of before
             self._dense_until = self._step + 1 + min(2, self.dense_steps)
 
     def merge_state_dicts(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """From the states of all ranks of another number of them, in their order, one for this rank: it has the residuals
+        """From the states of all ranks of another number of them, one for this rank: it has the residuals
         of ranks rank, rank + ranks, ..., scaled so that what all ranks still owe the average is the same. What a method
         carries beside residuals (velocities, thresholds) begins anew."""
         self._settle()
-        before = len(states)
-        ranks, rank = self._channel.ranks, self._channel.rank
-        if not states or [s["rank"] for s in states] != list(range(before)) or any(s["ranks"] != before for s in states):
-            raise Error("the states must be those of all ranks, in the order of ranks")
-        mine = [(index, states[index]["state"]) for index in range(rank, before, ranks)]
-        return {**states[0], "rank": rank, "ranks": ranks, "state": self._compressors.sum_of(mine, before)}
+        parts = sorted((part for state in states for part in _parts(state)), key=lambda part: part["rank"])
+        before = len(parts)
+        if not parts or [(p["rank"], p["ranks"]) for p in parts] != [(rank, before) for rank in range(before)]:
+            raise Error("the states must be those of all ranks, each once")
+        mine = [(index, parts[index]["state"]) for index in range(self._channel.rank, before, self._channel.ranks)]
+        return self._channel.named_state(**{**parts[0], "state": self._compressors.sum_of(mine, before)})
 
     # The hook runs in the thread of the backward pass; compression and exchange in one of their own, a bucket after the
     # other, in the same order on all ranks, while the backward pass goes on.
@@ -883,24 +889,23 @@ class LocalSteps:
         statistics.copy_(there)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's, at any step, its weights too; each rank saves its own, beside its own optimizer's and buffers'."""
-        return {
-            "method": self.method,
-            "step": self._step,
-            "syncs": self._syncs,
-            "bytes_sent": self._channel.bytes_sent,
-            "rank": self._channel.rank,
-            "ranks": self._channel.ranks,
-            "weights": [p.detach().clone() for p in self._parameters.values()],
-            "theta": [t.clone() for t in self._theta],
-            "momentum": [m.clone() for m in self._momentum],
-            "statistics": [t.clone() for t in self._kept],
-            "state": _saved(self._compressor),
-        }
+        """This rank's, at any step, its weights too, under a key that names it; each rank saves its own, beside its own
+        optimizer's and buffers'."""
+        return self._channel.named_state(
+            method=self.method,
+            step=self._step,
+            syncs=self._syncs,
+            bytes_sent=self._channel.bytes_sent,
+            weights=[p.detach().clone() for p in self._parameters.values()],
+            theta=[t.clone() for t in self._theta],
+            momentum=[m.clone() for m in self._momentum],
+            statistics=[t.clone() for t in self._kept],
+            state=_saved(self._compressor),
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """What state_dict() gave, of the same rank of as many ranks. It sets the model's weights too."""
-        self._channel.check_state(state)
+        state = self._channel.own_state(state)
         if [t.shape for t in state["theta"]] != [t.shape for t in self._theta]:
             raise Error("the state is of a model of other parameters")
         self._compressor.load(state["state"].numpy())
@@ -991,13 +996,13 @@ class FsdpCompression:
                     shard.fill_(float("nan"))
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's; each rank saves its own. Between backward passes."""
+        """This rank's, under a key that names it; each rank saves its own. Between backward passes."""
         states = {**self._loaded, **{name: _saved(compressor) for name, compressor in self._compressors.items()}}
-        return {"rank": self._channel.rank, "ranks": self._channel.ranks, "steps": dict(self._steps), "states": states}
+        return self._channel.named_state(steps=dict(self._steps), states=states)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """What state_dict() gave, of the same rank of as many."""
-        self._channel.check_state(state)
+        state = self._channel.own_state(state)
         self._steps = dict(state["steps"])
         # A shard's length is known when its first gradient comes; the compressors are made anew then.
         self._loaded = dict(state["states"])
