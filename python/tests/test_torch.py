@@ -24,6 +24,7 @@ try:
     import torch.distributed.fsdp as fsdp
     import torch.multiprocessing as mp
     from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.nn.parallel import DistributedDataParallel
 except ImportError:
     print("skipped: PyTorch is not installed")
@@ -517,8 +518,54 @@ def check_refusals(rank, ranks):
     dynamo.config.optimize_ddp = before
     with refused("LocalSteps takes the model itself"):
         topknot.torch.LocalSteps(wrapped(network()), every=2)
-    with refused("every"):
-        topknot.torch.LocalSteps(network(), every=0)
+    for every, reason in ((0, "at least 1, not 0"), (2.5, "every must be a whole number, not 2.5")):
+        with refused(reason):
+            topknot.torch.LocalSteps(network(), every=every)
+    with refused("dense_steps must be a whole number"):
+        topknot.torch.CompressionHook(wrapped(network()), "topk", dense_steps=0.5)
+    with refused("no preset or method 'sparselocco'; did you mean 'sparseloco'? presets: diloco,"):
+        topknot.torch.LocalSteps(network(), "sparselocco", every=2)
+    for wrong, reason in (({"outer_lr": "0.7"}, "outer_lr"), ({"outer_lr": 0}, "outer_lr"), ({"outer_momentum": 1}, "below 1")):
+        with refused(reason):
+            topknot.torch.LocalSteps(network(), every=2, **wrong)
+    with refused("parameter 'weight' is on the meta device"):
+        topknot.torch.LocalSteps(nn.Linear(4, 4, device="meta"), every=2)
+    model = nn.Linear(4, 4)
+    model.register_buffer("mask", torch.ones(3, device="meta"))
+    with refused("buffer 'mask' is on the meta device"):
+        topknot.torch.LocalSteps(model, every=2)
+    with refused("a DeviceMesh of 2 dimensions"):
+        topknot.torch.LocalSteps(network(), every=2, process_group=init_device_mesh(device, (1, ranks)))
+    with refused("not a list"):
+        topknot.torch.LocalSteps(network(), every=2, process_group=[0, 1])
+    topknot.torch.LocalSteps(network(), every=2, process_group=init_device_mesh(device, (ranks,)))
+
+    # A state of other settings.
+    state = topknot.torch.CompressionHook(wrapped(network()), "topk", density=0.1).state_dict()
+    with refused("another density (0.1 in the state, 0.2 here)"):
+        topknot.torch.CompressionHook(wrapped(network()), "topk", density=0.2).load_state_dict(state)
+    state = topknot.torch.LocalSteps(network(), "diloco", every=2).state_dict()
+    with refused("another every (2 in the state, 3 here), another outer_lr (0.7 in the state, 0.5 here)"):
+        topknot.torch.LocalSteps(network(), "diloco", every=3, outer_lr=0.5).load_state_dict(state)
+    topknot.torch.LocalSteps(network(), "diloco", every=2, threads=1).load_state_dict(state)
+
+    # A copy, which has no hook.
+    ddp = wrapped(network())
+    topknot.torch.CompressionHook(ddp, "topk")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        copy.deepcopy(ddp.module)
+        expect(not caught, "a copied module needs no warning")
+        copy.deepcopy(ddp)
+    expect(any("would train uncompressed" in str(w.message) for w in caught), "a copied model is not warned of")
+
+    # Compiled or not, parameters have one name.
+    ddp = wrapped(torch.compile(network(), backend="eager"))
+    hook = topknot.torch.CompressionHook(ddp, "topk", density=0.1, dense_steps=0)
+    ddp(batch(rank, 0)).square().mean().backward()
+    plain = topknot.torch.CompressionHook(wrapped(network()), "topk", density=0.1)
+    plain.load_state_dict(hook.state_dict())
+    expect(same(plain.residual("0.weight"), hook.residual("0.weight")), "a compiled model's residual")
 
 
 def check_fewer_ranks(rank, ranks):
@@ -726,7 +773,6 @@ def check_distributed_checkpoint(rank, ranks):
 
 def check_fsdp(rank, ranks):
     """Two hosts of two ranks: sharded inside, compressed between. With density 1 it is the mean over all ranks."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     place = rank % 2
@@ -770,6 +816,11 @@ def check_fsdp(rank, ranks):
     fully_shard(hybrid, mesh=init_device_mesh(device, (2, 2), mesh_dim_names=("hosts", "shards")))
     with refused("parameter '0.weight' is sharded over a 2-D mesh (HSDP)"):
         topknot.torch.FsdpCompression(hybrid, "topk", process_group=between[place])
+    meta = fully_shard(nn.Linear(4, 4, device="meta"), mesh=mesh)
+    with refused("parameter 'weight' is on the meta device"):
+        topknot.torch.FsdpCompression(meta, "topk", process_group=between[place])
+    with refused("another density (0.05 in the state, 0.1 here)"):
+        topknot.torch.FsdpCompression(model, "topk", process_group=between[place], density=0.1).load_state_dict(state)
     with refused("no module is sharded"):
         topknot.torch.FsdpCompression(network(), "topk", process_group=between[place])
     with refused("did you mean 'topk'"):

@@ -18,7 +18,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import difflib
 import functools
+import math
+import operator
 import queue
 import threading
 import time
@@ -26,13 +29,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
-from . import Compressor, Error, Round, State
+from . import Compressor, Error, Round, State, methods
 from ._library import Type
 from ._methods import Value
 
@@ -40,9 +44,15 @@ _TYPES = {torch.float32: Type.FLOAT32, torch.bfloat16: Type.BFLOAT16, torch.floa
 _SUMS = {Type.FLOAT32: torch.float32, Type.BFLOAT16: torch.bfloat16}
 
 
+def _has_values(tensor: torch.Tensor, what: str) -> None:
+    if tensor.is_meta:
+        raise Error(f"{what} is on the meta device and has no values; call the model's to_empty(device=...) and load it first")
+
+
 def _type_of(tensor: torch.Tensor, what: str) -> Type:
     if tensor.layout != torch.strided:
         raise Error(f"{what} is sparse; compression is for dense gradients (nn.Embedding: sparse=False)")
+    _has_values(tensor, what)
     if tensor.dtype not in _TYPES:
         raise Error(f"{what} is {tensor.dtype}; float32, bfloat16 and float16 can be compressed")
     return _TYPES[tensor.dtype]
@@ -99,9 +109,15 @@ def _device_for(method: str, keys: dict[str, Value], tensors: Iterable[torch.Ten
 class _Channel:
     """Exchanges a round's messages over a process group. Its calls are collective, in the same order on all ranks."""
 
-    def __init__(self, group: Optional[dist.ProcessGroup]) -> None:
+    def __init__(self, group: Union[dist.ProcessGroup, DeviceMesh, None]) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise Error("torch.distributed has no process group; call init_process_group() first")
+        if isinstance(group, DeviceMesh):
+            if group.ndim != 1:
+                raise Error(f"process_group is a DeviceMesh of {group.ndim} dimensions; give one of them, as mesh['name']")
+            group = group.get_group()
+        if not isinstance(group, dist.ProcessGroup) and group not in (None, dist.GroupMember.NON_GROUP_MEMBER):
+            raise Error(f"process_group must be a ProcessGroup or a 1-D DeviceMesh, not a {type(group).__name__}")
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
@@ -352,8 +368,46 @@ def _commit(round_: Round, slices: Sequence[_Slice], scale: float = 1.0) -> None
             s.there.copy_(s.here)
 
 
+def _plain(name: str) -> str:
+    """Without what torch.compile() puts into the names of a model."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 def _parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+    return {_plain(name): p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _count(what: str, value: Any, least: int) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise Error(f"{what} must be a whole number, not {value!r}") from None
+    if count < least:
+        raise Error(f"{what} must be at least {least}, not {count}")
+    return count
+
+
+def _check_settings(saved: dict[str, Any], own: dict[str, Any]) -> None:
+    """Refuses a state that was saved with other settings. Where and in how many threads they are computed may change."""
+    before = saved.get("settings", own)  # states of before had none
+    names = sorted({*before, *own} - {"device", "threads"})
+    if differ := [
+        f"{name} ({before.get(name, 'not given')} in the state, {own.get(name, 'not given')} here)"
+        for name in names
+        if before.get(name) != own.get(name)
+    ]:
+        raise Error(f"the state was saved with another {', another '.join(differ)}; give what the state has")
+
+
+class _Uncopied:
+    """DistributedDataParallel's state of the hook. It copies this with the model, but registers no hook for the copy."""
+
+    def __deepcopy__(self, _: dict[int, Any]) -> _Uncopied:
+        warnings.warn(
+            "a copy of this DistributedDataParallel would train uncompressed; give the copy a CompressionHook of its own, or "
+            "copy ddp.module"
+        )
+        return self
 
 
 def _compressor(method: str, shapes: dict[str, tuple[int, ...]], channel: _Channel, keys: dict[str, Value]) -> Compressor:
@@ -486,8 +540,7 @@ class CompressionHook:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self.scaler is not None:
             self.keys["undo"] = True
-        if dense_steps < 0 or warmup_steps < 1:
-            raise Error("dense_steps must be at least 0, warmup_steps at least 1")
+        dense_steps, warmup_steps = _count("dense_steps", dense_steps, 0), _count("warmup_steps", warmup_steps, 1)
         if any(not 0 < density <= 1 for density in warmup):
             raise Error("warmup: a density must be above 0, at most 1")
         self.warmup, self.warmup_steps, self.dense_steps = tuple(warmup), warmup_steps, dense_steps
@@ -517,7 +570,7 @@ class CompressionHook:
         self._last_call = 0.0
         self._error: Optional[Exception] = None  # after which this rank exchanges nothing more
         # Without annotations, which are texts here and which PyTorch compares with its classes.
-        ddp.register_comm_hook(None, lambda state, bucket: self._hook(bucket))
+        ddp.register_comm_hook(_Uncopied(), lambda state, bucket: self._hook(bucket))
         # A group of its own: DistributedDataParallel and the program use theirs meanwhile, from another thread.
         self._channel = _Channel(
             dist.new_group(
@@ -558,14 +611,18 @@ class CompressionHook:
         """This rank's, under a key that names it; each rank saves its own. Between backward passes."""
         self._settle()
         return self._channel.named_state(
-            method=self.method, keys=dict(self.keys), step=self._step, bytes_sent=self._channel.bytes_sent,
-            state=self._compressors.save(),
+            settings=self._settings(), step=self._step, bytes_sent=self._channel.bytes_sent, state=self._compressors.save()
         )  # fmt: skip
 
+    def _settings(self) -> dict[str, Any]:
+        return {"method": self.method, **self.keys, "warmup": [*self.warmup], "warmup_steps": self.warmup_steps}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What state_dict() gave, of the same rank of as many ranks; of another number see merge_state_dicts()."""
+        """What state_dict() gave, of the same rank of as many ranks, method and keys; of another number of ranks see
+        merge_state_dicts()."""
         self._settle()
         state = self._channel.own_state(state, "; of another number of ranks give merge_state_dicts() all states")
+        _check_settings(state, self._settings())
         self._compressors.load(state["state"])
         self._step, self._channel.bytes_sent = state["step"], state["bytes_sent"]
         if self.keys.get("scope") == "bucket":  # until DistributedDataParallel has made the buckets of before
@@ -758,14 +815,18 @@ class LocalSteps:
         outer_lr: Optional[float] = None,
         outer_momentum: Optional[float] = None,
         optimizer: Optional[torch.optim.Optimizer] = None,
-        process_group: Optional[dist.ProcessGroup] = None,
+        process_group: Union[dist.ProcessGroup, DeviceMesh, None] = None,
         keys: Optional[dict[str, Value]] = None,
         **more: Value,
     ) -> None:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise Error("LocalSteps takes the model itself: DistributedDataParallel would exchange every gradient")
-        if every < 1:
-            raise Error(f"every must be at least 1, not {every}")
+        every = _count("every", every, 1)
+        known = [*PRESETS, *methods()["methods"]]
+        if preset not in known:
+            near = difflib.get_close_matches(str(preset), known, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ";"
+            raise Error(f"there is no preset or method '{preset}'{hint} presets: {', '.join(PRESETS)}; others: see topknot.methods()")
         chosen = dict(PRESETS.get(preset, {**PRESETS["diloco"], "method": preset}))
         self.method = chosen.pop("method")
         preset_outer, preset_lr, preset_momentum = chosen.pop("outer"), chosen.pop("outer_lr"), chosen.pop("outer_momentum")
@@ -774,6 +835,10 @@ class LocalSteps:
         self.outer_momentum = preset_momentum if outer_momentum is None else outer_momentum
         if self.outer not in ("nesterov", "sgd"):
             raise Error(f"outer must be 'nesterov' or 'sgd', not '{self.outer}'")
+        if not (isinstance(self.outer_lr, (int, float)) and 0 < self.outer_lr < math.inf):
+            raise Error(f"outer_lr must be a number above 0, not {self.outer_lr!r}")
+        if not (isinstance(self.outer_momentum, (int, float)) and 0 <= self.outer_momentum < 1):
+            raise Error(f"outer_momentum must be at least 0, below 1, not {self.outer_momentum!r}")
         self.every = every
         self.keys: dict[str, Value] = {**chosen, **(keys or {}), **more}
         if self.keys.get("lr_inside"):
@@ -791,6 +856,8 @@ class LocalSteps:
         self._parameters = _parameters(model)
         for name, parameter in self._parameters.items():
             _type_of(parameter, f"parameter '{name}'")
+        for name, buffer in model.named_buffers():
+            _has_values(buffer, f"buffer '{name}'")
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:
                 self._broadcast(tensor)
@@ -892,7 +959,7 @@ class LocalSteps:
         """This rank's, at any step, its weights too, under a key that names it; each rank saves its own, beside its own
         optimizer's and buffers'."""
         return self._channel.named_state(
-            method=self.method,
+            settings=self._settings(),
             step=self._step,
             syncs=self._syncs,
             bytes_sent=self._channel.bytes_sent,
@@ -903,9 +970,14 @@ class LocalSteps:
             state=_saved(self._compressor),
         )
 
+    def _settings(self) -> dict[str, Any]:
+        outer = {"outer": self.outer, "outer_lr": self.outer_lr, "outer_momentum": self.outer_momentum}
+        return {"method": self.method, **self.keys, "every": self.every, **outer}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What state_dict() gave, of the same rank of as many ranks. It sets the model's weights too."""
+        """What state_dict() gave, of the same rank of as many ranks, method and settings. It sets the model's weights too."""
         state = self._channel.own_state(state)
+        _check_settings(state, self._settings())
         if [t.shape for t in state["theta"]] != [t.shape for t in self._theta]:
             raise Error("the state is of a model of other parameters")
         self._compressor.load(state["state"].numpy())
@@ -932,7 +1004,7 @@ class FsdpCompression:
         model: torch.nn.Module,
         method: str = "topk",
         *,
-        process_group: dist.ProcessGroup,
+        process_group: Union[dist.ProcessGroup, DeviceMesh],
         keys: Optional[dict[str, Value]] = None,
         **more: Value,
     ) -> None:
@@ -941,10 +1013,11 @@ class FsdpCompression:
             from torch.distributed.tensor import Replicate
         except ImportError as error:
             raise Error("this PyTorch has no FSDP2 (torch.distributed.fsdp.fully_shard); 2.10 has") from error
-        modules = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+        modules = {_plain(name): module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
         if not modules:
             raise Error("no module is sharded; call torch.distributed.fsdp.fully_shard() first")
-        for name, parameter in model.named_parameters():
+        for name, parameter in _parameters(model).items():
+            _has_values(parameter, f"parameter '{name}'")
             # fully_shard() puts the replicas first. Its own sum over them has no switch that leaves the hook on.
             if next(iter(getattr(parameter, "placements", ())), None) == Replicate():
                 raise Error(
@@ -998,11 +1071,13 @@ class FsdpCompression:
     def state_dict(self) -> dict[str, Any]:
         """This rank's, under a key that names it; each rank saves its own. Between backward passes."""
         states = {**self._loaded, **{name: _saved(compressor) for name, compressor in self._compressors.items()}}
-        return self._channel.named_state(steps=dict(self._steps), states=states)
+        settings = {"method": self.method, **self.keys}
+        return self._channel.named_state(settings=settings, steps=dict(self._steps), states=states)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What state_dict() gave, of the same rank of as many."""
+        """What state_dict() gave, of the same rank of as many, method and keys."""
         state = self._channel.own_state(state)
+        _check_settings(state, {"method": self.method, **self.keys})
         self._steps = dict(state["steps"])
         # A shard's length is known when its first gradient comes; the compressors are made anew then.
         self._loaded = dict(state["states"])
