@@ -549,6 +549,15 @@ def check_refusals(rank, ranks):
         topknot.torch.LocalSteps(network(), "diloco", every=3, outer_lr=0.5).load_state_dict(state)
     topknot.torch.LocalSteps(network(), "diloco", every=2, threads=1).load_state_dict(state)
 
+    # Sparse gradients under Adam.
+    for method, optimizer, warned in (("topk", "AdamW", True), ("topk", "SGD", False), ("powersgd", "AdamW", False)):
+        model = network()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
+            topknot.torch.CompressionHook(wrapped(model), method, optimizer=optimizer)
+        expect(any("LocalSteps" in str(w.message) for w in caught) == warned, f"{method} and {optimizer}")
+
     # A copy, which has no hook.
     ddp = wrapped(network())
     topknot.torch.CompressionHook(ddp, "topk")

@@ -41,6 +41,9 @@ from ._library import Type
 from ._methods import Value
 
 _TYPES = {torch.float32: Type.FLOAT32, torch.bfloat16: Type.BFLOAT16, torch.float16: Type.FLOAT16}
+# What gives Adam something of every entry in every step, with its size. Others end far behind dense with it
+# (docs/results/gpt_char.md).
+_FOR_ADAM = {"dense", "powersgd", "acpsgd", "qsgd", "terngrad"}
 _SUMS = {Type.FLOAT32: torch.float32, Type.BFLOAT16: torch.bfloat16}
 
 
@@ -504,7 +507,7 @@ class CompressionHook:
     scaler: the GradScaler, if there is one. Residuals then are of unscaled gradients, and a step that it skips changes
         nothing; a step has one backward pass with an exchange (accumulate under no_sync()). Needs once or, during a
         step, twice more what the method keeps.
-    optimizer: gives the learning rate for key lr_inside.
+    optimizer: gives the learning rate for key lr_inside; a warning says if the method does not go with it.
 
     A gradient that is not finite on some rank arrives as NaN on all, with those of its bucket, whose residuals stay as they
     were. An error on one rank ends the exchanges of all.
@@ -548,6 +551,11 @@ class CompressionHook:
         if self.keys.get("lr_inside") and optimizer is None:
             raise Error("lr_inside: the learning rate is the optimizer's; give optimizer=")
         self.optimizer = optimizer
+        if optimizer is not None and method not in _FOR_ADAM and {"betas", "eps"} <= {*optimizer.param_groups[0]}:
+            warnings.warn(
+                f"'{method}' in every step ends far behind dense training with Adam or AdamW; exchange every few steps by "
+                "topknot.torch.LocalSteps(model, 'sparseloco', every=10), or train with SGD and momentum"
+            )
         self._each = bool(getattr(ddp, "find_unused_parameters", False))  # a round for each parameter
         if self._each and scope == "bucket":
             raise Error("scope: with find_unused_parameters each parameter has a message of its own; remove scope='bucket'")
@@ -730,7 +738,7 @@ class CompressionHook:
             begin = end
         self._seconds[0] += time.perf_counter() - begin_s
         step: dict[str, Any] = {"step": bucket.step, "density": self._density(bucket.step), "scale": 1 / self._scale}
-        if self.optimizer is not None:
+        if self.optimizer is not None and self.keys.get("lr_inside"):
             step["lr"] = float(self.optimizer.param_groups[0]["lr"])
         parts = [[s] for s in slices] if self._each else [slices]
         rounds: list[tuple[Round, list[_Slice]]] = []

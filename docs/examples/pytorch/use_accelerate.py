@@ -7,9 +7,9 @@ import topknot.torch
 
 accelerator = Accelerator(cpu=True)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model, optimizer = accelerator.prepare(model, optimizer)
-hook = topknot.torch.CompressionHook(model, "topk", density=0.01)  # what prepare() wrapped
+hook = topknot.torch.CompressionHook(model, "topk", density=0.01, optimizer=optimizer)  # what prepare() wrapped
 
 for step in range(10):
     generator = torch.Generator().manual_seed(1000 * step + accelerator.process_index)

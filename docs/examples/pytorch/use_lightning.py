@@ -14,7 +14,8 @@ class Compression(lightning.Callback):
         self.method, self.keys, self.hook = method, keys, None
 
     def on_train_start(self, trainer, module):
-        self.hook = topknot.torch.CompressionHook(trainer.strategy.model, self.method, **self.keys)
+        model, optimizer = trainer.strategy.model, trainer.optimizers[0]
+        self.hook = topknot.torch.CompressionHook(model, self.method, optimizer=optimizer, **self.keys)
 
 
 class Classifier(lightning.LightningModule):
@@ -27,7 +28,7 @@ class Classifier(lightning.LightningModule):
         return torch.nn.functional.cross_entropy(self.model(images), labels)
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
 compression = Compression("topk", density=0.01)
