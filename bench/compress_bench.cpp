@@ -78,7 +78,7 @@ class Run {
     if (step_ % 2 == 0) plain();
     const std::span<float> average = memory_->has_residual() ? buffers_.residual : buffers_.gradient;
     const SparseView own = selected_;
-    average_sparse(std::span(&own, 1), average);
+    average_sparse(std::span(&own, 1), average, room_);
     times.step += milliseconds_of([&] { selector_->commit({selected_, average, 1.0}); });
     memory_->finish(average);
     if (memory_->has_residual()) std::swap(buffers_.gradient, buffers_.residual);
@@ -97,6 +97,7 @@ class Run {
   Buffers& buffers_;
   std::unique_ptr<Memory> memory_;
   std::unique_ptr<Selector> selector_;
+  std::vector<std::size_t> room_ = averaging_room(1, buffers_.gradient.size());
   std::size_t k_ = 1;
   Selection selected_;
   std::int64_t step_ = 0;

@@ -47,6 +47,7 @@ Figures measure(const std::string& name, const Options& options) {
   step.density = static_cast<double>(options.k) / static_cast<double>(d);
 
   Figures figures;
+  std::vector<std::size_t> room = averaging_room(1, d);
   for (step.step = 0; step.step < options.steps; ++step.step) {
     stream.fill(step.step, gradient);
     const auto topk_pass = [&] {
@@ -64,7 +65,7 @@ Figures measure(const std::string& name, const Options& options) {
     if (step.step % 2 == 0) pass();
     selector->commit({});
     const SparseView own = entries;
-    const double decode = milliseconds_of([&] { average_sparse(std::span(&own, 1), residual); });
+    const double decode = milliseconds_of([&] { average_sparse(std::span(&own, 1), residual, room); });
     std::swap(gradient, residual);
     if (step.step < options.from) continue;
     figures.plain.push_back(plain);

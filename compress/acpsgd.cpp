@@ -38,6 +38,7 @@ class AcpSgd final : public lowrank::LowRankCompressor {
  private:
   void project(std::span<const float> u) override {
     basis_ = last_;
+    last_.reserve(factor_size(sends_p_));  // for rebuild()
     own_.resize(factor_size(sends_p_));
     if (sends_p_) {
       plan_.orthonormalise_q(basis_);

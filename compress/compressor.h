@@ -15,6 +15,10 @@
 // exchange lets the two swap roles. discard() forgets the step: residual, momenta, thresholds and statistics
 // are as before encode.
 //
+// What throws changes nothing that state() saves: encode() leaves the compressor idle, and after an error of decode() the step
+// can be discarded. commit() allocates nothing unless entries were rejected, so that several compressors commit or
+// none does: encode() and decode() make the room that it needs.
+//
 // Gradients in GPU memory have compressors of the same interface (compress/cuda/device_compressor.h).
 
 #include <cstddef>

@@ -26,15 +26,14 @@ double density_of(const GroupSpec& group, std::size_t segment, double density) {
 
 namespace {
 
-// Calls body(tile, its end, cursors) for tiles that cover a vector, by several threads; cursors[r]: the first entry of rank r
-// at or behind the tile's begin, which the body moves on to its end. The body must not throw.
+// Calls body(tile, its end, cursors) for tiles that cover a vector, by as many threads as `room` has cursors for; cursors[r]:
+// the first entry of rank r at or behind the tile's begin, which the body moves on to its end. The body must not throw.
 template <class Body>
-void for_tiles(std::span<const SparseView> contributions, std::size_t size, const Body& body) {
-  const std::size_t parts = part_count(size);
-  // Where each rank's list stands, by part; made here because the loop must not throw.
-  std::vector<std::size_t> cursors(parts * contributions.size());
-  for_parts(size, parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
-    std::size_t* cursor = cursors.data() + part * contributions.size();
+void for_tiles(std::span<const SparseView> contributions, std::span<float> vector,
+               std::span<std::size_t> room, const Body& body) {
+  const std::size_t parts = std::min(part_count(vector.size()), room.size() / contributions.size());
+  for_parts(vector.size(), parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
+    std::size_t* cursor = room.data() + part * contributions.size();
     for (std::size_t r = 0; r < contributions.size(); ++r) {
       const auto& indices = contributions[r].indices;
       cursor[r] =
@@ -46,9 +45,14 @@ void for_tiles(std::span<const SparseView> contributions, std::size_t size, cons
 
 }  // namespace
 
-void average_sparse(std::span<const SparseView> contributions, std::span<float> average) {
+std::vector<std::size_t> averaging_room(std::size_t ranks, std::size_t size) {
+  return std::vector<std::size_t>(ranks * part_count(size));
+}
+
+void average_sparse(std::span<const SparseView> contributions, std::span<float> average,
+                    std::span<std::size_t> room) {
   const float factor = 1.0f / static_cast<float>(contributions.size());
-  for_tiles(contributions, average.size(), [&](std::size_t tile, std::size_t tile_end, std::size_t* cursor) {
+  for_tiles(contributions, average, room, [&](std::size_t tile, std::size_t tile_end, std::size_t* cursor) {
     std::fill(average.data() + tile, average.data() + tile_end, 0.0f);
     bool touched = false;
     for (std::size_t r = 0; r < contributions.size(); ++r) {
@@ -68,8 +72,9 @@ void average_sparse(std::span<const SparseView> contributions, std::span<float> 
   });
 }
 
-void average_contributors(std::span<const SparseView> contributions, std::span<float> average) {
-  for_tiles(contributions, average.size(), [&](std::size_t tile, std::size_t tile_end, std::size_t* cursor) {
+void average_contributors(std::span<const SparseView> contributions, std::span<float> average,
+                          std::span<std::size_t> room) {
+  for_tiles(contributions, average, room, [&](std::size_t tile, std::size_t tile_end, std::size_t* cursor) {
     std::fill(average.data() + tile, average.data() + tile_end, 0.0f);
     std::array<float, kTile> weights{};
     bool touched = false;
@@ -106,7 +111,8 @@ SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOpti
       capacity_(options.capacity),
       index_codec_(&index_codecs().find(parts.codec)),
       value_codec_(&value_codecs().find(parts.values)),
-      received_(static_cast<std::size_t>(group.ranks)) {
+      received_(static_cast<std::size_t>(group.ranks)),
+      contributions_(received_.size()) {
   check_combination(parts, options);
   const SelectorFactory& selector = selectors().find(parts.select);
   const MemoryFactory& memory = memories().find(parts.memory);
@@ -166,10 +172,10 @@ Message SparseCompressor::encode(Slice slice, const StepContext& context) {
     sent_.values.clear();
     threshold_ = 0;
   }
-  phase_ = Phase::encoded;
   Message message;
   message.kind = Message::Kind::block;
   message.block = write_block(sent_, group_.numel, *index_codec_, *value_codec_);
+  phase_ = Phase::encoded;
   return message;
 }
 
@@ -199,22 +205,34 @@ void SparseCompressor::select_whole(std::size_t segment, const FeedbackInput& in
 
 std::optional<Message> SparseCompressor::decode(const Round& round) {
   TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
-  phase_ = Phase::decoded;
   summed_ = round.entries != nullptr;
   if (summed_) {
     sum_ = *round.entries;
     finite_ = sum_.finite;
-    return std::nullopt;
+    // The sum has the weights in it, without what was rejected; the average divides it by how many contribute.
+    std::fill(contributions_.begin(), contributions_.end(), SparseView());
+    contributions_[0] = sum_;
+  } else {
+    TOPKNOT_CHECK(round.blocks.size() == received_.size(), "one block per rank");
+    finite_ = true;
+    for (std::size_t r = 0; r < round.blocks.size(); ++r) {
+      read_block(round.blocks[r], group_.numel, *index_codec_, *value_codec_, received_[r]);
+      finite_ &= received_[r].finite;
+      contributions_[r] = {received_[r], weights_[r]};
+    }
+    TOPKNOT_CHECK(own().indices == sent_.indices, "this rank's own block came back changed");
+    finite_ = finite_ && summable();
   }
-  TOPKNOT_CHECK(round.blocks.size() == received_.size(), "one block per rank");
-  finite_ = true;
-  for (std::size_t r = 0; r < round.blocks.size(); ++r) {
-    read_block(round.blocks[r], group_.numel, *index_codec_, *value_codec_, received_[r]);
-    finite_ &= received_[r].finite;
-  }
-  TOPKNOT_CHECK(own().indices == sent_.indices, "this rank's own block came back changed");
-  finite_ = finite_ && summable();
+  make_room_for_commit();
+  phase_ = Phase::decoded;
   return std::nullopt;
+}
+
+void SparseCompressor::make_room_for_commit() {
+  averaging_room_ = averaging_room(received_.size(), group_.numel);
+  if (!traits_.reads_average) return;
+  accepted_.indices.reserve(sent_.indices.size());
+  accepted_.values.reserve(sent_.indices.size());
 }
 
 // Whether the sum of what was received cannot overflow; the same on all ranks. If it can, the step is no
@@ -231,56 +249,35 @@ bool SparseCompressor::summable() const {
 
 std::span<float> SparseCompressor::commit(std::span<const std::uint32_t> rejected) {
   TOPKNOT_CHECK(phase_ == Phase::decoded && finite_ && sent_.finite, "commit without a decoded, finite step");
-  memory_->commit(u_, residual_, own(), rejected);
-
-  // A sum that the collective made has its weights in it, without what was rejected; the average divides it
-  // by how many contribute.
-  std::vector<SparseView> contributions(received_.size());
-  if (summed_)
-    contributions[0] = sum_;
-  else
-    for (std::size_t r = 0; r < received_.size(); ++r) contributions[r] = {received_[r], weights_[r]};
+  std::vector<std::uint32_t> sorted(rejected.begin(), rejected.end());
+  std::sort(sorted.begin(), sorted.end());
+  memory_->commit(u_, residual_, own(), sorted);
   const std::span<float> average = memory_->has_residual() ? residual_ : u_;
   const bool by_contributors = options_.aggregate == "contributors";
-  (by_contributors ? average_contributors : average_sparse)(contributions, average);
+  (by_contributors ? average_contributors : average_sparse)(contributions_, average, averaging_room_);
 
-  if (!all_) report_to_selectors(rejected, average);
+  if (!all_) report_to_selectors(sorted, average);
   memory_->finish(average);
   if (transform_) transform_->inverse(average);
   phase_ = Phase::idle;
   return average;
 }
 
-// For a selection that learns from the average, rejected entries were not sent.
+// For a selection that learns from the average, entries in the sorted list `rejected` were not sent.
 void SparseCompressor::report_to_selectors(std::span<const std::uint32_t> rejected,
                                            std::span<const float> average) {
-  std::vector<std::uint32_t> sorted(rejected.begin(), rejected.end());
-  std::sort(sorted.begin(), sorted.end());
   const SparseVector& mine = own();
-  std::vector<std::uint32_t> relative;
-  std::vector<float> accepted;
   for (std::size_t s = 0; s < group_.segments.size(); ++s) {
     const auto [begin, end] = group_.segments[s];
-    const auto [first, last] = cuts_[s];
-    SelectOutcome result;
-    result.accepted.values = std::span(mine.values).subspan(first, last - first);
-    relative.assign(mine.indices.begin() + static_cast<std::ptrdiff_t>(first),
-                    mine.indices.begin() + static_cast<std::ptrdiff_t>(last));
-    if (!sorted.empty()) {
-      relative.clear();
-      accepted.clear();
-      for (std::size_t i = first; i < last; ++i) {
-        if (std::binary_search(sorted.begin(), sorted.end(), mine.indices[i])) continue;
-        relative.push_back(mine.indices[i]);
-        accepted.push_back(mine.values[i]);
-      }
-      result.accepted.values = accepted;
+    accepted_.indices.clear();
+    accepted_.values.clear();
+    for (std::size_t i = cuts_[s].first; traits_.reads_average && i < cuts_[s].second; ++i) {
+      if (std::binary_search(rejected.begin(), rejected.end(), mine.indices[i])) continue;
+      accepted_.indices.push_back(mine.indices[i] - static_cast<std::uint32_t>(begin));
+      accepted_.values.push_back(mine.values[i]);
     }
-    for (std::uint32_t& index : relative) index -= static_cast<std::uint32_t>(begin);
-    result.accepted.indices = relative;
-    result.average = average.subspan(begin, end - begin);
-    result.weight = static_cast<double>(weights_[static_cast<std::size_t>(rank_)]) / group_.ranks;
-    selectors_[s]->commit(result);
+    const double weight = static_cast<double>(weights_[static_cast<std::size_t>(rank_)]) / group_.ranks;
+    selectors_[s]->commit({accepted_, average.subspan(begin, end - begin), weight});
   }
 }
 

@@ -46,11 +46,15 @@ std::size_t planned_entries(const SelectorTraits& traits, const CompressOptions&
 // The average of sparse contributions: sum_r(weight[r] * g_r) * (1 / P), added in rank order onto zeros, so
 // that every rank gets the same bits whatever its threads. The dense compressor ends with the same
 // multiplication, by 1 / P rounded to float. Overwrites `average`, its whole length. `contributions` are by
-// rank; P is their number.
-void average_sparse(std::span<const SparseView> contributions, std::span<float> average);
+// rank; P is their number. Allocates nothing; `room` is averaging_room().
+void average_sparse(std::span<const SparseView> contributions, std::span<float> average,
+                    std::span<std::size_t> room);
 // compress.aggregate contributors: at each position the mean over the ranks that sent it, sum(weight[r] * g_r) over the sum
 // of their weights; 0 where none did. Added in rank order too.
-void average_contributors(std::span<const SparseView> contributions, std::span<float> average);
+void average_contributors(std::span<const SparseView> contributions, std::span<float> average,
+                          std::span<std::size_t> room);
+// Scratch of both, for so many contributions to a vector of this size.
+std::vector<std::size_t> averaging_room(std::size_t ranks, std::size_t size);
 
 class SparseCompressor final : public Compressor {
  public:
@@ -79,6 +83,7 @@ class SparseCompressor final : public Compressor {
   void select(std::size_t segment, const FeedbackInput& input, const StepContext& context);
   void select_whole(std::size_t segment, const FeedbackInput& input);
   bool summable() const;
+  void make_room_for_commit();
   void report_to_selectors(std::span<const std::uint32_t> rejected, std::span<const float> average);
   // This rank's entries as the other ranks decoded them.
   const SparseVector& own() const { return summed_ ? sent_ : received_[static_cast<std::size_t>(rank_)]; }
@@ -113,6 +118,9 @@ class SparseCompressor final : public Compressor {
   std::vector<SparseVector> received_;  // by rank
   bool summed_ = false;                 // what came back is sum_, not received_
   SparseVector sum_;
+  std::vector<SparseView> contributions_;    // by rank, of received_ or sum_
+  std::vector<std::size_t> averaging_room_;  // scratch
+  SparseVector accepted_;                    // scratch: a segment's, positions in it
   bool finite_ = false;
 };
 

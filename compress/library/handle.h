@@ -63,9 +63,11 @@ struct Part {
   CompressOptions options;
   std::unique_ptr<Compressor> compressor;
   Floats gradient, residual;
-  bool has_residual = false;  // as keeps_residual()
-  bool busy = false;          // in a round
-  double reserved = 0;        // the density that a GPU's compressor has memory for
+  bool has_residual = false;  // the average is made in the residual's memory
+  bool keeps_memory =
+      false;            // what that memory holds counts in the next step: a residual, or ef21's estimate
+  bool busy = false;    // in a round
+  double reserved = 0;  // the density that a GPU's compressor has memory for
   // With undo=true.
   Snapshot before_round;   // of the one under way
   Snapshot before_commit;  // of the last one that was committed
@@ -176,9 +178,9 @@ void end(topknot_compressor& compressor, topknot_round* round, bool discard);
 // state.cpp too. As topknot_save() and topknot_load().
 std::vector<std::byte> saved(const topknot_compressor& compressor);
 void load(topknot_compressor& compressor, std::span<const std::byte> bytes);
-// Of one part; the snapshot is its own.
-void restore(const Place& place, Part& part, const Snapshot& snapshot);
-// A new compressor of the part, which goes on from a state of its own.
-void renew(const Place& place, Part& part, std::span<const std::byte> state);
+// As topknot_undo().
+void undo(topknot_compressor& compressor, std::int64_t step);
+// A new compressor of the part, which goes on from this state.
+std::unique_ptr<Compressor> renewed(const Place& place, const Part& part, std::span<const std::byte> state);
 
 }  // namespace topknot

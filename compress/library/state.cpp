@@ -12,12 +12,12 @@ namespace {
 
 constexpr std::uint32_t kStateMagic = 0x53544B54, kStateVersion = 1;  // "TKTS"
 
-// Whether a method makes its average in the residual's memory: a round of it, by one rank, shows.
-bool keeps_residual(const CompressOptions& options) {
+// Sets what a method does with the residual's memory: a round of it, by one rank, shows.
+void find_residual(Part& part) {
   GroupSpec spec{16, {{0, 16}}, 1};
   spec.tensors = {{0, 4, 4}};
   std::vector<float> gradient(16, 1.0f), residual(16);
-  const std::unique_ptr<Compressor> compressor = make_compressor(options, spec);
+  const std::unique_ptr<Compressor> compressor = make_compressor(part.options, spec);
   std::optional<Message> message = compressor->encode({gradient, residual}, {});
   while (message) {
     Round round;
@@ -25,7 +25,8 @@ bool keeps_residual(const CompressOptions& options) {
     round.blocks = blocks, round.sum = message->sum, round.sum_bfloat16 = message->sum_bfloat16;
     message = compressor->decode(round);
   }
-  return compressor->commit({}).data() == residual.data();
+  part.has_residual = compressor->commit({}).data() == residual.data();
+  part.keeps_memory = part.has_residual || residual != std::vector<float>(16);
 }
 
 }  // namespace
@@ -59,7 +60,7 @@ void make_parts(topknot_compressor& compressor) {
     part.spec.offset = arena;
     arena += part.spec.numel;
     part.compressor = compressor.place->make_compressor(part.options, part.spec);
-    part.has_residual = keeps_residual(part.options);
+    find_residual(part);
     part.gradient = compressor.place->zeros(part.spec.numel);
     part.residual = compressor.place->zeros(part.spec.numel);
   }
@@ -69,16 +70,24 @@ void require_no_round(const topknot_compressor& compressor) {
   if (!compressor.rounds.empty()) refuse("a round is under way; commit or discard it first");
 }
 
-void renew(const Place& place, Part& part, std::span<const std::byte> state) {
+std::unique_ptr<Compressor> renewed(const Place& place, const Part& part, std::span<const std::byte> state) {
   std::unique_ptr<Compressor> fresh = place.make_compressor(part.options, part.spec);
   fresh->load_state(state);
-  part.compressor = std::move(fresh), part.reserved = 0;
+  return fresh;
 }
 
-void restore(const Place& place, Part& part, const Snapshot& snapshot) {
-  renew(place, part, snapshot.state);
-  const std::span<const float> residual = snapshot.residual.span();
-  place.copy(residual.data(), part.residual.span().data(), residual.size());
+void undo(topknot_compressor& compressor, std::int64_t step) {
+  std::vector<std::unique_ptr<Compressor>> all;  // by part; null: it stays
+  for (const Part& part : compressor.parts)
+    all.push_back(part.before_commit.step == step ? renewed(*compressor.place, part, part.before_commit.state)
+                                                  : nullptr);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!all[i]) continue;
+    Part& part = compressor.parts[i];
+    part.compressor = std::move(all[i]), part.reserved = 0;
+    if (part.keeps_memory) part.residual = std::move(part.before_commit.residual);
+    part.before_commit = {};
+  }
 }
 
 std::vector<std::byte> saved(const topknot_compressor& compressor) {
@@ -94,7 +103,7 @@ std::vector<std::byte> saved(const topknot_compressor& compressor) {
     writer.put_list(tensor.shape);
   }
   for (const Part& part : compressor.parts) {
-    std::vector<float> residual(part.has_residual ? part.spec.numel : 0);
+    std::vector<float> residual(part.keeps_memory ? part.spec.numel : 0);
     compressor.place->copy(part.residual.span().data(), residual.data(), residual.size());
     writer.put_list(residual);
     writer.put_list(part.compressor->state());
@@ -134,9 +143,9 @@ void load(topknot_compressor& compressor, std::span<const std::byte> bytes) {
   std::vector<Loaded> all;
   for (const Part& part : compressor.parts) {
     Loaded loaded;
-    loaded.residual = reader.get_list<float>(part.has_residual ? part.spec.numel : 0);
-    loaded.compressor = compressor.place->make_compressor(part.options, part.spec);
-    loaded.compressor->load_state(reader.get_list<std::byte>());
+    loaded.residual = reader.get_list<float>(part.keeps_memory ? part.spec.numel : 0);
+    loaded.compressor = renewed(*compressor.place, part, reader.get_list<std::byte>());
+    loaded.residual.resize(part.spec.numel);
     all.push_back(std::move(loaded));
   }
   reader.finish();
@@ -144,7 +153,6 @@ void load(topknot_compressor& compressor, std::span<const std::byte> bytes) {
     Part& part = compressor.parts[i];
     part.compressor = std::move(all[i].compressor), part.reserved = 0;
     part.before_commit = {};
-    all[i].residual.resize(part.spec.numel);
     compressor.place->copy(all[i].residual.data(), part.residual.span().data(), part.spec.numel);
   }
 }

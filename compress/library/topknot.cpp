@@ -222,17 +222,18 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
                  compressor->parts[tensor.part].gradient.span().subspan(tensor.offset, tensor.numel));
     }
     context = place.begin(round, context);
+    round.messages.resize(round.parts.size());
     std::size_t begun = 0;
     try {
       for (const std::size_t p : round.parts) {
         Part& part = compressor->parts[p];
         if (settings.undo) {
-          Floats residual = place.zeros(part.has_residual ? part.spec.numel : 0);
+          Floats residual = place.zeros(part.keeps_memory ? part.spec.numel : 0);
           place.copy(part.residual.span().data(), residual.span().data(), residual.span().size());
           part.before_round = {step->step, std::move(residual), part.compressor->state()};
         }
-        round.messages.push_back(
-            part.compressor->encode({part.gradient.span(), part.residual.span()}, context));
+        round.messages[begun] =
+            part.compressor->encode({part.gradient.span(), part.residual.span()}, context);
         ++begun;
       }
       pack(round);
@@ -351,11 +352,7 @@ topknot_result topknot_undo(topknot_compressor* compressor, int64_t step) {
   return locked(compressor, [&] {
     require_no_round(*compressor);
     if (!compressor->settings.undo) refuse("topknot_undo() needs key undo=true");
-    for (Part& part : compressor->parts) {
-      if (part.before_commit.step != step) continue;
-      restore(*compressor->place, part, part.before_commit);
-      part.before_commit = {};
-    }
+    undo(*compressor, step);
     return TOPKNOT_OK;
   });
 }

@@ -44,8 +44,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -83,18 +83,17 @@ class DgcMemory final : public Memory {
     TOPKNOT_CHECK(residual.size() == n, "momentum correction needs a residual as long as the gradient");
     FeedbackInput result(residual);
     if (momentum_ == 0) return result;
-    if (size_ == 0 && n > 0) {
+    if (size_ != 0 && size_ != n)
+      StateReader::fail("has a velocity of " + std::to_string(size_) + " values where " + std::to_string(n) +
+                        " are needed");
+    if (!next_) next_ = allocate(n);
+    if (!velocity_) {
       velocity_ = allocate(n);
-      size_ = n;
       // By the threads that will read it, so that its pages lie near them.
       for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
         std::fill(velocity_.get() + begin, velocity_.get() + end, 0.0f);
       });
     }
-    if (size_ != n)
-      StateReader::fail("has a velocity of " + std::to_string(size_) + " values where " + std::to_string(n) +
-                        " are needed");
-    if (!next_) next_ = allocate(n);
     result.velocity = velocity_.get();
     result.next_velocity = next_.get();
     result.momentum = momentum_;
@@ -105,7 +104,9 @@ class DgcMemory final : public Memory {
   void commit(std::span<float> u, std::span<float>, const SparseView& sent,
               std::span<const std::uint32_t> rejected) override {
     take_sent(u, sent, rejected, momentum_ != 0 && masking_ ? next_.get() : nullptr);
-    if (momentum_ != 0) velocity_.swap(next_);
+    if (momentum_ == 0) return;
+    velocity_.swap(next_);
+    size_ = u.size();
   }
 
   bool has_residual() const override { return true; }
@@ -129,22 +130,23 @@ class DgcMemory final : public Memory {
 
  private:
   struct Free {
-    void operator()(float* p) const { std::free(p); }
+    std::align_val_t unit;
+    void operator()(float* p) const { ::operator delete(p, unit); }
   };
   using Buffer = std::unique_ptr<float[], Free>;  // aligned for stores past the caches
   static Buffer allocate(std::size_t size) {
     const std::size_t unit = size * sizeof(float) >= kHugePage ? kHugePage : kAlignment;
     const std::size_t bytes = (size * sizeof(float) + unit - 1) / unit * unit;
-    void* data = std::aligned_alloc(unit, bytes);
-    if (!data) throw Error("out of memory: could not allocate " + std::to_string(bytes) + " bytes");
+    Buffer buffer(static_cast<float*>(::operator new(bytes, std::align_val_t(unit))),
+                  {std::align_val_t(unit)});
     // A quarter off the pass, if the system has such pages; a hint, so its failure does not matter.
-    if (unit == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
-    return Buffer(static_cast<float*>(data));
+    if (unit == kHugePage) madvise(buffer.get(), bytes, MADV_HUGEPAGE);
+    return buffer;
   }
 
   float momentum_;
   bool nesterov_, masking_;
-  std::size_t size_ = 0;
+  std::size_t size_ = 0;    // of the velocity; 0: no step was committed yet
   Buffer velocity_, next_;  // as committed, and of the step that is under way
 };
 

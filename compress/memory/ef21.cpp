@@ -29,6 +29,7 @@ class Ef21Memory final : public Memory {
     if (!first_ && estimate_.size() != gradient.size())
       StateReader::fail("has an estimate of " + std::to_string(estimate_.size()) + " values where " +
                         std::to_string(gradient.size()) + " are needed");
+    estimate_.reserve(gradient.size());  // for finish()
     return residual;
   }
 

@@ -62,10 +62,11 @@ class Memory {
   virtual FeedbackInput input(std::span<float> gradient, std::span<const float> residual) = 0;
 
   // Turns the step's memories into what the next step starts from. `sent`: the entries as the other ranks
-  // decoded them, whose weight does not count; those at `rejected` (positions, any order) were not accepted.
+  // decoded them, whose weight does not count; those at `rejected` (positions, any order) were not accepted. Allocates
+  // nothing unless there are some, and that before it changes anything.
   virtual void commit(std::span<float> u, std::span<float> residual, const SparseView& sent,
                       std::span<const std::uint32_t> rejected) = 0;
-  // After commit: the average of what was sent, to be turned into the average gradient in place (EF21).
+  // After commit: the average of what was sent, to be turned into the average gradient in place (EF21). Allocates nothing.
   virtual void finish(std::span<float> average) { static_cast<void>(average); }
   // As before input().
   virtual void discard() {}

@@ -72,6 +72,10 @@ class RegTopKSelector final : public Selector {
     TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     TOPKNOT_CHECK(last_.indices.empty() || last_.indices.back() < u.size(),
                   "last step's entries lie beyond the vector");
+    // For commit(), of k entries at most.
+    last_.indices.reserve(step.k);
+    last_.own.reserve(step.k);
+    last_.surplus.reserve(step.k);
     next_bound_ = bound_;
     fell_back_ = false;
     const bool all = step.k == u.size();

@@ -59,7 +59,8 @@ class Selector {
   // what its results depend on saves it.
   virtual void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
                       Selection& selected) = 0;
-  // Keeps or forgets what the last select() learnt. After discard() the selector is as before select().
+  // Keeps or forgets what the last select() learnt. After discard() the selector is as before select(). commit() allocates
+  // nothing that select() can.
   virtual void commit(const SelectOutcome&) {}
   virtual void discard() {}
   virtual void save(StateWriter&) const {}
@@ -68,8 +69,9 @@ class Selector {
 };
 
 struct SelectorTraits {
-  bool at_most_k = false;      // select() never selects more than SelectStep::k
-  bool reads_average = false;  // commit() compares what was sent with what the average made of it
+  bool at_most_k = false;  // select() never selects more than SelectStep::k
+  // commit() compares what was sent with what the average made of it; else SelectOutcome::accepted is empty.
+  bool reads_average = false;
   // How many entries a density asks for among d: k = max(1, floor(density * d)) unless the paper rounds
   // otherwise.
   std::size_t (*target)(double density, std::size_t d, const CompressOptions& options) =

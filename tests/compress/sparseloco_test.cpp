@@ -399,7 +399,8 @@ TEST_CASE("the mean over contributors divides by the weights of those that sent 
   std::vector<SparseView> views;
   for (std::size_t r = 0; r < sent.size(); ++r) views.emplace_back(sent[r], weights[r]);
   std::vector<float> average(n, 7.0f);
-  average_contributors(views, average);
+  std::vector<std::size_t> room = averaging_room(views.size(), n);
+  average_contributors(views, average, room);
   std::map<std::uint32_t, std::pair<double, double>> expected;
   for (std::size_t r = 0; r < sent.size(); ++r)
     for (std::size_t i = 0; i < sent[r].indices.size(); ++i) {
@@ -420,7 +421,7 @@ TEST_CASE("the mean over contributors divides by the weights of those that sent 
     const int before = omp_get_max_threads();
     omp_set_num_threads(threads);
     std::vector<float> again(n);
-    average_contributors(views, again);
+    average_contributors(views, again, room);
     omp_set_num_threads(before);
     CHECK(same_bits(again, average));
   }

@@ -239,7 +239,7 @@ class Gpu final : public Place {
 
   // Compressors keep the memory of their highest density; a warm-up's would be taken from the program for good.
   void shrink(Part& part) {
-    renew(*this, part, part.compressor->state());
+    part.compressor = renewed(*this, part, part.compressor->state());
     context_->pool()->release_cached();
   }
 

@@ -20,7 +20,7 @@ struct MemoryCommit {
   const float* old_velocity = nullptr;  // null without momentum
   float* velocity = nullptr;            // this step's
   bool masking = false;                 // what was sent loses its velocity
-  std::uint32_t* current = nullptr;     // becomes `written`; null without momentum
+  std::uint32_t* current = nullptr;  // becomes `written`, then 1 if the step is good; null without momentum
   std::uint32_t written = 0;
   DeviceSent sent;
 };
@@ -38,7 +38,10 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ std::uint32_t bounds[kThreads];  // of each list's entries in the tile: begin, end
   const std::size_t first = std::size_t{blockIdx.x} * kTile;
   const std::size_t end = first + kTile < step.n ? first + kTile : step.n;
-  if (blockIdx.x == 0 && threadIdx.x == 0 && step.current) *step.current = step.written;
+  if (blockIdx.x == 0 && threadIdx.x == 0 && step.current) {
+    step.current[0] = step.written;
+    if (step.status->bad == 0) step.current[1] = 1;
+  }
   if (step.status->bad != 0) {
     for (std::size_t i = first + threadIdx.x; step.residual && i < end; i += kThreads) {
       __stcs(step.u + i, __ldcs(step.residual + i));
@@ -89,7 +92,7 @@ DeviceMemory::DeviceMemory(Kind kind, const CompressOptions& options, std::size_
   nesterov_ = options.nesterov;
   masking_ = momentum_masking(options);
   if (momentum_ == 0) return;
-  current_ = DeviceArray<std::uint32_t>(1);
+  current_ = DeviceArray<std::uint32_t>(2);
   for (auto& velocity : velocity_) velocity = DeviceArray<float>(n);
   clear();
 }
@@ -103,7 +106,6 @@ Accumulate DeviceMemory::accumulate(const Slice& slice, const StepParameters* st
                 "error feedback needs a residual as long as the gradient");
   made.residual = slice.residual.data();
   if (momentum_ == 0) return made;
-  started_ = true;
   if (!first_) {
     first_ = slice.gradient.data();
     second_ = slice.residual.data();
@@ -140,8 +142,9 @@ std::span<float> DeviceMemory::commit(cudaStream_t stream, const StepStatus* sta
 
 void DeviceMemory::save(StateWriter& writer) const {
   if (kind_ != Kind::dgc) return;
-  const std::uint32_t current = started_ ? on_host(current_.data(), 1).front() : 0;
-  writer.put_device_list({velocity_[current].data(), started_ ? n_ : 0});
+  std::vector<std::uint32_t> current(2);
+  if (momentum_ != 0) current = on_host(current_.data(), 2);
+  writer.put_device_list({velocity_[current[0]].data(), current[1] ? n_ : 0});
 }
 
 void DeviceMemory::load(StateReader& reader) {
@@ -149,11 +152,12 @@ void DeviceMemory::load(StateReader& reader) {
   const std::vector<float> velocity = reader.get_list<float>();
   if (momentum_ == 0 && !velocity.empty()) StateReader::fail("has a velocity, and optimizer.momentum is 0");
   if (!velocity.empty() && velocity.size() != n_) StateReader::fail("has a velocity of another length");
-  started_ = !velocity.empty();
   if (momentum_ == 0) return;
-  if (!started_) return clear();
+  if (velocity.empty()) return clear();
   // Both, so that it does not matter in which order the slice's memories are found next.
   const cudaStream_t stream = Context::current().stream();
+  const std::uint32_t current[2] = {0, 1};
+  TOPKNOT_CUDA(cudaMemcpyAsync(current_.data(), current, sizeof current, cudaMemcpyHostToDevice, stream));
   for (auto& buffer : velocity_)
     TOPKNOT_CUDA(
         cudaMemcpyAsync(buffer.data(), velocity.data(), buffer.bytes(), cudaMemcpyHostToDevice, stream));

@@ -78,11 +78,11 @@ class DeviceMemory {
   bool lr_inside_;
   float momentum_ = 0;
   bool nesterov_ = false, masking_ = false;
-  // With momentum alone. current_: the velocity of the last committed step; graphs have no host that knows.
+  // With momentum alone. current_: the velocity of the last step, and whether one was committed; graphs have no host that
+  // knows.
   DeviceArray<float> velocity_[2];
   DeviceArray<std::uint32_t> current_;
   const float *first_ = nullptr, *second_ = nullptr;  // the slice's memories, as the first step found them
-  bool started_ = false;                              // a step was begun: there is a velocity to save
 };
 
 // Of compress.memory `memory`: residual, none and dgc; null for the others, which have no kernels.

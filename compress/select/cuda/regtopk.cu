@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "compress/select/cuda/device_selector.h"
@@ -328,7 +329,7 @@ class RegTopKOnGpu final : public DeviceSelector {
       copy(to.own, from.own, from.capacity, cudaMemcpyDeviceToDevice);
       copy(to.surplus, from.surplus, from.capacity, cudaMemcpyDeviceToDevice);
     }
-    last_ = larger;
+    last_ = std::move(larger);
   }
 
   std::vector<DeviceRange> ranges_;

@@ -1,0 +1,281 @@
+// libtopknot without memory: each allocation of each call fails in turn. What fails changes nothing, and the call made again
+// has the bits of one that was never disturbed.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "compress/codec/codec.h"
+#include "include/topknot.h"
+#include "tests/compress/every_method.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+// How many allocations succeed before one fails; below 0: all do. Of all threads: an exception in a loop of OpenMP's would
+// end the program.
+std::atomic<long> left{-1};
+
+bool fails() {
+  return left.load() >= 0 && left.fetch_sub(1) == 0;
+}
+
+void* allocated(std::size_t size, std::size_t alignment) {
+  void* const memory = fails() ? nullptr : std::aligned_alloc(alignment, (size / alignment + 1) * alignment);
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) {
+  return allocated(size, alignof(std::max_align_t));
+}
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return allocated(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+
+// Of residuals and gradients. A sanitizer has its own.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+extern "C" void* __libc_calloc(std::size_t, std::size_t);
+extern "C" void* calloc(std::size_t count, std::size_t size) noexcept {
+  return fails() ? nullptr : __libc_calloc(count, size);
+}
+#endif
+
+namespace topknot {
+namespace {
+
+using namespace topknot::testing;
+
+struct Destroy {
+  void operator()(topknot_compressor* compressor) const { topknot_destroy(compressor); }
+};
+using Handle = std::unique_ptr<topknot_compressor, Destroy>;
+using Bytes = std::vector<std::byte>;
+using Vectors = std::vector<std::vector<float>>;  // by tensor
+
+struct Case {
+  std::string method;
+  std::vector<std::string> keys;
+  std::int64_t rows = 24;  // of the first tensor, whose rows have 20 elements
+};
+
+// Calls until no allocation fails. After each failure `unchanged` looks at what must be as before.
+template <class Call, class Unchanged>
+topknot_result until_it_succeeds(const Call& call, const Unchanged& unchanged) {
+  for (long n = 0;; ++n) {
+    left = n;
+    const topknot_result result = call();
+    left = -1;
+    if (result < TOPKNOT_INVALID) return result;
+    INFO("allocation " << n);
+    REQUIRE(result == TOPKNOT_FAILED);
+    REQUIRE(std::string(topknot_error()) == "out of memory");
+    unchanged();
+  }
+}
+
+Bytes state_of(const Handle& compressor) {
+  std::size_t bytes = 0;
+  REQUIRE(topknot_save(compressor.get(), nullptr, 0, &bytes) == TOPKNOT_OK);
+  Bytes state(bytes);
+  REQUIRE(topknot_save(compressor.get(), state.data(), bytes, &bytes) == TOPKNOT_OK);
+  return state;
+}
+
+// Two ranks, of which the first one's calls may lack memory.
+class Ranks {
+ public:
+  explicit Ranks(const Case& what, bool failing)
+      : lengths_{static_cast<std::size_t>(what.rows) * 20, 30, 264} {
+    const std::vector<std::int64_t> shapes[] = {{what.rows, 20}, {30}, {12, 22}};
+    std::vector<const char*> keys;
+    for (const std::string& key : what.keys) keys.push_back(key.c_str());
+    const topknot_tensor tensors[] = {
+        {"a", shapes[0].data(), 2}, {"b", shapes[1].data(), 1}, {"c", shapes[2].data(), 2}};
+    for (int rank = 0; rank < 2; ++rank) {
+      topknot_compressor* made = nullptr;
+      const auto create = [&] {
+        return topknot_create(what.method.c_str(), keys.data(), keys.size(), tensors, 3, rank, 2, &made);
+      };
+      if (failing)
+        REQUIRE(until_it_succeeds(create, [&] { CHECK(made == nullptr); }) == TOPKNOT_OK);
+      else if (create() != TOPKNOT_OK)
+        FAIL(topknot_error());
+      ranks_[rank].reset(made);
+    }
+  }
+  const Handle& operator[](std::size_t rank) const { return ranks_[rank]; }
+
+  // The averages. `failing`: the first rank's calls until they have memory.
+  Vectors step(std::int64_t number, bool failing) {
+    const Bytes before = failing ? state_of(ranks_[0]) : Bytes();
+    topknot_round* rounds[2] = {};
+    exchanged_.clear();
+    if (failing) {
+      REQUIRE(until_it_succeeds([&] { return encode(0, number, rounds[0]); },
+                                [&] {
+                                  CHECK(rounds[0] == nullptr);
+                                  REQUIRE((state_of(ranks_[0]) == before));
+                                }) == TOPKNOT_OK);
+      left = 0;
+      topknot_discard(rounds[0]);
+      left = -1;
+      REQUIRE((state_of(ranks_[0]) == before));
+    }
+    for (std::size_t rank = 0; rank < 2; ++rank) REQUIRE(encode(rank, number, rounds[rank]) == TOPKNOT_OK);
+    topknot_result state = TOPKNOT_MORE;
+    while (state == TOPKNOT_MORE) {
+      exchange(rounds);
+      const auto again = [&] {  // the round can only be discarded: as far as it was, in a new one
+        topknot_discard(rounds[0]);
+        REQUIRE((state_of(ranks_[0]) == before));
+        REQUIRE(encode(0, number, rounds[0]) == TOPKNOT_OK);
+        for (std::size_t i = 0; i + 1 < exchanged_.size(); ++i)
+          REQUIRE(decode(rounds[0], exchanged_[i]) == TOPKNOT_MORE);
+      };
+      const auto first = [&] { return decode(rounds[0], exchanged_.back()); };
+      state = failing ? until_it_succeeds(first, again) : first();
+      REQUIRE(decode(rounds[1], exchanged_.back()) == state);
+    }
+    REQUIRE(state == TOPKNOT_DONE);
+    Vectors averages[2];
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      std::vector<void*> to;
+      for (const std::size_t n : lengths_) averages[rank].emplace_back(n);
+      for (auto& average : averages[rank]) to.push_back(average.data());
+      left = failing && rank == 0 ? 0 : -1;
+      const topknot_result committed = topknot_commit(rounds[rank], to.data(), TOPKNOT_FLOAT32, 1);
+      left = -1;
+      REQUIRE(committed == TOPKNOT_OK);  // it allocates nothing, and so no tensor is left behind the others
+    }
+    CHECK((averages[0] == averages[1]));
+    return averages[0];
+  }
+
+ private:
+  using Exchanged = std::vector<Bytes>;  // by rank, or the sum
+
+  topknot_result encode(std::size_t rank, std::int64_t number, topknot_round*& round) {
+    static Vectors gradients;
+    static const void* from[3];
+    const long armed = left.exchange(-1);
+    gradients.clear();
+    for (std::size_t t = 0; t < 3; ++t)
+      gradients.push_back(gradient_of(3 * number + 1, rank + t, lengths_[t]));
+    for (std::size_t t = 0; t < 3; ++t) from[t] = gradients[t].data();
+    const topknot_step step{number, 0.05, 0.1};
+    const std::int32_t which[] = {0, 1, 2};
+    round = nullptr;
+    left = armed;
+    return topknot_encode(ranks_[rank].get(), &step, which, 3, from, TOPKNOT_FLOAT32, 1, &round);
+  }
+
+  void exchange(topknot_round* const (&rounds)[2]) {
+    topknot_message messages[2];
+    for (std::size_t rank = 0; rank < 2; ++rank)
+      REQUIRE(topknot_message_of(rounds[rank], &messages[rank]) == TOPKNOT_OK);
+    Exchanged all;
+    if (messages[0].sum) {
+      const auto *a = static_cast<const float*>(messages[0].sum),
+                 *b = static_cast<const float*>(messages[1].sum);
+      std::vector<float> sum(messages[0].sum_count);
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = a[i] + b[i];
+      const auto bytes = std::as_bytes(std::span(sum));
+      all.emplace_back(bytes.begin(), bytes.end());
+    } else {
+      for (const topknot_message& message : messages) {
+        const auto* begin = static_cast<const std::byte*>(message.block);
+        all.emplace_back(begin, begin + message.block_bytes);
+      }
+    }
+    exchanged_.push_back(all);
+  }
+
+  static topknot_result decode(topknot_round* round, const Exchanged& all) {
+    if (all.size() > 1) {
+      const void* blocks[] = {all[0].data(), all[1].data()};
+      const std::size_t sizes[] = {all[0].size(), all[1].size()};
+      return topknot_decode(round, blocks, sizes);
+    }
+    topknot_message message;
+    if (const topknot_result result = topknot_message_of(round, &message); result != TOPKNOT_OK)
+      return result;
+    std::memcpy(message.sum, all[0].data(), all[0].size());
+    return topknot_decode(round, nullptr, nullptr);
+  }
+
+  std::vector<std::size_t> lengths_;
+  Handle ranks_[2];
+  std::vector<Exchanged> exchanged_;  // of the step, message by message
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const std::string& method : methods()) {
+    Case made{method, {"undo=true"}};
+    if (method == "dgc") made.keys.push_back("momentum=0.9");
+    if (method == "threshold") made.keys.push_back("threshold=0.5");
+    if (method == "acpsgd" || method == "powersgd") made.keys.push_back("min_compression=1.0");
+    all.push_back(made);
+  }
+  const auto pieces = [&](const std::string& key, const std::vector<std::string>& names) {
+    for (const std::string& name : names) all.push_back({"topk", {"undo=true", key + "=" + name}});
+  };
+  pieces("codec", index_codecs().names());
+  pieces("values", value_codecs().names());
+  pieces("memory", {"none", "ef21"});
+  pieces("transform", {"dct"});
+  pieces("scope", {"model"});
+  pieces("aggregate", {"contributors"});
+  pieces("capacity", {"1"});
+  // By two threads.
+  all.push_back({"topk", {"undo=true", "threads=2", "codec=ans"}, 7000});
+  all.push_back({"qsgd", {"undo=true", "threads=2", "memory=residual"}, 7000});
+  return all;
+}
+
+TEST_CASE("a call of the library that lacks memory changes nothing, and has the same bits when made again") {
+  for (const Case& what : cases()) {
+    INFO(what.method << ", " << what.keys.back());
+    Ranks ranks(what, true), undisturbed(what, false);
+    for (std::int64_t number = 0; number < 3; ++number) {
+      const Bytes before = state_of(ranks[0]);
+      REQUIRE((ranks.step(number, true) == undisturbed.step(number, false)));
+      const Bytes after = state_of(ranks[0]);
+      REQUIRE((after == state_of(undisturbed[0])));
+      std::size_t bytes = 0;
+      Bytes saved(after.size());
+      CHECK(until_it_succeeds(
+                [&] { return topknot_save(ranks[0].get(), saved.data(), saved.size(), &bytes); }, [] {}) ==
+            TOPKNOT_OK);
+      CHECK((saved == after));
+      const auto as_after = [&] { REQUIRE((state_of(ranks[0]) == after)); };
+      CHECK(until_it_succeeds([&] { return topknot_undo(ranks[0].get(), number); }, as_after) == TOPKNOT_OK);
+      REQUIRE((state_of(ranks[0]) == before));
+      const auto as_before = [&] { REQUIRE((state_of(ranks[0]) == before)); };
+      CHECK(until_it_succeeds([&] { return topknot_load(ranks[0].get(), after.data(), after.size()); },
+                              as_before) == TOPKNOT_OK);
+      as_after();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace topknot
