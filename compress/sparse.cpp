@@ -221,8 +221,8 @@ std::optional<Message> SparseCompressor::decode(const Round& round) {
       contributions_[r] = {received_[r], weights_[r]};
     }
     TOPKNOT_CHECK(own().indices == sent_.indices, "this rank's own block came back changed");
-    finite_ = finite_ && summable();
   }
+  finite_ = finite_ && summable();
   make_room_for_commit();
   phase_ = Phase::decoded;
   return std::nullopt;
@@ -235,16 +235,19 @@ void SparseCompressor::make_room_for_commit() {
   accepted_.values.reserve(sent_.indices.size());
 }
 
-// Whether the sum of what was received cannot overflow; the same on all ranks. If it can, the step is no
-// better than one with an infinity in it.
+// Whether the sum of what was received cannot overflow, nor what the memory adds to it; the same on all ranks. If it
+// can, the step is no better than one with an infinity in it.
 bool SparseCompressor::summable() const {
   double bound = 0;
-  for (std::size_t r = 0; r < received_.size(); ++r) {
+  for (const SparseView& from : contributions_) {
     MagnitudeKey largest = 0;
-    for (const float value : received_[r].values) largest = std::max(largest, key_of(value));
-    bound += static_cast<double>(weights_[r]) * static_cast<double>(magnitude_of(largest));
+    for (const float value : from.values) largest = std::max(largest, key_of(value));
+    bound += static_cast<double>(from.weight) * static_cast<double>(magnitude_of(largest));
   }
-  return bound <= static_cast<double>(std::numeric_limits<float>::max());
+  constexpr double kMost = std::numeric_limits<float>::max(), kRounding = 1 + 1e-6;
+  const double average = bound / static_cast<double>(contributions_.size());
+  return bound <= kMost &&
+         static_cast<double>(memory_->largest_kept(contributions_)) + average * kRounding <= kMost;
 }
 
 std::span<float> SparseCompressor::commit(std::span<const std::uint32_t> rejected) {
@@ -299,7 +302,11 @@ void SparseCompressor::save(StateWriter& writer) const {
 void SparseCompressor::load(StateReader& reader) {
   TOPKNOT_CHECK(phase_ == Phase::idle, "state is loaded between steps");
   reader.expect_group(group_.numel, selectors_.size());
-  for (auto& selector : selectors_) selector->load(reader);
+  for (std::size_t s = 0; s < selectors_.size(); ++s) {
+    reader.range = group_.segments[s].second - group_.segments[s].first;
+    selectors_[s]->load(reader);
+  }
+  reader.range = group_.numel;
   memory_->load(reader);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // The bytes of a compressor's state, for checkpoints: what save() puts, load() gets in the same order.
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -98,6 +99,14 @@ class StateReader {
            " are needed; was it saved by another method, model or merge plan?");
     return values;
   }
+  // A list of numbers that are all finite.
+  template <class V>
+  std::vector<V> get_finite_list() {
+    std::vector<V> values = get_list<V>();
+    for (const V value : values)
+      if (!std::isfinite(value)) fail("has a number that is not finite");
+    return values;
+  }
   // Two counts, as a group's state begins with: its elements and its selection ranges.
   void expect_group(std::size_t numel, std::size_t segments) {
     const auto elements = get<std::uint64_t>(), ranges = get<std::uint64_t>();
@@ -105,6 +114,8 @@ class StateReader {
       fail("is of " + std::to_string(elements) + " elements in " + std::to_string(ranges) +
            " segments, not of " + std::to_string(numel) + " in " + std::to_string(segments));
   }
+  // Of the group or range whose state is next: its elements; 0: not known.
+  std::size_t range = 0;
   bool at_end() const { return bytes_.empty(); }
   void finish() const {
     if (!bytes_.empty()) fail("has " + std::to_string(bytes_.size()) + " bytes too many");

@@ -11,8 +11,8 @@
  *   topknot_commit(round, averages)        writes the averages and keeps what was not sent, or
  *   topknot_discard(round)                 forgets the step: everything is as before topknot_encode()
  *
- * All ranks must commit or all discard. TOPKNOT_NOT_FINITE (a NaN or an infinity in some rank's gradients) is
- * found by every rank alike, and such a round can only be discarded.
+ * All ranks must commit or all discard. TOPKNOT_NOT_FINITE (a NaN or an infinity in some rank's gradients, or an average
+ * that could overflow) is found by every rank alike, and such a round can only be discarded.
  *
  * Functions return TOPKNOT_OK or an error, of which topknot_error() has the text; nothing has changed then,
  * unless said otherwise. No exception leaves the library, and nothing here ends the process. A compressor and
@@ -159,7 +159,7 @@ topknot_result topknot_load(topknot_compressor* compressor, const void* from, si
  * order of blocks, with dct their coefficients). *has: whether the method keeps one; nothing is written if not.
  * Between rounds only. */
 topknot_result topknot_residual(topknot_compressor* compressor, int32_t which, float* residual, int* has);
-/* Replaces it; TOPKNOT_INVALID if the method keeps none. */
+/* Replaces it; TOPKNOT_INVALID if the method keeps none, or a number is not finite. */
 topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t which, const float* residual);
 
 #ifdef __cplusplus

@@ -143,7 +143,9 @@ void load(topknot_compressor& compressor, std::span<const std::byte> bytes) {
   std::vector<Loaded> all;
   for (const Part& part : compressor.parts) {
     Loaded loaded;
-    loaded.residual = reader.get_list<float>(part.keeps_memory ? part.spec.numel : 0);
+    loaded.residual = reader.get_finite_list<float>();
+    if (loaded.residual.size() != (part.keeps_memory ? part.spec.numel : 0))
+      StateReader::fail("has a residual of another length");
     loaded.compressor = renewed(*compressor.place, part, reader.get_list<std::byte>());
     loaded.residual.resize(part.spec.numel);
     all.push_back(std::move(loaded));

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -397,6 +398,8 @@ topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t whic
     const Part& part = compressor->parts[tensor.part];
     if (!part.has_residual)
       refuse("tensor '" + one_line(tensor.name) + "' has no residual: nothing of it stays unsent");
+    if (!std::all_of(residual, residual + tensor.numel, [](float x) { return std::isfinite(x); }))
+      refuse("the residual of '" + tensor.name + "' has a number that is not finite");
     compressor->place->copy(residual, part.residual.span().data() + tensor.offset, tensor.numel);
     return TOPKNOT_OK;
   });

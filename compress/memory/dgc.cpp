@@ -116,9 +116,10 @@ class DgcMemory final : public Memory {
 
   // Throws Error for a velocity of another length, at the latest in the next step.
   void load(StateReader& reader) override {
-    const std::vector<float> velocity = reader.get_list<float>();
+    const std::vector<float> velocity = reader.get_finite_list<float>();
     if (momentum_ == 0 && !velocity.empty()) StateReader::fail("has a velocity, and optimizer.momentum is 0");
-    if (size_ != 0 && !velocity.empty() && velocity.size() != size_)
+    const std::size_t length = reader.range > 0 ? reader.range : size_;
+    if (length != 0 && !velocity.empty() && velocity.size() != length)
       StateReader::fail("has a velocity of another length");
     next_.reset();
     velocity_.reset();

@@ -11,6 +11,8 @@
 // stay out of the average. What a value codec loses stays in the difference. Momentum, if any, is the
 // optimizer's.
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -52,6 +54,13 @@ class Ef21Memory final : public Memory {
               });
   }
 
+  float largest_kept(std::span<const SparseView> sent) const override {
+    float largest = 0;
+    if (first_) return largest;
+    for (const SparseView& from : sent)
+      for (const std::uint32_t index : from.indices) largest = std::max(largest, std::abs(estimate_[index]));
+    return largest;
+  }
   bool has_residual() const override { return false; }
   bool requires_dense_step() const override { return first_; }
   void save(StateWriter& writer) const override {
@@ -61,8 +70,10 @@ class Ef21Memory final : public Memory {
 
   void load(StateReader& reader) override {
     const auto first = reader.get<std::uint8_t>();
-    estimate_ = reader.get_list<float>();
+    estimate_ = reader.get_finite_list<float>();
     if (first > 1 || (first == 1 && !estimate_.empty())) StateReader::fail("is not ef21's");
+    if (first == 0 && reader.range > 0 && estimate_.size() != reader.range)
+      StateReader::fail("has an estimate of another length");
     first_ = first == 1;
   }
 

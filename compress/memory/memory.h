@@ -68,6 +68,8 @@ class Memory {
                       std::span<const std::uint32_t> rejected) = 0;
   // After commit: the average of what was sent, to be turned into the average gradient in place (EF21). Allocates nothing.
   virtual void finish(std::span<float> average) { static_cast<void>(average); }
+  // The largest magnitude that finish() adds to where an entry was sent.
+  virtual float largest_kept(std::span<const SparseView>) const { return 0; }
   // As before input().
   virtual void discard() {}
 

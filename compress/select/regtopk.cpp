@@ -124,12 +124,17 @@ class RegTopKSelector final : public Selector {
   void load(StateReader& reader) override {
     Last last;
     last.indices = reader.get_list<std::uint32_t>();
-    last.own = reader.get_list<double>(last.indices.size());
-    last.surplus = reader.get_list<double>(last.indices.size());
+    last.own = reader.get_finite_list<double>();
+    last.surplus = reader.get_finite_list<double>();
     last.weight = reader.get<double>();
+    if (last.own.size() != last.indices.size() || last.surplus.size() != last.indices.size() ||
+        !std::isfinite(last.weight))
+      StateReader::fail("has no valid entries of regtopk's last step");
     if (std::adjacent_find(last.indices.begin(), last.indices.end(), std::greater_equal<>()) !=
         last.indices.end())
       StateReader::fail("names the entries of regtopk's last step out of order");
+    if (reader.range > 0 && !last.indices.empty() && last.indices.back() >= reader.range)
+      StateReader::fail("names entries of regtopk's last step beyond the vector");
     last_ = std::move(last);
   }
 

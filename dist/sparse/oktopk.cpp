@@ -103,7 +103,8 @@ class OkTopK final : public SparseCollective {
     read.threshold = reader.get<double>();
     read.k = reader.get<std::uint64_t>();
     read.cuts = reader.get_list<std::uint32_t>();
-    if (read.steps < 0 || !(read.threshold >= 0) || !std::is_sorted(read.cuts.begin(), read.cuts.end()) ||
+    if (read.steps < 0 || !(read.threshold >= 0 && std::isfinite(read.threshold)) ||
+        !std::is_sorted(read.cuts.begin(), read.cuts.end()) ||
         (!read.cuts.empty() && read.cuts.back() > numel_))
       StateReader::fail("of the sparse collective is damaged, or of another group");
     carried_ = std::move(read);

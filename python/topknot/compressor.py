@@ -423,7 +423,7 @@ class Compressor:
         return array if has.value else None
 
     def set_residual(self, name: str, residual: Array) -> None:
-        """Replaces what residual() returns."""
+        """Replaces what residual() returns; Error if a number is not finite."""
         address = address_of("the residual", residual, self.shapes[self.names[self.index(name)]], Type.FLOAT32)
         with self._owner.lock:
             check(LIBRARY.topknot_set_residual(self._open(), self.index(name), address))

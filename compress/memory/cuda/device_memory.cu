@@ -149,7 +149,7 @@ void DeviceMemory::save(StateWriter& writer) const {
 
 void DeviceMemory::load(StateReader& reader) {
   if (kind_ != Kind::dgc) return;
-  const std::vector<float> velocity = reader.get_list<float>();
+  const std::vector<float> velocity = reader.get_finite_list<float>();
   if (momentum_ == 0 && !velocity.empty()) StateReader::fail("has a velocity, and optimizer.momentum is 0");
   if (!velocity.empty() && velocity.size() != n_) StateReader::fail("has a velocity of another length");
   if (momentum_ == 0) return;

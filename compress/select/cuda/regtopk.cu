@@ -5,6 +5,7 @@
 #include <topknot_kernel.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 #include <utility>
@@ -290,9 +291,11 @@ class RegTopKOnGpu final : public DeviceSelector {
     std::vector<std::size_t> counts(ranges_.size());
     for (std::size_t r = 0; r < ranges_.size(); ++r) {
       const auto indices = reader.get_list<std::uint32_t>();
-      const auto own = reader.get_list<double>(indices.size());
-      const auto surplus = reader.get_list<double>(indices.size());
+      const auto own = reader.get_finite_list<double>();
+      const auto surplus = reader.get_finite_list<double>();
       const auto weight = reader.get<double>();
+      if (own.size() != indices.size() || surplus.size() != indices.size() || !std::isfinite(weight))
+        StateReader::fail("has no valid entries of regtopk's last step");
       if (std::adjacent_find(indices.begin(), indices.end(), std::greater_equal<>()) != indices.end())
         StateReader::fail("names the entries of regtopk's last step out of order");
       if (!indices.empty() && indices.back() >= ranges_[r].n)

@@ -111,18 +111,39 @@ TEST_CASE("the first committed step sends the whole gradient, also after steps t
   CHECK(ranks[0].compressor->selected() == 5);
 }
 
-TEST_CASE("EF21 refuses a state that has an estimate before its first step") {
+TEST_CASE("a step that would make the estimate infinite is not finite on any rank, and changes nothing") {
+  SimulatedRanks ranks(with_memory("ef21"), whole_group(4, 2));
+  const auto step = [&](std::int64_t number, float gradient, float weight) {
+    ranks[0].gradient = {gradient, 1, 1, 1};
+    ranks[1].gradient = {0, 1, 1, 1};
+    return ranks.step(number, 1, {weight, 2 - weight});
+  };
+  // The estimate rises where the first rank counts more, and hardly falls where it counts less.
+  int steps = 0;
+  while (steps < 12 && step(steps, steps % 2 ? -0.8e38f : 0.8e38f, steps % 2 ? 0.1f : 1.9f)) ++steps;
+  REQUIRE(steps == 4);
+  for (std::size_t r = 0; r < 2; ++r) CHECK_FALSE(ranks[r].compressor->finite());
+  REQUIRE(step(5, -0.8e38f, 1));
+  CHECK(std::isfinite(ranks[0].average[0]));
+  CHECK(ranks[0].average[1] == Approx(1));
+}
+
+TEST_CASE(
+    "EF21 refuses a state that has an estimate before its first step, or one of another length or of NaNs") {
   const auto memory = make_memory("ef21");
-  const auto load = [&](std::uint8_t first, const std::vector<float>& estimate) {
+  const auto load = [&](std::uint8_t first, const std::vector<float>& estimate, std::size_t range = 0) {
     StateWriter writer;
     writer.put(first);
     writer.put_list(estimate);
     const std::vector<std::byte> bytes = writer.take();
     StateReader reader(bytes);
+    reader.range = range;
     memory->load(reader);
   };
-  CHECK_NOTHROW(load(1, {}));
-  CHECK_NOTHROW(load(0, {1, 2}));
+  CHECK_NOTHROW(load(1, {}, 2));
+  CHECK_NOTHROW(load(0, {1, 2}, 2));
+  CHECK_THROWS_AS(load(0, {1, 2}, 3), Error);
+  CHECK_THROWS_AS(load(0, {1, std::numeric_limits<float>::quiet_NaN()}, 2), Error);
   CHECK_THROWS_AS(load(1, {1, 2}), Error);
   CHECK_THROWS_AS(load(2, {}), Error);
 }

