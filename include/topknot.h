@@ -125,8 +125,8 @@ topknot_result topknot_create(const char* method, const char* const* keys, size_
 void topknot_destroy(topknot_compressor* compressor);
 
 /* Compresses gradients[i] times `scale`, of tensor which[i] (its place in topknot_create()), for i < count;
- * the gradients are read before the call returns. Tensors of a round that is not committed or discarded yet are
- * refused; with scope=model a round has all tensors, in order. */
+ * the gradients are read before the call returns. Addresses are multiples of the type's size. Tensors of a round that
+ * is not committed or discarded yet are refused; with scope=model a round has all tensors, in order. */
 topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step* step, const int32_t* which,
                               size_t count, const void* const* gradients, topknot_type type, double scale,
                               topknot_round** round);
@@ -140,8 +140,8 @@ topknot_result topknot_message_of(topknot_round* round, topknot_message* message
 topknot_result topknot_decode(topknot_round* round, const void* const* blocks, const size_t* block_bytes);
 /* Of tensor i of the round, in topknot_encode()'s order. */
 topknot_result topknot_sent_of(topknot_round* round, size_t i, topknot_sent* sent);
-/* averages[i]: gets the average over the ranks times `scale`, may be gradients[i]; null: not wanted. Ends the
- * round, also after an error. */
+/* averages[i]: gets the average over the ranks times `scale`, may be gradients[i]; null: not wanted. Addresses are
+ * multiples of the type's size. Ends the round, also after an error. */
 topknot_result topknot_commit(topknot_round* round, void* const* averages, topknot_type type, double scale);
 void topknot_discard(topknot_round* round); /* ends the round; null is nothing */
 

@@ -87,13 +87,11 @@ OptionValue parsed(const Option& option, const std::string& text) {
   const char *begin = text.data(), *end = begin + text.size();
   const auto number = [&](auto& to, const char* kind) {
     const auto [stop, error] = std::from_chars(begin, end, to);
-    if (error != std::errc{} || stop != end)
-      refuse("must be " + std::string(kind) + ", not '" + one_line(text) + "'");
+    if (error != std::errc{} || stop != end) refuse("must be " + std::string(kind) + ", not '" + text + "'");
   };
   if (bool* flag = std::get_if<bool>(&value)) {
     *flag = text == "true" || text == "1";
-    if (!*flag && text != "false" && text != "0")
-      refuse("must be true or false, not '" + one_line(text) + "'");
+    if (!*flag && text != "false" && text != "0") refuse("must be true or false, not '" + text + "'");
   } else if (int* integer = std::get_if<int>(&value)) {
     number(*integer, "a whole number");
   } else if (double* real = std::get_if<double>(&value)) {
@@ -155,9 +153,9 @@ LibrarySettings library_settings(const std::string& method, std::span<const std:
   for (const std::string& key : keys) {
     const std::size_t equals = key.find('=');
     if (equals == std::string::npos)
-      throw UserError("'" + one_line(key) + "' is no key: write name=value, as in density=0.001");
+      throw UserError("'" + key + "' is no key: write name=value, as in density=0.001");
     if (!texts.emplace(key.substr(0, equals), key.substr(equals + 1)).second)
-      throw UserError("key '" + one_line(key.substr(0, equals)) + "' is given twice");
+      throw UserError("key '" + key.substr(0, equals) + "' is given twice");
   }
   std::map<std::string, OptionValue> given;
   for (const Option& option : shared) {
@@ -192,7 +190,7 @@ LibrarySettings library_settings(const std::string& method, std::span<const std:
   for (const Option& option : own) known.push_back(option.name);
   for (const auto& [name, value] : texts) {
     if (std::find(known.begin(), known.end(), name) == known.end())
-      throw UserError(unknown_name_message("key of method '" + method + "'", one_line(name), known));
+      throw UserError(unknown_name_message("key of method '" + method + "'", name, known));
     for (const Option& option : own)
       if (option.name == name) options.set(name, parsed(option, value));
     static const std::set<std::string> free = {"density", "threads", "undo", "device", "capacity", "codec"};

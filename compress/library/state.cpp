@@ -124,15 +124,15 @@ void load(topknot_compressor& compressor, std::span<const std::byte> bytes) {
     refuse("a state of one of " + std::to_string(ranks) + " ranks, not of " +
            std::to_string(compressor.ranks));
   if (const std::string method = text(); method != compressor.settings.options.name)
-    refuse("a state of method '" + one_line(method) + "', not '" + compressor.settings.options.name + "'");
+    refuse("a state of method '" + method + "', not '" + compressor.settings.options.name + "'");
   if (const std::string keys = text(); keys != compressor.settings.carried)
-    refuse("a state of keys '" + one_line(keys) + "', not '" + compressor.settings.carried + "'");
+    refuse("a state of keys '" + keys + "', not '" + compressor.settings.carried + "'");
   if (reader.get<std::uint64_t>() != compressor.tensors.size())
     refuse("a state of another number of tensors");
   for (const Tensor& tensor : compressor.tensors) {
     const std::string name = text();
     if (name != tensor.name)
-      refuse("the state has tensor '" + one_line(name) + "' in the place of '" + tensor.name + "'");
+      refuse("the state has tensor '" + name + "' in the place of '" + tensor.name + "'");
     if (reader.get_list<std::int64_t>() != tensor.shape)
       refuse("the state's tensor '" + name + "' has another shape");
   }

@@ -19,6 +19,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -32,11 +33,21 @@ namespace {
 
 thread_local char last_error[2048] = "";
 
+// The error's text as one line, whatever names are in it, and without the place in our sources.
+void set_error(std::string_view text) noexcept {
+  try {
+    const std::string line = one_line(text.substr(0, text.find(" [failed: ")), sizeof last_error - 48);
+    std::snprintf(last_error, sizeof last_error, "%s", line.c_str());
+  } catch (const std::exception&) {
+    std::snprintf(last_error, sizeof last_error, "out of memory");
+  }
+}
+
 // Runs a call. No exception leaves the library.
 template <class Call>
 topknot_result guarded(const Call& call) noexcept {
   const auto failed = [](topknot_result result, const char* text) {
-    std::snprintf(last_error, sizeof last_error, "%s", text);
+    set_error(text);
     return result;
   };
   try {
@@ -94,8 +105,13 @@ std::unique_ptr<Place> place_of(const std::string& device, int rank) {
   const std::string number = device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), index);
   if (number.empty() || error != std::errc{} || end != number.data() + number.size() || index < 0)
-    refuse("key 'device' must be cpu, cuda, or cuda:N, not '" + one_line(device) + "'");
+    refuse("key 'device' must be cpu, cuda, or cuda:N, not '" + device + "'");
   return make_gpu(index, rank);
+}
+
+// A pointer to numbers of this type.
+bool is_aligned(const void* pointer, topknot_type type) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % (type == TOPKNOT_FLOAT32 ? 4 : 2) == 0;
 }
 
 template <class Call>
@@ -154,12 +170,12 @@ topknot_result topknot_create(const char* method, const char* const* keys, size_
       if (!tensors[i].name || (tensors[i].dimensions > 0 && !tensors[i].shape))
         refuse("a tensor's name or shape is null");
       tensor.name = tensors[i].name;
-      if (!names.insert(tensor.name).second) refuse("two tensors are called '" + one_line(tensor.name) + "'");
+      if (!names.insert(tensor.name).second) refuse("two tensors are called '" + tensor.name + "'");
       for (std::size_t d = 0; d < tensors[i].dimensions; ++d) {
         const std::int64_t length = tensors[i].shape[d];
         constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
         if (length < 1 || length > kMost / static_cast<std::int64_t>(tensor.numel))
-          refuse("tensor '" + one_line(tensor.name) + "' has no elements, or more than 2^31 - 1");
+          refuse("tensor '" + tensor.name + "' has no elements, or more than 2^31 - 1");
         tensor.shape.push_back(length);
         tensor.numel *= static_cast<std::size_t>(length);
       }
@@ -191,6 +207,7 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
     if (count == 0) refuse("there is no tensor to encode");
     if (!step || !which || !gradients || !made) refuse("an argument is null");
     if (type < TOPKNOT_FLOAT32 || type > TOPKNOT_FLOAT16) refuse("a type that is none of topknot_type");
+    if (step->step < 0) refuse("steps count from 0; there is no step " + std::to_string(step->step));
     const LibrarySettings& settings = compressor->settings;
     StepContext context;
     context.step = step->step;
@@ -208,10 +225,12 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
       const Tensor& tensor = tensor_at(*compressor, which[i]);
       const auto t = static_cast<std::size_t>(which[i]);
       if (settings.whole && t != i) refuse("with scope=model a round has all tensors, in order");
-      if (!gradients[i]) refuse("the gradient of '" + one_line(tensor.name) + "' is null");
+      if (!gradients[i] || !is_aligned(gradients[i], type))
+        refuse("the gradient of '" + tensor.name +
+               "' is null, or its address no multiple of its type's size");
       if (compressor->parts[tensor.part].busy ||
           std::find(round.tensors.begin(), round.tensors.end(), t) != round.tensors.end())
-        refuse("tensor '" + one_line(tensor.name) + "' is in a round that is not committed or discarded yet");
+        refuse("tensor '" + tensor.name + "' is in a round that is not committed or discarded yet");
       round.tensors.push_back(t);
       if (std::find(round.parts.begin(), round.parts.end(), tensor.part) == round.parts.end())
         round.parts.push_back(tensor.part);
@@ -310,11 +329,15 @@ topknot_result topknot_sent_of(topknot_round* round, size_t i, topknot_sent* sen
 topknot_result topknot_commit(topknot_round* round, void* const* averages, topknot_type type, double scale) {
   return locked_round(round, [&] {
     topknot_compressor& compressor = *round->owner;
-    if (round->state != TOPKNOT_DONE || !averages || type < TOPKNOT_FLOAT32 || type > TOPKNOT_FLOAT16) {
+    if (round->state != TOPKNOT_DONE || !averages || type < TOPKNOT_FLOAT32 || type > TOPKNOT_FLOAT16 ||
+        !std::all_of(averages, averages + round->tensors.size(),
+                     [&](const void* average) { return is_aligned(average, type); })) {
       const bool bad = round->state == TOPKNOT_NOT_FINITE;
       end(compressor, round, true);
       refuse(bad ? "the step is not finite: it can only be discarded"
-                 : "commit() of a round that is not decoded, or without averages or a type; it is discarded");
+                 : "commit() of a round that is not decoded, or without averages or a type, or with an "
+                   "average whose "
+                   "address is no multiple of its type's size; it is discarded");
     }
     bool committed = false;
     try {
@@ -353,6 +376,7 @@ topknot_result topknot_undo(topknot_compressor* compressor, int64_t step) {
   return locked(compressor, [&] {
     require_no_round(*compressor);
     if (!compressor->settings.undo) refuse("topknot_undo() needs key undo=true");
+    if (step < 0) refuse("steps count from 0; there is no step " + std::to_string(step));
     undo(*compressor, step);
     return TOPKNOT_OK;
   });
@@ -397,7 +421,7 @@ topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t whic
     const Tensor& tensor = tensor_at(*compressor, which);
     const Part& part = compressor->parts[tensor.part];
     if (!part.has_residual)
-      refuse("tensor '" + one_line(tensor.name) + "' has no residual: nothing of it stays unsent");
+      refuse("tensor '" + tensor.name + "' has no residual: nothing of it stays unsent");
     if (!std::all_of(residual, residual + tensor.numel, [](float x) { return std::isfinite(x); }))
       refuse("the residual of '" + tensor.name + "' has a number that is not finite");
     compressor->place->copy(residual, part.residual.span().data() + tensor.offset, tensor.numel);

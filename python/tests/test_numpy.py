@@ -223,6 +223,14 @@ class Values(unittest.TestCase):
         self.assertEqual(np.count_nonzero(average["linear"]), k)
         self.assertEqual(np.count_nonzero(topknot.average(ranks, given, step=1, density=0.5)["linear"]), 620)
 
+    def test_a_residual_is_what_was_not_sent_times_feedback_decay(self):
+        ranks, given = make("topk", 1, density=0.1, feedback_decay=0.5), gradients(1, 0)
+        average = topknot.average(ranks, given, step=0)
+        for name in ("linear", "conv"):
+            rest = given[0][name] - average[name]
+            self.assertGreater(np.count_nonzero(rest), 0)
+            np.testing.assert_array_equal(ranks[0].residual(name), 0.5 * rest)
+
     def test_a_residual_can_be_set(self):
         ranks = make("topk", 1, density=1)
         topknot.average(ranks, gradients(1, 0), step=0)
@@ -235,6 +243,9 @@ class Values(unittest.TestCase):
         self.assertIsNone(make("dense", 1)[0].residual("linear"))
         with self.assertRaisesRegex(Error, r"the residual has shape \(2,\), not \(40, 31\)"):
             ranks[0].set_residual("linear", owed[0, :2])
+        with self.assertRaisesRegex(Error, "not finite"):
+            ranks[0].set_residual("linear", np.full_like(owed, np.nan))
+        np.testing.assert_array_equal(ranks[0].residual("linear"), 0 * owed)
         with self.assertRaisesRegex(Error, "there is no tensor 'none'"):
             ranks[0].residual("none")
 
@@ -344,6 +355,8 @@ class Refusals(unittest.TestCase):
         linear = g["linear"]
         self.refuses("gradient 'linear' has shape (31, 40), not (40, 31)", c.encode, {**g, "linear": linear.T}, step=0)
         self.refuses("not C-contiguous", c.encode, {"linear": np.asfortranarray(linear)}, step=0)
+        unaligned = np.frombuffer(bytes(linear.nbytes + 1), np.uint8)[1:].view(np.float32).reshape(linear.shape)
+        self.refuses("is not aligned", c.encode, {"linear": unaligned}, step=0)
         self.refuses("numbers of type float64, not float32", c.encode, {"linear": linear.astype(float)}, step=0)
         self.refuses("numbers of type >f4", c.encode, {"linear": linear.astype(">f4")}, step=0)
         self.refuses("gradient 'linear' is a list", c.encode, {"linear": linear.tolist()}, step=0)
@@ -376,6 +389,7 @@ class Refusals(unittest.TestCase):
         self.refuses("a round is under way", c.load, b"")
         self.refuses("a round is under way", c.residual, "odd")
         self.refuses("key undo=true", make("topk", 1)[0].undo, 0)
+        self.refuses("no step -1", make("topk", 1, undo=True)[0].undo, -1)
         del first
         gc.collect()  # a round that nobody has is discarded
         c.encode(g, step=0).discard()

@@ -39,6 +39,8 @@ def address_of(what: str, array: Any, shape: tuple[int, ...], type: Type, *, wri
         raise Error(f"{what} has numbers of type {array.dtype}, not {wanted}{known}")
     if not array.flags.c_contiguous:
         raise Error(f"{what} is not C-contiguous; numpy.ascontiguousarray() makes it so")
+    if not array.flags.aligned:
+        raise Error(f"{what} is not aligned; its copy() is")
     if writable and not array.flags.writeable:
         raise Error(f"{what} cannot be written to")
     return int(array.ctypes.data)

@@ -1,5 +1,6 @@
 // Calls of libtopknot that fail change nothing: without memory, where each allocation of each call fails in turn, and with
 // numbers that are not finite. The call made again has the bits of one that was never disturbed.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -296,6 +297,74 @@ TEST_CASE("residuals and states with a number that is not finite are refused, of
     CHECK(topknot_set_residual(ranks[0].get(), 0, residual.data()) == TOPKNOT_INVALID);
     CHECK((state_of(ranks[0]) == state));
   }
+}
+
+TEST_CASE(
+    "an error is one line without control characters or places in the sources, whatever the names are") {
+  const std::string name = "a\n\x1b[2J\xff";
+  const std::int64_t shape[] = {8, 4};
+  const topknot_tensor tensors[] = {{name.c_str(), shape, 2}, {name.c_str(), shape, 2}};
+  topknot_compressor* made = nullptr;
+  const auto create = [&](const char* method, const char* key, std::size_t count) {
+    return topknot_create(method, &key, 1, tensors, count, 0, 1, &made);
+  };
+  const auto says = [](const std::string& part) {
+    const std::string text = topknot_error();
+    INFO(text);
+    CHECK(text.find(part) != std::string::npos);
+    CHECK(std::none_of(text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }));
+    CHECK(text.find(".cpp") == std::string::npos);
+  };
+  REQUIRE(create("topk", "density=1", 2) == TOPKNOT_INVALID);
+  says("'a\\n\\x1b[2J\\xff'");
+  for (const char* key : {"x\ny=1", "density=\x1b", "device=\x1b", "select=\x1b\n", "scope=\n", "\x1b"}) {
+    REQUIRE(create("topk", key, 1) == TOPKNOT_INVALID);
+    says("\\");
+  }
+  REQUIRE(create("top\nk", "density=1", 1) == TOPKNOT_INVALID);
+  says("'top\\nk'");
+  REQUIRE(create("topk", "min_numel=9999999999", 1) == TOPKNOT_INVALID);
+
+  REQUIRE(create("topk", "undo=true", 1) == TOPKNOT_OK);
+  const Handle compressor(made);
+  alignas(4) char memory[129] = {};
+  const std::int32_t which = 0;
+  const auto encode = [&](std::int64_t number, std::size_t offset, topknot_type type, topknot_round** round) {
+    const topknot_step step{number, 0.5, 1};
+    const void* from = memory + offset;
+    return topknot_encode(compressor.get(), &step, &which, 1, &from, type, 1, round);
+  };
+  topknot_round* round = nullptr;
+  CHECK(encode(-1, 0, TOPKNOT_FLOAT32, &round) == TOPKNOT_INVALID);
+  CHECK(topknot_undo(compressor.get(), -1) == TOPKNOT_INVALID);
+  says("no step -1");
+  CHECK(encode(0, 1, TOPKNOT_FLOAT16, &round) == TOPKNOT_INVALID);
+  CHECK(encode(0, 1, TOPKNOT_BFLOAT16, &round) == TOPKNOT_INVALID);
+  CHECK(encode(0, 2, TOPKNOT_FLOAT32, &round) == TOPKNOT_INVALID);
+  says("'a\\n");
+  REQUIRE(encode(0, 2, TOPKNOT_FLOAT16, &round) == TOPKNOT_OK);
+  topknot_message message;
+  REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
+  REQUIRE(topknot_decode(round, &message.block, &message.block_bytes) == TOPKNOT_DONE);
+  void* to = memory + 1;
+  CHECK(topknot_commit(round, &to, TOPKNOT_BFLOAT16, 1) == TOPKNOT_INVALID);
+  says("address");
+
+  const float gradient[32] = {1};  // of another vector: its block in the place of the round's own
+  REQUIRE(encode(0, 0, TOPKNOT_FLOAT32, &round) == TOPKNOT_OK);
+  REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
+  const auto* begin = static_cast<const std::byte*>(message.block);
+  const Bytes other(begin, begin + message.block_bytes);
+  topknot_discard(round);
+  const topknot_step step{0, 0.25, 1};
+  const void* from = gradient;
+  REQUIRE(topknot_encode(compressor.get(), &step, &which, 1, &from, TOPKNOT_FLOAT32, 1, &round) ==
+          TOPKNOT_OK);
+  const void* blocks[] = {other.data()};
+  const std::size_t sizes[] = {other.size()};
+  CHECK(topknot_decode(round, blocks, sizes) == TOPKNOT_INVALID);
+  says("own block came back changed");
+  topknot_discard(round);
 }
 
 }  // namespace

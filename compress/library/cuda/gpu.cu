@@ -5,6 +5,7 @@
 // a multiple of 16 bytes, sums too, which are then added in rank order.
 #include <cuda_fp16.h>
 
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -188,11 +189,14 @@ class Gpu final : public Place {
 
   void decode(topknot_round& round, std::span<const std::span<const std::byte>> blocks) override {
     auto& memory = static_cast<GpuRound&>(*round.memory);
-    for (std::size_t r = 0; r < blocks.size(); ++r)
+    for (std::size_t r = 0; r < blocks.size(); ++r) {
+      if (reinterpret_cast<std::uintptr_t>(blocks[r].data()) % sizeof(float) != 0)
+        refuse("rank " + std::to_string(r) + "'s block begins at no multiple of 4 bytes");
       if (blocks[r].size() != round.message.block_bytes)
         refuse("rank " + std::to_string(r) + "'s message has " +
                count_text(static_cast<std::int64_t>(blocks[r].size()), "byte") + ", not this rank's " +
                std::to_string(round.message.block_bytes) + "; did all ranks encode the same tensors?");
+    }
     std::size_t at = 0;
     for (std::size_t i = 0; i < round.parts.size(); ++i) {
       std::optional<Message>& message = round.messages[i];
