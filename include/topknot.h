@@ -155,9 +155,9 @@ topknot_result topknot_save(topknot_compressor* compressor, void* to, size_t roo
 /* Of a compressor of the same method, names, shapes, rank count and keys; but density, codec, capacity, threads,
  * device and undo may differ. After an error nothing has changed. */
 topknot_result topknot_load(topknot_compressor* compressor, const void* from, size_t bytes);
-/* The residual of tensor `which`: what its gradients still owe, float32 of its length (with transform=block in the
- * order of blocks, with dct their coefficients). *has: whether the method keeps one; nothing is written if not.
- * Between rounds only. */
+/* The residual of tensor `which`, float32 of its length: what is added to its next gradient. That is what was not sent,
+ * times feedback_decay (with transform=block in the order of blocks, with dct their coefficients). *has: whether the
+ * method keeps one; nothing is written if not. Between rounds only. */
 topknot_result topknot_residual(topknot_compressor* compressor, int32_t which, float* residual, int* has);
 /* Replaces it; TOPKNOT_INVALID if the method keeps none, or a number is not finite. */
 topknot_result topknot_set_residual(topknot_compressor* compressor, int32_t which, const float* residual);

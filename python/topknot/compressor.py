@@ -414,8 +414,9 @@ class Compressor:
             check(LIBRARY.topknot_load(self._open(), array.ctypes.data, array.size))
 
     def residual(self, name: str) -> Optional[Array]:
-        """What the tensor's gradients still owe, float32 of its shape (with transform="block" in the order of blocks, with "dct" their coefficients); None where
-        the method keeps nothing. Between rounds only."""
+        """What is added to the tensor's next gradient, float32 of its shape: what was not sent, times feedback_decay (with
+        transform="block" in the order of blocks, with "dct" their coefficients). None where the method keeps nothing.
+        Between rounds only."""
         array = np.empty(self.shapes[self.names[self.index(name)]], np.float32)
         has = ctypes.c_int()
         with self._owner.lock:

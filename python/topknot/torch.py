@@ -607,7 +607,8 @@ class CompressionHook:
         return Times(self._timed_steps, *(seconds / max(1, self._timed_steps) for seconds in self._seconds))
 
     def residual(self, name: str) -> Optional[torch.Tensor]:
-        """What this rank has not sent of the parameter's gradients; None where the method keeps nothing."""
+        """What is added to the parameter's next gradient on this rank: what it has not sent, times feedback_decay. None where
+        the method keeps nothing."""
         self._settle()
         found = self._compressors.residual(name)
         if found is None:
