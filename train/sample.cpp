@@ -25,8 +25,14 @@ constexpr const char* kUsage =
     "train sample RUN [--prompt TEXT] [--tokens N] [--temperature T] [--top-k K] [--seed S] [--step N] "
     "[section.key=value ...]";
 
+// A run directory, or one of its checkpoints.
+std::string run_of(const FoundCheckpoint& checkpoint) {
+  const std::string& directory = checkpoint.store.directory();
+  return directory.substr(0, directory.find_last_of('/'));
+}
+
 // The run's configuration, for one sequence on this machine's CPU.
-Config sampling_config(const std::string& run, const std::vector<std::string>& overrides) {
+Config sampling_config(const FoundCheckpoint& checkpoint, const std::vector<std::string>& overrides) {
   for (const std::string& word : overrides)
     if (const std::string key = word.substr(0, word.find('='));
         find_key(key) && key != "train.threads" &&
@@ -35,19 +41,14 @@ Config sampling_config(const std::string& run, const std::vector<std::string>& o
           fmt::format("{}: train sample takes keys of data and model, and train.threads; the rest is as the "
                       "run has it, on the CPU and in fp32; leave it out",
                       key));
-  LoadedConfig loaded = load_resumed_config(run, overrides);
+  LoadedConfig loaded = load_resumed_config(run_of(checkpoint), overrides);
+  adopt_architecture(loaded, checkpoint.manifest.config, checkpoint.store.path(checkpoint.step));
   throw_problems(loaded.problems);
   Config config = loaded.config;
   config.data.batch_size = 1;
   config.train.device = "cpu";
   config.train.precision = "fp32";
   return config;
-}
-
-// A run directory, or one of its checkpoints.
-std::string run_of(const FoundCheckpoint& checkpoint) {
-  const std::string& directory = checkpoint.store.directory();
-  return directory.substr(0, directory.find_last_of('/'));
 }
 
 void check_vocabulary(const FoundCheckpoint& checkpoint, const Dataset& data, const std::string& run) {
@@ -135,7 +136,7 @@ std::int32_t draw_token(std::span<const float> logits, double temperature, std::
 void sample_text(const std::string& run, const SampleOptions& options,
                  const std::function<void(std::string_view)>& write) {
   const FoundCheckpoint checkpoint = find_checkpoint(run, options.step);
-  const Config config = sampling_config(run_of(checkpoint), options.overrides);
+  const Config config = sampling_config(checkpoint, options.overrides);
   const auto data = make_dataset(config.data.name, dataset_options(config), Split::train);
   if (data->task() != Task::language_model)
     throw UserError(fmt::format("{}: data.name={} is no text; train sample is for language models", run,

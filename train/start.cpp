@@ -113,6 +113,12 @@ int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const*
   return 1;
 }
 
+LoadedConfig load_run_config(const std::string& file, const std::vector<std::string>& overrides) {
+  LoadedConfig loaded = load_config(file, overrides);
+  adopt_architecture(loaded);
+  return loaded;
+}
+
 LoadedConfig load_resumed_config(const std::string& run, const std::vector<std::string>& overrides) {
   const std::string file = run + "/config.yaml";
   std::error_code error;

@@ -37,6 +37,9 @@ struct StartHooks {
 int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const* argv,
                 const StartHooks& hooks);
 
+// load_config(), completed by adopt_architecture().
+LoadedConfig load_run_config(const std::string& file, const std::vector<std::string>& overrides);
+
 // The configuration of a run that is to be resumed: config.yaml of its directory, with the overrides. Throws
 // UserError where there is none, and for an override of output.dir.
 LoadedConfig load_resumed_config(const std::string& run, const std::vector<std::string>& overrides);

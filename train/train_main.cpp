@@ -76,7 +76,7 @@ int run(int argc, char** argv) {
   if (line.quiet || line.brief) set_log_level(LogLevel::warning);
   if (line.verbose) set_log_level(LogLevel::debug);
 
-  LoadedConfig loaded = line.resume.empty() ? load_config(line.file, line.overrides)
+  LoadedConfig loaded = line.resume.empty() ? load_run_config(line.file, line.overrides)
                                             : load_resumed_config(line.resume, line.overrides);
   if (line.validate) {
     std::vector<std::string> warnings;

@@ -3,8 +3,10 @@
 #include <map>
 
 #include "tests/support/error_text.h"
+#include "tests/train/made_up_text.h"
 #include "tests/train/model_copy.h"
 #include "tests/train/small_run.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/model_file.h"
 #include "train/step.h"
 
@@ -143,6 +145,75 @@ TEST_CASE("a model begins with the weights and statistics of model.init_from, fr
       {temp.at("from.safetensors"), "fc.weight: [10, 64] F32 in the file, [4, 64] F32", "fc.bias"}));
   CHECK(user_error([&] { model_of({"model.init_from=" + temp.at("no")}); }, {temp.at("no"), "No such file"}));
   CHECK(user_error([&] { model_of({"model.reinit=fc"}); }, {"model.reinit", "model.init_from"}));
+}
+
+TEST_CASE("the architecture of first weights: a key that is not given has their value, another is refused") {
+  const TempFolder temp;
+  const MadeUpText text;
+  const Keys data{"data.name=text", "data.root=" + text.root(), "data.train_size=0", "data.test_size=0",
+                  "data.sequence_length=12"};
+  run_in_directory(small_run(temp, with(data, {"model.name=gpt", "model.width=32", "model.layers=1",
+                                               "model.heads=2", "model.norm_epsilon=1e-3", "model.gelu=exact",
+                                               "model.dropout=0", "train.max_steps=1"})));
+  const std::string exported = temp.at("m.safetensors");
+  const std::string checkpoint = CheckpointStore(temp.at("run/checkpoints")).path(1) + "/model.safetensors";
+  export_model(temp.at("run"), exported);
+  for (const std::string& path : {exported, checkpoint}) {
+    INFO(path);
+    const auto load = [&](const Keys& keys) {
+      return load_run_config("", with(with(data, {"model.init_from=" + path}), keys));
+    };
+    const LoadedConfig loaded = load({});
+    CHECK(loaded.problems.empty());
+    const Config::Model& model = loaded.config.model;
+    CHECK(model.name == "gpt");
+    CHECK(model.layers == 1);
+    CHECK(model.heads == 2);
+    CHECK(model.context == 12);
+    CHECK(model.norm_epsilon == 1e-3);
+    CHECK(model.gelu == "exact");
+    CHECK(model.dropout == 0.5);  // is the training's
+    CHECK(dump_yaml(loaded.config, false, loaded.origins).find("heads: 2  # model.init_from") !=
+          std::string::npos);
+    CHECK(unused_keys(loaded).empty());
+    CHECK_NOTHROW(build_model(loaded.config, *load_data(loaded.config).train));
+    CHECK_NOTHROW(
+        throw_problems(load({"model.heads=2", "model.kv_heads=2", "data.sequence_length=8"}).problems));
+    for (const char* key : {"model.heads=4", "model.gelu=tanh", "model.norm_epsilon=1e-5"})
+      CHECK(user_error(
+          [&] { throw_problems(load({key}).problems); },
+          {std::string(key).substr(0, std::string(key).find('=')), "(command line)", "leave the key out"}));
+    // Tensors' shapes say so themselves, and of another model's file nothing is taken.
+    CHECK(load({"model.width=64"}).problems.empty());
+    CHECK(load({"model.name=lstm_lm"}).config.model.heads == 4);
+  }
+}
+
+TEST_CASE("the architecture of first weights with Hugging Face's config.json beside them") {
+  const TempFolder temp;
+  write_model(*model_of({}), temp.at("m.safetensors"));
+  const auto load = [&](const std::string& config, const Keys& keys) {
+    std::ofstream(temp.at("config.json")) << config;
+    return load_run_config("", with({"model.init_from=" + temp.at("m.safetensors")}, keys));
+  };
+  const char* llama =
+      R"({"model_type":"llama","num_attention_heads":8,"num_key_value_heads":2,"rope_theta":5e5})";
+  const LoadedConfig loaded = load(llama, {});
+  CHECK(loaded.problems.empty());
+  CHECK(loaded.config.model.name == "llama");
+  CHECK(loaded.config.model.kv_heads == 2);
+  CHECK(loaded.config.model.rope_base == 5e5);
+  CHECK(user_error([&] { throw_problems(load(llama, {"model.rope_base=10000"}).problems); },
+                   {"model.rope_base: 10000", "config.json has 5e5"}));
+  CHECK(
+      user_error([&] { throw_problems(load(llama, {"model.kv_heads=0"}).problems); }, {"model.kv_heads: 0"}));
+  CHECK(user_error([&] { throw_problems(load(R"({"model_type":"gpt2","n_head":-3})", {}).problems); },
+                   {"config.json: model.heads", "-3"}));
+  // One of another model, or of another program.
+  for (const char* other : {llama, "<html>", "{}"})
+    CHECK(load(other, {"model.name=resnet20"}).problems.empty());
+  CHECK(user_error([&] { throw_problems(load("{}", {"model.name=gpt"}).problems); },
+                   {"config.json", "model_type"}));
 }
 
 TEST_CASE("a fine-tuned run gives the same bits over threads and gloo") {

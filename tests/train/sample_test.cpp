@@ -214,4 +214,12 @@ TEST_CASE("what cannot be sampled is refused: no run, no text, other data, other
   CHECK(command({"--help"}) == 0);
 }
 
+TEST_CASE("a text is drawn with the architecture of the weights, and no key changes what no tensor shows") {
+  const TrainedRun run({"train.max_steps=1"});
+  CHECK(run.sample({.tokens = 2, .overrides = {"model.heads=2"}}) == run.sample({.tokens = 2}));
+  for (const char* key : {"model.heads=4", "model.norm_epsilon=0.1", "model.gelu=exact"})
+    CHECK(user_error([&] { run.sample({.tokens = 2, .overrides = {key}}); },
+                     {std::string(key).substr(0, std::string(key).find('=')), "step-000000001 has"}));
+}
+
 }  // namespace topknot::testing

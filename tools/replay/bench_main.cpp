@@ -119,7 +119,7 @@ int record(const Arguments& arguments, int argc, char** argv) {
                    {"train.epochs=0", fmt::format("train.max_steps={}", from + steps),
                     fmt::format("train.record_from={}", from),
                     fmt::format("train.record_gradients={}", steps), "output.dir=" + arguments.record});
-  loaded = checked(load_config(arguments.file, overrides));
+  loaded = checked(load_run_config(arguments.file, overrides));
   return start_training(std::move(loaded), argc, argv, false, false, program_start);
 }
 

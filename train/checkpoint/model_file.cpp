@@ -12,13 +12,16 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string_view>
 
 #include "nn/base/check.h"
+#include "nn/base/file.h"
 #include "nn/base/terminal.h"
 #include "nn/base/text.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/model_names.h"
+#include "train/config/config.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {
@@ -175,6 +178,82 @@ void load_model(ParameterStore& store, const SafetensorsFile& file, const std::v
                       std::copy(values.begin(), values.end(), buffer->values.begin());
                   });
   store.statistics_to_device();
+}
+
+void adopt_architecture(LoadedConfig& loaded, const std::map<std::string, std::string>& stated,
+                        const std::string& where) {
+  static const std::set<std::string> shapes = {"model.name",         "model.hidden", "model.width",
+                                               "model.layers",       "model.tied",   "model.context",
+                                               "model.feed_forward", "model.bias"};
+  static const std::set<std::string> in_no_shape = {"model.heads", "model.kv_heads", "model.norm_epsilon",
+                                                    "model.gelu", "model.rope_base"};
+  const auto given = [&](const std::string& key) { return loaded.origins.count(key) > 0; };
+  Config weights = loaded.config;
+  for (const auto& [name, value] : stated) {
+    if (shapes.count(name) + in_no_shape.count(name) == 0) continue;
+    const Key& key = *find_key(name);
+    const auto raw = parse_raw(value, is_list(key));
+    if (const std::string wrong = raw ? set_key(key, *raw, weights) : "has an open bracket"; !wrong.empty())
+      loaded.problems.push_back({name, fmt::format("{}: {} {}", where, name, wrong)});
+  }
+  if (given("model.name") && loaded.config.model.name != weights.model.name) return;  // other tensors
+  const auto length = stated.find("data.sequence_length");
+  if (weights.model.context == 0 && length != stated.end())
+    set_key(*find_key("model.context"), {.items = {length->second}}, weights);
+  if (weights.model.kv_heads == weights.model.heads) weights.model.kv_heads = 0;
+
+  const std::string as_many = key_value(*find_key("model.heads"), weights);
+  for (const auto& [name, value] : stated) {
+    if (shapes.count(name) + in_no_shape.count(name) == 0) continue;
+    const Key& key = *find_key(name);
+    const std::string now = key_value(key, loaded.config), then = key_value(key, weights);
+    if (now == then || (!key.users.empty() && std::ranges::count(key.users, weights.model.name) == 0))
+      continue;
+    if (!given(name)) {
+      set_key(key, *parse_raw(then, is_list(key)), loaded.config);
+      loaded.origins[name] = Origin::weights;
+    } else if (in_no_shape.count(name) && !(name == "model.kv_heads" && then == "0" && now == as_many)) {
+      loaded.problems.push_back(
+          {name, fmt::format("{}: {} ({}), but {} has {} for these weights; leave the key out", name, now,
+                             origin_name(loaded.origins[name]), where, then)});
+    }
+  }
+}
+
+void adopt_architecture(LoadedConfig& loaded) {
+  const std::string& file = loaded.config.model.init_from;
+  if (file.empty()) return;
+  const auto beside = [&](const char* name) { return (fs::path(file).parent_path() / name).string(); };
+  constexpr std::size_t kMostBytes = 16 << 20;
+  Metadata metadata;
+  try {
+    metadata = SafetensorsFile::read_metadata(file);
+  } catch (const UserError&) {
+    return;
+  }
+  const std::string& name = loaded.config.model.name;
+  std::error_code error;
+  try {
+    if (metadata.count("config")) {
+      std::map<std::string, std::string> stated;
+      std::istringstream lines(metadata["config"]);
+      for (std::string line; std::getline(lines, line);)
+        if (const auto colon = line.find(": "); colon != line.npos)
+          stated[line.substr(0, colon)] = line.substr(colon + 2);
+      adopt_architecture(loaded, stated, file);
+    } else if (const std::string manifest = beside("manifest.json");
+               fs::path(file).filename() == kModelFile && metadata.count("parameter_checksum") &&
+               fs::exists(manifest, error)) {
+      adopt_architecture(loaded, parse_manifest(read_text_file(manifest, kMostBytes), manifest).config,
+                         manifest);
+    } else if (const std::string config = beside("config.json");
+               fs::exists(config, error) &&
+               (!loaded.origins.count("model.name") || name == "gpt" || name == "llama")) {
+      adopt_architecture(loaded, keys_from_hugging_face(read_text_file(config, kMostBytes), config), config);
+    }
+  } catch (const UserError& wrong) {
+    loaded.problems.push_back({"model.init_from", wrong.what()});
+  }
 }
 
 std::string export_model(const std::string& run, const std::string& to, std::optional<std::int64_t> step,

@@ -3,6 +3,7 @@
 // in} for linear layers, and batch-norm statistics under their buffers' names.
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,6 +13,8 @@
 #include "train/checkpoint/safetensors.h"
 
 namespace topknot {
+
+struct LoadedConfig;
 
 // Host copies of all that a model's file holds, from any device.
 struct ModelCopy {
@@ -42,6 +45,15 @@ void check_patterns(const std::string& key, const std::vector<std::string>& patt
 // that are not finite; the model is then unchanged.
 void load_model(ParameterStore& store, const SafetensorsFile& file,
                 const std::vector<std::string>& reinit = {});
+
+// Completes a configuration by what the weights of model.init_from were made with: keys of the architecture
+// that were not given take the values that the file's metadata state (of an export), or its neighbour
+// (manifest.json of a checkpoint, config.json of Hugging Face). Adds a problem for each given key that differs
+// and that no tensor's shape would show. A file that cannot be read is left to load_model().
+void adopt_architecture(LoadedConfig& loaded);
+// The same, as `stated` by `where`: keys with their values.
+void adopt_architecture(LoadedConfig& loaded, const std::map<std::string, std::string>& stated,
+                        const std::string& where);
 
 // `train export RUN --to FILE.safetensors [--step N] [--names topknot|huggingface] [--overwrite]`: a
 // checkpoint's weights and statistics as one file, for other programs and for model.init_from.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -137,7 +138,82 @@ std::vector<std::int64_t> part_rows(const TensorView& whole, std::size_t parts) 
   return rows;
 }
 
+// A field of config.json, and what it is if the file does not have it ("": nothing is said).
+struct ConfigField {
+  const char* theirs;
+  const char* key;
+  const char* standard;
+};
+constexpr ConfigField kGptFields[] = {
+    {"n_layer", "model.layers", ""},       {"n_embd", "model.width", ""},
+    {"n_head", "model.heads", "12"},       {"n_positions", "model.context", ""},
+    {"n_inner", "model.feed_forward", ""}, {"layer_norm_epsilon", "model.norm_epsilon", "1e-05"}};
+constexpr ConfigField kLlamaFields[] = {
+    {"num_hidden_layers", "model.layers", ""},        {"hidden_size", "model.width", ""},
+    {"num_attention_heads", "model.heads", "32"},     {"num_key_value_heads", "model.kv_heads", "0"},
+    {"max_position_embeddings", "model.context", ""}, {"intermediate_size", "model.feed_forward", ""},
+    {"rms_norm_eps", "model.norm_epsilon", "1e-06"},  {"rope_theta", "model.rope_base", "10000"},
+    {"tie_word_embeddings", "model.tied", "false"}};
+
 }  // namespace
+
+std::map<std::string, std::string> keys_from_hugging_face(const std::string& text, const std::string& where) {
+  using Json = nlohmann::json;
+  const auto shallow = [](int depth, Json::parse_event_t, const Json&) { return depth < 8; };
+  const Json config = Json::parse(text, shallow, false);
+  if (!config.is_object())
+    throw UserError(where + ": is no JSON object; fetch it again, or move it away from the weights");
+  // "" for what is absent or null.
+  const auto field = [](const Json& of, const char* name) -> std::string {
+    const auto at = of.is_object() ? of.find(name) : of.end();
+    if (at == of.end() || at->is_null()) return "";
+    return at->is_string() ? at->get<std::string>() : at->dump(-1, ' ', true, Json::error_handler_t::replace);
+  };
+  const auto only = [&](const char* name, const std::string& value,
+                        std::initializer_list<const char*> taken) {
+    if (!value.empty() && std::ranges::count(taken, value) == 0)
+      throw UserError(fmt::format("{}: {} is {}, which Topknot's models do not compute; choose other weights",
+                                  where, name, quoted_text(value)));
+  };
+  const std::string type = field(config, "model_type");
+  const bool gpt = type == "gpt2";
+  if (!gpt && type != "llama" && type != "mistral")
+    throw UserError(
+        fmt::format("{}: model_type is {}; gpt is of gpt2, and llama of llama or mistral; if the "
+                    "file is not of these weights, move it away from them",
+                    where, quoted_text(type)));
+
+  std::map<std::string, std::string> keys{{"model.name", gpt ? "gpt" : "llama"}};
+  const auto take = [&](std::span<const ConfigField> fields) {
+    for (const ConfigField& of : fields) {
+      const std::string value = field(config, of.theirs);
+      if (const std::string given = value.empty() ? of.standard : value; !given.empty()) keys[of.key] = given;
+    }
+  };
+  if (gpt) {
+    take(kGptFields);
+    const std::string activation = field(config, "activation_function");
+    only("activation_function", activation,
+         {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu", "gelu_python"});
+    keys["model.gelu"] = activation == "gelu" || activation == "gelu_python" ? "exact" : "tanh";
+    only("scale_attn_weights", field(config, "scale_attn_weights"), {"true"});
+    only("scale_attn_by_inverse_layer_idx", field(config, "scale_attn_by_inverse_layer_idx"), {"false"});
+    return keys;
+  }
+  take(kLlamaFields);
+  only("hidden_act", field(config, "hidden_act"), {"silu", "swish"});
+  only("partial_rotary_factor", field(config, "partial_rotary_factor"), {"1", "1.0"});
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {  // the latter since transformers 5
+    const Json rope = config.value(name, Json());
+    for (const char* kind : {"type", "rope_type"}) only(name, field(rope, kind), {"default"});
+    if (const std::string theta = field(rope, "rope_theta"); !theta.empty()) keys["model.rope_base"] = theta;
+  }
+  // Up to there a sliding window changes nothing.
+  const Json window = config.value("sliding_window", Json()),
+             most = config.value("max_position_embeddings", Json());
+  if (window.is_number() && !(most.is_number() && most < window)) keys["model.context"] = window.dump();
+  return keys;
+}
 
 NamedTensors from_hugging_face(std::span<const TensorView> tensors) {
   NamedTensors result;

@@ -25,7 +25,9 @@
 
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "train/checkpoint/safetensors.h"
@@ -44,5 +46,10 @@ NamedTensors from_hugging_face(std::span<const TensorView> tensors);
 // A model's tensors (model_tensors()) as Hugging Face's *LMHeadModel and *ForCausalLM have them. Throws
 // UserError if they are of a model without a table.
 NamedTensors to_hugging_face(std::span<const TensorView> tensors);
+
+// What `text`, a Hugging Face config.json, says of gpt or llama, as keys: {"model.heads", "12"}, ... Throws
+// UserError, which names `where`: no JSON object, another model_type, or what Topknot does not compute
+// (rope_scaling, another activation).
+std::map<std::string, std::string> keys_from_hugging_face(const std::string& text, const std::string& where);
 
 }  // namespace topknot

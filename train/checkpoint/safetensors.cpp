@@ -168,6 +168,67 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   std::set<std::string> names_, fields_;
 };
 
+// Of a file of `size` bytes that begins with `bytes`.
+std::size_t header_length(const HeaderReader& header, std::span<const std::byte> bytes, std::size_t size) {
+  std::uint64_t length = 0;
+  if (size < kLengthBytes)
+    header.refuse(fmt::format("it has {} bytes, and the header's length alone takes 8", size));
+  std::memcpy(&length, bytes.data(), sizeof length);
+  if (length > kLongestHeader)
+    header.refuse(fmt::format("the header's length is given as {} bytes; at most 100 MB are read", length));
+  if (length > size - kLengthBytes)
+    header.refuse(fmt::format("truncated: the header takes {} bytes, and {} follow its length", length,
+                              size - kLengthBytes));
+  return length;
+}
+
+void read_header(HeaderReader& header, std::span<const std::byte> bytes) {
+  const auto* text = reinterpret_cast<const char*>(bytes.data());
+  const std::size_t length = bytes.size();
+  if (length == 0 || text[0] != '{') header.refuse("the header does not begin with '{'");
+  // The JSON reader would take a zero for the end.
+  if (const void* zero = std::memchr(text, 0, length))
+    header.refuse(
+        fmt::format("the header is no JSON at its byte {}", static_cast<const char*>(zero) - text + 1));
+  nlohmann::json::sax_parse(text, text + length, &header);
+}
+
+// A file that is read from its begin on.
+struct InputFile {
+  explicit InputFile(const std::string& name) : path(name), file(open_regular_file(name)) {
+    struct stat status {};
+    if (fstat(file.get(), &status) != 0) fail(errno_text());
+    size = static_cast<std::size_t>(status.st_size);
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw UserError(fmt::format("{}: cannot be read: {}", path, what));
+  }
+
+  std::vector<std::byte> read(std::size_t count) const {
+    std::vector<std::byte> bytes;
+    try {
+      bytes.resize(count);
+    } catch (const std::exception&) {
+      fail(fmt::format("its {} do not fit in memory", format_bytes(static_cast<double>(count))));
+    }
+    for (std::size_t done = 0; done < bytes.size();) {
+      errno = 0;
+      const ssize_t n =
+          ::read(file.get(), bytes.data() + done, std::min(bytes.size() - done, std::size_t{1} << 30));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail(errno_text());
+      if (n == 0) fail("it became shorter while it was read");
+      done += static_cast<std::size_t>(n);
+    }
+    return bytes;
+  }
+
+  const std::string path;
+  const Fd file;
+  std::size_t size = 0;
+};
+
 std::string header_json(std::span<const TensorView> tensors, const Metadata& metadata) {
   using Json = nlohmann::ordered_json;
   Json header = Json::object();
@@ -236,26 +297,10 @@ SafetensorsFile SafetensorsFile::parse(std::vector<std::byte> bytes, const std::
   file.bytes_ = std::move(bytes);
   HeaderReader header(where);
 
-  const std::size_t size = file.bytes_.size();
-  std::uint64_t length = 0;
-  if (size < kLengthBytes)
-    header.refuse(fmt::format("it has {} bytes, and the header's length alone takes 8", size));
-  std::memcpy(&length, file.bytes_.data(), sizeof length);
-  if (length > kLongestHeader)
-    header.refuse(fmt::format("the header's length is given as {} bytes; at most 100 MB are read", length));
-  if (length > size - kLengthBytes)
-    header.refuse(fmt::format("truncated: the header takes {} bytes, and {} follow its length", length,
-                              size - kLengthBytes));
-  const auto* text = reinterpret_cast<const char*>(file.bytes_.data()) + kLengthBytes;
-  if (length == 0 || text[0] != '{') header.refuse("the header does not begin with '{'");
-  // The JSON reader would take a zero for the end.
-  if (const void* zero = std::memchr(text, 0, length))
-    header.refuse(
-        fmt::format("the header is no JSON at its byte {}", static_cast<const char*>(zero) - text + 1));
-  nlohmann::json::sax_parse(text, text + length, &header);
-
-  const std::span<const std::byte> data =
-      std::span<const std::byte>(file.bytes_).subspan(kLengthBytes + length);
+  const std::span<const std::byte> content = file.bytes_;
+  const std::size_t length = header_length(header, content, content.size());
+  read_header(header, content.subspan(kLengthBytes, length));
+  const std::span<const std::byte> data = content.subspan(kLengthBytes + length);
   std::stable_sort(header.tensors.begin(), header.tensors.end(),
                    [](const TensorEntry& a, const TensorEntry& b) { return a.offsets < b.offsets; });
   std::uint64_t at = 0;
@@ -287,28 +332,16 @@ SafetensorsFile SafetensorsFile::parse(std::vector<std::byte> bytes, const std::
 }
 
 SafetensorsFile SafetensorsFile::read(const std::string& path) {
-  const auto fail = [&](const std::string& what) -> void {
-    throw UserError(fmt::format("{}: cannot be read: {}", path, what));
-  };
-  const Fd file = open_regular_file(path);
-  struct stat status {};
-  if (fstat(file.get(), &status) != 0) fail(errno_text());
-  std::vector<std::byte> bytes;
-  try {
-    bytes.resize(static_cast<std::size_t>(status.st_size));
-  } catch (const std::exception&) {
-    fail(fmt::format("its {} do not fit in memory", format_bytes(static_cast<double>(status.st_size))));
-  }
-  for (std::size_t done = 0; done < bytes.size();) {
-    errno = 0;
-    const ssize_t n =
-        ::read(file.get(), bytes.data() + done, std::min(bytes.size() - done, std::size_t{1} << 30));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail(errno_text());
-    if (n == 0) fail("it became shorter while it was read");
-    done += static_cast<std::size_t>(n);
-  }
-  return parse(std::move(bytes), path);
+  const InputFile file(path);
+  return parse(file.read(file.size), path);
+}
+
+Metadata SafetensorsFile::read_metadata(const std::string& path) {
+  const InputFile file(path);
+  HeaderReader header(path);
+  const std::vector<std::byte> begin = file.read(std::min(file.size, kLengthBytes));
+  read_header(header, file.read(header_length(header, begin, file.size)));
+  return std::move(header.metadata);
 }
 
 const TensorView* SafetensorsFile::find(const std::string& name) const {

@@ -46,6 +46,8 @@ class SafetensorsFile {
   // `where` names the file in messages.
   static SafetensorsFile parse(std::vector<std::byte> bytes, const std::string& where);
   static SafetensorsFile read(const std::string& path);
+  // Of the header alone, however large the file is.
+  static Metadata read_metadata(const std::string& path);
 
   SafetensorsFile(SafetensorsFile&&) = default;
   SafetensorsFile& operator=(SafetensorsFile&&) = default;

@@ -252,6 +252,8 @@ const char* origin_name(Origin origin) {
       return "measured at the start";
     case Origin::chosen:
       return "auto";
+    case Origin::weights:
+      return "model.init_from";
     default:
       return "default";
   }

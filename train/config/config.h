@@ -181,9 +181,11 @@ std::string key_value(const Key& key, const Config& config);
 // A word of the command line as messages and files have it: without the value of a secret key.
 std::string without_secret(const std::string& word);
 
-// measured, chosen: by the run when it started; in its own config.yaml only.
-enum class Origin { default_value, file, command_line, measured, chosen };
-const char* origin_name(Origin origin);  // "default", "file", "command line", "measured at the start", "auto"
+// measured, chosen: by the run when it started; in its own config.yaml only. weights: what the file of
+// model.init_from was made with.
+enum class Origin { default_value, file, command_line, measured, chosen, weights };
+// "default", "file", "command line", "measured at the start", "auto", "model.init_from"
+const char* origin_name(Origin origin);
 
 // One mistake. `message` is complete: what, where (key, file:line:column), what to do.
 struct Problem {

@@ -237,7 +237,7 @@ std::vector<std::string> unused_keys(const LoadedConfig& loaded) {
   const std::set<std::string> users = users_in(loaded.config, loaded.resumed);
   std::vector<std::string> lines;
   for (const Key& key : config_keys()) {
-    if (origin(key.name) == Origin::default_value) continue;
+    if (origin(key.name) == Origin::default_value || origin(key.name) == Origin::weights) continue;
     const std::string how = not_used(key, loaded.config, users);
     const std::vector<std::string> deciding = deciding_keys(key);
     if (how.empty() || (!deciding.empty() && origin(key.name) < origin(deciding.front()))) continue;

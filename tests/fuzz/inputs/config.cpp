@@ -5,6 +5,8 @@
 
 #include "nn/base/check.h"
 #include "tests/fuzz/inputs/input_target.h"
+#include "train/checkpoint/model_file.h"
+#include "train/checkpoint/model_names.h"
 #include "train/config/config.h"
 
 namespace topknot::fuzz {
@@ -44,8 +46,16 @@ void overrides(Bytes input) {
   use(load_config("", words));
 }
 
+void hugging_face_config(Bytes input) {
+  LoadedConfig loaded;
+  adopt_architecture(loaded, keys_from_hugging_face(std::string(text_of(input)), "input"), "input");
+  throw_problems(loaded.problems);
+  use(loaded);
+}
+
 const bool added = [] {
   input_targets().add("config", "a configuration file", config_file);
+  input_targets().add("hugging_face_config", "Hugging Face's config.json", hugging_face_config);
   input_targets().add("overrides", "overrides of the command line, one per line", overrides);
   return true;
 }();

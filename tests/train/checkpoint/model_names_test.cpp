@@ -244,4 +244,42 @@ TEST_CASE("Hugging Face's names are for transformers; other models' tensors stay
   }
 }
 
+TEST_CASE("a config.json's fields as keys, and what no model here computes by its name") {
+  const auto keys = [](const std::string& text) { return keys_from_hugging_face(text, "c.json"); };
+  using Keys = std::map<std::string, std::string>;
+  CHECK(keys(R"({"model_type":"gpt2","n_layer":12,"n_head":16,"n_inner":null,"layer_norm_epsilon":1e-06,
+                 "activation_function":"gelu"})") == Keys{{"model.name", "gpt"},
+                                                          {"model.layers", "12"},
+                                                          {"model.heads", "16"},
+                                                          {"model.norm_epsilon", "1e-06"},
+                                                          {"model.gelu", "exact"}});
+  const Keys gpt = keys(R"({"model_type":"gpt2"})");  // what transformers has without the fields
+  CHECK(gpt.at("model.heads") == "12");
+  CHECK(gpt.at("model.norm_epsilon") == "1e-05");
+  CHECK(gpt.at("model.gelu") == "tanh");
+  const Keys llama = keys(R"({"model_type":"llama","rope_scaling":null,"hidden_act":"silu"})");
+  CHECK(llama.at("model.rope_base") == "10000");
+  CHECK(llama.at("model.kv_heads") == "0");
+  CHECK(llama.at("model.tied") == "false");
+  CHECK(keys(R"({"model_type":"llama","rope_parameters":{"rope_theta":500000.0,"rope_type":"default"}})")
+            .at("model.rope_base") == "500000.0");
+  CHECK(keys(R"({"model_type":"mistral","max_position_embeddings":32768,"sliding_window":4096})")
+            .at("model.context") == "4096");
+  for (const auto& [text, what] :
+       {std::pair{"[]", "no JSON object"},
+        std::pair{R"({"model_type":"granite"})", "model_type is \"granite\""},
+        std::pair{R"({"model_type":"gpt2","activation_function":"relu"})", "activation_function is \"relu\""},
+        std::pair{R"({"model_type":"gpt2","scale_attn_weights":false})", "scale_attn_weights"},
+        std::pair{R"({"model_type":"gpt2","scale_attn_by_inverse_layer_idx":true})", "inverse_layer"},
+        std::pair{R"({"model_type":"llama","hidden_act":"gelu"})", "hidden_act"},
+        std::pair{R"({"model_type":"llama","partial_rotary_factor":0.5})", "partial_rotary_factor"},
+        std::pair{R"({"model_type":"llama","rope_scaling":{"type":"linear","factor":2}})",
+                  "rope_scaling is \"linear\""},
+        std::pair{R"({"model_type":"llama","rope_parameters":{"rope_type":"llama3"}})",
+                  "rope_parameters is \"llama3\""}}) {
+    INFO(text);
+    CHECK(user_error([&] { keys(text); }, {"c.json", what}));
+  }
+}
+
 }  // namespace topknot::testing
