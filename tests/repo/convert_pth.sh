@@ -79,8 +79,13 @@ def equal(found, expected):
 original, ours, back = f"{work}/original", f"{work}/ours.safetensors", f"{work}/back"
 zeroed = {n: (t if t[0] == "F32" else ("I64", [], struct.pack("<q", 0))) for n, t in tensors.items()}
 if part == "names":
-    wrapped = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    wrapped = {f"module._orig_mod.{name}": tensor for name, tensor in tensors.items()}
     convert.write_safetensors(f"{original}.safetensors", wrapped, {"from": "test"})
+    run(f"{original}.safetensors", f"{work}/same.safetensors")  # names stay for the one reader of wrappers' prefixes
+    equal(convert.read_safetensors(f"{work}/same.safetensors")[0], wrapped)
+    assert convert.nanogpt_metadata({"n_layer": 2, "n_head": 4, "n_embd": 8, "block_size": 6, "bias": False}) == {
+        "config": "model.name: gpt\nmodel.gelu: exact\nmodel.layers: 2\nmodel.heads: 4\nmodel.width: 8\n"
+                  "model.context: 6\nmodel.bias: false\n"}
     run(f"{original}.safetensors", ours, "--names", "topknot")
     named, metadata = convert.read_safetensors(ours)
     assert metadata == {"from": "test"}
@@ -163,6 +168,14 @@ else:
     assert set(found) == set(every)
     for name in every:
         assert found[name].dtype == every[name].dtype and torch.equal(found[name], every[name]), name
+    # nanoGPT's checkpoints, of a compiled model: names as they are, and the configuration.
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 6, "bias": False, "vocab_size": 11, "dropout": 0.0}
+    torch.save({"model": {"_orig_mod.transformer.wte.weight": torch.ones(11, 8)}, "model_args": sizes, "iter_num": 1},
+               f"{original}.pth")
+    run(f"{original}.pth", f"{work}/nano.safetensors")
+    nano, metadata = convert.read_safetensors(f"{work}/nano.safetensors")
+    assert list(nano) == ["_orig_mod.transformer.wte.weight"]
+    assert metadata == {"format": "pt"} | convert.nanogpt_metadata(sizes) and "model.heads: 2" in metadata["config"]
     torch.save({"model": every, "optimizer": object()}, f"{original}.pth")
     run(f"{original}.pth", f"{work}/no.safetensors", status=1)  # an object is never unpickled
 END

@@ -127,7 +127,9 @@ void check_patterns(const std::string& key, const std::vector<std::string>& patt
 
 void load_model(ParameterStore& store, const SafetensorsFile& file, const std::vector<std::string>& reinit) {
   check_patterns("model.reinit", reinit, tensor_names(store));
-  const NamedTensors named = from_hugging_face(file.tensors());
+  std::vector<std::string> known = tensor_names(store);
+  std::sort(known.begin(), known.end());
+  const NamedTensors named = from_hugging_face(without_wrappers(file.tensors(), known));
   std::map<std::string_view, const TensorView*> by_name;
   for (const TensorView& tensor : named.tensors) by_name[tensor.name] = &tensor;
   const auto find = [&](const std::string& name) {
@@ -135,7 +137,6 @@ void load_model(ParameterStore& store, const SafetensorsFile& file, const std::v
     return at == by_name.end() ? nullptr : at->second;
   };
   std::vector<std::string> missing, unexpected, other, non_finite;
-  std::vector<std::string> known = tensor_names(store);
   for_each_tensor(
       store, [&](const std::string& name, const std::vector<std::int64_t>& shape, const Parameter*, Buffer*) {
         if (matches_any(reinit, name)) return;
@@ -148,7 +149,6 @@ void load_model(ParameterStore& store, const SafetensorsFile& file, const std::v
         else if (std::string text = non_finite_text(*tensor); !text.empty())
           non_finite.push_back(fmt::format("{}: {}", name, text));
       });
-  std::sort(known.begin(), known.end());
   for (const TensorView& tensor : named.tensors)
     if (!std::binary_search(known.begin(), known.end(), tensor.name) && !matches_any(reinit, tensor.name))
       unexpected.push_back(fmt::format("{} {}", quoted_text(tensor.name), tensor.shape));

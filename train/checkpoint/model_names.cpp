@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -46,6 +47,10 @@ const std::vector<Family>& families() {
 }
 constexpr std::string_view kLeftOut[] = {"h.{}.attn.bias", "h.{}.attn.masked_bias",
                                          "layers.{}.self_attn.rotary_emb.inv_freq"};
+// Parts of names that wrappers add: within them, and before them.
+constexpr std::string_view kWrappers[] = {"_orig_mod.", "_fsdp_wrapped_module.",
+                                          "_checkpoint_wrapped_module.", "_forward_module."};
+constexpr std::string_view kOuterWrappers[] = {"module.", "model."};
 constexpr std::string_view kHead = "lm_head.weight";  // never has a prefix
 
 // Whether the name has the pattern; `number`: what stands for "{}".
@@ -213,6 +218,28 @@ std::map<std::string, std::string> keys_from_hugging_face(const std::string& tex
              most = config.value("max_position_embeddings", Json());
   if (window.is_number() && !(most.is_number() && most < window)) keys["model.context"] = window.dump();
   return keys;
+}
+
+std::vector<TensorView> without_wrappers(std::span<const TensorView> tensors,
+                                         std::span<const std::string> known) {
+  std::vector<TensorView> result(tensors.begin(), tensors.end());
+  std::set<std::string> taken;
+  for (const TensorView& tensor : tensors) taken.insert(tensor.name);
+  for (TensorView& tensor : result) {
+    if (std::ranges::binary_search(known, tensor.name)) continue;
+    std::string name = "." + tensor.name;
+    for (const std::string_view part : kWrappers)
+      for (std::size_t at; (at = name.find(fmt::format(".{}", part))) != name.npos;)
+        name.erase(at + 1, part.size());
+    name.erase(0, 1);
+    const auto outer = [&] {
+      return std::ranges::find_if(kOuterWrappers,
+                                  [&](std::string_view part) { return name.starts_with(part); });
+    };
+    for (auto part = outer(); part != std::end(kOuterWrappers); part = outer()) name.erase(0, part->size());
+    if (taken.insert(name).second) tensor.name = name;
+  }
+  return result;
 }
 
 NamedTensors from_hugging_face(std::span<const TensorView> tensors) {

@@ -39,6 +39,12 @@ struct NamedTensors {
   std::deque<std::vector<std::byte>> memory;  // of those that were moved or widened
 };
 
+// A file's tensors without what PyTorch's wrappers add to names, in any order: "_orig_mod" of torch.compile and
+// its like wherever it stands, "module." of DistributedDataParallel and "model." of Lightning before it. Names
+// of `known` (sorted), and such that two tensors would then have, stay as they are.
+std::vector<TensorView> without_wrappers(std::span<const TensorView> tensors,
+                                         std::span<const std::string> known);
+
 // A file's tensors under Topknot's names and in its order; BF16 becomes F32. Tensors of other models, and
 // such that the table does not know, stay as they are.
 NamedTensors from_hugging_face(std::span<const TensorView> tensors);

@@ -244,6 +244,41 @@ TEST_CASE("Hugging Face's names are for transformers; other models' tensors stay
   }
 }
 
+TEST_CASE("what wrappers of PyTorch add to names is taken off in any order, and no name is taken twice") {
+  const auto wrapped = [](std::vector<TensorView> tensors, const std::string& before) {
+    for (TensorView& tensor : tensors) tensor.name = before + tensor.name;
+    return tensors;
+  };
+  for (const char* name : {"gpt", "llama", "lenet"}) {
+    ModelOptions options = small(name);
+    if (std::string(name) == "lenet") options.input = {1, 28, 28};
+    Model from(name, options), to(name, options, 2);
+    const ModelCopy copy = copy_model(from.store), before = copy_model(to.store);
+    const std::vector<TensorView> own = model_tensors(from.store, copy);
+    for (const char* prefix : {"_orig_mod.", "module.", "model.", "module._orig_mod.", "_orig_mod.module.",
+                               "_forward_module.model._fsdp_wrapped_module."}) {
+      INFO(name << " " << prefix);
+      Model other(name, options, 3);
+      load_model(other.store, file_of(wrapped(own, prefix)));
+      CHECK(copy_model(other.store).weights == copy.weights);
+      if (std::string(name) == "lenet") continue;
+      Model theirs(name, options, 3);
+      load_model(theirs.store, file_of(wrapped(to_hugging_face(own).tensors, prefix)));
+      CHECK(copy_model(theirs.store).weights == copy.weights);
+    }
+    std::vector<TensorView> both = own;  // of two models in one file neither is chosen
+    for (const TensorView& tensor : wrapped(own, "module.")) both.push_back(tensor);
+    CHECK(user_error([&] { load_model(to.store, file_of(both)); }, {"not in the model", "module."}));
+    CHECK(copy_model(to.store).weights == before.weights);
+  }
+  const std::vector<TensorView> inner = {{"h.0._orig_mod.attn.weight", "F32", {0}, {}},
+                                         {"model.own", "F32", {0}, {}}};
+  const std::vector<std::string> known = {"model.own"};
+  const std::vector<TensorView> found = without_wrappers(inner, known);
+  CHECK(found[0].name == "h.0.attn.weight");
+  CHECK(found[1].name == "model.own");
+}
+
 TEST_CASE("a config.json's fields as keys, and what no model here computes by its name") {
   const auto keys = [](const std::string& text) { return keys_from_hugging_face(text, "c.json"); };
   using Keys = std::map<std::string, std::string>;
