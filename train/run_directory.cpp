@@ -102,16 +102,6 @@ bool is_run(const RunDirectory& folder) {
   return !fs::exists(fs::symlink_status(config, error)) || small_file(config).rfind(kConfigTitle, 0) == 0;
 }
 
-// config.yaml, trace_rank3.json, metrics.csv.part-4242, ...
-bool has_run_name(const std::string& name) {
-  static const std::regex names(
-      "(config\\.yaml|(choices|auto_profiles)\\.json|environment\\.json|bench\\.json|metrics\\.(jsonl|csv)|"
-      "gradients\\.npy|trace_rank[0-9]+\\.json)"
-      "(\\.part-[0-9]+)?|checkpoints|(layer_density|exchange_profile)\\.json\\.part-[0-9]+|"
-      "events\\.out\\.tfevents\\..*");
-  return std::regex_match(name, names);
-}
-
 // step-000001200, step-000001200.partial, step-000001200.passed-over-2, ...
 bool is_checkpoint_name(const std::string& name) {
   static const std::regex names("step-[0-9]+(\\.partial|\\.removed\\.partial|\\.passed-over(-[0-9]+)?)?");
@@ -143,6 +133,25 @@ void check_free(const RunDirectory& folder, bool overwrite) {
         of_a_run && fs::exists(folder.checkpoints(), error)
             ? "; train --resume " + folder.path + " goes on with it"
             : ""));
+}
+
+// Throws if one of `removed` is or holds what the new run is started from.
+void check_inputs(const Config& config, std::vector<std::string> inputs,
+                  const std::vector<std::string>& removed) {
+  for (const std::string& path :
+       {config.model.init_from, config.exchange.profile, config.compress.layer_density})
+    inputs.push_back(path);
+  std::error_code error;
+  for (const std::string& input : inputs) {
+    const std::string file = fs::weakly_canonical(input, error).string();
+    for (const std::string& path : removed)
+      if (const std::string gone = fs::weakly_canonical(path, error).string();
+          file == gone || file.starts_with(gone + "/"))
+        throw UserError(
+            fmt::format("output.overwrite: would remove {}, which this run begins with; copy it, or "
+                        "choose another output.dir",
+                        input));
+  }
 }
 
 // output.overwrite and section resume belong to this start, not to the configuration: repeating the run must
@@ -354,6 +363,7 @@ RunDirectory create_run_directory(const LoadedConfig& loaded, const std::vector<
   }
   folder.lock = std::make_shared<RunLock>(folder.path);
   check_free(folder, config.output.overwrite);
+  check_inputs(config, command_line, run_files(folder));
   for (const std::string& path : run_files(folder)) {
     if (path != folder.checkpoints())
       fs::remove_all(path, error);

@@ -279,6 +279,8 @@ class Writer:
     def __init__(self, options, configuration):
         self.file = None
         if options.rank == 0:
+            if os.path.exists(os.path.join(options.out, "environment.json")):
+                raise SystemExit(f"--out: {options.out} holds a run of Topknot; choose another folder")
             os.makedirs(options.out, exist_ok=True)
             with open(os.path.join(options.out, "config.yaml"), "w", encoding="utf-8") as file:
                 print(f"seed: {options.seed}", file=file)

@@ -93,6 +93,7 @@ TEST_CASE("bench validates its arguments and the recording") {
   check_refused(bench(replay + "compress.denisty=0.1"), {"did you mean", "density"});
   check_refused(bench(replay + "config.yaml"), {"takes its configuration from"});
   check_refused(bench("--record " + recorded.folder + kSmall), {"already holds a run"});
+  check_refused(bench(replay + "output.overwrite=true --out " + recorded.folder), {"is the recording"});
   // Nothing is made where the configuration is wrong.
   const std::string out = recorded.temp.at("out");
   check_refused(bench(replay + "compress.layer_density=auto compress.scope=tensor --out " + out),
@@ -123,6 +124,11 @@ TEST_CASE("predict prints tables and writes what it printed") {
   CHECK(says(outcome.output, {"topk 0.01, merge all", "dense, merge all", "1.00 (100%)", "Assumptions"}));
   for (const char* name : {"csv", "json", "html"})
     CHECK(std::filesystem::file_size(out + "/prediction." + name) > 500);
+  std::filesystem::remove(out + "/prediction.json");
+  run.temp.write("config.yaml", {});
+  std::filesystem::create_symlink(run.temp.at("config.yaml"), out + "/prediction.json");
+  check_predict_refuses(predict(run.temp.str() + " --rate 100mbit --out " + out),
+                        {"prediction.json", "of a run"});
 }
 
 TEST_CASE("a run may follow a list of predict") {

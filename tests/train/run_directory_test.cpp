@@ -135,6 +135,27 @@ TEST_CASE("a refused resume changes no file of the run, whichever rank refuses")
   refused({}, "statistics.rnn");
 }
 
+TEST_CASE("overwriting a run removes nothing that the new run begins with") {
+  const TempFolder temp;
+  const RunDirectory run{create_run_directory(config_of(temp, false), {}).path};
+  temp.write("run/metrics.jsonl", {'x'});
+  temp.write("run/checkpoints/step-000000005/model.safetensors", {'x'});
+  fs::create_symlink(temp.at("run/config.yaml"), temp.at("link.yaml"));
+  for (const std::string& file : {temp.at("run/config.yaml"), temp.at("link.yaml")})
+    CHECK(user_error(
+        [&] {
+          create_run_directory(config_of(temp, true), {"train", file});
+        },
+        {"output.overwrite", file, "begins with"}));
+  LoadedConfig from_weights = config_of(temp, true);
+  from_weights.config.model.init_from = temp.at("run/checkpoints/step-000000005/model.safetensors");
+  CHECK(
+      user_error([&] { create_run_directory(from_weights, {}); }, {"output.overwrite", "model.safetensors"}));
+  CHECK(text_of(temp.at("run/metrics.jsonl")) == "x");
+  CHECK(text_of(from_weights.config.model.init_from) == "x");
+  CHECK_NOTHROW(create_run_directory(config_of(temp, true), {"train", "configs/other.yaml"}));
+}
+
 TEST_CASE("overwriting a run removes what a run writes, half files included, and nothing else") {
   const TempFolder temp;
   const RunDirectory run{create_run_directory(config_of(temp, false), {}).path};

@@ -176,9 +176,12 @@ void write_out(const std::string& out, const std::string& text, const std::strin
     std::error_code error;
     std::filesystem::create_directories(out, error);
     if (error) throw UserError("--out: " + out + ": " + error.message());
-    write_file(out + "/prediction.csv", csv);
-    write_file(out + "/prediction.json", json);
-    write_file(out + "/prediction.html", html);
+    for (const auto& [ending, content] :
+         {std::pair("csv", csv), std::pair("json", json), std::pair("html", html)}) {
+      const std::string file = out + "/prediction." + ending;
+      check_output(file, Replace::reports, "choose another folder");
+      write_file(file, content);
+    }
     std::cout << "\nWritten: " << out << "/prediction.csv, .json, .html\n";
   }
   std::cout.flush();

@@ -133,6 +133,8 @@ int replay(const Arguments& arguments, int argc, char** argv) {
   LoadedConfig loaded = checked(load_config(arguments.replay + "/config.yaml", arguments.overrides));
   ReplayReport report;
   report.recording = arguments.replay;
+  if (std::error_code error; std::filesystem::equivalent(arguments.replay, arguments.out, error))
+    throw UserError("--out: " + arguments.out + " is the recording; choose another folder");
   report.recorded_steps = recording->steps();
   report.options.steps = arguments.steps.value_or(report.options.steps);
   report.options.meet = arguments.meet;

@@ -260,6 +260,10 @@ std::string export_model(const std::string& run, const std::string& to, std::opt
                          bool overwrite, bool hugging_face) {
   check_output(to, overwrite ? Replace::all : Replace::nothing,
                "choose another name, or --overwrite to replace it");
+  if (!to.ends_with(".safetensors"))
+    throw UserError(fmt::format(
+        "--to: {}: a safetensors file is written, and its name ends in .safetensors{}", to,
+        to.ends_with(".pth") || to.ends_with(".pt") ? "; scripts/convert-pth makes a .pth of it" : ""));
   const FoundCheckpoint found = find_checkpoint(run, step);
   const Manifest& manifest = found.manifest;
   const SafetensorsFile model = read_model_file(found);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string_view>
 #include <utility>
 
@@ -41,15 +42,18 @@ bool in_checkpoints(const fs::path& target) {
   }
 }
 
+bool is_run_file(const fs::path& file) {
+  constexpr std::array<std::string_view, 3> kInputs = {"run.lock", "layer_density.json",
+                                                       "exchange_profile.json"};
+  const std::string name = file.filename().string();
+  std::error_code error;
+  return (has_run_name(name) || std::ranges::count(kInputs, name) > 0) &&
+         fs::exists(file.parent_path() / "config.yaml", error);
+}
+
 bool is_no_report(const fs::path& file) {
   constexpr std::array<std::string_view, 5> kEndings = {".safetensors", ".npy", ".npz", ".pth", ".pt"};
-  constexpr std::array<std::string_view, 7> kOfRuns = {
-      "config.yaml", "environment.json",   "metrics.jsonl",        "metrics.csv",
-      "run.lock",    "layer_density.json", "exchange_profile.json"};
-  const std::string ending = file.extension().string(), name = file.filename().string();
-  std::error_code error;
-  return std::ranges::count(kEndings, ending) > 0 ||
-         (std::ranges::count(kOfRuns, name) > 0 && fs::exists(file.parent_path() / "config.yaml", error));
+  return std::ranges::count(kEndings, file.extension().string()) > 0;
 }
 
 }  // namespace
@@ -128,6 +132,15 @@ void write_file(const std::string& path, std::string_view text) {
   file.close();
 }
 
+bool has_run_name(const std::string& name) {
+  static const std::regex names(
+      "(config\\.yaml|(choices|auto_profiles)\\.json|environment\\.json|bench\\.json|metrics\\.(jsonl|csv)|"
+      "gradients\\.npy|trace_rank[0-9]+\\.json)"
+      "(\\.part-[0-9]+)?|checkpoints|(layer_density|exchange_profile)\\.json\\.part-[0-9]+|"
+      "events\\.out\\.tfevents\\..*");
+  return std::regex_match(name, names);
+}
+
 void check_output(const std::string& path, Replace replace, const std::string& remedy) {
   if (path == "-") return;
   std::error_code error;
@@ -136,7 +149,10 @@ void check_output(const std::string& path, Replace replace, const std::string& r
   if (in_checkpoints(target) || in_checkpoints(folder / absolute.filename()))
     throw UserError(path +
                     ": lies in the checkpoints of a run, which only the run writes; choose another place");
-  if (replace == Replace::all || !fs::is_regular_file(path, error)) return;
+  if (!fs::is_regular_file(path, error)) return;
+  if (is_run_file(target) || is_run_file(folder / absolute.filename()))
+    throw UserError(path + ": is a configuration or a file of a run; choose another place");
+  if (replace == Replace::all) return;
   if (replace == Replace::nothing || is_no_report(target))
     throw UserError(path + ": exists already; " + remedy);
 }

@@ -35,15 +35,20 @@ std::optional<std::int64_t> whole_number(const nlohmann::ordered_json& json);
 
 void write_file(const std::string& path, std::string_view text);
 
+// Whether a run writes a file or folder of this name into its directory: config.yaml, trace_rank3.json,
+// metrics.csv.part-4242, ...
+bool has_run_name(const std::string& name);
+
 // What a file that a user names for output may take the place of.
 enum class Replace {
   nothing,  // no file that is there
-  reports,  // a file that is no model, no .npy file and no file of a run directory
+  reports,  // a file that is no model and no .npy file
   all,      // any file
 };
 
-// Throws UserError if `path` lies in the checkpoints of a run, by whatever links and relative names, and if
-// it is a file that `replace` does not allow; the message ends with `remedy`. Pipes, devices and "-" pass.
+// Throws UserError if `path` lies in the checkpoints of a run or is another file that a run has written, or a
+// config.yaml, by whatever links and relative names; and if it is a file that `replace` does not allow: this
+// message ends with `remedy`. Pipes, devices and "-" pass.
 void check_output(const std::string& path, Replace replace, const std::string& remedy);
 
 }  // namespace topknot

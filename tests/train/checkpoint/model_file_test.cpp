@@ -202,6 +202,13 @@ TEST_CASE("an export replaces a file where it is told to, and never one of a che
     CHECK(user_error([&] { export_model(run, path, {}, true); },
                      {path.c_str(), "in the checkpoints of a run"}));
   CHECK(text_of(model) == before);
+  const std::string config = text_of(run + "/config.yaml");
+  fs::create_symlink(run + "/config.yaml", temp.at("config.safetensors"));
+  CHECK(user_error([&] { export_model(run, temp.at("config.safetensors"), {}, true); }, {"a file of a run"}));
+  CHECK(user_error([&] { export_model(run, run + "/config.yaml", {}, true); }, {"a file of a run"}));
+  CHECK(user_error([&] { export_model(run, temp.at("m.pth")); }, {"m.pth", "scripts/convert-pth"}));
+  CHECK_FALSE(fs::exists(temp.at("m.pth")));
+  CHECK(text_of(run + "/config.yaml") == config);
   std::ofstream(to) << "precious";
   CHECK(user_error([&] { export_model(run, to); }, {to.c_str(), "exists already", "--overwrite"}));
   CHECK(text_of(to) == "precious");

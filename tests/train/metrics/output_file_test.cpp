@@ -89,8 +89,7 @@ TEST_CASE("a file that is there is replaced where that is asked for, and a repor
     CHECK(allowed(temp.at(name), Replace::reports));
     CHECK(allowed(temp.at(name), Replace::all));
   }
-  for (const std::string name :
-       {"m.safetensors", "g.npy", "m.pth", "run/metrics.csv", "run/metrics.jsonl", "run/environment.json"}) {
+  for (const std::string name : {"m.safetensors", "g.npy", "m.pth"}) {
     CHECK(allowed(temp.at(name), Replace::reports));
     temp.write(name, {'x'});
     CHECK(refused(temp.at(name), Replace::reports, "exists already"));
@@ -99,4 +98,28 @@ TEST_CASE("a file that is there is replaced where that is asked for, and a repor
   fs::create_symlink(temp.at("g.npy"), temp.at("link.jsonl"));
   CHECK(refused(temp.at("link.jsonl"), Replace::reports, "exists already"));
   for (const char* path : {"-", "/dev/null"}) CHECK(allowed(path, Replace::nothing));
+}
+
+TEST_CASE("no writer replaces a configuration or a file of a run, whatever it may replace else") {
+  const TempFolder temp;
+  temp.write("run/config.yaml", {});
+  temp.write("other", {'x'});
+  for (const std::string name :
+       {"config.yaml", "metrics.csv", "metrics.jsonl", "environment.json", "gradients.npy", "run.lock",
+        "choices.json", "trace_rank3.json", "auto_profiles.json", "bench.json", "layer_density.json",
+        "events.out.tfevents.1"}) {
+    INFO(name);
+    const std::string path = temp.at("run/" + name), link = temp.at("to_" + name);
+    temp.write("run/" + name, {'x'});
+    fs::create_symlink(path, link);
+    for (const Replace replace : {Replace::nothing, Replace::reports, Replace::all})
+      for (const std::string& to : {path, link}) CHECK(refused(to, replace, "a file of a run"));
+    fs::remove(path);
+    fs::create_symlink(temp.at("other"), path);
+    if (name != "config.yaml") CHECK(refused(path, Replace::all, "a file of a run"));
+    fs::remove(path);
+    temp.write("run/config.yaml", {});
+  }
+  temp.write("metrics.csv", {'x'});  // beside no configuration
+  CHECK(allowed(temp.at("metrics.csv"), Replace::reports));
 }
