@@ -38,6 +38,10 @@ std::int32_t Dataset::label(std::int64_t) const {
   throw Error("data set '" + name() + "' has no labels");
 }
 
+void Dataset::window_labels(std::int64_t index, std::span<std::int32_t> labels) const {
+  for (std::int32_t& label : labels) label = this->label(index++);
+}
+
 void Dataset::target(std::int64_t, float*) const {
   throw Error("data set '" + name() + "' has no targets");
 }

@@ -35,15 +35,16 @@ struct DatasetOptions {
   int classes = 10;             // synthetic_images: 2 to 1000
   int image_size = 0;           // images of any size: pixels per side, 8 to 512; 0: the set's own
   int resize = 0;  // image_folder: the shorter side before the crop in the centre; 0: 256/224 of image_size
-  std::vector<double> mean, std;  // image_folder: of the channels, 1 or 3 values each; empty: ImageNet's
-  std::optional<double> noise;    // synthetic sets: none given means the set's own; 0 to 1
-  std::int64_t features = 64;     // synthetic_regression: inputs of a sample
-  std::int64_t targets = 1;       // synthetic_regression: outputs of a sample
-  int sequence_length = 35;       // text, tokens: tokens of a window
-  std::string tokens = "word";    // text: what a token is: word, byte or char
-  int vocabulary = 50257;         // tokens: ids are 0 to vocabulary - 1; GPT-2's
-  double bytes_per_token = 0;     // tokens: of the validation text, on average; 0: not known
-  int max_bad_files = 0;          // of a rank; speech: recordings that may be left out when the set is made
+  std::vector<double> mean, std;    // image_folder: of the channels, 1 or 3 values each; empty: ImageNet's
+  std::optional<double> noise;      // synthetic sets: none given means the set's own; 0 to 1
+  std::int64_t features = 64;       // synthetic_regression: inputs of a sample
+  std::int64_t targets = 1;         // synthetic_regression: outputs of a sample
+  int sequence_length = 35;         // text, tokens: tokens of a window
+  std::string tokens = "word";      // text: what a token is: word, byte or char
+  std::string token_type = "auto";  // tokens, files without a header: uint16 (auto), uint32 or int64
+  int vocabulary = 50257;           // tokens: ids are 0 to vocabulary - 1; GPT-2's
+  double bytes_per_token = 0;       // tokens: of the validation text, on average; 0: not known
+  int max_bad_files = 0;            // of a rank; speech: recordings that may be left out when the set is made
 };
 
 class Checksum;
@@ -100,6 +101,8 @@ class Dataset {
 
   // The class, or the token after token `index`; Error for regression.
   virtual std::int32_t label(std::int64_t index) const;
+  // label(index), label(index + 1), ...: those of a window.
+  virtual void window_labels(std::int64_t index, std::span<std::int32_t> labels) const;
   // Writes targets() floats. Regression only, else Error.
   virtual void target(std::int64_t index, float* values) const;
 
@@ -123,8 +126,8 @@ class Dataset {
   // Whether the set has a third split, Split::held_out.
   virtual bool has_held_out() const { return false; }
 
-  // Whether the samples are read from mapped files, which take no memory of the process's own.
-  virtual bool mapped() const { return false; }
+  // Whether the samples stay in files and take no memory of the process.
+  virtual bool on_disk() const { return false; }
   // Damaged files that were left out when the set was made.
   virtual int left_out() const { return 0; }
   // Warnings for the start of a run: files that are there and not read.

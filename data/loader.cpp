@@ -238,9 +238,14 @@ Batch Loader::make(std::int64_t step, std::vector<DamagedFile>& damaged) const {
     if (dataset_.classes() == 0) dataset_.target(index, batch.targets.data() + i * dataset_.targets());
     ++samples_made_;
   }
-  if (dataset_.classes() > 0)
-    for (std::int64_t t = 0; t < dataset_.labels_per_sample(); ++t)
-      for (const std::int64_t index : batch.indices) batch.labels.push_back(dataset_.label(index + t));
+  if (dataset_.classes() == 0) return batch;
+  std::vector<std::int32_t> labels(static_cast<std::size_t>(dataset_.labels_per_sample()));
+  const std::size_t rows = batch.indices.size();
+  batch.labels.resize(rows * labels.size());
+  for (std::size_t i = 0; i < rows; ++i) {
+    dataset_.window_labels(batch.indices[i], labels);
+    for (std::size_t t = 0; t < labels.size(); ++t) batch.labels[t * rows + i] = labels[t];
+  }
   return batch;
 }
 

@@ -32,7 +32,7 @@ void log_fallback(const std::string& device) {
 }
 
 double data_bytes(const Dataset& data) {
-  if (data.mapped()) return 0;
+  if (data.on_disk()) return 0;
   if (data.task() == Task::language_model) return sizeof(std::int32_t) * static_cast<double>(data.size());
   if (data.on_demand()) return 0;
   const double values = static_cast<double>(data.sample_shape().numel());

@@ -33,9 +33,10 @@ std::unique_ptr<Dataset> text_in(const TempFolder& folder, const std::string& to
 }
 
 std::unique_ptr<Dataset> tokens_in(const TempFolder& folder, Split split, int window, int vocabulary = 50257,
-                                   std::int64_t size = 0) {
+                                   std::int64_t size = 0, const std::string& type = "auto") {
   DatasetOptions options;
   options.root = folder.str();
+  options.token_type = type;
   options.sequence_length = window;
   options.vocabulary = vocabulary;
   options.train_size = options.test_size = size;
@@ -172,7 +173,7 @@ TEST_CASE("token files of nanoGPT and of llm.c, in several shards, are one strea
   CHECK(train->task() == Task::language_model);
   CHECK(train->sample_shape() == Shape({2, 1, 1}));
   CHECK_FALSE(train->has_held_out());
-  CHECK(train->mapped());
+  CHECK(train->on_disk());
   CHECK((stream_of(*tokens_in(folder, Split::test, 2)) == std::vector<std::int32_t>{7, 8, 9}));
   CHECK(user_error([&] { tokens_in(folder, Split::train, 4); }, {"data.sequence_length", "4 tokens"}));
   CHECK(tokens_in(folder, Split::train, 1, 50257, 3)->size() == 2);
@@ -181,7 +182,7 @@ TEST_CASE("token files of nanoGPT and of llm.c, in several shards, are one strea
     const TempFolder shards;
     shards.write("set_train_000002.bin", llmc({6, 7}, bytes));
     shards.write("set_train_000001.bin", llmc({3, 4, 5}, bytes));
-    shards.write("set_train_000010.bin", llmc({8}, bytes));
+    shards.write("set_train_000003.bin", llmc({8}, bytes));
     shards.write("set_val_000000.bin", llmc({1, 2}, bytes));
     shards.write("set_test.bin", llmc({9, 9}, bytes));
     const auto all = tokens_in(shards, Split::train, 5, 10);
@@ -192,11 +193,11 @@ TEST_CASE("token files of nanoGPT and of llm.c, in several shards, are one strea
     CHECK(all->has_held_out());
     CHECK((stream_of(*tokens_in(shards, Split::held_out, 1, 10)) == std::vector<std::int32_t>{9, 9}));
     const std::uint64_t before = checksum_of(*all);
-    shards.write("set_train_000010.bin", llmc({9}, bytes));
+    shards.write("set_train_000003.bin", llmc({9}, bytes));
     CHECK(checksum_of(*tokens_in(shards, Split::train, 5, 10)) != before);
     shards.write("other_train_000001.bin", llmc({1}, bytes));
     CHECK(user_error([&] { tokens_in(shards, Split::train, 2); },
-                     {"several sets", "other_train_000001.bin", "set_train_000010.bin"}));
+                     {"several sets", "other_train_000001.bin", "set_train_000003.bin"}));
   }
   const TempFolder unpadded;  // in the order of the numbers
   unpadded.write("train_010.bin", little_endian({10}, 2));
@@ -219,7 +220,7 @@ TEST_CASE("token files of a wrong size, header or format are refused by name") {
            user_error([&] { tokens_in(folder, Split::train, 1); }, parts);
   };
   CHECK(refused({}, {"is empty"}));
-  CHECK(refused({1, 0, 2}, {"3 bytes, an odd number"}));
+  CHECK(refused({1, 0, 2}, {"3 bytes, no multiple of the 2"}));
   CHECK(refused(llmc({1, 2}, 2, 3, 1), {"1028 bytes", "3 tokens", "1030"}));
   CHECK(refused(llmc({1, 2}, 2, 1, 1), {"1028 bytes", "1 tokens", "1026"}));
   CHECK(refused(llmc({1, 2}, 4, 2, 1), {"version 1", "version 7"}));
@@ -266,9 +267,76 @@ TEST_CASE("a token beyond the vocabulary is named with file and place when a bat
         },
         names_it));
   }
+  folder.write("a_train_1.bin", llmc({1, 2, 3, 4}, 4));
   folder.write("a_train_2.bin", llmc({70000}, 4));
   CHECK(tokens_in(folder, Split::train, 2, 70001)->label(3) == 70000);
   CHECK(user_error([&] { tokens_in(folder, Split::train, 2, 70000)->label(3); }, {"is 70000"}));
+}
+
+TEST_CASE(
+    "token files without a header that look wider than uint16 are refused until data.token_type is given") {
+  const std::vector<std::int64_t> ids = {7, 50256, 0, 300, 9, 11, 13, 2, 40000, 5, 6, 17, 3, 1, 4, 8};
+  const std::vector<std::int32_t> stream(ids.begin(), ids.end());
+  const TempFolder folder;
+  const auto open = [&](const std::string& type, int vocabulary = 50257) {
+    return tokens_in(folder, Split::train, 2, vocabulary, 0, type);
+  };
+  for (const auto& [bytes, type] :
+       {std::pair(4, std::string("uint32")), std::pair(8, std::string("int64"))}) {
+    folder.write("train.bin", little_endian(ids, bytes));
+    CHECK(user_error([&] { open("auto"); },
+                     {"train.bin", "looks like tokens of " + type, "data.token_type=" + type + ","}));
+    CHECK(stream_of(*open(type)) == stream);
+    CHECK_NOTHROW(open("uint16"));  // says so itself
+    folder.write("train.bin", little_endian({1, 2, -1}, bytes));
+    CHECK(user_error([&] { open(type)->label(1); },
+                     {"token 2", bytes == 4 ? "is 4294967295 as uint32" : "is -1 as int64"}));
+  }
+  folder.write("train.bin", little_endian({1, 2, (std::int64_t{1} << 32) + 5}, 8));
+  CHECK(user_error([&] { open("int64")->label(1); }, {"is 4294967301 as int64"}));
+  CHECK(user_error([&] { open("uint32")->label(3); }, {}) == false);  // 5 and 1, as it was told
+  folder.write("train.bin", little_endian(ids, 2));
+  CHECK(stream_of(*open("auto")) == stream);
+  CHECK(user_error([&] { open("auto", 65537); }, {"data.vocabulary: 65537", "65536", "data.token_type"}));
+  CHECK_NOTHROW(open("auto", 65536));
+  CHECK_NOTHROW(open("uint16", 65537));
+  CHECK(user_error([&] { open("int64", 100)->label(0); }, {"as int64", "data.token_type"}));
+  folder.write("train.bin", little_endian(std::vector<std::int64_t>(64), 2));  // padding, of any type
+  CHECK_NOTHROW(open("auto"));
+  folder.write("train.bin", llmc({1, 2, 3}, 2));
+  CHECK(user_error([&] { open("uint32"); }, {"data.token_type", "says uint16, not uint32"}));
+  CHECK(user_error([&] { open("auto", 70000); }, {"data.vocabulary: 70000", "train.bin"}));
+  folder.write("train.bin", llmc({1, 2, 3}, 4));
+  CHECK_NOTHROW(open("uint32", 70000));
+}
+
+TEST_CASE("a shard that is missing in a numbered series is named") {
+  const TempFolder folder;
+  for (const char* number : {"007", "008", "010"})
+    folder.write(std::string("set_train_") + number + ".bin", little_endian({1, 2, 3, 4}, 2));
+  CHECK(user_error([&] { tokens_in(folder, Split::train, 1); },
+                   {"no train file of number 9", "set_train_008.bin", "set_train_010.bin"}));
+  folder.write("set_train_009.bin", little_endian({1, 2, 3, 4}, 2));
+  CHECK(tokens_in(folder, Split::train, 1)->size() == 15);
+}
+
+TEST_CASE("a token file that becomes shorter, or is gone, while it is read") {
+  const TempFolder folder;
+  std::vector<std::int64_t> ids;
+  for (int i = 0; i < 10000; ++i) ids.push_back(i % 97 + 1);
+  folder.write("train.bin", little_endian(ids, 2));
+  const auto data = tokens_in(folder, Split::train, 4, 100);
+  std::filesystem::resize_file(folder.at("train.bin"), 9000);  // within its third page
+  CHECK(data->label(4498) == ids[4499]);
+  float window[4];
+  for (const std::int64_t index : {4498, 4500, 9000})  // a mapping gives zeros, zeros and SIGBUS
+    CHECK(user_error([&] { data->get(index, window); }, {"train.bin", "become shorter", "20000 bytes"}));
+  CHECK(user_error([&] { data->label(4499); }, {"train.bin", "ends at byte 9000"}));
+  CHECK(user_error([&] { data_checksum(*data); }, {"become shorter"}));
+  folder.write("train.bin", little_endian(ids, 2));
+  const auto whole = tokens_in(folder, Split::train, 4, 100);
+  std::filesystem::remove(folder.at("train.bin"));  // what is open stays
+  CHECK(whole->label(9000) == ids[9001]);
 }
 
 TEST_CASE("random windows depend on seed, epoch, rank and step, and begin everywhere with equal chance") {

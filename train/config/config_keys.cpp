@@ -132,6 +132,11 @@ std::vector<Key> run_keys() {
           "goes on; or each begins at a token drawn at random, with a state of zeros",
           {"columns", "random"})
           .of({"text", "tokens"}),
+      text(
+          "data.token_type", at<d, &Data::token_type>,
+          "the type of tokens in files without a header; auto: uint16, and files that look wider are refused",
+          {"auto", "uint16", "uint32", "int64"})
+          .of({"tokens"}),
       number("data.vocabulary", at<d, &Data::vocabulary>, 2, 1e7,
              "how many different tokens the model has; a greater one in the files ends the run")
           .of({"tokens"}),
