@@ -129,10 +129,11 @@ struct AdamwKernels {
 
 struct AdamwRates {
   float beta1, beta2, epsilon;
-  float rate;        // lr / (1 - beta1^t)
-  float correction;  // 1 / sqrt(1 - beta2^t)
-  float decay;       // 1 - lr * weight_decay, where an element decays
-  float scale;       // of the gradient
+  float rest1, rest2;  // 1 - beta1, 1 - beta2, of the doubles: a float's 1 - 0.999999 is 0.7 % off
+  float rate;          // lr / (1 - beta1^t)
+  float correction;    // 1 / sqrt(1 - beta2^t)
+  float decay;         // 1 - lr * weight_decay, where an element decays
+  float scale;         // of the gradient
 };
 
 // By squaring, so that CPU and GPU have the same bits.
@@ -150,6 +151,8 @@ TOPKNOT_HOST_DEVICE AdamwRates adamw_rates(const AdamwConstants& of, std::int64_
   return {static_cast<float>(of.beta1),
           static_cast<float>(of.beta2),
           static_cast<float>(of.epsilon),
+          static_cast<float>(1 - of.beta1),
+          static_cast<float>(1 - of.beta2),
           static_cast<float>(lr / (1 - power_of(of.beta1, step + 1))),
           static_cast<float>(1 / std::sqrt(1 - power_of(of.beta2, step + 1))),
           static_cast<float>(1 - lr * of.weight_decay),
@@ -159,8 +162,8 @@ TOPKNOT_HOST_DEVICE AdamwRates adamw_rates(const AdamwConstants& of, std::int64_
 TOPKNOT_HOST_DEVICE void adamw_step(float& weight, float gradient, float& first, float& second,
                                     const AdamwRates& rates, bool decays) {
   const float g = gradient * rates.scale;
-  first = rates.beta1 * first + (1 - rates.beta1) * g;
-  second = rates.beta2 * second + (1 - rates.beta2) * (g * g);
+  first = rates.beta1 * first + rates.rest1 * g;
+  second = rates.beta2 * second + rates.rest2 * (g * g);
   const float decayed = decays ? weight * rates.decay : weight;
   weight = decayed - rates.rate * (first / (std::sqrt(second) * rates.correction + rates.epsilon));
 }

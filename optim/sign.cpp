@@ -15,14 +15,14 @@ namespace {
 class Sign final : public Optimizer {
  public:
   Sign(const OptimizerOptions& options, ParameterArena& arena)
-      : decay_(static_cast<float>(options.weight_decay)), slices_(options, arena) {}
+      : decay_(options.weight_decay), slices_(options, arena) {}
 
   void update(std::size_t offset, std::span<const float> gradient, const StepState& state, Applied) override {
     if (state.status && state.status->bad) return;
     const ArenaSlice slice = slices_.slice(offset, gradient);
     const float lr = static_cast<float>(state.parameters->lr);
     for_decay_runs(slice, [&](std::size_t from, std::size_t to, bool decays) {
-      const float keep = decays ? 1 - lr * decay_ : 1;
+      const float keep = decays ? static_cast<float>(1 - state.parameters->lr * decay_) : 1;
 #pragma omp parallel for schedule(static) if (to - from >= kParallel)
       for (std::size_t i = from; i < to; ++i) {
         const float g = slice.gradient[i];
@@ -34,7 +34,7 @@ class Sign final : public Optimizer {
 
  private:
   static constexpr std::size_t kParallel = 1 << 16;
-  const float decay_;
+  const double decay_;
   const ArenaSlices slices_;
 };
 

@@ -280,6 +280,34 @@ TEST_CASE("adamw agrees with its formula, in any slices, decay of matrices alone
     }
 }
 
+TEST_CASE("the moments of adamw, and of muon's AdamW, are those of doubles for betas near 1") {
+  for (const std::string name : {"adamw", "muon"}) {
+    INFO(name);
+    Model model;
+    ParameterArena& arena = *model.arena;
+    OptimizerOptions options = adamw_options();
+    options.name = name, options.beta1 = 0.9999, options.beta2 = 0.999999;
+    const auto optimizer = make_optimizer(options, arena);
+    const auto gradient = gradient_of_step(arena.weights().size(), 0);
+    std::vector<double> m(gradient.size()), v(gradient.size());
+    for (std::int64_t step = 0; step < 3; ++step) {
+      optimizer->update(0, gradient, {step, 0.01, 1});
+      for (std::size_t i = 0; i < m.size(); ++i) {
+        m[i] = 0.9999 * m[i] + (1 - 0.9999) * gradient[i];
+        v[i] = 0.999999 * v[i] + (1 - 0.999999) * gradient[i] * gradient[i];
+      }
+    }
+    const auto state = optimizer->state();
+    for (const Parameter* parameter : arena.parameters()) {
+      if (name == "muon" && parameter->shape().rank() > 1) continue;
+      for (std::size_t i = parameter->offset(); i < parameter->offset() + parameter->numel(); ++i) {
+        CHECK(state[0][i] == Approx(m[i]).epsilon(1e-6));
+        CHECK(state[1][i] == Approx(v[i]).epsilon(1e-6));
+      }
+    }
+  }
+}
+
 TEST_CASE("options of adamw out of range are the user's errors, and only plain gradients are taken") {
   Model model;
   OptimizerOptions options = adamw_options();
