@@ -103,8 +103,8 @@ class Plateau : public WarmedUp {
   PlateauState state_;
 };
 
-// From base at the end of the warm-up down to min_lr at the end of the run (Loshchilov and Hutter, SGDR,
-// without restarts).
+// From base at the end of the warm-up down to min_lr after decay_steps, or at the end of the run (Loshchilov
+// and Hutter, SGDR, without restarts).
 class Cosine : public WarmedUp {
  public:
   using WarmedUp::WarmedUp;
@@ -112,9 +112,9 @@ class Cosine : public WarmedUp {
  protected:
   double after_warmup(std::int64_t step, std::int64_t warmup, std::int64_t,
                       std::int64_t total_steps) const override {
-    if (total_steps <= warmup) return base_;
-    const double done =
-        static_cast<double>(std::min(step, total_steps) - warmup) / static_cast<double>(total_steps - warmup);
+    const std::int64_t end = options_.decay_steps > 0 ? options_.decay_steps : total_steps;
+    if (end <= warmup) return base_;
+    const double done = static_cast<double>(std::min(step, end) - warmup) / static_cast<double>(end - warmup);
     return options_.min_lr + (base_ - options_.min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * done));
   }
 };
@@ -195,6 +195,8 @@ std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double b
   check_min_lr(options, base_lr);
   if (options.decay_from < 0)
     throw UserError(fmt::format("schedule.decay_from must be 0 or greater, not {}", options.decay_from));
+  if (options.decay_steps < 0)
+    throw UserError(fmt::format("schedule.decay_steps must be 0 or greater, not {}", options.decay_steps));
   if (options.patience < 0)
     throw UserError(fmt::format("schedule.patience must be 0 or greater, not {}", options.patience));
   check_milestones(options);

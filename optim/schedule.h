@@ -30,7 +30,8 @@ struct ScheduleOptions {
   // warm-up
   double warmup_epochs = 0.0;
   std::int64_t warmup_steps = 0;  // >= 0; in place of warmup_epochs
-  double min_lr = 0.0;  // cosine: the rate at the end of the run; plateau: the least one; in [0, base]
+  std::int64_t decay_steps = 0;   // cosine: steps after which the rate is min_lr; 0: those of the run
+  double min_lr = 0.0;            // cosine: the rate at the end; plateau: the least one; in [0, base]
 };
 
 // What `plateau` has made of the evaluations so far.

@@ -563,6 +563,8 @@ RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
       if (!choices.empty()) automatic.emplace(AutoMethod::resumed(inputs.config, choices));
       // As large as the run's state, and let go before the first step.
       const ResumedRun resumed = read_checkpoint(store, communicator, inputs.config, data);
+      if (communicator.rank() == 0)
+        warn_of_other_rate(resumed.manifest, inputs.config, *inputs.data.train, communicator.size());
       trainer.emplace(inputs, communicator, &resumed, data,
                       settle_threads(communicator, inputs.config, threads_of(resumed.manifest)),
                       automatic ? &*automatic : nullptr);

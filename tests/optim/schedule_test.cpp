@@ -61,6 +61,20 @@ TEST_CASE("warm-up by steps: step i of W has (i + 1) / (W + 1) of the rate, then
   CHECK_THROWS_WITH(make_schedule(options, 0.1), Catch::Contains("schedule.warmup_steps"));
 }
 
+TEST_CASE("cosine may end before the run does, or after it") {
+  ScheduleOptions options;
+  options.name = "cosine", options.min_lr = 0.01;
+  const auto to_the_end = make_schedule(options, 1.0);
+  options.decay_steps = 50;
+  const auto shorter = make_schedule(options, 1.0);
+  for (const int step : {0, 20, 49}) CHECK(shorter->lr(step, 10, 200) == to_the_end->lr(step, 10, 50));
+  CHECK(shorter->lr(50, 10, 200) == 0.01);
+  CHECK(shorter->lr(199, 10, 200) == 0.01);
+  CHECK(shorter->lr(29, 10, 30) == to_the_end->lr(29, 10, 50));
+  options.decay_steps = -1;
+  CHECK_THROWS_WITH(make_schedule(options, 1.0), Catch::Contains("schedule.decay_steps"));
+}
+
 TEST_CASE("a milestone within a warm-up by steps is refused once the steps of an epoch are known") {
   ScheduleOptions options;
   options.name = "multistep", options.milestones = {0.5, 2}, options.warmup_steps = 50;

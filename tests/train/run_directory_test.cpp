@@ -9,6 +9,7 @@
 
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
+#include "tests/support/standard_error.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
@@ -154,6 +155,34 @@ TEST_CASE("overwriting a run removes nothing that the new run begins with") {
   CHECK(text_of(temp.at("run/metrics.jsonl")) == "x");
   CHECK(text_of(from_weights.config.model.init_from) == "x");
   CHECK_NOTHROW(create_run_directory(config_of(temp, true), {"train", "configs/other.yaml"}));
+}
+
+TEST_CASE(
+    "a resumed run of another length warns of a learning rate that jumps, with both, unless a key keeps it") {
+  const Keys keys = {"dist.ranks=2", "train.max_steps=20", "schedule.name=cosine", "optimizer.lr=0.05",
+                     "train.stop_after=0"};
+  const TempFolder temp;
+  start(temp, with(keys, {"train.stop_after=19"}), false);
+  const auto resumed = [&](const Keys& more, double& rate) {
+    const TempFolder copy;
+    fs::copy(temp.at("run"), copy.at("run"), fs::copy_options::recursive);
+    const StandardError errors;
+    start(copy, with(keys, more), true);
+    rate = read_metrics(copy.at("run/metrics.jsonl")).steps.at(19).lr;
+    return errors.text();
+  };
+  double same = 0, longer = 0, kept = 0;
+  const std::string jump = "the learning rate goes from ";
+  CHECK_FALSE(says(resumed({}, same), {jump}));
+  CHECK(says(resumed({"train.max_steps=100"}, longer),
+             {jump, "0.00122 in step 19 to 0.0457 in the next", "has now 100 steps", "had 20",
+              "schedule.decay_steps=20"}));
+  CHECK(longer > 100 * same);
+  CHECK_FALSE(says(resumed({"train.max_steps=100", "schedule.decay_steps=20"}, kept), {jump}));
+  CHECK(kept == same);
+  // A rate that no length changes.
+  double constant = 0;
+  CHECK_FALSE(says(resumed({"train.max_steps=20"}, constant), {jump}));
 }
 
 TEST_CASE("overwriting a run removes what a run writes, half files included, and nothing else") {

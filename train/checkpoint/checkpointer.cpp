@@ -31,15 +31,21 @@ double loss_of(const Evaluation& evaluation) {
 
 // Whether a key may change between two starts of a run: where and how long it runs, and what it reports.
 bool may_change(const Key& key) {
-  static const std::set<std::string> others = {
-      "data.on_device",         "dist.backend",      "dist.bind_cores",          "dist.link.rate",
-      "dist.link.latency",      "dist.ranks",        "dist.timeout_s",           "exchange.profile",
-      "data.max_bad_files",     "train.epochs",      "train.max_steps",          "train.threads",
-      "train.device",           "train.graphs",      "train.early_launch",       "train.conv_plans",
-      "train.step_times",       "train.eval_every",  "train.target_accuracy",    "train.log_every",
-      "train.check_every",      "train.max_skips",   "train.checkpoint_every",   "train.checkpoint_keep",
-      "train.record_gradients", "train.record_from", "train.distribution_every", "train.profile_steps",
-      "train.profile_from"};
+  static const std::set<std::string> others = {"data.on_device",        "dist.backend",
+                                               "dist.bind_cores",       "dist.link.rate",
+                                               "dist.link.latency",     "dist.ranks",
+                                               "dist.timeout_s",        "exchange.profile",
+                                               "schedule.decay_steps",  "data.max_bad_files",
+                                               "train.epochs",          "train.max_steps",
+                                               "train.threads",         "train.device",
+                                               "train.graphs",          "train.early_launch",
+                                               "train.conv_plans",      "train.step_times",
+                                               "train.eval_every",      "train.target_accuracy",
+                                               "train.log_every",       "train.check_every",
+                                               "train.max_skips",       "train.checkpoint_every",
+                                               "train.checkpoint_keep", "train.record_gradients",
+                                               "train.record_from",     "train.distribution_every",
+                                               "train.profile_steps",   "train.profile_from"};
   return key.scope != KeyScope::run || others.count(key.name) > 0;
 }
 
@@ -401,6 +407,39 @@ void check_resumable(const CheckpointStore& store, const Config& config, const D
     return;
   }
   throw no_checkpoint(store);
+}
+
+void warn_of_other_rate(const Manifest& manifest, const Config& config, const Dataset& data, int ranks) {
+  Config then = config;
+  for (const char* key : {"train.epochs", "train.max_steps", "schedule.decay_steps"})
+    if (const auto value = manifest.config.find(key); value != manifest.config.end())
+      if (const auto raw = parse_raw(value->second, false)) set_key(*find_key(key), *raw, then);
+  const auto plan_of = [&](const Config& of, int on) {
+    LoaderOptions options = loader_options(of, data, true, 0, on);
+    options.workers = 0;
+    return plan_steps(of, Loader(data, options));
+  };
+  const Plan before = plan_of(then, manifest.ranks), now = plan_of(config, ranks);
+  const auto rate = [&](const Config& of, const Plan& plan, std::int64_t step) {
+    const auto schedule = make_schedule(of.schedule, of.optimizer.lr);
+    schedule->load_state(manifest.position.plateau);
+    return schedule->lr(step, plan.steps_per_epoch, plan.total_steps);
+  };
+  const std::int64_t step = manifest.position.step;
+  if (step == 0 || step >= now.total_steps) return;
+  constexpr double kSame = 0.01;
+  const double was = rate(then, before, step), is = rate(config, now, step);
+  if (std::abs(is - was) <= kSame * std::max(is, was)) return;
+  std::string text = fmt::format(
+      "resume: the learning rate goes from {:.3g} in step {} to {:.3g} in the next: schedule.name={} has now "
+      "{} "
+      "steps, {} in an epoch, and had {}, {} in an epoch",
+      rate(then, before, step - 1), step, is, config.schedule.name, now.total_steps, now.steps_per_epoch,
+      before.total_steps, before.steps_per_epoch);
+  if (config.schedule.name == "cosine")
+    text += fmt::format("; schedule.decay_steps={} keeps its end",
+                        then.schedule.decay_steps > 0 ? then.schedule.decay_steps : before.total_steps);
+  log_warning(text);
 }
 
 ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config,

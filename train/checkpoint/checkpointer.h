@@ -113,6 +113,10 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
 // The same refusals before a rank is started, from the manifests alone.
 void check_resumable(const CheckpointStore& store, const Config& config, const DataFingerprint& data);
 
+// Warns if a resumed run's next learning rate is another than its checkpoint's schedule gives: with another
+// length or number of ranks.
+void warn_of_other_rate(const Manifest& manifest, const Config& config, const Dataset& data, int ranks);
+
 // Every key and its value, as a manifest has it.
 std::map<std::string, std::string> config_values(const Config& config);
 

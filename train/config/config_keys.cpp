@@ -209,6 +209,9 @@ std::vector<Key> method_keys() {
       number("schedule.warmup_steps", at<s, &ScheduleOptions::warmup_steps>, 0, 1e12,
              "the same in steps, W of them: step i has (i + 1) / (W + 1) of optimizer.lr; in place of "
              "schedule.warmup_epochs"),
+      number("schedule.decay_steps", at<s, &ScheduleOptions::decay_steps>, 0, 1e12,
+             "steps after which the rate is schedule.min_lr; 0: those of the run")
+          .of({"cosine"}),
       number("schedule.min_lr", at<s, &ScheduleOptions::min_lr>, 0, 1e6,
              "the rate at the end, the least rate")
           .of({"cosine", "plateau"}),
