@@ -162,8 +162,9 @@ std::string effective_config(const RunDirectory& folder, const Config& config,
   effective.output.dir = folder.path;
   effective.output.overwrite = false;
   effective.resume = {};
-  origins.erase("output.overwrite");
-  origins.erase("resume.residuals"), origins.erase("resume.data");
+  std::erase_if(origins, [](const auto& origin) {
+    return origin.first == "output.overwrite" || origin.first.starts_with("resume.");
+  });
   return std::string(kConfigTitle) + " 'train config.yaml output.dir=OTHER' repeats the run.\n" +
          dump_yaml(effective, false, origins, keys_without_use(effective));
 }

@@ -560,7 +560,8 @@ RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
       const CheckpointStore store(inputs.folder.checkpoints());
       std::string choices = communicator.rank() == 0 ? choices_of(inputs.folder) : "";
       share(communicator, choices);
-      if (!choices.empty()) automatic.emplace(AutoMethod::resumed(inputs.config, choices));
+      if (!choices.empty() && inputs.config.resume.method == "choose")
+        automatic.emplace(AutoMethod::resumed(inputs.config, choices));
       // As large as the run's state, and let go before the first step.
       const ResumedRun resumed = read_checkpoint(store, communicator, inputs.config, data);
       if (communicator.rank() == 0)

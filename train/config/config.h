@@ -131,6 +131,7 @@ struct Config {
   struct Resume {
     std::string residuals = "keep";  // keep, sum, reset
     std::string data = "check";      // check, accept
+    std::string method = "keep";     // keep, choose
   } resume;
 
   struct Output {

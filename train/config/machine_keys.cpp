@@ -217,6 +217,13 @@ std::vector<Key> machine_keys() {
            {"check", "accept"})
           .used_by({kResume})
           .of_start(),
+      text("resume.method", at<r, &Config::Resume::method>,
+           "train --resume, of a run that began with compress.name=auto: keep the checkpoint's method, for "
+           "the same "
+           "bits in every resume, or choose anew and follow the link",
+           {"keep", "choose"})
+          .used_by({kResume})
+          .of_start(),
 
       text("output.dir", at<o, &Config::Output::dir>,
            "run directory; empty: a name made from the configuration, in runs/")

@@ -428,15 +428,12 @@ Config choosing(Config config) {
 
 AutoMethod AutoMethod::resumed(const Config& config, const std::string& choices) {
   AutoMethod method(choosing(config));
-  method.first_ = false;
+  method.first_ = false, method.again_ = true, method.why_ = "resume.method=choose";
   if (makes_local_steps(config)) method.follows_ = false;
   const auto made = nlohmann::ordered_json::parse(choices, nullptr, false);
   if (!made.is_array()) return method;
-  for (const auto& choice : made) {
-    method.again_ = choice.contains(kTrying);
-    if (!method.again_) method.choices_.push_back(choice.dump());
-  }
-  if (method.again_) method.why_ = "the run was stopped while it tried methods";
+  for (const auto& choice : made)
+    if (!choice.contains(kTrying)) method.choices_.push_back(choice.dump());
   return method;
 }
 

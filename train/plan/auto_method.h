@@ -99,8 +99,8 @@ class AutoMethod {
  public:
   // `given`: what the run was started with. On a GPU it keeps what it has.
   explicit AutoMethod(Config given);
-  // Of a run that goes on with what it had chosen, `config`; it chooses again at once if it was stopped while it
-  // tried. `choices`: as choices_of().
+  // Of a run that goes on with what it had chosen, `config`, and chooses again at once (resume.method=choose).
+  // `choices`: as choices_of().
   static AutoMethod resumed(const Config& config, const std::string& choices);
 
   // What a run would try and what the model says of it, in lines; measured now. Collective; empty but on rank 0.

@@ -1,8 +1,10 @@
 // compress.name: auto. What may be chosen, what is, and that a run with it is the run of its choice.
 #include "train/plan/auto_method.h"
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "tests/support/files.h"
 #include "tests/support/text.h"
@@ -179,6 +181,23 @@ TEST_CASE("auto: a run over a slow link chooses, and its files say what") {
       load_config(temp.at("run/config.yaml"), {"output.dir=" + other.at("run"), "train.stop_after=0"});
   throw_problems(chosen.problems);
   CHECK_FALSE(run_in_directory(chosen).stopped);  // a run of its own can be made with the choice
+}
+
+TEST_CASE(
+    "auto: each resume keeps the checkpoint's method, also one that was only tried, unless it is to choose") {
+  const TempFolder temp;
+  run_over(temp, "1mbit", {"train.max_steps=20", "train.stop_after=5"});
+  const std::string choices = text_of(temp.at("run/choices.json"));
+  REQUIRE(contains(choices, "trying"));
+  const auto resumed = [&](const Keys& keys) {
+    const TempFolder copy;
+    std::filesystem::copy(temp.at("run"), copy.at("run"), std::filesystem::copy_options::recursive);
+    const RunOutcome outcome = start(copy, with({"train.stop_after=0"}, keys), true);
+    return std::pair(outcome.parameter_checksum, text_of(copy.at("run/choices.json")));
+  };
+  CHECK(resumed({}) == resumed({}));
+  CHECK(resumed({}).second == choices);
+  CHECK(contains(resumed({"resume.method=choose"}).second, "resume.method=choose"));
 }
 
 TEST_CASE("auto: without loss a run over a slow link codes its sums, and keeps to it when it goes on") {
