@@ -8,14 +8,17 @@
 // whose first int(0.9 n) of n tokens are for training and the others for validation, as nanoGPT's
 // data/shakespeare_char/prepare.py has it; its vocabulary is that of the whole file, as there.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 
 #include "data/dataset.h"
 #include "nn/base/checksum.h"
+#include "nn/base/log.h"
 #include "nn/base/memory.h"
 #include "nn/base/text.h"
 #include "nn/core/tensor.h"
@@ -63,19 +66,6 @@ TextFile read_split(const Place& place, const std::string& split) {
   return {path, read_text(path)};
 }
 
-// Calls word(text) for each word, and with "<eos>" at the end of each line; a last line may lack its newline.
-template <class Word>
-void for_each_word(const TextFile& file, const Word& word) {
-  constexpr std::string_view kBlanks = " \t\r\v\f";
-  std::string_view rest = file.content;
-  for (std::string_view line; next_line(rest, line); word(std::string_view("<eos>")))
-    for (std::size_t at = 0; (at = line.find_first_not_of(kBlanks, at)) < line.size();) {
-      const std::size_t stop = std::min(line.find_first_of(kBlanks, at), line.size());
-      word(line.substr(at, stop - at));
-      at = stop;
-    }
-}
-
 // Bytes of a code point in UTF-8.
 int utf8_bytes(char32_t c) {
   return c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
@@ -121,6 +111,20 @@ void for_each_character(const TextFile& file, const Character& character) {
     character(c, at);
     at += static_cast<std::size_t>(utf8_bytes(c));
   }
+}
+
+// Calls word(text) for each word, and with "<eos>" at the end of each line; a last line may lack its newline.
+template <class Word>
+void for_each_word(const TextFile& file, const Word& word) {
+  constexpr std::string_view kBlanks = " \t\r\v\f";
+  for_each_character(file, [](char32_t, std::size_t) {});  // which refuses what is no UTF-8
+  std::string_view rest = file.content;
+  for (std::string_view line; next_line(rest, line); word(std::string_view("<eos>")))
+    for (std::size_t at = 0; (at = line.find_first_not_of(kBlanks, at)) < line.size();) {
+      const std::size_t stop = std::min(line.find_first_of(kBlanks, at), line.size());
+      word(line.substr(at, stop - at));
+      at = stop;
+    }
 }
 
 // A text's tokens, and what they stand for.
@@ -278,10 +282,16 @@ class Text final : public Dataset {
     const TextFile file{"the text to go on with", words};
     std::vector<std::int32_t> tokens;
     if (by_words()) {
+      std::set<std::string> unknown;
       for_each_word(file, [&](std::string_view word) {
         const auto found = ids.find(word);
+        if (found == ids.end()) unknown.emplace(word);
         tokens.push_back(found == ids.end() ? kUnknown : found->second);
       });
+      if (!unknown.empty())
+        log_warning(fmt::format("{}: not among the {} words of the training text, and read as <unk>: {}",
+                                file.path, ids.size(),
+                                one_line(fmt::format("{}", fmt::join(unknown, ", ")))));
       if (!words.ends_with('\n') && !tokens.empty()) tokens.pop_back();  // the last line has no end yet
     } else if (token_name_ == "byte") {
       tokens = by_byte(file).ids;

@@ -1,6 +1,7 @@
 // Texts to tokens and back, as a model that goes on with one needs it.
 #include "data/dataset.h"
 #include "tests/support/error_text.h"
+#include "tests/support/standard_error.h"
 #include "tests/support/temp_folder.h"
 
 using namespace topknot;
@@ -50,7 +51,9 @@ TEST_CASE("a prompt by words has the training file's ids, <unk> for others, and 
   const TempFolder folder;
   const auto data = text_of(folder, "word", "one two\nthree one\n");
   CHECK(data->encode("two  one") == Ids{3, 2});
+  const testing::StandardError errors;
   CHECK(data->encode("two\nthree four\n") == Ids{3, 0, 4, 1, 0});
+  CHECK(says(errors.text(), {"warning", "5 words of the training text", "<unk>: four"}));
   CHECK(data->encode("\n") == Ids{0});
   CHECK(data->encode("").empty());
   CHECK(data->encode("  ").empty());

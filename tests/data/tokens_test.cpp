@@ -161,6 +161,24 @@ TEST_CASE(
   CHECK(text_in(folder, "char", Split::train, 1)->classes() == 5);
 }
 
+TEST_CASE(
+    "a text by words is UTF-8, its training and validation file and a prompt; by bytes it need not be") {
+  const TempFolder folder;
+  const std::string latin = "un caf\xe9 noir\n", utf8 = "un caf\xc3\xa9 noir\n";
+  for (const auto& [train, valid, bad] :
+       {std::tuple(latin, utf8, "train.txt"), std::tuple(utf8, latin, "valid.txt")}) {
+    put(folder, "train.txt", train);
+    put(folder, "valid.txt", valid);
+    put(folder, "test.txt", utf8);
+    CHECK(user_error([&] { text_in(folder, "word", Split::test, 2); },
+                     {bad, "no UTF-8", "byte 6", "data.tokens=byte"}));
+    CHECK_NOTHROW(text_in(folder, "byte", Split::test, 2));
+  }
+  const auto words = text_in(folder, "word", Split::train, 2);
+  CHECK(words->encode("caf\xc3\xa9").size() == 1);
+  CHECK(user_error([&] { words->encode("caf\xe9"); }, {"no UTF-8", "byte 3"}));
+}
+
 TEST_CASE("token files of nanoGPT and of llm.c, in several shards, are one stream") {
   const TempFolder folder;
   folder.write("train.bin", little_endian({1, 2, 50256, 300}, 2));
