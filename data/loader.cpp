@@ -79,6 +79,13 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
   }
 }
 
+std::int64_t Loader::epoch_samples() const {
+  std::int64_t sum = 0;
+  for (int rank = 0; rank < options_.ranks; ++rank)
+    sum += std::min(sampler_->shard_size(rank), sampler_->steps(rank) * options_.batch_size);
+  return sum;
+}
+
 Loader::~Loader() {
   stop();
 }

@@ -53,7 +53,7 @@ struct LoaderOptions : LoaderKeys {
   ShardRule shard;              // training only
   std::uint64_t seed = 1;       // of order and augmentation
   bool random_windows = false;  // language models, training: RandomWindowSampler in place of StreamSampler
-  int accumulate = 1;           // random windows: an epoch has at least so many batches, those of a step
+  int accumulate = 1;           // random windows: an epoch is made of whole steps of so many batches
   bool augment = false;         // training only; see resolve_augment()
   int prefetch = 4;             // batches ready or in work ahead of the caller, at least 1
   bool train = true;            // false: every sample once over the ranks, the last batch short
@@ -84,6 +84,8 @@ class Loader {
   }
   // Samples in this rank's shard; of a stream, its windows.
   std::int64_t shard_size() const { return sampler_->shard_size(options_.rank); }
+  // Different samples that an epoch takes over all ranks; of a stream, its windows.
+  std::int64_t epoch_samples() const;
   // Aggregation weights of all ranks, mean 1 (TrainSampler::weights); all 1 for evaluation.
   std::vector<float> weights() const { return sampler_->weights(); }
 

@@ -237,10 +237,10 @@ EpochOrder StreamSampler::epoch(std::int64_t /*number*/, int rank) const {
 }
 
 RandomWindowSampler::RandomWindowSampler(std::int64_t starts, std::int64_t window, int ranks,
-                                         std::int64_t batch, std::uint64_t seed, std::int64_t least)
+                                         std::int64_t batch, std::uint64_t seed, std::int64_t multiple)
     : Sampler(ranks, batch), starts_(starts), seed_(seed) {
-  TOPKNOT_CHECK(starts >= 1 && window >= 1 && least >= 1, "no window");
-  steps_ = std::max(least, (starts + window) / (ranks * batch * window));
+  TOPKNOT_CHECK(starts >= 1 && window >= 1 && multiple >= 1, "no window");
+  steps_ = std::max<std::int64_t>(1, (starts + window) / (ranks * batch * window * multiple)) * multiple;
 }
 
 EpochOrder RandomWindowSampler::epoch(std::int64_t number, int rank) const {

@@ -148,12 +148,12 @@ class StreamSampler final : public Sampler {
 // Training windows of a token stream for models without a state: each row of each batch begins at a token
 // drawn uniformly from [0, starts), with replacement, by (seed, epoch, step, rank, row), as nanoGPT's
 // get_batch() draws them (train.py). Ranks draw from the whole stream. An epoch has no meaning of its own: it
-// is so many steps that their windows have as many tokens as the stream, and at least `least` of them.
+// is so many batches that their windows have as many tokens as the stream, a multiple of `multiple`.
 class RandomWindowSampler final : public Sampler {
  public:
   // `starts`: tokens that can begin a window with a token after it, at least 1.
   RandomWindowSampler(std::int64_t starts, std::int64_t window, int ranks, std::int64_t batch,
-                      std::uint64_t seed, std::int64_t least = 1);
+                      std::uint64_t seed, std::int64_t multiple = 1);
 
   std::int64_t steps(int /*rank*/) const override { return steps_; }
   std::int64_t shard_size(int /*rank*/) const override { return steps_ * batch_; }

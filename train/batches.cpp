@@ -35,8 +35,9 @@ const BatchView* Batches::bring(int part) {
   return batch;
 }
 
-void Batches::begin_step() {
-  for (std::size_t part = 0; part < step_.size(); ++part) step_[part] = bring(static_cast<int>(part));
+void Batches::begin_step(int parts) {
+  if (step_.empty()) return;
+  for (int part = 0; part < parts; ++part) step_[static_cast<std::size_t>(part)] = bring(part);
 }
 
 const BatchView& Batches::of_step(int part) {

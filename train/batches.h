@@ -52,7 +52,7 @@ class Batches {
   // Waits until the next batch's data are there, or until a stop signal; if batches come ahead it returns at
   // once.
   void await();
-  void begin_step();  // brings the batches that come ahead; on a GPU only
+  void begin_step(int parts);  // brings those of the batches that come ahead; on a GPU only
   // Micro-batch `part` of the step under way, valid until its end or the next part.
   const BatchView& of_step(int part);
   // The next batch of an evaluation, valid until the one after it; null after the last one.

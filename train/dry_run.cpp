@@ -234,6 +234,15 @@ void print_dry_run(const Config& given) {
       "data: {} training and {} test samples; {} ranks x batch {} x {}; {} steps per epoch, {} in all\n",
       data.train->size(), data.test->size(), config.dist.ranks, config.data.batch_size,
       config.train.accumulate, plan.steps_per_epoch, plan.total_steps);
+  const bool stream = data.train->task() == Task::language_model;
+  const std::int64_t window = data.train->labels_per_sample();
+  fmt::print(
+      "an epoch {} {} of {} {}{}\n", loader.random_windows() ? "draws" : "uses",
+      loader.epoch_samples() * window, data.train->size() + (stream ? window : 0),
+      stream ? "tokens" : "samples",
+      plan.last_batches == config.train.accumulate
+          ? ""
+          : fmt::format("; its last step has {} of {} batches", plan.last_batches, config.train.accumulate));
   if (chooses_method(given) && config.dist.ranks > 1) print_choice(given, *data.train);
 }
 

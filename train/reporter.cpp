@@ -227,7 +227,7 @@ void Reporter::restore_totals(const Metrics& metrics, const Manifest& resumed) {
   double before = 0;
   for (const StepRecord& step : metrics.steps) {
     count(step, {total(step.bytes_sent), total(step.bytes_received), total(step.bytes_dense)},
-          static_cast<double>(images_per_step()) / step.images_per_second);
+          static_cast<double>(images_in_step(step.step)) / step.images_per_second);
     before = step.time_s;
   }
   for (const EvalRecord& eval : metrics.evals) {
@@ -264,12 +264,16 @@ std::int64_t Reporter::images_per_step() const {
          ranks_;
 }
 
+std::int64_t Reporter::images_in_step(std::int64_t step) const {
+  return step % plan_.steps_per_epoch == 0 ? images_per_step() / config_.train.accumulate * plan_.last_batches
+                                           : images_per_step();
+}
+
 double Reporter::epochs(std::int64_t step) const {
   return static_cast<double>(step) / static_cast<double>(plan_.steps_per_epoch);
 }
 
 void Reporter::announce(const Step& step, const RunData& data) const {
-  const std::int64_t micro_batches = step.train_loader().steps_per_epoch();
   const std::string compute =
       step.device() == "cpu" ? count_text(omp_get_max_threads(), "thread") + " per rank" : step.device();
   log_info(fmt::format("{} ({} parameters) on {} ({}), {} by {}, {}", config_.model.name, step.arena().size(),
@@ -291,8 +295,9 @@ void Reporter::announce(const Step& step, const RunData& data) const {
   const auto& train = config_.train;
   if ((config_.compress.clip > 0 || train.clip_local > 0) && train.clip_local_scope == "model" && ranks_ > 1)
     log_info("local clipping over the whole model waits for the whole backward pass: overlap is off");
-  if (const auto left = micro_batches % train.accumulate; left != 0)
-    log_info(fmt::format("the last {} micro-batches of an epoch do not fill a step and are left out", left));
+  if (plan_.last_batches != train.accumulate)
+    log_info(fmt::format("the last step of an epoch has {} of {} micro-batches", plan_.last_batches,
+                         train.accumulate));
 }
 
 void Reporter::begin(std::int64_t step) {
@@ -319,7 +324,7 @@ void Reporter::complete(StepRecord& record, const ByteCount& bytes, double secon
   count(record, bytes, seconds);
   train_seconds_ = std::chrono::duration<double>(end - first_step_).count() - eval_seconds_;
   record.time_s = train_seconds_;
-  record.images_per_second = static_cast<double>(images_per_step()) / seconds;
+  record.images_per_second = static_cast<double>(images_in_step(record.step)) / seconds;
 }
 
 double Reporter::evaluation_seconds(std::int64_t step) const {
@@ -336,7 +341,7 @@ void Reporter::step(const StepRecord& record, double seconds) {
     note(fmt::format("epoch {:.4g}: density {} from here on", epochs(record.step - 1),
                      short_text(record.density)));
   density_ = record.density;
-  progress_.step(record.step, record.epoch, record.loss, record.lr, images_per_step(), seconds,
+  progress_.step(record.step, record.epoch, record.loss, record.lr, images_in_step(record.step), seconds,
                  evaluation_seconds(record.step - 1));  // one that is due after this step is still to come
   if (metrics_) metrics_->write(record);
   if (tensorboard_)
@@ -435,7 +440,11 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   };
   const std::vector<double> steady = without_warm_up(by_step(&Seconds::step_s), 0);
   const double total = std::accumulate(steady.begin(), steady.end(), 0.0);
-  const double images = static_cast<double>(images_per_step()) * static_cast<double>(steady.size());
+  const auto steady_steps = static_cast<std::int64_t>(steady.size());
+  const std::int64_t last_of_epochs =
+      steps / plan_.steps_per_epoch - (steps - steady_steps) / plan_.steps_per_epoch;
+  const auto images = static_cast<double>(images_per_step() * (steady_steps - last_of_epochs) +
+                                          images_in_step(plan_.steps_per_epoch) * last_of_epochs);
   end.images_per_second = total > 0 ? images / total : 0;
   const double peak = config_.train.peak_tflops;
   if (total > 0) end.model_tflops = 1e-12 * flops * ranks_ * static_cast<double>(steady.size()) / total;

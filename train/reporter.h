@@ -120,6 +120,7 @@ class Reporter {
  private:
   double epochs(std::int64_t step) const;
   std::int64_t images_per_step() const;
+  std::int64_t images_in_step(std::int64_t step) const;     // from 1; fewer in an epoch's last one
   double evaluation_seconds(std::int64_t step) const;       // of the evaluations after this step, expected
   std::string evaluation_text() const;                      // of the last evaluation
   TestFigures figures(const Evaluation& evaluation) const;  // those of the run's task

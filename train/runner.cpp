@@ -38,7 +38,7 @@ class CpuRunner final : public Runner {
                    folder_.path, exchange_->groups(), communicator_.rank(), communicator_.overlaps());
   }
 
-  void begin_step(const StepContext& context, double awaited_s) override {
+  void begin_step(const StepContext& context, int, double awaited_s) override {
     times_ = {.data_s = awaited_s};
     in_hooks_ = 0;
     trace_->begin_step(context.step);

@@ -38,8 +38,8 @@ class Runner {
   virtual std::unique_ptr<Batches> make_batches(const Dataset& dataset, const Module& model, bool train) = 0;
   virtual void begin_run(std::int64_t total_steps) = 0;
 
-  // `awaited_s`: seconds that await() of the batches took.
-  virtual void begin_step(const StepContext& context, double awaited_s) = 0;
+  // `parts`: micro-batches of the step. `awaited_s`: seconds that await() of the batches took.
+  virtual void begin_step(const StepContext& context, int parts, double awaited_s) = 0;
   virtual void run(const StepParts& parts) = 0;
   // Times `work`. `hook` lies within backward: recording, clipping of one tensor, and the exchange, which
   // times itself.

@@ -340,11 +340,14 @@ RunCheck check_run(const Config& given, const RunData& data, bool first_weights,
 
 Plan plan_steps(const Config& config, const Loader& loader) {
   Plan plan;
-  plan.steps_per_epoch = loader.steps_per_epoch() / config.train.accumulate;
-  if (plan.steps_per_epoch == 0)
-    throw UserError("train.accumulate: " + std::to_string(config.train.accumulate) +
-                    " micro-batches, but an epoch has " + std::to_string(loader.steps_per_epoch()) +
-                    "; lower it, data.batch_size or dist.ranks");
+  const std::int64_t batches = loader.steps_per_epoch(), accumulate = config.train.accumulate;
+  if (accumulate > batches)
+    throw UserError(
+        fmt::format("train.accumulate: {} micro-batches, but an epoch has {}; lower it, data.batch_size or "
+                    "dist.ranks",
+                    accumulate, batches));
+  plan.steps_per_epoch = (batches + accumulate - 1) / accumulate;
+  plan.last_batches = batches - (plan.steps_per_epoch - 1) * accumulate;
   plan.total_steps = plan.steps_per_epoch * config.train.epochs;
   if (config.train.epochs == 0) plan.total_steps = config.train.max_steps;
   if (config.train.max_steps > 0) plan.total_steps = std::min(plan.total_steps, config.train.max_steps);

@@ -106,9 +106,10 @@ bool depends_on_invalid_key(const std::vector<Problem>& problems,
 void add_problem(std::vector<Problem>& problems, std::initializer_list<std::string> prefixes,
                  const std::function<void()>& check);
 
-// Optimizer steps of an epoch and of the run.
+// Optimizer steps of an epoch and of the run. An epoch's last step has `last_batches`: train.accumulate, or fewer
+// if that does not divide the epoch's batches.
 struct Plan {
-  std::int64_t steps_per_epoch = 0, total_steps = 0;
+  std::int64_t steps_per_epoch = 0, total_steps = 0, last_batches = 1;
 };
 Plan plan_steps(const Config& config, const Loader& loader);
 // Batches of an evaluation on the rank that has most of them; others have one less at the most.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -100,6 +101,7 @@ void Step::clip_tensors() {
 void Step::start_epoch(std::int64_t epoch, std::int64_t first_step) {
   if (first_step == 0) model_->store.reset_states();
   train_->start_epoch(epoch, first_step * parts_);
+  batches_left_ = train_->loader().steps_per_epoch() - first_step * parts_;
 }
 
 void Step::await_batch() {
@@ -118,7 +120,10 @@ void Step::finish() {
 }
 
 void Step::make(const StepContext& context) {
-  runner_->begin_step(context, std::exchange(awaited_s_, 0.0));
+  step_parts_ = static_cast<int>(std::min<std::int64_t>(parts_, batches_left_));
+  TOPKNOT_CHECK(step_parts_ > 0, "an epoch has fewer batches than its steps");
+  batches_left_ -= step_parts_;
+  runner_->begin_step(context, step_parts_, std::exchange(awaited_s_, 0.0));
   recorder_.begin_step(context.step);
   if (local_) return runner_->end_step(make_local(context), loss_.data());
   exchange_->begin_step(context);
@@ -136,13 +141,15 @@ void Step::compute(std::int64_t step) {
 // `hook`: of the last micro-batch's backward pass, where gradients become final.
 void Step::forward_and_backward(std::int64_t step, const GradientHook& hook) {
   std::optional<PassCost> cost;
-  if (!std::exchange(counted_, true) && inputs_.data.train->task() != Task::transcription) cost.emplace();
+  if (step_parts_ == parts_ && !std::exchange(counted_, true) &&
+      inputs_.data.train->task() != Task::transcription)
+    cost.emplace();
   const bool stateless = train_->loader().random_windows();
   arena_.mark_gradients_unwritten();
   save_statistics();
   backend_.fill_zero(loss_.data(), 1);
-  const float share = 1.0f / static_cast<float>(parts_);  // of a micro-batch in the step's mean
-  for (int part = 0; part < parts_; ++part) {
+  const float share = 1.0f / static_cast<float>(step_parts_);  // of a micro-batch in the step's mean
+  for (int part = 0; part < step_parts_; ++part) {
     const BatchView* batch = nullptr;
     Variable loss;
     runner_->in_phase(Phase::data, [&] { batch = &train_->of_step(part); });
@@ -152,7 +159,7 @@ void Step::forward_and_backward(std::int64_t step, const GradientHook& hook) {
     });
     backend_.add_scaled(loss_.data(), loss.value().data(), 1, share);
     runner_->in_phase(Phase::backward,
-                      [&] { backward(loss, part + 1 == parts_ ? hook : GradientHook{}, share); });
+                      [&] { backward(loss, part + 1 == step_parts_ ? hook : GradientHook{}, share); });
   }
   if (cost) flops_ = cost->flops();
   if (step == 0) warn_of_unused_parameters();

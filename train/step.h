@@ -47,7 +47,7 @@ class Step {
   std::string device() const { return runner_->name(); }
   // The configuration with what this run has measured: exchange.groups, exchange.collective.
   Config effective_config() const { return resolved_.effective(config_); }
-  // Of a step of this rank, PassCost::flops() in the first step of this start; 0 before it, and if steps
+  // Of a step of this rank, PassCost::flops() in the first whole step of this start; 0 before it, and if steps
   // differ (recordings of any length).
   double flops() const { return flops_; }
   // By the run's profile; 0 if there is none.
@@ -112,7 +112,9 @@ class Step {
   const Config& config_;
   Communicator& communicator_;
   const bool root_;
-  const int parts_;  // micro-batches per step
+  const int parts_;                // micro-batches per step, fewer in an epoch's last one
+  int step_parts_ = 0;             // of the step under way
+  std::int64_t batches_left_ = 0;  // of the epoch
   // The greatest norm of this rank's gradient before compression, 0: no clipping; of the whole gradient, or
   // of each tensor's.
   const double clip_norm_;

@@ -108,6 +108,14 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a dry run shows how much of the data an epoch uses, and a last step that is shorter") {
+  const std::string keys = "--dry-run model.name=mlp dist.ranks=2 data.batch_size=4 data.train_size=509 ";
+  CHECK(train(keys + "train.accumulate=50")
+            .has("an epoch uses 504 of 509 samples; its last step has 13 of 50 "
+                 "batches"));
+  CHECK(train(keys + "train.accumulate=9").has("an epoch uses 504 of 509 samples\n"));
+}
+
 TEST_CASE("a dry run shows the density warm-up it will have, and what does not go by density") {
   const CommandOutcome falling =
       train("--dry-run compress.name=topk compress.density=0.001 compress.warmup_epochs=2");

@@ -220,7 +220,7 @@ TEST_CASE("clipping, micro-batches and weight decay are the CPU's") {
   for (const Keys& keys :
        {Keys{"train.clip_local=0.5"}, Keys{"train.clip_local=0.1", "train.clip_local_scope=tensor"},
         Keys{"train.clip_global=0.3", "optimizer.weight_decay=0.01"},
-        Keys{"train.accumulate=2", "optimizer.nesterov=true"}, Keys{"data.name=synthetic_regression"},
+        Keys{"train.accumulate=3", "optimizer.nesterov=true"}, Keys{"data.name=synthetic_regression"},
         Keys{"train.accumulate=2", "model.name=test_dropout"}}) {
     INFO(keys.front());
     const Keys all = with({"compress.name=topk", "compress.density=0.1"}, keys);

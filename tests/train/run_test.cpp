@@ -303,6 +303,33 @@ TEST_CASE("evaluations may come within an epoch, and change nothing of the train
   CHECK(none == uneven);
 }
 
+TEST_CASE("the last step of an epoch has the batches that are left, and averages over these") {
+  const Keys still = {"optimizer.lr=1e-12", "optimizer.weight_decay=0", "train.epochs=2",
+                      "train.max_steps=0",  "data.train_size=144",      "data.shard=uneven:2"};
+  const auto losses = [&](const Keys& keys) {
+    std::vector<double> losses;
+    for (const StepRecord& step : train("threads", 2, with(still, keys)).metrics.steps)
+      losses.push_back(step.loss);
+    return losses;
+  };
+  const std::vector<double> one = losses({});
+  REQUIRE(one.size() == 2 * 24);  // 96 samples of the first rank in batches of 4
+  const Run run = train("threads", 2, with(still, {"train.accumulate=10"}));
+  CHECK(run.metrics.starts[0].steps_per_epoch == 3);
+  REQUIRE(run.metrics.steps.size() == 6);
+  for (std::size_t step = 0; step < 6; ++step) {
+    const std::size_t begin = step / 3 * 24 + step % 3 * 10, count = step % 3 == 2 ? 4 : 10;
+    double mean = 0;
+    for (std::size_t i = begin; i < begin + count; ++i) mean += one[i] / static_cast<double>(count);
+    INFO("step " << step);
+    CHECK(run.metrics.steps[step].loss == Approx(mean).epsilon(1e-5));
+  }
+  CHECK(train("gloo", 2, with(still, {"train.accumulate=10", "optimizer.lr=0.02"})).checksums ==
+        train("threads", 2, with(still, {"train.accumulate=10", "optimizer.lr=0.02"})).checksums);
+  CHECK_THROWS_WITH(train("threads", 2, with(still, {"train.accumulate=25"})),
+                    Catch::Contains("train.accumulate: 25") && Catch::Contains("an epoch has 24"));
+}
+
 TEST_CASE("a run ends at the first evaluation that reaches its target") {
   const Keys settings = {"data.train_size=256", "train.epochs=20", "train.max_steps=0",
                          "train.eval_every=0.25"};  // 32 steps per epoch

@@ -150,7 +150,8 @@ std::vector<Key> machine_keys() {
            "batch-norm statistics for evaluation: means and variances averaged over ranks, rank 0's, or each "
            "rank its own",
            {"mean", "rank0", "local"}),
-      number("train.accumulate", at<t, &Train::accumulate>, 1, 1e6, "batches that make one step"),
+      number("train.accumulate", at<t, &Train::accumulate>, 1, 1e6,
+             "batches that make one step; the last step of an epoch has those that are left"),
       number("train.clip_local", at<t, &Train::clip_local>, 0, 1e9,
              "greatest norm of a rank's gradient, before compression; 0: off"),
       text("train.clip_local_scope", at<t, &Train::clip_local_scope>,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <utility>
 
 #include "dist/comm/cuda/device_communicator.h"
 #include "dist/exchange/cuda/device_exchange.h"
@@ -141,7 +142,7 @@ class CudaRunner final : public Runner {
                    folder_.path, exchange_->groups(), communicator_.rank(), true);
   }
 
-  void begin_step(const StepContext& context, double) override {
+  void begin_step(const StepContext& context, int parts, double) override {
     nvtxRangePushA("step");
     // Another density has other buffers. NCCL may have registered the old ones for the graphs: these go
     // first, when the GPU is done with them. Their memory is for the step that then runs without a graph.
@@ -150,10 +151,10 @@ class CudaRunner final : public Runner {
       graphs_.clear();
       graph_memory_.emplace(context_.pool());
     }
-    step_ = context.step;
+    step_ = context.step, parts_ = parts;
     if (pending_.empty()) write_time(context_.stream(), &outcome(step_).begin_ns);
     times().begin_step(marked(context.step));
-    times().around({"data"}, context_.stream(), [&] { train_->begin_step(); });
+    times().around({"data"}, context_.stream(), [&] { train_->begin_step(parts); });
     count_up(context_.stream(), gpu_steps_.data(), static_cast<std::uint32_t>(context.step) * micro_batches(),
              micro_batches());
   }
@@ -170,7 +171,7 @@ class CudaRunner final : public Runner {
       parts.apply();
       write_outcome(parts.loss);
     };
-    StepGraphs* graphs = capture == Capture::none ? nullptr : &graphs_[exchange_->capture_key()];
+    StepGraphs* graphs = capture == Capture::none ? nullptr : &graphs_[{exchange_->capture_key(), parts_}];
     if (!graphs || !graphs->warm) {
       first(), parts.communicate(), last();
       if (graphs) graphs->warm = true;
@@ -374,6 +375,7 @@ class CudaRunner final : public Runner {
   std::array<Event, kStepsAhead> there_;  // when they are there
   Stream reading_;                        // waits for these
   std::int64_t step_ = 0;                 // of the run, under way
+  int parts_ = 0;                         // its micro-batches
   std::vector<Pending> pending_;
   std::uint64_t end_ns_ = 0;     // of the last step that was reported
   DeviceArray<float> snapshot_;  // of copy_to_host()
@@ -381,7 +383,7 @@ class CudaRunner final : public Runner {
   Stream copies_;
   std::optional<StepTrace> trace_;
   std::optional<GraphMemory> graph_memory_{std::in_place, context_.pool()};
-  std::map<std::uint64_t, StepGraphs> graphs_;  // of density_
+  std::map<std::pair<std::uint64_t, int>, StepGraphs> graphs_;  // of density_, by capture_key() and parts_
   double density_ = 0;
 };
 

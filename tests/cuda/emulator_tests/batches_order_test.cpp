@@ -46,7 +46,7 @@ TEST_CASE("however many batches make a step, the host brings them while the GPU 
     const auto model = build_model(loaded.config, *data.train);
     const auto batches = cuda::make_device_batches(loaded.config, *data.train, *model->module, true, 0, 1, 1);
     batches->start_epoch(0);
-    const auto bring = [&] { batches->begin_step(); };
+    const auto bring = [&] { batches->begin_step(parts); };
     bring();
     bool ended = false, waited = false;  // the step before; whether the host waited for it
     const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(2);

@@ -142,6 +142,7 @@ TEST_CASE("schedules, warm-up, shards, clipping, accumulation, hosts and statist
            {"optimizer.name=muon", "compress.name=topk", "schedule.name=cosine", "schedule.warmup_steps=7",
             "train.clip_global=0.5"},
            {"train.accumulate=2", "compress.name=regtopk", "train.clip_local=1"},
+           {"train.accumulate=3", "compress.name=topk", "schedule.name=cosine"},
            {"exchange.ranks_per_host=2", "compress.name=topk"},
            {"exchange.ranks_per_host=2", "exchange.hierarchy=parts", "compress.name=dgc"},
            {"exchange.collective=coded_sum"},
