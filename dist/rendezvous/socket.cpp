@@ -41,13 +41,13 @@ AddressList resolve(const std::string& host, int port, Deadline deadline) {
   int error = 0;
   bool warned = false;
   while ((error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found)) != 0) {
-    const std::string text =
-        fmt::format("dist.master: the host '{}' cannot be resolved ({})", host, gai_strerror(error));
+    const std::string text = fmt::format("the host '{}' cannot be resolved ({})", host, gai_strerror(error));
     if (const int signal = stop_signal(); signal != 0)
       throw Interrupted(fmt::format("stopped by {}; {}", signal_name(signal), text), signal);
     const auto left = (error == EAI_AGAIN ? deadline : unknown_until) - Clock::now();
     if (left <= left.zero())
-      throw UserError(text + "; give the name or address of the machine that rank 0 runs on, as HOST:PORT");
+      throw UserError(
+          text + "; give the name or address of the machine that rank 0 runs on, as dist.master=HOST:PORT");
     if (!warned)
       log_warning(fmt::format("{}; trying again for {} s", text,
                               std::chrono::ceil<std::chrono::seconds>(left).count()));
@@ -186,9 +186,9 @@ Fd listen_on(const std::string& host, int port) {
     if (error == EADDRINUSE || error == EACCES) break;  // the other family would not be better
   }
   if (error == EADDRINUSE)
-    throw UserError("dist.master: port " + std::to_string(port) +
+    throw UserError("port " + std::to_string(port) +
                     " is in use on this machine; give another port, dist.master=HOST:PORT, to all ranks");
-  throw UserError("dist.master: cannot listen on port " + std::to_string(port) + " (" + errno_text(error) +
+  throw UserError("cannot listen on port " + std::to_string(port) + " (" + errno_text(error) +
                   "); give another port, dist.master=HOST:PORT, to all ranks");
 }
 
@@ -213,26 +213,27 @@ Fd connect_to(const std::string& host, int port, Patience patience) {
       error = attempt;
     }
     if (error == EMFILE || error == ENFILE)
-      throw UserError("no connection to dist.master " + host_port_text(host, port) + ": " +
+      throw UserError("no connection to rank 0's address " + host_port_text(host, port) + ": " +
                       errno_text(error) + "; raise the limit (ulimit -n)");
     if (const int signal = stop_signal(); signal != 0)
-      throw Interrupted("stopped by " + signal_name(signal) + " while connecting to dist.master " +
+      throw Interrupted("stopped by " + signal_name(signal) + " while connecting to rank 0's address " +
                         host_port_text(host, port));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   } while (!patience.over());
-  throw CollectiveError("no process answers at dist.master " + host_port_text(host, port) + " (" +
-                        errno_text(error) +
+  const char* zone =
+      error == EINVAL && is_ipv6(host) ? "; a link-local address needs its interface, as fe80::1%eth0" : "";
+  throw CollectiveError("no process answers at rank 0's address " + host_port_text(host, port) + " (" +
+                        errno_text(error) + zone +
                         "); is rank 0 running on that machine, and does a firewall let the port through?");
 }
 
 namespace {
 
 std::string numeric(const sockaddr_storage& address) {
-  char text[INET6_ADDRSTRLEN] = "";
-  if (address.ss_family == AF_INET6)
-    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr, text, sizeof text);
-  else
-    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(address).sin_addr, text, sizeof text);
+  char text[NI_MAXHOST] = "";  // with the zone of a link-local address, without which nobody reaches it
+  getnameinfo(reinterpret_cast<const sockaddr*>(&address),
+              address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in), text, sizeof text,
+              nullptr, 0, NI_NUMERICHOST);
   const std::string result = text;
   // An IPv4 peer on a socket that listens for both families.
   return result.rfind("::ffff:", 0) == 0 ? result.substr(7) : result;

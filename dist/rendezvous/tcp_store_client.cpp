@@ -71,7 +71,7 @@ void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::
         return take_frame(buffer, type, payload);
       } catch (const Error& error) {
         throw CollectiveError(
-            fmt::format("{} (dist.master {}); is another program on that port?", error.what(), where_));
+            fmt::format("{} (rank 0's address {}); is another program on that port?", error.what(), where_));
       }
     };
     while (next_frame()) {
@@ -80,23 +80,24 @@ void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::
         return;
       }
       if (type == Frame::refused)
-        throw UserError(
-            fmt::format("dist.master {} refuses this process: {}; give every job a dist.master of its own, "
-                        "and every process of "
-                        "a job its own rank",
-                        where_, one_line(payload)));
+        throw UserError(fmt::format(
+            "rank 0's address {} refuses this process: {}; give every job a dist.master of its own, "
+            "and every process of "
+            "a job its own rank",
+            where_, one_line(payload)));
       if (type == Frame::abort) handle(type, payload);
       if (signal_ != 0) throw Interrupted(reason_, signal_);
       if (!reason_.empty()) throw CollectiveError(reason_);
     }
     if (const int signal = stop_signal(); signal != 0) {
-      const std::string why = fmt::format("stopped by {} while waiting for the other ranks at dist.master {}",
-                                          signal_name(signal), where_);
+      const std::string why =
+          fmt::format("stopped by {} while waiting for the other ranks at rank 0's address {}",
+                      signal_name(signal), where_);
       abort(fmt::format("rank {}: {}", rank_, why));
       throw Interrupted(why, signal);
     }
     if (patience.over())
-      throw CollectiveError("the ranks did not all meet at dist.master " + where_ + " in time");
+      throw CollectiveError("the ranks did not all meet at rank 0's address " + where_ + " in time");
     if (!closed) continue;
     const std::string lost =
         "the rendezvous at " + where_ +
@@ -164,7 +165,8 @@ void TcpStoreClient::read_loop(std::string buffer) {
       while (take_frame(buffer, type, payload)) handle(type, std::move(payload));
     } catch (const Error& error) {
       learn_reason(
-          std::string(error.what()) + " (dist.master " + where_ + "); is another program on that port?", 0);
+          std::string(error.what()) + " (rank 0's address " + where_ + "); is another program on that port?",
+          0);
       return;
     }
   }

@@ -1,5 +1,7 @@
 #include "dist/rendezvous/tcp_store.h"
 
+#include <ifaddrs.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -173,6 +175,32 @@ TEST_CASE("ranks meet and exchange over IPv6's loopback address, and rank 0 list
   }
 }
 
+TEST_CASE("a link-local address keeps its zone, and the message of one without says what is missing") {
+  std::string address;
+  ifaddrs* interfaces = nullptr;
+  REQUIRE(getifaddrs(&interfaces) == 0);
+  for (const ifaddrs* at = interfaces; at; at = at->ifa_next) {
+    char text[NI_MAXHOST] = "";
+    if (at->ifa_addr && at->ifa_addr->sa_family == AF_INET6 &&
+        getnameinfo(at->ifa_addr, sizeof(sockaddr_in6), text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 &&
+        std::string(text).starts_with("fe80:"))
+      address = text;
+  }
+  freeifaddrs(interfaces);
+  if (address.empty()) {
+    WARN("skipped: this machine has no link-local address");
+    return;
+  }
+  const Fd server = listen_on(address, 0);
+  const Fd client = connect_to(address, local_port(server.get()), Patience(5));
+  CHECK(address.find('%') != std::string::npos);
+  CHECK(local_address(client.get()) == address);
+  CHECK(peer_address(client.get()) == address);
+  const std::string bare = address.substr(0, address.find('%'));
+  CHECK(contains(error_text([&] { connect_to(bare, local_port(server.get()), Patience(0.05)); }),
+                 "as fe80::1%eth0"));
+}
+
 TEST_CASE("an IPv6 address is in brackets where a port follows, in keys and in messages") {
   const HostPort place = parse_host_port("[fd00::5]:29600", "dist.master");
   CHECK(place.host == "fd00::5");
@@ -197,7 +225,7 @@ TEST_CASE("a master port in use is a user's error that names port and key") {
 TEST_CASE("a master that is not there is an error at the deadline that names it") {
   const int port = free_port();
   const auto error = error_text([&] { make_gloo_communicator(options_of(1, 2, port, 0.5)); });
-  CHECK(says(error, {"rank 1", "dist.master 127.0.0.1:" + std::to_string(port)}));
+  CHECK(says(error, {"rank 1", "rank 0's address 127.0.0.1:" + std::to_string(port)}));
 }
 
 TEST_CASE("a master's name that does not resolve is a user's error") {
@@ -213,7 +241,7 @@ TEST_CASE("a silent program on the master's port is an error at the deadline") {
   const Fd silent = listen_on("127.0.0.1", 0);
   const auto error =
       error_text([&] { make_gloo_communicator(options_of(1, 2, local_port(silent.get()), 0.5)); });
-  CHECK(says(error, {"did not all meet at dist.master"}));
+  CHECK(says(error, {"did not all meet at rank 0's address"}));
 }
 
 TEST_CASE("a rank that does not come to the start is named to those that did") {
