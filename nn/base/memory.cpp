@@ -6,9 +6,12 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
+#include <cctype>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
+#include "nn/base/check.h"
 #include "nn/base/text.h"
 
 namespace topknot {
@@ -90,6 +93,28 @@ double stack_bytes() {
   pthread_attr_getstacksize(&attributes, &bytes);
   pthread_attr_destroy(&attributes);
   return static_cast<double>(bytes);
+}
+
+void check_stacks() {
+  constexpr double kLeast = 256 << 10;  // resnet18 overflows 16 KiB
+  if (const double bytes = std::min(stack_bytes(), soft_limit(RLIMIT_STACK)); bytes > 0 && bytes < kLeast)
+    throw UserError(
+        fmt::format("ulimit -s: the stacks of threads have {:.0f} KiB, and {:.0f} are needed; raise it",
+                    bytes / 1024, kLeast / 1024));
+  for (const char* name : {"OMP_STACKSIZE", "GOMP_STACKSIZE"}) {  // in KiB, or with a unit
+    const char* text = std::getenv(name);
+    if (!text) continue;
+    char* unit = nullptr;
+    double bytes = std::strtod(text, &unit);
+    if (unit == text) continue;  // OpenMP warns and takes its default
+    while (std::isspace(static_cast<unsigned char>(*unit))) ++unit;
+    const char letter = static_cast<char>(std::toupper(static_cast<unsigned char>(*unit)));
+    bytes *= letter == 'B' ? 1 : letter == 'M' ? 0x1p20 : letter == 'G' ? 0x1p30 : 0x1p10;
+    if (bytes < kLeast || bytes > memory_limit())
+      throw UserError(fmt::format("{}: {} for the stack of a thread is {}; give 256K to 8M, or unset it",
+                                  name, text, bytes < kLeast ? "too little" : "more than the memory"));
+    return;
+  }
 }
 
 double thread_limit() {

@@ -24,6 +24,9 @@ double memory_limit();
 // not set. Memory that is never touched counts too: a thread takes the whole of its stack, stack_bytes().
 double address_room();
 double stack_bytes();
+// Throws UserError if the stacks of threads (ulimit -s, OMP_STACKSIZE) are smaller than kernels need, or
+// larger than the memory: either would end the process without a word.
+void check_stacks();
 
 // The most threads that this user may start: the kernel's limit, the container's and that of ulimit -u.
 double thread_limit();

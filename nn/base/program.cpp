@@ -82,6 +82,7 @@ namespace {
 
 int run_and_report(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
   try {
+    check_stacks();
     const int code = body(argc, argv);
     errno = 0;
     // What std::cout holds is in there too.

@@ -112,6 +112,16 @@ TEST_CASE("an address space too small for what is known of a run is refused befo
 #endif
 }
 
+TEST_CASE("stacks that are too small or larger than the memory are refused by the name of their limit") {
+  const std::string run = TOPKNOT_BIN "/train model.name=linear data.train_size=64 --validate";
+  check_refused(run_command("ulimit -s 64; " + run), {"ulimit -s", "64 KiB"});
+  for (const char* size : {"16k", "100B", "1000000G", "64"})
+    check_refused(run_command(std::string("OMP_STACKSIZE=") + size + " " + run),
+                  {"OMP_STACKSIZE", size, "unset it"});
+  for (const char* size : {"256k", "2M", "1g", " 4096 "})
+    CHECK(run_command(std::string("OMP_STACKSIZE='") + size + "' " + run).ended(0));
+}
+
 TEST_CASE("what no machine can hold is refused before it is tried") {
   check_refused(
       train("--validate model.name=mlp model.hidden=[1000000,1000000] data.train_size=64 data.test_size=16"),

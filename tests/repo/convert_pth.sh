@@ -127,6 +127,13 @@ if part == "names":
     with open(f"{work}/cut.safetensors", "wb") as file:
         file.write(open(ours, "rb").read()[:-1])
     run(f"{work}/cut.safetensors", f"{work}/no.safetensors", status=1)
+    with open(f"{work}/pointer.pth", "w") as file:
+        file.write("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    try:
+        convert.check_format(f"{work}/pointer.pth")
+        raise AssertionError("a Git LFS pointer is taken")
+    except convert.Refused as error:
+        assert "git lfs pull" in str(error)
     run(f"{work}/absent.safetensors", f"{work}/no.safetensors", status=1)
     import os
     assert not os.path.exists(f"{work}/no.safetensors")

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -56,6 +57,17 @@ bool matches_name(const std::string& pattern, const std::string& name) {
 // A part of the message: a heading and its lines; "" if there are none.
 std::string paragraph(const std::string& heading, const std::vector<std::string>& lines) {
   return lines.empty() ? "" : fmt::format("\n  {}:\n    {}", heading, fmt::join(lines, "\n    "));
+}
+
+// Of "model-00001-of-00003.safetensors": what it is.
+std::string part_text(const std::string& path) {
+  static const std::regex name(R"(-\d+-of-0*([1-9]\d*)\.safetensors$)");
+  std::smatch parts;
+  if (!std::regex_search(path, parts, name) || parts[1] == "1") return "";
+  return fmt::format(
+      "\n  it is one of {} files that hold the weights together; save them as one: in transformers "
+      "save_pretrained(DIR, max_shard_size=\"1TB\")",
+      parts[1].str());
 }
 
 namespace fs = std::filesystem;
@@ -154,10 +166,10 @@ void load_model(ParameterStore& store, const SafetensorsFile& file, const std::v
       unexpected.push_back(fmt::format("{} {}", quoted_text(tensor.name), tensor.shape));
   if (!missing.empty() || !unexpected.empty() || !other.empty())
     throw UserError(fmt::format(
-        "{}: its tensors are not those of the model{}{}{}\n  choose the model.name and the data that "
+        "{}: its tensors are not those of the model{}{}{}{}\n  choose the model.name and the data that "
         "it was made for, or let model.reinit name what keeps its initialisation",
-        file.where(), paragraph("missing in the file", missing), paragraph("not in the model", unexpected),
-        paragraph("of another shape or type", other)));
+        file.where(), part_text(file.where()), paragraph("missing in the file", missing),
+        paragraph("not in the model", unexpected), paragraph("of another shape or type", other)));
   if (!non_finite.empty())
     throw UserError(fmt::format(
         "{}: holds no weights that a run can begin with:\n    {}\n  the run that wrote it has diverged; give "

@@ -30,6 +30,18 @@ static_assert(std::endian::native == std::endian::little, "elements are read and
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kLongestHeader = 100'000'000;  // as the reference implementation
 constexpr std::size_t kAlignment = 8;                  // of the data in the file
+// How other files begin, and what to do about them.
+constexpr std::pair<std::string_view, const char*> kOtherFiles[] = {
+    {"version https://git-lfs", "a Git LFS pointer, which 'git lfs pull' replaces by the file"},
+    {"<!DOCTYPE", "a web page; download the file itself"},
+    {"<!doctype", "a web page; download the file itself"},
+    {"<html", "a web page; download the file itself"},
+    {"GGUF", "a GGUF file of llama.cpp; take the model's safetensors file"},
+    {"PK\x03\x04", "a zip file, such as torch.save() writes; scripts/convert-pth reads a .pth"},
+    {"\x80\x02", "a pickle of Python; scripts/convert-pth reads a .pth"},
+    {"{",
+     "JSON; if it is the index of weights in several files, save them as one: in transformers "
+     "save_pretrained(DIR, max_shard_size=\"1TB\")"}};
 constexpr const char* kMetadata = "__metadata__";
 
 constexpr std::pair<std::string_view, std::size_t> kDtypes[] = {
@@ -171,6 +183,10 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 // Of a file of `size` bytes that begins with `bytes`.
 std::size_t header_length(const HeaderReader& header, std::span<const std::byte> bytes, std::size_t size) {
   std::uint64_t length = 0;
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (text.size() > kLengthBytes && text[kLengthBytes] != '{')
+    for (const auto& [begin, what] : kOtherFiles)
+      if (text.starts_with(begin)) header.refuse(fmt::format("it is {}", what));
   if (size < kLengthBytes)
     header.refuse(fmt::format("it has {} bytes, and the header's length alone takes 8", size));
   std::memcpy(&length, bytes.data(), sizeof length);

@@ -94,6 +94,19 @@ TEST_CASE("every tensor that does not fit a model is listed in one message, and 
   CHECK(equal(copy_model(other.store), before));
 }
 
+TEST_CASE("one of several files with a model's weights is said to be that") {
+  Model model("mlp");
+  const ModelCopy copy = copy_model(model.store);
+  std::vector<TensorView> some = model_tensors(model.store, copy);
+  some.pop_back();
+  const auto text = [&](const char* where) {
+    return error_text([&] { load_model(model.store, SafetensorsFile::parse(bytes_of(some), where)); });
+  };
+  CHECK(says(text("d/model-00001-of-00012.safetensors"), {"one of 12 files", "max_shard_size"}));
+  for (const char* whole : {"d/model-00001-of-00001.safetensors", "d/model.safetensors"})
+    CHECK(text(whole).find("files that hold") == std::string::npos);
+}
+
 TEST_CASE("weights and statistics that are not finite are refused by name, with their number and the first") {
   Model from("resnet20"), to("resnet20", 10, 2);
   const ModelCopy before = copy_model(to.store);

@@ -239,4 +239,28 @@ TEST_CASE("what cannot be written as a safetensors file is a mistake of the call
   CHECK_THROWS_AS(written(std::vector{view("__metadata__", "F32", {1}, data)}), Error);
 }
 
+TEST_CASE("another file in place of a safetensors file is named, and what to do about it") {
+  const auto refused = [](std::string text, const char* what) {
+    const auto bytes = std::as_bytes(std::span(text));
+    return user_error(
+        [&] {
+          SafetensorsFile::parse({bytes.begin(), bytes.end()}, "w.safetensors");
+        },
+        {"w.safetensors", what});
+  };
+  CHECK(refused("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "git lfs pull"));
+  CHECK(refused("<!DOCTYPE html>\n<html></html>", "a web page"));
+  CHECK(refused("<html lang=\"en\"></html>", "a web page"));
+  CHECK(refused(std::string("GGUF\x03\0\0\0\x20\0\0\0", 12), "a GGUF file"));
+  CHECK(refused(std::string("PK\x03\x04\x14\0\0\0\0\0\0\0", 12), "scripts/convert-pth"));
+  CHECK(refused(std::string("\x80\x02\x8a\nl\xfc\x9c\x46\xf9\x20j\xa8P\x19.", 16), "a pickle"));
+  CHECK(refused("{\n  \"metadata\": {\"total_size\": 1},\n  \"weight_map\": {}\n}", "in several files"));
+  // A header of 123 bytes: its length begins with the byte of '{'.
+  std::string good =
+      "{" + std::string(7, '\0') + "{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}";
+  good.resize(8 + 123, ' ');
+  const auto bytes = std::as_bytes(std::span(good));
+  CHECK(SafetensorsFile::parse({bytes.begin(), bytes.end()}, "w").tensors().size() == 1);
+}
+
 }  // namespace topknot
