@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "compress/memory/memory.h"
@@ -218,17 +219,18 @@ TEST_CASE("a velocity saved on either device goes on on the other") {
   }
 }
 
-TEST_CASE("a velocity of another length or without momentum is refused by the GPU's memory") {
+TEST_CASE("a velocity of another length, without momentum or not finite is refused by the GPU's memory") {
   const OnGpu gpu;
-  StateWriter writer;
-  writer.put_list(std::vector<float>(5));
-  const std::vector<std::byte> bytes = writer.take();
-  const auto load = [&](const CompressOptions& options, std::size_t n) {
+  const auto load = [&](const CompressOptions& options, std::size_t n, float value = 0) {
+    StateWriter writer;
+    writer.put_list(std::vector<float>(5, value));
+    const std::vector<std::byte> bytes = writer.take();
     StateReader reader(bytes);
     cuda::make_device_memory("dgc", options, n)->load(reader);
   };
   CHECK_THROWS_AS(load(momentum(0.9f), 6), Error);
   CHECK_THROWS_AS(load(momentum(0), 5), Error);
+  CHECK_THROWS_AS(load(momentum(0.9f), 5, std::numeric_limits<float>::infinity()), Error);
   load(momentum(0.9f), 5);
 }
 
