@@ -177,11 +177,13 @@ int sample_command(int argc, const char* const* argv) {
   app.add_option("run", run);
   app.add_option("overrides", options.overrides);
   app.add_option("--prompt", options.prompt);
-  const auto at_least_0 = CLI::Range(0.0, 1e18, "number of 0 or more");
+  const CLI::Validator at_least_0(
+      [](const std::string& text) { return text.starts_with('-') ? "must be 0 or more, not " + text : ""; },
+      "");
   app.add_option("--tokens", options.tokens)->check(at_least_0);
   app.add_option("--temperature", options.temperature)->check(at_least_0);
   app.add_option("--top-k", options.top_k)->check(at_least_0);
-  app.add_option("--seed", options.seed);
+  app.add_option("--seed", options.seed)->check(at_least_0);
   app.add_option("--step", step);
   try {
     app.parse(argc, argv);
@@ -201,7 +203,7 @@ int sample_command(int argc, const char* const* argv) {
     std::fputs(reflowed(text, terminal_columns(STDOUT_FILENO)).c_str(), stdout);
     return 0;
   }
-  if (!(options.temperature >= 0))  // a NaN passes CLI::Range
+  if (!std::isfinite(options.temperature))
     throw UserError(
         fmt::format("train sample: --temperature {}: give a number of 0 or more", options.temperature));
   if (run.empty()) throw UserError(fmt::format("train sample: RUN is missing; usage: {}", kUsage));

@@ -25,6 +25,8 @@ std::vector<Option> library_options() {
   for (Option& option : options) {
     if (option.name == "feedback_decay") option.standard = "auto";  // or a number
     if (option.name == "capacity") option.least = 0;                // none
+    if (option.name == "min_numel")
+      option.greatest = std::numeric_limits<int>::max();  // a tensor has no more
   }
   const std::vector<Option> more = {
       {.name = "momentum",
@@ -87,6 +89,8 @@ OptionValue parsed(const Option& option, const std::string& text) {
   const char *begin = text.data(), *end = begin + text.size();
   const auto number = [&](auto& to, const char* kind) {
     const auto [stop, error] = std::from_chars(begin, end, to);
+    if (error == std::errc::result_out_of_range && stop == end)
+      refuse("must be " + range_text(option) + ", not " + text);
     if (error != std::errc{} || stop != end) refuse("must be " + std::string(kind) + ", not '" + text + "'");
   };
   if (bool* flag = std::get_if<bool>(&value)) {

@@ -1,6 +1,7 @@
 #include "nn/base/registry.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace topknot {
 namespace {
@@ -12,6 +13,16 @@ OptionValue converted(const Option& option, const OptionValue& value) {
   return value;
 }
 
+// The shortest text, but for a whole number of six to sixteen digits all of them in groups: 1,000,000 in place of 1e6.
+std::string readable(double value) {
+  if (std::abs(value) < 1e5 || std::abs(value) >= 1e16 || value != std::floor(value))
+    return format_number(value);
+  std::string text = std::to_string(static_cast<long long>(value));
+  for (int at = static_cast<int>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3)
+    text.insert(static_cast<std::size_t>(at), ",");
+  return text;
+}
+
 }  // namespace
 
 std::string range_text(const Option& option) {
@@ -20,7 +31,7 @@ std::string range_text(const Option& option) {
   if (!option.choices.empty()) return text;
   constexpr double kOpen = 1e299;
   const bool low = option.least > -kOpen, high = option.greatest < kOpen;
-  const std::string least = format_number(option.least), greatest = format_number(option.greatest);
+  const std::string least = readable(option.least), greatest = readable(option.greatest);
   if (low && high)
     return option.above ? "above " + least + ", at most " + greatest : least + " to " + greatest;
   if (low) return (option.above ? "above " : "at least ") + least;
@@ -30,7 +41,7 @@ std::string range_text(const Option& option) {
 std::string number_problem(const Option& option, double number) {
   const bool fits =
       number <= option.greatest && (option.above ? number > option.least : number >= option.least);
-  return fits ? "" : "must be " + range_text(option) + ", not " + format_number(number);
+  return fits ? "" : "must be " + range_text(option) + ", not " + readable(number);
 }
 
 std::string choice_problem(const Option& option, const std::string& text) {

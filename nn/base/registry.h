@@ -30,13 +30,13 @@ struct Option {
   bool operator==(const Option&) const = default;
 };
 
-// "" if `value` fits, else what is wrong: "must be above 0, at most 1e9, not -1". An int fits a number.
+// "" if `value` fits, else what is wrong: "must be above 0, at most 100, not -1". An int fits a number.
 std::string option_problem(const Option& option, const OptionValue& value);
 // The same of a number (NaN fits nowhere), and of a text.
 std::string number_problem(const Option& option, double number);
 std::string choice_problem(const Option& option, const std::string& text);
 
-// "above 0, at most 1e9", "1 to 100", "A | B"; "" if everything fits.
+// "above 0, at most 100", "1 to 1,000,000", "A | B"; "" if everything fits.
 std::string range_text(const Option& option);
 
 // The values given for the options of one section; the others have their defaults.

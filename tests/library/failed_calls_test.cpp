@@ -324,6 +324,7 @@ TEST_CASE(
   REQUIRE(create("top\nk", "density=1", 1) == TOPKNOT_INVALID);
   says("'top\\nk'");
   REQUIRE(create("topk", "min_numel=9999999999", 1) == TOPKNOT_INVALID);
+  says("0 to 2,147,483,647, not 9999999999");
 
   REQUIRE(create("topk", "undo=true", 1) == TOPKNOT_OK);
   const Handle compressor(made);

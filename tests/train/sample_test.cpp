@@ -209,6 +209,7 @@ TEST_CASE("what cannot be sampled is refused: no run, no text, other data, other
 
   CHECK(user_error([&] { command({}); }, {"RUN is missing", "train sample RUN"}));
   CHECK(user_error([&] { command({"r", "--temperature", "-1"}); }, {"--temperature"}));
+  CHECK(user_error([&] { command({"r", "--seed", "-1"}); }, {"--seed", "must be 0 or more, not -1"}));
   CHECK(user_error([&] { command({"r", "--top-k", "many"}); }, {"--top-k"}));
   CHECK(user_error([&] { command({"no/such/run"}); }, {"no/such/run", "no checkpoint"}));
   CHECK(command({"--help"}) == 0);

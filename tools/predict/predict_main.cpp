@@ -65,8 +65,8 @@ double parse_number(const std::string& option, const std::string& text, double l
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || !(value >= least && value <= most))
-    throw UserError(option + ": '" + text + "' is no number from " + short_text(least) + " to " +
-                    short_text(most));
+    throw UserError(option + ": '" + text + "' is no number from " +
+                    range_text({.name = option, .least = least, .greatest = most}));
   return value;
 }
 

@@ -112,7 +112,7 @@ class Reader {
     } else if constexpr (std::is_floating_point_v<T>) {
       constexpr double kMost = 1e12;  // seconds and seconds per byte; sums and products of them stay finite
       if (!json.is_number() || !(json.get<double>() >= 0 && json.get<double>() <= kMost))
-        fail(at + " is no number from 0 to 1e12");
+        fail(at + " is no number from 0 to 1,000,000,000,000");
       value = json.get<double>();
     } else {
       if (!json.is_object()) fail((at.empty() ? "it" : at) + " is no JSON object");

@@ -339,7 +339,8 @@ TEST_CASE("times that no run takes are refused, and the greatest that are not gi
   for (const char* key : {"forward_s", "backward_s", "update_s", "data_s", "density"}) {
     auto json = nlohmann::ordered_json::parse(text);
     json[key] = 1e308;
-    CHECK(user_error([&] { parse_exchange_profile(json.dump(), "p.json"); }, {"p.json", key, "1e12"}));
+    CHECK(user_error([&] { parse_exchange_profile(json.dump(), "p.json"); },
+                     {"p.json", key, "1,000,000,000,000"}));
     json[key] = -1;
     CHECK(user_error([&] { parse_exchange_profile(json.dump(), "p.json"); }, {"p.json", key}));
   }

@@ -213,7 +213,7 @@ TEST_CASE("a number too large for its type, or one that vanishes in float32, is 
   for (const auto& [key, part] : std::vector<std::pair<std::string, std::string>>{
            {"seed=99999999999999999999", "must be 0 to 18446744073709551615, not 99999999999999999999"},
            {"dist.ranks=99999999999999999999", "must be 1 to 1024"},
-           {"optimizer.lr=1e999", "above 0, at most 1e6"},
+           {"optimizer.lr=1e999", "above 0, at most 1,000,000"},
            {"seed=9x", "an integer"},
            {"optimizer.lr=1e-310", "optimizer.lr"},
            {"optimizer.lr=1e-39", "too close to 0: 1e-39"},
@@ -443,7 +443,7 @@ TEST_CASE("a method's keys come from its registration, and a shared one names al
   CHECK(contains(find_key("compress.mu")->help, "regtopk: temperature"));
   CHECK(find_key("compress.rank")->users == std::vector<std::string>{"acpsgd", "powersgd"});
   CHECK(contains(list_text("compressors", "", 200),
-                 "compress.mu=4: temperature of the regulariser (number, above 0, at most 1e9)"));
+                 "compress.mu=4: temperature of the regulariser (number, above 0, at most 1,000,000,000)"));
   for (const NameList& list : name_lists())
     for (const std::string& name : list.registry.names()) {
       INFO(list.list << " " << name);

@@ -137,7 +137,7 @@ TEST_CASE("a damaged profile is an error that names the file, the field and the 
   CHECK(refused("[1]", "no JSON object"));
   CHECK(refused(replaced(text, "\"ranks\": 2", "\"ranks\": \"2\""), "ranks is no whole number"));
   CHECK(refused(replaced(text, "\"alpha\"", "\"alfa\""), "link.alpha is missing"));
-  CHECK(refused(replaced(text, "0.002", "-0.002"), "forward_s is no number from 0 to 1e12"));
+  CHECK(refused(replaced(text, "0.002", "-0.002"), "forward_s is no number from 0 to 1,000,000,000,000"));
   CHECK(refused(replaced(text, "\"name\": \"p3\"", "\"name\": 3"), "parameters[3].name is no text"));
   CHECK(refused(replaced(text, "\"elements\": 200.0", "\"elements\": 900.0"), "order of elements"));
   const TempFolder temp;
