@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 #include <oneapi/dnnl/dnnl.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "nn/base/check.h"
+#include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/cpu/onednn.h"
 
@@ -64,7 +67,69 @@ void Product::run(const void* a, const void* packed_b, void* c, const float* bia
     kernels_->product->run(0, {a, packed_b, c});
 }
 
+namespace {
+
+// c += v M, the rows of M one after the other.
+TOPKNOT_MULTIVERSION void add_rows(const float* v, const float* rows, std::int64_t stride, std::int64_t depth,
+                                   std::int64_t n, float* c) {
+  for (std::int64_t k = 0; k < depth; ++k)
+    for (std::int64_t i = 0; i < n; ++i) c[i] += v[k] * rows[k * stride + i];
+}
+
+TOPKNOT_INLINE float dot_lanes(const float* v, const float* row, std::size_t depth) {
+  Lanes lanes{};
+  for (std::size_t k = 0; k < depth; k += kLanes) {
+    const std::size_t count = std::min(kLanes, depth - k);
+    lanes += load_part(v + k, count) * load_part(row + k, count);
+  }
+  float sum = 0;
+  for (std::size_t i = 0; i < kLanes; ++i) sum += lanes[i];
+  return sum;
+}
+TOPKNOT_MULTIVERSION void add_dots(const float* v, const float* rows, std::int64_t stride, std::int64_t depth,
+                                   std::int64_t n, float* c) {
+  for (std::int64_t i = 0; i < n; ++i)
+    c[i] += dot_lanes(v, rows + i * stride, static_cast<std::size_t>(depth));
+}
+
+// sgemm() of one row or one column, whose sums oneDNN would divide among the threads; here their order does not depend
+// on the number of threads.
+void vector_product(const ProductForm& f, const float* a, const float* b, float* c, const float* bias) {
+  const bool row = f.m == 1;
+  const std::int64_t n = row ? f.n : f.m;
+  const bool dots = row ? f.b_transposed : !f.a_transposed;  // a row of the matrix has the terms of one sum
+  const float *v = row ? a : b, *matrix = row ? b : a;
+  const std::int64_t stride = row ? f.b_stride : f.a_transposed ? f.m : f.k;
+  std::vector<float> column;
+  if (!row && !f.b_transposed && f.b_stride != 1) {
+    for (std::int64_t k = 0; k < f.k; ++k) column.push_back(b[k * f.b_stride]);
+    v = column.data();
+  }
+  constexpr std::int64_t kParallel = 1 << 14,
+                         kPart = 1024;  // multiplications; outputs that stay in the cache
+  const auto run = [&](int, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; at += kPart) {
+      const std::int64_t count = std::min(kPart, end - at);
+      if (bias)
+        for (std::int64_t i = at; i < at + count; ++i) c[i] = bias[row ? i : 0];
+      else if (!f.add)
+        std::fill_n(c + at, count, 0.0f);
+      if (dots)
+        add_dots(v, matrix + at * stride, stride, f.k, count, c + at);
+      else
+        add_rows(v, matrix + at, stride, f.k, count, c + at);
+    }
+  };
+  if (n * f.k < kParallel)
+    run(0, 0, n);
+  else
+    parallel_ranges(n, run);
+}
+
+}  // namespace
+
 void sgemm(const ProductForm& f, const float* a, const float* b, float* c, const float* bias) {
+  if (f.m == 1 || f.n == 1) return vector_product(f, a, b, c, bias);
   team_size();  // what oneDNN goes by
   // The first call makes the kernels of all.
   [[maybe_unused]] static const bool has_room = (check_kernel_room(), true);
@@ -82,7 +147,7 @@ void sgemm(const ProductForm& f, const float* a, const float* b, float* c, const
 void matmul(const ProductForm& form, const void* a, const void* b, void* c, const float* bias) {
   // In fp32 sgemm needs no primitive and is about as fast as one (2 threads, Zen 5), but for a b that is
   // transposed, with more than a few rows: up to 5 times slower for 3072 to 4096 features.
-  if (form.type == DType::f32 && (!form.b_transposed || form.m <= kFewRows))
+  if (form.type == DType::f32 && (!form.b_transposed || form.m <= kFewRows || form.n == 1))
     return sgemm(form, static_cast<const float*>(a), static_cast<const float*>(b), static_cast<float*>(c),
                  bias);
   constexpr std::int64_t kManyRows = 256;

@@ -45,7 +45,8 @@ inline constexpr std::int64_t kFewRows = 8;
 void matmul(const ProductForm& form, const void* a, const void* b, void* c, const float* bias = nullptr);
 
 // The same in fp32 by oneDNN's plain call, which packs parts of b as it needs them; in a parallel region by
-// one thread.
+// one thread. If c is one row or one column, its bits do not depend on the number of threads; those of other products
+// may, where k is about 1,000 or more and c is narrow.
 void sgemm(const ProductForm& form, const float* a, const float* b, float* c, const float* bias = nullptr);
 
 // The sum of dy [rows, out] over its rows, in f32.

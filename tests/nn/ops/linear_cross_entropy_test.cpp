@@ -202,6 +202,21 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("linear_cross_entropy by single rows has the same bits for any number of threads") {
+  const OnDevice device(DType::f32);
+  if (on_gpu()) return;
+  for (const std::int64_t n : {1, 3}) {
+    const Case c{n, 64, 1000, 1, 0};
+    const auto x = random_activations(c.n * c.width, 1), w = random_values(c.classes * c.width, 2);
+    const auto result = [&](int threads) {
+      const Threads of(threads);
+      return run(c, x, w, labels_of(c, false));
+    };
+    const Result one = result(1);
+    for (const int threads : {2, 3, 4}) CHECK(result(threads) == one);
+  }
+}
+
 TEST_CASE("linear_cross_entropy keeps a chunk of logits, whatever the number of rows") {
   const std::int64_t width = 8, classes = 4096, chunk = 16;
   const auto peak = [&](std::int64_t n, bool gradients) {

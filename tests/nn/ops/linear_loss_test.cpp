@@ -50,6 +50,25 @@ TEST_CASE("linear agrees with the formula, with and without bias; in bfloat16 it
     }
 }
 
+TEST_CASE("linear of one sample, or to one feature, has the same bits for any number of threads") {
+  const OnDevice device(DType::f32);
+  if (on_gpu()) return;
+  for (const auto& [n, in, out] :
+       std::vector<std::array<std::int64_t, 3>>{{1, 4096, 64}, {1, 64, 4096}, {300, 4096, 1}, {9, 4096, 1}}) {
+    INFO(n << " samples, " << in << " -> " << out);
+    const auto results = [&](int threads) {
+      const Threads of(threads);
+      const Leaf x({n, in}, random_activations(n * in, 1)), w({out, in}, random_values(out * in, 2)),
+          b({out}, random_values(out, 3));
+      const Variable y = linear(x.variable(), w.variable(), b.variable());
+      backward(weighted_sum(y, random_activations(n * out, 4)));
+      return std::vector{values_of(y), x.gradient(), w.gradient()};
+    };
+    const auto one = results(1);
+    for (const int threads : {2, 3, 4}) CHECK(results(threads) == one);
+  }
+}
+
 TEST_CASE("two uses of one weight of linear, and of one input, add up") {
   const OnDevice device(GENERATE(from_range(activation_types())));
   const std::int64_t n = 4, in = 6, out = 5;
