@@ -320,6 +320,17 @@ Registry<SparsePreset>& sparse_presets() {
   return registry;
 }
 
+Registry<Recipe>& recipes() {
+  static Registry<Recipe> registry("recipe (compress.name)");
+  return registry;
+}
+
+const Settings& settings_of(const std::string& name) {
+  static const Settings none;
+  if (recipes().contains(name)) return recipes().find(name).settings;
+  return sparse_presets().contains(name) ? sparse_presets().find(name).settings : none;
+}
+
 SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options) {
   SparsePreset parts = preset;
   if (!options.select.empty()) parts.select = options.select;

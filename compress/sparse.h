@@ -18,6 +18,9 @@
 
 namespace topknot {
 
+// Keys by their whole names ("compress.density"), with values as a file has them.
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
 // A method by its pieces. compress.select, .memory, .codec and .values override them one by one.
 struct SparsePreset {
   std::string select, memory = "residual", codec = "raw", values = "fp32";
@@ -25,10 +28,23 @@ struct SparsePreset {
   double feedback_decay = 1;        // compress.feedback_decay, of memory residual
   std::string transform = "none";   // compress.transform
   bool layerwise = false;           // the method is defined layer by layer: compress.scope must be tensor
+  // What the paper or its authors' code says of keys that are no pieces. Keys that are given win; `train` and
+  // libtopknot fill in the others.
+  Settings settings = {};
 };
 Registry<SparsePreset>& sparse_presets();  // compress.name, of methods that are such a combination
 // Registers a preset, and the compressor that it makes.
 void add_sparse(const std::string& name, const std::string& help, const SparsePreset& preset);
+
+// A published way to use a method with local steps. `train` takes its name for compress.name.
+struct Recipe {
+  std::string method;
+  Settings settings;
+};
+Registry<Recipe>& recipes();
+
+// What the name of a method or recipe says of other keys.
+const Settings& settings_of(const std::string& name);
 
 // The preset with the options' own choices in place.
 SparsePreset resolve(const SparsePreset& preset, const CompressOptions& options);

@@ -96,14 +96,17 @@ const char* topknot_version(void);
 int topknot_interface(void); /* TOPKNOT_INTERFACE of the library */
 /* Of the calling thread's last call that failed: one sentence, valid until its next call that fails. */
 const char* topknot_error(void);
-/* JSON: {"methods": {NAME: {"help": TEXT, "options": [{"name", "default", "help", "least", "greatest", "choices"}]}},
- * "keys": [the options that all methods share, alike], "pieces": {"select": [NAMES], "memory", "codec",
- * "values"}}. The library's memory. */
+/* JSON: {"methods": {NAME: {"help": TEXT, "options": [{"name", "default", "help", "least", "greatest", "choices"}],
+ * "settings": {KEY: TEXT}}}, "recipes": {NAME: {"help", "method", "settings"}}, "keys": [the options that all methods
+ * share, alike], "pieces": {"select": [NAMES], "memory", "codec", "values"}}. Settings are what the method's paper says
+ * of keys of a run file ("compress.density", "exchange.outer.lr"); a recipe is a method with local steps. The library's
+ * memory. */
 const char* topknot_methods(void);
 
 /* keys: "density=0.001", "codec=auto", ... as in section `compress` of a run file (docs/configuration.md), of
  * which there are density, select, memory, codec, values, transform, aggregate, feedback_decay, capacity,
- * dense_1d, min_numel, lr_inside, and the method's own; also
+ * dense_1d, min_numel, lr_inside, and the method's own. Those that are not given have what the method's settings
+ * (topknot_methods()) say, but for lr_inside, else their defaults; also
  *   momentum=M, nesterov=true|false  of memories that own the optimizer's momentum (dgc); refused elsewhere
  *   seed=N                           of random methods; the same on all ranks
  *   scope=tensor|model               each tensor is compressed for itself (default), or all that are as one vector

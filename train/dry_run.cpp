@@ -62,6 +62,21 @@ void print_parameters(const ParameterStore& store, const ParameterArena& arena, 
               arena.size());
 }
 
+// The keys that the method's name says something of, and where their values are from.
+void print_settings(const LoadedConfig& loaded) {
+  const std::string& named = loaded.config.named;
+  const Settings& settings = settings_of(named);
+  if (!settings.empty()) fmt::print("compress.name={} says:\n", named);
+  for (const auto& [name, value] : settings) {
+    const auto found = loaded.origins.find(name);
+    const Origin origin = found == loaded.origins.end() ? Origin::default_value : found->second;
+    fmt::print("  {:<24} {} ({}{})\n", name, key_value(*find_key(name), loaded.config),
+               origin_name(origin, loaded.config),
+               origin == Origin::method ? "" : fmt::format("; {} has {}", named, value));
+  }
+  if (!settings.empty()) fmt::print("\n");
+}
+
 void print_groups(const std::vector<Group>& groups) {
   std::printf("groups, in the order in which they are sent:\n");
   for (const Group& group : groups)
@@ -197,7 +212,8 @@ StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& 
   return cost;
 }
 
-void print_dry_run(const Config& given) {
+void print_dry_run(const LoadedConfig& loaded) {
+  const Config& given = loaded.config;
   const Config config = before_choice(given);
   if (config.train.device != "cuda") check_device(config);  // a GPU's run can be looked at without the GPU
   const RunData data = load_data(config);
@@ -211,6 +227,7 @@ void print_dry_run(const Config& given) {
   const Plan plan = plan_steps(config, loader);
 
   print_parameters(model->store, arena, config.compress.name != "dense");
+  print_settings(loaded);
   if (chooses_method(given))
     fmt::print("compress.name=auto chooses when the run starts; dense stands here\n");
   if (needs_plan(exchange_options(config)))

@@ -132,6 +132,6 @@ StepCost count_step_cost(const Config& config, const Dataset& data, BuiltModel& 
 
 // --dry-run: the parameter table, the groups, bytes, memory and operations per step, on standard output.
 // Throws UserError as a run would, but for a GPU that is not there.
-void print_dry_run(const Config& config);
+void print_dry_run(const LoadedConfig& loaded);
 
 }  // namespace topknot

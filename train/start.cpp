@@ -131,12 +131,14 @@ LoadedConfig load_resumed_config(const std::string& run, const std::vector<std::
   loaded.config.output.dir = run;
   loaded.resumed = true;
   keep_choice({run}, loaded);
-  // The file holds defaults too; they count as not given.
-  const Config defaults;
-  std::erase_if(loaded.origins, [&](const auto& entry) {
-    const Key& key = *find_key(entry.first);
-    return entry.second == Origin::file && key_value(key, loaded.config) == key_value(key, defaults);
-  });
+  // The file holds defaults and the method's settings too; they count as not given.
+  const Config defaults, of_method = method_defaults(loaded.config);
+  for (auto& [name, origin] : loaded.origins) {
+    const Key& key = *find_key(name);
+    const std::string value = key_value(key, loaded.config);
+    if (origin == Origin::file && value == key_value(key, of_method))
+      origin = value == key_value(key, defaults) ? Origin::default_value : Origin::method;
+  }
   return loaded;
 }
 

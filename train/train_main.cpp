@@ -94,7 +94,7 @@ int run(int argc, char** argv) {
   }
   if (line.dry_run) {
     log_warnings(unused_keys(loaded));
-    print_dry_run(loaded.config);
+    print_dry_run(loaded);
     return 0;
   }
   if (line.check_network) return start_network_check(loaded, argv);

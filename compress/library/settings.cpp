@@ -149,6 +149,17 @@ void append_options(std::string& to, const std::vector<Option>& options) {
   to += ']';
 }
 
+void append_settings(std::string& to, const std::string& name) {
+  to += ",\"settings\":{";
+  for (const auto& [key, value] : settings_of(name)) {
+    if (to.back() != '{') to += ',';
+    append_quoted(to, key);
+    to += ':';
+    append_quoted(to, value);
+  }
+  to += '}';
+}
+
 }  // namespace
 
 LibrarySettings library_settings(const std::string& method, std::span<const std::string> keys) {
@@ -161,17 +172,29 @@ LibrarySettings library_settings(const std::string& method, std::span<const std:
     if (!texts.emplace(key.substr(0, equals), key.substr(equals + 1)).second)
       throw UserError("key '" + key.substr(0, equals) + "' is given twice");
   }
+  LibrarySettings settings;
+  const auto carry = [&](const std::string& name, const std::string& value) {
+    static const std::set<std::string> free = {"density", "threads", "undo", "device", "capacity", "codec"};
+    if (free.count(name) == 0) settings.carried += (settings.carried.empty() ? "" : " ") + name + "=" + value;
+  };
   std::map<std::string, OptionValue> given;
   for (const Option& option : shared) {
     const auto text = texts.find(option.name);
     given[option.name] = text == texts.end() ? option.standard : parsed(option, text->second);
   }
+  // lr_inside is the caller's, who gives the rate.
+  for (const auto& [name, value] : settings_of(method))
+    for (const Option& option : shared) {
+      if (name != "compress." + option.name || option.name == "lr_inside" || texts.count(option.name))
+        continue;
+      OptionValue& filled = given[option.name] = parsed(option, value);
+      if (filled != option.standard) carry(option.name, value);
+    }
   const auto text = [&](const char* name) { return std::get<std::string>(given.at(name)); };
   const auto number = [&](const char* name) { return std::get<double>(given.at(name)); };
   const auto whole = [&](const char* name) { return std::get<int>(given.at(name)); };
   const auto flag = [&](const char* name) { return std::get<bool>(given.at(name)); };
 
-  LibrarySettings settings;
   CompressOptions& options = settings.options;
   options.name = method;
   compressors().find(method);  // says what there is, and what was meant
@@ -197,8 +220,7 @@ LibrarySettings library_settings(const std::string& method, std::span<const std:
       throw UserError(unknown_name_message("key of method '" + method + "'", name, known));
     for (const Option& option : own)
       if (option.name == name) options.set(name, parsed(option, value));
-    static const std::set<std::string> free = {"density", "threads", "undo", "device", "capacity", "codec"};
-    if (free.count(name) == 0) settings.carried += (settings.carried.empty() ? "" : " ") + name + "=" + value;
+    carry(name, value);
   }
   const std::optional<SparsePreset> parts = pieces_of(options);
   if ((options.momentum > 0 || options.nesterov) &&
@@ -219,6 +241,18 @@ std::string methods_json() {
     CompressOptions options;
     options.name = name;
     append_options(json, own_options(options));
+    append_settings(json, name);
+    json += '}';
+  }
+  json += "},\"recipes\":{";
+  for (const std::string& name : recipes().names()) {
+    if (json.back() != '{') json += ',';
+    append_quoted(json, name);
+    json += ":{\"help\":";
+    append_quoted(json, recipes().help(name));
+    json += ",\"method\":";
+    append_quoted(json, recipes().find(name).method);
+    append_settings(json, name);
     json += '}';
   }
   json += "},\"keys\":";

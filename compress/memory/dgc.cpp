@@ -157,7 +157,11 @@ const bool dgc_registered = [] {
                         {.owns_momentum = true, .depends_on_lr = "the velocity"}, {kMomentumMasking});
   add_sparse("dgc",
              "Deep Gradient Compression: momentum before selection, a threshold from a sample, masking",
-             {.select = "dgc_sampled", .memory = "dgc"});
+             {.select = "dgc_sampled",
+              .memory = "dgc",
+              .settings = {{"compress.density", "0.001"},
+                           {"compress.warmup", "[0.25, 0.0625, 0.015625, 0.004]"},  // section 4.1
+                           {"compress.scope", "tensor"}}});
   return true;
 }();
 

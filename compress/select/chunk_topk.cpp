@@ -124,7 +124,14 @@ const bool chunk_topk_registered = [] {
               .codec = "auto",
               .values = "centroid2",
               .aggregate = "contributors",
-              .feedback_decay = 0.95});
+              .feedback_decay = 0.95,
+              .settings = {{"compress.density", "0.015625"},
+                           {"compress.transform", "block"},
+                           {"compress.dense_1d", "false"},
+                           {"exchange.merge", "none"},
+                           {"exchange.outer.name", "sgd"},
+                           {"exchange.outer.lr", "1"},
+                           {"exchange.outer.momentum", "0"}}});
   // DeMo (Peng et al., arXiv 2411.19870): momentum m <- beta m + lr g on each rank, of which the largest coefficients of
   // each block are sent and taken out; the steps are those of optimizer.name=sign. Here m is kept as coefficients.
   add_sparse("demo", "DeMo: the largest cosine coefficients of decoupled momentum; with optimizer.name=sign",
@@ -132,7 +139,13 @@ const bool chunk_topk_registered = [] {
               .codec = "auto",
               .aggregate = "contributors",
               .feedback_decay = 0.999,
-              .transform = "dct"});
+              .transform = "dct",
+              .settings = {{"compress.density", "0.0078125"},
+                           {"compress.dense_1d", "false"},
+                           {"compress.lr_inside", "true"},
+                           {"optimizer.name", "sign"},
+                           {"optimizer.lr", "0.0004"},
+                           {"optimizer.weight_decay", "0"}}});
   return true;
 }();
 

@@ -224,7 +224,7 @@ const bool dgc_sampled_registered = [] {
   // that paper's (compress.sample_ratio; Aji and Heafield take 0.1 %).
   add_sparse("gradient_dropping",
              "about k entries above a sampled threshold, with error feedback and ordinary momentum",
-             {.select = "dgc_sampled"});
+             {.select = "dgc_sampled", .settings = {{"compress.density", "0.01"}}});
   return true;
 }();
 

@@ -116,7 +116,10 @@ const bool gaussiank_registered = [] {
                                   "about k entries, above a threshold from a fitted normal distribution");
   add_sparse("gaussiank",
              "about k entries above a fitted threshold, without a search; error feedback keeps the rest",
-             {.select = "gaussiank"});
+             {.select = "gaussiank",
+              .settings = {{"compress.density", "0.001"},
+                           {"compress.warmup", "[0.015625, 0.004]"},
+                           {"compress.dense_1d", "false"}}});
   return true;
 }();
 

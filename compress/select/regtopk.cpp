@@ -197,7 +197,7 @@ const bool regtopk_registered = [] {
       "regtopk", "exactly k entries, magnitudes weighted by what the last average kept of them",
       {.at_most_k = true, .reads_average = true}, {kMu, kQ, kVariant});
   add_sparse("regtopk", "Top-k regularised by what the last average kept of each entry; error feedback",
-             {.select = "regtopk"});
+             {.select = "regtopk", .settings = {{"compress.dense_1d", "false"}}});
   return true;
 }();
 

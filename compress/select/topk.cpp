@@ -73,7 +73,12 @@ const bool topk_registered = [] {
   // the authors' later code, which keeps the rate outside; the two differ wherever the rate changes), and
   // compress.layer_density for k adapted to each layer (train/plan/layer_density.h).
   add_sparse("lags", "LAGS-SGD: topk layer by layer (compress.scope=tensor), with compress.lr_inside",
-             {.select = "topk", .layerwise = true});
+             {.select = "topk",
+              .layerwise = true,
+              .settings = {{"compress.scope", "tensor"},
+                           {"compress.dense_1d", "false"},
+                           {"compress.lr_inside", "true"},
+                           {"optimizer.momentum", "0"}}});
   return true;
 }();
 

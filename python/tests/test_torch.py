@@ -497,6 +497,11 @@ def check_refusals(rank, ranks):
             topknot.torch.CompressionHook(wrapped(network()), "topk", device="cuda")
     with refused("local steps keep their state in the CPU's memory"):
         topknot.torch.LocalSteps(network(), "sparseloco", every=2, device="cuda")
+    for preset, outer in {"sparseloco": ("sgd", 1.0, 0.0), "diloco": ("nesterov", 0.7, 0.9),
+                          "muloco": ("nesterov", 0.9, 0.8), "topk": ("nesterov", 0.7, 0.9)}.items():  # fmt: skip
+        sync = topknot.torch.LocalSteps(network(), preset, every=2)
+        assert (sync.outer, sync.outer_lr, sync.outer_momentum) == outer, preset
+    assert topknot.torch.LocalSteps(network(), every=2, outer_lr=0.5).outer_lr == 0.5
     with refused("remove scope='bucket'"):
         topknot.torch.CompressionHook(wrapped(network(), find_unused_parameters=True), "topk", scope="bucket")
     with refused("float64"):

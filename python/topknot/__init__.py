@@ -16,7 +16,7 @@ What a step did not send waits in the compressor (error feedback) and goes with 
 
 from ._arrays import Array, Buffer
 from ._library import LIBRARY, Error, NotFinite, State, Type
-from ._methods import Method, Methods, Option, methods
+from ._methods import Method, Methods, Option, Recipe, methods
 from .compressor import Compressor, Message, MessagePointers, Round, Sent, average, exchange
 
 __version__: str = LIBRARY.topknot_version().decode()
@@ -32,6 +32,7 @@ __all__ = [
     "Methods",
     "NotFinite",
     "Option",
+    "Recipe",
     "Round",
     "Sent",
     "State",

@@ -28,6 +28,16 @@ class Method(TypedDict):
     help: str
     options: list[Option]
     """The method's own keys."""
+    settings: dict[str, str]
+    """What the method's paper or its authors' code says of keys of a run file, such as "compress.density"."""
+
+
+class Recipe(TypedDict):
+    """A published way to use a method with local steps."""
+
+    help: str
+    method: str
+    settings: dict[str, str]
 
 
 class Pieces(TypedDict):
@@ -41,13 +51,14 @@ class Pieces(TypedDict):
 
 class Methods(TypedDict):
     methods: dict[str, Method]
+    recipes: dict[str, Recipe]
     keys: list[Option]
     """The keys that all methods share."""
     pieces: Pieces
 
 
 def methods() -> Methods:
-    """All methods with their keys, the keys that all methods share, and the pieces that sparse methods are made of.
+    """All methods with their keys, recipes of local steps, the keys that all methods share, and the pieces that sparse methods are made of.
 
     `list(methods()["methods"])` has the names; `methods()["methods"]["qsgd"]["options"]` one method's keys.
     """

@@ -36,9 +36,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from . import Compressor, Error, Round, State, methods
+from . import Compressor, Error, Round, State
 from ._library import Type
-from ._methods import Value
+from ._methods import Value, methods
 
 _TYPES = {torch.float32: Type.FLOAT32, torch.bfloat16: Type.BFLOAT16, torch.float16: Type.FLOAT16}
 # What gives Adam something of every entry in every step, with its size. Others end far behind dense with it
@@ -786,14 +786,20 @@ class CompressionHook:
         self._skipped.clear()
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    # DiLoCo (Douillard et al., arXiv 2311.08105).
-    "diloco": {"method": "dense", "outer": "nesterov", "outer_lr": 0.7, "outer_momentum": 0.9},
-    # MuLoCo (arXiv 2505.23725): beside Muon as the inner optimizer.
-    "muloco": {"method": "dense", "outer": "nesterov", "outer_lr": 0.9, "outer_momentum": 0.8},
-    # SparseLoCo (Sarfi et al., arXiv 2508.15706): 64 of 4,096 changes, two bits each, feedback 0.95.
-    "sparseloco": {"method": "sparseloco", "outer": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0, "density": 1 / 64},
-}
+def _preset(name: str) -> tuple[str, dict[str, str]]:
+    """The method of a preset, and what the library's tables say of its outer optimizer; else DiLoCo's."""
+    known = methods()
+    names = [*known["recipes"], *known["methods"]]
+    if name not in names:
+        near = difflib.get_close_matches(str(name), names, 1)
+        hint = f"; did you mean '{near[0]}'?" if near else ";"
+        recipes = ", ".join(known["recipes"])
+        raise Error(f"there is no preset or method '{name}'{hint} presets: {recipes}; others: see topknot.methods()")
+    recipe = known["recipes"].get(name)
+    method = recipe["method"] if recipe else name
+    outer = {**known["recipes"]["diloco"]["settings"], **(recipe or known["methods"][name])["settings"]}
+    prefix = "exchange.outer."
+    return method, {key[len(prefix) :]: value for key, value in outer.items() if key.startswith(prefix)}
 
 
 class LocalSteps:
@@ -831,17 +837,10 @@ class LocalSteps:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise Error("LocalSteps takes the model itself: DistributedDataParallel would exchange every gradient")
         every = _count("every", every, 1)
-        known = [*PRESETS, *methods()["methods"]]
-        if preset not in known:
-            near = difflib.get_close_matches(str(preset), known, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ";"
-            raise Error(f"there is no preset or method '{preset}'{hint} presets: {', '.join(PRESETS)}; others: see topknot.methods()")
-        chosen = dict(PRESETS.get(preset, {**PRESETS["diloco"], "method": preset}))
-        self.method = chosen.pop("method")
-        preset_outer, preset_lr, preset_momentum = chosen.pop("outer"), chosen.pop("outer_lr"), chosen.pop("outer_momentum")
-        self.outer = preset_outer if outer is None else outer
-        self.outer_lr = preset_lr if outer_lr is None else outer_lr
-        self.outer_momentum = preset_momentum if outer_momentum is None else outer_momentum
+        self.method, own = _preset(preset)
+        self.outer = own["name"] if outer is None else outer
+        self.outer_lr = float(own["lr"]) if outer_lr is None else outer_lr
+        self.outer_momentum = float(own["momentum"]) if outer_momentum is None else outer_momentum
         if self.outer not in ("nesterov", "sgd"):
             raise Error(f"outer must be 'nesterov' or 'sgd', not '{self.outer}'")
         if not (isinstance(self.outer_lr, (int, float)) and 0 < self.outer_lr < math.inf):
@@ -849,7 +848,7 @@ class LocalSteps:
         if not (isinstance(self.outer_momentum, (int, float)) and 0 <= self.outer_momentum < 1):
             raise Error(f"outer_momentum must be at least 0, below 1, not {self.outer_momentum!r}")
         self.every = every
-        self.keys: dict[str, Value] = {**chosen, **(keys or {}), **more}
+        self.keys: dict[str, Value] = {**(keys or {}), **more}
         if self.keys.get("lr_inside"):
             raise Error("lr_inside is of gradients; what is exchanged here is a change of weights")
         if self.keys.get("device", "cpu") != "cpu":

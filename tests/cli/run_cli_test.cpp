@@ -127,6 +127,15 @@ TEST_CASE("a dry run shows the density warm-up it will have, and what does not g
             .has("measured when the run starts"));
 }
 
+TEST_CASE("a dry run shows what the method's name has filled in, and what a given key has in place of it") {
+  const CommandOutcome dry =
+      train("--dry-run model.name=mlp compress.name=sparseloco exchange.every=30 exchange.outer.lr=0.5");
+  CHECK(says(dry.output,
+             {"compress.name=sparseloco says:\n", "  compress.density         0.015625 (sparseloco)\n",
+              "  exchange.outer.name      sgd (sparseloco)\n",
+              "  exchange.outer.lr        0.5 (command line; sparseloco has 1)\n"}));
+}
+
 TEST_CASE("the start of a run names the density and its phases, and each change is logged") {
   const TempFolder temp;
   const std::string run =
@@ -135,8 +144,8 @@ TEST_CASE("the start of a run names the density and its phases, and each change 
   CHECK(says(topk.output, {"topk at density 0.5, 0.25 from epoch 1, 0.05 from epoch 2; "}));
   CHECK(topk.count("from here on") == 2);
   CHECK(says(topk.output, {"epoch 1: density 0.25 from here on\n", "epoch 2: density 0.05 from here on\n"}));
-  const CommandOutcome whole = train(run + " compress.name=dgc");
-  CHECK(whole.has("dgc at density 0.05; "));
+  const CommandOutcome whole = train(run + " compress.name=randk");
+  CHECK(whole.has("randk at density 0.05; "));
   CHECK_FALSE(whole.has("from here on"));
   CHECK(train(run).has("\ndense; "));
   const CommandOutcome many =

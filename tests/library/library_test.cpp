@@ -156,6 +156,7 @@ std::vector<std::string> keys_for(const std::string& method) {
   std::vector<std::string> keys = {"seed=7"};
   const std::optional<SparsePreset> parts = pieces_of(options_for(method));
   if (parts && memories().find(parts->memory).traits.owns_momentum) keys.push_back("momentum=0.9");
+  if (parts) keys.insert(keys.end(), {"dense_1d=true", "transform=auto"});
   if (declares(method, "threshold")) keys.push_back("threshold=0.5");
   if (declares(method, "min_compression")) keys.push_back("min_compression=1.0");
   return keys;
@@ -579,6 +580,32 @@ TEST_CASE("a round tells what its rank sends, and the contribution when it is de
   CHECK(sent_of("dense", {}, 1, true).values == nullptr);
 }
 
+TEST_CASE("a method's name fills the keys of the library that its paper says something of") {
+  const std::vector<Shape> shapes = {{"m", {64, 64}}, {"bias", {4096}}};
+  const std::vector<float> values = [] {
+    std::vector<float> made(4096);
+    for (std::size_t i = 0; i < made.size(); ++i) made[i] = static_cast<float>(i % 911) - 400;
+    return made;
+  }();
+  const auto sent = [&](const std::string& method, const std::vector<std::string>& keys, std::int32_t which) {
+    const Handle owner = make(method, keys, 0, 1, shapes);
+    const topknot_step step{0, 0, 0};
+    const void* from = values.data();
+    topknot_round* round = nullptr;
+    REQUIRE(topknot_encode(owner.get(), &step, &which, 1, &from, TOPKNOT_FLOAT32, 1, &round) == TOPKNOT_OK);
+    topknot_sent sent;
+    REQUIRE(topknot_sent_of(round, 0, &sent) == TOPKNOT_OK);
+    return sent.target;
+  };
+  CHECK(sent("sparseloco", {}, 0) == 64);
+  CHECK(sent("sparseloco", {}, 1) == 64);
+  CHECK(sent("sparseloco", {"density=0.001"}, 0) == 4);
+  CHECK(sent("sparseloco", {"dense_1d=true"}, 1) == 0);
+  CHECK(sent("demo", {}, 0) == 32);
+  CHECK(sent("topk", {}, 0) == 4);
+  CHECK(refusal("sparseloco", {"density=2"}).find("density") != std::string::npos);
+}
+
 TEST_CASE("the library lists every method, and its version") {
   const std::string json = topknot_methods();
   for (const std::string& method : compressors().names()) {
@@ -586,6 +613,9 @@ TEST_CASE("the library lists every method, and its version") {
     CHECK(json.find("\"" + method + "\":{\"help\":") != std::string::npos);
   }
   CHECK(json.find("\"name\":\"feedback_decay\"") != std::string::npos);
+  CHECK(json.find("\"settings\":{\"compress.density\":\"0.015625\"") != std::string::npos);
+  CHECK(json.find("\"method\":\"dense\",\"settings\":{\"exchange.outer.name\":\"nesterov\"") !=
+        std::string::npos);
   CHECK(topknot_interface() == TOPKNOT_INTERFACE);
   CHECK(std::string(topknot_version()).find('.') != std::string::npos);
 }

@@ -227,7 +227,7 @@ void adopt_architecture(LoadedConfig& loaded, const std::map<std::string, std::s
     } else if (in_no_shape.count(name) && !(name == "model.kv_heads" && then == "0" && now == as_many)) {
       loaded.problems.push_back(
           {name, fmt::format("{}: {} ({}), but {} has {} for these weights; leave the key out", name, now,
-                             origin_name(loaded.origins[name]), where, then)});
+                             origin_name(loaded.origins[name], loaded.config), where, then)});
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 
+#include "compress/sparse.h"
 #include "nn/base/check.h"
 #include "nn/base/file.h"
 #include "nn/base/text.h"
@@ -242,8 +243,10 @@ bool is_config_section(const std::string& name) {
                      [&](const Key& key) { return key.name.starts_with(name + "."); });
 }
 
-const char* origin_name(Origin origin) {
+std::string origin_name(Origin origin, const Config& config) {
   switch (origin) {
+    case Origin::method:
+      return config.named;
     case Origin::file:
       return "file";
     case Origin::command_line:
@@ -259,12 +262,50 @@ const char* origin_name(Origin origin) {
   }
 }
 
+namespace {
+
+// Whether a method's setting has no place in a run of this configuration: it is of an optimizer that another one
+// has replaced, a list of densities beside compress.warmup_epochs, or a rate of gradients where none are sent.
+bool out_of_place(const std::string& key, const Settings& settings, const Config& config) {
+  const std::string which = key.substr(0, key.rfind('.')) + ".name";
+  const bool of_another = std::any_of(settings.begin(), settings.end(), [&](const auto& setting) {
+    return setting.first == which && key != which && setting.second != key_value(*find_key(which), config);
+  });
+  return of_another || (key == "compress.warmup" && config.compress.warmup_epochs > 0) ||
+         (key == "compress.lr_inside" && makes_local_steps(config));
+}
+
+// Sets the method's settings in `to`, but for keys that were given; adds what it has set to `origins`.
+void apply_settings(const std::string& method, const Config& config, Config& to,
+                    std::map<std::string, Origin>& origins) {
+  for (const auto& [name, value] : settings_of(method)) {
+    if (origins.contains(name) || out_of_place(name, settings_of(method), config)) continue;
+    const Key& key = *find_key(name);
+    const std::string wrong = set_key(key, parse_raw(value, is_list(key)).value(), to);
+    TOPKNOT_CHECK(wrong.empty(), name + " of " + method + " " + wrong);
+    origins[name] = Origin::method;
+  }
+}
+
+}  // namespace
+
 LoadedConfig load_config(const std::string& file, const std::vector<std::string>& overrides) {
   LoadedConfig loaded;
   ConfigReader reader(loaded);
   if (!file.empty()) reader.file(file);
   for (const auto& text : overrides) reader.override_with(text);
+  Config& config = loaded.config;
+  config.named = config.compress.name;
+  if (recipes().contains(config.named)) config.compress.name = recipes().find(config.named).method;
+  apply_settings(config.named, config, config, loaded.origins);
   return loaded;
+}
+
+Config method_defaults(const Config& config) {
+  Config defaults;
+  std::map<std::string, Origin> origins;
+  apply_settings(config.compress.name, config, defaults, origins);
+  return defaults;
 }
 
 void throw_problems(const std::vector<Problem>& problems) {

@@ -5,7 +5,8 @@
 // --help, --validate, the effective config in the run directory and the reference table of
 // docs/configuration.md all come from config_keys().
 //
-// Layers, later ones win: defaults, YAML file, command line (`section.key=value`). A user's mistakes never
+// Layers, later ones win: defaults, what the method's paper says (settings_of(), compress/sparse.h), YAML file, command
+// line (`section.key=value`). A user's mistakes never
 // throw here: they are collected, so that all of them can be shown at once.
 
 #include <cstdint>
@@ -139,6 +140,8 @@ struct Config {
     bool overwrite = false;
     bool tensorboard = false;
   } output;
+
+  std::string named;  // no key: compress.name as it was given, which may be a recipe's
 };
 
 // Where a key lives in a Config. An unset optional, or 0 if the key has a `none_word`, is written as that
@@ -182,11 +185,11 @@ std::string key_value(const Key& key, const Config& config);
 // A word of the command line as messages and files have it: without the value of a secret key.
 std::string without_secret(const std::string& word);
 
-// measured, chosen: by the run when it started; in its own config.yaml only. weights: what the file of
-// model.init_from was made with.
-enum class Origin { default_value, file, command_line, measured, chosen, weights };
-// "default", "file", "command line", "measured at the start", "auto", "model.init_from"
-const char* origin_name(Origin origin);
+// method: settings_of() the method or recipe that compress.name was given. measured, chosen: by the run when it started;
+// in its own config.yaml only. weights: what the file of model.init_from was made with.
+enum class Origin { default_value, method, file, command_line, measured, chosen, weights };
+// "default", "file", "command line", "measured at the start", "auto", "model.init_from", or config.named.
+std::string origin_name(Origin origin, const Config& config);
 
 // One mistake. `message` is complete: what, where (key, file:line:column), what to do.
 struct Problem {
@@ -201,9 +204,11 @@ struct LoadedConfig {
   bool resumed = false;  // of a run that goes on: `train --resume`
 };
 
-// Reads `file` ("" for none) and applies `overrides`, each "section.key=value"; a list is [1,2] or 1,2. Never
-// throws for bad input.
+// Reads `file` ("" for none) and applies `overrides`, each "section.key=value"; a list is [1,2] or 1,2. Then the
+// settings of the method take the places of defaults. Never throws for bad input.
 LoadedConfig load_config(const std::string& file, const std::vector<std::string>& overrides);
+// Config() with the settings of config's method: what load_config() would make of compress.name alone.
+Config method_defaults(const Config& config);
 
 // compress.name of a run that chooses its method when it starts; the run's own config.yaml has the choice.
 inline constexpr const char* kAutoMethod = "auto";

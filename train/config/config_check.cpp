@@ -116,7 +116,10 @@ std::vector<Problem> check_config(const Config& given) {
     const auto& name = *std::get<std::string*>(key.ref(copy));
     if (name.empty() && key.may_be_empty) continue;
     std::vector<std::string> names = known.names();
-    if (key.name == "compress.name") names.push_back(kAutoMethod);
+    if (key.name == "compress.name") {
+      names.push_back(kAutoMethod);
+      for (const std::string& recipe : recipes().names()) names.push_back(recipe);
+    }
     need(known.contains(name), key.name, unknown_name_message(key.registry, name, names));
   }
 
@@ -237,7 +240,7 @@ std::vector<std::string> unused_keys(const LoadedConfig& loaded) {
   const std::set<std::string> users = users_in(loaded.config, loaded.resumed);
   std::vector<std::string> lines;
   for (const Key& key : config_keys()) {
-    if (origin(key.name) == Origin::default_value || origin(key.name) == Origin::weights) continue;
+    if (origin(key.name) <= Origin::method || origin(key.name) == Origin::weights) continue;
     const std::string how = not_used(key, loaded.config, users);
     const std::vector<std::string> deciding = deciding_keys(key);
     if (how.empty() || (!deciding.empty() && origin(key.name) < origin(deciding.front()))) continue;
@@ -254,7 +257,7 @@ std::set<std::string> keys_without_use(const Config& config) {
   const std::set<std::string> users = users_in(config, false);
   std::set<std::string> on_any_machine = users;
   if (config.train.device == "auto") on_any_machine.insert(kGpus);
-  const Config defaults;
+  const Config defaults = method_defaults(config);
   std::set<std::string> names;
   for (const Key& key : config_keys()) {
     const bool given = key_value(key, config) != key_value(key, defaults);
@@ -298,7 +301,7 @@ std::string run_directory_name(const Config& config) {
   std::map<std::string, int> sections;  // that have a key of that last part
   for (const Key& key : config_keys()) ++sections[last_part(key.name)];
   std::string tail;
-  const Config defaults;
+  const Config defaults = method_defaults(config);
   for (const Key& key : config_keys()) {
     const std::string value = key_value(key, config);
     if (named.count(key.name) || key.scope != KeyScope::run || value == key_value(key, defaults)) continue;

@@ -125,6 +125,14 @@ std::string configs_text(int width) {
       "source tree");
 }
 
+// "compress.density=0.01, optimizer.lr=1"; "" if the name says nothing of other keys.
+std::string settings_text(const std::string& method) {
+  std::string text;
+  for (const auto& [name, value] : settings_of(method))
+    text += (text.empty() ? "" : ", ") + name + "=" + value;
+  return text;
+}
+
 std::string names_text(const NameList& list, int width) {
   constexpr int kColumn = 22, kOptionIndent = 6;
   const bool models = list.list == "models";
@@ -150,6 +158,11 @@ std::string names_text(const NameList& list, int width) {
     const std::string name = models ? fmt::format("{:<10}{:>10}", entry, parameter_count(entry)) : entry;
     text += wrapped_row(name, list.registry.help(entry), kColumn, width);
     option_lines(list.registry, entry);
+    if (const std::string settings =
+            list.list == "compressors" || list.list == "recipes" ? settings_text(entry) : "";
+        !settings.empty())
+      text += fmt::format("{:{}}", "", kOptionIndent) +
+              wrapped("unless given: " + settings, width, kOptionIndent + 2, kOptionIndent) + "\n";
     if (list.list != "compressors" || !sparse_presets().contains(entry)) continue;
     const SparsePreset& preset = sparse_presets().find(entry);
     option_lines(selectors(), preset.select);
@@ -222,6 +235,12 @@ std::string method_keys_markdown() {
         text += fmt::format("| {} `{}` | `{}` | `{}` | {} | {} |\n", list.kind, name, key.name,
                             key_value(key, Config()), table_cell(kind_text(key)), option.help);
       }
+  text += "\n| `compress.name` | fills, unless given |\n|---|---|\n";
+  for (const RegisteredNames* registry :
+       std::initializer_list<const RegisteredNames*>{&compressors(), &recipes()})
+    for (const std::string& name : registry->names())
+      if (const std::string settings = settings_text(name); !settings.empty())
+        text += fmt::format("| `{}` | `{}` |\n", name, settings);
   return text;
 }
 

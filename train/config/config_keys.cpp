@@ -8,6 +8,7 @@
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
+#include "compress/sparse.h"
 #include "dist/comm/communicator.h"
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
@@ -310,6 +311,7 @@ const std::vector<NameList>& name_lists() {
   static const std::vector<NameList> lists = {{"models", "model", models()},
                                               {"datasets", "dataset", datasets()},
                                               {"compressors", "compressor", compressors()},
+                                              {"recipes", "recipe", recipes()},
                                               {"selections", "selection", selectors()},
                                               {"memories", "memory", memories()},
                                               {"codecs", "index codec", index_codecs()},

@@ -282,7 +282,7 @@ std::string without_secret(const std::string& word) {
 
 std::string dump_yaml(const Config& config, bool only_non_default,
                       const std::map<std::string, Origin>& origins, const std::set<std::string>& without) {
-  const Config defaults;
+  const Config defaults = method_defaults(config);
   std::string text, section;
   for (const Key& key : config_keys()) {
     const std::string value = key_value(key, config);
@@ -294,8 +294,10 @@ std::string dump_yaml(const Config& config, bool only_non_default,
     const bool hidden = key.secret && value != kEmptyText;
     text += ": " + (hidden ? kEmptyText : value);
     if (const auto it = origins.find(key.name); it != origins.end() && it->second != Origin::default_value)
-      text += std::string("  # ") + origin_name(it->second) +
-              (hidden ? "; the value is not written, give it again where the ranks need it" : "");
+      text +=
+          "  # " + origin_name(it->second, config) +
+          (key.name == "compress.name" && config.named != config.compress.name ? ": " + config.named : "") +
+          (hidden ? "; the value is not written, give it again where the ranks need it" : "");
     text += "\n";
   }
   return text;
