@@ -776,7 +776,7 @@ def check_distributed_checkpoint(rank, ranks):
     expect(same(restored.residual("0.weight"), hook.residual("0.weight")), "merged states owe something else")
     with refused(f"is of rank {1 - rank} of 2, not of rank {rank} of 2"):
         restored.load_state_dict({f"rank {1 - rank} of 2": states[f"rank {1 - rank} of 2"]})
-    (old,) = states[f"rank {rank} of 2"]  # a state of before, without ranks in keys
+    (old,) = states[f"rank {rank} of 2"]  # an earlier version's state, without ranks in keys
     restored.load_state_dict(old)
     with refused(f"is of rank {1 - rank} of 2"):
         restored.load_state_dict({**old, "rank": 1 - rank})

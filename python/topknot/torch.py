@@ -212,8 +212,8 @@ class _Channel:
 
 
 def _parts(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The ranks' parts of a state_dict; states of before had one part, without a key."""
-    return [state] if "rank" in state else [part for (part,) in state.values()]
+    """The ranks' parts of a state_dict. Earlier versions saved a part without a key."""
+    return [state] if "rank" in state else [part for parts in state.values() for part in parts]
 
 
 class _Slice(NamedTuple):
@@ -392,7 +392,7 @@ def _count(what: str, value: Any, least: int) -> int:
 
 def _check_settings(saved: dict[str, Any], own: dict[str, Any]) -> None:
     """Refuses a state that was saved with other settings. Where and in how many threads they are computed may change."""
-    before = saved.get("settings", own)  # states of before had none
+    before = saved.get("settings", own)  # earlier versions saved none
     names = sorted({*before, *own} - {"device", "threads"})
     if differ := [
         f"{name} ({before.get(name, 'not given')} in the state, {own.get(name, 'not given')} here)"
