@@ -620,7 +620,7 @@ TEST_CASE("compare makes a table and the files that --out names") {
   CHECK(text_of(temp.at("x.csv")).starts_with("method,"));
   CHECK(text_of(temp.at("x.json")).starts_with("{"));
   const std::string metrics = temp.at("dense/metrics.csv"), before = text_of(metrics);
-  check_refused(compare(runs + metrics), {"metrics.csv: exists already"}, "compare: ");
+  check_refused(compare(runs + metrics), {"metrics.csv: is a configuration or a file of a run"}, "compare: ");
   CHECK(text_of(metrics) == before);
   const CommandOutcome unknown = compare(runs + temp.at("x.pdf"));
   CHECK(unknown.ended(2));
