@@ -117,9 +117,10 @@ SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOpti
   const SelectorFactory& selector = selectors().find(parts.select);
   const MemoryFactory& memory = memories().find(parts.memory);
   traits_ = selector.traits;
+  segment_options_ = settle_ranges(parts, options_, group_);
   TOPKNOT_CHECK(group_.densities.empty() || group_.densities.size() == group_.segments.size(),
                 "one density per segment");
-  for (std::size_t s = 0; s < group_.segments.size(); ++s) selectors_.push_back(selector.make(options_));
+  for (const CompressOptions& own : segment_options_) selectors_.push_back(selector.make(own));
   memory_ = memory.make(options_);
   transform_ = make_transform(parts.transform, group_);
   if (memory.traits.owns_momentum) applied_ = Applied::momentum;
@@ -183,7 +184,7 @@ void SparseCompressor::select(std::size_t segment, const FeedbackInput& input, c
   const auto [begin, end] = group_.segments[segment];
   SelectStep step;
   step.density = density_of(group_, segment, context.density);
-  step.k = traits_.target(step.density, end - begin, options_);
+  step.k = traits_.target(step.density, end - begin, segment_options_[segment]);
   step.step = context.step;
   step.rank = context.rank;
   step.position = group_.offset + begin;
@@ -349,12 +350,31 @@ std::optional<SparsePreset> pieces_of(const CompressOptions& options) {
   return resolve(sparse_presets().find(options.name), options);
 }
 
-std::size_t planned_entries(const SelectorTraits& traits, const CompressOptions& options,
+std::vector<CompressOptions> settle_ranges(const SparsePreset& parts, const CompressOptions& options,
+                                           GroupSpec& group) {
+  const std::vector<Option>& declared = selectors().options(parts.select);
+  const auto chunk = std::find_if(declared.begin(), declared.end(),
+                                  [](const Option& option) { return option.name == "chunk"; });
+  if (parts.transform == "none" || chunk == declared.end())
+    return std::vector<CompressOptions>(group.segments.size(), options);
+  std::vector<CompressOptions> by_segment;
+  group.segments.clear();
+  for (const TensorSpec& tensor : tensors_of(group)) {
+    if (tensor.rows == 0) continue;  // of an empty group
+    const std::size_t block = BlockTransform::side(tensor.rows) * BlockTransform::side(tensor.cols);
+    by_segment.push_back(options);
+    by_segment.back().set(chunk->name, std::min(options.get<int>(*chunk), static_cast<int>(block)));
+    group.segments.emplace_back(tensor.begin, tensor.begin + tensor.rows * tensor.cols);
+  }
+  return by_segment;
+}
+
+std::size_t planned_entries(const SelectorTraits& traits, const std::vector<CompressOptions>& by_segment,
                             const GroupSpec& group, double density) {
   std::size_t count = 0;
   for (std::size_t s = 0; s < group.segments.size(); ++s)
     count += traits.target(density_of(group, s, density), group.segments[s].second - group.segments[s].first,
-                           options);
+                           by_segment[s]);
   return count;
 }
 
@@ -404,8 +424,10 @@ void add_sparse(const std::string& name, const std::string& help, const SparsePr
                      [](const CompressOptions& options, const GroupSpec& group, double density) {
                        const SparsePreset parts = *pieces_of(options);
                        check_combination(parts, options);
-                       const std::size_t entries =
-                           planned_entries(selectors().find(parts.select).traits, options, group, density);
+                       GroupSpec ranges = group;
+                       const auto by_segment = settle_ranges(parts, options, ranges);
+                       const std::size_t entries = planned_entries(selectors().find(parts.select).traits,
+                                                                   by_segment, ranges, density);
                        return expected_block_bytes(parts.codec, parts.values, entries, group.numel);
                      }});
 }

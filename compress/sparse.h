@@ -55,8 +55,13 @@ std::optional<SparsePreset> pieces_of(const CompressOptions& options);
 // Throws UserError for unknown names, a combination that makes no sense, a capacity below 1.
 void check_combination(const SparsePreset& parts, const CompressOptions& options);
 
+// Gives the group the ranges that the method selects in, and returns each one's options. If the selection goes by chunks
+// and the entries lie in blocks (compress.transform), a range is a tensor, and a chunk a block or a part of one.
+std::vector<CompressOptions> settle_ranges(const SparsePreset& parts, const CompressOptions& options,
+                                           GroupSpec& group);
+
 // Entries that a density asks for, over the group's segments.
-std::size_t planned_entries(const SelectorTraits& traits, const CompressOptions& options,
+std::size_t planned_entries(const SelectorTraits& traits, const std::vector<CompressOptions>& by_segment,
                             const GroupSpec& group, double density);
 
 // The average of sparse contributions: sum_r(weight[r] * g_r) * (1 / P), added in rank order onto zeros, so
@@ -81,7 +86,7 @@ class SparseCompressor final : public Compressor {
   Message encode(Slice slice, const StepContext& context) override;
   // What encode() sends, if values are sent unrounded. The entries live until the next encode().
   const SparseVector* entries() const override { return value_codec_->exact ? &sent_ : nullptr; }
-  std::size_t target() const override { return planned_entries(traits_, options_, group_, density_); }
+  std::size_t target() const override { return planned_entries(traits_, segment_options_, group_, density_); }
   // The step is not finite if a rank's entries are not, or if their sum could overflow.
   std::optional<Message> decode(const Round& round) override;
   bool finite() const override { return finite_; }
@@ -108,6 +113,7 @@ class SparseCompressor final : public Compressor {
 
   const CompressOptions options_;  // with the preset's choices
   GroupSpec group_;
+  std::vector<CompressOptions> segment_options_;
   SelectorTraits traits_;
   double capacity_ = 0;
   Applied applied_ = Applied::nothing;

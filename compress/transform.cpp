@@ -45,20 +45,27 @@ void transpose(const float* from, std::size_t rows, std::size_t cols, float* to)
 
 }  // namespace
 
+std::size_t BlockTransform::side(std::size_t length) {
+  std::size_t side = std::min(kBlock, length);
+  while (side > 1 && length % side != 0) --side;
+  return side;
+}
+
+std::vector<TensorSpec> tensors_of(const GroupSpec& group) {
+  return group.tensors.empty() ? std::vector<TensorSpec>{{0, group.numel, 1}} : group.tensors;
+}
+
 BlockTransform::BlockTransform(const GroupSpec& group, bool cosine)
     : cosine_(cosine), cosines_(kBlock + 1), before_(group.numel) {
-  std::vector<TensorSpec> tensors = group.tensors;
-  if (tensors.empty()) tensors.push_back({0, group.numel, 1});
-  for (const TensorSpec& tensor : tensors) {
+  for (const TensorSpec& tensor : tensors_of(group)) {
+    const std::size_t rows = side(tensor.rows), cols = side(tensor.cols);
+    for (const std::size_t n : {rows, cols})
+      if (cosine && cosines_[n].empty()) cosines_[n] = cosines_of(n);
     std::size_t to = tensor.begin;
-    for (std::size_t row = 0; row < tensor.rows; row += kBlock)
-      for (std::size_t col = 0; col < tensor.cols; col += kBlock) {
-        const std::size_t rows = std::min(kBlock, tensor.rows - row),
-                          cols = std::min(kBlock, tensor.cols - col);
+    for (std::size_t row = 0; row < tensor.rows; row += rows)
+      for (std::size_t col = 0; col < tensor.cols; col += cols) {
         blocks_.push_back({tensor.begin + row * tensor.cols + col, tensor.cols, to, rows, cols});
         to += rows * cols;
-        for (const std::size_t n : {rows, cols})
-          if (cosine && cosines_[n].empty()) cosines_[n] = cosines_of(n);
       }
   }
 }

@@ -195,11 +195,11 @@ TEST_CASE("the cosine transform is orthonormal by block, at the edges too, and t
   transform.forward(there);
   CHECK(sums_of(there).norm == Approx(sums_of(values).norm).epsilon(1e-6));
   CHECK_FALSE(same_bits(there, values));
-  // The first coefficient of the first block is the sum of the block over 64.
+  // The first coefficient of the first block, of 50 x 26, is its sum over the root of its size.
   double sum = 0;
-  for (std::size_t r = 0; r < 64; ++r)
-    for (std::size_t c = 0; c < 64; ++c) sum += static_cast<double>(values[r * 130 + c]);
-  CHECK(static_cast<double>(there[0]) == Approx(sum / 64).epsilon(1e-5));
+  for (std::size_t r = 0; r < 50; ++r)
+    for (std::size_t c = 0; c < 26; ++c) sum += static_cast<double>(values[r * 130 + c]);
+  CHECK(static_cast<double>(there[0]) == Approx(sum / std::sqrt(50.0 * 26)).epsilon(1e-5));
   const int before = omp_get_max_threads();
   omp_set_num_threads(3);
   std::vector<float> again = values;
@@ -231,6 +231,31 @@ TEST_CASE("transform block: chunk_topk sends the largest of each block of 64 x 6
     if (ranks[0].average[i] != 0) found.push_back(i);
   CHECK(found == sent);
   CHECK(ranks[0].average[5] == 70000);
+}
+
+TEST_CASE("transform block: k of each block, which divides the matrix, and of each tensor of a group") {
+  // 128 x 10, so that a chunk of 4,096 neighbours would go on in the next tensor; then blocks of 48 x 50, and of 35.
+  GroupSpec group = whole_group(1280 + 96 * 100 + 70, 1);
+  group.tensors = {{0, 128, 10}, {1280, 96, 100}, {1280 + 9600, 70, 1}};
+  for (const char* transform : {"block", "dct"}) {
+    CompressOptions options = named("chunk_topk");
+    options.transform = transform;
+    const auto made = make_compressor(options, group);
+    std::vector<float> gradient, residual(group.numel);
+    for (const double x : generated(group.numel, 2)) gradient.push_back(static_cast<float>(x));
+    for (std::size_t i = 0; i < 1280; ++i) gradient[i] *= 1000;
+    Message message = made->encode({gradient, residual}, {.density = 1.0 / 64});
+    const std::vector<std::vector<std::byte>> blocks = {message.block};
+    REQUIRE_FALSE(made->decode({.blocks = blocks}));
+    std::vector<std::size_t> sent(8);  // of the blocks of 64 x 10, 48 x 50 and 35
+    const std::vector<std::size_t> ends = {640, 1280, 3680, 6080, 8480, 10880, 10915, 10950};
+    const SparseView contributed = made->contributed().value();
+    for (const std::uint32_t i : contributed.indices)
+      ++sent[static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), i) - ends.begin())];
+    CHECK(sent == std::vector<std::size_t>{10, 10, 38, 38, 38, 38, 1, 1});
+    CHECK(made->target() == 174);
+    made->discard();
+  }
 }
 
 TEST_CASE("centroid2 puts the mean of its bin in each value's place") {
