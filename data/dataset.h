@@ -44,7 +44,9 @@ struct DatasetOptions {
   std::string token_type = "auto";  // tokens, files without a header: uint16 (auto), uint32 or int64
   int vocabulary = 50257;           // tokens: ids are 0 to vocabulary - 1; GPT-2's
   double bytes_per_token = 0;       // tokens: of the validation text, on average; 0: not known
-  int max_bad_files = 0;            // of a rank; speech: recordings that may be left out when the set is made
+  // Language models: what vocabulary() gave, to encode and decode without files; such a set has no samples.
+  std::optional<std::string> stored_vocabulary;
+  int max_bad_files = 0;  // of a rank; speech: recordings that may be left out when the set is made
 };
 
 class Checksum;
@@ -118,6 +120,8 @@ class Dataset {
   // blanks. UserError: what the vocabulary does not have.
   virtual std::vector<std::int32_t> encode(const std::string& text) const;
   virtual std::string token_text(std::int32_t token) const;
+  // What DatasetOptions::stored_vocabulary needs, in UTF-8.
+  virtual std::string vocabulary() const { return ""; }
   // Language models only. What a token is: "word", "character", "byte", or "token" if the set does not know.
   virtual const std::string& token_name() const;
   // Bytes of text that a token stands for, the mean over this split; 0 if it is not known, or if tokens do not

@@ -215,6 +215,15 @@ class Text final : public Dataset {
       : token_name_(options.tokens == "char" ? "character" : options.tokens),
         window_(options.sequence_length) {
     if (window_ < 1) throw UserError(fmt::format("data.sequence_length: {} is not at least 1", window_));
+    const auto tokenised = [&](const TextFile& training, const TextFile& source) {
+      return options.tokens == "word"   ? by_word(training, source)
+             : options.tokens == "byte" ? by_byte(source)
+                                        : by_character(training, source);
+    };
+    if (options.stored_vocabulary) {
+      tokens_ = tokenised({"the stored vocabulary", *options.stored_vocabulary}, {});
+      return;
+    }
     const Place place = find_text(options);
     has_held_out_ = place.has_test;
     const TextFile training = read_split(place, "train");
@@ -223,11 +232,8 @@ class Text final : public Dataset {
                               : read_split(place, split == Split::test ? "valid" : "test");
     const TextFile& source = file.path.empty() ? training : file;
     const double bytes = static_cast<double>(training.content.size() + 2 * source.content.size());
-    tokens_ = with_memory("the tokens of '" + source.path + "'", bytes, [&] {
-      return options.tokens == "word"   ? by_word(training, source)
-             : options.tokens == "byte" ? by_byte(source)
-                                        : by_character(training, source);
-    });
+    tokens_ = with_memory("the tokens of '" + source.path + "'", bytes,
+                          [&] { return tokenised(training, source); });
     std::vector<std::int32_t>& ids = tokens_.ids;
     if (place.one_file) {
       constexpr double kTraining = 0.9;
@@ -310,6 +316,11 @@ class Text final : public Dataset {
   std::string token_text(std::int32_t token) const override {
     if (!by_words()) return text(token);
     return token == kEndOfLine ? "\n" : text(token) + " ";
+  }
+  // A training text of the same vocabulary.
+  std::string vocabulary() const override {
+    if (token_name_ == "byte") return "";
+    return fmt::format("{}", fmt::join(tokens_.texts, by_words() ? "\n" : ""));
   }
 
  private:

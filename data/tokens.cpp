@@ -239,6 +239,7 @@ class TokenFiles final : public Dataset {
         vocabulary_(options.vocabulary),
         bytes_per_token_(options.bytes_per_token) {
     if (window_ < 1) throw UserError(fmt::format("data.sequence_length: {} is not at least 1", window_));
+    if (options.stored_vocabulary) return;
     const std::string& root = options.root;
     if (root.empty())
       throw UserError("data.root is not set: tokens needs the folder that holds train.bin and val.bin");

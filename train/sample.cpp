@@ -137,13 +137,19 @@ void sample_text(const std::string& run, const SampleOptions& options,
                  const std::function<void(std::string_view)>& write) {
   const FoundCheckpoint checkpoint = find_checkpoint(run, options.step);
   const Config config = sampling_config(checkpoint, options.overrides);
-  const auto data = make_dataset(config.data.name, dataset_options(config), Split::train);
+  const SafetensorsFile file = read_model_file(checkpoint);
+  DatasetOptions data_options = dataset_options(config);
+  const bool other_data = std::ranges::any_of(
+      options.overrides, [](const std::string& word) { return word.starts_with("data."); });
+  if (const auto stored = file.metadata().find(kVocabulary); stored != file.metadata().end() && !other_data)
+    data_options.stored_vocabulary = stored->second;
+  const auto data = make_dataset(config.data.name, data_options, Split::train);
   if (data->task() != Task::language_model)
     throw UserError(fmt::format("{}: data.name={} is no text; train sample is for language models", run,
                                 config.data.name));
   check_vocabulary(checkpoint, *data, run);
   const auto model = build_model(config, *data, {}, /*first_weights=*/false);
-  load_model(model->store, read_model_file(checkpoint));
+  load_model(model->store, file);
   set_team_size(compute_threads(config));
 
   std::vector<std::int32_t> text = encode_prompt(*data, options.prompt);
@@ -196,8 +202,9 @@ int sample_command(int argc, const char* const* argv) {
         "\n\nPrints TEXT and N tokens (200) that the language model of the newest checkpoint, or of step N, "
         "goes on with. T divides the logits: 1 (the default) draws by the model's own probabilities, less "
         "makes likely tokens likelier, 0 takes the likeliest one. K: only the K likeliest tokens (0: all). "
-        "The same seed (1) gives the same text. TEXT is in the vocabulary of the run's data, and by default "
-        "the end of a line. Keys take the place of those of the run, such as data.root=DIR.\n\n"
+        "The same seed (1) gives the same text. TEXT is in the vocabulary of the run, which the "
+        "checkpoint has, and by default the end of a line. Keys take the place of those of the run, such as "
+        "train.threads=1.\n\n"
         "On the CPU, in fp32. The last data.sequence_length tokens (model.context, if model.init_from was "
         "given) are computed anew for each token.\n";
     std::fputs(reflowed(text, terminal_columns(STDOUT_FILENO)).c_str(), stdout);

@@ -186,6 +186,18 @@ TEST_CASE("a model is given the text so far, and no more of it than its window")
   CHECK(BrokenGpt::windows == std::vector<std::int64_t>{12, 12, 12});
 }
 
+TEST_CASE("a run whose text is gone goes on with a prompt all the same") {
+  for (const char* tokens : {"word", "char", "byte"}) {
+    const TrainedRun run({"train.max_steps=2", std::string("data.tokens=") + tokens});
+    const SampleOptions options{.prompt = "subject3", .tokens = 20};
+    const std::string before = run.sample(options);
+    for (const char* file : {"train.txt", "valid.txt", "test.txt"})
+      std::filesystem::remove(run.text().root() + "/" + file);
+    CHECK(run.sample(options) == before);
+    CHECK(before.starts_with("subject3"));
+  }
+}
+
 TEST_CASE("what cannot be sampled is refused: no run, no text, other data, other words on the command line") {
   const TrainedRun run({"train.max_steps=2"});
   const std::string directory = run.directory();

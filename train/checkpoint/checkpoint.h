@@ -99,6 +99,8 @@ Manifest parse_manifest(const std::string& text, const std::string& where);
 const CheckpointFile& file_of(const Manifest& manifest, const std::string& name);
 
 std::string rank_file(int rank);  // "rank-0003.safetensors"
+inline constexpr const char* kVocabulary =
+    "vocabulary";  // language models: Dataset::vocabulary() in model.safetensors' metadata
 inline constexpr const char* kModelFile = "model.safetensors";
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 

@@ -223,17 +223,23 @@ void Checkpointer::start(void (Checkpointer::*work)()) {
   }
 }
 
+// A greater one might not fit the longest header that a reader takes.
+constexpr std::size_t kMostVocabulary = 50'000'000;
+
 void Checkpointer::write_files() {
   if (complete_state_) complete_state_();
   const std::int64_t step = manifest_.position.step;
   files_.clear();
   if (rank_ == 0) {
     manifest_.parameter_checksum = checksum_hex(state_.model.weights);
-    const Metadata metadata = {{"format", "pt"},
-                               {"program", manifest_.program},
-                               {"step", fmt::format("{}", step)},
-                               {"model", manifest_.config["model.name"]},
-                               {"parameter_checksum", manifest_.parameter_checksum}};
+    Metadata metadata = {{"format", "pt"},
+                         {"program", manifest_.program},
+                         {"step", fmt::format("{}", step)},
+                         {"model", manifest_.config["model.name"]},
+                         {"parameter_checksum", manifest_.parameter_checksum}};
+    if (const Dataset& data = step_.train_loader().dataset(); data.task() == Task::language_model)
+      if (std::string words = data.vocabulary(); words.size() <= kMostVocabulary)
+        metadata[kVocabulary] = std::move(words);
     files_.push_back(store_.write(step, kModelFile, model_tensors(step_.store(), state_.model), metadata));
     files_.push_back(store_.write(step, kOptimizerFile, optimizer_tensors(step_.store(), state_)));
   }
