@@ -298,7 +298,7 @@ TEST_CASE("durations, bytes and the progress line as text") {
 }
 
 TEST_CASE("with local steps progress averages over whole rounds") {
-  const StandardError standard_error;
+  const testing::StandardError standard_error;
   Progress progress({.total_steps = 24, .log_every = 1, .every = 4});
   for (std::int64_t step = 1; step <= 12;
        ++step)  // 10 images each: a round takes 1 s, 0.97 of it in its exchange
