@@ -174,7 +174,7 @@ TEST_CASE("what does not go with token files is refused") {
   };
   CHECK(refused({"model.name=mlp"}, {"model.name: mlp does not read tokens", "data.name=tokens"}));
   CHECK(refused({"data.shard=by_label"}, {"data.shard", "even"}));
-  CHECK(refused({"data.vocabulary=1"}, {"data.vocabulary", "2 to 1e7"}));
+  CHECK(refused({"data.vocabulary=1"}, {"data.vocabulary", "2 to 10,000,000"}));
   CHECK(refused({"data.windows=each"}, {"data.windows", "columns", "random"}));
   CHECK(refused({"data.tokens=letter"}, {"data.tokens", "word", "byte", "char"}));
   CHECK(refused({"data.root=" + tokens.root() + "/none"}, {"data.root", "no such folder"}));

@@ -1,13 +1,16 @@
 #include "dist/exchange/exchange.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <limits>
 #include <random>
+#include <thread>
 
 #include "compress/compressor.h"
 #include "dist/sparse/sparse_collective.h"
+#include "nn/base/clock.h"
 #include "nn/core/threads.h"
 #include "tests/compress/every_method.h"
 #include "tests/dist/exchange/exchange_fixture.h"
@@ -401,6 +404,7 @@ TEST_CASE("twenty steps of each low-rank and quantised method end in the same bi
 
 // With more threads than cores, libgomp's waiting threads sleep at once in every team: nn/core/threads.h.
 TEST_CASE("only compute threads have teams, with any method and collective", "[exchange]") {
+  using namespace std::chrono_literals;
   const auto threads = [] {
     const std::filesystem::directory_iterator tasks("/proc/self/task");
     return std::distance(begin(tasks), end(tasks));
@@ -415,9 +419,11 @@ TEST_CASE("only compute threads have teams, with any method and collective", "[e
     cases.back().collective = name;
   }
   constexpr int kRanks = 2, kThreads = 2;
+  std::this_thread::sleep_for(200ms);  // for threads of earlier tests to end
+  const std::ptrdiff_t expected = threads() + kRanks * (kThreads + 1);
   for (const ExchangeOptions& options : cases) {
     CAPTURE(options.compress.name, options.collective);
-    std::ptrdiff_t before = threads(), during = 0;
+    std::ptrdiff_t during = 0;
     topknot::run_ranks("link", kRanks, [&](Communicator& communicator) {
       set_team_size(kThreads);
       ParameterStore store;
@@ -433,10 +439,12 @@ TEST_CASE("only compute threads have teams, with any method and collective", "[e
       }
       queue.run([&](Communicator& c) {
         c.barrier();
-        if (c.rank() == 0) during = threads();
+        // Teams of threads that have ended end a little later.
+        for (Patience waited; c.rank() == 0 && (during = threads()) != expected && waited.passed() < 10;)
+          std::this_thread::sleep_for(10ms);
         c.barrier();
       });
     });
-    CHECK(during == before + kRanks * (kThreads + 1));
+    CHECK(during == expected);
   }
 }

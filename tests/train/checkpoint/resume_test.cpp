@@ -7,7 +7,6 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <regex>
 
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
@@ -18,7 +17,6 @@
 #include "tests/data/picture_folder.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
-#include "tests/support/text.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/model_copy.h"
 #include "tests/train/resumed_run.h"
@@ -350,21 +348,6 @@ TEST_CASE("keys that decide what a run computes may not change; others may") {
   const LoadedConfig effective = load_config(temp.at("run/config.yaml"), {});
   CHECK(effective.config.train.log_every == 7);
   CHECK(effective.config.data.workers == 0);
-}
-
-TEST_CASE("a resumed run keeps what its method's name has filled in, and values of before a name did") {
-  const TempFolder temp;
-  const Keys keys = with(base(), {"compress.name=sparseloco", "exchange.every=4"});
-  start(temp, with(keys, {"train.stop_after=5"}), false);
-  const std::string file = temp.at("run/config.yaml");
-  const std::string text = text_of(file);
-  CHECK(says(text, {"  outer.lr: 1  # sparseloco\n"}));
-  const LoadedConfig loaded = load_resumed_config(temp.at("run"), {});
-  CHECK(loaded.config.outer.lr == 1);
-  CHECK(loaded.origins.at("exchange.outer.lr") == Origin::method);
-
-  std::ofstream(file) << std::regex_replace(text, std::regex("outer.lr: 1  # sparseloco"), "outer.lr: 0.7");
-  CHECK(load_resumed_config(temp.at("run"), {}).config.outer.lr == 0.7);
 }
 
 TEST_CASE("a damaged checkpoint is passed over for the one before, whichever file it is") {
