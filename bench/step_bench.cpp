@@ -91,6 +91,7 @@ class Training {
   }
 
   float step() {
+    spin_control_.poll();
     arena_.mark_gradients_unwritten();
     exchange_.begin_step({.step = step_++});
     const Variable loss = model_->reads_tokens()
@@ -129,6 +130,7 @@ class Training {
   ForwardContext context_;
   std::vector<std::int32_t> labels_;
   std::int64_t step_ = 0;
+  SpinControl spin_control_;
 };
 
 void serve(const Options& options, Communicator& communicator) {
@@ -186,6 +188,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  limit_spinning(argv);
   return run_program("bench_step", run, argc, argv);
 }

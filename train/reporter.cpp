@@ -286,7 +286,9 @@ void Reporter::announce(const Step& step, const RunData& data) const {
   for (const Dataset* set : {data.train.get(), data.test.get()})
     if (root_)
       for (const std::string& line : set->warnings()) log_warning(line);
-  if (root_) log_debug("waiting threads: " + (spin_limit().empty() ? "OpenMP's default" : spin_limit()));
+  if (root_)
+    log_debug("waiting threads " +
+              (spin_limit().empty() ? "spin unless others want the cores" : "by " + spin_limit()));
   if (root_)
     for (const Group& group : step.groups())
       log_debug(fmt::format("{} group of {} elements: {} to {}", group.compressed ? "compressed" : "dense",

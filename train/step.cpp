@@ -120,6 +120,7 @@ void Step::finish() {
 }
 
 void Step::make(const StepContext& context) {
+  spin_control_.poll();
   step_parts_ = static_cast<int>(std::min<std::int64_t>(parts_, batches_left_));
   TOPKNOT_CHECK(step_parts_ > 0, "an epoch has fewer batches than its steps");
   batches_left_ -= step_parts_;
@@ -306,6 +307,7 @@ std::optional<Evaluation> Step::evaluate(Split split, const EvaluationHook& hook
   runner_->in_phase(Phase::evaluate, [&] {
     sums =
         evaluation_sums(*model_, held_out ? *held_out : *test_, [&](std::int64_t done, std::int64_t batches) {
+          spin_control_.poll();
           ended = !hook(done, batches);
           return !ended;
         });

@@ -16,6 +16,7 @@
 #include "nn/core/autograd.h"
 #include "nn/core/device.h"
 #include "nn/core/tensor.h"
+#include "nn/core/threads.h"
 #include "optim/clip.h"
 #include "optim/optimizer.h"
 #include "train/checkpoint/checkpoint.h"
@@ -142,6 +143,7 @@ class Step {
   bool counted_ = false;
   double flops_ = 0;
   double awaited_s_ = 0;  // in await_batch(), for the next step
+  SpinControl spin_control_;
 };
 
 }  // namespace topknot

@@ -7,7 +7,6 @@
 #include "dist/launch/launch.h"
 #include "nn/base/log.h"
 #include "nn/base/program.h"
-#include "nn/core/threads.h"
 #include "train/checkpoint/model_file.h"
 #include "train/config/config.h"
 #include "train/network_check.h"
@@ -105,6 +104,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  limit_spinning(argv);
   return run_program(nullptr, run, argc, argv);
 }

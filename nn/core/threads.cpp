@@ -1,13 +1,19 @@
 #include "nn/core/threads.h"
 
 #include <omp.h>
-#include <sys/auxv.h>
-#include <unistd.h>
 
+#include <algorithm>
+#include <condition_variable>
 #include <cstdlib>
-#include <filesystem>
+#include <fstream>
 #include <initializer_list>
+#include <mutex>
 #include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "nn/base/log.h"
 
 namespace topknot {
 namespace {
@@ -53,19 +59,77 @@ std::string spin_limit() {
   return environment({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"});
 }
 
-void limit_spinning(char** argv) {
-  // Rounds of some 10 ns: as fast as libgomp's 300,000 on idle cores, and two runs that share them have 0.4 to 0.55 of
-  // one's speed each. With 1,000 small networks lose up to 12 %, with 10,000 some take ten times as long beside others.
-  constexpr const char* kSpinRounds = "3000";
-  if (!spin_limit().empty()) return;
-  // The link's text rather than the link, whose name the process would get. A program that was started as the dynamic
-  // loader's argument has no loader of its own, and the link names the loader.
-  std::error_code error;
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error || getauxval(AT_BASE) == 0) return;
-  setenv("GOMP_SPINCOUNT", kSpinRounds, 1);
-  execv(program.c_str(), argv);
-  unsetenv("GOMP_SPINCOUNT");
+// A team that waits, which libgomp counts, until the end of its scope.
+class SpinControl::IdleTeam {
+ public:
+  // libgomp ends the program if it cannot start a thread, so std::thread tries before.
+  explicit IdleTeam(int size) {
+    {
+      Trial trial;
+      for (int i = 0; i < size; ++i) trial.threads.emplace_back([] {});
+    }
+    thread_ = std::thread([this, size] {
+      omp_set_dynamic(0);
+      [[maybe_unused]] int started = 1;
+#pragma omp parallel num_threads(size)
+#pragma omp master
+      started = omp_get_num_threads();
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return over_; });
+    });
+  }
+  ~IdleTeam() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  struct Trial {
+    std::vector<std::thread> threads;
+    ~Trial() {
+      for (std::thread& thread : threads) thread.join();
+    }
+  };
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+SpinControl::SpinControl() : on_(spin_limit().empty()), last_(Clock::now()) {}
+SpinControl::~SpinControl() = default;
+
+void SpinControl::poll() {
+  constexpr double kInterval = 0.25;  // seconds
+  const Clock::time_point now = Clock::now();
+  const double passed = std::chrono::duration<double>(now - last_).count();
+  if (!on_ || passed < kInterval) return;
+  last_ = now;
+  // "nanoseconds on a core, nanoseconds ready and without one, ..."
+  double on_core = 0, delay = 0;
+  if (!(std::ifstream("/proc/thread-self/schedstat") >> on_core >> delay)) return;
+  const double before = std::exchange(delay_, 1e-9 * delay);
+  if (before >= 0) update((delay_ - before) / passed);
+}
+
+void SpinControl::update(double share) {
+  constexpr double kContended = 0.1;
+  constexpr int kCalm = 8;  // two seconds
+  calm_ = share < kContended ? calm_ + 1 : 0;
+  if (idle_ && calm_ >= kCalm) {
+    idle_.reset();
+    log_debug("the cores are free: waiting threads spin");
+  }
+  if (!on_ || calm_ > 0 || idle_ || omp_get_max_threads() == 1) return;
+  try {
+    log_debug("other programs want the cores: waiting threads sleep");
+    idle_ = std::make_unique<IdleTeam>(std::max(2, omp_get_num_procs() - omp_get_max_threads() + 2));
+  } catch (const std::system_error&) {  // no more threads: they go on spinning
+  }
 }
 
 }  // namespace topknot

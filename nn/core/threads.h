@@ -5,7 +5,10 @@
 // team, and steps of small networks take up to twice as long; so loops on other threads (the collective queue's) run
 // on one.
 
+#include <memory>
 #include <string>
+
+#include "nn/base/clock.h"
 
 namespace topknot {
 
@@ -23,14 +26,30 @@ int set_team_size(int threads);
 // set.
 std::string team_limits();
 
-// Limits how long a waiting thread spins before it sleeps. By default libgomp's threads spin for milliseconds, and if
-// another program has their cores, every loop waits as long for a thread that could run on the spinning one's core:
-// two runs on one machine then take up to thirty times as long as one. libgomp reads GOMP_SPINCOUNT when it is loaded.
-// Therefore this sets it and starts the program anew; where that fails, it returns with libgomp's default. It returns
-// at once if GOMP_SPINCOUNT or OMP_WAIT_POLICY is set. To be called first in main().
-void limit_spinning(char** argv);
+// Lets waiting threads sleep while other programs want the cores. By default libgomp's threads spin for milliseconds, and
+// a thread that spins holds the core of the one that it waits for: two runs on one machine then take up to fifty times as
+// long as one. While libgomp counts more threads than cores, it hardly spins; an idle team beside the thread's own
+// makes it count so, for as long as the thread waits for cores. Does nothing if OMP_WAIT_POLICY or GOMP_SPINCOUNT is set.
+class SpinControl {
+ public:
+  SpinControl();
+  ~SpinControl();
+  // To be called by one compute thread, about once a step; measures four times a second.
+  void poll();
+  // Decides by the share of the last time that the thread waited for a core.
+  void update(double share);
+  bool sleeping() const { return idle_ != nullptr; }
 
-// The variable that decides how long threads spin, such as "GOMP_SPINCOUNT=3000"; "" if none is set.
+ private:
+  class IdleTeam;
+  const bool on_;
+  Clock::time_point last_;
+  double delay_ = -1;  // seconds that the thread had waited for a core; below 0: not known yet
+  int calm_ = 0;       // shares in a row without contention
+  std::unique_ptr<IdleTeam> idle_;
+};
+
+// The variable that decides how long threads spin, such as "OMP_WAIT_POLICY=passive"; "" if none is set.
 std::string spin_limit();
 
 }  // namespace topknot

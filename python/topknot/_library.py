@@ -118,7 +118,7 @@ def _path() -> pathlib.Path:
 
 
 def _open(path: pathlib.Path) -> ctypes.CDLL:
-    """The library; its OpenMP's waiting threads spin briefly, as those of the program `train` (nn/core/threads.h)."""
+    """The library; its OpenMP's waiting threads spin briefly, so that they leave the cores to others."""
     if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         return ctypes.CDLL(str(path))
     os.environ["GOMP_SPINCOUNT"] = "3000"  # read while libgomp is loaded; without effect if that has been

@@ -1,5 +1,9 @@
 // What must not depend on the number of compute threads.
 #include "nn/core/threads.h"
+
+#include <cstdlib>
+#include <filesystem>
+
 #include "nn/ops/ops.h"
 #include "tests/support/probe.h"
 
@@ -139,4 +143,39 @@ TEST_CASE("a team is settled at the size that OpenMP gives, and linear has its r
   omp_set_dynamic(1);
   CHECK(set_team_size(5) == 5);
   CHECK(omp_get_dynamic() == 0);
+}
+
+TEST_CASE(
+    "waiting threads sleep while the thread waits for cores, until two seconds without, unless a variable "
+    "decides") {
+  const auto tasks = [] {
+    const std::filesystem::directory_iterator all("/proc/self/task");
+    return std::distance(begin(all), end(all));
+  };
+  const std::string policy = std::getenv("OMP_WAIT_POLICY") ? std::getenv("OMP_WAIT_POLICY") : "";
+  const Threads scope(2);
+  setenv("OMP_WAIT_POLICY", "active", 1);
+  SpinControl off;
+  unsetenv("OMP_WAIT_POLICY");
+  SpinControl control;
+  off.update(0.5), control.update(0.05);
+  CHECK_FALSE(off.sleeping());
+  CHECK_FALSE(control.sleeping());
+  const auto before = tasks();
+  control.update(0.5);
+  CHECK(control.sleeping());
+  CHECK(tasks() > before);
+  control.update(0.5);
+  for (int i = 0; i < 7; ++i) control.update(0);
+  control.update(0.2);
+  for (int i = 0; i < 7; ++i) control.update(0);
+  CHECK(control.sleeping());
+  control.update(0);
+  CHECK_FALSE(control.sleeping());
+  {
+    const Threads one(1);  // no team, so nobody waits
+    control.update(0.5);
+    CHECK_FALSE(control.sleeping());
+  }
+  if (!policy.empty()) setenv("OMP_WAIT_POLICY", policy.c_str(), 1);
 }

@@ -10,7 +10,6 @@
 
 #include "nn/base/log.h"
 #include "nn/base/program.h"
-#include "nn/core/threads.h"
 #include "nn/ops/cpu/onednn.h"
 #include "tools/common/options.h"
 #include "tools/replay/replay.h"
@@ -184,6 +183,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  limit_spinning(argv);
   return run_program(nullptr, run, argc, argv);
 }
