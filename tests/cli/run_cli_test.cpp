@@ -43,7 +43,7 @@ TEST_CASE("train without arguments, --help and --list print what there is") {
     CHECK(train(std::string("--list ") + list).has(name));
 }
 
-TEST_CASE("--verbose says how threads wait, which the environment decides if it says something") {
+TEST_CASE("a verbose run says how threads wait, which the environment decides if it says something") {
   const TempFolder temp;
   const auto run = [&](const std::string& variables) {
     return run_command("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT " + variables + " " TOPKNOT_BIN "/train " +
