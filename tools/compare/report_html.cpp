@@ -72,7 +72,8 @@ std::string card(const Comparison& c, std::size_t i) {
   if (std::isfinite(m.images_per_second.mean))
     html += fmt::format("</small><small>{:.{}f} {}", m.images_per_second.mean,
                         m.images_per_second.mean < 100 ? 1 : 0, c.metric.rate_unit());
-  const bool others = std::ranges::any_of(c.methods, [&](const Method& o) { return &o != &m && o.baseline == i; });
+  const bool others =
+      std::ranges::any_of(c.methods, [&](const Method& o) { return &o != &m && o.baseline == i; });
   if (itself) {
     if (others) html += ", the baseline";
   } else if (std::isfinite(m.speed_up)) {
