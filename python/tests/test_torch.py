@@ -553,6 +553,14 @@ def check_refusals(rank, ranks):
     with refused("another every (2 in the state, 3 here), another outer_lr (0.7 in the state, 0.5 here)"):
         topknot.torch.LocalSteps(network(), "diloco", every=3, outer_lr=0.5).load_state_dict(state)
     topknot.torch.LocalSteps(network(), "diloco", every=2, threads=1).load_state_dict(state)
+    (part,) = next(iter(state.values()))
+    for what in ("theta", "momentum"):
+        part[what][0].view(-1)[0] = float("nan")
+        with refused(f"the state's {what} is not finite"):
+            topknot.torch.LocalSteps(network(), "diloco", every=2).load_state_dict(state)
+        part[what][0].view(-1)[0] = 0
+    part["weights"][0].view(-1)[0] = float("nan")  # what a live run goes on from
+    topknot.torch.LocalSteps(network(), "diloco", every=2).load_state_dict(state)
 
     # Sparse gradients under Adam.
     for method, optimizer, warned in (("topk", "AdamW", True), ("topk", "SGD", False), ("powersgd", "AdamW", False)):
@@ -835,6 +843,13 @@ def check_fsdp(rank, ranks):
         topknot.torch.FsdpCompression(meta, "topk", process_group=between[place])
     with refused("another density (0.05 in the state, 0.1 here)"):
         topknot.torch.FsdpCompression(model, "topk", process_group=between[place], density=0.1).load_state_dict(state)
+    for method, optimizer, warned in (("topk", "AdamW", True), ("topk", "SGD", False), ("powersgd", "AdamW", False)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            topknot.torch.FsdpCompression(
+                model, method, process_group=between[place], optimizer=getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
+            )
+        expect(any("LocalSteps" in str(w.message) for w in caught) == warned, f"{method} under {optimizer}")
     with refused("no module is sharded"):
         topknot.torch.FsdpCompression(network(), "topk", process_group=between[place])
     with refused("did you mean 'topk'"):

@@ -402,6 +402,14 @@ def _check_settings(saved: dict[str, Any], own: dict[str, Any]) -> None:
         raise Error(f"the state was saved with another {', another '.join(differ)}; give what the state has")
 
 
+def _warn_of_adam(method: str, optimizer: Optional[torch.optim.Optimizer]) -> None:
+    if optimizer is not None and method not in _FOR_ADAM and {"betas", "eps"} <= {*optimizer.param_groups[0]}:
+        warnings.warn(
+            f"'{method}' in every step ends far behind dense training with Adam or AdamW; exchange every few steps by "
+            "topknot.torch.LocalSteps(model, 'sparseloco', every=10), or train with SGD and momentum"
+        )
+
+
 class _Uncopied:
     """DistributedDataParallel's state of the hook. It copies this with the model, but registers no hook for the copy."""
 
@@ -551,11 +559,7 @@ class CompressionHook:
         if self.keys.get("lr_inside") and optimizer is None:
             raise Error("lr_inside: the learning rate is the optimizer's; give optimizer=")
         self.optimizer = optimizer
-        if optimizer is not None and method not in _FOR_ADAM and {"betas", "eps"} <= {*optimizer.param_groups[0]}:
-            warnings.warn(
-                f"'{method}' in every step ends far behind dense training with Adam or AdamW; exchange every few steps by "
-                "topknot.torch.LocalSteps(model, 'sparseloco', every=10), or train with SGD and momentum"
-            )
+        _warn_of_adam(method, optimizer)
         self._each = bool(getattr(ddp, "find_unused_parameters", False))  # a round for each parameter
         if self._each and scope == "bucket":
             raise Error("scope: with find_unused_parameters each parameter has a message of its own; remove scope='bucket'")
@@ -988,6 +992,10 @@ class LocalSteps:
         _check_settings(state, self._settings())
         if [t.shape for t in state["theta"]] != [t.shape for t in self._theta]:
             raise Error("the state is of a model of other parameters")
+        # A rank's own weights may be: the next exchange discards them.
+        for what in ("theta", "momentum", "statistics"):
+            if not all(bool(t.isfinite().all()) for t in state[what]):
+                raise Error(f"the state's {what} is not finite, so no exchange could work; load an earlier one")
         self._compressor.load(state["state"].numpy())
         own = [*self._parameters.values(), *self._theta, *self._momentum, *self._kept]
         with torch.no_grad():
@@ -1002,6 +1010,7 @@ class FsdpCompression:
 
     model: after fully_shard(); every module that was given to it is compressed for itself, as one vector by its name.
     method, keys: as CompressionHook's; methods that see matrices (powersgd) see one column.
+    optimizer: a warning says if the method does not go with it.
 
     A gradient that is not finite on some host becomes NaN on all. With a GradScaler residuals are of scaled gradients, and
     what a skipped step has sent is lost.
@@ -1013,6 +1022,7 @@ class FsdpCompression:
         method: str = "topk",
         *,
         process_group: Union[dist.ProcessGroup, DeviceMesh],
+        optimizer: Optional[torch.optim.Optimizer] = None,
         keys: Optional[dict[str, Value]] = None,
         **more: Value,
     ) -> None:
@@ -1035,6 +1045,7 @@ class FsdpCompression:
         self.method, self.keys = method, {"dense_1d": False, **(keys or {}), **more}
         if self.keys.get("lr_inside"):
             raise Error("lr_inside needs a learning rate, which FSDP2's hook does not know")
+        _warn_of_adam(method, optimizer)
         self._channel = _Channel(process_group)
         self._compressors: dict[str, Compressor] = {}
         self._pinned: dict[str, torch.Tensor] = {}
