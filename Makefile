@@ -11,7 +11,9 @@ CONFIGURE = cmake -S . -B $(1) $(if $(wildcard $(1)/CMakeCache.txt),,-G Ninja -D
 FIXED_ADDRESSES = $(if $(shell command -v setarch),setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build bench gpu-check doctor format asan tsan fuzz clean deps
+.PHONY: help demo test build lab test-lab bench gpu-check doctor format asan tsan fuzz clean deps
+# The laboratory's tests (lab/), which `make test` leaves out. A program that was not built has a test of its own name.
+LAB_TESTS = ^(lab: |test_lab)
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,15 +23,22 @@ demo: deps  ## train four methods over an emulated slow link and write one HTML 
 	@cmake --build $(BUILD) -j $(JOBS) --target train compare
 	@BUILD=$(BUILD) scripts/demo
 
-test: build  ## run the whole test suite (sets everything up)
-	@scripts/test $(BUILD)
+test: build  ## build and test everything but the laboratory (sets everything up)
+	@scripts/test $(BUILD) -E '$(LAB_TESTS)'
 
 build: deps  ## configure and compile
 	@$(call CONFIGURE,$(BUILD),)
 	@cmake --build $(BUILD) -j $(JOBS)
 
-bench: build  ## measure speed against PyTorch, as ratios (PEER_PYTHONS names the interpreters)
-	@BUILD=$(BUILD) scripts/bench $(BENCH_ARGS)
+lab: deps  ## compile what measures Topknot (lab/README.md)
+	@$(call CONFIGURE,$(BUILD),)
+	@cmake --build $(BUILD) -j $(JOBS) --target lab
+
+test-lab: lab  ## build and test the laboratory
+	@scripts/test $(BUILD) -R '$(LAB_TESTS)'
+
+bench: lab  ## measure speed against PyTorch, as ratios (PEER_PYTHONS names the interpreters)
+	@BUILD=$(BUILD) lab/bench/against-pytorch $(BENCH_ARGS)
 
 # The target gpu_tests exists only in a build with CUDA. gpu-check exits with 3 where nothing could be checked; make prints it and exits with 2.
 gpu-check: deps  ## check the CUDA backend on this machine's GPU (GPU_CHECK_ARGS: gpu-check --help)
@@ -47,17 +56,17 @@ format:  ## format the C++ sources
 
 # Memory is fresh with NaNs there (TOPKNOT_POISON); the sanitizer fills what malloc() gives.
 asan: deps  ## run the tests under the address and undefined-behaviour sanitizers, with NaNs in all memory not yet written
-	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_POISON=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
+	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_POISON=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	@cmake --build build-asan -j $(JOBS)
 	@ASAN_OPTIONS=malloc_fill_byte=255:max_malloc_fill_size=2147483647 \
 	  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 LSAN_OPTIONS=suppressions=$(CURDIR)/scripts/lsan.supp:print_suppressions=0 \
-	  scripts/test build-asan
+	  scripts/test build-asan -E '$(LAB_TESTS)'
 
 # FUZZ_CXX=clang++ builds with clang, where libFuzzer chooses the input by the code that it reaches.
 FUZZ_SECONDS ?= 60
 FUZZ_BUILD = $(if $(FUZZ_CXX),build-fuzz,build-asan)
 fuzz: deps  ## run damaged files, messages and blocks through every reader, under the same sanitizers (FUZZ_SECONDS each)
-	@$(call CONFIGURE,$(FUZZ_BUILD),-DTOPKNOT_ASAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	@$(call CONFIGURE,$(FUZZ_BUILD),-DTOPKNOT_ASAN=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  $(if $(FUZZ_CXX),-DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_CXX_FLAGS=-Wno-unknown-warning-option))
 	@cmake --build $(FUZZ_BUILD) -j $(JOBS) --target fuzz_blocks fuzz_inputs
 	@$(FUZZ_BUILD)/bin/fuzz_inputs --list | UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 xargs -P $(JOBS) -I NAME \
@@ -68,7 +77,7 @@ fuzz: deps  ## run damaged files, messages and blocks through every reader, unde
 # One compute thread per rank, because the sanitizer does not see libgomp's barriers. The tests that compare thread counts are
 # therefore excluded; they compare results, and run in `make test`. Some tests fork beside other threads (die_after_fork).
 tsan: deps  ## run the data, dist and compress tests under the thread sanitizer
-	@$(call CONFIGURE,build-tsan,-DTOPKNOT_TSAN=ON -DTOPKNOT_BENCH=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo)
+	@$(call CONFIGURE,build-tsan,-DTOPKNOT_TSAN=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 	@$(FIXED_ADDRESSES) cmake --build build-tsan -j $(JOBS) --target test_data test_compress test_dist
 	@OMP_NUM_THREADS=1 TSAN_OPTIONS="suppressions=$(CURDIR)/scripts/tsan.supp:halt_on_error=1:second_deadlock_stack=1:die_after_fork=0" \
 	  $(FIXED_ADDRESSES) scripts/test build-tsan -R '^(data|dist|compress):' -E 'number of threads'

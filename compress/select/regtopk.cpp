@@ -11,7 +11,7 @@
 // so that for A |1 + Delta_j| is how much of the own contribution survived the average: 0 if the others
 // cancelled it. Delta_j = Q for every other entry, where D_j is 0, and everywhere in the first step, which is
 // plain Top-k. The authors' scripts use A in the toy, regression and ResNet experiments and B in the
-// ImageNette notebook; only A converges where their claim is made (docs/studies/regtopk-regression.md).
+// ImageNette notebook; only A converges where their claim is made (lab/records/studies/regtopk-regression.md).
 //
 // The scores are held relative to tanh((1 + Q) / mu), the common factor of all entries that were not sent:
 // theirs is |u_j| as it is, the others' is computed in double and rounded to float. That is the paper's

@@ -62,7 +62,7 @@ struct LinearFit {
 // emulated link the result of a collective arrives when the cost model says that it would over such links:
 // its modelled time after the last rank came to it. The data are the same, bit for bit. As over gloo,
 // collectives run beside the backward pass and queue behind each other. A collective that would take longer
-// than dist.timeout_s ends the run; after a stop signal nothing is waited for. docs/netlab.md compares it
+// than dist.timeout_s ends the run; after a stop signal nothing is waited for. lab/netlab.md compares it
 // with shaped TCP.
 struct EmulatedLink {
   Link link;

@@ -42,7 +42,7 @@ from ._methods import Value, methods
 
 _TYPES = {torch.float32: Type.FLOAT32, torch.bfloat16: Type.BFLOAT16, torch.float16: Type.FLOAT16}
 # What gives Adam something of every entry in every step, with its size. Others end far behind dense with it
-# (docs/results/gpt_char.md).
+# (lab/records/gpt_char.md).
 _FOR_ADAM = {"dense", "powersgd", "acpsgd", "qsgd", "terngrad"}
 _SUMS = {Type.FLOAT32: torch.float32, Type.BFLOAT16: torch.bfloat16}
 

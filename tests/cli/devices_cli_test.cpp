@@ -1,5 +1,5 @@
 // What a user is told of this machine's devices and network: gpu-check (its stages are tested over fakes by
-// tests/repo/gpu_check.py), train.device, dist.backend=nccl, train --check-network.
+// lab/tests/gpu_check.py), train.device, dist.backend=nccl, train --check-network.
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>

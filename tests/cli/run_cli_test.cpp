@@ -78,7 +78,7 @@ TEST_CASE(
         {"dg_resnet50_imagenet", images + small + "compress.dense_values=fp16", "521.5 times"},
         {"dg_resnet50_imagenet", images + small + "compress.dense_1d=false", "1162.1 times"}}) {
     const CommandOutcome dry =
-        train("--dry-run " TOPKNOT_SOURCE_DIR "/configs/papers/" + c.config + ".yaml " + c.keys);
+        train("--dry-run " TOPKNOT_SOURCE_DIR "/lab/configs/papers/" + c.config + ".yaml " + c.keys);
     CHECK(says(dry.output, {" on at 0.001 ", c.ratio}));
   }
 }

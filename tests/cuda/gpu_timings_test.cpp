@@ -2,7 +2,7 @@
 #include <map>
 
 #include "tests/support/catch.h"
-#include "tools/gpu_timings/gpu_timings.h"
+#include "lab/gpu_timings/gpu_timings.h"
 
 using namespace topknot;
 using namespace topknot::gpu_timings;

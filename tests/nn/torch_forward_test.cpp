@@ -1,4 +1,4 @@
-// Each network computes what PyTorch's computes on the same weights and images: scripts/torch-fixtures
+// Each network computes what PyTorch's computes on the same weights and images: lab/torch-fixtures
 // recorded it.
 #include <nlohmann/json.hpp>
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A program of python/tests, with a library that was built and the package as it lies in the sources.
+# A test program in Python, with a library that was built and the package as it lies in the sources.
 #   run.sh ROOT LIBRARY TEST MODULES [PRELOAD...]    MODULES: what it imports; PRELOAD: what a library with sanitizers needs first
 set -euo pipefail
 usage="usage: run.sh ROOT LIBRARY TEST MODULES [PRELOAD...]"
@@ -11,6 +11,6 @@ for python in python3 /usr/bin/python3; do  # the distribution's, where another 
   "$python" -c "import sys, $modules; sys.exit(sys.version_info < (3, 10))" 2>/dev/null || continue
   export PYTHONPATH=$root/python PYTHONDONTWRITEBYTECODE=1 TOPKNOT_LIBRARY=$library
   [ $# -eq 0 ] || export LD_PRELOAD="$*" ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0"
-  exec "$python" "$root/python/tests/$test"
+  exec "$python" "$root/$test"
 done
 echo "skipped: no Python 3.10 with $modules"

@@ -58,9 +58,9 @@ for split in train test; do
   printf '<s> ENTER FIVE </s> (1)\n<s> YES </s> (2)\n' >"$work/an4/etc/an4_$split.transcription"
 done
 touch "$work/an4/wav/a/1.sph"
-[ "$(scripts/an4-manifests "$work/an4" | grep -c '1 recordings, 1 are not there')" = 2 ] || { echo "an4-manifests: a wrong count"; failed=1; }
+[ "$(lab/an4-manifests "$work/an4" | grep -c '1 recordings, 1 are not there')" = 2 ] || { echo "an4-manifests: a wrong count"; failed=1; }
 [ "$(cat "$work/an4/train.tsv")" = "$(printf 'wav/a/1.sph\tENTER FIVE')" ] || { echo "an4-manifests: $(cat "$work/an4/train.tsv")"; failed=1; }
-scripts/an4-manifests "$work/nowhere" >/dev/null 2>&1 && { echo "an4-manifests accepts a folder without AN4"; failed=1; }
+lab/an4-manifests "$work/nowhere" >/dev/null 2>&1 && { echo "an4-manifests accepts a folder without AN4"; failed=1; }
 # A server that never ends, and one that stalls.
 if command -v python3 >/dev/null && { command -v curl || command -v wget; } >/dev/null; then
   cat >"$work/server.py" <<'EOF2'

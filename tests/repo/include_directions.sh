@@ -28,11 +28,12 @@ declare -A may_include=(
   [tools]="tools train optim dist compress data nn"
   [tools/common]="tools/common train/metrics nn/base"
   [tools/compare]="tools/compare tools/common train/metrics nn/base"
-  [tools/predict]="tools/predict tools/common train/metrics train/plan dist/comm dist/plan dist/sparse compress nn/base"
-  [tools/replay]="tools/replay tools/common train dist compress nn"
-  [tools/gpu_timings]="tools/gpu_timings compress nn/core nn/base"
-  [bench]="bench tools/common optim dist compress data nn"
-  [tests]="tests bench tools train optim dist compress data nn include"
+  [lab/predict]="lab/predict tools/common train/metrics train/plan dist/comm dist/plan dist/sparse compress nn/base"
+  [lab/replay]="lab/replay tools/common train dist compress nn"
+  [lab/gpu_timings]="lab/gpu_timings compress nn/core nn/base"
+  [lab/bench]="lab/bench tools/common optim dist compress data nn"
+  [lab/tests]="lab tests tools train optim dist compress data nn include"
+  [tests]="tests lab/gpu_timings tools train optim dist compress data nn include"
 )
 
 folder_of() {  # sets `folder` to a file's folder of the table

@@ -10,7 +10,7 @@ while IFS= read -r file; do
   head -n 1 "$file" | grep -q '^#!.*bash' || continue
   bash -n "$file" || complain "$file does not parse"
   [ -x "$file" ] || complain "$file cannot be run"
-done < <(find "$root/scripts" "$root/.ci" "$root/tests/repo" "$root/tests/python" -type f)
+done < <(find "$root/scripts" "$root/.ci" "$root/tests/repo" "$root/tests/python" "$root/lab" -type f -not -path "*/records/*")
 
 mkdir "$work/scripts"
 cp "$root"/scripts/{doctor,install-deps,packages} "$work/scripts"
@@ -25,14 +25,14 @@ if command -v python3 >/dev/null; then
   while IFS= read -r file; do
     case $file in *.py) ;; *) head -n 1 "$file" | grep -q '^#!.*python' || continue ;; esac
     python3 -c 'import ast, sys; ast.parse(open(sys.argv[1], encoding="utf-8").read())' "$file" || complain "$file does not parse"
-  done < <(find "$root/scripts" -type f)
+  done < <(find "$root/scripts" "$root/lab" -type f -not -path "*/records/*")
   mkdir "$work/no_torch"
   echo 'raise ImportError("planted")' >"$work/no_torch/torch.py"
   peer=(env PYTHONPATH="$work/no_torch" PYTHONDONTWRITEBYTECODE=1 RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1
-        python3 "$root/scripts/peers/lab_ddp.py")
+        python3 "$root/lab/peers/lab_ddp.py")
   expect 0 '--hook {none,fp16,powersgd,topknot,local,off}' "${peer[@]}" --help
   expect 2 'WORLD_SIZE must be set' env -u WORLD_SIZE "${peer[@]:0:3}" RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 \
-    python3 "$root/scripts/peers/lab_ddp.py" --model mlp --batch 1 --steps 1 --out "$work/run"
+    python3 "$root/lab/peers/lab_ddp.py" --model mlp --batch 1 --steps 1 --out "$work/run"
   expect 3 'PyTorch is not installed' "${peer[@]}" --model mlp --batch 1 --steps 1 --out "$work/run"
 fi
 

@@ -131,7 +131,7 @@ struct Comparison {
 // a metric that this version does not know.
 Run read_run(const std::string& folder);
 
-// The rows of a runs.csv that scripts/train-runs wrote (docs/results/*.csv), as complete runs without steps
+// The rows of a runs.csv that lab/train-runs wrote (lab/records/*.csv), as complete runs without steps
 // and evaluations. The configuration of a run is its row's keys alone, its path the table's with the run's
 // name behind it. Throws UserError with the line: no such file, a column or compress.name missing, a value
 // that is no number, a metric that this version does not know.
@@ -193,7 +193,7 @@ std::string bits_svg(const Comparison& comparison);
 
 // The whole page, self-contained: no network, no script.
 std::string report_html(const Comparison& comparison);
-// The same of a results.json that `scripts/netlab compare` wrote, whose "page" has the texts of its tables
+// The same of a results.json that `lab/netlab compare` wrote, whose "page" has the texts of its tables
 // and the seconds of its bars. Throws UserError if it is none.
 std::string lab_html(const std::string& path);
 

@@ -17,8 +17,8 @@ namespace {
 constexpr const char* kText =
     "compare: puts runs of `train` side by side.\n\n"
     "  compare RUN... [--out FILE]... [--target VALUE]\n\n"
-    "RUN is a run directory, a folder of run directories, or a table of runs that scripts/train-runs wrote "
-    "(.csv). The results.json of `scripts/netlab compare` stands alone; its page is drawn.\n"
+    "RUN is a run directory, a folder of run directories, or a table of runs that lab/train-runs wrote "
+    "(.csv). The results.json of `lab/netlab compare` stands alone; its page is drawn.\n"
     "A table is printed, and a self-contained page written.\n"
     "Runs that differ in seed alone are one method: mean and spread. Speed-ups are over the dense run. Runs "
     "of\n"

@@ -1,4 +1,4 @@
-// Runs, read: from run directories, and from a table of runs, as scripts/train-runs writes it.
+// Runs, read: from run directories, and from a table of runs, as lab/train-runs writes it.
 
 #include <fmt/format.h>
 
@@ -231,7 +231,7 @@ class Row {
   const std::string& text(const std::string& column) const {
     const auto cell = cells_.find(column);
     if (cell == cells_.end())
-      throw UserError(place_ + ": no column '" + column + "', so this is no runs.csv of scripts/train-runs");
+      throw UserError(place_ + ": no column '" + column + "', so this is no runs.csv of lab/train-runs");
     return cell->second;
   }
 

@@ -1,4 +1,4 @@
-// The page of `scripts/netlab compare`, from its results.json.
+// The page of `lab/netlab compare`, from its results.json.
 
 #include <algorithm>
 #include <fstream>
@@ -58,7 +58,7 @@ std::string lab_html(const std::string& path) {
   try {
     return page_of(Json::parse(in).at("page"));
   } catch (const std::exception& error) {
-    throw UserError(path + ": not a results.json of 'scripts/netlab compare': " + error.what());
+    throw UserError(path + ": not a results.json of 'lab/netlab compare': " + error.what());
   }
 }
 

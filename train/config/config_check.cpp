@@ -210,7 +210,7 @@ std::vector<Problem> check_config(const Config& given) {
   if (!config.dist.link_rate.empty()) {
     need(config.dist.backend == "threads" || config.dist.backend == "auto", "dist.link.rate",
          "emulates a network between ranks that are threads; dist.backend=" + config.dist.backend +
-             " has a network of its own (scripts/netlab makes it slow)");
+             " has a network of its own (lab/netlab makes it slow)");
     attempt("dist.link.rate",
             [&] { make_emulated_link(config.dist.link_rate, config.dist.link_latency, 1); });
   }

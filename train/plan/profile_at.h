@@ -1,6 +1,6 @@
 #pragma once
 // A measured profile (train/plan/exchange_profile.h) at another number of ranks and over another network.
-// docs/predict.md has the model and its limits.
+// lab/predict.md has the model and its limits.
 
 #include <optional>
 #include <string>

@@ -336,7 +336,7 @@ TOPKNOT_MULTIVERSION void gradient_from_points(const ConvGeometry& g, std::int64
 }
 
 // Of all images of the batch together, which pay for the transformation of the weights. Measured on VGG-16
-// and ResNet-20 (docs/results/speed_steps.md).
+// and ResNet-20 (lab/records/speed_steps.md).
 constexpr std::int64_t kPixels = 400, kPixelsBfloat16 = 2000;
 
 // Images of the same size, with the numbers of channels before and after.

@@ -1,5 +1,5 @@
 // Deep Gradient Compression as a whole: its traces, and what its memory promises. Golden traces:
-// python/tests/test_sparsify.py.
+// lab/tests/test_sparsify.py.
 #include <array>
 #include <limits>
 

@@ -13,7 +13,7 @@
 #include "tests/support/text.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/small_run.h"
-#include "tools/gpu_timings/gpu_timings.h"
+#include "lab/gpu_timings/gpu_timings.h"
 
 namespace topknot {
 namespace {
@@ -69,7 +69,7 @@ Launches launches(const CompressOptions& options, const GroupSpec& group = testi
   return made;
 }
 
-// The table of docs/results/gpu_kernels.md.
+// The table of lab/records/gpu_kernels.md.
 TEST_CASE("a method's step is so many launches") {
   const emulator::Settings settings;
   struct Row {

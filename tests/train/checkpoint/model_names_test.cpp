@@ -21,7 +21,7 @@ ModelOptions small(const std::string& name) {
   if (name == "llama") options.kv_heads = 2, options.feed_forward = 12;
   return options;
 }
-// As scripts/torch-fixtures makes them.
+// As lab/torch-fixtures makes them.
 ModelOptions of_fixture(const std::string& name) {
   ModelOptions options = small(name);
   options.input = {7, 1, 1}, options.outputs = 13, options.width = 16, options.context = 8;
