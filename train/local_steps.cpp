@@ -1,5 +1,7 @@
 #include "train/local_steps.h"
 
+#include "train/step.h"
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -207,6 +209,86 @@ void LocalSteps::load_exchange_state(Exchange& exchange, std::span<const std::by
       backend_.copy(changes_.data() + group.begin, arena_.gradient(group.begin, group.end).data(),
                     group.numel());
   start(exchange, *sync_);
+}
+
+namespace {
+
+// A step of this rank alone, and what of a sync begins or ends after it.
+class LocalStep final : public StepRule {
+ public:
+  LocalStep(const Config& config, Communicator& communicator, Runner& runner, Replica& replica,
+            CollectiveQueue& queue)
+      : rank_(communicator.rank()),
+        runner_(runner),
+        replica_(replica),
+        queue_(queue),
+        local_(config, replica.store(), rank_) {}
+
+  ParameterArena& shared_weights() override { return local_.arena(); }
+  void exchange_by(Exchange& exchange, Recorder& recorder) override {
+    exchange_ = &exchange, recorder_ = &recorder;
+  }
+  void begin_run(std::int64_t total_steps) override { local_.begin_run(total_steps); }
+
+  // A step that this rank leaves out is bad here, whatever the others found.
+  StepReport make(const StepContext& context) override {
+    ParameterArena& arena = replica_.arena();
+    replica_.forward_and_backward(context.step, {});
+    arena.zero_unwritten_gradients();
+    for (const Parameter* parameter : arena.parameters()) recorder_->take(*parameter);
+    bool left_out = false;
+    runner_.in_phase(Runner::Phase::update, [&] {
+      const float* loss = replica_.loss();
+      left_out = !local_.inner_step(context, value_on(backend(arena.device()), loss));
+    });
+    if (left_out) replica_.restore_statistics_if_bad(nullptr);
+    StepReport report;
+    exchange_->clear_spans();
+    if (local_.exchanges_after(context.step)) {
+      report = local_.exchange_after(*exchange_, context);
+      // Not after what was only sent: it would wait for it.
+      if (!local_.under_way()) replica_.bring_statistics_together(queue_);
+    }
+    if (left_out && report.committed()) {
+      report.status.bad = 1, report.status.bad_rank = rank_;
+      if (arena.device().kind == DeviceKind::cpu) report.bad_parameter = first_bad_parameter(arena);
+    }
+    return report;
+  }
+
+  std::vector<std::span<float>> shared_state() override { return local_.outer_state(); }
+  std::vector<std::span<float>> own_state() override { return local_.inner_state(); }
+  std::vector<std::byte> exchange_state(const Exchange& exchange,
+                                        std::vector<DeviceFloats>* later) const override {
+    return local_.exchange_state(exchange, later);
+  }
+  void load_exchange_state(Exchange& exchange, std::span<const std::byte> bytes) override {
+    local_.load_exchange_state(exchange, bytes);
+  }
+  void swap_weights() override { local_.swap_weights(); }
+
+  // The ranks' report would wait for a sync that is under way, so that little of it would overlap.
+  std::int64_t steps_per_report(std::int64_t ahead, std::int64_t in_patience) const override {
+    return std::min(ahead, in_patience) * (local_.under_way() ? 4 : 1);
+  }
+  std::size_t reported_of(std::size_t made) const override { return made; }
+
+ private:
+  const int rank_;
+  Runner& runner_;
+  Replica& replica_;
+  CollectiveQueue& queue_;
+  LocalSteps local_;
+  Exchange* exchange_ = nullptr;
+  Recorder* recorder_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<StepRule> make_step_rule(const Config& config, Communicator& communicator, Runner& runner,
+                                         Replica& replica, CollectiveQueue& queue) {
+  if (!makes_local_steps(config)) return make_gradient_step(config, communicator, runner, replica);
+  return std::make_unique<LocalStep>(config, communicator, runner, replica, queue);
 }
 
 }  // namespace topknot

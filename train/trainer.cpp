@@ -143,9 +143,7 @@ class Trainer {
       make_step();
       if (!report_due()) continue;
       if (step() < plan_.total_steps && !stop_after_reached()) await_data();
-      // A GPU goes on with the later half meanwhile; local steps on a CPU have been made.
-      signal =
-          report(settle_due() || makes_local_steps(config_) ? pending_.size() : (pending_.size() + 1) / 2);
+      signal = report(settle_due() ? pending_.size() : step_.reported_of(pending_.size()));
       stopped = signal != 0 || stop_after_reached();
       if (stopped && !pending_.empty()) report(pending_.size());
       if (!stopped && pending_.empty() && step() < plan_.total_steps) follow();
@@ -234,11 +232,8 @@ class Trainer {
     return check_due() || evaluation_due() || checkpoint_due() || epoch_ends() || stop_after_reached();
   }
   bool report_due() const {
-    const std::int64_t ahead =
-        makes_local_steps(config_) ? std::min(step_.steps_ahead(), steps_in_patience_) : step_.steps_ahead();
-    // The ranks' report would wait for a sync that is under way, so that little of it would overlap.
-    const std::int64_t patience = step_.sync_under_way() ? 4 : 1;
-    return settle_due() || static_cast<std::int64_t>(pending_.size()) >= patience * ahead;
+    return settle_due() ||
+           static_cast<std::int64_t>(pending_.size()) >= step_.steps_per_report(steps_in_patience_);
   }
 
   // A run that stops leaves its evaluation to the start that resumes it. Returns the signal that ended an
