@@ -13,7 +13,7 @@ FIXED_ADDRESSES = $(if $(shell command -v setarch),setarch -R)
 .DEFAULT_GOAL := help
 .PHONY: help demo test build lab test-lab bench gpu-check doctor format asan tsan fuzz clean deps
 # The laboratory's tests (lab/), which `make test` leaves out. A program that was not built has a test of its own name.
-LAB_TESTS = ^(lab: |test_lab)
+LAB_TESTS = ^(lab:|test_lab)
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

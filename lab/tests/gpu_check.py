@@ -20,7 +20,7 @@ import unittest.mock
 if len(sys.argv) != 2:
     sys.exit("usage: gpu_check.py ROOT")
 SCRIPT = os.path.join(os.path.abspath(sys.argv[1]), "scripts", "gpu-check")
-sys.path.insert(0, os.path.dirname(SCRIPT))
+sys.path.insert(0, os.path.join(os.path.abspath(sys.argv[1]), "lab"))
 sys.dont_write_bytecode = True
 from gpu_check_lib import Interrupted, UserError  # noqa: E402
 from gpu_check_lib.cli import BUDGETS, STAGES, check, parse  # noqa: E402

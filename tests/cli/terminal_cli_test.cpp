@@ -294,7 +294,7 @@ TEST_CASE(
   CHECK(here.ended(0));
   CHECK(says(here.output,
              {"cifar10_resnet20_topk.yaml\n    ResNet-20 on CIFAR-10, TopK-SGD with error feedback.\n",
-              "netlab/resnet20.yaml\n"}));
+              "gpt_char.yaml\n"}));
   const TempFolder temp;
   const std::string folder = temp.at("a/b/bin");
   std::filesystem::create_directories(folder);

@@ -381,7 +381,7 @@ TEST_CASE("what is no table of runs is refused with its line") {
 
 TEST_CASE("every published table can be compared") {
   int tables = 0;
-  for (const auto& entry : fs::directory_iterator(TOPKNOT_SOURCE_DIR "/docs/results"))
+  for (const auto& entry : fs::directory_iterator(TOPKNOT_SOURCE_DIR "/lab/records"))
     if (entry.path().extension() == ".csv") {
       const std::string path = entry.path().string();
       INFO(path);

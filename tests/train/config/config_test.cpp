@@ -480,9 +480,20 @@ TEST_CASE("docs/configuration.md and docs/methods.md hold the reference tables t
   CHECK(contains(methods, "<!-- keys: begin -->\n" + method_keys_markdown() + "<!-- keys: end -->"));
 }
 
+namespace {
+
+std::vector<fs::directory_entry> configurations() {
+  std::vector<fs::directory_entry> all;
+  for (const char* folder : {"configs", "lab/configs"})
+    for (const auto& entry : fs::recursive_directory_iterator(kSource / folder)) all.push_back(entry);
+  return all;
+}
+
+}  // namespace
+
 TEST_CASE("every file in configs is valid") {
   int files = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(kSource / "configs")) {
+  for (const fs::directory_entry& entry : configurations()) {
     if (entry.path().extension() != ".yaml") continue;  // the others are lists of commands for netlab
     INFO(entry.path().string());
     ++files;
@@ -496,10 +507,10 @@ TEST_CASE("every file in configs is valid") {
 }
 
 TEST_CASE("an accuracy that a configuration states is in the page that it names") {
-  const std::regex source("\\((docs/[a-z0-9_/]+\\.md), as of commit [0-9a-f]{7,}\\)"),
+  const std::regex source("\\((lab/records/[a-z0-9_/]+\\.md), as of commit [0-9a-f]{7,}\\)"),
       decimal("[0-9]+\\.[0-9]+");
   int figures = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(kSource / "configs")) {
+  for (const fs::directory_entry& entry : configurations()) {
     if (entry.path().extension() != ".yaml") continue;
     std::ifstream stream(entry.path());
     for (std::string line; std::getline(stream, line);) {
