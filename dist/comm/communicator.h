@@ -36,8 +36,7 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual std::string backend() const = 0;  // "threads", "gloo"
-  // What messages are sent over, for people: the backend, and an emulated link ("threads, emulated link
-  // 100mbit, 50us").
+  // The backend and the emulated link, if any, for messages to users: "threads, emulated link 100mbit, 50us".
   virtual std::string network() const { return backend(); }
   // Whether collectives may run on a thread of their own beside the backward pass.
   virtual bool overlaps() const = 0;
@@ -71,14 +70,14 @@ class Communicator {
   // throws. Never throws; from any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
 
-  // What the following calls belong to, for messages: the step, counted from 1, and the merge group; -1: not
-  // known. From the thread that makes the calls.
+  // Sets the step (counted from 1) and merge group (-1: not known) that error messages name for the calls
+  // that follow. Called from the thread that makes the calls.
   virtual void set_place(std::int64_t step, int group = -1) { step_ = step, group_ = group; }
 
   // Why this group has ended, as far as this rank knows without a call; "" while it runs. From any thread.
   virtual std::string first_error() { return ""; }
-  // For collectives that the same ranks make beside this communicator, on GPUs. From any thread: whether
-  // every peer was heard of lately, as far as is known without waiting.
+  // Used by collectives that the same ranks run next to this communicator, on GPUs. Thread-safe; returns
+  // whether every peer was heard of lately, as far as is known without waiting.
   virtual bool peers_alive() { return true; }
 
  protected:

@@ -80,7 +80,7 @@ enum class GlooOperation : std::uint64_t {
   split
 };
 
-// As messages name it; "unknown operation" for a number that came from elsewhere.
+// The operation's name for messages; "unknown operation" for a number that is not in the enumeration.
 const char* operation_name(GlooOperation operation);
 
 // The ranks disagree about what is called; not a connection's fault.

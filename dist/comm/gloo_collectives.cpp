@@ -109,10 +109,10 @@ void GlooCollectives::exchange_with_all(std::span<const std::byte> mine,
   forward(mine, all);
 }
 
-// What of the blocks did not fit in the first messages goes around: in step s each rank sends its right
-// neighbour what came from the left in step s - 1, its own block first. Every link then carries one long
-// message at a time, however many ranks there are, where direct messages would meet at some links and leave
-// others idle.
+// Sends around the ring the part of each block that did not fit in the first message: in step s each rank
+// sends its right neighbour the block that it received from the left in step s - 1, its own block first.
+// Every link then carries one long message at a time for any number of ranks; direct messages would meet at
+// some links and leave others idle.
 void GlooCollectives::forward(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
   constexpr std::size_t room = eager_bytes - sizeof(Header);
   const auto block = [&](int r) -> std::span<const std::byte> {
@@ -363,7 +363,7 @@ void GlooCollectives::reduce_on_ring(std::span<T> data) {
   const std::size_t chunk = slice_of(data.size(), size_, 0).size();  // the largest
   const std::size_t segments = (chunk + ring_segment - 1) / ring_segment;
   const std::size_t adding = (size_ - 1) * segments, messages = 2 * adding;
-  // Where message m lies in `data` when this rank receives it; `shift` 1: when it sends it.
+  // The range of message m in `data`, with `shift` 0 when this rank receives it and 1 when it sends it.
   const auto place = [&](std::size_t m, int shift) {
     const int step = static_cast<int>(m / segments);
     const int index = ((rank_ - step - 1 + shift) % size_ + size_) % size_;

@@ -336,7 +336,7 @@ class GlooCommunicator : public Communicator {
       own = own_reason_;
     }
     std::string reason = own;
-    // What the communicator that was split knows counts the ranks as the user does.
+    // The reason from the communicator that was split numbers the ranks as the user does.
     if (own.empty() && siblings_)
       reason = siblings_->first_reason(std::chrono::milliseconds(mismatch || late ? 0 : 500));
     if (reason.empty())

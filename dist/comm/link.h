@@ -14,7 +14,7 @@ struct Link {
   double overhead = 0;  // seconds that a further message at the same time adds
 };
 
-// Of a nominal rate, what TCP over Ethernet leaves to the payload.
+// The fraction of a nominal rate that TCP over Ethernet leaves to the payload.
 inline constexpr double kTcpEfficiency = 0.96;
 
 // Bits per second: "100mbit", "1gbit", "2.5gbit", "64kbit" (powers of 1000), or a plain number of 1 to 1e15;
@@ -66,17 +66,17 @@ struct LinearFit {
 // with shaped TCP.
 struct EmulatedLink {
   Link link;
-  // What it becomes, by rising seconds since the ranks began.
+  // The links that follow, by rising seconds since the ranks began.
   std::vector<std::pair<double, Link>> later = {};
   const Link& at(double seconds) const;
   std::string text;        // for messages and records: "emulated link 100mbit, 50us"
   int ranks_per_host = 1;  // neighbouring ranks that share a host: a split of such ranks only has no link
 };
 
-// Of dist.link.rate and dist.link.latency, in the notation of parse_rate() and parse_latency(); the rate may
-// change, "1gbit,50mbit@20,1gbit@40": by the seconds since the ranks began. Of the rate,
-// TCP leaves kTcpEfficiency to the payload; a further message at the same time costs the latency once more,
-// as each step of a ring does. Throws UserError.
+// Makes the link from dist.link.rate and dist.link.latency, in the notation of parse_rate() and
+// parse_latency(). The rate may change at given seconds after the ranks began: "1gbit,50mbit@20,1gbit@40".
+// TCP leaves kTcpEfficiency of the rate to the payload. A further message at the same time costs the latency
+// once more, as each step of a ring does. Throws UserError.
 EmulatedLink make_emulated_link(const std::string& rate, const std::string& latency, int ranks_per_host);
 
 }  // namespace topknot

@@ -109,7 +109,7 @@ class RankGroup {
     // After a stop signal the run ends with this step, whose time matters no longer.
     while (reason_.empty() && stop_signal() == 0 && Clock::now() < at)
       changed_.wait_until(lock, std::min(at, Clock::now() + kPoll));
-    // What has arrived counts, whatever happened since.
+    // A collective whose time has passed has succeeded, even if the group failed since.
     if (!reason_.empty() && Clock::now() < at) fail(rank, call);
   }
 
@@ -156,12 +156,13 @@ class RankGroup {
   const Member& member(int rank) const { return members_[rank]; }
   const std::optional<EmulatedLink>& link() const { return link_; }
   Clock::time_point begun() const { return begun_; }
-  // Of the current collective, the same for all ranks; all 0, which costs nothing, where there is none.
+  // The link during the current collective, the same for all ranks; all 0 (no delay) without an emulated
+  // link.
   Link link_now() const {
     return link_ ? link_->at(std::chrono::duration<double>(entered_at - begun_).count()) : Link();
   }
 
-  // Of the current collective; read between entering and leaving.
+  // The ranks' current calls; read between entering and leaving the barrier.
   std::vector<Call> calls;
   Clock::time_point entered_at;  // when the last rank came
 
@@ -203,7 +204,7 @@ class RankGroup {
     return fmt::format("{} #{} of {} bytes{}", call.operation, call.sequence, call.bytes, call.place);
   }
 
-  // Of each rank the last one in which it came.
+  // Lists the last call that each rank entered.
   std::string last_calls() const {
     std::string list;
     for (std::size_t r = 0; r < calls.size(); ++r)
@@ -467,7 +468,7 @@ void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Comm
   }
   for (auto& thread : threads) thread.join();
   if (not_started) std::rethrow_exception(not_started);
-  // What the others threw because of the first error may have come out earlier.
+  // Throws the first error, not an error that it caused on another rank and that was caught earlier.
   if (const int cause = shared->first_rank(); cause >= 0 && errors[static_cast<std::size_t>(cause)])
     std::rethrow_exception(errors[static_cast<std::size_t>(cause)]);
   if (first) std::rethrow_exception(first);

@@ -42,7 +42,7 @@ class CollectiveQueue;
 
 // Section `exchange` of a configuration.
 struct ExchangeKeys {
-  // What is sent together (dist/plan/merge_plan.h).
+  // How parameters are merged into groups (dist/plan/merge_plan.h).
   std::string merge = "all";
   // The plan of a merge rule that measures, parameters per group in arena order; or empty.
   std::vector<int> groups = {};
@@ -58,7 +58,7 @@ struct ExchangeKeys {
   int fragments = 1;
 };
 
-// What section `compress` has for all groups, whatever the method.
+// Keys of section `compress` that hold for all groups and every method.
 struct CompressKeys {
   std::string scope = "group";  // over what k and the threshold are computed: model, group, tensor
   // How the dense groups of a compressed method are sent. fp32: summed as they are; another value codec:
@@ -154,13 +154,13 @@ class Exchange {
   // The averaged gradient of a group, from decode_and_commit() of a committed step to the next begin_step();
   // in the arena's memory. May be changed in place (clipping).
   std::span<float> averaged(const Group& group);
-  // What averaged() has in it already, for Optimizer::update().
+  // The parts of the update rule that averaged() contains already, for Optimizer::update().
   Applied applied(const Group& group) const;
 
-  // What of a step may be captured in a graph: all from ready() to decode_and_commit(); or ready() to
-  // end_backward() in one graph and decode_and_commit() in another, with communicate() between them in every
-  // step, outside of graphs (threads, whose ranks meet on the host, or an NCCL that is kept out); or nothing.
-  // For `parts`, ready() starts no collective.
+  // How much of a step a graph may capture. whole: all from ready() to decode_and_commit(). parts: ready() to
+  // end_backward() in one graph and decode_and_commit() in another, with communicate() between them outside
+  // of graphs in every step (threads, whose ranks meet on the host, or an NCCL that is kept out); ready()
+  // then starts no collective. none: nothing.
   enum class Capture { none, parts, whole };
   Capture capture() const;
   // A number that changes whenever what a graph has captured is out of date (a density, a slice's memory).
@@ -223,7 +223,7 @@ class Exchange {
   Bucket* deferred_ = nullptr;
   std::size_t next_to_start_ = 0;
   bool in_step_ = false;
-  // Of the step under way, or of the last one.
+  // The current step's, or the last one's.
   StepReport report_;
   bool committed_ = false;
   double density_ = 0;

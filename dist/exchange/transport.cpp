@@ -225,7 +225,7 @@ StepContext HostTransport::begin(const StepContext& context, std::span<Bucket> b
   return seen;
 }
 
-// What the commits take is noted as one piece of all groups, in finish().
+// finish() notes the commits of all groups as one piece.
 void HostTransport::around(Kind kind, const Bucket& bucket, const Work& work) {
   if (kind == Kind::commit) return work();
   const auto begin = Clock::now();

@@ -89,7 +89,7 @@ struct Bucket {
   const IndexCodec* index_codec = nullptr;       // of the collective
   std::unique_ptr<SparseCollective> collective;  // null: all_gather
 
-  // Of the step under way.
+  // State of the current step.
   std::size_t missing = 0;  // parameters that are not ready
   bool swaps = false;       // the average lies in the residual's memory; kept for the next step's graph
   Slice slice;
@@ -105,7 +105,7 @@ struct Bucket {
   SparseSum sum;
 };
 
-// Of a rank. All calls come from its compute thread, in the order in which they stand here; those of
+// One per rank. All calls come from the rank's compute thread, in the order of declaration; calls for
 // different buckets interleave.
 class Transport {
  public:
@@ -155,7 +155,7 @@ class Transport {
   // Starts the collective of the bucket's message. Called in the order of the groups, the same on all ranks;
   // of a further round in the same order as well.
   virtual void start(Bucket& bucket) = 0;
-  // What it has brought, valid until the next start().
+  // Waits for the collective and returns its result, valid until the next start().
   virtual Round wait(Bucket& bucket) = 0;
 
   // All groups are complete. `loss`: as Exchange::end_backward().
@@ -167,8 +167,8 @@ class Transport {
   virtual void receive_agreement() = 0;
   // After the last round. The same on all ranks.
   virtual Agreed agree(std::span<const Bucket> buckets) = 0;
-  // Of parts: what the other ranks of the host have made of theirs joins a committed bucket's average, and what is not
-  // this rank's own leaves the residual.
+  // With exchange.hierarchy=parts, start_gather() clears the residual outside of this rank's part and gathers
+  // the other ranks' parts of a committed bucket's average; await_gather() waits for it.
   virtual void start_gather(Bucket& bucket) = 0;
   virtual void await_gather(Bucket& bucket) = 0;
   // The bucket was committed, and its average is whole. Returns whether the arena's memories swap.
@@ -189,7 +189,7 @@ class Transport {
 
 class HostTransport : public Transport {
  public:
-  // As Exchange's constructor for host memory.
+  // Throws as Exchange's constructor for host memory.
   HostTransport(CollectiveQueue& queue, const ExchangeOptions& options);
 
   StepContext begin(const StepContext& context, std::span<Bucket> buckets) override;
@@ -232,7 +232,7 @@ class HostTransport : public Transport {
   std::unique_ptr<Hierarchy> hierarchy_;  // null: every rank encodes for itself
   std::vector<Ticket> outstanding_;
 
-  // By group.
+  // One per group.
   struct Collective {
     Ticket sum = 0, message = 0, gather = 0;  // inside the host; of the round under way; inside the host
     Blocks blocks;
@@ -240,7 +240,7 @@ class HostTransport : public Transport {
   };
   std::vector<Collective> collectives_;
 
-  // Of the step under way.
+  // State of the current step.
   StepParameters parameters_;
   StepStatus status_;
   StepStatus found_;         // of parts

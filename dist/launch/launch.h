@@ -80,7 +80,7 @@ int gpu_of(const LaunchPlan& plan, int gpus);
 // already.
 std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptions& options);
 
-// What dist.backend: auto takes for a group of processes, and why.
+// The backend that dist.backend: auto takes for a group of processes, and the reason.
 struct BackendChoice {
   std::string backend, reason;
 };

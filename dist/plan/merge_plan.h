@@ -25,7 +25,7 @@ struct Group {
   std::size_t numel() const { return end - begin; }
 };
 
-// What a planning rule knows of the times (dist/plan/schedule.h).
+// Times that a planning rule uses (dist/plan/schedule.h).
 struct MergeCosts {
   CostModel model;
   double startup = 0;     // seconds of a collective of no bytes
@@ -48,7 +48,7 @@ struct MergeRule {
 };
 Registry<MergeRule>& merge_rules();
 
-// As help lists the rules: "none", "size:BYTES", ...
+// The rules as help lists them: "none", "size:BYTES", ...
 std::vector<std::string> merge_forms();
 
 // exchange.merge as written, with its rule.

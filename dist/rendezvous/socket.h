@@ -27,7 +27,7 @@ struct HostPort {
 };
 // "node0:29500" or "[::1]:29500"; throws UserError naming `key`.
 HostPort parse_host_port(const std::string& text, const std::string& key);
-// As parse_host_port() reads it.
+// The inverse of parse_host_port().
 std::string host_port_text(const std::string& host, int port);
 bool is_ipv6(const std::string& address);  // of a numeric address, without brackets
 // Without the brackets of an IPv6 address.
@@ -85,7 +85,7 @@ std::string encode_hello(const Hello& hello);
 // Nothing if another program, or another version of this one, sent it.
 std::optional<Hello> parse_hello(std::string_view payload);
 
-// What the server knows of a rank.
+// A rank's state as the server knows it.
 struct PeerState {
   std::uint64_t calls = 0;   // collectives started, as of its last beat
   std::uint32_t silent = 0;  // ms since the server last heard of it

@@ -89,9 +89,9 @@ class TcpStoreClient {
   // Collectives that this rank has started, for the other ranks to see. Costs nothing: the next beat sends
   // it.
   void count_calls(std::uint64_t calls) { calls_ = calls; }
-  // What the server knows of every rank. An answer that came within `newer_than` counts; else waits for one.
-  // Nothing where none comes in time. With a timeout of 0 it asks and returns: the answer serves a later
-  // call.
+  // Every rank's state as the server knows it. Returns an answer that came within `newer_than`, else waits
+  // for one; nothing if none comes in time. With a timeout of 0 it asks and returns: the answer serves a
+  // later call.
   std::optional<std::vector<PeerState>> peers(std::chrono::milliseconds newer_than,
                                               std::chrono::milliseconds timeout);
   // Calls `callback` a few times per second from another thread.

@@ -261,7 +261,7 @@ struct TcpStoreServer::State {
         true);
   }
 
-  // As many as there are strangers at most, so that ranks are heard in between.
+  // Accepts at most kMostStrangers connections, so that ranks are heard in between.
   void accept_some() {
     if (Clock::now() < accept_from) return;
     for (std::size_t i = 0; i < kMostStrangers; ++i) {

@@ -18,7 +18,7 @@ namespace topknot {
 
 // Bytes on the wire per byte of normally distributed values, for models.
 inline constexpr double kCodedFloat = 0.855, kCodedBFloat16 = 0.71;
-// Of the coder per byte of the data, where it was not measured: about a core's.
+// Seconds that the coder takes per byte of data on about one core, if it was not measured.
 inline constexpr double kCoderSeconds = 1e-9;
 
 class CodedSum {

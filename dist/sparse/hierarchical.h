@@ -94,8 +94,8 @@ class Hierarchy {
   bool leads() const { return across_ != nullptr; }
   // The hosts as ranks: of a part, the ranks of this rank's index on all hosts.
   Communicator& hosts() { return hosts_ ? *hosts_ : *across_; }
-  // What hosts() is made of: the ranks of this host; those of this index on all hosts, which without parts the
-  // first ranks alone have: null on the others.
+  // The two communicators of hosts(). inside(): the ranks of this host. across(): the ranks of this index on
+  // all hosts; without parts only the first ranks have it, and it is null on the others.
   Communicator& inside() { return *inside_; }
   Communicator* across() { return across_.get(); }
   // How many parts a group has, which of them is this rank's, and where it lies in `numel` elements.
@@ -106,7 +106,7 @@ class Hierarchy {
   // The step as one of hosts: `context` with this host's rank and the hosts' weights, each the mean of its
   // ranks', so of mean 1 as well. Valid to the next call; calls with the same weights return the same.
   StepContext begin_step(const StepContext& context);
-  // Of the step: this rank's weight, and the sum of its host's ranks' weights.
+  // This rank's weight in the step, and the sum of the weights of its host's ranks.
   float weight() const { return weight_; }
   float total() const { return total_; }
   // Collective over the ranks of a host; part of a queue's job. Turns each rank's gradient, in own(), into the

@@ -13,8 +13,8 @@
 //
 // A rank gets back its entries at positions that did not pass; the others are contained in the sum.
 //
-// Where the reference leaves a choice or we differ: an entry equal to the threshold passes, so that an exact
-// threshold keeps k (there, one fewer); ties all pass. For the exact threshold the ranks gather the k largest
+// Our choices and deviations: an entry equal to the threshold passes, so that an exact threshold keeps k (the
+// reference keeps one fewer); ties all pass. For the exact threshold the ranks gather the k largest
 // magnitudes of each region, which is enough, not the reduced entries. It is also found anew when k changes,
 // as it does while the density warms up, and after a step whose threshold was 0. How many pass in between is
 // not bounded, as there. The first selection is the method's own (compress.name), the reference's dense start
@@ -38,7 +38,7 @@ namespace {
 constexpr std::int64_t kCutsEvery = 64, kThresholdEvery = 32;
 constexpr double kAdapt = 1.008;
 
-// What is carried from step to step; the same on all ranks.
+// State carried from step to step; the same on all ranks.
 struct Carried {
   std::int64_t steps = 0;           // committed
   double threshold = 0;             // of the next step

@@ -19,7 +19,7 @@ __device__ inline float to_float(float x) {
 __device__ inline float to_float(Bits16 x) {
   return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
 }
-// As nn/core/bfloat16.h rounds, NaNs included.
+// Rounds as nn/core/bfloat16.h does, NaNs included.
 __device__ inline unsigned rounded_bits(float x) {
   const unsigned bits = __float_as_uint(x), magnitude = bits & 0x7FFFFFFFu;
   return (magnitude > 0x7F800000u ? bits | 0x400000u : bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;

@@ -44,7 +44,7 @@ class Barrier {
   std::uint64_t generation_ = 0;
 };
 
-// What the ranks share; it lives until the last of them has gone, since each waits for the others' events.
+// The state that the ranks share. It outlives the last rank, since each rank waits for the others' events.
 struct RankGroup {
   explicit RankGroup(int ranks) : left(ranks), ready(ranks), done(ranks) {}
   Barrier left;

@@ -58,9 +58,9 @@ void check_one_rank_per_gpu(Communicator& host, int device) {
   }
 }
 
-// What stands before NCCL's own start. Collective. Throws the same UserError on every rank: NCCL's versions
-// differ, or ranks share a GPU and no NCCL_HOSTID tells them apart. Returns rank 0's unique id. `device`:
-// this rank's GPU.
+// Runs the checks before NCCL's own start and returns rank 0's unique id. Collective. Throws the same
+// UserError on every rank if NCCL's versions differ, or if ranks share a GPU and no NCCL_HOSTID tells them
+// apart. `device`: this rank's GPU.
 ncclUniqueId unique_id_for(Communicator& host, int device) {
   int version = 0;
   if (const ncclResult_t result = ncclGetVersion(&version); result != ncclSuccess)
@@ -297,7 +297,8 @@ class NcclCommunicator : public DeviceCommunicator {
     }
   }
 
-  // Of a communicator whose calls a graph has refused: NCCL may wait for ever for a graph that never held them.
+  // Aborts a communicator whose calls a graph has refused, and waits for at most kEndSeconds: NCCL may wait
+  // for ever for a graph that never held the calls.
   void abandon(ncclComm_t refused) {
     const auto ended = std::make_shared<std::atomic<bool>>(false);
     std::thread([refused, ended] {
@@ -419,7 +420,7 @@ class NcclCommunicator : public DeviceCommunicator {
     throw_error(reason_.rfind(me, 0) == 0 ? reason_ : me + what + " was ended\nfirst error: " + reason_);
   }
 
-  // What fails after a stop signal ends because of it.
+  // After a stop signal, every failure counts as an interruption.
   [[noreturn]] static void throw_error(const std::string& text) {
     if (stop_signal() != 0) throw Interrupted(text);
     throw CollectiveError(text);

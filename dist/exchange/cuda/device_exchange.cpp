@@ -52,7 +52,7 @@ class DeviceTransport final : public Transport {
   void quiesce() noexcept override;
 
  private:
-  // By group.
+  // One per group.
   struct Way {
     double density = 0;                  // that the compressor is made for
     std::size_t bytes = 0;               // of a message

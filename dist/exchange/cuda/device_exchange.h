@@ -27,9 +27,9 @@
 
 namespace topknot::cuda {
 
-// Where the time of a step goes on a GPU: the GPU itself writes its clock at the begin and the end of each
-// piece, so that graphs hold the marks and no step waits for the host. The host reads them with the step's
-// outcome. Every write is a small kernel of its own, so not every step is marked.
+// Measures the pieces of a step on a GPU. The GPU writes its own clock at the begin and the end of each
+// piece, so graphs hold the marks and no step waits for the host; the host reads them with the step's
+// outcome. Every write is a small kernel, so not every step is marked.
 class DeviceTimes {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -60,7 +60,7 @@ class DeviceTimes {
 
   // GPU memory: two times per mark, in nanoseconds; those of the last step.
   std::span<const std::uint64_t> clock() const { return {clock_.data(), clock_.size()}; }
-  // By the host's clock.
+  // Converts the GPU's clock to the host's.
   Time host_time(std::uint64_t nanoseconds) const;
 
  private:
@@ -82,7 +82,7 @@ class DeviceExchange final : public Exchange {
                  std::vector<std::unique_ptr<Compressor>> compressors = {})
       : Exchange(arena, std::move(groups), std::move(transport), options, std::move(compressors)),
         times_(times) {}
-  // Where the pieces of its steps are marked, once it is on: at most nine for each group, and four more.
+  // Marks the pieces of the steps if it is on: at most nine for each group, and four more.
   DeviceTimes& times() { return times_; }
   std::size_t most_marks() const { return 9 * groups().size() + 4; }
 

@@ -117,7 +117,7 @@ class StagedTransport final : public HostTransport {
   }
 
  private:
-  // By group.
+  // One per group.
   struct Way {
     Slice host;                // takes the place of the arena's slice
     std::span<float> average;  // GPU memory

@@ -34,11 +34,11 @@ void join_step_statuses(cudaStream_t stream, const StepStatus* first, int ranks,
 // The first number of what is to be summed, one of the two and not both null, becomes a NaN if the loss is not finite.
 void spoil_if_not_finite(cudaStream_t stream, const float* loss, float* sum, BFloat16* sum_bfloat16);
 
-// What a GPU knows of a step's report (StepReport). It lies in page-locked host memory, which kernels write to.
+// The GPU's part of a step's report (StepReport), in page-locked host memory that kernels write to.
 struct StepOutcome {
   double loss;
   StepStatus status;
-  // By the GPU's clock; the begin is that of the last step before which no other was under way.
+  // GPU clock. The begin is that of the last step that started with no other step in flight.
   std::uint64_t begin_ns, end_ns;
 };
 // All but the begin, to slots[*count / per_slot % slots.size()]: in a graph, each replay finds its slot.

@@ -22,8 +22,8 @@ class DeviceHierarchy {
   DeviceCommunicator& hosts() { return hosts_ ? *hosts_ : *across_; }
   DeviceCommunicator& inside() { return *inside_; }
 
-  // As Hierarchy, with two weights more behind those of the hosts: this rank's, and the sum of its host's
-  // ranks'.
+  // Does the same as Hierarchy::begin_step() and appends two weights to the hosts': this rank's, and the sum
+  // of its host's ranks'.
   StepContext begin_step(const StepContext& context);
   int weights() { return hosts().size() + 2; }
 
