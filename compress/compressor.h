@@ -15,9 +15,10 @@
 // exchange lets the two swap roles. discard() forgets the step: residual, momenta, thresholds and statistics
 // are as before encode.
 //
-// What throws changes nothing that state() saves: encode() leaves the compressor idle, and after an error of decode() the step
-// can be discarded. commit() allocates nothing unless entries were rejected, so that several compressors commit or
-// none does: encode() and decode() make the room that it needs.
+// If encode() or decode() throws, nothing that state() saves has changed: encode() leaves the compressor
+// idle, and after an error of decode() the step can be discarded. commit() allocates nothing unless entries
+// were rejected, so that several compressors commit or none does: encode() and decode() make the room that it
+// needs.
 //
 // Gradients in GPU memory have compressors of the same interface (compress/cuda/device_compressor.h).
 
@@ -83,7 +84,7 @@ struct Message {
   }
 };
 
-// What the collective brings back for one round. Valid during decode() only.
+// The result of the collective for one round. Valid during decode() only.
 struct Round {
   std::span<const std::vector<std::byte>> blocks = {};  // Kind::block: by rank, own included
   std::span<const std::byte> gpu_blocks = {};           // Kind::gpu_block: the ranks' one after the other
@@ -121,7 +122,7 @@ struct Slice {
   std::span<float> gradient, residual;
 };
 
-// What a step is given.
+// A step's inputs.
 struct StepContext {
   std::int64_t step = 0;  // 0-based, the same on all ranks
   double density = 1.0;   // of this step, after warm-up; in (0, 1]
@@ -130,13 +131,13 @@ struct StepContext {
   std::span<const float> weights = {};
   int rank = 0;
   double lr = 1.0;  // the step's learning rate, for compress.lr_inside
-  // Of gradients in GPU memory, there too: kernels read the parameters, and write to the status what they
-  // find.
+  // For gradients in GPU memory, in GPU memory too: kernels read the parameters and write what they find to
+  // the status.
   const StepParameters* parameters = nullptr;
   StepStatus* status = nullptr;
 };
 
-// What the step's optimizer and kernels read.
+// Returns the parameters that the step's optimizer and kernels read.
 inline StepParameters parameters_of(const StepContext& context) {
   return {.step = context.step, .lr = context.lr, .density = context.density, .rank = context.rank};
 }
@@ -149,8 +150,8 @@ class Compressor {
   // data.
   virtual std::size_t reserve(double) { return 0; }
   virtual Message encode(Slice slice, const StepContext& context) = 0;
-  // What encode() made, if it is a list of entries whose values are sent unrounded, for collectives that add
-  // on their way (gTop-k, Ok-Topk): before their weight; until decode(). Else null.
+  // The entries that encode() made, without their weight, valid until decode(), if the method sends unrounded
+  // values; else null. Used by collectives that add in the network (gTop-k, Ok-Topk).
   virtual const SparseVector* entries() const { return nullptr; }
   // How many entries the density of the last encode() asks for; 0 if a method sends no entries.
   virtual std::size_t target() const { return 0; }
@@ -167,7 +168,7 @@ class Compressor {
 
   virtual Applied applied() const { return Applied::nothing; }
 
-  // Everything that a later step depends on, beside the residual, which the arena holds: velocities, carried
+  // Everything that a later step depends on but the residual, which the arena holds: velocities, carried
   // thresholds, masks. Between steps only. load_state() throws Error if the bytes are damaged or another
   // method's; the compressor is then of no use.
   std::vector<std::byte> state() const;
@@ -179,14 +180,14 @@ class Compressor {
   // The accumulated gradient u, between encode and commit, if the method has one; for studies.
   virtual std::span<const float> accumulated() const { return {}; }
 
-  // What this rank contributed, as the ranks decoded it, between the last decode and commit, if the method
-  // knows it; for studies. Values without indices are of the whole group.
+  // This rank's contribution as the ranks decoded it, between the last decode and commit, if the method knows
+  // it; for studies. Values without indices cover the whole group.
   virtual std::optional<SparseView> contributed() const { return std::nullopt; }
 
-  // Of the last encode, for metrics and logs; on a GPU StepStatus has them.
+  // Statistics of the last encode, for metrics and logs; on a GPU StepStatus has them.
   virtual std::size_t selected() const { return 0; }  // entries sent
-  // What magnitudes were compared with (the k-th of topk, the last threshold of gaussiank); of several
-  // segments the least.
+  // The magnitude threshold (topk's k-th magnitude, gaussiank's last threshold); the least of several
+  // segments.
   virtual double threshold() const { return 0.0; }
   // Entries selected that compress.capacity kept back.
   virtual std::size_t over_capacity() const { return 0; }
@@ -198,7 +199,7 @@ struct TensorSpec {
   std::size_t rows = 0, cols = 1;
 };
 
-// What a compressor is made for: one group of the arena.
+// Describes one group of the arena for its compressor.
 struct GroupSpec {
   std::size_t numel = 0;
   // Selection ranges [begin, end) inside the group, ascending and covering it: one for scope model and group,
@@ -245,8 +246,8 @@ Registry<CompressorType>& compressors();
 
 // Throws UserError for an unknown name or a combination that makes no sense, with the reason.
 std::unique_ptr<Compressor> make_compressor(const CompressOptions& options, const GroupSpec& group);
-// What one rank's first message takes at this density, header included, as far as counts are known
-// beforehand; else 0. Validates the options as make_compressor() does.
+// Bytes of one rank's first message at this density, header included, if counts are known beforehand; else 0.
+// Validates the options as make_compressor() does.
 std::size_t planned_message_bytes(const CompressOptions& options, const GroupSpec& group, double density);
 
 // Throws UserError naming the key and the reason where `options` give a selection, index codec, value codec,

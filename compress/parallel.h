@@ -12,7 +12,7 @@ namespace topknot {
 
 inline constexpr std::size_t kChunk = 16384;  // elements: two float streams of it fit the second-level cache
 
-// As many parts as there are threads, but none so small that waking a thread costs more than the work.
+// The number of threads, or fewer if waking a thread would cost more than its part of the work.
 inline std::size_t part_count(std::size_t n) {
   return std::clamp<std::size_t>(n / (4 * kChunk), 1,
                                  static_cast<std::size_t>(std::max(1, omp_get_max_threads())));

@@ -28,7 +28,7 @@ struct SparsePreset {
   double feedback_decay = 1;        // compress.feedback_decay, of memory residual
   std::string transform = "none";   // compress.transform
   bool layerwise = false;           // the method is defined layer by layer: compress.scope must be tensor
-  // What the paper or its authors' code says of keys that are no pieces. Keys that are given win; `train` and
+  // The paper's or its authors' values of keys that are no pieces. Keys that are given win; `train` and
   // libtopknot fill in the others.
   Settings settings = {};
 };
@@ -43,7 +43,7 @@ struct Recipe {
 };
 Registry<Recipe>& recipes();
 
-// What the name of a method or recipe says of other keys.
+// Keys that a method or recipe of this name sets.
 const Settings& settings_of(const std::string& name);
 
 // The preset with the options' own choices in place.
@@ -84,7 +84,7 @@ class SparseCompressor final : public Compressor {
   SparseCompressor(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group);
 
   Message encode(Slice slice, const StepContext& context) override;
-  // What encode() sends, if values are sent unrounded. The entries live until the next encode().
+  // The entries that encode() sends, if values are sent unrounded. They live until the next encode().
   const SparseVector* entries() const override { return value_codec_->exact ? &sent_ : nullptr; }
   std::size_t target() const override { return planned_entries(traits_, segment_options_, group_, density_); }
   // The step is not finite if a rank's entries are not, or if their sum could overflow.

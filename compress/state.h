@@ -114,7 +114,7 @@ class StateReader {
       fail("is of " + std::to_string(elements) + " elements in " + std::to_string(ranges) +
            " segments, not of " + std::to_string(numel) + " in " + std::to_string(segments));
   }
-  // Of the group or range whose state is next: its elements; 0: not known.
+  // Elements of the group or range whose state is next; 0: not known.
   std::size_t range = 0;
   bool at_end() const { return bytes_.empty(); }
   void finish() const {

@@ -69,7 +69,7 @@ class TernaryQuantiser final : public quantise::Quantiser {
   }
 
  private:
-  // Of the population; 0 if nothing is to be clipped.
+  // The population's standard deviation; 0 if nothing is to be clipped.
   double deviation(std::span<const float> x) const {
     if (clip_ == 0 || x.size() < 2) return 0;
     // Without an addend nothing is written.

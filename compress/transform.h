@@ -48,7 +48,7 @@ class BlockTransform {
 // The group's tensors; itself as one vector if it names none.
 std::vector<TensorSpec> tensors_of(const GroupSpec& group);
 
-// By the value of compress.transform: null for none.
+// Makes the transform that compress.transform names; null for none.
 std::unique_ptr<BlockTransform> make_transform(const std::string& name, const GroupSpec& group);
 
 }  // namespace topknot

@@ -37,7 +37,7 @@ std::size_t run_parts(std::size_t count) {
   return (count + kRunPart - 1) / kRunPart;
 }
 
-// Of the quotients and `long`. `count` is at most numel / 2.
+// Makes the table of the quotients and of `long`. `count` is at most numel / 2.
 AnsTable geometric_table(std::size_t count, std::size_t numel, unsigned b) {
   // q = 1 - (1 - p)^(2^b) in units of 2^-62: 1 - (1 - q)^2 = 2 q - q^2.
   const std::uint64_t upper = (std::uint64_t{count} << 32) / numel,
@@ -73,7 +73,7 @@ struct RunModel {
     return b;
   }
   std::uint32_t remainder(std::uint32_t run) const { return run & ((1u << b) - 1); }
-  // Of a part of so many runs, or of all parts before one.
+  // Bytes of the remainders of a part of `runs` runs, and of all parts before `part`.
   std::size_t part_bytes(std::size_t runs) const { return (runs * b - carried + 7) / 8; }
   std::size_t bytes_before(std::size_t part) const { return part * part_bytes(kRunPart); }
   std::size_t remainder_bytes(std::size_t count) const {
@@ -99,7 +99,7 @@ std::vector<std::uint32_t> complement(std::span<const std::uint32_t> positions, 
   return others;
 }
 
-// What is written: the positions, or those that they leave out.
+// The positions to write: those given, or their complement if it is smaller.
 class RarerPositions {
  public:
   RarerPositions(std::span<const std::uint32_t> indices, std::size_t numel)
@@ -165,8 +165,8 @@ double ans_expected_bytes(std::size_t count, std::size_t numel) {
   const unsigned b = RunModel::remainder_bits(count, numel);
   const double step = b == 0 ? 0 : std::ldexp(p, static_cast<int>(b)),
                redundancy = step * step / 24 / std::log(2.0);
-  // Of a part beyond its runs: half a byte of padding, and a state of 32 bits for a start of min(b, 16) and
-  // what the state holds of symbols, 8 on average.
+  // A part costs more than its runs: half a byte of padding, and a state of 32 bits less the min(b, 16) bits
+  // that it starts with and the 8 bits of symbols that it holds on average.
   const double part_bytes = 0.5 + (24.0 - std::min(b, 16u)) / 8;
   const auto parts = static_cast<double>(run_parts(count));
   return std::ceil(runs * (entropy + redundancy) / 8 + parts * part_bytes + 4 * (parts - 1));

@@ -9,7 +9,7 @@
 // symbol first; so symbols are written from the last to the first. A stream is x, the upper word first, then
 // the words, those given up last first: 2 to 4 bytes more than its symbols.
 //
-// The writer begins with x = 2^16 + start, a number of 16 bits that is the caller's: the reader has it behind
+// The writer begins with x = 2^16 + start, a number of 16 bits that is the caller's: the reader has it after
 // the last symbol. A step of reading has one inverse, as x is in range between symbols. So a reader that ends
 // with x - 2^16 below 2^16 has read the stream that a writer makes of these symbols and this start, and no
 // other.
@@ -71,7 +71,7 @@ class AnsWriter {
     }
     x_ = (x_ / slots << AnsTable::kSlotBits) + begin + x_ % slots;
   }
-  // Where the stream begins.
+  // Writes the final state and returns the begin of the stream.
   std::uint16_t* finish() {
     *--at_ = static_cast<std::uint16_t>(x_);
     *--at_ = static_cast<std::uint16_t>(x_ >> 16);
@@ -84,7 +84,7 @@ class AnsWriter {
   std::uint32_t x_;
 };
 
-// Behind the end of `in` it reads any symbols, and done() is false.
+// After the end of `in` it reads any symbols, and done() is false.
 class AnsReader {
  public:
   AnsReader(const AnsTable& table, std::span<const std::byte> in)

@@ -161,8 +161,8 @@ void decode(std::span<const std::byte> in, std::span<float> out) {
 
 using Counts = std::array<std::uint32_t, Centroids<2>::kBins>;
 
-// Of a code its share of the slots, rounded, and one at least; what is over or missing goes to the most frequent. Of codes
-// that are not used one each as well.
+// Gives each code its share of the slots, rounded, and at least one, also if the code is not used. The most
+// frequent code takes the rounding's remainder.
 AnsTable slots_of(const Counts& counts) {
   std::uint64_t all = 0;
   for (const std::uint32_t count : counts) all += count;
@@ -183,7 +183,7 @@ AnsTable slots_of(const Counts& counts) {
 
 constexpr std::size_t kAnsHead = sizeof(Centroids<2>::table) + sizeof(Counts);
 
-// Of normal values beyond two deviations a code takes a bit, within 1 %.
+// For normal values beyond two deviations a code takes a bit, within 1 %.
 std::size_t expected_ans_bytes(std::size_t count) {
   return count == 0 ? 0 : kAnsHead + sizeof(std::uint32_t) + (count * 33 + 255) / 256;
 }

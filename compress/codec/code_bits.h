@@ -103,7 +103,7 @@ constexpr float kLeastScale = 0x1p-119f;
 constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it leaves the nearest integer,
                                                // ties to even
 
-// Of a block, by its largest magnitude.
+// The scale of a block with this largest magnitude.
 TOPKNOT_HOST_DEVICE float scale_of(float largest) {
   return largest < kLeastScale ? 0.0f : largest;
 }

@@ -30,7 +30,7 @@ namespace topknot {
 struct ValueCodec {
   std::uint8_t id = 0;
   bool exact = false;  // decode(encode(x)) == x
-  // Whether fillers (IndexLayout) have values, for which +0 must come back as +0 beside any others.
+  // Whether fillers (IndexLayout) have values, for which +0 must come back as +0 next to any others.
   bool fills = true;
   std::size_t (*bytes)(std::size_t count);  // at least a bit per value; 0 of none
   // Appends bytes(values.size()) bytes. What decodes from finite values is finite.
@@ -38,21 +38,22 @@ struct ValueCodec {
   // `in` has bytes(out.size()) bytes, or all there is. Throws Error if they are not what encode() writes; values that are not
   // finite may come out, read_block refuses them.
   void (*decode)(std::span<const std::byte> in, std::span<float> out);
-  // Where the length depends on the values: the least, and bytes() is a guess; decode() checks the length. Or null.
+  // For codecs whose length depends on the values, the least length; bytes() is then a guess, and decode()
+  // checks the length. Else null.
   std::size_t (*least)(std::size_t count) = nullptr;
 };
 
 // A way to write positions; its functions are never called with none.
 struct IndexLayout {
-  // What encode() appends, and the fillers it asks for.
+  // Bytes that encode() appends, and fillers that it asks for.
   struct Size {
     std::size_t bytes = 0, fillers = 0;
   };
 
   std::uint8_t id = 0;
   bool only_all = false;  // writes every position or none
-  // What `count` positions take, fillers' values not included: exact for raw, bitmap and all, else the
-  // expectation if positions are drawn uniformly. 0 of none.
+  // Bytes of `count` positions without fillers' values: exact for raw, bitmap and all, else the expectation
+  // if positions are drawn uniformly. 0 for none.
   double (*expected_bytes)(std::size_t count, std::size_t numel);
   Size (*size)(std::span<const std::uint32_t> indices, std::size_t numel);
   // Appends positions, strictly ascending and below numel. `fillers`, empty before, gets the value slots that
@@ -68,8 +69,8 @@ struct IndexLayout {
 };
 extern const IndexLayout kRawLayout, kRun16Layout, kRiceLayout, kBitmapLayout, kAllLayout, kAnsLayout;
 
-// What compress.codec names: one layout, or several (auto) of which each message takes the one in which it is
-// smallest, values of fillers counted; ties to the first. Messages of no entries take the first.
+// A value of compress.codec: one layout, or several (auto), of which each message takes the one that makes it
+// smallest, fillers' values counted; ties go to the first. Messages without entries take the first.
 struct IndexCodec {
   std::vector<const IndexLayout*> layouts;
 
@@ -93,8 +94,8 @@ std::vector<std::byte> write_block(const SparseVector& entries, std::size_t nume
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCodec& index_codec,
                 const ValueCodec& value_codec, SparseVector& entries);
 
-// What a block of `count` entries takes; IndexCodec::expected_bytes() says how exact that is. Throws
-// UserError for an unknown name.
+// Bytes of a block of `count` entries; IndexCodec::expected_bytes() says how exact that is. Throws UserError
+// for an unknown name.
 std::size_t expected_block_bytes(const std::string& codec, const std::string& values, std::size_t count,
                                  std::size_t numel);
 

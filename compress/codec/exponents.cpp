@@ -30,7 +30,7 @@ TOPKNOT_INLINE Half exponent_of(Half upper) {
   return (upper >> 7) & 0xFF;
 }
 
-// A block's values in halves. What is behind `count` is of no use, but may be written.
+// A block's values in halves. What is after `count` is of no use, but may be written.
 struct Halved {
   std::size_t count = 0;
   alignas(64) std::array<Half, kExponentBlock + kStrips> upper, lower;
@@ -52,7 +52,7 @@ std::size_t bitmap_bytes(std::size_t n, const Coding& coding) {
 std::size_t code_bytes(std::size_t strip, unsigned width) {
   return strip * width * sizeof(Half);
 }
-// Behind the bitmap.
+// After the bitmap.
 template <class T>
 std::size_t value_bytes(std::size_t count, const Coding& coding) {
   return count * (sizeof(T) - 1) + code_bytes(count / kStrips, coding.width) + count % kStrips +
@@ -192,7 +192,7 @@ TOPKNOT_MULTIVERSION void unpack(unsigned width, const Half* words, std::size_t 
 
 using ExponentCounts = std::array<std::uint32_t, 256>;  // by exponent
 
-// Of the smallest codes of so many strips; of equals the narrowest and first.
+// The window with the smallest codes for strips of `strip` codes; ties go to the narrowest and first.
 Coding smallest_window(const ExponentCounts& counts, std::size_t strip) {
   std::size_t low = 0, high = counts.size() - 1;
   while (low < high && counts[low] == 0) ++low;
@@ -223,7 +223,8 @@ Coding smallest_window(const ExponentCounts& counts, std::size_t strip) {
 }
 
 void count_exponents(const Halved& halved, ExponentCounts& counts) {
-  // Of four tables: neighbours are often equal, and an increment would wait for the one before.
+  // Four tables: neighbours are often equal, and an increment of the same count would wait for the one
+  // before.
   std::uint32_t table[4][256] = {};
   std::size_t i = 0;
   for (; i + 4 <= halved.count; i += 4)
@@ -252,7 +253,8 @@ BlockPlan plan_block(std::span<const T> values) {
   ExponentCounts counts;
   count_exponents(halved, counts);
 
-  // Of all values, and of those that are not +0: without the last ones, which have no codes.
+  // Plans a block of all values, or with `leave_out` of those that are not +0. The last count % kStrips
+  // values have no codes.
   const auto plan = [&](bool leave_out) {
     ExponentCounts coded = counts;
     if (leave_out) coded[0] -= static_cast<std::uint32_t>(zeros);
@@ -422,7 +424,7 @@ bool decode_block(const std::byte* in, const BlockPlan& plan, std::span<T> value
   if (escape < 1u << kMostWidth && coding.escapes <= halved.body()) {
     std::array<std::uint8_t, kExponentBlock + 1> exponents{};
     std::memcpy(exponents.data(), in, coding.escapes);
-    // Of a damaged block there may be more escapes than exponents.
+    // A damaged block may have more escapes than exponents.
     for (std::size_t i = 0; i < halved.body(); ++i) {
       const bool is = codes[i] == escape;
       const auto code =

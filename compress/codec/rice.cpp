@@ -33,7 +33,7 @@ std::uint64_t part_bits(std::span<const std::uint32_t> indices, std::size_t part
   return bits;
 }
 
-// Where each part's bits end, a part beginning at the next whole byte.
+// The end of each part's bits; a part begins at the next whole byte.
 std::vector<std::uint32_t> part_ends(std::span<const std::uint32_t> indices, unsigned b) {
   std::vector<std::uint32_t> ends(part_total(indices.size()));
   for_each_block(ends.size(), kPartsPerThread, [&](std::size_t part) {

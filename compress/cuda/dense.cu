@@ -1,4 +1,4 @@
-// What a dense group does on a GPU: compress/dense.cpp, operation for operation.
+// The compressor of dense groups on a GPU: compress/dense.cpp, operation for operation.
 #include "compress/cuda/device_compressor.h"
 #include "compress/state.h"
 #include "nn/core/cuda/context.h"
@@ -139,7 +139,7 @@ class DeviceDenseCompressor final : public Compressor {
   const std::size_t numel_;
   const int ranks_;
   const DeviceArray<BFloat16> narrow_;  // what is sent, if it is not the gradient itself
-  // Of the step under way.
+  // State of the current step.
   std::span<float> gradient_;
   StepStatus* status_ = nullptr;
 };

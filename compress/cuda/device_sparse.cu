@@ -90,7 +90,7 @@ class DeviceSparseCompressor final : public Compressor {
   DeviceArray<DecodedStats> received_;
   DeviceArray<float> weights_;  // by rank, then this rank's
 
-  // Of the step under way; its parameters are null outside.
+  // State of the current step; its parameters are null between steps.
   Slice slice_;
   StepContext step_;
 };

@@ -1,6 +1,6 @@
 #pragma once
-// What the handles of include/topknot.h are, and what its calls are made of. Functions here throw; the calls of the interface (topknot.cpp) hold the
-// compressor's mutex and turn what is thrown into results.
+// The types of the handles of include/topknot.h, and the functions that implement its calls. These functions
+// throw; the calls (topknot.cpp) hold the compressor's mutex and turn exceptions into results.
 
 #include <cstdint>
 #include <list>
@@ -57,7 +57,7 @@ struct Snapshot {
   std::vector<std::byte> state;
 };
 
-// What is compressed for itself: a tensor, or with scope=model all that are compressed.
+// The unit of compression: a tensor, or with scope=model all compressed tensors.
 struct Part {
   GroupSpec spec;
   CompressOptions options;
@@ -73,7 +73,7 @@ struct Part {
   Snapshot before_commit;  // of the last one that was committed
 };
 
-// What a place keeps for a round.
+// Memory of a place for one round.
 struct RoundMemory {
   virtual ~RoundMemory() = default;
 };
@@ -92,9 +92,9 @@ struct topknot_round {
 
 namespace topknot {
 
-// Where a compressor's tensors lie, the messages too: the host's memory, or a GPU's. Calls come under the compressor's
-// mutex. What they did is done when they return, but read() is done with the round's first pack(), and write() with
-// finish().
+// The memory that holds a compressor's tensors and messages: the host's or a GPU's. Calls come under the
+// compressor's mutex. They are complete when they return, except that read() is complete after the round's
+// first pack(), and write() after finish().
 class Place {
  public:
   virtual ~Place() = default;
@@ -116,7 +116,7 @@ class Place {
   virtual void pack(topknot_round& round) = 0;
   // All ranks' messages to the parts; their next ones to round.messages. `blocks`: by rank, if the message is a block.
   virtual void decode(topknot_round& round, std::span<const std::span<const std::byte>> blocks) = 0;
-  virtual bool finite(const topknot_round& round) const = 0;  // behind the last decode()
+  virtual bool finite(const topknot_round& round) const = 0;  // after the last decode()
   // Everything of the part is as before the round.
   virtual void discard(Part& part, topknot_round& round) = 0;
   virtual void finish() const {}
@@ -147,7 +147,7 @@ namespace topknot {
   throw UserError(text);
 }
 
-// Of a message that is a sum.
+// The bytes of a message that is a sum.
 inline std::span<std::byte> summed_bytes(Message& message) {
   return message.kind == Message::Kind::sum ? std::as_writable_bytes(message.sum)
                                             : std::as_writable_bytes(message.sum_bfloat16);
@@ -170,15 +170,15 @@ void require_no_round(const topknot_compressor& compressor);
 
 // round.cpp. Makes round.message from round.messages.
 void pack(topknot_round& round);
-// As topknot_decode().
+// Implements topknot_decode().
 topknot_result decode(topknot_round& round, const void* const* blocks, const std::size_t* block_bytes);
 // Ends the round; its parts are discarded, or have been committed.
 void end(topknot_compressor& compressor, topknot_round* round, bool discard);
 
-// state.cpp too. As topknot_save() and topknot_load().
+// state.cpp. Implement topknot_save() and topknot_load().
 std::vector<std::byte> saved(const topknot_compressor& compressor);
 void load(topknot_compressor& compressor, std::span<const std::byte> bytes);
-// As topknot_undo().
+// Implements topknot_undo().
 void undo(topknot_compressor& compressor, std::int64_t step);
 // A new compressor of the part, which goes on from this state.
 std::unique_ptr<Compressor> renewed(const Place& place, const Part& part, std::span<const std::byte> state);

@@ -83,7 +83,7 @@ std::optional<Message> decode_sum(Part& part, Message& sent, const topknot_messa
 }
 
 struct HostRound : RoundMemory {
-  std::vector<std::byte> block;  // each part's behind its length
+  std::vector<std::byte> block;  // each part's after its length
   std::vector<std::byte> sum;    // of several parts
 };
 
@@ -93,7 +93,7 @@ class Host final : public Place {
                                               const GroupSpec& group) const override {
     return topknot::make_compressor(options, group);
   }
-  // Of pages that take no memory before they are written.
+  // Pages from calloc() take no memory before they are written.
   Floats zeros(std::size_t count) const override {
     const std::shared_ptr<void> memory(std::calloc(count + 16, sizeof(float)), std::free);
     if (!memory) throw std::bad_alloc();

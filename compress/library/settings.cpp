@@ -59,7 +59,7 @@ std::vector<Option> library_options() {
   return options;
 }
 
-// What the method and the pieces that it is made of declare for themselves.
+// Options that the method and its pieces declare.
 std::vector<Option> own_options(const CompressOptions& options) {
   std::vector<Option> all;
   std::set<std::string> names;

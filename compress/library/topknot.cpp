@@ -97,7 +97,7 @@ topknot_result locked(topknot_compressor* compressor, const Call& call) noexcept
   });
 }
 
-// Of key `device`.
+// Parses key `device`.
 std::unique_ptr<Place> place_of(const std::string& device, int rank) {
   if (device == "cpu") return make_host();
   if (device == "cuda") return make_gpu(-1, rank);

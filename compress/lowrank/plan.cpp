@@ -150,7 +150,7 @@ TOPKNOT_MULTIVERSION void rebuild(float* u, float* average, std::size_t begin, s
 void orthonormalise(float* a, std::size_t n, std::size_t rank, std::size_t row_stride,
                     std::size_t column_stride, const CounterRng& fill, std::vector<double>& scratch) {
   TOPKNOT_CHECK(rank <= n, "more orthonormal columns than rows");
-  // Columns of A turn into reflections in place, then the basis is made behind them.
+  // Columns of A turn into reflections in place, then the basis is made after them.
   scratch.resize(2 * n * rank + 2 * rank);
   double *reflections = scratch.data(), *basis = reflections + n * rank, *tau = basis + n * rank,
          *sign = tau + rank;

@@ -1,8 +1,8 @@
 #pragma once
-// What the low-rank methods share: products of a matrix with thin factors; which tensors of a group are
+// The shared part of low-rank methods: products of a matrix with thin factors; which tensors of a group are
 // approximated, where their factors lie, and the passes over the group. P of all matrices is one buffer, each
 // [rows, rank] by rows; Q another, each [rank, cols]: the transpose, by rows. All other tensors are sent as
-// they are, behind the factors of a message.
+// they are, after the factors of a message.
 
 #include <cstddef>
 #include <cstdint>
@@ -114,7 +114,7 @@ bool check_options(const CompressOptions& options);
 // compress.rank and .min_compression.
 const std::vector<Option>& options();
 
-// What the methods share as compressors: error feedback over the group, sums of factors, averages rebuilt
+// The compressor of the low-rank methods: error feedback over the group, sums of factors, averages rebuilt
 // from these.
 class LowRankCompressor : public Compressor {
  public:

@@ -1,5 +1,5 @@
 #pragma once
-// What a memory adds to the gradient, element by element, in the pass that selects: u is written over the
+// Adds a memory's terms to the gradient, element by element, in the pass that selects; u overwrites the
 // gradient. The formulas stand at FeedbackInput (compress/memory/memory.h); CPU and GPU have the same bits.
 
 #include <cstddef>
@@ -37,7 +37,7 @@ struct Accumulate {
     u[i] = sum;
     return sum;
   }
-  // What u[i] will be.
+  // Computes u[i] without writing it.
   TOPKNOT_HOST_DEVICE float peek(std::size_t i) const {
     float moved = 0;
     return made(i, moved);

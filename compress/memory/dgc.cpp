@@ -11,8 +11,8 @@
 // direction bit for bit on one rank. What a value codec loses stays in u; the velocity is zeroed all the
 // same. Entries that the collective rejected keep both.
 //
-// What is left of u is the arena's residual. The velocity is kept twice, so that a step can be undone: the
-// new one is written beside the old, past the caches, in the one pass that writes u over the gradient.
+// The rest of u is the arena's residual. The velocity is kept twice, so that a step can be undone: the new
+// one is written next to the old, past the caches, in the one pass that writes u over the gradient.
 // Without momentum both are left out: this is then the residual memory.
 //
 // Preset dgc: Deep Gradient Compression (Lin, Han, Mao, Wang, Dally, ICLR 2018, arXiv 1712.01887), whole. Its
@@ -89,7 +89,7 @@ class DgcMemory final : public Memory {
     if (!next_) next_ = allocate(n);
     if (!velocity_) {
       velocity_ = allocate(n);
-      // By the threads that will read it, so that its pages lie near them.
+      // The threads that will read it fill it, so that its pages lie near them.
       for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
         std::fill(velocity_.get() + begin, velocity_.get() + end, 0.0f);
       });

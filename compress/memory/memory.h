@@ -15,8 +15,8 @@
 
 namespace topknot {
 
-// What a memory asks of the pass that selects, which makes u over the gradient g in its one read (on a GPU
-// that is cuda::Accumulate). With momentum m and velocity v:
+// A memory's input to the pass that selects, which writes u over the gradient g in one read (on a GPU:
+// cuda::Accumulate). With momentum m and velocity v:
 //   neither residual nor velocity   u = g
 //   a residual                      u = g + residual
 //   both (DGC)                      u = v' + residual, v' = m v + g; Nesterov: u = v' + g + residual, v' = m (v + g)
@@ -32,7 +32,7 @@ struct FeedbackInput {
   requires std::is_convertible_v<Residual, std::span<const float>> FeedbackInput(Residual&& residual_)
       : residual(residual_) {}
 
-  // What u[i] will be.
+  // Computes u[i].
   float made(std::span<const float> gradient, std::size_t i) const {
     float sum = gradient[i], moved = 0;
     if (velocity) sum = momentum_corrected(sum, velocity[i], moved, momentum, nesterov);
@@ -57,8 +57,8 @@ class Memory {
  public:
   virtual ~Memory() = default;
 
-  // What selection adds to the gradient in its own pass, to make u over the gradient's memory. `residual` is
-  // what the arena keeps from step to step (the residual).
+  // Returns the terms that selection adds to the gradient, in its own pass, to make u in the gradient's
+  // memory. `residual`: the arena's memory that lasts from step to step.
   virtual FeedbackInput input(std::span<float> gradient, std::span<const float> residual) = 0;
 
   // Turns the step's memories into what the next step starts from. `sent`: the entries as the other ranks
@@ -70,7 +70,7 @@ class Memory {
   virtual void finish(std::span<float> average) { static_cast<void>(average); }
   // The largest magnitude that finish() adds to where an entry was sent.
   virtual float largest_kept(std::span<const SparseView>) const { return 0; }
-  // As before input().
+  // Restores the state before input().
   virtual void discard() {}
 
   // Whether u's memory lives on as the residual. The average then goes to the residual's memory, else over u.
@@ -87,7 +87,8 @@ struct MemoryTraits {
   // slices.
   bool owns_momentum = false;
   bool sends_differences = false;  // what is sent is a difference to an estimate, not gradient (EF21)
-  // What would mix the learning rates of several steps under compress.lr_inside; empty: nothing would.
+  // The state that would mix several steps' learning rates under compress.lr_inside, for messages; empty:
+  // none.
   const char* depends_on_lr = "";
 };
 struct MemoryFactory {

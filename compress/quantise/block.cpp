@@ -40,7 +40,7 @@ class BitReader {
   BitReader(std::span<const std::byte> in, std::size_t first, int bits)
       : in_(in), at_(first * static_cast<std::size_t>(bits)), bits_(bits) {}
   std::uint32_t next() {
-    // Up to three bytes hold a code; those behind the end count as zeros.
+    // Up to three bytes hold a code; those after the end count as zeros.
     std::uint32_t word = 0;
     const std::size_t byte = at_ / 8;
     if (byte + sizeof word <= in_.size())
@@ -155,7 +155,7 @@ TOPKNOT_MULTIVERSION void scale_values(float* x, std::size_t count, float scale)
   for (std::size_t i = 0; i < count; ++i) x[i] = x[i] * scale + 0.0f;
 }
 
-// Of what is behind the first `bits`.
+// Whether all bits after the first `bits` are zero in the last byte.
 bool tail_is_zero(std::span<const std::byte> in, std::size_t bits) {
   return bits % 8 == 0 || static_cast<unsigned>(in[bits / 8]) >> (bits % 8) == 0;
 }
@@ -174,7 +174,7 @@ bool levels_in_range(std::span<const std::byte> in, std::size_t begin, std::size
   return good;
 }
 
-// Digits behind the last entry too.
+// Digits after the last entry too.
 bool trits_in_range(std::span<const std::byte> in, std::size_t count) {
   std::uint8_t largest = 0;
   for (const std::byte byte : in) largest = std::max(largest, static_cast<std::uint8_t>(byte));

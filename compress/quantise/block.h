@@ -59,7 +59,7 @@ TOPKNOT_HOST_DEVICE int level_of(float magnitude, float uniform, float norm, flo
 
 inline constexpr std::size_t kHeaderBytes = sizeof(BlockHeader);
 
-// What all ranks agree on.
+// The format, the same on all ranks.
 struct Format {
   Kind kind = Kind::sign;
   std::uint32_t levels = 1;          // of Kind::levels: 1 to 32767

@@ -6,10 +6,9 @@
 // k, and t falls by 0.8. Between k and 1.3 k the first k by position are sent (compress.truncate: lowest),
 // which is unjust to late positions, or the k largest (largest). At most k entries are sent, possibly fewer.
 //
-// Where we differ from that code: at density 1 everything is sent; where t cannot rise because it is 0, which
-// means more zeros than there is room for, the exact k largest are sent. A vector of zeros sends k zeros, as
-// there. A vector that the sample covers whole (d at most 2 / density) is compared with its own k-th
-// magnitude.
+// Deviations from that code: at density 1 everything is sent; if t cannot rise because it is 0, which means
+// more zeros than there is room for, the exact k largest are sent. A vector of zeros sends k zeros, as there.
+// A vector that the sample covers whole (d at most 2 / density) is compared with its own k-th magnitude.
 //
 // The sample starts at word `position` of the stream CounterRng(seed, compress, step, rank), below the
 // stride. Nothing is carried from step to step.

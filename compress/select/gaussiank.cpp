@@ -103,8 +103,8 @@ class GaussianKSelector final : public Selector {
  private:
   std::unique_ptr<Selector> exact_ = make_selector("topk");
   Candidates found_;
-  // Of the last select(); empty if the selection was exact. A count that is too many may be less than exceed
-  // the threshold.
+  // The thresholds that the last select() tried; empty if the selection was exact. A count that is too many
+  // may be less than exceed the threshold.
   std::vector<SelectDiagnostics::Evaluation> trace_;
   CarriedBound carried_, next_;
   int passes_ = 0;

@@ -2,12 +2,12 @@
 // the last step saw, so that one pass is enough and the count stays within 8 % of k. A method of this
 // project.
 //
-// What differs from gaussiank, and why. GaussianK takes mean and deviation of the whole of u and reads the
-// threshold off the normal distribution: t = mean + z(k/d) * deviation, with z(p) the two-sided quantile.
-// Under error feedback that fails: everything above the last threshold has left, so u piles up just below it,
-// its tail falls far faster than that of a normal distribution with u's deviation, and the rule is off by a
-// factor of ten or more (three tries of halving and of half as much again cannot mend that). Here the normal
-// tail is fitted where it is needed. With N(x) = #{|u| > x}, the model is
+// The difference from gaussiank, and its reason: GaussianK takes mean and deviation of the whole of u and
+// reads the threshold off the normal distribution: t = mean + z(k/d) * deviation, with z(p) the two-sided
+// quantile. Under error feedback that fails: everything above the last threshold has left, so u piles up just
+// below it, its tail falls far faster than that of a normal distribution with u's deviation, and the rule is
+// off by a factor of ten or more (three tries of halving and of half as much again cannot fix that). Here the
+// normal tail is fitted where it is needed. With N(x) = #{|u| > x}, the model is
 //     N(x) = d * P(|Z| > (x / scale)^power),  Z standard normal,
 // so that of two thresholds  x2 = x1 * (z(N2/d) / z(N1/d))^(1/power).  The scale is known from one count
 // above one threshold, the power (1 in GaussianK; 1 to 10 under error feedback) is learnt from pairs of

@@ -149,7 +149,7 @@ class RegTopKSelector final : public Selector {
     double weight = 0;            // w
   };
 
-  // Of the i-th entry of last_, with the sign of u.
+  // The score of the i-th entry of last_, with the sign of u.
   float score(std::size_t i, float u) const {
     return rule_(u, last_.weight, last_.own[i], last_.surplus[i], std::numeric_limits<float>::max());
   }

@@ -15,7 +15,8 @@ struct RegTopKScore {
   double rest = 1;          // tanh((1 + Q) / mu)
   bool by_current = false;  // variant B
 
-  // Of u, with its sign. `weight`: w; `own`: w p; `surplus`: avg - w p. `largest`: the largest finite float.
+  // The score of u, with its sign. `weight`: w; `own`: w p; `surplus`: avg - w p. `largest`: the largest
+  // finite float.
   TOPKNOT_HOST_DEVICE float operator()(float u, double weight, double own, double surplus,
                                        float largest) const {
     constexpr double away_from_zero = 1e-10;  // of variant B's denominator
@@ -28,8 +29,8 @@ struct RegTopKScore {
     return static_cast<float>(score > bound ? bound : score < -bound ? -bound : score);
   }
 
-  // What entries are listed with, so that every score above `bound` is among them: a score is at most |u| /
-  // rest.
+  // The key above which entries are listed, so that every score above `bound` is among them: a score is at
+  // most |u| / rest.
   TOPKNOT_HOST_DEVICE MagnitudeKey listed_above(const CarriedBound& bound, bool all) const {
     if (!bound.known() || all || !(rest < 1)) return bound.above(all);
     const MagnitudeKey lower = key_below((1 - 1e-6) * rest * bound.magnitude()) - 1;

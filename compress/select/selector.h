@@ -18,7 +18,7 @@ namespace topknot {
 
 // The entries of one range that are sent: positions are relative to the range.
 struct Selection : SparseVector {
-  // What magnitudes were compared with: the k-th magnitude of topk, the last threshold of gaussiank.
+  // The magnitude threshold: topk's k-th magnitude, gaussiank's last threshold.
   double threshold = 0;
 };
 

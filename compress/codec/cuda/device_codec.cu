@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
   out.indices[rank * work.capacity + i] = index;
 }
 
-// By one block of threads; thread 0 adds in rank order, as the CPU does.
+// One block of threads calls it; thread 0 adds in rank order, as the CPU does.
 __device__ void judge_ranks(const DecodedStats* stats, int ranks, const Judging& judging) {
   __shared__ double terms[kThreads];  // negative: not finite, or damaged
   double bound = 0;

@@ -5,7 +5,7 @@
 // have kernels. One per group and rank; works in the current context's memory.
 //
 // A damaged block: read() finds a count above the capacity, and all that read_block() throws Error for except
-// bytes behind the values, which it does not look at. The CPU throws; here the statistics of the rank say so,
+// bytes after the values, which it does not look at. The CPU throws; here the statistics of the rank say so,
 // nothing is written out of bounds, and whoever reads the stats must refuse the step, as all ranks then do.
 
 #include <cuda_runtime_api.h>
@@ -30,7 +30,7 @@ struct DeviceEntries {
   const std::uint32_t* finite = nullptr;  // 0: the rank saw a NaN or Inf
 };
 
-// What a rank's block held.
+// The contents of a rank's block.
 struct DecodedStats {
   std::uint32_t count = 0;    // at most the capacity, whatever the block says
   std::uint32_t finite = 0;   // the sender's flag
@@ -45,18 +45,18 @@ struct DecodedEntries {
   DecodedStats* stats = nullptr;  // one per rank
 };
 
-// Where a judgement of the ranks' blocks goes, in GPU memory.
+// Inputs and outputs of judge(), in GPU memory.
 struct Judging {
   const float* weights = nullptr;  // by rank
   const StepParameters* step = nullptr;
-  float* kept_weights = nullptr;  // becomes the weights, and behind them this rank's own
+  float* kept_weights = nullptr;  // becomes the weights, and after them this rank's own
   StepStatus* status = nullptr;
 };
 // Whether the blocks can be averaged: every rank finite and undamaged, and the sum unable to overflow; else the
 // status is bad.
 void judge(cudaStream_t stream, const DecodedStats* stats, int ranks, const Judging& judging);
 
-// By the numbers of the wire.
+// The numbers are those of the wire format.
 enum class Layout : std::uint8_t { raw = 0, rice = 2, bitmap = 3 };
 enum class Values : std::uint8_t { fp32 = 0, bf16 = 1, fp16 = 2, int8 = 3 };
 
@@ -68,7 +68,7 @@ TOPKNOT_HOST_DEVICE std::uint64_t value_bytes(Values values, std::uint64_t count
   return (count + int8::kBlock - 1) / int8::kBlock * 4 + count;
 }
 
-// At the end of each block, zeros when it is written: room for what a rank tells the others beside its
+// At the end of each block, zeros when it is written: room for what a rank tells the others with its
 // entries, which so needs no collective of its own.
 inline constexpr std::size_t kTrailerBytes = 16;
 
@@ -107,7 +107,7 @@ class DeviceCodec {
   // memory.
   void set_capacity(std::size_t capacity);
   std::size_t capacity() const { return work_.capacity; }
-  // Of one rank, a multiple of 16; kTrailerBytes of them behind the longest block.
+  // Bytes of one rank's block, a multiple of 16, with kTrailerBytes after the longest block.
   std::size_t block_bytes() const { return work_.block_bytes; }
   std::size_t block_bytes(std::size_t capacity) const;  // of another capacity
 
@@ -134,11 +134,11 @@ class DeviceCodec {
 // multiple of 16.
 std::size_t longest_block(Layout layout, Values values, std::size_t capacity, std::size_t numel);
 
-// By compress.codec and compress.values; null for what has no kernels.
+// Makes the codec of compress.codec and compress.values; null if there are no kernels for it.
 std::unique_ptr<DeviceCodec> make_device_codec(const std::string& code, const std::string& values,
                                                std::size_t numel, int ranks);
 
-// What the layouts and value codecs of this folder are made of.
+// The following is shared by the layouts and value codecs of this folder.
 
 inline constexpr std::uint64_t kHeaderBytes = sizeof(BlockHeader);
 inline constexpr std::uint32_t kLargestFiniteBits = 0x7F7FFFFF;  // of a float
@@ -179,12 +179,12 @@ TOPKNOT_HOST_DEVICE std::uint64_t map_bytes(std::uint64_t numel) {
 TOPKNOT_HOST_DEVICE std::uint32_t rice_parts(std::uint64_t count) {
   return static_cast<std::uint32_t>((count + kRicePart - 1) / kRicePart);
 }
-// Where Rice's bits begin: after b and the parts' ends.
+// The offset of Rice's bits, after b and the parts' ends.
 TOPKNOT_HOST_DEVICE std::uint64_t rice_body(std::uint32_t parts) {
   return kHeaderBytes + 1 + 4 * std::uint64_t{parts};
 }
 
-// By one thread.
+// One thread calls it.
 TOPKNOT_HOST_DEVICE void store_header(const BlockWork& work, const DeviceEntries& entries, std::byte* block) {
   auto* const words = reinterpret_cast<std::uint32_t*>(block);
   words[0] = BlockHeader::kMagic;

@@ -52,7 +52,7 @@ struct Fp16 {
   __device__ static void store(std::byte* block, std::uint64_t at, float value, float scale) {
     store_u16(block, at, fp16::encode(value, scale));
   }
-  // What is no number to fp16::encode() is none here.
+  // Halves above kLargestHalf, which fp16::encode never writes, decode to Inf.
   __device__ static float load(const std::byte* block, std::uint64_t at, float scale) {
     const std::uint16_t half = load_u16(block, at);
     return (half & 0x7FFFu) > fp16::kLargestHalf ? float_of(0x7F800000) : fp16::decode(half, scale);

@@ -231,7 +231,7 @@ class Gpu final : public Place {
       memory.step->set_status(stream(), {.bad = 1});
       const std::span<float> average = part.compressor->commit({});
       if (average.data() == part.residual.span().data()) std::swap(part.gradient, part.residual);
-    } catch (const Error&) {  // the GPU is lost, or the commit failed behind this part
+    } catch (const Error&) {  // the GPU is lost, or the commit failed after this part
     }
   }
 

@@ -31,14 +31,14 @@
 
 namespace topknot::cuda {
 
-// What this rank sent, in GPU memory.
+// This rank's sent entries, in GPU memory.
 struct DeviceSent {
   const std::uint32_t* positions = nullptr;  // in the group, strictly ascending
   const float* values = nullptr;             // as the other ranks decoded them
   const std::uint32_t* count = nullptr;      // how many
 };
 
-// What all ranks sent, in GPU memory.
+// The entries that all ranks sent, in GPU memory.
 struct DeviceRound {
   DecodedEntries lists;
   std::size_t capacity = 0;  // of each rank's list
@@ -51,12 +51,12 @@ class DeviceMemory {
   // dgc: a residual memory with a velocity if there is momentum.
   enum class Kind { none, residual, dgc };
 
-  // Of a group of n elements, in the current context. Options: momentum, nesterov, momentum_masking,
+  // For a group of n elements, in the current context. Options: momentum, nesterov, momentum_masking,
   // lr_inside.
   DeviceMemory(Kind kind, const CompressOptions& options, std::size_t n);
 
-  // Of the whole group; Accumulate::from() makes it a segment's. slice.residual is not used by memory none.
-  // The slice's two memories must be the same as in all steps before, in either order.
+  // Returns the whole group's; Accumulate::from() makes a segment's. slice.residual is not used by memory
+  // none. The slice's two memories must be the same as in all steps before, in either order.
   Accumulate accumulate(const Slice& slice, const StepParameters* step);
   // The same slice. Returns the memory that has the average, bit for bit average_sparse() of compress/sparse.h, or
   // is left as it is where the status is bad: residual, or (memory none) the gradient's own.
@@ -85,7 +85,7 @@ class DeviceMemory {
   const float *first_ = nullptr, *second_ = nullptr;  // the slice's memories, as the first step found them
 };
 
-// Of compress.memory `memory`: residual, none and dgc; null for the others, which have no kernels.
+// Makes compress.memory `memory`: residual, none or dgc; null for the others, which have no kernels.
 std::unique_ptr<DeviceMemory> make_device_memory(const std::string& memory, const CompressOptions& options,
                                                  std::size_t n);
 

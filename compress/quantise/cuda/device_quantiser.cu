@@ -20,7 +20,7 @@ using quantise::BlockHeader, quantise::Kind;
 
 constexpr std::uint32_t kTile = 4096;  // floats; 16 KiB
 
-// What compress/quantise/block.h calls a format, with the cells' ends in GPU memory.
+// A format of compress/quantise/block.h with the cells' ends in GPU memory.
 struct QuantisedFormat {
   quantise::Kind kind = quantise::Kind::sign;
   std::uint32_t bits = 1, levels = 1, numel = 0, cells = 0;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
   if (bad) atomicOr(broken, 1u);
 }
 
-// The cells' scales. `first`: of each cell, and behind the last: where its pieces begin. *broken: 1 if one is
+// The cells' scales. `first`: of each cell, and after the last: where its pieces begin. *broken: 1 if one is
 // not finite. Signs: a block a cell, whose pieces are added in order by one thread.
 __global__ void __launch_bounds__(kThreads)
     mean_kernel(QuantisedFormat format, const double* sums, const std::uint32_t* first, float* scales,
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!finite(rounded)) atomicOr(broken, 1u);
 }
 
-// The cell of entry i, from one that is not behind it.
+// The cell of entry i, from one that is not after it.
 __device__ std::uint32_t cell_from(const QuantisedFormat& format, std::uint32_t cell, std::uint32_t i) {
   while (format.ends[cell] <= i) ++cell;
   return cell;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads)
     status->selected += format.numel;
     status->threshold = 0;
   }
-  // Behind the header of a vector that is not finite there are zeros.
+  // After the header of a vector that is not finite there are zeros.
   const bool whole = *broken == 0;
   for (std::uint32_t cell = i; cell < format.cells; cell += gridDim.x * kThreads)
     reinterpret_cast<float*>(block + sizeof(BlockHeader))[cell] = whole ? scales[cell] : 0.0f;
@@ -214,7 +214,7 @@ __device__ float value_of(const QuantisedFormat& format, std::uint32_t code, flo
   return factor * scale + 0.0f;
 }
 
-// What is wrong with the blocks; `stats`: one per rank, count is not used. A block of threads a rank.
+// Checks the blocks, one block of threads per rank; `stats`: one per rank, count is not used.
 __global__ void __launch_bounds__(kThreads)
     check_kernel(QuantisedFormat format, const std::byte* blocks, DecodedStats* stats) {
   await_previous();
@@ -351,7 +351,7 @@ class DeviceQuantiser final : public Compressor {
     else if (format_.cells > 0)
       launch(norm_kernel, grid_for(format_.cells, kThreads), kThreads, stream, format_, sums_.data(),
              scales_.data(), broken_.data());
-    // Zeros behind the codes.
+    // Zeros after the codes.
     const std::uint64_t end =
         format_.codes_at() + (std::uint64_t{format_.numel} * format_.bits + 31) / 32 * 4;
     TOPKNOT_CUDA(cudaMemsetAsync(block_.data() + end, 0, format_.block_bytes - end, stream));
@@ -406,7 +406,7 @@ class DeviceQuantiser final : public Compressor {
   DeviceArray<float> weights_;          // by rank, then this rank's
   DeviceArray<std::byte> block_;        // this rank's
 
-  // Of the step under way; its parameters are null outside.
+  // State of the current step; its parameters are null between steps.
   Slice slice_;
   StepContext step_;
   const std::byte* blocks_ = nullptr;

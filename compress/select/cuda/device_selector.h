@@ -20,11 +20,11 @@
 
 namespace topknot::cuda {
 
-// What selections on a GPU are made of: lists of what exceeds a bound, and the k largest of a list or of a
-// vector. Everything that is known only during a step (bounds, counts, k, which way to go) lives in GPU
-// memory; grids follow capacities, and kernels that a step does not need return at once. The same bits in
-// every run: no float atomics, lists ascend by index, ties go to the lower index. One launch serves all
-// ranges of a group, so that a step has as many launches where each tensor selects for itself as where the
+// The primitives of selection on a GPU: listing the elements above a bound, and taking the k largest of a
+// list or of a vector. Everything that is known only during a step (bounds, counts, k, which branch to take)
+// lives in GPU memory; grids follow capacities, and kernels that a step does not need return at once. Every
+// run gives the same bits: no float atomics, lists ascend by index, ties go to the lower index. One launch
+// serves all ranges of a group, so a step has as many launches if each tensor selects for itself as if the
 // group does. SelectMemory owns the memory.
 //
 //   accumulate_and_list(...)   u = gradient + residual, and what exceeds a bound, in one pass (12 bytes per element);
@@ -39,7 +39,7 @@ inline constexpr std::size_t kLeastShare = 2048;  // of a list or a vector, for 
 inline constexpr std::size_t kSelectBlocks =
     1024;  // at most, and one per range, of kernels that read lists or vectors
 
-// What a pass found, in GPU memory.
+// A pass's results, in GPU memory.
 struct ListStats {
   std::uint32_t count = 0;   // entries above the bound, also if more than the list's limit
   std::uint32_t finite = 1;  // 0: a NaN or Inf was among the elements
@@ -65,7 +65,7 @@ struct TileMemory {
   std::uint32_t* calls = nullptr;  // of is_last_block()
 };
 
-// What is to be taken, in GPU memory; the method's kernels write the first part.
+// A decision on what to take, in GPU memory; the method's kernels write the first part.
 struct Choice {
   std::uint32_t skip = 0;   // 1: nothing is taken, the sources are not read
   std::uint32_t whole = 0;  // 1: from the vector, 0: from the list
@@ -87,15 +87,15 @@ struct LargestMemory {
 inline constexpr std::size_t kDigitCounts = 2048 + 1024 + 1024;
 inline constexpr std::size_t kRadixWords = 8;
 
-// What was taken, ascending by index; nothing beyond `capacity` is written. Their number is not counted: it
-// is Choice::k, or how many exceed the bound.
+// The taken entries, ascending by index; nothing beyond `capacity` is written. Their number is not counted:
+// it is Choice::k, or how many exceed the bound.
 struct Taken {
   std::uint32_t* indices = nullptr;  // in the range
   float* values = nullptr;
   std::uint32_t capacity = 0;
 };
 
-// What a selection found, in GPU memory.
+// A selection's results, in GPU memory.
 struct SelectStats {
   std::uint32_t count = 0;   // entries taken; at most the capacity
   std::uint32_t finite = 1;  // 0: a NaN or Inf was in the range; count is 0 then
@@ -127,7 +127,7 @@ struct RangeBlocks {
   std::uint32_t count = 0;               // of blocks
 };
 
-// What the ranges' selections make together, in GPU memory; null where nobody asks.
+// The joined selections of all ranges, in GPU memory; null if nobody asks.
 struct JoinedList {
   std::uint32_t* starts = nullptr;  // by range: where its entries begin
   std::uint32_t* count = nullptr;   // of all: 0 if a range is not finite
@@ -152,7 +152,7 @@ struct SelectRanges {
 // Makes u[i] = accumulate(i) and lists those with key > ranges.above, as Listing of gpu_tiles.h.
 void accumulate_and_list(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate);
 
-// Where entries are taken from.
+// A list or vector from which entries are taken.
 struct Source {
   const float* values = nullptr;           // their magnitudes are compared
   const std::uint32_t* indices = nullptr;  // ascending; null: the positions in `values`
@@ -191,7 +191,7 @@ TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::ui
   choice.of_kth = 0;
 }
 
-// What became of a selection, in GPU memory; once all ranks' blocks are decoded.
+// The outcome of a selection, in GPU memory, once all ranks' blocks are decoded.
 struct DeviceOutcome {
   const float* sent =
       nullptr;  // the selected values as the other ranks decoded them, where the selected ones are
@@ -285,7 +285,7 @@ class SelectMemory {
   SelectMemory(const std::vector<DeviceRange>& ranges, const std::vector<double>& densities,
                const DeviceSelector& selector);
   const SelectRanges& ranges() const { return ranges_; }
-  // Of all ranges, side by side in their order.
+  // The capacity of all ranges together, which lie next to each other in order.
   std::size_t capacity() const { return taken_values_.size(); }
   std::uint32_t* taken_indices() const { return taken_indices_.data(); }
   float* taken_values() const { return taken_values_.data(); }

@@ -18,7 +18,7 @@ struct DgcRule : DgcSampledOptions {
   PhiloxStream stream;  // of the seed; step and rank follow from the step's parameters
 };
 
-// What a step finds out of a range, in GPU memory.
+// A range's state during a step, in GPU memory.
 struct DgcControl {
   std::uint64_t stride = 1;
   std::uint32_t start = 0, samples = 0;  // what is sampled; none if t comes from the whole vector
@@ -34,7 +34,7 @@ struct DgcControl {
   std::uint32_t calls = 0;  // of is_last_block()
 };
 
-// By range, in GPU memory.
+// One of each per range, in GPU memory.
 struct DgcWork {
   DgcControl* controls;
   const Source* samples;

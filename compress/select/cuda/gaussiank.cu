@@ -20,10 +20,10 @@ struct ChunkMoments {
   double sum, squares;
 };
 
-// Of a range, in GPU memory.
+// A range's state, in GPU memory.
 struct GaussianKState {
   std::int32_t carried;  // the level at which the last committed step ended
-  // Of this step:
+  // State of this step:
   std::int32_t next;
   std::uint32_t k;
   double shift;

@@ -88,7 +88,7 @@ __device__ Share share_of(const Choice& choice, const SelectRange& range, const 
   return share;
 }
 
-// What is known of the k-th key after some digits.
+// The knowledge of the k-th key after some digits.
 struct Radix {
   MagnitudeKey prefix;   // its digits so far
   std::uint32_t higher;  // keys above every key with these digits
@@ -114,7 +114,7 @@ __device__ Radix pick_digit(const std::uint32_t* counts, int width, std::uint32_
   return result;
 }
 
-// What is known before digit d is counted. `keep`: in `radix`, for the next kernel.
+// The state before digit d is counted. `keep`: stores it in `radix` for the next kernel.
 __device__ Radix radix_before(int d, const LargestMemory& memory, std::uint32_t k, bool keep) {
   if (d == 0) return {0, 0};
   Radix before = {0, 0};
@@ -209,8 +209,9 @@ __global__ void __launch_bounds__(kThreads) count_taken_kernel(SelectRanges rang
   if (threadIdx.x == 0) mine[0] = greater, mine[1] = choice.known ? 0 : equal;
 }
 
-// Where the range's entries begin in the list of all ranges; a range's first block keeps it. The grid's first block
-// adds to what the status says of selections. The whole block calls, once all stats are known.
+// Returns the begin of the range's entries in the list of all ranges; a range's first block stores it. The
+// grid's first block adds to the status's counts of selections. The whole block calls, once all stats are
+// known.
 __device__ std::uint32_t join(const SelectRanges& ranges, const RangeBlock& block) {
   const bool reports = blockIdx.x == 0;
   if (!reports && ranges.count == 1) return 0;
@@ -372,7 +373,7 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, const std::ve
   const auto parts = [](std::size_t n, std::size_t each) { return (n + each - 1) / each; };
   std::size_t elements = 0;
   for (const DeviceRange& range : ranges) elements += range.n;
-  // Where each range's memory begins in the group's; then the whole.
+  // The begin of each range's memory in the group's; then the whole.
   struct Place {
     std::size_t tiles = 0, slots = 0, entries = 0, taken = 0, largest = 0;
   } end;
@@ -395,7 +396,7 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, const std::ve
     range.taken.capacity = static_cast<std::uint32_t>(selector.capacity(n, densities[r]));
     range.slot = end.taken;
     range.list.limit = static_cast<std::uint32_t>(most);
-    // As many slots as the list's share of a tile; uneven lists read their full tiles again.
+    // A tile has as many slots as its share of the list; uneven lists read their full tiles again.
     range.tiles.slots = static_cast<std::uint32_t>(
         std::clamp<std::size_t>(std::bit_ceil(parts(most, tiles.back())), 32, 1024));
     table.push_back(range);

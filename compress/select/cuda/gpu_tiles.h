@@ -12,7 +12,7 @@
 
 namespace topknot::cuda {
 
-// What this block is among those that serve a range.
+// This block's index among the `count` blocks that serve its range.
 struct RangeBlock {
   std::uint32_t range, index, count;
 };
@@ -195,9 +195,9 @@ __device__ inline bool finish_list(const SelectRange& range, const RangeBlock& b
 // The lists, ascending, once finish_list() was true for each.
 void gather_tiles(cudaStream_t stream, const SelectRanges& ranges, const float* u);
 
-// What a method does in the pass that lists. bound(): of a range's list, at most kLargestFinite, so that NaN and Inf
-// are always found; kLargestFinite lists nothing of a finite vector. listed(): by one thread, once the list's stats
-// are known. This one: bounds and decisions are other kernels'.
+// A method's part of the pass that lists. bound(): a range's bound, at most kLargestFinite, so that NaN and
+// Inf are always found; with kLargestFinite nothing of a finite vector is listed. listed(): one thread calls
+// it once the list's stats are known. This default leaves bounds and decisions to other kernels.
 struct Listing {
   __device__ MagnitudeKey bound(const SelectRanges& ranges, std::uint32_t range) const {
     return ranges.above[range];

@@ -20,13 +20,13 @@
 namespace topknot::cuda {
 namespace {
 
-// Of a range, in GPU memory.
+// A range's state, in GPU memory.
 struct RegTopKControl {
-  // Of the last committed step.
+  // State of the last committed step.
   CarriedBound bound;
   double weight = 0;       // of this rank in the average
   std::uint32_t last = 0;  // entries sent
-  // Of the step under way.
+  // State of the current step.
   CarriedBound next_bound;
   std::uint32_t k = 0;
   bool all = false;        // every entry is sent
@@ -46,7 +46,7 @@ struct RegTopKLast {
   std::uint32_t capacity = 0;
 };
 
-// By range, in GPU memory.
+// One of each per range, in GPU memory.
 struct RegTopKWork {
   RegTopKControl* controls;
   const RegTopKLast* last;

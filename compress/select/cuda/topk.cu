@@ -11,7 +11,7 @@
 namespace topknot::cuda {
 namespace {
 
-// Of a range, in GPU memory.
+// A range's state, in GPU memory.
 struct TopKState {
   CarriedBound carried;
   std::uint32_t updates_bound = 0;   // 1: the step's k-th key becomes the bound
@@ -115,7 +115,7 @@ struct ThresholdListing {
   }
 };
 
-// What exceeds the threshold, under compress.capacity.
+// Selects the entries above compress.threshold, within compress.capacity.
 class DeviceThreshold final : public DeviceSelector {
  public:
   DeviceThreshold(const CompressOptions& options, const std::vector<DeviceRange>&)

@@ -1,6 +1,6 @@
 #pragma once
-// What selections on the CPU and in kernels share: how many entries a density asks for, magnitudes as
-// integers, and the bound that selectors of exactly k carry from step to step.
+// Definitions that selection on the CPU and in kernels shares: how many entries a density asks for,
+// magnitudes as integers, and the bound that selectors of exactly k carry from step to step.
 //
 // The bits of a float without the sign, read as an integer, order as the magnitudes do; infinities and NaNs
 // come above every finite number, so one integer comparison finds large and broken values alike.
@@ -54,7 +54,7 @@ TOPKNOT_HOST_DEVICE std::size_t list_limit(std::size_t k) {
   return 8 * k + 4096;
 }
 
-// What became of a list of the entries above a bound.
+// The outcome of listing the entries above a bound.
 enum class ListState : std::int32_t { good, too_few, too_many };
 // `complete`: the list holds all entries above the bound, `count` of them.
 TOPKNOT_HOST_DEVICE ListState list_state(bool complete, std::size_t count, std::size_t k) {
@@ -74,8 +74,7 @@ struct CarriedBound {
   TOPKNOT_HOST_DEVICE double magnitude() const {
     return (1.0 - margin) * static_cast<double>(magnitude_of(kth));
   }
-  // What lists are collected with. With no bound, or if all entries are sent, only NaN and Inf are looked
-  // for.
+  // The bound for listing. Without a carried bound, or if all entries are sent, lists find only NaN and Inf.
   TOPKNOT_HOST_DEVICE MagnitudeKey above(bool all) const {
     return known() && !all ? key_below(magnitude()) : kLargestFinite;
   }

@@ -152,7 +152,7 @@ TOPKNOT_MULTIVERSION Sums tail_chunk(const float* u, std::size_t begin, std::siz
   return sums_body<false, false>(u, nullptr, begin, end, shift, above);
 }
 
-// What each chunk of [0, n) gives, in order.
+// Returns body(begin, end) of each chunk of [0, n), in order.
 template <class R, class Body>
 std::vector<R> by_chunk(std::size_t n, Body&& body) {
   std::vector<R> results((n + kChunk - 1) / kChunk);

@@ -12,7 +12,7 @@
 
 namespace topknot {
 
-// Of all |x|, or of those above a threshold.
+// Moments of all |x|, or of those above a threshold.
 struct MagnitudeMoments {
   std::size_t count = 0;
   double mean = 0;

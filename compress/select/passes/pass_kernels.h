@@ -12,7 +12,7 @@ namespace topknot::pass {
 
 inline constexpr std::size_t kGroup = 64;  // elements looked at between two tests for candidates
 
-// Where a pass over one part writes, ascending by index. The memory has room for `limit` entries and kGroup
+// The output of a pass over one part, ascending by index. The memory has room for `limit` entries and kGroup
 // more.
 struct Sink {
   std::uint32_t* index;

@@ -1,5 +1,5 @@
 #pragma once
-// What selectors are made of: passes over the data, what they take from the lists that a pass makes, and
+// The primitives of selectors: passes over the data, functions that take entries from a pass's lists, and
 // exact selection. A pass is one read of the vector, cut over threads by contiguous ranges, so that a list by
 // part is a list by index.
 
@@ -55,7 +55,7 @@ Moments accumulate_with_moments(std::span<float> u, const FeedbackInput& input, 
 // One digit of a radix selection: counts[b] = how many keys have (key >> shift) == (prefix << width) + b.
 std::vector<std::size_t> count_digits(std::span<const float> u, int shift, int width, MagnitudeKey prefix);
 
-// What selectors write into their result, from a vector or from what a pass over it listed.
+// The following write a selection, from a vector or from the list of a pass over it.
 
 // Empties `selected` and notes whether the vector was finite; returns that.
 bool begin_selection(bool finite, Selection& selected);

@@ -16,9 +16,9 @@ struct NormalFit {
   double mean = 0;
   double deviation = 0;  // sqrt(sum (x - mean)^2 / (n - 1)); NaN for n = 1
 };
-// What the elements are shifted by before they are summed: the smallest in magnitude of the first, the middle
-// and the last one. A constant vector then has deviation 0 exactly, and one outlier, wherever it lies, does
-// not cost the digits of all the others. 0 if that is not finite.
+// The shift that is subtracted from the elements before they are summed: the smallest in magnitude of the
+// first, the middle and the last one. A constant vector then has deviation 0 exactly, and one outlier,
+// wherever it lies, does not cost the digits of all the others. 0 if that is not finite.
 TOPKNOT_HOST_DEVICE double moments_shift(double first, double middle, double last) {
   double least = first;
   if (fabs(middle) < fabs(least)) least = middle;
