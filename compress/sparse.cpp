@@ -26,8 +26,9 @@ double density_of(const GroupSpec& group, std::size_t segment, double density) {
 
 namespace {
 
-// Calls body(tile, its end, cursors) for tiles that cover a vector, by as many threads as `room` has cursors for; cursors[r]:
-// the first entry of rank r at or after the tile's begin, which the body moves on to its end. The body must not throw.
+// Calls body(tile, its end, cursors) for tiles that cover a vector, by as many threads as `room` has cursors
+// for; cursors[r]: the first entry of rank r at or after the tile's begin, which the body moves on to its
+// end. The body must not throw.
 template <class Body>
 void for_tiles(std::span<const SparseView> contributions, std::span<float> vector,
                std::span<std::size_t> room, const Body& body) {

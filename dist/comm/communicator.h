@@ -38,7 +38,7 @@ class Communicator {
   virtual std::string backend() const = 0;  // "threads", "gloo"
   // The backend and the emulated link, if any, for messages to users: "threads, emulated link 100mbit, 50us".
   virtual std::string network() const { return backend(); }
-  // Whether collectives may run on a thread of their own beside the backward pass.
+  // Whether collectives may run on a thread of their own during the backward pass.
   virtual bool overlaps() const = 0;
 
   // Gathers one block of bytes from each rank; lengths may differ (0 included). all[r] is rank r's, own
@@ -62,7 +62,7 @@ class Communicator {
   virtual void barrier() = 0;
 
   // A communicator of those ranks that give the same color, in the order of their ranks here. Collective; it
-  // lives beside this one and may outlive it. Aborting this one aborts its splits, not the other
+  // lives next to this one and may outlive it. Aborting this one aborts its splits, not the other
   // way round. Calls on both are made by one thread, in the same order on all ranks that they share.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
 
@@ -116,7 +116,7 @@ struct JoinOptions {
 };
 
 // How ranks start and how they talk. `threads` and `gloo` register in their files; `nccl`, which is gloo with
-// NCCL beside it, in communicator.cpp.
+// NCCL next to it, in communicator.cpp.
 struct Backend {
   std::string needs;  // of the machine, in words, for messages
   // Joins the group as one of its processes; collective. Null: the ranks are threads of one process.

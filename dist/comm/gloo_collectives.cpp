@@ -193,8 +193,8 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
       rest_in[r]->receive(r, slot_block, room, theirs.block - room);
     }
   }
-  // Only now: what lets a peer send goes over the same connection, and behind a long block it would wait until that has
-  // left; the two directions would take turns.
+  // Only now: what lets a peer send goes over the same connection, and after a long block it would wait until
+  // that has left; the two directions would take turns.
   send_until(kInFlight);
   for (std::size_t i = 0; i < sources.size(); ++i) {
     waiting_for_ = sources[i];

@@ -29,14 +29,14 @@ double parse_latency(const std::string& key, const std::string& text);
 // (dist/sparse/sparse_collective.h). All times are seconds on every one of `ranks` equal ranks that start
 // together, 0 for one rank or none; sizes are bytes of payload, >= 0, not necessarily whole.
 //
-// The model is the usual latency and bandwidth one (alpha, beta), with LogGP's overhead beside it (Alexandrov
+// The model is the usual latency and bandwidth one (alpha, beta) with LogGP's overhead (Alexandrov
 // et al., "LogGP", SPAA 1995): messages that a rank sends to several others at once share one alpha, follow
 // each other by `overhead`, and share the rank's link; a rank sends and receives at the same time at full
 // rate. Headers, additions, selections and stragglers are not in it.
 
 // Every rank's block of `bytes` goes to all others, over each link one at a time: alpha + (P-1) bytes beta.
 // Over gloo the first 4 kB of a block go straight to all and announce it, the rest around the ring; what a
-// step of the ring costs beside its bytes is in `overhead`, with what a further message costs. (The TopK
+// step of the ring costs besides its bytes is in `overhead`, with what a further message costs. (The TopK
 // all-gather of Shi et al., "A distributed synchronous SGD algorithm with global top-k sparsification", ICDCS
 // 2019, has alpha log2 P in place of our alpha.)
 double all_gather_cost(const Link& link, int ranks, double bytes);
@@ -61,7 +61,7 @@ struct LinearFit {
 // dist.link: a network for ranks that have none. The ranks of the `threads` backend share memory; over an
 // emulated link the result of a collective arrives when the cost model says that it would over such links:
 // its modelled time after the last rank came to it. The data are the same, bit for bit. As over gloo,
-// collectives run beside the backward pass and queue behind each other. A collective that would take longer
+// collectives run during the backward pass and queue one after another. A collective that would take longer
 // than dist.timeout_s ends the run; after a stop signal nothing is waited for. lab/netlab.md compares it
 // with shaped TCP.
 struct EmulatedLink {

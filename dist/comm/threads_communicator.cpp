@@ -4,7 +4,7 @@
 // and, if lengths must agree, size are compared across ranks in every call.
 //
 // With an emulated link (dist.link) a collective takes the time that such a link would; only then is there
-// something to wait for beside the callers' computation, and overlaps() is true.
+// something to wait for during the callers' computation, and overlaps() is true.
 //
 // A rank that does not come within the timeout, calls abort(), or destroys its communicator while others wait
 // ends the calls of all others with CollectiveError and the first reason; afterwards every call of the group

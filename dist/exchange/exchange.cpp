@@ -186,7 +186,7 @@ bool Exchange::decode(Bucket& bucket) {
 
 void Exchange::decode_and_commit() {
   TOPKNOT_CHECK(in_step_, "decode_and_commit() outside a step");
-  // Waits follow the order in which collectives were started, in which second rounds stand behind the
+  // Waits follow the order in which collectives were started, in which second rounds stand after the
   // agreement.
   std::vector<Bucket*> more;
   for (Bucket& bucket : active_)

@@ -16,9 +16,9 @@
 // gradients of a host's ranks are summed first, and the sum is encoded; while the host sums one group, the
 // message of the group before is encoded: sum 0, sum 1, message 0, sum 2, message 1, ...; the last one leaves
 // in communicate(). With exchange.hierarchy: parts a rank encodes, sends and commits its part of each group, and
-// the parts of the averages are gathered behind the commits. With one rank the way is the same. On a GPU the host enqueues all of it without waiting,
-// and ready() to decode_and_commit() can be captured in graphs. An exception out of any of these leaves the
-// step half done: the rank gives up (Communicator::abort) and ends.
+// the parts of the averages are gathered after the commits. With one rank the way is the same. On a GPU the
+// host enqueues all of it without waiting, and ready() to decode_and_commit() can be captured in graphs. An
+// exception out of any of these leaves the step half done: the rank gives up (Communicator::abort) and ends.
 
 #include <chrono>
 #include <cstdint>
@@ -94,7 +94,7 @@ std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& 
 struct ExchangeSpan {
   enum class Kind {
     encode,       // on the compute thread
-    communicate,  // beside it if the communicator overlaps
+    communicate,  // concurrently with it if the communicator overlaps
     decode,       // on the compute thread, the commit not included
     wait,         // the compute thread waits for a collective; none if collectives do not overlap
     commit,       // all groups

@@ -69,12 +69,12 @@ struct Bucket {
 
   // Adds the entries of the step under way, or of the last one, as far as the host knows them.
   void add_to(StepStatus& status) const;
-  // State beside the residual, between steps. May wait for a GPU.
+  // State other than the residual, between steps. May wait for a GPU.
   void save(StateWriter& writer) const;
   void load(StateReader& reader);
 
   std::span<float> own_of(std::span<float> values) const { return values.subspan(own.begin, own.size()); }
-  // After commit(): the average's memory; and what the residual's has beside this rank's own.
+  // After commit(): the average's memory, and the ranges of the residual's memory that are other ranks'.
   std::span<float> average() const { return swaps ? slice.residual : slice.gradient; }
   std::array<std::span<float>, 2> not_own() const {
     if (!swaps) return {};

@@ -13,7 +13,7 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double rounding = 1e-15;  // of the makespan; pairs nearer than this count as equal
 
-// The costs of all groups and bounds for what is left behind a cut.
+// The costs of all groups and bounds for the layers after a cut.
 class Costs {
  public:
   Costs(std::span<const LayerCost> layers, const CostModel& model) : count_(layers.size()) {
@@ -56,7 +56,7 @@ class Costs {
   static constexpr std::size_t weights = 17;
   static constexpr double weight(std::size_t g) { return static_cast<double>(g) / (weights - 1); }
 
-  // A plan for the layers behind a cut ends at max(network + C, compute + W): C the sum of its collectives, W
+  // A plan for the layers after a cut ends at max(network + C, compute + W): C the sum of its collectives, W
   // the longest way from the first layer through some group's encoding and the collectives from there on. For
   // a weight w in [0, 1] that is at least w (network + C) + (1 - w) (compute + W); rest_[cut][w] bounds
   // w C + (1 - w) W from below over all plans. With a group of times e and c in front of (C, W),

@@ -99,7 +99,7 @@ const bool merge_plan_registered = [] {
   merge_rules().add(
       "buckets", "neighbours together, up to 1 MiB of gradient in the first group and 25 MiB in the others",
       {.cut = [](Bytes bytes, std::size_t) { return cut_at(bytes, kFirstBucket, kBucket); }});
-  // Groups are sent beside the backward pass; one group waits for its end. Modelled steps are shorter with
+  // Groups are sent during the backward pass; one group waits for its end. Modelled steps are shorter with
   // buckets for dense, sparse and quantised methods alike (docs/exchange.md).
   merge_rules().add("auto", "buckets; all where compress.scope is model",
                     {.choose = [](bool compressing, const std::string& scope) -> std::string {

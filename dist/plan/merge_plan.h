@@ -29,7 +29,7 @@ struct Group {
 struct MergeCosts {
   CostModel model;
   double startup = 0;     // seconds of a collective of no bytes
-  bool overlaps = false;  // collectives run beside the backward pass; else they delay it
+  bool overlaps = false;  // collectives run during the backward pass; else they delay it
 };
 
 // A rule of exchange.merge. It cuts a row of parameters, in order of sending, into groups of neighbours and

@@ -5,8 +5,8 @@
 // The model is that of Shi et al., "Communication-efficient distributed deep learning with merged gradient
 // sparsification on GPUs", INFOCOM 2020: a group is encoded on the compute thread once its last gradient is
 // final, which delays the backward pass of the layers after it; the collectives run one after the other, in
-// order, beside the compute thread. A group's collective starts when the group is encoded and the collective
-// before it has ended.
+// order, concurrently with the compute thread. A group's collective starts when the group is encoded and the
+// collective before it has ended.
 
 #include <cstddef>
 #include <functional>

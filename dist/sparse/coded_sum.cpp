@@ -45,7 +45,7 @@ CodedSum::Bytes CodedSum::sum(Communicator& communicator, std::span<T> data, std
   Bytes bytes;
   if (ranks == 1) return bytes;
   const Chunks chunks(data.size(), ranks);
-  // Every rank's summand of the own piece, and behind them room for another piece.
+  // Every rank's summand of the own piece, and after them room for another piece.
   const std::size_t size = chunks.size(rank), longest = chunks.size(0);
   pieces.resize(size * static_cast<std::size_t>(ranks) + longest);
   const auto summand = [&](int r) {

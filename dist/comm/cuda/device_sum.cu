@@ -58,7 +58,7 @@ struct Everyone {
   __device__ int targets() const { return ranks; }
 };
 
-// Blocks one behind the other, and the place of their sum.
+// Blocks one after the other, and the place of their sum.
 template <class T>
 struct Blocks {
   const T* blocks;

@@ -229,7 +229,7 @@ class NcclCommunicator : public DeviceCommunicator {
       }
       host_.abort(reason);
       if (ended) end_at_once(ended);
-      // Work on the GPU goes on behind collectives that were ended; who waits for it asks the whole.
+      // Work on the GPU goes on after collectives that were ended; who waits for it asks the whole.
       if (whole_) whole_->abort(reason);
     } catch (...) {
       // Out of memory: this process ends soon, and its connections with it.

@@ -54,7 +54,7 @@ std::uint64_t NcclWatch::ended() {
   return ended_;
 }
 
-// Streams may run beside each other, so any of them may have ended; the first is the oldest.
+// Streams may run concurrently, so any of them may have ended; the first is the oldest.
 void NcclWatch::take_ended() {
   const std::uint64_t before = ended_;
   while (!pending_.empty() && cudaEventQuery(pending_.front().event->get()) == cudaSuccess) {

@@ -22,8 +22,8 @@ namespace {
 
 using Kind = ExchangeSpan::Kind;
 
-// Bytes of all ranks together, up to which a dense group is gathered beside blocks: 40 us on a link of 25 GB/s. An
-// estimate, not measured.
+// Bytes of all ranks together, up to which a dense group is gathered with blocks: 40 us on a link of 25 GB/s.
+// An estimate, not measured.
 constexpr std::size_t kMostGathered = 1 << 20;
 
 class DeviceTransport final : public Transport {
@@ -63,7 +63,7 @@ class DeviceTransport final : public Transport {
 
   static cudaStream_t compute() { return Context::current().stream(); }
   static cudaStream_t communication() { return Context::current().communication(); }
-  // Whether decode_and_commit() finds the compute stream behind all collectives.
+  // Whether decode_and_commit() finds the compute stream after all collectives.
   bool joined() const { return traits_.ranks == 1 || !traits_.sends_early; }
   // Whether groups are encoded while collectives are under way.
   bool interleaved() const { return !joined() || hierarchy_; }
@@ -75,7 +75,7 @@ class DeviceTransport final : public Transport {
   void await_encoded(const Bucket& bucket);
   // On the compute stream, for an event of the communication stream.
   void wait_for(Event& event, int group, int round = 0);
-  // Behind the entries of that group's blocks: this rank's, and the first one's of all.
+  // After the entries of that group's blocks: this rank's, and the first one's of all.
   RankStatus* status_in_block();
   const RankStatus* first_status();
 
@@ -93,7 +93,8 @@ class DeviceTransport final : public Transport {
   // If all groups are dense, the last one: it waits for the loss too, and where that is not finite a NaN goes into its
   // sum, which all ranks find. Which rank's loss it was that rank alone knows. -1: there are statuses.
   int loss_group_ = -1;
-  // A short dense group behind the status group, which is sent with its blocks, in one launch; -1: there is none.
+  // A short dense group after the status group, which is sent with its blocks, in one launch; -1: there is
+  // none.
   int rider_ = -1;
   DeviceArray<RankStatus> my_status_, all_statuses_;
   DeviceArray<StepStatus> found_;  // of parts: in the step, by the ranks of the host

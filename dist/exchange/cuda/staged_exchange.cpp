@@ -1,5 +1,5 @@
 // The transport of GPU gradients that are exchanged on the host: a group's gradient is copied to the host as
-// soon as it is complete, beside the backward pass; the bucket works on the copy, which goes the host's way;
+// soon as it is complete, during the backward pass; the bucket works on the copy, which goes the host's way;
 // the average is copied back. Residuals stay in host memory.
 #include <deque>
 #include <utility>
@@ -10,7 +10,7 @@
 namespace topknot::cuda {
 namespace {
 
-// Zeroed host memory, page-locked if the system allows it, so that copies run beside the host.
+// Zeroed host memory, page-locked if the system allows it, so that copies are asynchronous.
 class HostMemory {
  public:
   explicit HostMemory(std::size_t floats) : data_(cpu_backend().allocate(floats)), size_(floats) {

@@ -13,8 +13,8 @@
 namespace topknot::cuda {
 
 // The agreement of the ranks on whether a step is finite: what a rank, or a host for its ranks, tells the
-// others beside its groups: in the trailer of a compressed group's block (kTrailerBytes); if all groups are dense, by a NaN
-// in the last one's sum, or, with hosts of several ranks, by a collective of its own.
+// others with its groups: in the trailer of a compressed group's block (kTrailerBytes); if all groups are
+// dense, by a NaN in the last one's sum, or, with hosts of several ranks, by a collective of its own.
 struct RankStatus {
   std::int32_t bad_rank = -1;          // the first rank whose loss is not finite
   std::int32_t unused[3] = {0, 0, 0};  // a collective's block is a multiple of 16 bytes
@@ -24,7 +24,7 @@ struct RankStatus {
 void write_rank_status(cudaStream_t stream, const float* loss, int rank, RankStatus* mine);
 // *host = what `ranks` ranks of a host say together.
 void join_rank_statuses(cudaStream_t stream, const RankStatus* first, int ranks, RankStatus* host);
-// `first`: rank 0's or host 0's, each `stride` bytes behind the one before. bad_rank is the first rank with a
+// `first`: rank 0's or host 0's, each `stride` bytes after the one before. bad_rank is the first rank with a
 // bad loss; without one the status stays as decoding has left it, but for a host's number, which becomes its
 // first rank's. `alone`: there is one rank, whose step it was then.
 void agree(cudaStream_t stream, const RankStatus* first, std::size_t stride, int statuses, int ranks_per_host,
