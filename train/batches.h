@@ -26,7 +26,7 @@ struct BatchView {
 // A loader's batch on a CPU; `frames`: output_frames(). It must outlive the view.
 BatchView view_of(const Batch& batch, std::span<const std::int32_t> frames);
 
-// Of each recording of a batch, the frames that the model gives.
+// The model's output frames of each recording in a batch.
 std::vector<std::int32_t> output_frames(const Module& module, const Batch& batch);
 
 // The loss of a model's output, a scalar: softmax cross-entropy with labels, mean squared error with targets,

@@ -1,7 +1,7 @@
 #pragma once
-// What must be the same on all ranks: the configuration and the data, compared before the first step, the
-// compute threads, and the parameters, compared between steps. Each check is collective and, if the ranks
-// differ, throws the same error on every rank.
+// Checks that all ranks have the same configuration and data (before the first step), compute threads, and
+// parameters (between steps). Each check is collective and, if the ranks differ, throws the same error on
+// every rank.
 
 #include <cstdint>
 #include <map>
@@ -29,9 +29,9 @@ void share(Communicator& communicator, Values& values) {
 // UserError: what differs, every value, and the ranks that have it; check_same_data() too.
 void check_same_configuration(Communicator& communicator, const Config& config);
 
-// What tells a run's data from other data, as "the number of training samples" and its value: of each split
+// Identifies a run's data by entries such as "the number of training samples" with its value: for each split
 // the numbers of samples, classes and targets, the shape and a checksum of the samples; a checksum of the
-// vocabulary or the names of the classes. Where the files lie is no part of it.
+// vocabulary or the names of the classes. Paths are not included.
 using DataFingerprint = std::map<std::string, std::string>;
 DataFingerprint data_fingerprint(const RunData& data);
 // The entry of the vocabulary, or of the classes' names.

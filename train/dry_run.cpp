@@ -153,7 +153,7 @@ void print_memory(const Config& config, const Dataset& data, const ParameterAren
   line("all", total);
 }
 
-// What auto would choose, by the model and by times of this process, which has no other ranks.
+// Prints what auto would choose for the model, from times of this process, which has no other ranks.
 void print_choice(const Config& config, const Dataset& data) {
   const auto group = make_thread_group(1, config.dist.timeout_s);
   settle_threads(*group[0], config);

@@ -27,8 +27,8 @@ struct Evaluation {
   double accuracy = 0;
   double second = 0;  // what Metric::second() names: top-5 accuracy, character error rate, else 0
 };
-// What the ranks add up for it. Errors and numbers of words and characters are those of the transcripts by
-// the best path.
+// Sums that the ranks add up for an Evaluation. Errors and numbers of words and characters are those of the
+// transcripts by the best path.
 struct EvaluationSums {
   double loss = 0, samples = 0, correct = 0, top5 = 0, word_errors = 0, words = 0, character_errors = 0,
          characters = 0;

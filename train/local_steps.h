@@ -41,17 +41,18 @@ namespace topknot {
 
 class LocalSteps {
  public:
-  // Of a model whose weights are those that all ranks start from. The model must outlive this.
+  // `model` has the weights that all ranks start from, and must outlive this.
   LocalSteps(const Config& config, ParameterStore& model, int rank);
   void begin_run(std::int64_t total_steps) { total_steps_ = total_steps; }
 
-  // What the exchange works on: a second arena of the model's layout, with theta as its weights, Delta as its gradients
-  // and the error feedback as its residuals.
+  // The arena that the exchange works on: a second one of the model's layout, with theta as its weights,
+  // Delta as its gradients and the error feedback as its residuals.
   ParameterArena& arena() const { return arena_; }
 
   // The inner step, by the model's gradients. False if these or the loss are not finite: nothing has changed then.
   bool inner_step(const StepContext& context, float loss);
-  // Whether a sync begins or ends behind this inner step, counted from 0; then exchange_after() makes it do so.
+  // Whether a sync begins or ends after this inner step, counted from 0; then exchange_after() makes it do
+  // so.
   bool exchanges_after(std::int64_t step) const;
   bool under_way() const { return sync_.has_value(); }
   // Collective. `exchange`: of arena(). Returns the syncs that ended, together; none: a report of nothing.
@@ -59,12 +60,12 @@ class LocalSteps {
   // For what looks at theta through the model: an evaluation. A second call puts the rank's own weights back.
   void swap_weights();
 
-  // State beside theta: b, of all ranks; and of this rank x, its optimizer's buffers and, with overlap, the Delta that is
-  // under way.
+  // State other than theta: b, of all ranks; and of this rank x, its optimizer's buffers and, with overlap,
+  // the Delta that is under way.
   std::vector<std::span<float>> outer_state() { return outer_optimizer_->state(); }
   std::vector<std::span<float>> inner_state();
-  // As Exchange::state() and load_state(), of which they are a part; a sync under way is sent anew, so loading is
-  // collective then. After the other state was loaded.
+  // The local steps' part of Exchange::state() and load_state(). A sync in flight is sent anew, so loading is
+  // collective then. Called after the other state was loaded.
   std::vector<std::byte> exchange_state(const Exchange& exchange, std::vector<DeviceFloats>* later) const;
   void load_exchange_state(Exchange& exchange, std::span<const std::byte> bytes);
 
@@ -98,7 +99,7 @@ class LocalSteps {
   Tensor changes_;  // Delta as it was sent, which the exchange works in; with overlap
 };
 
-// Of the outer optimizer, as make_optimizer() takes them.
+// The outer optimizer's options for make_optimizer().
 OptimizerOptions outer_options(const Config::Outer& outer);
 
 }  // namespace topknot

@@ -119,7 +119,7 @@ void print_table(const std::vector<NetworkRow>& rows) {
                 1e3 * row.seconds, row.gigabytes_per_second);
 }
 
-// What compress.name=auto would do with the run's model and data, if every rank can have these.
+// Prints what compress.name=auto would do with the run's model and data, if every rank can load them.
 void recommend(Communicator& host, const Config& config) {
   RunData data;
   std::string problem;

@@ -113,7 +113,7 @@ void Recorder::begin_step(std::int64_t step) {
   record_gradient_ = file_ && step >= from_ && step - from_ < steps_;
   record_distribution_ = every_ > 0 && (step + 1) % every_ == 0;
   observed_ = 0;
-  // What no backward pass writes to is zero.
+  // Parameters that no backward pass writes to have gradient zero.
   if (record_gradient_) std::fill(gradient_.begin(), gradient_.end(), 0.0f);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Records rank 0's gradients for studies, beside the metrics: the raw gradients of some steps
+// Records rank 0's gradients for studies, in addition to the metrics: the raw gradients of some steps
 // (train.record_gradients) and the distribution of the accumulated ones (train.distribution_every). It
 // changes no value; recorded steps take longer.
 

@@ -84,7 +84,7 @@ std::string task_of(const Dataset& data) {
 std::string data_text(const RunData& data) {
   const Dataset &train = *data.train, &test = *data.test;
   const bool text = train.task() == Task::language_model;
-  // Of a text the words, of which the last ones begin no window.
+  // The size of a text is its words, the last of which begin no window.
   const auto size = [&](const Dataset& set) { return set.size() + (text ? set.labels_per_sample() : 0); };
   std::string line = fmt::format("{} training and {} {}", size(train), size(test),
                                  text ? "validation " + train.token_name() + "s"
@@ -219,7 +219,8 @@ void Reporter::open(const Manifest& resumed) {
     tensorboard_ = std::make_unique<TensorBoardWriter>(folder_.path, resumed.position.step);
 }
 
-// What the steps before this start were: the totals of the checkpoint, and of its last records the times.
+// Restores the sums over the steps before this start: the checkpoint's totals, and times from its last
+// records.
 void Reporter::restore_totals(const Metrics& metrics, const Manifest& resumed) {
   const auto total = [&](double per_rank) {
     return static_cast<std::uint64_t>(std::llround(per_rank * ranks_));

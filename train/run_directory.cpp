@@ -169,7 +169,7 @@ std::string effective_config(const RunDirectory& folder, const Config& config,
          dump_yaml(effective, false, origins, keys_without_use(effective));
 }
 
-// What the holder wrote: "PID HOST". Not yet written: pid 0.
+// The content of the lock file, "PID HOST"; pid 0 if it is not yet written.
 struct Holder {
   int pid = 0;
   std::string host;
@@ -310,7 +310,7 @@ std::vector<std::string> run_files(const RunDirectory& folder) {
   if (!is_run(folder)) return paths;
   for (const auto& entry : fs::directory_iterator(folder.path, error)) {
     const std::string name = entry.path().filename().string();
-    // A user may keep files beside the checkpoints; the folder goes if nothing is left in it.
+    // A user may keep files next to the checkpoints; the folder goes if nothing is left in it.
     if (name == "checkpoints" && fs::is_directory(entry.symlink_status()))
       for (const auto& inside : fs::directory_iterator(entry.path(), error))
         if (is_checkpoint_name(inside.path().filename().string())) paths.push_back(inside.path().string());

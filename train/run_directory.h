@@ -68,9 +68,9 @@ struct RunDirectory {
   std::shared_ptr<const RunLock> lock = nullptr;  // while a copy lives, no other process writes here
 };
 
-// What output.overwrite removes, in this order: the files and folders in there, as paths, that a run wrote,
+// The files and folders that output.overwrite removes, as paths in this order: those that a run wrote,
 // temporary ones of killed runs included; not layer_density.json and exchange_profile.json, which may be the
-// new run's input, and of checkpoints only what has a checkpoint's name. Empty if the folder is no run's,
+// new run's input, and of checkpoints only those with a checkpoint's name. Empty if the folder is no run's,
 // whatever names its files have: a run's has an environment.json of a run and no other config.yaml than a
 // run's.
 std::vector<std::string> run_files(const RunDirectory& folder);
@@ -91,17 +91,17 @@ RunDirectory open_run_directory(const std::string& path);
 void rewrite_config(const RunDirectory& folder, const Config& config,
                     const std::map<std::string, Origin>& origins);
 
-// As rewrite_config, if a resumed run has other values than config.yaml: else that stays with the origins it
-// has.
+// Rewrites as rewrite_config() if a resumed run has other values than config.yaml; else the file stays, with
+// its origins.
 void keep_config_effective(const RunDirectory& folder, const Config& config,
                            const std::map<std::string, Origin>& origins);
 
 std::string now_utc();  // 2026-11-22T03:50:00Z
 
-// What `train status RUN` prints, while the run goes on or afterwards, one line each: the run; whether it is
-// running, finished, stopped, failed (with the error) or was killed; steps, loss; throughput of the last
-// steps and the time left; the last evaluation; the last checkpoint. Throws UserError if `run` is no run
-// directory.
+// The text that `train status RUN` prints, while the run goes on or afterwards, one line each: the run;
+// whether it is running, finished, stopped, failed (with the error) or was killed; steps, loss; throughput of
+// the last steps and the time left; the last evaluation; the last checkpoint. Throws UserError if `run` is no
+// run directory.
 std::string status_text(const std::string& run);
 
 // `train status RUN`, from "status" on. Prints status_text(); returns the exit code.

@@ -153,7 +153,7 @@ void sample_text(const std::string& run, const SampleOptions& options,
   set_team_size(compute_threads(config));
 
   std::vector<std::int32_t> text = encode_prompt(*data, options.prompt);
-  // Positions behind the run's windows are trained only if the weights came from elsewhere.
+  // Positions after the run's windows are trained only if the weights came from elsewhere.
   const bool imported = !config.model.init_from.empty() && config.model.context > 0;
   const auto context = static_cast<std::size_t>(imported ? config.model.context : data->sample_shape()[0]);
   for (const std::int32_t token : text) write(data->token_text(token));

@@ -205,8 +205,8 @@ void add_problem(std::vector<Problem>& problems, std::initializer_list<std::stri
 
 namespace {
 
-// What a rank would send, if clearly more than the gradient's own bytes; "" if not. `epochs`: those that
-// begin.
+// Warns of the bytes that a rank would send, if they are clearly more than the gradient's own; "" if not.
+// `epochs`: the number that begin.
 std::string more_than_dense(const Config& config, const ParameterArena& arena, const ExchangeOptions& options,
                             std::int64_t epochs) {
   const double dense = 4.0 * static_cast<double>(arena.size());
@@ -254,7 +254,7 @@ void check_alignments(const Dataset& data, const Module& model) {
   }
 }
 
-// What is compressed may have the optimizer's work in it already.
+// A compressor may have applied a part of the optimizer's rule to its output already.
 void check_applied(const Config& config, const OptimizerType& optimizer, const std::vector<Applied>& before) {
   for (const Applied applied : before)
     if (!optimizer.takes(applied))

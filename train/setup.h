@@ -29,7 +29,7 @@ struct RunData {
 RunData load_data(const Config& config);
 DatasetOptions dataset_options(const Config& config);
 
-// What all ranks of a process share.
+// Inputs that all ranks of a process share.
 struct RunInputs {
   Config config;
   const RunData& data;
@@ -87,7 +87,7 @@ std::vector<DensityPhase> density_phases(const Config& config);
 // From so many times the gradient's own bytes on, a run warns of what it sends.
 inline constexpr double kMoreThanDense = 1.05;
 
-// What shows once a configuration's data is there, found before a run directory is made.
+// Problems and warnings that show once the data is loaded, found before a run directory is made.
 struct RunCheck {
   std::vector<Problem> problems;      // the run cannot begin
   std::vector<std::string> warnings;  // it can, but hardly does what was meant
@@ -117,12 +117,12 @@ std::int64_t evaluation_batches(const Config& config, const Dataset& data, int r
 // Evaluations that come after `step` steps, with train.eval_every as `every`.
 std::int64_t evaluations_left(const Plan& plan, double every, std::int64_t step);
 
-// What a step costs each rank in memory and computation, counted in a step of a few samples.
+// A step's cost for each rank in memory and computation, counted in a step of a few samples.
 struct StepCost {
   double forward_flops = 0, backward_flops = 0;  // of a step, PassCost::flops()
   double activations = 0;  // bytes of tensors at the peak of a pass over one batch, as on a CPU in fp32
   double optimizer = 0;    // bytes of the optimizer's buffers
-  double method = 0;       // bytes that a method carries from step to step, beside the residual
+  double method = 0;       // bytes that a method carries from step to step, besides the residual
 };
 
 // Makes a step of a few samples with `model`, whose weights stay as they are; activations and operations are

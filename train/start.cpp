@@ -201,7 +201,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
                    std::chrono::steady_clock::time_point program_start) {
   const DistOptions options = dist_options(loaded);
   const LaunchPlan plan = plan_launch(options, process_environment());
-  // By one process only.
+  // One process alone prints the warnings.
   const bool spawned_rank = plan.kind == LaunchPlan::Kind::process && plan.launcher == "spawn";
   if (plan.rank == 0 && !spawned_rank) {
     for (const std::string& line : unused_keys(loaded)) log_warning(line);
@@ -227,7 +227,8 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     group = &host;
     settle_backend(loaded, plan, &host);
   };
-  // Of what is long, or hangs in a file system; there is nothing to lose yet.
+  // Ends the group if a long phase, or one that hangs in a file system, is interrupted; nothing can be lost
+  // yet.
   const auto last_words = [&](const std::string& text) {
     if (!group) return;
     set_log_rank(plan.rank, plan.size);  // of the thread that calls this

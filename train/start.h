@@ -18,7 +18,7 @@ DistOptions dist_options(const LoadedConfig& loaded);
 // over which this is collective; null for threads. Another backend stays as it is.
 void settle_backend(LoadedConfig& loaded, const LaunchPlan& plan, Communicator* host);
 
-// What a program runs around and on its ranks; every function may throw.
+// The functions that a program runs around and on its ranks; each may throw.
 struct StartHooks {
   // Every rank that is a process, after it has joined its group and before anything else; may be empty.
   std::function<void(Communicator&)> joined = {};

@@ -25,7 +25,7 @@ class TraceWriter {
 
   // `path` is written by write(); `origin` is the time 0 of the trace.
   TraceWriter(const std::string& path, int rank, Time origin);
-  // `step` is shown beside the span, 1 for the first.
+  // `step` is shown next to the span, 1 for the first.
   void add(TraceRow row, const std::string& name, std::int64_t step, Time begin, Time end);
   // Throws UserError with path and reason if the file cannot be written.
   void write() const;
@@ -53,7 +53,7 @@ struct TraceRange {
 // none; if that fails there is a warning and no trace. Does nothing if the range has no steps.
 class StepTrace {
  public:
-  // `groups` must outlive it. `overlaps`: collectives run beside the computation.
+  // `groups` must outlive it. `overlaps`: collectives run during the computation.
   StepTrace(const TraceRange& range, const std::string& folder, const std::vector<Group>& groups, int rank,
             bool overlaps);
   // Writes the steps so far of a run that failed.
@@ -64,7 +64,7 @@ class StepTrace {
   // Whether the trace has this step. `step`: how many were done before.
   bool covers(std::int64_t step) const { return !done_ && step >= first_ && step - first_ < steps_; }
   void begin_step(std::int64_t step);
-  // Of the exchange, and the end of the step. Writes the file after the last step of the trace.
+  // Ends the step. `spans`: the exchange's. Writes the file after the last step of the trace.
   void end_step(const std::vector<ExchangeSpan>& spans);
   // A whole step that ended a while ago, in place of begin_step(), Span and end_step().
   struct Piece {

@@ -19,8 +19,8 @@ using namespace topknot;
 
 namespace {
 
-// What the configuration alone shows. Keys that could not be read have their defaults, of which nothing more
-// is said.
+// The problems that the configuration alone shows. Keys that could not be read have their defaults, so
+// further problems of theirs are left out.
 std::vector<Problem> config_problems(const LoadedConfig& loaded) {
   std::vector<Problem> problems = loaded.problems;
   for (const Problem& problem : check_config(loaded.config))

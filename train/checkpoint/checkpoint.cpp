@@ -85,7 +85,7 @@ std::string hex(std::uint64_t value) {
   return fmt::format("{:016x}", value);
 }
 
-// What parse_manifest() turns into a message, as it does what nlohmann throws.
+// Throws an Error that parse_manifest() turns into a message, as it does with nlohmann's exceptions.
 void need(bool condition, const std::string& otherwise) {
   if (!condition) throw Error(otherwise);
 }

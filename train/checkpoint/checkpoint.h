@@ -54,7 +54,7 @@ void read_model(const ParameterStore& store, const SafetensorsFile& file, RunSta
 void read_optimizer(const ParameterStore& store, const SafetensorsFile& file, RunState& state);
 void read_rank(const ParameterStore& store, const SafetensorsFile& file, RunState& state);
 
-// Where a run stands, the same on all ranks.
+// A run's position, the same on all ranks.
 struct TrainingPosition {
   std::int64_t step = 0, skipped = 0;  // steps made, of which skipped
   std::int64_t skips_in_a_row = 0;
@@ -66,7 +66,7 @@ struct TrainingPosition {
   PlateauState plateau{};   // schedule.name=plateau
 };
 
-// What a run's last record sums up, over all ranks. Steps whose records are lost count too.
+// Sums over a run up to its last record, over all ranks. Steps whose records are lost count too.
 struct RunTotals {
   ByteCount bytes;
   double train_seconds = 0, eval_seconds = 0;
@@ -107,7 +107,7 @@ inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 // The checkpoints of one run. Every function may throw UserError with path and reason.
 class CheckpointStore {
  public:
-  // As write(2), which it is but in tests of interrupted writes.
+  // The signature of write(2), the default; tests of interrupted writes give another function.
   using Write = std::function<ssize_t(int fd, const void* data, std::size_t size)>;
   explicit CheckpointStore(std::string directory, Write write = {});
 
@@ -127,11 +127,13 @@ class CheckpointStore {
   // On hosts that do not see rank 0's files: the same without a manifest. Nothing if there is no .partial:
   // another rank of the host, or rank 0, has renamed it.
   void publish_rank_files(std::int64_t step) const;
-  // Of a published checkpoint whose evaluation came later: what it says of its position and of metrics.jsonl.
+  // Writes the position and the length of metrics.jsonl to a published checkpoint whose evaluation came
+  // later.
   void evaluated(std::int64_t step, const TrainingPosition& position, std::uint64_t metrics_bytes) const;
   void remove(std::int64_t step) const;  // nothing if there is none; several processes may do so at once
-  // Of a run that goes on from `step`: newer checkpoints, which it passed over, become step-N.passed-over, so
-  // that none is taken for one of the steps that follow. Several processes may do so at once.
+  // For a run that goes on from `step`: renames the newer checkpoints, which it passed over, to
+  // step-N.passed-over, so that none is taken for one of the steps that follow. Several processes may do so
+  // at once.
   void set_aside_after(std::int64_t step) const;
   void remove_partial() const;  // what interrupted writes have left
 

@@ -62,7 +62,7 @@ void check_config_of(const Manifest& manifest, const Config& config, bool root) 
                              key));
       continue;
     }
-    // What a GPU computed in tf32 goes on in fp32 on a CPU, as a run that begins there does.
+    // A run in tf32 on a GPU goes on in fp32 on a CPU, as a run that begins there does.
     if (key == "train.precision" && then->second == "tf32" && now == "fp32" && !on_gpu(config)) continue;
     (may_change(*find_key(key)) ? changed : refused)
         .push_back(fmt::format("{}: {}, was {}", key, now, one_line(then->second)));
@@ -143,8 +143,9 @@ std::vector<SafetensorsFile> rank_files(const CheckpointStore& store, const Mani
   return files;
 }
 
-// What is not finite stays so, and every step would be skipped. With local steps a rank's own weights and
-// buffers ("inner." in `files` of ranks) may be so: the next sync gives it the shared weights again.
+// Non-finite values would stay so, and every step would be skipped. With local steps a rank's own weights and
+// buffers ("inner." in `files` of ranks) may be non-finite: the next sync replaces them by the shared
+// weights.
 void check_finite(const CheckpointStore& store, std::int64_t step, const std::vector<SafetensorsFile>& files,
                   bool of_ranks) {
   for (const SafetensorsFile& file : files)

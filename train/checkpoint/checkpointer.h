@@ -87,7 +87,7 @@ class Checkpointer {
   std::future<void> work_;
 };
 
-// What a resumed run starts from.
+// The state that a resumed run starts from.
 struct ResumedRun {
   Manifest manifest;
   std::vector<SavedCheckpoint> saved;  // with a readable manifest, this one the last

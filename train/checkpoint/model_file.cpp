@@ -59,7 +59,7 @@ std::string paragraph(const std::string& heading, const std::vector<std::string>
   return lines.empty() ? "" : fmt::format("\n  {}:\n    {}", heading, fmt::join(lines, "\n    "));
 }
 
-// Of "model-00001-of-00003.safetensors": what it is.
+// Explains a name such as "model-00001-of-00003.safetensors"; "" for any other.
 std::string part_text(const std::string& path) {
   static const std::regex name(R"(-\d+-of-0*([1-9]\d*)\.safetensors$)");
   std::smatch parts;
@@ -75,8 +75,8 @@ namespace fs = std::filesystem;
 constexpr const char* kUsage =
     "train export RUN --to FILE.safetensors [--step N] [--names topknot|huggingface] [--overwrite]";
 
-// Of the configuration what says which model it is and what it reads; where files lie and how the run was
-// made stay behind.
+// Whether the key says which model it is or what it reads; keys of paths and of how the run was made are left
+// out.
 bool describes_model(const std::string& key) {
   static const std::set<std::string> of_data = {
       "data.name", "data.classes",         "data.image_size", "data.resize",    "data.mean",
@@ -85,7 +85,7 @@ bool describes_model(const std::string& key) {
          (key.starts_with("model.") && key != "model.init_from" && key != "model.reinit");
 }
 
-// As a file that `train` reads.
+// The configuration as YAML that `train` reads.
 std::string config_yaml(const Manifest& manifest) {
   std::string text;
   for (const auto& [key, value] : manifest.config)

@@ -26,7 +26,7 @@ struct ModelCopy {
 // recurrent states.
 std::vector<TensorView> model_tensors(const ParameterStore& store, const ModelCopy& copy);
 
-// As a file has it.
+// The shape as a file has it.
 std::vector<std::int64_t> dimensions(const Shape& shape);
 
 // Whether one of the shell patterns (*, ?, [...]; '*' also matches '.') matches the name or what stands

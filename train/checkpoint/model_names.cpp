@@ -261,7 +261,7 @@ NamedTensors from_hugging_face(std::span<const TensorView> tensors) {
     order.push_back(tensor.name);
     named[tensor.name] = tensor;
   }
-  // What lies in several tensors is put together in the place of the first.
+  // A tensor that the file splits into several is joined in the place of the first.
   for (std::string& name : order)
     for (const Row& row : family->rows) {
       if (row.theirs.size() < 2 || !matches(row.theirs[0], name, number)) continue;

@@ -53,9 +53,9 @@ NamedTensors from_hugging_face(std::span<const TensorView> tensors);
 // UserError if they are of a model without a table.
 NamedTensors to_hugging_face(std::span<const TensorView> tensors);
 
-// What `text`, a Hugging Face config.json, says of gpt or llama, as keys: {"model.heads", "12"}, ... Throws
-// UserError, which names `where`: no JSON object, another model_type, or what Topknot does not compute
-// (rope_scaling, another activation).
+// Reads gpt's or llama's keys from `text`, a Hugging Face config.json: {"model.heads", "12"}, ... Throws
+// UserError, which names `where`, for text that is no JSON object, another model_type, and features that
+// Topknot does not compute (rope_scaling, another activation).
 std::map<std::string, std::string> keys_from_hugging_face(const std::string& text, const std::string& where);
 
 }  // namespace topknot

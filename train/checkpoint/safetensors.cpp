@@ -180,7 +180,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   std::set<std::string> names_, fields_;
 };
 
-// Of a file of `size` bytes that begins with `bytes`.
+// The header's length in a file of `size` bytes that begins with `bytes`.
 std::size_t header_length(const HeaderReader& header, std::span<const std::byte> bytes, std::size_t size) {
   std::uint64_t length = 0;
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());

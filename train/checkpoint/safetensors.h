@@ -46,7 +46,7 @@ class SafetensorsFile {
   // `where` names the file in messages.
   static SafetensorsFile parse(std::vector<std::byte> bytes, const std::string& where);
   static SafetensorsFile read(const std::string& path);
-  // Of the header alone, however large the file is.
+  // Reads the header alone, however large the file is.
   static Metadata read_metadata(const std::string& path);
 
   SafetensorsFile(SafetensorsFile&&) = default;

@@ -75,7 +75,7 @@ bool is_file_name(const std::string& word) {
   return word.find('/') != std::string::npos || word.ends_with(".yaml") || word.ends_with(".yml");
 }
 
-// What --help prints for a word: a key with or without its sections and a value, or a section.
+// Help for a word of --help: a key with or without its sections and a value, or a section.
 std::string topic_help(const std::string& word, int width) {
   const std::string name = word.substr(0, word.find('='));
   if (const Key* key = find_key(name)) return key_help(width, *key);

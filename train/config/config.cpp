@@ -49,8 +49,8 @@ std::string suggestion(const std::string& name) {
   return part.empty() ? "" : section_of(name) + "." + part;
 }
 
-// Where documents begin. Throws if the parser reads nothing from one to the next, as at a comma:
-// YAML::LoadAll() goes on there without end.
+// Finds the begins of documents. Throws if the parser reads nothing from one to the next, as at a comma, for
+// which YAML::LoadAll() does not end.
 class DocumentStarts final : public YAML::EventHandler {
  public:
   std::optional<YAML::Mark> first, second;
@@ -265,7 +265,7 @@ std::string origin_name(Origin origin, const Config& config) {
 namespace {
 
 // Whether a method's setting has no place in a run of this configuration: it is of an optimizer that another one
-// has replaced, a list of densities beside compress.warmup_epochs, or a rate of gradients where none are sent.
+// has replaced, a list of densities with compress.warmup_epochs, or a rate of gradients where none are sent.
 bool out_of_place(const std::string& key, const Settings& settings, const Config& config) {
   const std::string which = key.substr(0, key.rfind('.')) + ".name";
   const bool of_another = std::any_of(settings.begin(), settings.end(), [&](const auto& setting) {

@@ -62,7 +62,7 @@ struct Config {
     std::int64_t min_numel = 0;
     double clip = 0;  // 0: off
     std::string layer_density;
-    // Of one message and of one byte, for layer_density auto: 1 Gbit/s Ethernet, in the code of LAGS-SGD.
+    // Seconds per message and per byte for layer_density auto: 1 Gbit/s Ethernet, from the code of LAGS-SGD.
     double alpha_s = 1.744e-3, beta_s_per_byte = 9e-9;
   } compress;
 
@@ -73,13 +73,14 @@ struct Config {
     std::int64_t overlap_steps = 0;
   } exchange;
 
-  // Of compress.name: auto (train/plan/auto_method.h).
+  // Keys of compress.name: auto (train/plan/auto_method.h).
   struct Auto {
     std::string accuracy = "safe";  // exact, safe, aggressive
     bool local_steps = false;
   } automatic;
 
-  // What the exchanged change of the weights does to them, if exchange.every is given (train/local_steps.h).
+  // The outer optimizer, which applies the exchanged change of the weights if exchange.every is given
+  // (train/local_steps.h).
   struct Outer {
     std::string name = "nesterov";  // nesterov, sgd
     double lr = 0.7, momentum = 0.9;
@@ -144,13 +145,12 @@ struct Config {
   std::string named;  // no key: compress.name as it was given, which may be a recipe's
 };
 
-// Where a key lives in a Config. An unset optional, or 0 if the key has a `none_word`, is written as that
-// word.
+// A key's place in a Config. An unset optional, or 0 if the key has a `none_word`, is written as that word.
 using KeyRef =
     std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*, std::optional<double>*,
                  std::vector<int>*, std::vector<double>*, std::vector<std::string>*>;
 
-// What a key says something of.
+// The subject of a key.
 enum class KeyScope {
   run,    // what is trained and how
   start,  // one start of a run, and what it writes
@@ -165,8 +165,9 @@ struct Key : Option {
   std::string none_word = {};  // "none", "auto": of a number that need not be given
   std::string registry = {};   // NameList::kind, if the value is a registered name: "model", "dataset", ...
   bool may_be_empty = false;   // of such a name: the method's own choice
-  // What uses the key; empty: everything. A choice (of the section's name, its selection or memory), a
-  // backend, kSelectingMethods and the like, or another key, which counts if it is not 0, empty or false.
+  // The users of the key; empty: everything. A user is a choice (of the section's name, its selection or
+  // memory), a backend, kSelectingMethods and the like, or another key, which counts if it is not 0, empty or
+  // false.
   std::vector<std::string> users = {};
   std::vector<std::string> ignored_by = {};  // data sets and optimizers that make no use of it
   bool secret = false;                       // its value is neither written nor shown
@@ -180,7 +181,7 @@ std::vector<std::string> config_sections();       // in order
 bool is_config_section(const std::string& name);  // also of a section within a section, such as dist.link
 
 std::string key_type(const Key& key);  // "number", "list of integers", "true or false", ...
-// As YAML: 0.1, [1, 2], "", none. "given" in place of a secret.
+// The value as YAML: 0.1, [1, 2], "", none. "given" in place of a secret.
 std::string key_value(const Key& key, const Config& config);
 // A word of the command line as messages and files have it: without the value of a secret key.
 std::string without_secret(const std::string& word);
@@ -215,7 +216,7 @@ inline constexpr const char* kAutoMethod = "auto";
 inline bool chooses_method(const Config& config) {
   return config.compress.name == kAutoMethod;
 }
-// As such a run is looked at before it has chosen.
+// Returns the configuration by which such a run is checked before it has chosen.
 Config before_choice(Config config);
 
 // Whether the ranks exchange what several steps have done to their weights (train/local_steps.h).
@@ -225,8 +226,8 @@ inline bool makes_local_steps(const Config& config) {
 // Section compress with seed, momentum and nesterov of what takes the average, as factories get it.
 CompressOptions compress_options(const Config& config);
 
-// What no single key can show: unknown model, keys that contradict each other. Callers append what only they
-// can see (a missing data folder, no GPU).
+// Finds problems that no single key can show: an unknown model, keys that contradict each other. Callers
+// append those that only they can see (a missing data folder, no GPU).
 std::vector<Problem> check_config(const Config& config);
 
 // A line for each key that was given and that the chosen method, model, data or device does not use. A key of
@@ -286,10 +287,10 @@ struct NameList {
   const RegisteredNames& registry;  // names, help, options
 };
 const std::vector<NameList>& name_lists();
-// What --list takes: the names of name_lists(), configs, keys, keys-markdown, methods-markdown.
+// The arguments of --list: the names of name_lists(), configs, keys, keys-markdown, methods-markdown.
 std::vector<std::string> list_names();
-// What --list prints, in lines of `width` columns; `section`: of `keys`, or "". Throws UserError for unknown
-// names, and where there are no configurations.
+// The output of --list, in lines of `width` columns; `section`: of `keys`, or "". Throws UserError for
+// unknown names, and if there are no configurations.
 std::string list_text(const std::string& list, const std::string& section = "", int width = 80);
 
 // Values to and from text: what the parser, the dump and the help share.
@@ -321,7 +322,7 @@ inline std::string last_part(const std::string& key) {
 // Writes the value into config; returns "" or what is wrong with it ("needs a number, not 'fast'").
 std::string set_key(const Key& key, const RawValue& value, Config& config);
 
-// As a YAML scalar: quoted if plain text would mean something else.
+// Formats a YAML scalar: quoted if plain text would mean something else.
 std::string yaml_string(const std::string& text);
 
 // The command line of `train`: [FILE.yaml] [section.key=value ...] and a few flags.

@@ -1,5 +1,5 @@
-// What no single key can show, what follows from several keys, and keys that change nothing in a run: given,
-// they are no mistake, but hardly what was meant.
+// Checks of several keys together, keys that follow from others, and keys that are given but change nothing
+// in a run: these are no error, but hardly what was meant.
 
 #include <fmt/format.h>
 
@@ -34,7 +34,7 @@ std::uint32_t hash_of(const std::string& text) {
   return hash;
 }
 
-// What uses keys in a run of this configuration: the words that Key::users is looked for in.
+// The words of this configuration that Key::users is compared with.
 std::set<std::string> users_in(const Config& config, bool resumed) {
   const auto& c = config.compress;
   std::set<std::string> words = {config.model.name, config.data.name, config.optimizer.name,
@@ -123,7 +123,7 @@ std::vector<Problem> check_config(const Config& given) {
     need(known.contains(name), key.name, unknown_name_message(key.registry, name, names));
   }
 
-  // What a misspelt method is made of is not known.
+  // A misspelt method has no known pieces.
   std::optional<SparsePreset> pieces;
   if (problems.empty()) pieces = pieces_of(compress_options(config));
 

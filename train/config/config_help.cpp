@@ -1,4 +1,4 @@
-// What --help and --list print, and the reference tables of docs. All of it from the table of keys and the
+// The output of --help and --list, and the reference tables of docs, from the table of keys and the
 // registries.
 
 #include <fmt/format.h>
@@ -73,7 +73,7 @@ std::string parameter_count(const std::string& model) {
   return std::to_string(count);
 }
 
-// The shipped configurations lie beside the program, or above it where it lies in a build folder of the
+// The shipped configurations lie next to the program, or above it where it lies in a build folder of the
 // source tree.
 std::vector<fs::path> config_places() {
   std::vector<fs::path> places;

@@ -259,7 +259,7 @@ std::vector<Key> method_keys() {
   };
 }
 
-// Of single methods, from their registrations. Methods that share an option declare it alike.
+// Keys of single methods, from their registrations. Methods that share an option declare it alike.
 std::vector<Key> declared_keys() {
   std::vector<Row> rows;  // by the options' own names
   for (const RegisteredNames* registry : std::initializer_list<const RegisteredNames*>{

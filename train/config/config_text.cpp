@@ -33,7 +33,7 @@ std::string overflow(const Key& key, const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc::result_out_of_range || end != text.data() + text.size()) return "";
   if constexpr (std::is_integral_v<T>) {
-    // As text: the greatest integers are no doubles.
+    // The limits are printed as integers: the greatest are no doubles.
     if (key.greatest > static_cast<double>(std::numeric_limits<T>::max()))
       return "must be " +
              format_number(std::max(key.least, static_cast<double>(std::numeric_limits<T>::min()))) + " to " +

@@ -22,7 +22,7 @@ struct Row : Key {
     users = std::move(names);
     return *this;
   }
-  // As used_by, said in the help.
+  // Does the same as used_by() and names the users in the help.
   Row of(Names names) {
     help = fmt::format("{}: {}", fmt::join(names, ", "), help);
     return used_by(std::move(names));
@@ -114,7 +114,7 @@ KeyRef at(Config& config) {
 
 namespace topknot {
 
-// Sections exchange, dist, train and those behind them; the others stand in config_keys.cpp.
+// Sections exchange, dist, train and those after them; the others stand in config_keys.cpp.
 std::vector<Key> machine_keys();
 
 }  // namespace topknot

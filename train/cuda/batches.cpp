@@ -68,7 +68,7 @@ class DeviceBatches {
   void send(Staging& staging, std::size_t bytes);
   void shape(DeviceBatch& batch, const Batch& from);
   void copy(const Batch& from, DeviceBatch& to);
-  // Of this set's pictures, [n, C, H, W] on the GPU.
+  // Makes normalised pictures, [n, C, H, W] on the GPU, from the data set's bytes.
   void normalise(const std::byte* bytes, Tensor& images);
   void make(const Batch& from, std::int64_t epoch, DeviceBatch& to);
 
@@ -79,7 +79,7 @@ class DeviceBatches {
   std::int64_t epoch_there_ = -1;        // that was written to it last
   std::vector<DeviceBatch> batches_;     // one per part
   DeviceArray<float> statistics_;        // of the channels, where batches come as bytes
-  Stream copies_;                        // beside the steps
+  Stream copies_;                        // concurrent with the steps
   std::deque<Staging> staging_;          // used in turn; a step's batches at least
   std::size_t next_staging_ = 0;
 };

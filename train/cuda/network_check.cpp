@@ -31,7 +31,7 @@ std::vector<NetworkRow> check_gpu_path(Communicator& host, int gpu, double timeo
   const Context::Use use(context);
   const auto device = make_device_communicator(host, timeout_s);
   const cudaStream_t stream = context.communication();
-  // What is on the stream before the clock starts has ended, so that the time is the collective's alone.
+  // Earlier work on the stream ends before the clock starts, so the time is the collective's alone.
   const auto timed = [&](const auto& call) {
     device->wait(stream);
     host.barrier();

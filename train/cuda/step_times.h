@@ -15,7 +15,7 @@ struct StepTimes {
 
   // `clock`: two times per mark, as DeviceTimes::clock() had them after the step.
   StepTimes(const DeviceTimes& times, std::span<const DeviceTimes::Mark> marks, const std::uint64_t* clock);
-  // As the runner on a CPU has them. backward_s is without encoding and waits.
+  // Adds the times as the runner on a CPU measures them. backward_s is without encoding and waits.
   void add_to(StepSeconds& total) const;
 };
 

@@ -33,7 +33,7 @@ void test_fields(Figures& test, Visit&& visit) {
   visit("test_word_error_rate", test.word_error_rate);
   visit("test_character_error_rate", test.character_error_rate);
 }
-// Those that metrics.csv has beside a step's.
+// Columns that metrics.csv has in addition to a step's.
 template <class Record, class Visit>
 void evaluation_fields(Record& r, Visit&& visit) {
   test_fields(r.test, visit), visit("eval_seconds", r.eval_seconds);

@@ -20,9 +20,10 @@ namespace topknot {
 // The first steps pay for caches and memory: rates and step times leave them out.
 inline constexpr std::size_t kWarmUpSteps = 5;
 
-// Of one figure by step, those of the first kWarmUpSteps left out unless there are no others. With local steps, every > 0,
-// the means over whole rounds of `every` steps, each of which ends with its exchange: a median of steps would have none.
-// Without a whole round behind the warm-up, the mean of all. What is not a number was not measured and left out.
+// Values of one figure by step without those of the first kWarmUpSteps, unless there are no others. With
+// local steps (every > 0) the means over whole rounds of `every` steps, each of which ends with its exchange,
+// since a median of steps would leave the exchange out; without a whole round after the warm-up, the mean of
+// all. NaN marks a step that was not measured and is left out.
 std::vector<double> without_warm_up(const std::vector<double>& by_step, std::int64_t every);
 // `steps` or a few more: whole rounds of `every` local steps; 0: no local steps.
 inline std::size_t whole_rounds(std::int64_t steps, std::int64_t every) {
@@ -38,9 +39,9 @@ void keep_last(std::vector<T>& values, std::size_t most) {
 // Their median; not a number if there are steps and none of them was measured.
 double steady_median(const std::vector<double>& by_step, std::int64_t every);
 
-// What compression saves, in bytes of a step or of many, of one rank or of all: the one definition that
-// metrics and reports share. Payload of the collectives with the blocks' headers, without the transport's
-// framing.
+// Bytes with and without compression, of one step or many, of one rank or all: the one definition that
+// metrics and reports share. Counts the payload of the collectives with the blocks' headers, without the
+// transport's framing.
 struct ByteCount {
   std::uint64_t upload = 0;
   std::uint64_t download = 0;  // from all other ranks; an all-reduce counts its length once
@@ -56,7 +57,7 @@ struct ByteCount {
   double ratio() const {
     return upload == 0 ? 0.0 : static_cast<double>(dense) / static_cast<double>(upload);
   }
-  // What is sent for each parameter; of many steps: in each of them.
+  // Bits sent per parameter and step.
   double bits_per_parameter() const {
     return dense == 0 ? 0.0 : 32 * static_cast<double>(upload) / static_cast<double>(dense);
   }
@@ -89,8 +90,8 @@ struct EpochRecord {
   double train_loss = 0;  // mean over the epoch's steps, or over those since the number of ranks changed
 };
 
-// What an evaluation found, in the files with `test_` before each name. A figure that the task does not have
-// is absent, there too.
+// An evaluation's figures, written with `test_` before each name. A figure that the task does not have is
+// absent, in the files too.
 struct TestFigures {
   double loss = 0;
   std::optional<double> accuracy = {};  // 0 to 1, of classification; 1 - word_error_rate of transcription
@@ -109,12 +110,12 @@ struct EvalRecord {
   double eval_seconds = 0;
 };
 
-// What the evaluations of a run measure. Recorded, since values do not tell: an accuracy may stay 0, a loss
-// may be below 1.
+// The figure that a run's evaluations measure. Recorded, since values do not tell: an accuracy may stay 0, a
+// loss may be below 1.
 struct Metric {
   // "accuracy", "loss", "perplexity" or "word error rate", as in TestFigures; "" in files of earlier versions
   std::string name;
-  std::string unit;  // "share": 0 to 1, shown as percent; else the unit's name, shown beside the number
+  std::string unit;  // "share": 0 to 1, shown as percent; else the unit's name, shown after the number
   bool higher_is_better = true;
   std::string set = "test";  // which set the evaluations of a run read: test, or validation
 
@@ -126,10 +127,10 @@ struct Metric {
   static Metric word_errors() { return {"word error rate", "share", false}; }
   bool operator==(const Metric&) const = default;
 
-  // Of an evaluation's mean loss and accuracy.
+  // Computes the figure from an evaluation's mean loss and accuracy.
   double value(double loss, double accuracy) const;
   double value(const TestFigures& test) const { return value(test.loss, test.accuracy.value_or(0)); }
-  // A second figure beside it: "top-5 accuracy", "character error rate", "bits per byte" or "", and its value.
+  // A second figure, "top-5 accuracy", "character error rate", "bits per byte" or "", and its value.
   const char* second() const;
   std::optional<double> second_value(const TestFigures& test) const;
   std::string title() const;             // "test accuracy", "validation perplexity"
@@ -182,7 +183,7 @@ struct DistributionRecord {
 struct EndRecord {
   TestFigures test = {};  // of the last evaluation; of a language model on the validation set
   std::optional<double> best_test_accuracy;  // where test.accuracy is
-  // Of a set that is evaluated once, after the last step.
+  // The figures of a set that is evaluated once, after the last step.
   std::optional<double> held_out_loss, held_out_perplexity;
   double wall_seconds = 0;       // first step to end, evaluation and start-up excluded
   double eval_seconds = 0;       // all evaluations
@@ -203,8 +204,8 @@ struct EndRecord {
   bool failed = false;  // the training diverged, or its last checkpoint could not be written
   std::string reason;   // how it failed
   // Rates and quantiles of a run of more than 131,072 steps are of its last ones, at least 65,536.
-  // Quantiles of the steps' figures, or with local steps of the rounds' means: without_warm_up(). Those behind the first
-  // two are 0 in files of earlier versions.
+  // Quantiles of the steps' figures, or with local steps of the rounds' means: without_warm_up(). Those after
+  // the first two are 0 in files of earlier versions.
   double step_p50_s = 0, step_p95_s = 0;
   double encode_p50_s = 0, communicate_p50_s = 0, exposed_p50_s = 0, decode_p50_s = 0;
   double makespan_p50_s = 0;

@@ -39,7 +39,7 @@ void write_file(const std::string& path, std::string_view text);
 // metrics.csv.part-4242, ...
 bool has_run_name(const std::string& name);
 
-// What a file that a user names for output may take the place of.
+// The files that an output file named by the user may replace.
 enum class Replace {
   nothing,  // no file that is there
   reports,  // a file that is no model and no .npy file

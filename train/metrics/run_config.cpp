@@ -17,7 +17,7 @@ std::string trimmed(const std::string& text) {
   return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(" \t\r") + 1 - begin);
 }
 
-// Where a value ends: behind its closing quote, or at a comment.
+// The end of a value: after its closing quote, or at a comment.
 std::size_t value_end(const std::string& text, std::size_t begin) {
   if (text[begin] != '"') return std::min(text.find(" #", begin), text.size());
   std::size_t at = begin + 1;

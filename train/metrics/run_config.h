@@ -19,7 +19,7 @@ class RunConfig {
   RunConfig() = default;
   // Throws UserError with path and line: no such file, or a line that is not as a run writes it.
   explicit RunConfig(const std::string& path);
-  // Of keys that are known already; `path` is where messages say they are from.
+  // Takes keys that are known already; messages name `path` as their source.
   RunConfig(std::string path, std::vector<Entry> entries)
       : path_(std::move(path)), entries_(std::move(entries)) {}
 

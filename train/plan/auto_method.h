@@ -13,7 +13,7 @@
 
 namespace topknot {
 
-// What auto may choose: keys, as the command line has them, beside those of the run.
+// A choice of auto: keys in the command line's form, set in addition to the run's own.
 struct AutoOption {
   std::string name;               // "topk, density 0.01"
   std::string accuracy;           // the least auto.accuracy that allows it
@@ -30,7 +30,7 @@ std::vector<AutoOption> auto_options_of(const Config& config);
 // becomes false: a group of its own for vectors costs a collective more in each step.
 Config with_option(const Config& config, const AutoOption& option);
 
-// What was measured of an option.
+// An option with its measured profile.
 struct AutoProfile {
   AutoOption option;
   ExchangeProfile profile;
@@ -47,12 +47,12 @@ struct ModelledOption {
   std::vector<std::size_t> groups;  // as exchange.groups
   StepModel step;
 
-  // As it is: neither coded nor rounded.
+  // Whether the option is plain dense: neither coded nor rounded.
   bool dense() const { return option.keys == std::vector<std::string>{"compress.name=dense"}; }
 };
-// With the plan that makes it the shortest, among one group, one for each parameter, and the optimal plan. Of dense
-// also with one group, if that is another: what a model of overlap gets wrong, such as cores that the network
-// takes from the computation, it mostly gets wrong there.
+// Models the option with the plan that makes the step the shortest, among one group, one for each parameter,
+// and the optimal plan. dense is also modelled with one group, if that is another plan: errors of a model of
+// overlap, such as cores that the network takes from the computation, mostly do not apply there.
 std::vector<ModelledOption> modelled_options(const AutoOption& option, const ExchangeProfile& profile,
                                              std::int64_t every);
 
@@ -67,7 +67,7 @@ std::vector<ModelledOption> worth_trying(std::vector<ModelledOption> options);
 inline constexpr double kAutoGain = 0.03;
 std::size_t quickest(const std::vector<ModelledOption>& options);
 
-// What a run's steps say, on rank 0: medians over kWatched of them, without the first kSettling.
+// Watches a run's steps on rank 0: medians over kWatched of them, without the first kSettling.
 class AutoWatch {
  public:
   static constexpr int kSettling = 3, kWatched = 8, kApart = 40;
@@ -77,10 +77,10 @@ class AutoWatch {
   void calm();
   // A step has been made. `communicate_s`: inside the collectives.
   void add(double step_s, double communicate_s);
-  // Of the steps so far, once there are enough.
+  // The median of the steps so far, once there are enough.
   std::optional<double> step_s() const;
-  // In words, if the collectives of a step take kChange times or a kChange-th of the time that they took behind the
-  // change, and that is kLeastShare of a step or more: the link has changed, or what shares it.
+  // Describes a change of the link, or of its other users: the collectives of a step take kChange times or a
+  // kChange-th of the time that they took after begin() or calm(), and that is kLeastShare of a step or more.
   std::string link_change() const;
 
  private:
@@ -99,11 +99,12 @@ class AutoMethod {
  public:
   // `given`: what the run was started with. On a GPU it keeps what it has.
   explicit AutoMethod(Config given);
-  // Of a run that goes on with what it had chosen, `config`, and chooses again at once (resume.method=choose).
-  // `choices`: as choices_of().
+  // For a run that resumes with its earlier choice, `config`, and chooses again at once
+  // (resume.method=choose). `choices`: as choices_of().
   static AutoMethod resumed(const Config& config, const std::string& choices);
 
-  // What a run would try and what the model says of it, in lines; measured now. Collective; empty but on rank 0.
+  // Lists the options that a run would try and the model's estimate of each; measured now. Collective; empty
+  // but on rank 0.
   std::string recommendation(const Dataset& data, Communicator& communicator);
 
   struct Choice {
@@ -146,8 +147,8 @@ class AutoMethod {
 
 // The text of choices.json; empty if the run's method was given.
 std::string choices_of(const RunDirectory& folder);
-// Of a run that chose its method and goes on: the keys of the choice as the newest checkpoint has them, unless the
-// command line does. A choice is made between checkpoints.
+// For a run that chose its method and goes on: sets the keys of the choice as the newest checkpoint has them,
+// unless the command line does. A choice is made between checkpoints.
 void keep_choice(const RunDirectory& folder, LoadedConfig& loaded);
 
 }  // namespace topknot

@@ -1,6 +1,6 @@
 #pragma once
-// What compress.name=auto would choose with other numbers of ranks and over other networks, where nothing can be
-// tried: a run's profiles of its options (auto_profiles.json) through the model of train/plan/profile_at.h.
+// Predicts what compress.name=auto would choose with other numbers of ranks and over other networks, without
+// trying: a run's profiles of its options (auto_profiles.json) through the model of train/plan/profile_at.h.
 
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@ namespace topknot {
 // auto_options() does not have or whose method the profile is not of, and for no dense at the first place.
 std::string auto_profiles_json(const std::vector<AutoProfile>& profiles);
 std::vector<AutoProfile> parse_auto_profiles(const std::string& text, const std::string& path);
-// Of a run directory, or such a file. UserError, with how to make one.
+// Reads a run directory's profiles, or such a file. Throws UserError that says how to make one.
 std::vector<AutoProfile> read_auto_profiles(const std::string& run);
 
 struct ChoiceAt {

@@ -216,7 +216,7 @@ StepModel modelled_step(const ExchangeProfile& profile, std::span<const std::siz
   for (const std::size_t count : groups) add(count);
   if (next < profile.parameters.size()) add(profile.parameters.size() - next);
   const double makespan = modelled_makespan(profile, groups);
-  const double agreement = profile.gather.seconds(1);  // beside decoding
+  const double agreement = profile.gather.seconds(1);  // during decoding
   step.exposed = std::max(0.0, makespan - profile.backward_s - step.encode) + later +
                  (profile.overlaps ? std::max(0.0, agreement - step.decode) : agreement);
   step.communicate += later + agreement;

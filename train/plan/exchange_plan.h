@@ -69,7 +69,7 @@ double measured_makespan(std::span<const ExchangeSpan> spans,
 // exchange.collective: auto, resolved for the whole of what is compressed, as one message.
 std::string quickest_collective(const ExchangeProfile& profile);
 
-// What was measured and chosen at the start of a run.
+// The measured profile of a run's start, and which options were chosen by it.
 struct ExchangeChoice {
   // Measured, or of exchange.profile; none if neither was asked for.
   std::optional<ExchangeProfile> profile;
@@ -91,7 +91,7 @@ struct ResolvedExchange {
 
   // The configuration with the groups and the collective that were planned or chosen.
   Config effective(Config config) const;
-  // By the run's profile, in seconds; 0 if there is none.
+  // The makespan by the run's profile, in seconds; 0 if there is none.
   double modelled_makespan(const std::vector<Group>& groups) const;
 };
 

@@ -80,7 +80,7 @@ class Reader {
     throw UserError(where_ + ": " + what + "; " + remedy_);
   }
 
-  // What a profile cannot be used without. `at`: before its fields.
+  // Checks the requirements of a usable profile. `at`: before its fields.
   void check(const ExchangeProfile& profile, const std::string& at) const {
     if (profile.parameters.empty()) fail(at + "parameters is empty");
     if (profile.groups.empty()) fail(at + "groups is empty");
@@ -205,7 +205,7 @@ ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& 
     for (bool more = true; more;) {
       Round round;
       round.sum = message.sum, round.sum_bfloat16 = message.sum_bfloat16;
-      // Of a gather in which every rank sends this rank's block.
+      // Simulates a gather in which every rank sends this rank's block.
       std::vector<std::vector<std::byte>> blocks;
       if (message.kind == Message::Kind::block) blocks.assign(static_cast<std::size_t>(ranks), message.block);
       round.blocks = blocks;
@@ -346,7 +346,7 @@ ExchangeProfile measure_layers(const Config& config, const Dataset& data, const 
     profile.parameters.push_back({parameters[i]->name(), parameters[i]->numel(), false,
                                   late ? (i == 0 ? backward : 0) : times.backward[i],
                                   late ? backward : times.ready[i]});
-  // Of a step's batches all but the last have a backward pass that sends nothing.
+  // In a step's batches, all backward passes but the last send nothing.
   const int batches = config.train.accumulate;
   profile.data_s = batches * times.data_s;
   profile.forward_s = batches * times.forward_s + (batches - 1) * backward;

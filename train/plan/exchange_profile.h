@@ -48,14 +48,14 @@ struct ExchangeProfile {
   std::string collective = "all_gather";  // the one in use, never auto
   int ranks = 1, threads = 1, batch = 1;  // threads and samples per rank; batch is data.batch_size
   std::string backend;                    // "threads", "gloo"
-  bool overlaps = false;                  // whether collectives run beside the backward pass
+  bool overlaps = false;                  // whether collectives run during the backward pass
   bool sums = false;                      // the method's messages are summed, not gathered
   std::vector<Parameter> parameters;      // in arena order, the order of sending
   double data_s = 0, forward_s = 0;       // of one step; data_s as if no thread prepared it
   double backward_s = 0, update_s = 0;
   // Group sizes from the smallest parameter to all that the method handles, ascending, at least one.
   std::vector<Group> groups;
-  // The dense part beside a compressed method, as one group after the others; elements 0 if there is
+  // The dense part with a compressed method, as one group after the others; elements 0 if there is
   // none, and under method dense. `dense_sums`: it is summed (compress.dense_values: fp32), else gathered.
   Group dense;
   bool dense_sums = true;
@@ -90,7 +90,7 @@ std::string check_exchange_profile(const ExchangeProfile& profile, const Config&
                                    const std::string& path);
 
 // Measures a profile when a run starts: layers, encoding and network. Collective; the same on every rank.
-// Takes about a second beside a few training steps of a model of its own, so that nothing of the run changes:
+// Takes about a second and a few training steps of a model of its own, so that nothing of the run changes:
 // - backward, forward and update times as measure_layer_times() (train/plan/layer_density.h), all ranks at
 //   once; with clipping over the whole model all parameters are ready when the backward pass is over;
 // - encoding and decoding of the real compressor, on normally distributed gradients, for about five groups of

@@ -41,7 +41,7 @@ std::string layer_density_json(const LayerDensity& densities);
 // number is out of range.
 //
 // Properties: a layer whose whole gradient would be sent in time (rho > 1) gets 0.05, less than a layer for
-// which it is just not so (rho = 0.9). t_comp is the layer's own time, though its message is sent beside the
+// which it is just not so (rho = 0.9). t_comp is the layer's own time, though its message is sent during the
 // layers that come after it; the paper bounds the communication of layer l by the computation of layer l - 1.
 // The time of selecting is left out. With one rank the formula divides by zero; nothing is sent then, and
 // every layer gets `base`.
@@ -52,8 +52,8 @@ std::vector<double> lags_densities(const std::vector<double>& times, const std::
 // (train/plan/exchange_profile.h) are made from. Seconds of the wall clock, medians over a few steps after
 // warm-up.
 struct LayerTimes {
-  // By parameter in arena order: from the parameter that backward finished before it; 0 for one that the loss
-  // does not reach.
+  // Seconds by parameter in arena order, since the parameter that backward finished before it; 0 for one that
+  // the loss does not reach.
   std::vector<double> backward;
   // The same, summed in the order in which backward finishes them: from the start of the backward pass.
   std::vector<double> ready;
@@ -61,9 +61,9 @@ struct LayerTimes {
   double update_s = 0;               // of all weights
 };
 
-// Of a model of its own with this rank's data and as many threads as are set, made for this and thrown away,
-// so that nothing of the run changes. `before_pass`, where given, runs before each pass: a barrier, so that
-// ranks that share a machine are measured together. All ranks make the same number of passes.
+// Measures a model of its own with this rank's data and as many threads as are set, made for this and thrown
+// away, so that nothing of the run changes. `before_pass`, if given, runs before each pass: a barrier, so
+// that ranks that share a machine are measured together. All ranks make the same number of passes.
 LayerTimes measure_layer_times(const Config& config, const Dataset& data, int rank, int ranks,
                                const std::function<void()>& before_pass = {});
 

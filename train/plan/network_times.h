@@ -1,5 +1,5 @@
 #pragma once
-// What collectives of some sizes take, measured when a run starts (train/plan/exchange_profile.h).
+// Times of collectives of several sizes, measured when a run starts (train/plan/exchange_profile.h).
 
 #include <cstddef>
 #include <span>
@@ -23,8 +23,8 @@ NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, s
 // Collective. On rank 0 the least of a few times of an all_gather of `bytes`: waiting for each other makes some of them
 // longer, a slower link all of them.
 double least_gather_seconds(CollectiveQueue& queue, std::size_t bytes);
-// As measure_network(), of coded sums (dist/sparse/coded_sum.h) of up to `bytes` of normally distributed floats, or
-// bfloat16. The fit is over the bytes before coding, and the coder's time is in it.
+// Does what measure_network() does for coded sums (dist/sparse/coded_sum.h) of up to `bytes` of normally
+// distributed floats, or bfloat16. The fit is over the bytes before coding and includes the coder's time.
 ExchangeProfile::Fit measure_coded_sum(CollectiveQueue& queue, std::size_t bytes, bool bfloat16);
 // The line of least squared errors, each divided by its time, with no negative alpha or beta. Sizes span
 // several decades: in plain least squares the largest alone would count, with relative errors the short

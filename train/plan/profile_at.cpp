@@ -24,7 +24,7 @@ double reduce_share(int ranks) {
   return 2.0 * (ranks - 1) / ranks;
 }
 
-// What a coded sum puts on the link, by the width of its values.
+// The fraction of the bytes that a coded sum sends, by the width of its values.
 double coded_share(const ExchangeProfile& profile) {
   const GroupCost& all = profile.groups.back();
   return all.bytes < 3 * all.elements ? kCodedBFloat16 : kCodedFloat;
@@ -90,7 +90,7 @@ ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const Pred
   ExchangeProfile at = profile;
   at.ranks = ranks;
   at.collective = collective;
-  // A network of its own is one that collectives run beside the computation on (dist.backend gloo).
+  // Collectives run during the computation on a network that is given by its rate (dist.backend gloo).
   at.overlaps = profile.overlaps || network.bits_per_s.has_value();
   at.link.overhead = overhead_of(profile);
   if (network.latency) at.link.alpha = *network.latency;

@@ -25,7 +25,7 @@ struct PredictedNetwork {
 // - A rank's link carries its messages to all others one after the other, at full rate both ways.
 // - all_gather: alpha(P) = alpha + (P - P0) overhead, beta(P) = (P - 1) b. The overhead of one more message
 //   is the link's; from a profile of 2 ranks, which shows none, the whole alpha.
-// - dense sums: around the ring under method dense, in rank order beside a compressed method; the cost per
+// - dense sums: around the ring under method dense, in rank order with a compressed method; the cost per
 //   message and per byte comes from the fit at P0 by the same formula.
 // - coded sums: two rounds of direct messages, of bytes as coded (kCodedFloat), and the coder's time, which is what the
 //   fit at P0 takes beyond the link's.
