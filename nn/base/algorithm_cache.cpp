@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{16} << 20;  // of the file: more is neither written nor read
 
-// Of "NUMBER...;", else nothing.
+// Parses "NUMBER...;"; nothing for any other text.
 std::optional<AlgorithmCache::Numbers> numbers(const std::string& text) {
   AlgorithmCache::Numbers list;
   const char *at = text.data(), *const end = at + text.size();

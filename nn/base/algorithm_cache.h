@@ -20,7 +20,7 @@ class AlgorithmCache {
   // Reads the file; none there: empty. If it cannot be read: a line in the log, and nothing is kept.
   explicit AlgorithmCache(std::string file);
 
-  // What was kept first for this key.
+  // The numbers that were kept first for this key.
   std::optional<Numbers> find(const std::string& key) const;
   // Appends to the file, whose folder it makes; nothing if the key was kept before. A key is one line of text
   // without " = ". Where the file cannot be written: a line in the log, once. A file of 16 MiB is full, and

@@ -24,7 +24,7 @@ inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Of one call of `work`.
+// Times one call of `work`.
 template <class Work>
 double seconds_for(Work&& work) {
   const auto start = Clock::now();

@@ -21,7 +21,7 @@ bool is_open_pipe(const std::string& path) {
   return path == "/dev/stdin" || path.rfind("/dev/fd/", 0) == 0 || path.rfind("/proc/self/fd/", 0) == 0;
 }
 
-// What the user is told of a file of this kind; "" for one to be read.
+// The message for a file of this kind; "" for one to be read.
 std::string kind_problem(const struct stat& status, const std::string& path) {
   const std::string kind = special_file_kind(status);
   if (kind.empty() || (S_ISFIFO(status.st_mode) && is_open_pipe(path))) return "";

@@ -1,6 +1,6 @@
 #pragma once
 // Files: a descriptor that closes itself, files that must be regular ones, small text files that a user
-// names, and files that are written beside what they will replace.
+// names, and files that are written next to what they will replace.
 
 #include <sys/stat.h>
 #include <unistd.h>

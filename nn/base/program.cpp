@@ -85,7 +85,7 @@ int run_and_report(const char* name, int (*body)(int argc, char** argv), int arg
     check_stacks();
     const int code = body(argc, argv);
     errno = 0;
-    // What std::cout holds is in there too.
+    // std::cout's buffer is in stdout too.
     if (code == 0 && (std::fflush(stdout) != 0 || std::ferror(stdout)))
       throw UserError("standard output cannot be written: " + errno_text() + "; is the disk full?");
     return code;

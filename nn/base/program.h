@@ -1,6 +1,6 @@
 #pragma once
-// What every program's main shares: errors turned into exit codes, the signals that ask for a stop, and its
-// version.
+// The frame of every program's main: errors turned into exit codes, the signals that ask for a stop, and the
+// program's version.
 
 #include <chrono>
 #include <condition_variable>
@@ -111,7 +111,7 @@ class EndAfterSignal {
 // Which program this is, for records, messages and checks. Written by the build (cmake/Revision.cmake), for
 // programs that link train.
 const char* program_number();  // "0.1.0"
-// Of the git tree: "0123abc", with changes "0123abc-dirty-89cdef0"; "unknown" without one.
+// The git tree's revision: "0123abc", with changes "0123abc-dirty-89cdef0"; "unknown" without one.
 const char* program_revision();
 // "topknot 0.1.0 (0123abc)"
 inline std::string program_version() {

@@ -20,7 +20,7 @@ namespace topknot {
 using OptionValue = std::variant<bool, int, double, std::string>;
 
 struct Option {
-  std::string name;           // "mu"; as a key, behind the section of its registry: "compress.mu"
+  std::string name;           // "mu"; as a key, after the section of its registry: "compress.mu"
   OptionValue standard = {};  // the default; its alternative is the option's type
   std::string help;           // one line
   double least = -1e300, greatest = 1e300;  // of numbers
@@ -50,7 +50,7 @@ class OptionValues {
   T get(const Option& option) const {
     return std::get<T>(checked(option));
   }
-  // What was given for this name, in the type it was given in. Throws if nothing was.
+  // The value given for this name, in the type it was given in. Throws if none was.
   template <class T>
   T given(const std::string& name) const {
     return std::get<T>(given_.at(name));
@@ -65,7 +65,7 @@ class OptionValues {
   std::map<std::string, OptionValue> given_;
 };
 
-// What a registry knows of its entries, whatever it makes of them.
+// The part of a registry that does not depend on what it makes.
 class RegisteredNames {
  public:
   // `kind` names what is registered in messages: "model", "compressor".
@@ -78,7 +78,7 @@ class RegisteredNames {
     return result;
   }
   const std::string& help(const std::string& name) const { return descriptions_.at(name).help; }
-  // What the entry declares for itself.
+  // Options that the entry declares for itself.
   const std::vector<Option>& options(const std::string& name) const { return descriptions_.at(name).options; }
 
  protected:

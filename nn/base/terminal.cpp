@@ -12,7 +12,7 @@
 namespace topknot {
 namespace {
 
-// Of UTF-8, a column for each character.
+// Columns of UTF-8 text, one for each character.
 int columns_of(std::string_view text) {
   return static_cast<int>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }

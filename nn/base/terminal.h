@@ -6,7 +6,7 @@
 
 namespace topknot {
 
-// Columns of the terminal behind this file descriptor, asked for anew at each call; 80 where there is none or
+// Columns of the terminal of this file descriptor, asked for anew at each call; 80 where there is none or
 // it does not say.
 int terminal_columns(int fd);
 bool is_terminal(int fd);

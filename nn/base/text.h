@@ -34,7 +34,7 @@ bool next_line(std::string_view& rest, std::string_view& line);
 
 std::string host_name();  // of this machine; "unknown" where it has none
 
-// What errno says, of the call that has just failed; an input/output error where it says nothing.
+// The text of errno after a call that has just failed; an input/output error if errno is 0.
 std::string errno_text();
 
 // The q-quantile (0 to 1) of values, linear between neighbours; 0 if there are none.

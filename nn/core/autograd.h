@@ -20,8 +20,8 @@ struct Node;
 // Takes the gradient of the loss with respect to the op's value; hands on gradients to the op's inputs.
 using BackwardFn = std::function<void(Tensor grad)>;
 
-// Where an op writes a parameter's gradient: straight into the arena. With accumulate, it adds. `data` is
-// null if no gradient is wanted.
+// A parameter's place for its gradient, in the arena. With accumulate, the op adds. `data` is null if no
+// gradient is wanted.
 struct GradientTarget {
   float* data = nullptr;
   bool accumulate = false;
@@ -29,9 +29,8 @@ struct GradientTarget {
 // Copies a gradient to its target, or adds it.
 void write_gradient(const GradientTarget& target, const Tensor& gradient);
 
-// Where an op may write an activation's gradient. With accumulate the tensor holds what other ops have
-// contributed, and the op adds to it, which saves a pass over memory. Undefined
-// where no gradient is wanted.
+// An activation's gradient as an op may write it. With accumulate the tensor holds the contributions of other
+// ops, and the op adds to it, which saves a pass over memory. Undefined if no gradient is wanted.
 struct InputGradient {
   Tensor tensor;
   bool accumulate = false;

@@ -23,7 +23,7 @@ inline BFloat16 to_bfloat16(float value) {
   return {static_cast<std::uint16_t>((magnitude > 0x7F800000 ? bits | 0x400000 : rounded) >> 16)};
 }
 
-// Of n elements; `to` and `from` do not overlap.
+// Convert n elements; `to` and `from` do not overlap.
 void to_bfloat16(const float* from, std::size_t n, BFloat16* to);
 void to_float(const BFloat16* from, std::size_t n, float* to);
 // sum[i] = bfloat16(a[i] + b[i]), added as floats; sum may be a or b.

@@ -1,5 +1,5 @@
 #pragma once
-// Where a tensor lives. The CPU is always there; CUDA is there when the build found it and a GPU can be used.
+// The device of a tensor. The CPU is always there; CUDA is there if the build found it and a GPU can be used.
 
 #include <array>
 #include <cstddef>
@@ -22,7 +22,7 @@ struct Device {
   std::string str() const;  // "cpu", "cuda:1"
 };
 
-// What an element is. Parameters, gradients and statistics are always f32.
+// The element type. Parameters, gradients and statistics are always f32.
 enum class DType {
   f32,
   bf16,  // activations under train.precision bf16
@@ -31,8 +31,8 @@ inline std::size_t size_of(DType type) {
   return type == DType::f32 ? 4 : 2;
 }
 
-// What the core, the optimizers and a step need of a device, on vectors in its memory. Work on a GPU is put
-// on the current context's stream, and nothing waits but to_device(), to_host(), checksums(),
+// A device's functions on vectors in its memory, for the core, the optimizers and a step. Work on a GPU is
+// put on the current context's stream, and nothing waits but to_device(), to_host(), checksums(),
 // release_cached(), and allocate() when memory is short.
 struct DeviceBackend {
   float* (*allocate)(std::size_t floats);  // 64-byte aligned, contents undefined; throws when out of memory

@@ -55,8 +55,8 @@ class Parameter {
   Variable variable_;
 };
 
-// What forward passes leave and is not trained: a statistic (batch norm's running mean and variance), or the
-// state that a recurrent layer carries from batch to batch.
+// Untrained output of forward passes: a statistic (batch norm's running mean and variance), or the state that
+// a recurrent layer carries from batch to batch.
 struct Buffer {
   std::string name;
   std::vector<float> values;  // on a GPU: as of the last ParameterStore::statistics_to_host()
@@ -74,7 +74,7 @@ using FrozenPredicate = std::function<bool(const Parameter&)>;
 // commit. Order: reverse order of registration, compressible parameters first, then those that stay dense; in
 // both, sizes that are no multiple of 4 last, so that the others begin at 16 bytes, as vector loads and cuDNN
 // want it (those that stay dense if the compressible ones are together a multiple of 4). Frozen parameters
-// lie behind the trained ones and have no gradients: sizes, slices and parameters() are without them, so that
+// lie after the trained ones and have no gradients: sizes, slices and parameters() are without them, so that
 // nothing exchanges or updates them.
 class ParameterArena {
  public:

@@ -1,6 +1,6 @@
 #pragma once
-// What forward and backward passes cost, counted while they run: floating-point operations as the ops report
-// them, and the memory of tensors.
+// The cost of forward and backward passes, counted while they run: floating-point operations as the ops
+// report them, and the memory of tensors.
 
 #include <algorithm>
 #include <atomic>
@@ -20,7 +20,7 @@ class PassCost {
   ~PassCost() { counting_ = nullptr; }
   PassCost(const PassCost&) = delete;
 
-  // Of convolutions and matrix products, 2 per multiply-add, whatever the algorithm; other ops are not
+  // Operations of convolutions and matrix products, 2 per multiply-add, for any algorithm; other ops are not
   // counted.
   double flops() const { return flops_; }
   // The most bytes of tensors of this thread that were there at once, beyond those at the start.

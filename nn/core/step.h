@@ -23,20 +23,20 @@ struct StepStatus {
   // holds. Where only gradients show it, a host of several ranks is named by its first. On GPUs whose groups are all
   // dense, of a loss that is not finite, the rank itself alone has its number here.
   std::int32_t bad_rank = -1;
-  // Of this rank, or with exchange.hierarchy=parts of its host's.
+  // This rank's figures, or with exchange.hierarchy=parts its host's.
   std::uint64_t selected = 0;       // entries sent, over all groups
   std::uint64_t over_capacity = 0;  // entries selected and kept back
   double threshold = 0;             // of the last compressed group; of several ranks the least
 };
 
-// What of the optimizer's work a gradient already has in it.
+// The part of the optimizer's rule that a gradient already contains.
 enum class Applied {
   nothing,        // the averaged gradient
   momentum,       // before the average (DGC); the optimizer's own momentum is for weight decay
   learning_rate,  // before the average (LAGS-SGD)
 };
 
-// Where a rank's time went in a step, in seconds; not a number if that was not measured.
+// A rank's times in a step, in seconds; NaN if not measured.
 struct StepSeconds {
   double data_s = 0, forward_s = 0;
   double backward_s = 0;  // without its hooks
@@ -53,7 +53,7 @@ struct StepSeconds {
     constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
     return {kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone};
   }
-  // What an exchange measures for itself; the rest is unknown.
+  // The times that an exchange measures for itself; the rest is unknown.
   StepSeconds of_exchange() const {
     StepSeconds known = unknown();
     known.encode_s = encode_s, known.communicate_s = communicate_s;
@@ -68,9 +68,8 @@ struct StepSeconds {
   }
 };
 
-// What a rank knows of a step that was made. The exchange fills in the status, the bytes and its own times,
-// the runner (train/runner.h) the rest. On a GPU the kernels write loss and status, which the host reads
-// later.
+// A rank's report of a step. The exchange fills in the status, the bytes and its own times, the runner
+// (train/runner.h) the rest. On a GPU the kernels write loss and status, which the host reads later.
 struct StepReport {
   double loss = 0;    // the mean over this rank's micro-batches
   StepStatus status;  // where bad, nothing has changed and there is no average

@@ -28,8 +28,9 @@ std::string team_limits();
 
 // Lets waiting threads sleep while other programs want the cores. By default libgomp's threads spin for milliseconds, and
 // a thread that spins holds the core of the one that it waits for: two runs on one machine then take up to fifty times as
-// long as one. While libgomp counts more threads than cores, it hardly spins; an idle team beside the thread's own
-// makes it count so, for as long as the thread waits for cores. Does nothing if OMP_WAIT_POLICY or GOMP_SPINCOUNT is set.
+// long as one. While libgomp counts more threads than cores, it hardly spins; an idle team next to the
+// thread's own makes it count so, for as long as the thread waits for cores. Does nothing if OMP_WAIT_POLICY
+// or GOMP_SPINCOUNT is set.
 class SpinControl {
  public:
   SpinControl();

@@ -19,7 +19,7 @@
 
 namespace topknot {
 
-// What a forward pass runs under.
+// A forward pass's settings.
 struct ForwardContext {
   bool training = true;    // batch statistics, dropout, and a graph for the backward pass
   std::uint64_t seed = 1;  // of dropout; ranks differ by `rank`, steps by `step`
@@ -28,9 +28,9 @@ struct ForwardContext {
   DType cpu_activations =
       DType::f32;  // on a CPU, of embeddings: what an image's input has, tokens cannot show
   const std::uint32_t* gpu_step = nullptr;  // in GPU memory: takes the place of `step` there, for graphs
-  // Of a model that transcribes: output frames of each recording (Module::output_frames), on the model's
-  // device and there until the backward pass has been. The rest of a batch is padding. Empty: recordings of
-  // one length.
+  // Output frames of each recording (Module::output_frames), for a model that transcribes, in memory of the
+  // model's device that lasts until the backward pass has been. The rest of a batch is padding. Empty:
+  // recordings of one length.
   std::span<const std::int32_t> frames;
 
   // A parameter as the graph's leaf, or as a constant if no gradient is wanted.
@@ -46,14 +46,14 @@ class Module {
   // Whether the input is a batch of token sequences, as embedding() has them, and the output a row of logits
   // for each token, step by step.
   virtual bool reads_tokens() const { return false; }
-  // Of a model that reads tokens: the mean loss of its logits for an input x, as softmax_cross_entropy() has
+  // For a model that reads tokens: the mean loss of its logits for an input x, as softmax_cross_entropy() has
   // it. A model whose output layer and loss are one op makes no matrix of logits here.
   virtual Variable loss(const Variable& x, std::span<const std::int32_t> labels, float smoothing,
                         const ForwardContext& context) {
     return softmax_cross_entropy(forward(x, context), labels, smoothing);
   }
-  // Of a model that transcribes: how many frames it gives for an input of so many; rows of logits frame by
-  // frame, as ctc_loss() takes them. 0 for other models.
+  // For a model that transcribes: its number of output frames for so many input frames. It gives rows of
+  // logits frame by frame, as ctc_loss() takes them. 0 for other models.
   virtual std::int64_t output_frames(std::int64_t /*frames*/) const { return 0; }
 };
 

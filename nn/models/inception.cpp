@@ -10,7 +10,7 @@ namespace {
 struct InceptionLayer {
   enum Kind {
     convolution,
-    fork,  // 1x3 beside 3x1, `out` channels each
+    fork,  // 1x3 next to 3x1, `out` channels each
     average_pool,
     max_pool,
   } kind = convolution;

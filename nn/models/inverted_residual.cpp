@@ -16,7 +16,7 @@ namespace {
 struct InvertedResidualStyle {
   Activation activation;
   bool squeeze = false;     // squeeze and excitation after the depthwise convolution
-  bool tensorflow = false;  // padding SAME: of an even side and stride 2, one pixel less before than behind
+  bool tensorflow = false;  // padding SAME: of an even side and stride 2, one pixel less before than after
   float epsilon = 1e-5f;    // of batch norm
 };
 

@@ -78,7 +78,7 @@ class NormalLinear {
   Parameter *weight_, *bias_;
 };
 
-// What both have: tokens go in, and the output layer and its loss are one op.
+// The shared part of both models: tokens go in, and the output layer and its loss are one op.
 class Transformer : public Module {
  public:
   bool reads_tokens() const final { return true; }
@@ -91,7 +91,7 @@ class Transformer : public Module {
   }
 
  protected:
-  // What goes into the output layer: [steps * batch, width].
+  // The input of the output layer: [steps * batch, width].
   virtual Variable features(const Variable& ids, const ForwardContext& context) = 0;
   Variable embed(const Variable& ids, const ForwardContext& context) const {
     const Variable y = embedding(ids, context.use(*embedding_));
@@ -176,7 +176,7 @@ class Gpt final : public Transformer {
   const float epsilon_, dropout_;
   Parameter* positions_;
   std::vector<Layer> layers_;
-  std::optional<Norm> norm_;  // registered behind the layers
+  std::optional<Norm> norm_;  // registered after the layers
 };
 
 class Llama final : public Transformer {

@@ -40,8 +40,8 @@ Variable attention(const Variable& qkv, std::int64_t heads, std::int64_t kv_head
 namespace attention_cpu {
 namespace {
 
-// Of one head from a token on, in a tensor with `heads` heads in a row; token t of sequence b is row
-// t * batch + b.
+// One head's rows from a token on, in a tensor with `heads` heads in a row; token t of sequence b is row t *
+// batch + b.
 template <class T>
 HeadRows<T> head_rows(const AttentionShape& s, T* tensor, std::int64_t heads, std::int64_t b,
                       std::int64_t head, std::int64_t token) {
@@ -77,7 +77,8 @@ void share_blocks(std::int64_t heads, std::int64_t blocks, const Weight& weight,
   });
 }
 
-// What the passes share: the call, and the keys and values of one head, copied as far as they are needed.
+// The shared part of the passes: the call, and the keys and values of one head, copied as far as they are
+// needed.
 template <class T>
 class Pass {
  public:
@@ -248,8 +249,8 @@ class BackwardPass : Pass<T> {
     std::copy_n(log_sums_ + (b * s_.heads + h) * s_.steps + first, n, log_sum_);
     row_products(dy_rows_.data(), y_rows_.data(), n, Base::padded_, d_);
   }
-  // What block i of the queries and block j of the keys add. to_keys: their place in dkeys_ and dvalues_, or
-  // negative.
+  // Adds the contribution of block i of the queries and block j of the keys. to_keys: their place in dkeys_
+  // and dvalues_, or negative.
   void add(std::int64_t i, std::int64_t j, bool to_queries, std::int64_t to_keys) {
     const Block block = Base::block(i, j);
     Base::scores(block, Base::keys(j * kBlock), Base::columns_, Base::scores_);

@@ -87,9 +87,9 @@ namespace {
 // summed while a chunk of the convolution's output is in the cache, and the gradient that enters the
 // convolution is made a chunk at a time and never reaches memory.
 
-// What is computed on one image. Per-channel arrays have one value per channel. Each loop is written once
-// over a pixel's lanes V: 16 or 8 channels of a blocked tensor, one of a plain tensor. Several accumulators
-// hide the latency of the additions; their order is fixed, so results do not depend on the CPU.
+// The following computes on one image. Per-channel arrays have one value per channel. Each loop is written
+// once over a pixel's lanes V: 16 or 8 channels of a blocked tensor, one of a plain tensor. Several
+// accumulators hide the latency of the additions; their order is fixed, so results do not depend on the CPU.
 
 template <class V>
 inline constexpr std::int64_t lanes = sizeof(V) / sizeof(float);
@@ -276,8 +276,8 @@ struct ImageSums {
       for (std::size_t c = 0; c < width; ++c) sums[c] += values[i + c];
     return sums;
   }
-  // Of image_sums(): sum (x - m) and sum (x - m)^2 of the batch, with the m of its first image, which is in
-  // values[c].
+  // Computes sum (x - m) and sum (x - m)^2 over the batch from image_sums(), with the m of its first image,
+  // which is in values[c].
   std::vector<double> moments() const {
     std::vector<double> sums(2 * channels);
     for (const float* of = values.data(); of != values.data() + values.size(); of += width)
@@ -294,7 +294,7 @@ struct ImageSums {
   std::vector<float> values;
 };
 
-// What the forward pass normalised by, and the affine form y = scale x + shift of the whole.
+// The statistics of the forward pass, and the affine form y = scale x + shift of the whole.
 struct Normalization {
   std::vector<float> mean, inverse_std, scale, shift;
 };

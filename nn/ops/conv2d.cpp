@@ -61,8 +61,8 @@ namespace {
 //    step of a layer writes is still in that core's cache when the next step reads it.
 //  - whole: one primitive for the batch, threaded by oneDNN. For layers with many channels, where a chunk
 //    would repeat the transformation of large weights.
-// What it is given in place of a layer is a PaddedConv: plain activations where it has only its reference
-// implementation for blocked ones. Layers that another way of conv.h serves go there.
+// oneDNN gets a PaddedConv in place of a layer: plain activations if it has only its reference implementation
+// for blocked ones. Layers that another way of conv.h serves go there.
 
 using dnnl::memory;
 
@@ -135,7 +135,7 @@ struct Plan {
     own_weight_gradient = type == DType::f32 && g.depthwise() && inside.blocked && is_reference(w);
     // In bf16 oneDNN 2.6 reads x from a copy in its scratchpad in which the columns lie by their remainder
     // modulo the stride, padding as zeros among them. Of a remainder that no column has, as in an image
-    // narrower than the stride, it writes nothing, yet reads it; and it reads behind x and dy.
+    // narrower than the stride, it writes nothing, yet reads it; and it reads after x and dy.
     const bool unwritten = type == DType::bf16 && width < g.stride.width;
     backward_weights = std::make_unique<DnnlKernel>(
         dnnl::convolution_backward_weights(w),
@@ -239,7 +239,7 @@ class DnnlConv final : public ChunkedConv {
     const std::int64_t images = x.dim(0), in = image_bytes(x), in_elements = x.numel() / images;
     const std::int64_t out_elements = g_.output_shape(x.shape()).numel() / images,
                        out = out_elements * static_cast<std::int64_t>(size_of(x.dtype()));
-    // By itself for each gradient: neither has other bits if the other one is not asked for.
+    // Each gradient chooses by itself, so its bits do not depend on whether the other one is asked for.
     const bool plain_weight = any_plan(x, [](const Plan& plan) { return plan.slow_weight_gradient; });
     const bool plain_input = any_plan(x, [](const Plan& plan) { return plan.slow_input_gradient; });
     const PaddedConv &weight_inside = plain_weight ? plain_ : inside_,
@@ -349,8 +349,8 @@ class DnnlConv final : public ChunkedConv {
   bool by_winograd(const Tensor& x) const {
     return winograd_.serves(x) && 4 * g_.in * g_.out > inside_.g.in * inside_.g.out;
   }
-  // By winograd_, which takes the layer inside and blocked activations; others are copied. Its outputs have
-  // the size of its inputs.
+  // winograd_ takes the layer inside and blocked activations; others are copied. Its outputs have the size of
+  // its inputs.
   void winograd_forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const {
     Tensor expanded;
     weight = inside_.weights(weight, expanded);
@@ -439,7 +439,7 @@ class DnnlConv final : public ChunkedConv {
     if (plans_.size() >= kMost) plans_.clear();
   }
 
-  // Of the plans with blocked activations.
+  // Looks only at the plans with blocked activations.
   template <class Fn>
   bool any_plan(const Tensor& x, const Fn& fn) {
     const std::vector<const Plan*> plans = plans_for(x, false);

@@ -112,7 +112,7 @@ void ctc_forward_pass(const Tensor& logits, const CtcTargets& targets, std::int3
   const auto n = static_cast<std::int64_t>(targets.lengths.size());
   std::vector<double> losses(static_cast<std::size_t>(n));
   float* gradient = dz.defined() ? dz.data() : nullptr;
-  if (gradient) std::fill(gradient, gradient + dz.numel(), 0.0f);  // behind a sequence's frames
+  if (gradient) std::fill(gradient, gradient + dz.numel(), 0.0f);  // after a sequence's frames
   parallel_ranges(n, [&](int, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i)
       losses[static_cast<std::size_t>(i)] =

@@ -15,7 +15,7 @@ TOPKNOT_HOST_DEVICE double log_add(double a, double b) {
   return high == -HUGE_VAL ? high : high + log1p(exp(low - high));
 }
 
-// The states of a label sequence: its labels, with a blank before, between and behind them.
+// The states of a label sequence: its labels, with a blank before, between and after them.
 struct CtcStates {
   const std::int32_t* labels;
   std::int32_t count;  // of labels

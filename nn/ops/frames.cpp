@@ -80,7 +80,7 @@ void frames_scatter(const Tensor& rows, Tensor& x) {
   each_frame_element(x, [=](std::int64_t to, std::int64_t from) { out[to] = in[from]; });
 }
 
-// Frames [0, kept) of a run of `count`, each of `bytes`; zeros behind them.
+// Frames [0, kept) of a run of `count`, each of `bytes`; zeros after them.
 void copy_run(const std::byte* from, std::byte* to, std::int64_t kept, std::int64_t count,
               std::int64_t bytes) {
   std::memcpy(to, from, static_cast<std::size_t>(kept * bytes));

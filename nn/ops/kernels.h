@@ -54,16 +54,15 @@ const Kernels& kernels_for(const Variable& x) {
   return kernels_for<Kernels>(x.value());
 }
 
-// What a backend keeps from an op's forward pass for its backward pass, beside the op's own tensors:
-// statistics, a converted weight, a workspace. Opaque to the op, made by std::make_shared and read by
-// state_as.
+// A backend's state from an op's forward pass to its backward pass, besides the op's own tensors: statistics,
+// a converted weight, a workspace. Opaque to the op, made by std::make_shared and read by state_as.
 using OpState = std::shared_ptr<const void>;
 template <class T>
 const T& state_as(const OpState& state) {
   return *static_cast<const T*>(state.get());
 }
 
-// Where the gradients of an op with a weight and a bias go.
+// The gradients of an op with a weight and a bias.
 struct WeightedGradients {
   WeightedGradients(const Variable& x_, const Variable& weight_, const Variable& bias_)
       : weight(weight_.gradient_target()),
@@ -178,7 +177,7 @@ struct BatchNormArguments {
   BatchNormOptions options;
 };
 
-// Where the gradients go: filled by a backend.
+// The gradients, filled by a backend.
 struct BatchNormGradients {
   GradientTarget gamma, beta;  // data null: not wanted
   InputGradient x;             // undefined: not wanted
@@ -335,8 +334,8 @@ struct LstmCall {
   std::int64_t batch, steps, width;
 };
 
-// Where the gradients go; data null or an undefined tensor: not wanted. Under bf16 a bias's gradient is a sum
-// of rounded terms on the CPU, of terms in fp32 on a GPU.
+// The gradients; data null or an undefined tensor: not wanted. Under bf16 a bias's gradient is a sum of
+// rounded terms on the CPU, of terms in fp32 on a GPU.
 struct LstmGradients {
   GradientTarget input, recurrent, input_bias, recurrent_bias;
   InputGradient x;
@@ -355,7 +354,8 @@ struct AttentionShape {
   std::int64_t heads, kv_heads, batch, steps, width;  // width: of a head
   bool causal;
   std::int64_t share() const { return heads / kv_heads; }  // heads of queries to one of keys and values
-  // Of the forward pass's products, without what causal attention leaves out; the gradients are twice that.
+  // Operations of the forward pass's products, without those that causal attention leaves out; the gradients
+  // are twice that.
   double flops() const {
     const auto t = static_cast<double>(steps);
     return 4 * (causal ? t * (t + 1) / 2 : t * t) * static_cast<double>(batch * heads * width);

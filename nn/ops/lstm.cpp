@@ -164,7 +164,7 @@ struct GateRows {
   std::int64_t batch, width, begin, end;
 };
 
-// Of n units (1 to 16) of one row. gates: the inputs' part of the sums, which become the gates' values;
+// Computes n units (1 to 16) of one row. gates: the inputs' part of the sums, which become the gates' values;
 // recurrent: the hidden state's part, that of one gate `stride` elements after the last one's.
 template <class T>
 TOPKNOT_INLINE void units_forward(std::size_t n, std::int64_t width, std::int64_t stride,
@@ -203,8 +203,8 @@ TOPKNOT_MULTIVERSION void gates_forward(const GateRows& r, const float* recurren
   rows_forward(r, recurrent, gates, cell_before, cell, hidden);
 }
 
-// Of n units. dlater: the part of dh that the next step makes; sums: the gradients of the gates' sums; may be
-// the gates. dcell: of c_t from later steps, becomes that of c_{t-1}.
+// Computes the gradients of n units. dlater: the part of dh that the next step makes; sums: the gradients of
+// the gates' sums; may be the gates. dcell: of c_t from later steps, becomes that of c_{t-1}.
 template <class T>
 TOPKNOT_INLINE void units_backward(std::size_t n, std::int64_t width, const float* gates,
                                    const float* cell_before, const float* cell, const T* dy,

@@ -98,7 +98,7 @@ namespace {
 constexpr int kChains = 8;  // sums that do not wait for one another
 constexpr std::int64_t kWide = 8;
 
-// The k-th of the vectors that a row is taken in at a time; behind the last whole one, kChains: single floats.
+// The k-th of the vectors that a row is taken in at a time; after the last whole one, kChains: single floats.
 template <int k>
 struct Chain {
   using V = std::conditional_t<(k < kChains), Lanes8, float>;
@@ -187,8 +187,8 @@ TOPKNOT_INLINE void norm_rows(const NormRows<T>& rows, std::int64_t begin, std::
   }
 }
 
-// What the backward pass reads and writes. dx: null if it is not wanted; dweight, dbias: `width` sums over
-// these rows, which it begins at zero; dbias null if there is none.
+// The memory that the backward pass reads and writes. dx: null if it is not wanted; dweight, dbias: `width`
+// sums over these rows, which it begins at zero; dbias null if there is none.
 template <class T>
 struct NormGradientRows {
   const T *x, *dy;

@@ -84,7 +84,8 @@ struct ConvGeometry {
   // Throws Error if the geometry is invalid, x is not [N, in, H, W], or the kernel is larger than the padded
   // x.
   Shape output_shape(const Shape& x) const;
-  // Of y, and of each of the gradients of x and w: 2 per multiply-add, those with padding included.
+  // Operations of y, and of each of the gradients of x and w: 2 per multiply-add, those with padding
+  // included.
   double flops(const Shape& x) const;
   auto operator<=>(const ConvGeometry&) const = default;
 };
@@ -237,14 +238,14 @@ Variable embedding(const Variable& ids, const Variable& weight);
 // Learned positions (Radford et al., "Improving language understanding by generative pre-training", 2018).
 //
 // y[t * batch + b] = x[t * batch + b] + weight[t]. x: [steps * batch, width], step by step as embedding()
-// gives it; weight: [positions, width], positions >= steps. The positions behind the steps get a gradient of
+// gives it; weight: [positions, width], positions >= steps. The positions after the steps get a gradient of
 // 0.
 Variable add_positions(const Variable& x, std::int64_t batch, const Variable& weight);
 
 // [N, C, H, T] -> [T * N, C * H], frame by frame: row t * N + n has x[n, :, :, t], in the order C, H.
 Variable frames_to_rows(const Variable& x);
 
-// x with zeros in the frames behind a sequence's own: frames[n], 0 to T, of sequence n, on x's device and
+// x with zeros in the frames after a sequence's own: frames[n], 0 to T, of sequence n, on x's device and
 // there until the backward pass has been. x is [N, C, H, T], or rows [T * N, F] in the order of
 // frames_to_rows(). With no `frames` x itself.
 Variable mask_frames(const Variable& x, std::span<const std::int32_t> frames);
@@ -326,10 +327,10 @@ Variable softmax_cross_entropy(const Variable& logits, std::span<const std::int3
 // cross entropy"). The backward pass multiplies the gradients by that of the loss.
 //
 // x: [N, width]; weight: [classes, width], a parameter that other ops may share (an embedding's); labels and
-// smoothing as above. Logits are f32, also under bf16. Memory beside the value: chunk x classes logits during
-// the pass and, on a CPU with several chunks, copies of the weight; if gradients are wanted, N x width +
-// classes x width floats until the backward pass. `chunk` > 0, or 0: by the numbers of rows and classes, 2^24
-// logits at most or 64 rows. Chunks are added in their order.
+// smoothing as above. Logits are f32, also under bf16. Memory besides the value: chunk x classes logits
+// during the pass and, on a CPU with several chunks, copies of the weight; if gradients are wanted, N x width
+// + classes x width floats until the backward pass. `chunk` > 0, or 0: by the numbers of rows and classes,
+// 2^24 logits at most or 64 rows. Chunks are added in their order.
 Variable linear_cross_entropy(const Variable& x, const Variable& weight, std::span<const std::int32_t> labels,
                               float smoothing = 0, std::int64_t chunk = 0);
 
@@ -341,12 +342,12 @@ Variable mean_squared_error(const Variable& y, const Tensor& target);
 // a GPU another one is never found), and `sum` in the memory of the logits' device.
 void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum);
 
-// Of N sequences; all in the memory of the logits' device.
+// The targets of N sequences, all in the memory of the logits' device.
 struct CtcTargets {
   std::span<const std::int32_t>
       labels;  // [N, longest]: of a sequence the first lengths[n]; classes, but not the blank
   std::span<const std::int32_t> lengths;  // [N], 0 to longest
-  std::span<const std::int32_t> frames;   // [N], 1 to T: what lies behind them has no part
+  std::span<const std::int32_t> frames;   // [N], 1 to T: what lies after them has no part
 };
 
 // The frames that an alignment takes at least: one per label, and a blank between equal neighbours.

@@ -1,4 +1,4 @@
-// Learned positions. Reads x and writes y once each: 8 bytes an element in f32; the weight is small beside
+// Learned positions. Reads x and writes y once each: 8 bytes an element in f32; the weight is small against
 // them. The backward pass reads dy once, and hands it on as dx.
 
 #include <fmt/format.h>

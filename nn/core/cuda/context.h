@@ -36,7 +36,7 @@ struct ContextOptions {
   int rank = 0;    // for messages
   Precision precision = Precision::fp32;
   bool deterministic = false;  // train.deterministic: only algorithms with the same bits in every run
-  bool shared = false;         // kernels of other ranks or of collectives run beside stream() on this GPU
+  bool shared = false;         // kernels of other ranks or of collectives run during those of stream()
   std::string algorithm_cache = {};  // folder where timed choices are kept for later processes; "": none
   bool early_launch = false;         // of kernels (await_previous()); before compute capability 9.0: never
   bool conv_plans = false;           // nn/ops/cuda/cudnn_graph.h, where algorithms are timed
@@ -80,7 +80,7 @@ class Context {
   // In libraries.cpp, which libtopknot lacks:
   cublasContext* cublas();  // on stream(), in the options' precision
   cudnnContext* cudnn();    // on stream()
-  // Of options().algorithm_cache the file for this GPU model, the driver's CUDA version and this cuDNN; read
+  // The file of options().algorithm_cache for this GPU model, the driver's CUDA version and this cuDNN; read
   // at the first call.
   AlgorithmCache& algorithm_cache();
 
@@ -92,8 +92,8 @@ class Context {
   void* allocate(std::size_t bytes);
   std::shared_ptr<Pool> pool() const { return pool_; }
 
-  // What an op caches for this rank (plans by shape, choices that were timed): one T, made at the first call,
-  // destroyed with the context, the latest first: it may use what is older (cuDNN's handle).
+  // An op's cache for this rank (plans by shape, choices that were timed): one T, made at the first call,
+  // destroyed with the context, the latest first, so it may use older ones (cuDNN's handle).
   template <class T>
   T& keep() {
     for (const auto& [type, kept] : kept_)
@@ -175,7 +175,7 @@ class PinnedMemory {
   std::size_t size_ = 0;
 };
 
-// A stream beside the context's two, of the current device.
+// A stream in addition to the context's two, of the current device.
 class Stream {
  public:
   Stream() { TOPKNOT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }

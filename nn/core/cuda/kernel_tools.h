@@ -54,8 +54,8 @@ __device__ T block_exclusive_sum(T value, T& total) {
   return before + inclusive - value;
 }
 
-// What op(T, T) makes of the values of a block of exactly kThreads, by halves: the same bits in every run. All
-// threads get it.
+// Reduces the values of a block of exactly kThreads by op(T, T), by halves: the same bits in every run. All
+// threads get the result.
 template <class T, class Op>
 __device__ T block_reduced(T value, const Op& op) {
   __shared__ T partial[kThreads];

@@ -1,6 +1,6 @@
 #pragma once
-// cuBLAS and cuDNN beside a context: its handles of them, made at their first use (Context::cublas(), Context::cudnn()), the
-// file of algorithms that were timed (Context::algorithm_cache()), and their errors.
+// cuBLAS and cuDNN in a context: its handles of them, made at their first use (Context::cublas(),
+// Context::cudnn()), the file of algorithms that were timed (Context::algorithm_cache()), and their errors.
 
 #include <cublas_v2.h>
 #include <cudnn.h>
@@ -13,7 +13,7 @@
 
 namespace topknot::cuda {
 
-// Of cuBLAS and cuDNN calls, as check_cuda is of CUDA's.
+// Check cuBLAS and cuDNN calls, as check_cuda checks CUDA's.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status != CUBLAS_STATUS_SUCCESS)
     fail_cuda(call, std::string(cublasGetStatusString(status)) + " (" + cublasGetStatusName(status) + ")",

@@ -25,8 +25,8 @@ Pools& pools() {
   return *instance;
 }
 
-// As the CPU's memory (nn/core/cpu_memory.cpp): what reads a block before it has written to it gets NaNs. In the
-// stream's order, which is that of the block's users.
+// Fills a block with NaNs, which a reader gets before it has written, as with the CPU's memory
+// (nn/core/cpu_memory.cpp). In the stream's order, which is that of the block's users.
 void poison([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef TOPKNOT_POISON
   if (const Context* context = Context::current_or_null())
@@ -181,7 +181,7 @@ std::size_t Pool::reserved() const {
 }
 
 Graph::Graph(cudaStream_t stream, GraphMemory& memory, const std::function<void()>& work) {
-  // Of this thread only: other ranks of the process go on meanwhile.
+  // Captures this thread only: other ranks of the process go on meanwhile.
   TOPKNOT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t graph = nullptr;
   memory.pool().use(&memory);

@@ -35,11 +35,11 @@ struct Factors {
 struct ProductSize {
   std::int64_t rows, columns, depth;
 };
-// What causal attention leaves out of a product of two blocks. With shift = first key - first query, key k
-// meets the queries from k + shift on.
+// The part of a product of two blocks that causal attention leaves out. With shift = first key - first query,
+// key k meets the queries from k + shift on.
 enum class Cut {
   columns,      // c: [keys, queries]. Columns before a row's first query
-  depth_end,    // a: [queries, keys]. Keys behind a row's last
+  depth_end,    // a: [queries, keys]. Keys after a row's last
   depth_begin,  // a: [keys, queries]. Queries before a row's first
 };
 
@@ -56,12 +56,12 @@ struct Block {
   std::int64_t met_by_one(std::int64_t panel) const {
     return std::clamp<std::int64_t>((panel + 1) * kPanel - shift, 0, keys);
   }
-  // As far as the tiles of other products read a panel.
+  // Rows of a panel that the tiles of other products read.
   std::int64_t read(std::int64_t panel) const { return std::min(keys, met_by_one(panel) + kMostRows); }
 };
 
-// What a query's softmax has come to: the greatest score, in units of log 2, and the sum of 2^(score - top).
-// `factor`: 2^(the last block's top - top).
+// A query's running softmax: the greatest score, in units of log 2, and the sum of 2^(score - top). `factor`:
+// 2^(the last block's top - top).
 struct Softmax {
   float top[kBlock], sum[kBlock], factor[kBlock];
 };
@@ -89,7 +89,7 @@ void write_rows(const float* from, std::int64_t n, std::int64_t width, const flo
 void write_rows(const float* from, std::int64_t n, std::int64_t width, const float* factors,
                 std::int64_t factor_step, const HeadRows<BFloat16>& to);
 
-// Such rows times `factor` as panels of 16 of them, [panel][width][16]; zeros behind the last row.
+// Such rows times `factor` as panels of 16 of them, [panel][width][16]; zeros after the last row.
 void transpose_rows(const float* from, std::int64_t n, std::int64_t width, float factor, float* to);
 
 // rows[i] *= factors[i], whole panels.

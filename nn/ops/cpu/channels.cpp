@@ -9,7 +9,7 @@
 namespace topknot {
 namespace {
 
-// As many elements of T side by side as V has floats.
+// The type with as many elements of T side by side as V has floats.
 template <class T, class V>
 struct Row {
   typedef typename HalfLanes<V>::Half type;

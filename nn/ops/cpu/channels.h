@@ -1,5 +1,5 @@
 #pragma once
-// What the CPU kernels share: an activation seen as images of channels, and how a batch is split over
+// Tools that the CPU kernels share: an activation seen as images of channels, and the split of a batch over
 // threads.
 
 #include <algorithm>

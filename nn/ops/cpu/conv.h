@@ -53,7 +53,7 @@ class PointwiseConv {
   // type and layout. A batch of fewer images than threads goes another way, so these layers' values may
   // differ in the last bits between numbers of threads.
   bool serves(const Tensor& x) const;
-  // As ChunkedConv's.
+  // The same as ChunkedConv's.
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const;
   void backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
                 GradientTarget weight_gradient, InputGradient& input_gradient) const;
@@ -76,7 +76,7 @@ class ProductConv {
 
   // Whether this is the faster way for the layer and a batch of this size, type and layout.
   bool serves(const Tensor& x) const;
-  // As ChunkedConv's.
+  // The same as ChunkedConv's.
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const;
   void backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
                 GradientTarget weight_gradient, InputGradient& input_gradient) const;
@@ -101,7 +101,7 @@ class WinogradConv {
 
   // Whether this is the faster way for the layer and a batch of this size and type.
   bool serves(const Tensor& x) const;
-  // As ChunkedConv's, of blocked activations.
+  // The same as ChunkedConv's, for blocked activations.
   void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const;
   void backward(const Tensor& x, const float* weight, const Tensor& grad, const FillFn& fill,
                 GradientTarget weight_gradient, InputGradient& input_gradient) const;
@@ -125,11 +125,11 @@ class WinogradConv {
 void depthwise_weight_gradient(const ConvGeometry& g, const Shape& shape, const float* x, const float* dy,
                                float* dw);
 
-// What oneDNN is given in place of a layer, because its fast kernels want channels in whole blocks. Channels
-// are added, with weights of zero (24, 40, 58), or groups joined, with zeros between them (8 channels each).
-// Where groups do not fit so, and without AVX-512 where the padding is wider than its AVX2 kernels allow, it
-// is the given layer with plain activations: oneDNN has products of columns for these, and for blocked ones
-// only its reference implementation. Images of up to three channels are read as they are.
+// The convolution that oneDNN gets in place of a layer, because its fast kernels want channels in whole
+// blocks. Channels are added, with weights of zero (24, 40, 58), or groups joined, with zeros between them (8
+// channels each). If groups do not fit so, and without AVX-512 if the padding is wider than its AVX2 kernels
+// allow, it is the given layer with plain activations: oneDNN has products of columns for these, and for
+// blocked ones only its reference implementation. Images of up to three channels are read as they are.
 class PaddedConv {
  public:
   explicit PaddedConv(const ConvGeometry& layer) : g(layer), layer_(layer) {

@@ -69,7 +69,7 @@ struct Sizes {
   std::int64_t rows() const { return out[0] * out_pixels(); }
 };
 
-// Where the block of channels that begins at c lies, of one pixel of an image.
+// The offset of the block of channels that begins at c, for one pixel of an image.
 std::int64_t place(const Shape& s, std::int64_t image, std::int64_t c, std::int64_t pixel) {
   return (image * s[1] + c) * s[2] * s[3] + pixel * channel_block();
 }

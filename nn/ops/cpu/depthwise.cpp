@@ -15,7 +15,7 @@ struct TapRange {
   std::int64_t first, last;
 };
 
-// Of one block of channels, V lanes wide; x and dy: that block of the first image. Rows are summed apart,
+// Sums one block of channels, V lanes wide; x and dy: that block of the first image. Rows are summed apart,
 // which keeps the sums short.
 template <class V>
 TOPKNOT_INLINE void depthwise_block(const ConvGeometry& g, const Shape& in, const Shape& out,

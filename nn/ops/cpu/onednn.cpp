@@ -95,7 +95,7 @@ void DnnlKernel::run(int thread, std::initializer_list<const void*> pointers, co
   std::size_t i = 0;
   for (const void* pointer : pointers) mine.memories[i++].set_data_handle(const_cast<void*>(pointer));
   if (last) mine.memories[i++].set_data_handle(const_cast<void*>(last));
-  std::vector<std::vector<std::byte>> inputs;  // with zeros behind them
+  std::vector<std::vector<std::byte>> inputs;  // with zeros after them
   for (std::size_t j = 0; reads_unwritten_ && j + 1 < i; ++j) {
     constexpr std::size_t kBehind = 256;  // bytes: four of the widest loads
     const std::size_t size = mine.memories[j].get_desc().get_size();

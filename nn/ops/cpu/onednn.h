@@ -1,5 +1,5 @@
 #pragma once
-// What every use of oneDNN needs: the 2.x API (operation descriptors). oneDNN is used in nn/ops/cpu only.
+// Shared by all uses of oneDNN: the 2.x API (operation descriptors). oneDNN is used in nn/ops/cpu only.
 
 #include <omp.h>
 
@@ -28,8 +28,8 @@ dnnl::memory::desc activation_desc(const Shape& shape, Layout layout, DType type
 class DnnlKernel {
  public:
   using Arguments = std::vector<std::pair<int, dnnl::memory::desc>>;
-  // reads_unwritten: of a primitive that reads parts of its scratchpad which it did not write, and behind its inputs.
-  // Both are zeros then, in copies of the inputs.
+  // reads_unwritten: of a primitive that reads parts of its scratchpad which it did not write, and after its
+  // inputs. Both are zeros then, in copies of the inputs.
   DnnlKernel(const dnnl::primitive& primitive, const Arguments& arguments,
              const dnnl::memory::desc& scratchpad, int threads, bool reads_unwritten = false);
   ~DnnlKernel();

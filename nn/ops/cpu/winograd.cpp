@@ -1,5 +1,5 @@
 // Compiled with fused multiply-adds (nn/CMakeLists.txt), for CPUs on which a separate addition would take a
-// multiplier's turn. On a Zen 5, which has adders beside them, they are worth 4 to 8 % with 64 channels and
+// multiplier's turn. On a Zen 5, which has separate adders, they are worth 4 to 8 % with 64 channels and
 // more, and cost 4 to 11 % with 16.
 #include "nn/ops/cpu/conv.h"
 
@@ -159,7 +159,7 @@ constexpr std::int64_t kPadding = 16;
 std::int64_t point_step(std::int64_t channels) {
   return kTiles * channels + kPadding;
 }
-// The same between two points of a layer's weights. (Where their gradient is read, point beside point, it
+// The same between two points of a layer's weights. (Where their gradient is read, point by point, it
 // would cost time.)
 std::int64_t weight_step(std::int64_t in, std::int64_t out) {
   return in * out + kPadding;
@@ -335,8 +335,8 @@ TOPKNOT_MULTIVERSION void gradient_from_points(const ConvGeometry& g, std::int64
   gradient_from_points_any<Lanes>(g, first, last, sums, target);
 }
 
-// Of all images of the batch together, which pay for the transformation of the weights. Measured on VGG-16
-// and ResNet-20 (lab/records/speed_steps.md).
+// The least pixels, of all images of the batch together, that pay for the transformation of the weights.
+// Measured on VGG-16 and ResNet-20 (lab/records/speed_steps.md).
 constexpr std::int64_t kPixels = 400, kPixelsBfloat16 = 2000;
 
 // Images of the same size, with the numbers of channels before and after.
@@ -456,7 +456,7 @@ void WinogradConv::backward(const Tensor& x, const float* weight, const Tensor& 
   if (input_gradient.tensor.defined()) points = weight_points(weight, true);
   const bool one = shared(x);
   std::vector<Tensor> sums(static_cast<std::size_t>(one ? 1 : team_size()));  // by thread
-  // Of images [n, n + count), in the calling thread or in all.
+  // Handles images [n, n + count), in the calling thread or in all.
   const auto work = [&](bool parallel, std::int64_t n, std::int64_t count, const void* dy, Tensor& sum) {
     const Batch batch{count, g_.in, g_.out, x.dim(2), x.dim(3), x.dtype()};
     if (weight_gradient.data) {

@@ -19,7 +19,7 @@ struct Call : AttentionCall {
   explicit Call(const AttentionShape& s) : AttentionCall(s), tiles((s.steps + kTile - 1) / kTile) {}
 };
 
-// What of a block's place is the tile, and what the head.
+// A block's place: its tile and its head.
 struct Place {
   std::int64_t tile, head;
   __device__ explicit Place(std::int64_t tiles) : tile(blockIdx.x % tiles), head(blockIdx.x / tiles) {}

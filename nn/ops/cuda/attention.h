@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels of attention on a GPU share: float rows by attention.cu, bfloat16 by attention_bf16.cu. For
+// Shared by the kernels of attention on a GPU: float rows by attention.cu, bfloat16 by attention_bf16.cu. For
 // .cu files.
 
 #include <string>
@@ -35,7 +35,7 @@ template <class T>
 struct HeadRows {
   T* first;
   std::int64_t stride, steps;
-  // Token t's; behind the last one the last one's, for lanes and warps whose results are not used.
+  // Token t's; after the last one the last one's, for lanes and warps whose results are not used.
   __device__ T* row(std::int64_t t) const { return first + (t < steps ? t : steps - 1) * stride; }
 };
 template <class T>

@@ -36,9 +36,9 @@ __device__ inline int warp() {
   return static_cast<int>(threadIdx.x / 32);
 }
 
-// Rows first to first + kRows of a head into shared memory, zeros behind the last token and the last element. By
-// the whole block; there after await_copies() and __syncthreads(). `whole`: rows begin at multiples of 16 bytes
-// and consist of such.
+// Copies rows first to first + kRows of a head into shared memory, zeros after the last token and the last
+// element. The whole block calls; the rows are there after await_copies() and __syncthreads(). `whole`: rows
+// begin at multiples of 16 bytes and consist of such.
 template <int kW, int kRows>
 __device__ void fetch(const HeadRows<const Word>& rows, std::int64_t first, int width, bool whole,
                       Row<kW>* to) {
@@ -61,7 +61,7 @@ __device__ void load_left(const Row<kW>* rows, unsigned (*a)[4]) {
   for (int k = 0; k < kW / 16; ++k)
     load_matrices<false>(&rows[16 * warp() + (lane() & 15)].at[16 * k + (lane() >> 4) * 8], a[k]);
 }
-// The block's own rows, by way of a buffer for kBlockRows in shared memory, which is free again behind it.
+// The block's own rows, by way of a buffer for kBlockRows in shared memory, which is free again after it.
 template <int kW>
 __device__ void own_rows(const HeadRows<const Word>& rows, std::int64_t first, int width, bool whole,
                          Row<kW>* buffer, unsigned (*a)[4]) {

@@ -187,7 +187,7 @@ Fastest fastest_of(const std::vector<BatchNormKind>& kinds, const BatchNormArgum
   return best;
 }
 
-// As an earlier run chose, if that still works.
+// Takes an earlier run's choice, if that still works.
 std::shared_ptr<const BatchNormMethod> choose_method(const BatchNormArguments& call) {
   Context& context = Context::current();
   const std::string key = fmt::format(
@@ -224,7 +224,7 @@ std::shared_ptr<const BatchNormMethod> method_for(const BatchNormArguments& call
   return method = choose_method(call);
 }
 
-// What the backward pass needs beside the call.
+// The forward pass's state for the backward pass, besides the call.
 struct Recorded {
   std::shared_ptr<const BatchNormMethod> method;
   BatchNormKept kept;

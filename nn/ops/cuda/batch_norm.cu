@@ -165,9 +165,9 @@ __device__ inline void add_chunks(const BatchNormTiles& t, const float* partial,
   }
 }
 
-// By all threads of a block that has written its partial sums: the last of a column tile's blocks calls
-// finish(c) for the tile's channels, 32 threads side by side. done: the tiles' blocks that were here, [tiles],
-// zeros before and behind the launch.
+// All threads of a block that has written its partial sums call it: the last of a column tile's blocks calls
+// finish(c) for the tile's channels, 32 threads side by side. done: the tiles' blocks that were here,
+// [tiles], zeros before and after the launch.
 template <class Fn>
 __device__ inline void finish_tile(const BatchNormTiles& t, unsigned* done, const Fn& finish) {
   if (!is_last_block(&done[blockIdx.x], t.chunks)) return;
@@ -176,8 +176,8 @@ __device__ inline void finish_tile(const BatchNormTiles& t, unsigned* done, cons
     finish(c + (threadIdx.x & (kChannelsPerBlock - 1)));
 }
 
-// What channel c is normalised by, from the sums; moves the running statistics. partial null: from those,
-// unmoved.
+// Computes the statistics that normalise channel c from the sums, and moves the running ones. partial null:
+// from the running ones, unmoved.
 __device__ inline void normalize(const BatchNormTiles& t, const float* partial, const BatchNormParameters& p,
                                  const BatchNormStatistics& out, unsigned c) {
   double totals[2] = {};
@@ -284,7 +284,7 @@ enum class BatchNormMask {
   stored,      // y is read, and the masked gradient written, which may be over grad
 };
 
-// What y was, to know whether the gradient counts; as apply_kernel rounds it.
+// Recomputes y's sign, rounded as apply_kernel does, to know whether the gradient counts.
 template <class T>
 __device__ float masked_by(float grad, float y) {
   return as_float(from_float<T>(y)) <= 0 ? 0.0f : grad;

@@ -22,7 +22,7 @@ enum class BatchNormKind {
 };
 const char* name_of(BatchNormKind kind);
 
-// What the backward pass needs beside the call.
+// The forward pass's state for the backward pass, besides the call.
 struct BatchNormKept {
   Tensor y;                   // where the method reads it
   DeviceArray<float> values;  // the statistics, [C] each
@@ -65,8 +65,8 @@ struct BatchNormTiles {
   std::int64_t chunk_rows = 0;
 
   TOPKNOT_HOST_DEVICE unsigned tile_channels() const { return lanes * vector; }
-  // Of partial sums, in floats: [chunks][2][channels], and in the forward pass [chunks][channels] behind
-  // them, what was subtracted from x.
+  // The size of the partial sums, in floats: [chunks][2][channels], and in the forward pass
+  // [chunks][channels] after them, what was subtracted from x.
   std::size_t partial_floats() const { return std::size_t{3} * chunks * channels; }
   TOPKNOT_HOST_DEVICE std::size_t shift(unsigned chunk) const {
     return (std::size_t{2} * chunks + chunk) * channels;

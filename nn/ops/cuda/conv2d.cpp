@@ -2,7 +2,7 @@
 //
 //   1. 1x1, stride 1, one group: a product of matrices, [N*H*W, in] by [in, out], by cuBLAS;
 //   2. cuDNN;
-//   3. cuDNN with zeros beside the channels, if one group's numbers of channels are odd ones;
+//   3. cuDNN with zeros added to the channels, if one group's numbers of channels are odd ones;
 //   4. the definition (direct_conv.h), slow: a thread computes one number, by scalar loads and divisions.
 //
 // Under bf16 the weight is rounded to bfloat16 for the products of the step. Its gradient arrives in the
@@ -81,7 +81,7 @@ class Cudnn final : public Products {
   Tensor filter_;  // KRSC; kept for the backward pass
 };
 
-// cuDNN's kernels of a type ask for whole units of channels: zeros beside those that there are.
+// cuDNN's kernels of a type ask for whole units of channels: zeros are added to those that there are.
 ConvGeometry widened(ConvGeometry geometry, DType type) {
   const std::int64_t unit = type == DType::bf16 ? 8 : 4;
   geometry.in = (geometry.in + unit - 1) / unit * unit;
@@ -193,7 +193,7 @@ std::unique_ptr<const Products> products(Way way, const ConvGeometry& geometry, 
   }
 }
 
-// What the op keeps: the weight in the form of the output's way, which the gradients mostly go too.
+// The op's state: the weight in the form of the output's way, which the gradients mostly go too.
 struct Kept {
   Way way;
   std::unique_ptr<const Products> products;

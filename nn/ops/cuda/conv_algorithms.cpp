@@ -60,7 +60,7 @@ Choices& choices() {
   return instance;
 }
 
-// Of a rank. Its plans live as long as the CUDA graphs that run them.
+// One per rank. Its plans live as long as the CUDA graphs that run them.
 struct Graphs {
   std::map<Key, WeightGradientGraph> by_key;
 };
@@ -77,7 +77,7 @@ bool answered(cudnnStatus_t status, const char* call) {
   return true;
 }
 
-// As much as cuDNN could use, less if memory is short.
+// Allocates as much as cuDNN could use, less if memory is short.
 DeviceArray<std::byte> workspace_up_to(std::size_t bytes) {
   constexpr std::size_t kLeast = std::size_t{1} << 20;
   for (;; bytes = bytes / 2 < kLeast ? 0 : bytes / 2) try {
@@ -334,7 +334,7 @@ class ConvChooser {
     return best;
   }
 
-  // By cuDNN's heuristics, in their order.
+  // The algorithms that cuDNN's heuristics propose, in their order.
   std::vector<Candidate> predicted() const {
     switch (product_) {
       case ConvProduct::output:
@@ -566,7 +566,7 @@ void Convolution::run_best(ConvProduct product, const void* a, const void* b, vo
         const std::lock_guard lock(choices().mutex);
         chooser.give_up();
       }
-      // What failed in a capture would leave half a graph.
+      // A failure in a capture would leave half a graph.
       if (last || capturing(context.stream())) check_cudnn(status, call.c_str(), __FILE__, __LINE__);
       cudaGetLastError();
       log_warning(fmt::format("{} failed by {} ({}); another one is taken", call,

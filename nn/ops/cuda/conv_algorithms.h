@@ -2,7 +2,7 @@
 // One convolution of a layer by cuDNN: its descriptors, and which of cuDNN's algorithms serves each of its
 // three products, found out once per shape. Everything NHWC, filters KRSC (OIHW shapes in nhwc order).
 //
-// The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the fastest, beside
+// The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the fastest, next to
 // slower ones that need less workspace, which take over when memory is short; the host waits for this. What
 // an earlier process chose with enough memory is taken from Context::algorithm_cache() instead. With
 // ContextOptions::conv_plans the plans of cudnn_graph.h compete for a weight's gradient in bfloat16, which write
@@ -23,7 +23,7 @@
 
 namespace topknot::cuda {
 
-// Of one product, at most. What would need more is not considered.
+// Bytes of one product's workspace, at most. Algorithms that need more are not considered.
 inline constexpr std::size_t kConvWorkspaceLimit = std::size_t{512} << 20;
 
 // How often all algorithms of a product are timed; the shortest time of each counts. The first run of an

@@ -40,7 +40,7 @@ __device__ CtcStates ctc_states_of(const CtcBatch& b, std::int64_t n) {
   return {b.labels + n * b.longest, b.lengths[n], b.blank};
 }
 
-// By one thread.
+// One thread calls it.
 __device__ bool ctc_possible(const CtcBatch& b, std::int64_t n) {
   const std::int64_t length = b.lengths[n], frames = b.frame_counts[n];
   if (length < 0 || length > b.longest || frames < 1 || frames > b.frames) return false;

@@ -10,7 +10,7 @@ using Descriptor = CudnnGraphDescriptor;
 // Names of the graph's tensors, for the pointers of a run.
 enum Id : std::int64_t { kX = 1, kDy, kInner, kDw };
 
-// What cuDNN calls an attribute of type T; descriptors, which are void* too, are below.
+// cuDNN's name for an attribute of type T; descriptors, which are void* too, are below.
 template <class T>
 constexpr cudnnBackendAttributeType_t kTypeOf = CUDNN_TYPE_VOID_PTR;
 template <>

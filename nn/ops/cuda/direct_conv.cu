@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
   sums[at] = sum;
 }
 
-// As a matrix of the output's channels to be transposed.
+// The filter as a matrix of the output's channels to be transposed.
 FilterShape matrix(const ConvGeometry& g) {
   return {1, g.out, g.in / g.groups * g.kernel.height * g.kernel.width};
 }

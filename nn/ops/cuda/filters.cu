@@ -84,7 +84,7 @@ void append(FilterList& list, const float* weight, void* filter, bool bf16, cons
   list.blocks += static_cast<unsigned>(ceil_div(shape.size(), kPerBlock));
 }
 
-// Of a context: the filters whose scope is open.
+// One per context: the filters whose scope is open.
 struct Open {
   Filters* filters = nullptr;
 };

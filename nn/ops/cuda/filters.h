@@ -22,7 +22,7 @@ struct FilterShape {
   auto operator<=>(const FilterShape&) const = default;
 };
 
-// filter [out, taps, in] (KRSC, which cuDNN wants beside NHWC activations), rounded to bfloat16 if asked for,
+// filter [out, taps, in] (KRSC, which cuDNN wants with NHWC activations), rounded to bfloat16 if asked for,
 // from the arena's weight [weight_out, weight_in, taps] (OIHW).
 void filter_from_weight(cudaStream_t stream, const float* weight, void* filter, bool bf16, FilterShape shape);
 // The way back, of shapes without zeros: weight = filter, or weight += filter.

@@ -46,7 +46,7 @@ void by_types(bool in_bf16, bool out_bf16, const Fn& fn) {
   by_type(in_bf16, [&](auto in) { by_type(out_bf16, [&](auto out) { fn(in, out); }); });
 }
 
-// Of `images` matrices.
+// Transposes `images` matrices.
 void transpose(const Tensor& x, Tensor& y, std::int64_t images, std::int64_t rows, std::int64_t columns) {
   if (x.numel() == 0) return;
   const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };

@@ -1,7 +1,7 @@
 // linear_cross_entropy() on a GPU: products by cuBLAS, a chunk's losses and their gradient by a block for
 // each row. Operations as nn/ops/linear_cross_entropy.cpp counts them. Of its 1,280 x 50,257 logits a chunk
 // reads 257 MB twice (the greatest and the sum, the gradient) and writes dz once: 0.6 GB, 0.2 ms at 3.3 TB/s,
-// beside 296 G operations, 0.7 ms at 400 T/s in bfloat16. The host waits for nothing, and all memory
+// against 296 G operations, 0.7 ms at 400 T/s in bfloat16. The host waits for nothing, and all memory
 // comes from the stream's pool: the op may be captured into a graph.
 
 #include <algorithm>
@@ -42,7 +42,7 @@ struct alignas(4 * sizeof(T)) Quad {
 };
 
 // A block for each row of `stride` elements, whole quads: its loss, 0 if it is masked, and with dz,
-// dz = (softmax(z) - t) / counted, and 0 behind the classes. dz may be z. A label that is no class makes the
+// dz = (softmax(z) - t) / counted, and 0 after the classes. dz may be z. A label that is no class makes the
 // loss and the row's gradient NaN, since kernels cannot throw.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -116,7 +116,7 @@ const void* row(const Tensor& x, std::int64_t i) {
 // kernels that load single elements, at a fifth of the speed.
 constexpr std::int64_t kAligned = 8;
 
-// [classes rounded up, width], zeros behind the last class; the weight itself in float.
+// [classes rounded up, width], zeros after the last class; the weight itself in float.
 Tensor aligned_weight(DType type, const Tensor& weight, std::int64_t classes) {
   if (type == DType::f32) return weight;
   return filter_of(weight, type, {classes, weight.dim(1), 1, weight.dim(0), weight.dim(1)});

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(NormRows<T> r) {
   }
 }
 
-// What the backward pass reads, and dx, which is null if it is not wanted.
+// The inputs of the backward pass, and dx, which is null if it is not wanted.
 template <class T>
 struct NormGradientRows {
   const T *x, *dy;

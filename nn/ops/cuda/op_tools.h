@@ -1,5 +1,5 @@
 #pragma once
-// What the ops' .cu files share, beside nn/core/cuda/kernel_tools.h: tensors as kernels take them. A .cu file
+// Shared by the ops' .cu files, with nn/core/cuda/kernel_tools.h: tensors as kernels take them. A .cu file
 // holds an op's kernels, the functions that launch them on the current context's stream, and the registration
 // of these.
 

@@ -1,6 +1,7 @@
 #pragma once
-// What linear layers, LSTMs and convolutions share on a GPU: products of row-major matrices by cuBLAS, the
-// bias and its gradient, and a copy of channels. `bf16`: of bfloat16 numbers instead of floats; arithmetic is in float.
+// Shared by linear layers, LSTMs and convolutions on a GPU: products of row-major matrices by cuBLAS, the
+// bias and its gradient, and a copy of channels. `bf16`: bfloat16 numbers instead of floats; arithmetic is in
+// float.
 
 #include <cstddef>
 #include <cstdint>

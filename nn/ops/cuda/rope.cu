@@ -1,5 +1,5 @@
-// As nn/ops/rope.cpp, whose bits these are. A thread takes a pair of up to kHeads heads of a row, which share
-// its rotation; neighbours have neighbouring pairs. Bound by memory.
+// The same bits as nn/ops/rope.cpp. A thread takes a pair of up to kHeads heads of a row, which share its
+// rotation; neighbours have neighbouring pairs. Bound by memory.
 #include "nn/ops/cuda/op_tools.h"
 #include "nn/ops/rope_rule.h"
 

@@ -3,7 +3,7 @@
 namespace topknot::cuda {
 namespace {
 
-// Of subsample_and_pad(): both images lie in N, H, W, C order.
+// Shape of subsample_and_pad(): both images lie in N, H, W, C order.
 struct ShortcutShape {
   std::uint32_t images, height,
       width;  // of the large images; the small ones have (height + 1) / 2, (width + 1) / 2

@@ -1,4 +1,5 @@
-// As nn/ops/swiglu.cpp, a thread per element of y: neighbours read neighbours of a and of b. Bound by memory.
+// The same as nn/ops/swiglu.cpp, a thread per element of y: neighbours read neighbours of a and of b. Bound
+// by memory.
 #include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {

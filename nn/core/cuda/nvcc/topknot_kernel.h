@@ -1,5 +1,5 @@
 #pragma once
-// What a .cu file is compiled against by nvcc: CUDA C++ itself, and launch(). Another header of this name
+// The header that nvcc compiles .cu files against: CUDA C++ itself, and launch(). Another header of this name
 // lets the same files run on the CPU in tests (tests/cuda/emulator), so kernels keep to static shared memory
 // and to the intrinsics that stand there.
 
@@ -109,7 +109,7 @@ void launch_in_turn(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t st
 }
 
 // The same, maybe early. Early launches become programmatic edges of a graph (CUDA 12.3 and later), ordinary ones
-// behind what is no kernel; a query of edges (cudaGraphGetEdges) has to ask for their data then.
+// after what is no kernel; a query of edges (cudaGraphGetEdges) has to ask for their data then.
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
   cudaLaunchAttribute early{};
