@@ -48,10 +48,11 @@ struct ClipVectors {
   std::size_t size[kMost];
 };
 
-// By device. `memory`: norm^2 of all vectors, which `add` adds to, of each one, kMost of them, and of their blocks.
+// A device's kernels. `memory`: norm^2 of all vectors, which `add` adds to, of each one, kMost of them, and
+// of their blocks.
 struct ClipKernels {
   void (*sum_of_squares)(const ClipVectors& vectors, double* memory, bool add);
-  // By the clip factor of all, or of each.
+  // Multiplies by the clip factor of all, or of each.
   void (*scale)(const ClipVectors& vectors, const double* memory, bool each, double max_norm);
   void (*set_gradient_scale)(const double* memory, double max_norm, StepParameters* parameters);
 };

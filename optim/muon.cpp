@@ -18,7 +18,7 @@
 //   jordan     github.com/KellerJordan/Muon, muon.py. Its shape factor reads the last two sides of a filter;
 //              here they are rows and cols of the flattened one.
 //   moonshot   Liu et al., "Muon is scalable for LLM training", arXiv 2502.16982, section 2.2, and the
-//              program beside it
+//              program that belongs to it
 //   muloco     Therien et al., "MuLoCo: Muon is a practical inner optimizer for DiLoCo", arXiv 2505.23725,
 //              and its program; no Nesterov, factors for each step
 //

@@ -1,5 +1,5 @@
 #pragma once
-// What Muon's class (optim/muon.cpp) asks of a device: the step of one matrix.
+// A device's part of Muon's class (optim/muon.cpp): the step of one matrix.
 
 #include <array>
 #include <cstddef>
@@ -35,7 +35,7 @@ struct MuonMatrix {
   double shape_factor;  // of the learning rate
 };
 
-// By device.
+// A device's kernels.
 struct MuonKernels {
   // Floats of `scratch` that the step of such a matrix takes.
   std::size_t (*scratch)(std::size_t rows, std::size_t cols);

@@ -55,7 +55,7 @@ struct Scratch {
   Panels y, next, a, b;
 };
 
-// What of a matrix in rows is in a square of sixteen.
+// The part of a row-major matrix in a square of sixteen.
 struct Square {
   std::size_t row, col, rows, cols;
 };
@@ -110,8 +110,8 @@ TOPKNOT_MULTIVERSION void step_panel(const MuonMatrix& m, const MuonRates& rates
       });
 }
 
-// What a thread adds up: the elements of [row, row + rows) x [col, col + cols), both multiples of sixteen
-// away from the end.
+// A thread's sums: the elements of [row, row + rows) x [col, col + cols), both multiples of sixteen away from
+// the end.
 struct Block {
   std::size_t row, rows, col, cols;
   float sums[kShare][kShare];
@@ -154,7 +154,7 @@ TOPKNOT_INLINE void for_tiles(Block& block, const Add& add) {
     }
 }
 
-// Of Y^T Y.
+// Adds a block of Y^T Y.
 TOPKNOT_MULTIVERSION void add_gram(const Panels& y, Block& block) {
   for (std::size_t begin = 0; begin < y.rows; begin += kDepth) {
     const std::size_t depth = std::min(kDepth, y.rows - begin);
@@ -170,7 +170,7 @@ TOPKNOT_MULTIVERSION void add_gram(const Panels& y, Block& block) {
   }
 }
 
-// Of Y B.
+// Adds a block of Y B.
 TOPKNOT_MULTIVERSION void add_product(const Panels& y, const Panels& b, Block& block) {
   constexpr std::size_t kPanels = kDepth / kLanes;
   for (std::size_t begin = 0; begin < y.count(); begin += kPanels) {

@@ -3,7 +3,7 @@
 // does not depend on how the arena is cut into slices nor on the number of threads. It is elementwise, and
 // slices may cut a parameter, but for muon, which takes whole ones. An optimizer is one class for all
 // devices, in one file (optim/sgd.cpp) that registers it in optimizers() together with the CPU's loop; a
-// GPU's kernel is a file beside it (optim/sgd.cu).
+// GPU's kernel is a file next to it (optim/sgd.cu).
 
 #include <cstddef>
 #include <cstdint>
@@ -70,7 +70,7 @@ struct OptimizerType {
 };
 Registry<OptimizerType>& optimizers();
 
-// Of a class whose functions by device are `Kernels` (nn/core/device.h).
+// The type of a class whose functions by device are `Kernels` (nn/core/device.h).
 template <class Class, class Kernels>
 OptimizerType optimizer_type() {
   return {[](const OptimizerOptions& options, ParameterArena& arena) -> std::unique_ptr<Optimizer> {

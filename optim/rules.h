@@ -41,7 +41,7 @@ class DecayRuns {
     while (run_ < s_.boundary_count && s_.boundaries[run_] <= element) ++run_;
     return s_.first_decays != (run_ % 2 == 1);
   }
-  // Where the run of the last element ends, or the slice.
+  // The end of the last element's run, or of the slice.
   std::size_t end() const {
     const std::size_t last = s_.offset + s_.n;
     return run_ < s_.boundary_count && s_.boundaries[run_] < last ? s_.boundaries[run_] : last;
@@ -86,7 +86,7 @@ inline SgdRule sgd_rule(bool momentum, bool nesterov, Applied applied) {
   return nesterov ? SgdRule::nesterov : SgdRule::momentum;
 }
 
-// By device. `buffer`: momenta of the slice; null for the rules without.
+// A device's kernels. `buffer`: momenta of the slice; null for the rules without.
 struct SgdKernels {
   void (*update)(SgdRule rule, const ArenaSlice& slice, float* buffer, SgdOptions options,
                  const StepState& state);
@@ -121,7 +121,7 @@ struct AdamwConstants {
   double lr_factor = 1;  // of the step's learning rate
 };
 
-// By device. `first`, `second`: moments of the slice.
+// A device's kernels. `first`, `second`: moments of the slice.
 struct AdamwKernels {
   void (*update)(const ArenaSlice& slice, float* first, float* second, const AdamwConstants& constants,
                  const StepState& state);
@@ -136,7 +136,7 @@ struct AdamwRates {
   float scale;         // of the gradient
 };
 
-// By squaring, so that CPU and GPU have the same bits.
+// Multiplies by squaring, so that CPU and GPU have the same bits.
 TOPKNOT_HOST_DEVICE double power_of(double base, std::int64_t exponent) {
   double result = 1;
   for (; exponent > 0; exponent /= 2, base *= base)

@@ -124,7 +124,7 @@ std::unique_ptr<Schedule> make(const ScheduleOptions& options, double base_lr) {
   return std::make_unique<Kind>(options, base_lr);
 }
 
-// What multistep needs of them beyond check_milestones().
+// Checks multistep's own conditions, beyond check_milestones().
 void check_steps(const ScheduleOptions& options) {
   double last = 0;
   for (double milestone : options.milestones) {

@@ -34,7 +34,7 @@ struct ScheduleOptions {
   double min_lr = 0.0;            // cosine: the rate at the end; plateau: the least one; in [0, base]
 };
 
-// What `plateau` has made of the evaluations so far.
+// State of `plateau` after the evaluations so far.
 struct PlateauState {
   double factor = 1;  // of the rate
   double best = 0;    // loss of the best evaluation, where there is one

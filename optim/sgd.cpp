@@ -26,7 +26,7 @@
 namespace topknot {
 namespace {
 
-// What one thread takes at a time: large enough to amortise the dispatch, small enough to share out.
+// Elements of one thread's chunk: large enough to amortise the dispatch, small enough to share out.
 constexpr std::size_t kChunk = 1 << 14;
 constexpr std::size_t kParallelUpdate = 1 << 16;  // elements
 
