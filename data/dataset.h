@@ -15,10 +15,10 @@
 
 namespace topknot {
 
-// What evaluations read is `test`; a text keeps its test file, `held_out`, for the end of a run.
+// Evaluations read `test`; a text keeps its test file, `held_out`, for the end of a run.
 enum class Split { train, test, held_out };
 
-// What a set asks of a model.
+// The task that a set gives a model.
 enum class Task {
   classification,  // a label per sample
   regression,      // targets() values per sample
@@ -80,7 +80,7 @@ class Dataset {
 
   // Sample `index` in C, H, W order, sample_shape().numel() floats, not yet normalised; pictures are in [0,
   // 1], tokens are whole numbers.
-  // By default from bytes(): value / 255.
+  // The default uses bytes(): value / 255.
   virtual void get(std::int64_t index, float* sample) const;
   // The same picture as bytes 0 .. 255, or null if the samples are not kept as bytes: the loader's fast
   // path.
@@ -97,8 +97,8 @@ class Dataset {
                       std::vector<DamagedFile>& damaged) const;
   // If reading all samples costs too much: adds what tells this set from another, and returns true.
   virtual bool add_to(Checksum&) const { return false; }
-  // Of the names of the classes, in their order: a text's vocabulary, an alphabet, folders. 0: the set has no
-  // names.
+  // Checksum of the classes' names, in their order: a text's vocabulary, an alphabet, folders. 0: the set has
+  // no names.
   virtual std::uint64_t class_names_checksum() const { return 0; }
 
   // The class, or the token after token `index`; Error for regression.
@@ -116,13 +116,14 @@ class Dataset {
   virtual std::string where(std::int64_t index) const;
 
   // Language models only: the tokens of a text, and what a token stands for, as it is written before the next
-  // one (a word with a blank behind it). By default, of a set that knows no texts, both are numbers between
+  // one (a word with a blank after it). By default, of a set that knows no texts, both are numbers between
   // blanks. UserError: what the vocabulary does not have.
   virtual std::vector<std::int32_t> encode(const std::string& text) const;
   virtual std::string token_text(std::int32_t token) const;
-  // What DatasetOptions::stored_vocabulary needs, in UTF-8.
+  // The text for DatasetOptions::stored_vocabulary, in UTF-8.
   virtual std::string vocabulary() const { return ""; }
-  // Language models only. What a token is: "word", "character", "byte", or "token" if the set does not know.
+  // Language models only. The kind of token: "word", "character", "byte", or "token" if the set does not
+  // know.
   virtual const std::string& token_name() const;
   // Bytes of text that a token stands for, the mean over this split; 0 if it is not known, or if tokens do not
   // tell all of the text, as words do.

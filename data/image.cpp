@@ -89,7 +89,7 @@ UserError stb_error(const StbSource& source) {
 
 // Portable any-maps: P1 to P6, bitmaps, grey and RGB, as text and as bytes (netpbm's pbm(5), pgm(5), ppm(5)).
 // Values up to the file's greatest one, 1 to 65535, are scaled to 0 .. 255. A file holds one picture; what is
-// behind it is ignored.
+// after it is ignored.
 class PnmReader {
  public:
   explicit PnmReader(FileBytes file) : file_(file), kind_(file[1] - '0') {
@@ -101,7 +101,7 @@ class PnmReader {
     if (greatest_ < 1 || greatest_ > 65535)
       throw UserError(fmt::format("it is damaged: a greatest value of {}", greatest_));
     if (kind_ > 3) next();  // one blank, then bytes
-    // As PIL rounds: to the nearest, halves to even.
+    // Rounds as PIL does: to the nearest, halves to even.
     for (int value = 0; value <= greatest_; ++value)
       scaled_.push_back(static_cast<std::uint8_t>(std::nearbyint(double(value) / greatest_ * 255)));
   }
@@ -143,7 +143,7 @@ class PnmReader {
     if (at_ == file_.size()) throw UserError("it is cut short");
     return file_[at_++];
   }
-  // Of blanks and of comments, which end with a line.
+  // Skips blanks and comments, which end with a line.
   void skip_blanks() {
     bool comment = false;
     for (; at_ < file_.size(); ++at_) {
@@ -197,7 +197,7 @@ Picture decode_pnm(FileBytes file, const PixelRect& rect) {
   picture.pixels = to;
   std::vector<std::uint8_t> row(width * channels);
   for (int y = 0; y < reader.size.height;
-       ++y) {  // rows behind the part, too: a file that is cut short is refused
+       ++y) {  // rows after the part, too: a file that is cut short is refused
     reader.read_row(row.data());
     if (y < rect.top || y >= rect.bottom) continue;
     for (int x = rect.left; x < rect.right; ++x, to += 4)

@@ -16,7 +16,7 @@ struct ImageSize {
   int width = 0, height = 0;
 };
 
-// Of a picture at its full size: columns [left, right), rows [top, bottom).
+// A rectangle of a picture at its full size: columns [left, right), rows [top, bottom).
 struct PixelRect {
   int left = 0, top = 0, right = 0, bottom = 0;
 };
@@ -46,7 +46,7 @@ bool is_jpeg(FileBytes file);
 ImageSize jpeg_size(FileBytes file);
 Picture decode_jpeg(FileBytes file, const PixelRect& rect, int shrink);
 
-// Of a picture at its full size; corners may lie between pixels.
+// A box of a picture at its full size; corners may lie between pixels.
 struct PixelBox {
   double left = 0, top = 0, right = 0, bottom = 0;
 };

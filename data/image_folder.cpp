@@ -154,7 +154,7 @@ constexpr std::uint64_t kFlipNumber = 40;  // after those of ten attempts
 PixelBox centre_box(const ImageSize& size, int resize, int side) {
   const int shorter = std::min(size.width, size.height);
   const auto range = [&](int length) {
-    // Of the resized picture, whole pixels; a long and thin one has more than an int holds.
+    // Whole pixels of the resized picture; a long and thin one has more than an int holds.
     const std::int64_t to = std::int64_t{resize} * length / shorter;
     const double first = std::nearbyint(static_cast<double>(to - side) / 2),
                  step = static_cast<double>(length) / static_cast<double>(to);
@@ -293,7 +293,7 @@ class ImageFolder final : public Dataset {
   }
 
  private:
-  // Of a part of the files, evenly spaced ones: they are in the order of their classes.
+  // A set that has a part of the files takes evenly spaced ones: they are in the order of their classes.
   std::int64_t file_of(std::int64_t index) const { return index * first_.back() / size_; }
   std::int32_t class_of(std::int64_t file) const {
     return static_cast<std::int32_t>(std::upper_bound(first_.begin(), first_.end(), file) - first_.begin() -

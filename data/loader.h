@@ -29,8 +29,8 @@ struct Batch {
   // sample i's token t.
   std::vector<std::int32_t> labels;
   Tensor targets;  // [b, targets], regression only, else undefined
-  // Transcription: images are [b, 1, bins, frames of the longest], zeros behind the others' frames[i]; labels
-  // are [b, longest], zeros behind the others' lengths[i].
+  // Transcription: images are [b, 1, bins, frames of the longest], zeros after the others' frames[i]; labels
+  // are [b, longest], zeros after the others' lengths[i].
   std::vector<std::int32_t> frames, lengths;
   std::vector<std::int64_t> indices;  // which samples these are; of recordings those that stand in
   std::int64_t size() const { return static_cast<std::int64_t>(indices.size()); }
@@ -41,7 +41,7 @@ struct Batch {
   }
 };
 
-// What section `data` of a configuration has for a loader as it is.
+// Keys of section `data` that a loader takes as they are.
 struct LoaderKeys {
   int batch_size = 32;  // samples per step of this rank
   int workers =
@@ -60,7 +60,7 @@ struct LoaderOptions : LoaderKeys {
   bool samples = true;          // false: only Batch::indices, for data that lie in a GPU's memory
   bool bytes = false;           // Batch::bytes in place of images, for sets that give bytes
   int max_bad_files = 0;        // damaged files of a set on demand for which another sample stands in
-  // Of a wait for a batch, after a stop signal: from then on, or from when a sample was last read.
+  // The longest wait for a batch after a stop signal, from the signal or from when a sample was last read.
   std::chrono::milliseconds stop_patience{5000};
 };
 

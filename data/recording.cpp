@@ -64,10 +64,10 @@ std::int64_t id3_bytes(std::string_view head) {
   return static_cast<std::int64_t>(kHead) + length;
 }
 
-// Of "RIFF", "RIFX" or "RF64", whose lengths stand in a chunk of their own. libsndfile takes what is there of
-// a data chunk that is cut short, and has an internal error for two of them.
+// Checks the chunks of "RIFF", "RIFX" or "RF64", whose lengths stand in a chunk of their own. libsndfile
+// reads a data chunk that is cut short without an error, and has an internal error for two of them.
 void check_wav_chunks(const std::string& path, const Source& source, bool big_endian) {
-  constexpr std::int64_t kFirst = 12;  // behind "RIFF", a length, "WAVE"
+  constexpr std::int64_t kFirst = 12;  // after "RIFF", a length, "WAVE"
   constexpr std::size_t kHead = 8;
   constexpr std::uint32_t kUnknown = 0x7ffff000;  // and above: the writer could not go back and fill it in
   constexpr int kMostChunks = 1000;

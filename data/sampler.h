@@ -101,7 +101,7 @@ class LengthSampler final : public Sampler {
   // UserError if the samples do not fill one step of all ranks.
   LengthSampler(std::int64_t size, int ranks, std::int64_t batch, std::uint64_t seed);
 
-  // What does not fill a step is left out: samples drawn anew in each epoch.
+  // Samples that do not fill a step are left out; they are drawn anew in each epoch.
   std::int64_t steps(int /*rank*/) const override { return size_ / (ranks_ * batch_); }
   std::int64_t shard_size(int rank) const override { return steps(rank) * batch_; }
   EpochOrder epoch(std::int64_t number, int rank) const override;

@@ -3,8 +3,8 @@
 // train.txt and so on, words separated by blanks. Each line ends with the word <eos>. The vocabulary is the
 // training file's words, in the order in which they first occur, after <eos> and <unk>; other words of the
 // other files are <unk>.
-// By bytes, 256 classes, or by characters, the code points of UTF-8: the vocabulary is those of the training
-// file in ascending order, and another one in the other files is refused. Both also take one file, input.txt,
+// Bytes, 256 classes, or characters, the code points of UTF-8: the vocabulary is those of the training file
+// in ascending order, and another one in the other files is refused. Both also take one file, input.txt,
 // whose first int(0.9 n) of n tokens are for training and the others for validation, as nanoGPT's
 // data/shakespeare_char/prepare.py has it; its vocabulary is that of the whole file, as there.
 #include <fmt/format.h>

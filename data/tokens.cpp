@@ -141,7 +141,7 @@ class Shard {
     throw UserError(fmt::format("cannot read '{}': {}; check the disk", path_, errno_text()));
   }
 
-  // Of wider tokens below 65536 every second 16-bit word, or three of four, are zero.
+  // Wider tokens below 65536 have zeros in every second 16-bit word, or in three of four.
   void refuse_wider_type(std::span<const unsigned char> begin) const {
     std::array<std::size_t, 4> zeros{};
     const std::size_t groups = begin.size() / 8;
@@ -185,12 +185,12 @@ bool is_number(const std::string& text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// What precedes the split's name in a shard's file name, and the number behind it.
+// The parts of a shard's file name: the text before the split's name, and the number after it.
 struct ShardName {
   std::string file, set, number;
 };
 
-// Of the files in data.root those of the split, in order; none if it has none. UserError if they are of
+// The split's shards among the files in data.root, in order; none if it has none. UserError if they are of
 // several sets.
 std::vector<ShardName> shards_of(const std::string& root, const std::string& split) {
   std::vector<ShardName> found;
@@ -293,7 +293,7 @@ class TokenFiles final : public Dataset {
     read(index + 1, labels, kNoLabel);
   }
 
-  // Of each shard its length, its beginning, its end, and pieces in between.
+  // Adds each shard's length, its begin, its end, and pieces in between.
   bool add_to(Checksum& checksum) const override {
     constexpr std::int64_t kPieces = 64, kPieceBytes = 4096;
     checksum.update(std::as_bytes(std::span(&tokens_, 1)));

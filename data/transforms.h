@@ -22,7 +22,7 @@ TOPKNOT_HOST_DEVICE float normalised(float value, float mean, float std) {
   return (value - mean) / std;
 }
 
-// Where a sample's crop begins and whether it is mirrored, from the first block of the sample's stream.
+// The origin of a sample's crop and whether it is mirrored, from the first block of the sample's stream.
 struct CropDraw {
   int top, left;
   bool flip;

@@ -106,7 +106,7 @@ DeviceArray<std::uint8_t> uploaded_samples(std::int64_t size, const Shape& shape
   return array;
 }
 
-// As Transform: 0 and 1 if the data set gives none.
+// The same statistics as Transform's: 0 and 1 if the data set gives none.
 std::vector<float> statistics_of(const Dataset& dataset) {
   const std::size_t channels = unsigned_of(dataset.sample_shape()[0]);
   std::vector<float> mean = dataset.channel_mean(), std = dataset.channel_std();
