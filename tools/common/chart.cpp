@@ -376,7 +376,7 @@ std::string tick_text(double value, double step, Unit unit) {
   const char* sign = unit == Unit::percent ? " %" : "";
   if (step >= 1 && std::fabs(value) >= 10000)
     return fmt::format("{:.{}f}k{}", value / 1000, std::fmod(step, 1000) < 0.5 ? 0 : 1, sign);
-  // As many decimals as the step needs, 2.5 one more than 2.
+  // The step's decimals: 2.5 has one more than 2.
   int decimals = 0;
   for (double s = step; decimals < 9 && std::fabs(s - std::round(s)) > 1e-6 * s; s *= 10) ++decimals;
   return fmt::format("{:.{}f}{}", value, decimals, sign);

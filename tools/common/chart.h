@@ -15,7 +15,7 @@ namespace topknot {
 
 // "#rrggbb" of a compressor by its name. One that is not listed has a colour chosen by its name.
 std::string method_colour(std::string_view method);
-// Of a part of a step: "data", "forward", "exposed communication", ... Throws Error for any other.
+// The colour of a part of a step: "data", "forward", "exposed communication", ... Throws Error for any other.
 std::string part_colour(std::string_view part);
 
 // WCAG 2.2's relative luminance of "#rrggbb", 0 to 1.
@@ -33,11 +33,11 @@ std::vector<std::string> area_colours(const std::vector<std::string>& methods);
 struct LineStyle {
   std::string colour;
   std::string dash;  // stroke-dasharray, "" for a whole line
-  // Where lines are told apart by their dots, by which a single point is known: the legend shows it.
+  // The marker of the line's dots, if lines are told apart by them; the legend shows it.
   std::optional<std::size_t> marker = {};
 };
 
-// What a line stands for: a method, and what tells the lines of one method apart, such as the merge plan.
+// The meaning of a line: a method, and what tells the lines of one method apart, such as the merge plan.
 struct PlannedMethod {
   std::string method, plan;
 };

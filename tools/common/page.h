@@ -35,8 +35,8 @@ struct Bar {
   std::string mark = {};  // HTML before the name
   std::vector<BarPart> parts = {};
   double total = 0;        // seconds
-  std::string label = {};  // behind the parts; "": the total in milliseconds
-  double hidden = 0;       // seconds of communication beside the computation: a narrow bar below
+  std::string label = {};  // after the parts; "": the total in milliseconds
+  double hidden = 0;       // seconds of communication during the computation: a narrow bar below
 };
 
 // The bars on one scale, as HTML; "" if all are empty.

@@ -19,7 +19,7 @@ bool starts(const std::string& key, const char* section) {
   return key.starts_with(section);
 }
 
-// Of the section `compress` only the name means anything to a dense run.
+// A dense run uses only the name in section `compress`.
 bool of_compressed(const std::string& key) {
   return starts(key, "compress.") && key != "compress.name";
 }
@@ -99,8 +99,8 @@ std::string letter_of(std::size_t i) {
 // Bytes of keys, and of a name, that a legend or a table's first column can hold.
 constexpr std::size_t kLongestKeys = 32, kLongestName = 40;
 
-// What the folders of a method's runs call it: "dgc_one_scope" of dgc_one_scope-s1 and dgc_one_scope-s2. ""
-// if they do not agree or do not name its compressor.
+// The name that a method's runs have in their folders: "dgc_one_scope" for dgc_one_scope-s1 and
+// dgc_one_scope-s2. "" if they do not agree or do not name its compressor.
 std::string folder_name(const std::vector<Run>& runs, const Method& method) {
   static const std::regex seed("-s[0-9]+$");
   std::string name;
@@ -116,9 +116,9 @@ std::string folder_name(const std::vector<Run>& runs, const Method& method) {
   return name;
 }
 
-// The compressor's name, and if several methods share it, the keys in which those differ: in the name itself,
-// or where one of these lists is long, behind the name of the runs' folders or a letter. Methods with the
-// same keys share a letter.
+// Names each method by its compressor. If several methods share it, the keys in which they differ follow in
+// the name itself or, if one of these lists is long, the name of the runs' folders or a letter stands for
+// them. Methods with the same keys share a letter.
 void name_methods(Comparison& c) {
   struct Keys {
     std::string brief, full;  // by the last parts of their names; by whole names
@@ -274,7 +274,7 @@ void compare_with_baseline(std::vector<Method>& methods) {
   }
 }
 
-// Throws if a number of one run means nothing beside that of another.
+// Throws if a number of one run means nothing next to that of another.
 void check_one_task(const std::vector<Run>& runs) {
   const auto described = [](const Run& run) {
     return fmt::format("{} has {} by {}{}", run.path, run.task.empty() ? "an unnamed task" : run.task,

@@ -27,7 +27,7 @@ constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
 struct StepTimes {
   double data = 0, forward = 0, backward = 0, encode = 0, exposed = 0, decode = 0, update = 0, other = 0;
   double total = 0;
-  double hidden = 0;  // communication that ran beside the computation; not part of total
+  double hidden = 0;  // communication that ran during the computation; not part of total
 };
 
 // All of them, total first. `column`: as a file for programs names it; `head`: as a table does; `part`: as
@@ -109,7 +109,7 @@ struct DifferingKey {
   std::vector<std::string> values;  // by method
 };
 
-// What a letter in the methods' names, or a name itself, stands for.
+// The meaning of a letter in the methods' names, or of a name itself.
 struct Abbreviation {
   std::string text, keys;  // "A", "compress.density=0.01 exchange.merge=all"
 };
@@ -133,11 +133,11 @@ Run read_run(const std::string& folder);
 
 // The rows of a runs.csv that lab/train-runs wrote (lab/records/*.csv), as complete runs without steps
 // and evaluations. The configuration of a run is its row's keys alone, its path the table's with the run's
-// name behind it. Throws UserError with the line: no such file, a column or compress.name missing, a value
+// name after it. Throws UserError with the line: no such file, a column or compress.name missing, a value
 // that is no number, a metric that this version does not know.
 std::vector<Run> read_table(const std::string& path);
 
-// Of folders of runs, of folders that hold such folders, and of tables (.csv). Throws UserError if there is
+// Reads folders of runs, folders that hold such folders, and tables (.csv). Throws UserError if there is
 // none.
 std::vector<Run> read_runs(const std::vector<std::string>& arguments);
 

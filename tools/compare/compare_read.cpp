@@ -28,7 +28,7 @@ std::map<std::string, std::string> read_environment(const std::string& path) {
   constexpr std::size_t kMostBytes = 16 << 20;
   std::error_code error;
   if (!fs::exists(path, error)) return result;
-  // What is nested deeper than a run writes is left out: dump() calls itself.
+  // Values nested deeper than a run writes are left out: dump() calls itself.
   const auto shallow = [](int depth, Json::parse_event_t, const Json&) { return depth < 8; };
   const auto json = Json::parse(read_text_file(path, kMostBytes), shallow, false);
   if (!json.is_object()) return result;
@@ -282,7 +282,7 @@ std::vector<std::string> words_of(const std::string& keys) {
   return words;
 }
 
-// Of a key that is there twice the last value counts, as on the command line of train, whose last key is the
+// The last value of a key that is there twice counts, as on the command line of train, whose last key is the
 // seed.
 RunConfig config_of(const Row& row, const std::string& path) {
   std::vector<RunConfig::Entry> entries;

@@ -65,7 +65,7 @@ Curve mean_curve(const std::vector<Curve>& curves) {
       }
     if (values.size() < curves.size()) continue;
     const Stat stat = stat_of(values);
-    // Where a run diverged, a mean of the others would hide it.
+    // If a run diverged, a mean of the others would hide it.
     const double mean = stat.count == static_cast<int>(values.size()) ? stat.mean : kAbsent;
     result.add(step, stat_of(epochs).mean, stat_of(times).mean, mean);
     result.deviation.back() = stat.deviation;

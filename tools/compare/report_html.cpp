@@ -88,7 +88,7 @@ std::string card(const Comparison& c, std::size_t i) {
   return html + "</div>";
 }
 
-// Of all charts of the page.
+// The legend of all charts of the page.
 std::string legend(const Comparison& c) {
   std::vector<LegendEntry> entries;
   bool incomplete = false, several = false;
@@ -124,7 +124,7 @@ std::string chart(const std::string& title, const std::string& text, const std::
          (text.empty() ? "" : "<p class=\"note\">" + text + "</p>") + figure + "</div>\n";
 }
 
-// The parts of a step's time in seconds, without what ran beside the computation.
+// The parts of a step's time in seconds, without what ran during the computation.
 std::vector<BarPart> parts_of(const StepTimes& times) {
   std::vector<BarPart> parts;
   for (const StepPart& step : kStepParts)
