@@ -1,5 +1,5 @@
 #pragma once
-// What the benchmarks of selection share: options, buffers, gradients, and the plain pass that every time is
+// Shared by the benchmarks of selection: options, buffers, gradients, and the plain pass that every time is
 // measured against.
 
 #include <cmath>

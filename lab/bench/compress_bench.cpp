@@ -1,7 +1,7 @@
 // Every registered selector and every registered codec on 25.6 million elements, against the plain pass r +=
 // g that alternates with it in the same run. Medians.
 //
-// A selector's time is the share of a training step that it and its memory take beside codec and collective:
+// A selector's time is the share of a training step that it and its memory take without codec and collective:
 // accumulate, select, take what was sent out of the memory. Before it is measured the residual settles over
 // some steps. A codec's time is that of one block, written and read, of the entries that topk selects at the
 // end of such a run. `--help` shows the flags.

@@ -1,4 +1,4 @@
-// Index codecs on positions drawn uniformly: bits per position beside log2 of the number of such sets of
+// Index codecs on positions drawn uniformly: bits per position, and log2 of the number of such sets of
 // positions, and the quickest of many rounds of writing and of reading.
 #include <omp.h>
 

@@ -1,7 +1,7 @@
 // Exact topk with error feedback against the plain pass r += g, both over 25.6 million floats, alternating in
-// one run. Timed of topk is the share of a training step beside the collective: accumulate, select, write the
-// block, take the sent entries out of the residual. The plain pass runs over two buffers of its own, of that
-// size. `--help` shows the flags; --json adds one line per stream.
+// one run. For topk, the timed part is that of a training step without the collective: accumulate, select,
+// write the block, take the sent entries out of the residual. The plain pass runs over two buffers of its
+// own, of that size. `--help` shows the flags; --json adds one line per stream.
 
 #include <cstdio>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-// What the program gpu_timings measures, for scripts/gpu-check.
+// The measurements of the program gpu_timings, for scripts/gpu-check.
 
 #include <cstddef>
 #include <functional>

@@ -18,7 +18,7 @@
 
 namespace topknot {
 
-// As parse_rate() (dist/comm/link.h), or "measured". UserError for anything else.
+// Reads a rate as parse_rate() (dist/comm/link.h) does, or "measured". UserError for anything else.
 PredictedNetwork parse_network_rate(const std::string& text);
 
 // Parameters per group in arena order, by a rule of exchange.merge. UserError for anything else.
@@ -41,7 +41,7 @@ struct Prediction {
   int ranks = 1;
   PredictedNetwork network;
   std::size_t groups = 0;
-  std::int64_t every = 0;  // local steps: a sync behind so many steps, of which each has its share here
+  std::int64_t every = 0;  // local steps: a sync after so many steps, of which each has its share here
   double data = 0, forward = 0, backward = 0, encode = 0, decode = 0, update = 0;
   double communicate = 0;  // all collectives, the byte of the agreement included
   double exposed = 0;      // the part of it that the computation waits for
@@ -68,7 +68,7 @@ struct MeasuredRun {
 };
 MeasuredRun read_measured(const std::string& folder);
 
-// The prediction beside it, from the profile of the same method and density, or for a dense run from any.
+// The prediction for it, from the profile of the same method and density, or for a dense run from any.
 // UserError if there is none.
 struct Judgement {
   MeasuredRun measured;
@@ -77,7 +77,7 @@ struct Judgement {
 Judgement judge(const MeasuredRun& run, const std::vector<ExchangeProfile>& profiles,
                 const PredictedNetwork& network);
 
-// Published settings, modelled from published constants, beside the claims of their papers: tables for a
+// Published settings, modelled from published constants, next to the claims of their papers: tables for a
 // terminal. Every modelled figure says so, and every claim its source.
 std::string papers_text();
 

@@ -49,7 +49,7 @@ std::string gain_text(const ChoiceAt& at) {
   return at.taken == 0 ? "" : fmt::format("{:.{}f}x", at.gain(), at.gain() < 2 ? 2 : at.gain() < 10 ? 1 : 0);
 }
 
-// What auto would try beside its choice: "+AC".
+// The options that auto would try in addition to its choice: "+AC".
 std::string besides(const ChoiceAt& at, const std::vector<Lettered>& options) {
   std::string text;
   for (std::size_t i = 0; i < at.options.size(); ++i)

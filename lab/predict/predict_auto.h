@@ -28,7 +28,7 @@ struct AutoReport {
 AutoReport predict_auto(std::vector<AutoReport::Run> runs, const std::vector<int>& ranks,
                         const std::vector<PredictedNetwork>& networks);
 
-// As prediction_text() and the others of lab/predict/predict.h. CSV: a row for each option of each cell.
+// The report in the formats of lab/predict/predict.h. CSV: a row for each option of each cell.
 std::string auto_text(const AutoReport& report);
 std::string auto_csv(const AutoReport& report);
 std::string auto_json(const AutoReport& report);

@@ -85,7 +85,7 @@ bool parse(int argc, char** argv, Arguments& a) {
   };
   CLI::Option* papers = app.add_flag("--papers", a.papers);
   CLI::Option* automatic = app.add_flag("--auto", a.automatic);
-  // What auto chooses by itself.
+  // Options that auto chooses by itself.
   for (CLI::Option* option :
        {list("--merge", a.merges), list("--method", a.methods), list("--collective", a.collectives),
         list("--every", a.every), app.add_option("--measured", a.measured)})

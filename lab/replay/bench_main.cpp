@@ -96,7 +96,7 @@ LoadedConfig checked(LoadedConfig loaded) {
   return loaded;
 }
 
-// Of the keys on the command line; the recording's file lists every key there is.
+// Warns of unused keys on the command line alone; the recording's file lists every key there is.
 void warn_of_unused(const Config& recorded, std::vector<std::string> overrides) {
   overrides.insert(overrides.begin(), "compress.name=" + recorded.compress.name);
   for (const std::string& line : unused_keys(load_config("", overrides))) log_warning(line);

@@ -55,7 +55,7 @@ struct ReplayOptions {
   double compute_s = 0;
   // All ranks wait for each other when all have encoded, outside of the times, before the first collective
   // begins: for ranks that share cores, whose collectives would otherwise wait for each other's encoding.
-  // Needs a backend whose collectives run beside the compute thread.
+  // Needs a backend whose collectives run concurrently with the compute thread.
   bool meet = false;
   // If train.profile_steps has the ranks write their traces (train/trace.h); "": nowhere.
   std::string trace_folder = {};
