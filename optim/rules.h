@@ -136,7 +136,7 @@ struct AdamwRates {
   float scale;         // of the gradient
 };
 
-// Multiplies by squaring, so that CPU and GPU have the same bits.
+// Computes the power by squaring, so that CPU and GPU have the same bits.
 TOPKNOT_HOST_DEVICE double power_of(double base, std::int64_t exponent) {
   double result = 1;
   for (; exponent > 0; exponent /= 2, base *= base)

@@ -97,7 +97,7 @@ struct ResumedRun {
   bool summed = false;
 
   // For a model of this layout. From the files of N ranks, sum gives every rank 1/N of the sum of their
-  // residuals, so that the average over the ranks still owes the same; thresholds, momenta and masks begin
+  // residuals, so that the average residual over the ranks is unchanged; thresholds, momenta and masks begin
   // anew.
   RunState state(const ParameterStore& store) const;
 };
