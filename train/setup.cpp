@@ -205,7 +205,7 @@ void add_problem(std::vector<Problem>& problems, std::initializer_list<std::stri
 
 namespace {
 
-// Warns of the bytes that a rank would send, if they are clearly more than the gradient's own; "" if not.
+// The warning if a rank would send clearly more bytes than the gradient's own; "" if not.
 // `epochs`: the number that begin.
 std::string more_than_dense(const Config& config, const ParameterArena& arena, const ExchangeOptions& options,
                             std::int64_t epochs) {

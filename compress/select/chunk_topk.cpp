@@ -32,7 +32,7 @@ std::size_t entries_of(std::size_t length, double density) {
   return std::clamp<std::size_t>(static_cast<std::size_t>(k), 1, length);
 }
 
-// Sums over all chunks of d entries.
+// The same for all chunks of d entries together.
 std::size_t entries_of_chunks(double density, std::size_t d, std::size_t chunk) {
   const std::size_t rest = d % chunk;
   return d / chunk * entries_of(chunk, density) + (rest > 0 ? entries_of(rest, density) : 0);

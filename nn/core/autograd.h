@@ -20,8 +20,8 @@ struct Node;
 // Takes the gradient of the loss with respect to the op's value; hands on gradients to the op's inputs.
 using BackwardFn = std::function<void(Tensor grad)>;
 
-// A parameter's place for its gradient, in the arena. With accumulate, the op adds. `data` is null if no
-// gradient is wanted.
+// The place in the arena that an op writes a parameter's gradient to. With accumulate, it adds. `data` is
+// null if no gradient is wanted.
 struct GradientTarget {
   float* data = nullptr;
   bool accumulate = false;

@@ -115,7 +115,7 @@ struct EvalRecord {
 struct Metric {
   // "accuracy", "loss", "perplexity" or "word error rate", as in TestFigures; "" in files of earlier versions
   std::string name;
-  std::string unit;  // "share": 0 to 1, shown as percent; else the unit's name, shown after the number
+  std::string unit;  // "share": 0 to 1, shown as percent; else the unit's name, shown after the title
   bool higher_is_better = true;
   std::string set = "test";  // which set the evaluations of a run read: test, or validation
 

@@ -159,8 +159,8 @@ constexpr std::int64_t kPadding = 16;
 std::int64_t point_step(std::int64_t channels) {
   return kTiles * channels + kPadding;
 }
-// The same between two points of a layer's weights. (Where their gradient is read, point by point, it
-// would cost time.)
+// The same between two points of a layer's weights. (Where their gradient is read, points next to each other,
+// it would cost time.)
 std::int64_t weight_step(std::int64_t in, std::int64_t out) {
   return in * out + kPadding;
 }

@@ -74,7 +74,7 @@ struct LstmKept {
       hidden;  // as on the CPU: the gates' values, c_{-1} and on, h_{-1} in the type of the products
 };
 
-// The address of row `row`; rows are whole.
+// The address of row `row`.
 const void* from_row(const Tensor& t, std::int64_t row) {
   return reinterpret_cast<const std::byte*>(t.data()) +
          static_cast<std::size_t>(row * t.dim(1)) * size_of(t.dtype());
