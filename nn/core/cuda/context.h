@@ -36,7 +36,7 @@ struct ContextOptions {
   int rank = 0;    // for messages
   Precision precision = Precision::fp32;
   bool deterministic = false;  // train.deterministic: only algorithms with the same bits in every run
-  bool shared = false;         // kernels of other ranks or of collectives run during those of stream()
+  bool shared = false;         // kernels of other ranks or of collectives run during stream()'s on this GPU
   std::string algorithm_cache = {};  // folder where timed choices are kept for later processes; "": none
   bool early_launch = false;         // of kernels (await_previous()); before compute capability 9.0: never
   bool conv_plans = false;           // nn/ops/cuda/cudnn_graph.h, where algorithms are timed
