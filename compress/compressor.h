@@ -131,8 +131,7 @@ struct StepContext {
   std::span<const float> weights = {};
   int rank = 0;
   double lr = 1.0;  // the step's learning rate, for compress.lr_inside
-  // For gradients in GPU memory, in GPU memory too: kernels read the parameters and write what they find to
-  // the status.
+  // For gradients in GPU memory, there too: kernels read the parameters and write to the status.
   const StepParameters* parameters = nullptr;
   StepStatus* status = nullptr;
 };
@@ -186,8 +185,7 @@ class Compressor {
 
   // Statistics of the last encode, for metrics and logs; on a GPU StepStatus has them.
   virtual std::size_t selected() const { return 0; }  // entries sent
-  // The magnitude threshold (topk's k-th magnitude, gaussiank's last threshold); the least of several
-  // segments.
+  // The threshold (topk's k-th magnitude, gaussiank's last one); the least of several segments.
   virtual double threshold() const { return 0.0; }
   // Entries selected that compress.capacity kept back.
   virtual std::size_t over_capacity() const { return 0; }

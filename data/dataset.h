@@ -97,8 +97,7 @@ class Dataset {
                       std::vector<DamagedFile>& damaged) const;
   // If reading all samples costs too much: adds what tells this set from another, and returns true.
   virtual bool add_to(Checksum&) const { return false; }
-  // Checksum of the classes' names, in their order: a text's vocabulary, an alphabet, folders. 0: the set has
-  // no names.
+  // Checksum of the classes' names in order: a text's vocabulary, an alphabet, folders. 0: there are none.
   virtual std::uint64_t class_names_checksum() const { return 0; }
 
   // The class, or the token after token `index`; Error for regression.
@@ -122,8 +121,7 @@ class Dataset {
   virtual std::string token_text(std::int32_t token) const;
   // The text for DatasetOptions::stored_vocabulary, in UTF-8.
   virtual std::string vocabulary() const { return ""; }
-  // Language models only. The kind of token: "word", "character", "byte", or "token" if the set does not
-  // know.
+  // Language models only. The kind of token: "word", "character", "byte", or "token" if not known.
   virtual const std::string& token_name() const;
   // Bytes of text that a token stands for, the mean over this split; 0 if it is not known, or if tokens do not
   // tell all of the text, as words do.

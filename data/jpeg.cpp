@@ -21,8 +21,7 @@ namespace {
 
 constexpr int kMostScans = 200;  // of a progressive file, which has 10; each costs a pass over the picture
 
-// The callbacks of libjpeg; errors jump back, so nothing with a destructor may live between setjmp() and
-// here.
+// libjpeg's callbacks; errors jump back, so nothing with a destructor may live between setjmp() and here.
 struct JpegErrors {
   jpeg_error_mgr manager;  // first: libjpeg knows its address alone
   jmp_buf back;

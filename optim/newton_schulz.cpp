@@ -110,8 +110,7 @@ TOPKNOT_MULTIVERSION void step_panel(const MuonMatrix& m, const MuonRates& rates
       });
 }
 
-// A thread's sums: the elements of [row, row + rows) x [col, col + cols), both multiples of sixteen away from
-// the end.
+// A thread's sums: elements [row, row + rows) x [col, col + cols), multiples of sixteen but at the end.
 struct Block {
   std::size_t row, rows, col, cols;
   float sums[kShare][kShare];

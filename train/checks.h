@@ -1,7 +1,6 @@
 #pragma once
-// Checks that all ranks have the same configuration and data (before the first step), compute threads, and
-// parameters (between steps). Each check is collective and, if the ranks differ, throws the same error on
-// every rank.
+// Checks that all ranks have the same configuration, data and compute threads, before the first step, and
+// parameters, between steps. Each is collective and throws the same error on every rank if the ranks differ.
 
 #include <cstdint>
 #include <map>

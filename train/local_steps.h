@@ -51,8 +51,7 @@ class LocalSteps {
 
   // The inner step, by the model's gradients. False if these or the loss are not finite: nothing has changed then.
   bool inner_step(const StepContext& context, float loss);
-  // Whether a sync begins or ends after this inner step, counted from 0; then exchange_after() makes it do
-  // so.
+  // Whether a sync begins or ends after this inner step, counted from 0; exchange_after() makes it do so.
   bool exchanges_after(std::int64_t step) const;
   bool under_way() const { return sync_.has_value(); }
   // Collective. `exchange`: of arena(). Returns the syncs that ended, together; none: a report of nothing.

@@ -219,8 +219,7 @@ void Reporter::open(const Manifest& resumed) {
     tensorboard_ = std::make_unique<TensorBoardWriter>(folder_.path, resumed.position.step);
 }
 
-// Restores the sums over the steps before this start: the checkpoint's totals, and times from its last
-// records.
+// Restores the sums over earlier starts' steps: the checkpoint's totals, and times from its last records.
 void Reporter::restore_totals(const Metrics& metrics, const Manifest& resumed) {
   const auto total = [&](double per_rank) {
     return static_cast<std::uint64_t>(std::llround(per_rank * ranks_));

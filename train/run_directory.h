@@ -91,17 +91,15 @@ RunDirectory open_run_directory(const std::string& path);
 void rewrite_config(const RunDirectory& folder, const Config& config,
                     const std::map<std::string, Origin>& origins);
 
-// Rewrites as rewrite_config() if a resumed run has other values than config.yaml; else the file stays, with
-// its origins.
+// Calls rewrite_config() if a resumed run has other values than config.yaml; else keeps the file's origins.
 void keep_config_effective(const RunDirectory& folder, const Config& config,
                            const std::map<std::string, Origin>& origins);
 
 std::string now_utc();  // 2026-11-22T03:50:00Z
 
-// The text that `train status RUN` prints, while the run goes on or afterwards, one line each: the run;
-// whether it is running, finished, stopped, failed (with the error) or was killed; steps, loss; throughput of
-// the last steps and the time left; the last evaluation; the last checkpoint. Throws UserError if `run` is no
-// run directory.
+// The text of `train status RUN`, one line each, while the run goes on or afterwards: the run; whether it is
+// running, finished, stopped, failed (with the error) or was killed; steps, loss; throughput of the last
+// steps and the time left; the last evaluation; the last checkpoint. UserError if `run` is no run directory.
 std::string status_text(const std::string& run);
 
 // `train status RUN`, from "status" on. Prints status_text(); returns the exit code.

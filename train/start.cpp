@@ -227,8 +227,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     group = &host;
     settle_backend(loaded, plan, &host);
   };
-  // Ends the group if a long phase, or one that hangs in a file system, is interrupted; nothing can be lost
-  // yet.
+  // Ends the group if a long phase, or one that hangs in a file system, is interrupted.
   const auto last_words = [&](const std::string& text) {
     if (!group) return;
     set_log_rank(plan.rank, plan.size);  // of the thread that calls this

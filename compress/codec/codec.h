@@ -38,8 +38,7 @@ struct ValueCodec {
   // `in` has bytes(out.size()) bytes, or all there is. Throws Error if they are not what encode() writes; values that are not
   // finite may come out, read_block refuses them.
   void (*decode)(std::span<const std::byte> in, std::span<float> out);
-  // For codecs whose length depends on the values, the least length; bytes() is then a guess, and decode()
-  // checks the length. Else null.
+  // The least length, if it depends on the values; bytes() is then a guess that decode() checks. Else null.
   std::size_t (*least)(std::size_t count) = nullptr;
 };
 

@@ -223,8 +223,7 @@ Coding smallest_window(const ExponentCounts& counts, std::size_t strip) {
 }
 
 void count_exponents(const Halved& halved, ExponentCounts& counts) {
-  // Four tables: neighbours are often equal, and an increment of the same count would wait for the one
-  // before.
+  // Four tables: neighbours are often equal, and an increment would wait for the one before.
   std::uint32_t table[4][256] = {};
   std::size_t i = 0;
   for (; i + 4 <= halved.count; i += 4)
@@ -253,8 +252,7 @@ BlockPlan plan_block(std::span<const T> values) {
   ExponentCounts counts;
   count_exponents(halved, counts);
 
-  // Plans a block of all values, or with `leave_out` of those that are not +0. The last count % kStrips
-  // values have no codes.
+  // Plans all values, or with `leave_out` those that are not +0. The last count % kStrips have no codes.
   const auto plan = [&](bool leave_out) {
     ExponentCounts coded = counts;
     if (leave_out) coded[0] -= static_cast<std::uint32_t>(zeros);

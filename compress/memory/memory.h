@@ -87,8 +87,7 @@ struct MemoryTraits {
   // slices.
   bool owns_momentum = false;
   bool sends_differences = false;  // what is sent is a difference to an estimate, not gradient (EF21)
-  // The state that would mix several steps' learning rates under compress.lr_inside, for messages; empty:
-  // none.
+  // State that would mix several steps' learning rates under compress.lr_inside; empty: none.
   const char* depends_on_lr = "";
 };
 struct MemoryFactory {

@@ -156,8 +156,7 @@ class RankGroup {
   const Member& member(int rank) const { return members_[rank]; }
   const std::optional<EmulatedLink>& link() const { return link_; }
   Clock::time_point begun() const { return begun_; }
-  // The link during the current collective, the same for all ranks; all 0 (no delay) without an emulated
-  // link.
+  // The link during the current collective, the same for all ranks; all 0 without an emulated link.
   Link link_now() const {
     return link_ ? link_->at(std::chrono::duration<double>(entered_at - begun_).count()) : Link();
   }

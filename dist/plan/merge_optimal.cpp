@@ -175,8 +175,7 @@ Found search(const Costs& costs, double bound) {
         const double compute = from[i].compute + encode;
         const bool idle = from[i].network <= compute;
         double network = std::max(from[i].network, compute) + communicate;
-        // The network waits for the next group's encoding in any case, so states that are free earlier are
-        // equal.
+        // The network waits for the next group's encoding in any case, so an earlier end makes no difference.
         if (end < count) network = std::max(network, compute + costs.least_encode(end));
         if (!front.beats(compute, network) && costs.can_end_before(bound, end, compute, network))
           front.add({compute, network, static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(i)});

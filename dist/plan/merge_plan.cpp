@@ -82,9 +82,8 @@ std::vector<std::size_t> cut_at(std::span<const std::size_t> bytes, std::size_t 
   return groups;
 }
 
-// Bucket sizes of PyTorch's DistributedDataParallel: the first is small, so that communication starts early
-// (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section
-// 4.2).
+// PyTorch's DistributedDataParallel: the first bucket is small, so that communication starts early (Li et
+// al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 4.2).
 constexpr std::size_t kFirstBucket = std::size_t{1} << 20, kBucket = std::size_t{25} << 20;
 
 const bool merge_plan_registered = [] {

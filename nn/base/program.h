@@ -1,6 +1,5 @@
 #pragma once
-// The frame of every program's main: errors turned into exit codes, the signals that ask for a stop, and the
-// program's version.
+// The frame of every program's main: exit codes for errors, signals that ask for a stop, the version.
 
 #include <chrono>
 #include <condition_variable>

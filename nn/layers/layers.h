@@ -28,9 +28,8 @@ struct ForwardContext {
   DType cpu_activations =
       DType::f32;  // on a CPU, of embeddings: what an image's input has, tokens cannot show
   const std::uint32_t* gpu_step = nullptr;  // in GPU memory: takes the place of `step` there, for graphs
-  // Output frames of each recording (Module::output_frames), for a model that transcribes, in memory of the
-  // model's device that lasts until the backward pass has been. The rest of a batch is padding. Empty:
-  // recordings of one length.
+  // For a model that transcribes: the output frames of each recording (Module::output_frames), on the model's
+  // device until the backward pass has been; the rest is padding. Empty: recordings of one length.
   std::span<const std::int32_t> frames;
 
   // A parameter as the graph's leaf, or as a constant if no gradient is wanted.

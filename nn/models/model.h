@@ -11,8 +11,7 @@
 
 namespace topknot {
 
-// Sizes that the data decide, and the keys `model.*` of the same names. A model ignores those of other
-// models.
+// Sizes that the data decide, and the keys `model.*` of the same names. A model ignores other models' keys.
 struct ModelOptions {
   Shape input;               // of one sample: {C, H, W}
   std::int64_t outputs = 0;  // classes, or the width of the regression target

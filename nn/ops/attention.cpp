@@ -77,8 +77,7 @@ void share_blocks(std::int64_t heads, std::int64_t blocks, const Weight& weight,
   });
 }
 
-// The shared part of the passes: the call, and the keys and values of one head, copied as far as they are
-// needed.
+// The shared part of the passes: the call, and one head's keys and values, copied as far as needed.
 template <class T>
 class Pass {
  public:

@@ -276,8 +276,7 @@ struct ImageSums {
       for (std::size_t c = 0; c < width; ++c) sums[c] += values[i + c];
     return sums;
   }
-  // Computes sum (x - m) and sum (x - m)^2 over the batch from image_sums(), with the m of its first image,
-  // which is in values[c].
+  // sum (x - m) and sum (x - m)^2 over the batch from image_sums(), with its first image's m, values[c].
   std::vector<double> moments() const {
     std::vector<double> sums(2 * channels);
     for (const float* of = values.data(); of != values.data() + values.size(); of += width)

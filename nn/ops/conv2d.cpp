@@ -349,8 +349,7 @@ class DnnlConv final : public ChunkedConv {
   bool by_winograd(const Tensor& x) const {
     return winograd_.serves(x) && 4 * g_.in * g_.out > inside_.g.in * inside_.g.out;
   }
-  // winograd_ takes the layer inside and blocked activations; others are copied. Its outputs have the size of
-  // its inputs.
+  // winograd_ takes the inner layer and blocked activations; others are copied. Its outputs have x's size.
   void winograd_forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const {
     Tensor expanded;
     weight = inside_.weights(weight, expanded);

@@ -355,7 +355,7 @@ struct AttentionShape {
   bool causal;
   std::int64_t share() const { return heads / kv_heads; }  // heads of queries to one of keys and values
   // Operations of the forward pass's products, without those that causal attention leaves out; the gradients
-  // are twice that.
+  // take twice as many.
   double flops() const {
     const auto t = static_cast<double>(steps);
     return 4 * (causal ? t * (t + 1) / 2 : t * t) * static_cast<double>(batch * heads * width);

@@ -84,8 +84,7 @@ struct ConvGeometry {
   // Throws Error if the geometry is invalid, x is not [N, in, H, W], or the kernel is larger than the padded
   // x.
   Shape output_shape(const Shape& x) const;
-  // Operations of y, and of each of the gradients of x and w: 2 per multiply-add, those with padding
-  // included.
+  // Operations of y, and of each gradient of x and w: 2 per multiply-add, those with padding included.
   double flops(const Shape& x) const;
   auto operator<=>(const ConvGeometry&) const = default;
 };

@@ -127,11 +127,10 @@ class CheckpointStore {
   // On hosts that do not see rank 0's files: the same without a manifest. Nothing if there is no .partial:
   // another rank of the host, or rank 0, has renamed it.
   void publish_rank_files(std::int64_t step) const;
-  // Writes the position and the length of metrics.jsonl to a published checkpoint whose evaluation came
-  // later.
+  // Updates a published checkpoint after its evaluation: the position and the length of metrics.jsonl.
   void evaluated(std::int64_t step, const TrainingPosition& position, std::uint64_t metrics_bytes) const;
   void remove(std::int64_t step) const;  // nothing if there is none; several processes may do so at once
-  // For a run that goes on from `step`: renames the newer checkpoints, which it passed over, to
+  // For a run that goes on from `step`: renames newer checkpoints, which it passed over, to
   // step-N.passed-over, so that none is taken for one of the steps that follow. Several processes may do so
   // at once.
   void set_aside_after(std::int64_t step) const;

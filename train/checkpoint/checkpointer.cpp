@@ -144,8 +144,7 @@ std::vector<SafetensorsFile> rank_files(const CheckpointStore& store, const Mani
 }
 
 // Non-finite values would stay so, and every step would be skipped. With local steps a rank's own weights and
-// buffers ("inner." in `files` of ranks) may be non-finite: the next sync replaces them by the shared
-// weights.
+// buffers ("inner." in `files` of ranks) may be so: the next sync replaces them by the shared weights.
 void check_finite(const CheckpointStore& store, std::int64_t step, const std::vector<SafetensorsFile>& files,
                   bool of_ranks) {
   for (const SafetensorsFile& file : files)

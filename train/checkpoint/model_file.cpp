@@ -75,8 +75,7 @@ namespace fs = std::filesystem;
 constexpr const char* kUsage =
     "train export RUN --to FILE.safetensors [--step N] [--names topknot|huggingface] [--overwrite]";
 
-// Whether the key says which model it is or what it reads; keys of paths and of how the run was made are left
-// out.
+// Whether the key says which model it is or what it reads, not where files lie or how the run was made.
 bool describes_model(const std::string& key) {
   static const std::set<std::string> of_data = {
       "data.name", "data.classes",         "data.image_size", "data.resize",    "data.mean",

@@ -79,8 +79,7 @@ struct Config {
     bool local_steps = false;
   } automatic;
 
-  // The outer optimizer, which applies the exchanged change of the weights if exchange.every is given
-  // (train/local_steps.h).
+  // The outer optimizer, applied to the exchanged change of the weights (train/local_steps.h).
   struct Outer {
     std::string name = "nesterov";  // nesterov, sgd
     double lr = 0.7, momentum = 0.9;
@@ -165,9 +164,8 @@ struct Key : Option {
   std::string none_word = {};  // "none", "auto": of a number that need not be given
   std::string registry = {};   // NameList::kind, if the value is a registered name: "model", "dataset", ...
   bool may_be_empty = false;   // of such a name: the method's own choice
-  // The users of the key; empty: everything. A user is a choice (of the section's name, its selection or
-  // memory), a backend, kSelectingMethods and the like, or another key, which counts if it is not 0, empty or
-  // false.
+  // Users of the key; empty: everything. A user is a choice (of the section's name, its selection or memory),
+  // a backend, kSelectingMethods and the like, or another key, if that is not 0, empty or false.
   std::vector<std::string> users = {};
   std::vector<std::string> ignored_by = {};  // data sets and optimizers that make no use of it
   bool secret = false;                       // its value is neither written nor shown

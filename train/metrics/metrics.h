@@ -90,8 +90,7 @@ struct EpochRecord {
   double train_loss = 0;  // mean over the epoch's steps, or over those since the number of ranks changed
 };
 
-// An evaluation's figures, written with `test_` before each name. A figure that the task does not have is
-// absent, in the files too.
+// An evaluation's figures, in files with `test_` before each name. Figures that the task lacks are absent.
 struct TestFigures {
   double loss = 0;
   std::optional<double> accuracy = {};  // 0 to 1, of classification; 1 - word_error_rate of transcription

@@ -103,8 +103,7 @@ class AutoMethod {
   // (resume.method=choose). `choices`: as choices_of().
   static AutoMethod resumed(const Config& config, const std::string& choices);
 
-  // Lists the options that a run would try and the model's estimate of each; measured now. Collective; empty
-  // but on rank 0.
+  // Text: the options that a run would try, and the model's estimates. Collective; empty but on rank 0.
   std::string recommendation(const Dataset& data, Communicator& communicator);
 
   struct Choice {

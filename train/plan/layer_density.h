@@ -52,8 +52,8 @@ std::vector<double> lags_densities(const std::vector<double>& times, const std::
 // (train/plan/exchange_profile.h) are made from. Seconds of the wall clock, medians over a few steps after
 // warm-up.
 struct LayerTimes {
-  // Seconds by parameter in arena order, since the parameter that backward finished before it; 0 for one that
-  // the loss does not reach.
+  // Seconds since the parameter that backward finished before, in arena order; 0 if the loss does not reach
+  // it.
   std::vector<double> backward;
   // The same, summed in the order in which backward finishes them: from the start of the backward pass.
   std::vector<double> ready;

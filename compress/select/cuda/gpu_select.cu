@@ -210,8 +210,7 @@ __global__ void __launch_bounds__(kThreads) count_taken_kernel(SelectRanges rang
 }
 
 // Returns the begin of the range's entries in the list of all ranges; a range's first block stores it. The
-// grid's first block adds to the status's counts of selections. The whole block calls, once all stats are
-// known.
+// grid's first block adds to the status's counts. The whole block calls, once all stats are known.
 __device__ std::uint32_t join(const SelectRanges& ranges, const RangeBlock& block) {
   const bool reports = blockIdx.x == 0;
   if (!reports && ranges.count == 1) return 0;

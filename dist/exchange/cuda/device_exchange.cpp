@@ -93,8 +93,7 @@ class DeviceTransport final : public Transport {
   // If all groups are dense, the last one: it waits for the loss too, and where that is not finite a NaN goes into its
   // sum, which all ranks find. Which rank's loss it was that rank alone knows. -1: there are statuses.
   int loss_group_ = -1;
-  // A short dense group after the status group, which is sent with its blocks, in one launch; -1: there is
-  // none.
+  // A short dense group after the status group, sent with its blocks in one launch; -1: there is none.
   int rider_ = -1;
   DeviceArray<RankStatus> my_status_, all_statuses_;
   DeviceArray<StepStatus> found_;  // of parts: in the step, by the ranks of the host

@@ -22,8 +22,7 @@ class DeviceHierarchy {
   DeviceCommunicator& hosts() { return hosts_ ? *hosts_ : *across_; }
   DeviceCommunicator& inside() { return *inside_; }
 
-  // Does the same as Hierarchy::begin_step() and appends two weights to the hosts': this rank's, and the sum
-  // of its host's ranks'.
+  // Hierarchy::begin_step() with two more weights: this rank's, and the sum of its host's ranks'.
   StepContext begin_step(const StepContext& context);
   int weights() { return hosts().size() + 2; }
 

@@ -54,8 +54,7 @@ __device__ T block_exclusive_sum(T value, T& total) {
   return before + inclusive - value;
 }
 
-// Reduces the values of a block of exactly kThreads by op(T, T), by halves: the same bits in every run. All
-// threads get the result.
+// Reduces the values of a block of exactly kThreads by halves: the same bits in every run, for all threads.
 template <class T, class Op>
 __device__ T block_reduced(T value, const Op& op) {
   __shared__ T partial[kThreads];

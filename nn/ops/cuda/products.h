@@ -1,7 +1,6 @@
 #pragma once
 // Shared by linear layers, LSTMs and convolutions on a GPU: products of row-major matrices by cuBLAS, the
-// bias and its gradient, and a copy of channels. `bf16`: bfloat16 numbers instead of floats; arithmetic is in
-// float.
+// bias and its gradient, and a copy of channels. `bf16`: of bfloat16 numbers, with arithmetic in float.
 
 #include <cstddef>
 #include <cstdint>

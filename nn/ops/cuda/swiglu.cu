@@ -1,5 +1,4 @@
-// The same as nn/ops/swiglu.cpp, a thread per element of y: neighbours read neighbours of a and of b. Bound
-// by memory.
+// nn/ops/swiglu.cpp, a thread per element of y: neighbours read neighbours of a and of b. Bound by memory.
 #include "nn/ops/cuda/op_tools.h"
 
 namespace topknot::cuda {
