@@ -1,5 +1,5 @@
-// A step that exchanges gradients: every rank's, averaged by the exchange, change the weights by one optimizer, so that these
-// stay the same on all ranks. Gradients are sent by the hooks of the backward pass.
+// A step that exchanges gradients: every rank's, averaged by the exchange, change the weights by one
+// optimizer, so that these stay the same on all ranks. Gradients are sent by the hooks of the backward pass.
 #include <fmt/format.h>
 
 #include <cmath>

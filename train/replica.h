@@ -1,6 +1,7 @@
 #pragma once
-// A rank's replica of the model: its weights and statistics, the batches that it is trained and evaluated on, and the
-// forward and backward pass, written once for all devices. What follows the backward pass is a StepRule (train/step.h).
+// A rank's replica of the model: its weights and statistics, the batches that it is trained and evaluated on,
+// and the forward and backward pass, written once for all devices. What follows the backward pass is a
+// StepRule (train/step.h).
 
 #include <cstdint>
 #include <memory>
@@ -35,7 +36,7 @@ class Replica {
   const Loader& train_loader() const { return train_->loader(); }
   // This rank's loss of the step, the mean over its micro-batches; in the device's memory.
   float* loss() { return loss_.data(); }
-  // Of a step of this rank, PassCost::flops() in the first whole step of this start; 0 before it, and if steps differ
+  // PassCost::flops() of this rank's first whole step of this start; 0 before it, and if steps differ
   // (recordings of any length).
   double flops() const { return flops_; }
 
@@ -43,18 +44,18 @@ class Replica {
   void await_batch() { train_->await(); }
   // The number of micro-batches in the step that begins: fewer in an epoch's last one.
   int begin_step();
-  // Leaves the mean gradient of the step's micro-batches in the arena. `hook`: of the last micro-batch's backward pass,
-  // where gradients become final.
+  // Leaves the mean gradient of the step's micro-batches in the arena. `hook`: of the last micro-batch's
+  // backward pass, where gradients become final.
   void forward_and_backward(std::int64_t step, const GradientHook& hook);
 
-  // Batch norm's and recurrent states go back to those before the step, if it was bad. `status`: null if the host knows
-  // that it was.
+  // Batch norm's and recurrent states go back to those before the step, if it was bad. `status`: null if the
+  // host knows that it was.
   void restore_statistics_if_bad(const StepStatus* status);
   // Collective: batch norm's statistics of all ranks become one, by train.bn_stats.
   void bring_statistics_together(CollectiveQueue& queue);
 
-  // This rank's sums over its share of the test set or the held-out set, with the weights of arena(). None if the hook ended
-  // it. Recurrent states begin with zeros; training goes on from its own.
+  // This rank's sums over its share of the test set or the held-out set, with the weights of arena(). None if
+  // the hook ended it. Recurrent states begin with zeros; training goes on from its own.
   std::optional<EvaluationSums> evaluate(Split split, const EvaluationHook& hook);
 
  private:
@@ -73,8 +74,8 @@ class Replica {
   ParameterArena& arena_;
   const DeviceBackend& backend_;
   Tensor loss_;
-  // Batch norm's and recurrent states, which the forward pass moves; and as they were before this step, undefined if
-  // there are none.
+  // Batch norm's and recurrent states, which the forward pass moves; and as they were before this step,
+  // undefined if there are none.
   const std::vector<std::span<float>> statistics_;
   Tensor kept_statistics_;
   std::unique_ptr<Batches> train_, test_;

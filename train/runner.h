@@ -1,5 +1,5 @@
 #pragma once
-// What a device has of its own in a step (train/step.h): its exchange and its batches, whether the step's
+// A device's own part of a step (train/step.h): its exchange and its batches, whether the step's
 // parts run at once or as captured graphs, the clock that times them, and when the host knows what came of
 // them. On a GPU the host is ahead: it puts steps on a stream and reads their outcome some steps later.
 
@@ -53,7 +53,7 @@ class Runner {
 
   // Steps that may be made whose reports were not asked for; the same on all ranks.
   virtual std::int64_t steps_ahead() const = 0;
-  // Of the oldest `count` steps whose reports were not asked for, in order; waits for these steps alone.
+  // The oldest `count` reports that were not asked for, in order; waits for these steps alone.
   virtual std::vector<StepReport> reports(std::size_t count) = 0;
   virtual void reported() {}  // the last step
 
@@ -62,7 +62,7 @@ class Runner {
     void* to;
   };
   // Carries the copies out, as the memory is now. Returns what is left to do, which any thread may call,
-  // beside further steps and before the next copy_to_host(); empty if nothing is.
+  // during further steps and before the next copy_to_host(); empty if nothing is.
   virtual std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) = 0;
   virtual void finish() = 0;  // waits for all steps, and closes what it writes
   // No further steps: what refers to the exchange or the arena goes, which come to their end after this.

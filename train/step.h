@@ -1,7 +1,7 @@
 #pragma once
-// A training step of one rank. The replica (train/replica.h) makes the forward and backward pass, a StepRule decides what the
-// ranks exchange and how weights change, the device's runner (train/runner.h) carries it out. The trainer
-// (train/trainer.cpp) says which step to make, with which rates.
+// A training step of one rank. The replica (train/replica.h) makes the forward and backward pass, a StepRule
+// decides what the ranks exchange and how weights change, the device's runner (train/runner.h) carries it
+// out. The trainer (train/trainer.cpp) says which step to make, with which rates.
 
 #include <cstdint>
 #include <functional>
@@ -18,12 +18,13 @@
 
 namespace topknot {
 
-// What the ranks exchange, and how weights change: averaged gradients in every step (train/gradient_step.cpp), or changes of
-// the weights every few steps (train/local_steps.h).
+// Decides what the ranks exchange and how weights change: averaged gradients in every step
+// (train/gradient_step.cpp), or changes of the weights every few steps (train/local_steps.h).
 class StepRule {
  public:
   virtual ~StepRule() = default;
-  // The weights that are the same on all ranks, of one layout with the replica's arena. The exchange works on this arena.
+  // The weights that are the same on all ranks, of one layout with the replica's arena. The exchange works on
+  // this arena.
   virtual ParameterArena& shared_weights() = 0;
   // From here on. `exchange`: of shared_weights(); both outlive the steps that are made.
   virtual void exchange_by(Exchange& exchange, Recorder& recorder) = 0;
@@ -34,8 +35,9 @@ class StepRule {
   // State of the optimizer that is the same on all ranks, and what this rank has of its own.
   virtual std::vector<std::span<float>> shared_state() = 0;
   virtual std::vector<std::span<float>> own_state() { return {}; }
-  // As Exchange::state() and load_state(), of which they are a part.
-  virtual std::vector<std::byte> exchange_state(const Exchange& exchange, std::vector<DeviceFloats>* later) const {
+  // Exchange::state() and load_state(), with what the rule adds to them.
+  virtual std::vector<std::byte> exchange_state(const Exchange& exchange,
+                                                std::vector<DeviceFloats>* later) const {
     return exchange.state(later);
   }
   virtual void load_exchange_state(Exchange& exchange, std::span<const std::byte> bytes) {
@@ -44,16 +46,19 @@ class StepRule {
   // Puts shared_weights() into the replica, for an evaluation. A second call puts the rank's own back.
   virtual void swap_weights() {}
 
-  // After how many steps that were not reported the ranks report, if the runner may be `ahead` steps ahead and `in_patience`
-  // steps take as long as a stop signal may wait. And how many of `made` steps are then reported.
-  virtual std::int64_t steps_per_report(std::int64_t ahead, std::int64_t /*in_patience*/) const { return ahead; }
+  // After how many steps that were not reported the ranks report, if the runner may be `ahead` steps ahead
+  // and `in_patience` steps take as long as a stop signal may wait. And how many of `made` steps are then
+  // reported.
+  virtual std::int64_t steps_per_report(std::int64_t ahead, std::int64_t /*in_patience*/) const {
+    return ahead;
+  }
   // A GPU works on the later half meanwhile.
   virtual std::size_t reported_of(std::size_t made) const { return (made + 1) / 2; }
 };
 
 std::unique_ptr<StepRule> make_gradient_step(const Config& config, Communicator& communicator, Runner& runner,
                                              Replica& replica);
-// By exchange.every: local steps, or gradients in every step.
+// Chooses by exchange.every: local steps, or gradients in every step.
 std::unique_ptr<StepRule> make_step_rule(const Config& config, Communicator& communicator, Runner& runner,
                                          Replica& replica, CollectiveQueue& queue);
 
@@ -75,7 +80,7 @@ class Step {
   // The configuration with what this run has measured: exchange.groups, exchange.collective.
   Config effective_config() const { return resolved_.effective(config_); }
   double flops() const { return replica_.flops(); }
-  // By the run's profile; 0 if there is none.
+  // The makespan by the run's profile; 0 if there is none.
   double modelled_makespan() const { return resolved_.modelled_makespan(groups()); }
 
   // `first_step`: of the epoch, if a resumed run enters it.
@@ -84,16 +89,16 @@ class Step {
   // On a GPU it returns at once.
   void await_batch();
   void make(const StepContext& context);
-  // As StepRule's; the same on all ranks.
+  // See StepRule; the same on all ranks.
   std::int64_t steps_per_report(std::int64_t in_patience) const {
     return rule_->steps_per_report(runner_->steps_ahead(), in_patience);
   }
   std::size_t reported_of(std::size_t made) const { return rule_->reported_of(made); }
-  // Of the oldest `count` steps whose reports were not asked for, in order; waits for these steps alone.
+  // The oldest `count` reports that were not asked for, in order; waits for these steps alone.
   std::vector<StepReport> reports(std::size_t count) { return runner_->reports(count); }
-  // Between steps whose reports were asked for, without local steps and on a CPU: gradients go another way from
-  // here on. What the method so far has not sent stays in the residual where both have one; where only that one has, its
-  // last step must have sent all (density 1).
+  // Between steps whose reports were asked for, without local steps and on a CPU: gradients go another way
+  // from here on. What the method so far has not sent stays in the residual where both have one; where only
+  // that one has, its last step must have sent all (density 1).
   void exchange_by(const ExchangeOptions& options);
   // Once the trainer has reported a step.
   void end_step(const StepRecord& record, MetricsWriter* metrics);
@@ -101,14 +106,14 @@ class Step {
   // All of these are collective.
   void all_reduce(std::span<double> sums);
   void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all);  // by rank
-  // Of the test set or, if the run has one, the held-out set. None if the hook ended it, which it must do on
-  // all ranks alike.
+  // Evaluates the test set or, if the run has one, the held-out set. None if the hook ended it, which it must
+  // do on all ranks alike.
   std::optional<Evaluation> evaluate(Split split, const EvaluationHook& hook);
   void check_parameters(const std::string& when);
 
-  // Where all reports were asked for. state() copies what this rank has, weights and optimizer on rank 0
+  // After all reports were asked for. state() copies what this rank has, weights and optimizer on rank 0
   // only; it reuses the memory of `state`, which is complete once what it returns has been called: by any
-  // thread, beside further steps, before the next state(). A GPU's copy to the host waits until then; empty
+  // thread, during further steps, before the next state(). A GPU's copy to the host waits until then; empty
   // if nothing does. load_state() takes both from there on every rank; throws UserError if it does not fit
   // the model or the method.
   std::function<void()> state(RunState& state);

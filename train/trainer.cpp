@@ -40,13 +40,13 @@ struct SignalSums {
   }
 };
 
-// What the ranks add up when they report steps: one message.
+// The sums over the ranks when they report steps: one message.
 struct ReportSums {
   struct OfStep {
     double loss, bytes_sent, bytes_received, selected;
     double bad_parameter;  // 1 + its index, of the bad rank; of rank 0 if none is known to be bad
-    // For how many ranks the step was bad: all, or with local steps those that left it out. And the sum of 1 + rank over
-    // the ranks that know it of themselves.
+    // For how many ranks the step was bad: all, or with local steps those that left it out. And the sum of 1
+    // + rank over the ranks that know it of themselves.
     double bad_ranks, bad_rank_sum;
     double bad_rank_count;  // of these ranks
   };
@@ -283,8 +283,8 @@ class Trainer {
                : inputs_.folder.path + " has the steps so far, and no checkpoint (train.checkpoint_keep=0)";
   }
 
-  // Where an epoch begins with the next step. Returns the signal that a rank has received until its first
-  // batch is there, the same on every rank, or 0.
+  // Begins an epoch if the next step is its first. Returns the signal that a rank has received until its
+  // first batch is there, the same on every rank, or 0.
   int begin_epoch() {
     const std::int64_t in_epoch = step() % plan_.steps_per_epoch;
     if (in_epoch != 0 && step() != first_step_) return 0;
@@ -312,7 +312,7 @@ class Trainer {
     last_step_ = Clock::now();
   }
 
-  // Of the steps that are now reported, which took `total` on the host. A GPU has timed each of them. Of local
+  // The seconds of the reported steps, which took `total` on the host. A GPU has timed each of them. Of local
   // steps some have a sync and most have none; the report belongs to the last.
   std::vector<double> reported_seconds(const std::vector<StepReport>& reports, double total) const {
     std::vector<double> seconds;
@@ -323,7 +323,7 @@ class Trainer {
     return seconds;
   }
 
-  // Where this rank waits for its next batch, the others wait for it in report(), where all agree on a stop
+  // While this rank waits for its next batch, the others wait for it in report(), where all agree on a stop
   // signal: they can end after this step, however long the data take. The wait counts as the next step's.
   void await_data() {
     const Clock::time_point begin = Clock::now();
@@ -391,8 +391,8 @@ class Trainer {
     return sums.signals.highest();
   }
 
-  // After a step, on all ranks: another method, if rank 0 has asked for one. Before dense, which carries nothing
-  // on, a step of density 1 sends what is still owed.
+  // After a step, on all ranks: another method, if rank 0 has asked for one. Before dense, which carries
+  // nothing on, a step of density 1 sends what is still owed.
   void follow() {
     if (next_) {
       if (position_.skips_in_a_row == 0) exchange_by(*std::exchange(next_, std::nullopt));
@@ -497,7 +497,7 @@ class Trainer {
   RunInputs& inputs_;
   AutoMethod* const automatic_;
   bool choose_again_ = false;               // the same on all ranks
-  std::optional<AutoMethod::Choice> next_;  // from behind a step that has sent all
+  std::optional<AutoMethod::Choice> next_;  // from after a step that has sent all
   const DataFingerprint data_;
   const std::vector<int> threads_;
   const Config& config_;
@@ -518,7 +518,7 @@ class Trainer {
   std::int64_t steps_in_patience_ = 1;   // by the last report, the same on all ranks
   Clock::time_point last_report_;        // or when the first pending step began
   Clock::time_point step_end_;           // of the last step that was reported, or when the next one began
-  Clock::time_point last_step_;          // when it ended, or the report behind it
+  Clock::time_point last_step_;          // when it ended, or the report after it
   Clock::duration awaited_{};            // in await_data(), for the next step
   std::optional<Checkpointer> checkpointer_;
 };
@@ -557,7 +557,7 @@ RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
       share(communicator, choices);
       if (!choices.empty() && inputs.config.resume.method == "choose")
         automatic.emplace(AutoMethod::resumed(inputs.config, choices));
-      // As large as the run's state, and let go before the first step.
+      // It is as large as the run's state, and released before the first step.
       const ResumedRun resumed = read_checkpoint(store, communicator, inputs.config, data);
       if (communicator.rank() == 0)
         warn_of_other_rate(resumed.manifest, inputs.config, *inputs.data.train, communicator.size());

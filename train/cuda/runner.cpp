@@ -40,8 +40,8 @@ class NvtxRange {
 
 constexpr std::size_t kStepsAhead = 32;
 
-// Marks (DeviceTimes) of a run whose steps are graphs: in its first steps, half of which metrics take for warm-up,
-// and then in every kMarkedEvery-th.
+// Marks (DeviceTimes) of a run whose steps are graphs: in its first steps, half of which metrics take for
+// warm-up, and then in every kMarkedEvery-th.
 constexpr std::int64_t kFirstMarked = 2 * kWarmUpSteps, kMarkedEvery = 50;
 
 Precision precision_of(const std::string& name) {
@@ -55,7 +55,7 @@ ContextOptions context_options(const RunInputs& inputs, const Communicator& comm
           train.early_launch,  train.conv_plans};
 }
 
-// Early launches as a step has them: behind kernels, a fill and another stream, eager and in a graph. A driver
+// Early launches as a step has them: after kernels, a fill and another stream, eager and in a graph. A driver
 // was reported to refuse them while it recorded a graph (sglang#18596); such a run goes on without.
 void try_early_launches(Context& context) {
   if (!context.early_launches()) return;
@@ -222,7 +222,7 @@ class CudaRunner final : public Runner {
   std::int64_t steps_ahead() const override { return records() ? 1 : std::int64_t{kStepsAhead}; }
   std::vector<StepReport> reports(std::size_t count) override {
     TOPKNOT_CHECK(count > 0 && count <= pending_.size(), "reports of steps that were not made");
-    // By a stream of its own, so that later steps need not be done.
+    // On a stream of its own, so that later steps need not be done.
     there_[slot(pending_[count - 1].step)].wait(reading_.get());
     wait(reading_.get());
     std::vector<StepReport> reports;
@@ -305,7 +305,7 @@ class CudaRunner final : public Runner {
     std::vector<ExchangeSpan> spans;  // of a staged exchange, on the host
     bool first = false;               // no other was pending
   };
-  // What the host gets of a step: its StepOutcome and, if it is marked, the clock.
+  // The host's part of a step: its StepOutcome and, if it is marked, the clock.
   static std::size_t slot(std::int64_t step) { return static_cast<std::size_t>(step) % kStepsAhead; }
   StepOutcome* outcomes() const { return reinterpret_cast<StepOutcome*>(outcomes_.data()); }
   StepOutcome& outcome(std::int64_t step) const { return outcomes()[slot(step)]; }
@@ -362,7 +362,8 @@ class CudaRunner final : public Runner {
   Communicator& communicator_;
   Context context_;
   Context::Use use_;
-  // Of the weights that are exchanged. Local steps compute with others, whose filters are made one by one.
+  // Filters of the weights that are exchanged. Local steps compute with other weights, whose filters are made
+  // one by one.
   std::optional<Filters> filters_;
   std::optional<Filters::Scope> fixed_;              // from a forward pass to its backward pass
   const int neighbours_;                             // ranks of this GPU, this one included
