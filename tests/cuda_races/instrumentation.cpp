@@ -1,6 +1,6 @@
 // What the compiler calls for the accesses of kernels that it compiles with -fsanitize=thread, in place of that
 // sanitizer's own library. Names and arguments are the compiler's.
-#include "tests/cuda/emulator/races.h"
+#include "tests/emulator/races.h"
 
 using topknot::emulator::races::access;
 using topknot::emulator::races::Access;

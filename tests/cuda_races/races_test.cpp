@@ -1,9 +1,9 @@
 // What watches for races between a kernel's threads, on kernels that have one and on kernels that have none.
-#include "tests/cuda/emulator/races.h"
+#include "tests/emulator/races.h"
 
 #include "tests/cuda/device_vector.h"
-#include "tests/cuda/emulator/topknot_kernel.h"
-#include "tests/cuda/emulator_tests/machine_settings.h"
+#include "tests/emulator/topknot_kernel.h"
+#include "tests/emulator/tests/machine_settings.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/text.h"

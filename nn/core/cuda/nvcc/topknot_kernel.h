@@ -1,6 +1,6 @@
 #pragma once
 // The header that nvcc compiles .cu files against: CUDA C++ itself, and launch(). Another header of this name
-// lets the same files run on the CPU in tests (tests/cuda/emulator), so kernels keep to static shared memory
+// lets the same files run on the CPU in tests (tests/emulator), so kernels keep to static shared memory
 // and to the intrinsics that stand there.
 
 #include <cuda_bf16.h>

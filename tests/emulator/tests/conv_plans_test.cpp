@@ -1,0 +1,297 @@
+// When a convolution's weight gradient is a plan's of cuDNN's graph API, and what happens where that fails.
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "nn/ops/cuda/conv_algorithms.h"
+#include "tests/emulator/cudnn_convolution.h"
+#include "tests/emulator/machine.h"
+#include "tests/cuda/fixture.h"
+#include "tests/cuda/gpu_leaf.h"
+#include "tests/support/error_text.h"
+#include "tests/support/files.h"
+#include "tests/support/temp_folder.h"
+#include "tests/support/variables.h"
+
+namespace topknot {
+namespace {
+
+using cuda::Precision;
+using emulator::kPlan;
+using reference::Conv;
+using testing::random_values;
+
+constexpr float kFast = 0, kSlow = 1e6f;  // milliseconds, beside which the host's own are few
+
+struct Machine {
+  Machine() { clear(); }
+  ~Machine() { clear(); }
+  // With algorithms that lose against a fast plan.
+  static emulator::ConvolutionMachine& clear() {
+    emulator::reset();
+    emulator::convolutions() = {};
+    cuda::forget_conv_algorithms();
+    auto& cudnn = emulator::convolutions();
+    for (auto& algorithm : cudnn.algorithms) algorithm.time *= kSlow, cudnn.loaded.insert(algorithm.number);
+    cudnn.plans = {{65, kFast, 4096}};
+    return cudnn;
+  }
+};
+
+const Conv kConv{2, 8, 6, 6, 16, 3, 1, 1};
+
+struct Bf16 : OnGpu {
+  explicit Bf16(bool deterministic = false, const std::string& cache = "")
+      : OnGpu({.precision = Precision::bf16,
+               .deterministic = deterministic,
+               .algorithm_cache = cache,
+               .conv_plans = true}) {}
+};
+
+Tensor images(const Conv& g) {
+  return testing::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width}, Layout::nhwc,
+                             DType::bf16);
+}
+
+// dw of the current context's convolution, which is used once or twice.
+std::vector<float> gradient(const Conv& g = kConv, int uses = 1) {
+  const testing::GpuLeaf w(g.geometry().weight_shape(), random_values(g.w_size(), 2));
+  const auto dy = testing::rounded_to(DType::bf16, random_values(g.y_size(), 4));
+  const Variable x(images(g));
+  std::vector<std::pair<Variable, std::vector<float>>> all;
+  for (int i = 0; i < uses; ++i) all.push_back({conv2d(x, w.variable(), {}, g.geometry()), dy});
+  testing::backward_from(all);
+  return w.gradient();
+}
+
+// What computed the last weight gradient: the output comes first.
+int last_used() {
+  return emulator::convolutions().used.back();
+}
+
+// The largest error relative to the sum of absolute terms.
+double error_of(const std::vector<float>& dw, const Conv& g, int uses) {
+  const auto x = testing::as_double(testing::rounded_to(DType::bf16, random_values(g.x_size(), 1))),
+             dy = testing::as_double(testing::rounded_to(DType::bf16, random_values(g.y_size(), 4)));
+  const auto expected = reference::conv2d_weight_gradient(g, x, dy),
+             scale = reference::conv2d_weight_gradient(g, reference::absolute(x), reference::absolute(dy));
+  double most = 0;
+  for (std::size_t i = 0; i < dw.size(); ++i)
+    most = std::max(most, std::abs(dw[i] - uses * expected[i]) / (uses * scale[i]));
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("the faster of a plan in fp32 and an algorithm computes a convolution's weight gradient") {
+  const Machine machine;
+  for (const Conv& g : {kConv, Conv{2, 8, 6, 6, 16, 1, 2, 0}})
+    for (const int uses : {1, 2}) {
+      INFO(g.str() << ", used " << uses);
+      auto& cudnn = Machine::clear();
+      std::optional<Bf16> gpu(std::in_place);
+      CHECK(error_of(gradient(g, uses), g, uses) < 1e-6);
+      CHECK(std::count(cudnn.used.begin(), cudnn.used.end(), kPlan + 65) == uses + cuda::kConvTimings);
+      CHECK(last_used() == kPlan + 65);
+      CHECK(cudnn.compiled == 1);
+      cuda::forget_conv_algorithms();
+      gpu.reset(), gpu.emplace();
+      for (auto& algorithm : cudnn.algorithms) algorithm.time /= kSlow;
+      cudnn.plans[0].time = kSlow;
+      CHECK(error_of(gradient(g, uses), g, uses) > 1e-5);  // rounded to bfloat16
+      CHECK(last_used() == 1);
+    }
+}
+
+TEST_CASE(
+    "the fastest plan is taken of those that compile and run, and of the fallback's if there are none") {
+  const Machine machine;
+  const auto chosen = [](std::vector<emulator::ConvolutionPlan> plans, int fails = -1) {
+    auto& cudnn = Machine::clear();
+    cudnn.plans = std::move(plans);
+    cudnn.plan_fails_to_run = fails;
+    const Bf16 gpu;
+    gradient();
+    return last_used();
+  };
+  CHECK(chosen({{7, kSlow, 0}, {65, kFast, 64}}) == kPlan + 65);
+  CHECK(chosen({{7, kFast, 0, false}, {65, kFast, 64}}) == kPlan + 65);
+  CHECK(chosen({{7, kFast, 0}, {65, kFast, 64}}, 7) == kPlan + 65);
+  CHECK(chosen({{7, kFast, cuda::kConvWorkspaceLimit + 1}}) == 1);
+  CHECK(chosen({{7, kFast, 0, false}}) == 1);
+  CHECK(chosen({{7, kFast, 0}}, 7) == 1);
+  CHECK(chosen({{20, kFast, 0, true, CUDNN_HEUR_MODE_FALLBACK}}) == kPlan + 20);
+  CHECK(chosen({{20, kFast, 0, true, CUDNN_HEUR_MODE_FALLBACK}, {7, 1e4f, 0}}) == kPlan + 7);
+  CHECK(chosen({{7, kSlow, 0}, {8, kSlow, 0}, {65, kFast, 64}}) == 1);  // one too many
+}
+
+TEST_CASE("no plan is compiled without the key, in deterministic runs, for fp32, groups and odd channels") {
+  const Machine machine;
+  auto& cudnn = emulator::convolutions();
+  {
+    const Bf16 gpu(true);
+    gradient();
+    CHECK(cudnn.used == std::vector{1, 1});
+  }
+  {
+    const OnGpu gpu({.precision = Precision::bf16, .deterministic = false});
+    gradient();
+    CHECK(last_used() == 1);
+  }
+  {
+    const OnGpu gpu({.precision = Precision::fp32, .deterministic = false, .conv_plans = true});
+    const testing::GpuLeaf w(kConv.geometry().weight_shape(), random_values(kConv.w_size(), 2));
+    const Tensor x =
+        testing::gpu_tensor(random_values(kConv.x_size(), 1), {2, 8, 6, 6}, Layout::nhwc, DType::f32);
+    testing::backward_from(
+        {{conv2d(Variable(x), w.variable(), {}, kConv.geometry()), random_values(kConv.y_size(), 4)}});
+  }
+  cudnn.bf16_channel_unit = 1, cudnn.bf16_groups = true;
+  const Bf16 gpu;
+  gradient({2, 4, 6, 6, 16, 3, 1, 1});
+  gradient({2, 16, 6, 6, 16, 3, 1, 1, 2});
+  CHECK(cudnn.compiled == 0);
+}
+
+TEST_CASE("a plan that was timed is kept for later processes, as long as cuDNN makes the same of it") {
+  const Machine machine;
+  const TempFolder folder;
+  auto& cudnn = emulator::convolutions();
+  const auto process = [&] {
+    cuda::forget_conv_algorithms();
+    cudnn.used.clear(), cudnn.timed = 0, cudnn.compiled = 0;
+    const Bf16 gpu(false, folder.str());
+    gradient();
+    return last_used();
+  };
+  CHECK(process() == kPlan + 65);
+  const std::string file = std::filesystem::directory_iterator(folder.str())->path();
+  const std::string kept = text_of(file);
+  CHECK(kept.find("bf16, precision 2, plans = -1 65 4096 1 1 4096 0 1 0 5 1 64;\n") != std::string::npos);
+
+  cudnn.plans[0].time = kSlow * 10;
+  CHECK(process() == kPlan + 65);
+  CHECK(cudnn.timed == 0);
+  CHECK(cudnn.compiled == 1);
+  // Another engine or workspace in its place, none, and rows that never were written.
+  const auto anew = [&](std::vector<emulator::ConvolutionPlan> plans, const std::string& row = "") {
+    INFO(row);
+    std::string text = kept;
+    if (!row.empty()) text.replace(text.find("= -1 65 4096") + 2, 10, row);
+    std::ofstream(file) << text;
+    cudnn.plans = std::move(plans);
+    CHECK(process() == 1);
+    CHECK(cudnn.timed == cuda::kConvTimings);
+  };
+  anew({{66, kSlow * 10, 4096}});
+  anew({{65, kSlow * 10, 64}});
+  anew({{65, kSlow * 10, 4096, false}});
+  anew({});
+  for (const char* row : {"-2 65 4096", "-1 -1 4096", "-9223372036854775807 65 4096"})
+    anew({{65, kSlow * 10, 4096}}, row);
+}
+
+TEST_CASE("a plan that fails after its choice, or lacks memory, gives way to the next algorithm") {
+  const Machine machine;
+  const TempFolder folder;
+  auto& cudnn = emulator::convolutions();
+  {
+    const Bf16 gpu;
+    gradient();
+    cudnn.plan_fails_to_run = 65;
+    gradient();
+    CHECK(last_used() == 1);
+    cudnn.plan_fails_to_run = -1;
+    gradient();
+    CHECK(last_used() == 1);  // it is not tried again
+  }
+  Machine::clear();
+  cudnn.plans[0].workspace = std::size_t{300} << 20;
+  const Bf16 gpu(false, folder.str());
+  gradient();
+  CHECK(last_used() == kPlan + 65);
+  cuda::forget_conv_algorithms();
+  std::filesystem::remove(std::filesystem::directory_iterator(folder.str())->path());
+  const Bf16 short_of_memory(false, folder.str());
+  gpu.pool()->release_cached();
+  emulator::machine().memory = emulator::bytes_in_use() + (std::size_t{64} << 20);
+  gradient();
+  CHECK(last_used() == 1);
+  const std::string kept = text_of(std::filesystem::directory_iterator(folder.str())->path());
+  CHECK(std::count(kept.begin(), kept.end(), '\n') == 1);  // the output's
+}
+
+TEST_CASE("a call of cuDNN's graph API that fails leaves the algorithms") {
+  const Machine machine;
+  for (const char* call : {"cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute", "cudnnBackendFinalize",
+                           "cudnnBackendGetAttribute", "cudnnBackendExecute"})
+    for (const int after : {0, 1, 3}) {
+      INFO(call << ", after " << after);
+      Machine::clear();
+      const Bf16 gpu;
+      emulator::fail(call, CUDNN_STATUS_NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE, after);
+      gradient();
+      CHECK(last_used() == 1);
+    }
+}
+
+TEST_CASE("a plan is captured, but not compiled in a capture") {
+  const Machine machine;
+  Bf16 first;
+  const auto expected = gradient();
+  const auto capture = [&](OnGpu& gpu) {
+    const testing::GpuLeaf w(kConv.geometry().weight_shape(), random_values(kConv.w_size(), 2));
+    const cuda::Convolution convolution(kConv.geometry(), {2, 8, 6, 6}, DType::bf16);
+    const Tensor x = images(kConv), dy = testing::gpu_tensor(random_values(kConv.y_size(), 4), {2, 16, 6, 6},
+                                                             Layout::nhwc, DType::bf16);
+    const testing::DeviceVector<float> dw(static_cast<std::size_t>(kConv.w_size()));
+    gpu.context().workspace(4096);
+    testing::CapturedGraph graph(gpu.stream(),
+                                 [&] { convolution.weight_gradient(x.data(), dy.data(), {dw.data()}); });
+    graph.launch(gpu.stream());
+    return dw.host();
+  };
+  CHECK(capture(first) == expected);
+  CHECK(last_used() == kPlan + 65);
+  Bf16 another_rank;
+  CHECK(says(error_text([&] { capture(another_rank); }), {"weight's gradient", "capture", "run a step"}));
+}
+
+TEST_CASE("the emulator's descriptors of cuDNN's graph API refuse what cuDNN refuses") {
+  const Machine machine;
+  const cuda::CudnnGraphDescriptor tensor(CUDNN_BACKEND_TENSOR_DESCRIPTOR),
+      graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR), operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR),
+      plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+  const std::int64_t dims[] = {2, 8, 6, 6}, strides[] = {288, 1, 48, 8};
+  const auto set = [&](cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, std::int64_t count,
+                       const void* data) {
+    return static_cast<int>(cudnnBackendSetAttribute(tensor.get(), name, type, count, data));
+  };
+  const cudnnDataType_t type = CUDNN_DATA_FLOAT;
+  const std::int64_t id = 1, aligned = 16, odd = 6;
+  CHECK(set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_INT64, 1, &id) == CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE);
+  CHECK(set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 2, &type) == CUDNN_STATUS_BAD_PARAM);
+  CHECK(set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, nullptr) == CUDNN_STATUS_BAD_PARAM);
+  CHECK(set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type) == CUDNN_STATUS_BAD_PARAM);
+  CHECK(set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type) == CUDNN_STATUS_SUCCESS);
+  CHECK(set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims) == CUDNN_STATUS_SUCCESS);
+  CHECK(set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id) == CUDNN_STATUS_SUCCESS);
+  CHECK(cudnnBackendFinalize(tensor.get()) == CUDNN_STATUS_BAD_PARAM);  // no strides
+  CHECK(set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides) == CUDNN_STATUS_SUCCESS);
+  CHECK(set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &odd) == CUDNN_STATUS_SUCCESS);
+  CHECK(cudnnBackendFinalize(tensor.get()) == CUDNN_STATUS_BAD_PARAM);
+  CHECK(set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &aligned) == CUDNN_STATUS_SUCCESS);
+  CHECK(cudnnBackendFinalize(tensor.get()) == CUDNN_STATUS_SUCCESS);
+  CHECK(set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id) == CUDNN_STATUS_BAD_PARAM);
+  CHECK(cudnnBackendFinalize(tensor.get()) == CUDNN_STATUS_BAD_PARAM);
+
+  const cudnnBackendDescriptor_t raw = operation.get();
+  CHECK(cudnnBackendSetAttribute(graph.get(), CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1,
+                                 &raw) == CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED);
+  CHECK(cudnnBackendFinalize(plan.get()) == CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED);
+  std::int64_t count = 0, bytes = 0;
+  CHECK(cudnnBackendGetAttribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
+                                 &count, &bytes) == CUDNN_STATUS_NOT_INITIALIZED);
+}
+
+}  // namespace topknot
