@@ -14,6 +14,13 @@ using namespace topknot;
 
 namespace {
 
+CommandOutcome predict(const std::string& arguments) {
+  return run_command(TOPKNOT_BIN "/predict " + arguments);
+}
+CommandOutcome bench(const std::string& arguments) {
+  return run_command(TOPKNOT_BIN "/bench " + arguments);
+}
+
 const std::string kSmall =
     " model.name=mlp model.hidden=[8] data.train_size=64 data.test_size=16 data.batch_size=4 "
     "train.threads=1 ";

@@ -13,6 +13,12 @@
 
 namespace topknot {
 
+// Keys of a run of a second.
+inline const std::string kSmallRun =
+    "model.name=mlp model.hidden=[16] data.train_size=256 data.test_size=32 data.batch_size=8 "
+    "train.max_steps=12 "
+    "train.epochs=9 compress.density=0.05 ";
+
 struct CommandOutcome {
   int code = -1;       // exit code; 128 + signal where a signal ended it
   std::string output;  // standard output and standard error, as they came
@@ -51,12 +57,6 @@ inline CommandOutcome train(const std::string& arguments) {
 }
 inline CommandOutcome compare(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/compare " + arguments);
-}
-inline CommandOutcome predict(const std::string& arguments) {
-  return run_command(TOPKNOT_BIN "/predict " + arguments);
-}
-inline CommandOutcome bench(const std::string& arguments) {
-  return run_command(TOPKNOT_BIN "/bench " + arguments);
 }
 
 // The shell's wait for five steps of the run in a folder.

@@ -7,15 +7,6 @@
 
 using namespace topknot;
 
-namespace {
-
-const std::string kSmall =
-    "model.name=mlp model.hidden=[16] data.train_size=256 data.test_size=32 data.batch_size=8 "
-    "train.max_steps=12 "
-    "train.epochs=9 compress.density=0.05 ";
-
-}  // namespace
-
 TEST_CASE("a dry run shows parameters, groups and bytes, and writes nothing") {
   const TempFolder temp;
   const CommandOutcome dry = train("--dry-run compress.name=topk dist.ranks=4 output.dir=" + temp.at("run"));

@@ -14,11 +14,6 @@ using namespace topknot;
 
 namespace {
 
-const std::string kSmall =
-    "model.name=mlp model.hidden=[16] data.train_size=256 data.test_size=32 data.batch_size=8 "
-    "train.max_steps=12 "
-    "train.epochs=9 compress.density=0.05 ";
-
 const std::string kEndless = "train.max_steps=1000000 train.epochs=1000000 optimizer.lr=1e-5 ";
 
 std::string checksum_of(const std::string& folder) {
@@ -47,7 +42,7 @@ TEST_CASE("a verbose run says how threads wait, which the environment decides if
   const TempFolder temp;
   const auto run = [&](const std::string& variables) {
     return run_command("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT " + variables + " " TOPKNOT_BIN "/train " +
-                       kSmall +
+                       kSmallRun +
                        "train.device=cpu output.overwrite=true --verbose output.dir=" + temp.at("run"));
   };
   CHECK(run("").has("waiting threads spin unless others want the cores\n"));
@@ -86,7 +81,7 @@ TEST_CASE(
 TEST_CASE("the start of a run names the density and its phases, and each change is logged") {
   const TempFolder temp;
   const std::string run =
-      kSmall + "train.epochs=3 train.max_steps=0 output.overwrite=true output.dir=" + temp.at("run");
+      kSmallRun + "train.epochs=3 train.max_steps=0 output.overwrite=true output.dir=" + temp.at("run");
   const CommandOutcome topk = train(run + " compress.name=topk compress.warmup=0.5,0.25");
   CHECK(says(topk.output, {"topk at density 0.5, 0.25 from epoch 1, 0.05 from epoch 2; "}));
   CHECK(topk.count("from here on") == 2);
@@ -106,7 +101,7 @@ TEST_CASE(
     "sending more than dense is never shown as a gain, and the run warns at its start and at each density") {
   const TempFolder temp;
   const std::string keys =
-      kSmall +
+      kSmallRun +
       "compress.name=topk dist.ranks=2 compress.density=0.6 compress.warmup=[0.9] train.max_steps=20 ";
   const CommandOutcome dry = train("--dry-run " + keys);
   CHECK(says(dry.output,
@@ -121,7 +116,7 @@ TEST_CASE(
   CHECK(run.count("step 1: at density 0.9 a rank sends 355 kB, 1.8 times more than the 197 kB") == 1);
   CHECK(run.count("step 17: at density 0.6 a rank sends 237 kB, 1.2 times more than the 197 kB") == 1);
   const CommandOutcome less =
-      train(kSmall + "compress.name=topk compress.density=0.4 -q output.dir=" + temp.at("less"));
+      train(kSmallRun + "compress.name=topk compress.density=0.4 -q output.dir=" + temp.at("less"));
   CHECK_FALSE(less.has("warning"));
   CHECK(train("--dry-run compress.name=topk compress.density=1 compress.codec=auto")
             .has("as much as the 1.08 MB"));
@@ -130,7 +125,7 @@ TEST_CASE(
 TEST_CASE("clipping that cuts nearly every gradient is warned of, once") {
   const TempFolder temp;
   const auto warnings = [&](const std::string& clip, const std::string& steps) {
-    return train(kSmall +
+    return train(kSmallRun +
                  "compress.name=dgc dist.ranks=2 train.epochs=0 -q output.overwrite=true output.dir=" +
                  temp.at("run") + " compress.clip=" + clip + " train.max_steps=" + steps)
         .count("gradients were longer and were cut");
@@ -146,15 +141,15 @@ TEST_CASE("a batch larger than a rank's shard is warned of, once") {
       "warning: data.batch_size: 8 is more than the 5 samples of a rank's shard (16 samples over 3 ranks): "
       "samples "
       "repeat within a batch";
-  const std::string keys = kSmall + "data.train_size=16 dist.ranks=3 ";
+  const std::string keys = kSmallRun + "data.train_size=16 dist.ranks=3 ";
   const CommandOutcome validated = train(keys + "--validate");
   CHECK(validated.ended(0));
   CHECK(validated.count(warning) == 1);
   CHECK(train(keys + "--dry-run").count(warning) == 1);
   for (const char* backend : {"threads", "gloo"})
     CHECK(train(keys + "-q dist.backend=" + backend + " output.dir=" + temp.at(backend)).count(warning) == 1);
-  CHECK(train(kSmall + "--validate data.train_size=16 dist.ranks=2").count("shard") == 0);
-  CHECK(train(kSmall + "--validate data.train_size=32 dist.ranks=2 data.shard=uneven:4")
+  CHECK(train(kSmallRun + "--validate data.train_size=16 dist.ranks=2").count("shard") == 0);
+  CHECK(train(kSmallRun + "--validate data.train_size=32 dist.ranks=2 data.shard=uneven:4")
             .count("more than the 6 samples") == 1);
 }
 
@@ -164,20 +159,20 @@ TEST_CASE(
   for (const std::string how : {"train.device=cpu", "train.device=cpu --validate",
                                 "train.device=cpu --dry-run", "train.device=auto"}) {
     const CommandOutcome run =
-        run_command("CUDA_VISIBLE_DEVICES= ONEDNN_MAX_CPU_ISA=AVX512_CORE " TOPKNOT_BIN "/train " + kSmall +
-                    how + " train.precision=bf16 output.dir=" + temp.at("bf16"));
+        run_command("CUDA_VISIBLE_DEVICES= ONEDNN_MAX_CPU_ISA=AVX512_CORE " TOPKNOT_BIN "/train " +
+                    kSmallRun + how + " train.precision=bf16 output.dir=" + temp.at("bf16"));
     check_refused(run, {"train.precision: bf16", "AVX-512 BF16"});
   }
   CHECK_FALSE(std::filesystem::exists(temp.at("bf16")));
   const CommandOutcome tf32 =
-      train(kSmall + "train.device=cpu train.precision=tf32 -q output.dir=" + temp.at("tf32"));
+      train(kSmallRun + "train.device=cpu train.precision=tf32 -q output.dir=" + temp.at("tf32"));
   CHECK(tf32.count("warning: train.precision tf32 is for GPUs; fp32 is used here") == 1);
   CHECK(text_of(temp.at("tf32/config.yaml")).find("precision: fp32") != std::string::npos);
 }
 
 TEST_CASE("a run with keys that it does not use repeats and resumes without a warning") {
   const TempFolder temp;
-  const CommandOutcome first = train(kSmall +
+  const CommandOutcome first = train(kSmallRun +
                                      "compress.mu=3 schedule.gamma=0.5 train.device=cpu train.graphs=false "
                                      "train.precision=tf32 train.stop_after=4 output.dir=" +
                                      temp.at("run"));
@@ -220,7 +215,8 @@ TEST_CASE("a run that ends before the gradients are recorded that were asked for
 
 TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run") {
   const TempFolder temp;
-  const CommandOutcome first = train(kSmall + "compress.name=topk dist.ranks=2 output.dir=" + temp.at("a"));
+  const CommandOutcome first =
+      train(kSmallRun + "compress.name=topk dist.ranks=2 output.dir=" + temp.at("a"));
   REQUIRE(first.ended(0));
   CHECK(std::filesystem::exists(temp.at("a/metrics.csv")));
   const Metrics metrics = read_metrics(temp.at("a/metrics.jsonl"));
@@ -243,7 +239,7 @@ TEST_CASE(
     "rounds") {
   const TempFolder temp;
   // A message over the link takes 40 ms; the steps take less.
-  CHECK(train(kSmall +
+  CHECK(train(kSmallRun +
               "train.max_steps=20 exchange.every=4 train.check_every=20 dist.ranks=2 dist.link.rate=1gbit "
               "dist.link.latency=40ms output.dir=" +
               temp.at("a"))
@@ -266,7 +262,7 @@ TEST_CASE(
 TEST_CASE("a run that gets fewer threads than it asks for warns once and ends as one that asks for these") {
   const TempFolder temp;
   const auto run = [&](const std::string& variables, const std::string& threads) {
-    return run_command("env " + variables + " " TOPKNOT_BIN "/train " + kSmall + "data.batch_size=64 " +
+    return run_command("env " + variables + " " TOPKNOT_BIN "/train " + kSmallRun + "data.batch_size=64 " +
                        "train.device=cpu train.threads=" + threads + " output.dir=" + temp.at(threads));
   };
   REQUIRE(run("", "1").code == 0);
@@ -285,14 +281,15 @@ TEST_CASE("a run that gets fewer threads than it asks for warns once and ends as
 
 TEST_CASE("a run without output.dir is named by the keys that were given, not by what auto chose") {
   const TempFolder temp;
-  REQUIRE(run_command("cd " + temp.str() + " && " TOPKNOT_BIN "/train " + kSmall + "dist.ranks=2").ended(0));
+  REQUIRE(
+      run_command("cd " + temp.str() + " && " TOPKNOT_BIN "/train " + kSmallRun + "dist.ranks=2").ended(0));
   for (const auto& run : std::filesystem::directory_iterator(temp.at("runs")))
     CHECK_FALSE(contains(run.path().string(), "buckets"));
 }
 
 TEST_CASE("dist.backend auto is threads by itself and gloo under a launcher without GPUs, and says so") {
   const TempFolder temp;
-  const std::string rest = kSmall + "compress.name=topk train.device=cpu dist.timeout_s=60 ";
+  const std::string rest = kSmallRun + "compress.name=topk train.device=cpu dist.timeout_s=60 ";
   const CommandOutcome threads = train(rest + "dist.ranks=2 output.dir=" + temp.at("threads"));
   REQUIRE(threads.ended(0));
   CHECK(threads.count("dist.backend: auto takes threads") == 1);
@@ -319,7 +316,7 @@ TEST_CASE("dist.backend auto is threads by itself and gloo under a launcher with
 
 TEST_CASE("ranks find each other through the variables of torchrun, mpirun and srun") {
   const TempFolder temp;
-  const std::string rest = kSmall + "compress.name=topk dist.backend=gloo dist.timeout_s=60 ";
+  const std::string rest = kSmallRun + "compress.name=topk dist.backend=gloo dist.timeout_s=60 ";
   REQUIRE(train(rest + "dist.ranks=2 output.dir=" + temp.at("spawn")).ended(0));
   const std::string wanted = checksum_of(temp.at("spawn"));
   // `variables`: those of a launcher, the rank's last.
@@ -349,7 +346,7 @@ TEST_CASE("ranks find each other through the variables of torchrun, mpirun and s
 // The limit does not bind root, so root's test runs as another user, who has no other processes.
 TEST_CASE("ranks of a launcher that disagree, or of which one refuses, leave the earlier run as it was") {
   const TempFolder temp;
-  const std::string rest = kSmall + "dist.backend=gloo dist.timeout_s=60 output.dir=" + temp.at("run");
+  const std::string rest = kSmallRun + "dist.backend=gloo dist.timeout_s=60 output.dir=" + temp.at("run");
   REQUIRE(train(rest + " dist.ranks=2").ended(0));
   const std::string before = text_of(temp.at("run/metrics.jsonl")) + text_of(temp.at("run/config.yaml"));
   for (const char* folder : {"0", "1"}) std::filesystem::create_directory(temp.at(folder));
@@ -390,9 +387,9 @@ TEST_CASE("a limit of threads and processes ends a run with one message that say
   for (const std::string backend : {"threads", "gloo"})
     for (const int limit : {1, 4, 6}) {
       const CommandOutcome outcome =
-          run_command(user + "prlimit --nproc=" + std::to_string(limit) + " " TOPKNOT_BIN "/train " + kSmall +
-                      "dist.ranks=4 dist.timeout_s=60 dist.backend=" + backend + " output.dir=" + folder +
-                      "/" + backend + std::to_string(limit));
+          run_command(user + "prlimit --nproc=" + std::to_string(limit) + " " TOPKNOT_BIN "/train " +
+                      kSmallRun + "dist.ranks=4 dist.timeout_s=60 dist.backend=" + backend +
+                      " output.dir=" + folder + "/" + backend + std::to_string(limit));
       INFO(backend << " with " << limit);
       CHECK((outcome.code == 1 || outcome.code == 2));
       CHECK(outcome.has("ulimit -u"));
@@ -403,7 +400,7 @@ TEST_CASE("a limit of threads and processes ends a run with one message that say
 // Trains without end in the background, and runs `then` once five steps are done.
 CommandOutcome train_in_background(const std::string& keys, const std::string& folder,
                                    const std::string& then) {
-  return run_command(TOPKNOT_BIN "/train " + kSmall + kEndless + keys + " dist.timeout_s=20 output.dir=" +
+  return run_command(TOPKNOT_BIN "/train " + kSmallRun + kEndless + keys + " dist.timeout_s=20 output.dir=" +
                      folder + " & parent=$!; " + five_steps(folder) + then + "; wait $parent");
 }
 
@@ -420,7 +417,7 @@ TEST_CASE("a run directory is its run's alone until the run's processes have end
   const TempFolder temp;
   for (const std::string backend : {"threads", "gloo"}) {
     const std::string run = temp.at(backend);
-    const std::string again = TOPKNOT_BIN "/train " + kSmall + "output.overwrite=true output.dir=" + run;
+    const std::string again = TOPKNOT_BIN "/train " + kSmallRun + "output.overwrite=true output.dir=" + run;
     const CommandOutcome outcome =
         train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend, run,
                             again + "; kill -9 $parent; " + again + " && echo replaced");
@@ -433,7 +430,7 @@ TEST_CASE("a run directory is its run's alone until the run's processes have end
 
 TEST_CASE("of two runs that start at once in one directory one runs and the other is refused") {
   const TempFolder temp;
-  const std::string start = TOPKNOT_BIN "/train " + kSmall + "output.dir=";
+  const std::string start = TOPKNOT_BIN "/train " + kSmallRun + "output.dir=";
   for (int i = 0; i < 5; ++i) {
     const std::string run = temp.at(std::to_string(i));
     const CommandOutcome outcome = run_command(start + run + " & first=$!; " + start + run +
@@ -462,7 +459,7 @@ TEST_CASE("a run whose lock is deleted ends soon, with one message, and leaves t
     const std::string run = temp.at(backend);
     const CommandOutcome outcome =
         train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend, run,
-                            "rm " + run + "/run.lock; " TOPKNOT_BIN "/train " + kSmall +
+                            "rm " + run + "/run.lock; " TOPKNOT_BIN "/train " + kSmallRun +
                                 "output.overwrite=true output.dir=" + run + " && echo second done");
     INFO(backend);
     CHECK(outcome.code > 0);
@@ -479,13 +476,14 @@ TEST_CASE("variables of a launcher that is gone skip no check") {
   const TempFolder temp;
   const std::string again =
       "TOPKNOT_RANK=0 TOPKNOT_RANKS=1 TOPKNOT_MASTER=127.0.0.1:1 TOPKNOT_LAUNCH=0:1 " TOPKNOT_BIN "/train " +
-      kSmall + "dist.backend=gloo output.dir=" + temp.at("run");
+      kSmallRun + "dist.backend=gloo output.dir=" + temp.at("run");
   CHECK(run_command(again).ended(0));
   check_refused(run_command(again), {"never overwritten"});
 }
 
 TEST_CASE("where rank 0 hangs, every other rank names it, whoever serves the rendezvous") {
-  const std::string run = TOPKNOT_BIN "/train " + kSmall + kEndless + "dist.backend=gloo dist.timeout_s=4 ";
+  const std::string run =
+      TOPKNOT_BIN "/train " + kSmallRun + kEndless + "dist.backend=gloo dist.timeout_s=4 ";
   for (const bool launcher : {true, false}) {
     const TempFolder temp;
     const std::string folder = temp.at("run");
@@ -531,7 +529,7 @@ TEST_CASE("a stop signal to one rank ends every rank after the same step, with t
     const std::string rank =
         "env LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(free_port() - 1) +
         " RANK=";
-    const std::string program = " " TOPKNOT_BIN "/train " + kSmall + kEndless +
+    const std::string program = " " TOPKNOT_BIN "/train " + kSmallRun + kEndless +
                                 "dist.backend=gloo dist.timeout_s=60 output.dir=" + temp.at("run") + " & ";
     const CommandOutcome outcome = run_command(rank + "0" + program + "p0=$!; " + rank + "1" + program +
                                                "p1=$!; " + five_steps(temp.at("run")) + "kill -" + signal +
@@ -544,7 +542,8 @@ TEST_CASE("a stop signal to one rank ends every rank after the same step, with t
 TEST_CASE("compare makes a table and the files that --out names") {
   const TempFolder temp;
   for (const char* name : {"dense", "topk"})
-    REQUIRE(train(kSmall + "dist.ranks=2 compress.name=" + name + " output.dir=" + temp.at(name)).ended(0));
+    REQUIRE(
+        train(kSmallRun + "dist.ranks=2 compress.name=" + name + " output.dir=" + temp.at(name)).ended(0));
   const CommandOutcome outcome =
       compare(temp.at("dense") + " " + temp.at("topk") + " --out " + temp.at("report.html"));
   CHECK(outcome.ended(0));

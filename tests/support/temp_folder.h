@@ -39,4 +39,13 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
+// The path of a new YAML file of that content.
+inline std::string yaml_file(const std::string& text) {
+  static const TempFolder folder;
+  static int count = 0;
+  const std::string name = std::to_string(count++) + ".yaml";
+  folder.write(name, {text.begin(), text.end()});
+  return folder.at(name);
+}
+
 }  // namespace topknot

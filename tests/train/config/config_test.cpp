@@ -24,15 +24,6 @@ namespace fs = std::filesystem;
 
 const fs::path kSource = TOPKNOT_SOURCE_DIR;
 
-// The path of a new YAML file of that content.
-std::string yaml(const std::string& text) {
-  static const TempFolder folder;
-  static int count = 0;
-  const std::string name = std::to_string(count++) + ".yaml";
-  folder.write(name, {text.begin(), text.end()});
-  return folder.at(name);
-}
-
 std::string only_problem(const LoadedConfig& loaded) {
   REQUIRE(loaded.problems.size() == 1);
   return loaded.problems[0].message;
@@ -53,12 +44,12 @@ CommandLine parse(std::vector<const char*> words) {
 
 TEST_CASE("a file that begins where YAML cannot go on is refused") {
   for (const char* text : {",", ", lr: 1\nseed: 2\n", "# a comment\n,\n"})
-    CHECK(contains(problem_in(yaml(text)), "not readable as YAML: unexpected character"));
+    CHECK(contains(problem_in(yaml_file(text)), "not readable as YAML: unexpected character"));
 }
 
 TEST_CASE("a text whose bytes could not be read back from config.yaml is refused") {
   for (const char* text : {"\\0", "a\\rb", "\\x1b[31m", "\\x7f"}) {
-    const std::string file = yaml(std::string("output:\n  dir: \"") + text + "\"\n");
+    const std::string file = yaml_file(std::string("output:\n  dir: \"") + text + "\"\n");
     CHECK(contains(problem_in(file), "output.dir (" + file));
   }
   CHECK(contains(problem_of("output.dir=a\xff"), "holds characters that are no text: 'a\\xff'"));
@@ -67,12 +58,12 @@ TEST_CASE("a text whose bytes could not be read back from config.yaml is refused
 }
 
 TEST_CASE("a list of texts reads the same from a file, the command line and its own dump") {
-  const std::string file = yaml("model: {freeze: [stem, \"*.bn\", 'a\"b']}\n");
+  const std::string file = yaml_file("model: {freeze: [stem, \"*.bn\", 'a\"b']}\n");
   const std::vector<std::string> freeze = {"stem", "*.bn", "a\"b"};
   CHECK(load_config(file, {}).config.model.freeze == freeze);
   const Config config = load_config("", {"model.freeze=[stem, *.bn,a\"b]"}).config;
   CHECK(config.model.freeze == freeze);
-  const std::string dump = yaml(dump_yaml(config));
+  const std::string dump = yaml_file(dump_yaml(config));
   const auto again = load_config(dump, {});
   CHECK(again.problems.empty());
   CHECK(again.config.model.freeze == freeze);
@@ -80,8 +71,8 @@ TEST_CASE("a list of texts reads the same from a file, the command line and its 
 }
 
 TEST_CASE("the command line wins over the file and the file over defaults, and origins say so") {
-  const std::string file =
-      yaml("optimizer:\n  lr: 0.2\n  momentum: 0.5\nseed: 7\ncompress: {name: topk, warmup: [0.1, 0.01]}\n");
+  const std::string file = yaml_file(
+      "optimizer:\n  lr: 0.2\n  momentum: 0.5\nseed: 7\ncompress: {name: topk, warmup: [0.1, 0.01]}\n");
   const auto loaded = load_config(file, {"optimizer.lr=0.3", "model.hidden=5,6"});
   REQUIRE(loaded.problems.empty());
   CHECK(loaded.config.optimizer.lr == 0.3);
@@ -117,7 +108,7 @@ TEST_CASE("the dumped configuration reads back to the same one, non-default valu
   for (const auto& problem : loaded.problems) INFO(problem.message);
   REQUIRE(loaded.problems.empty());
   for (const bool only_non_default : {false, true}) {
-    const std::string file = yaml(dump_yaml(loaded.config, only_non_default, loaded.origins));
+    const std::string file = yaml_file(dump_yaml(loaded.config, only_non_default, loaded.origins));
     const auto again = load_config(file, {});
     REQUIRE(again.problems.empty());
     CHECK(dump_yaml(again.config) == dump_yaml(loaded.config));
@@ -146,7 +137,7 @@ TEST_CASE("the value of a secret key stands in no message and no dump") {
 }
 
 TEST_CASE("all mistakes of a file and a command line are reported at once") {
-  const std::string file = yaml("seed: x\ntrain:\n  lr: 2\n  epochs: -1\nmodel: resnet20\n");
+  const std::string file = yaml_file("seed: x\ntrain:\n  lr: 2\n  epochs: -1\nmodel: resnet20\n");
   const auto loaded = load_config(file, {"optimizer.lrr=2", "dist.backend=mpi"});
   CHECK(loaded.problems.size() == 6);
   CHECK(user_error([&] { throw_problems(loaded.problems); }, {"6 problems", "'optimizer.lrr'", "seed"}));
@@ -154,16 +145,16 @@ TEST_CASE("all mistakes of a file and a command line are reported at once") {
 }
 
 TEST_CASE("an unknown key names its place and the key that was meant, in another section too") {
-  const std::string file = yaml("train:\n  lr: 2\n");
+  const std::string file = yaml_file("train:\n  lr: 2\n");
   const auto message = problem_in(file);
   CHECK(says(message, {"'train.lr'", ":2:3", "did you mean 'optimizer.lr'"}));
   CHECK(contains(problem_of("optimizer.momentun=0"), "did you mean 'optimizer.momentum'"));
-  CHECK(contains(problem_in(yaml("optimiser:\n  lr: 2\n  momentum: 0\n")), "did you mean 'optimizer'"));
+  CHECK(contains(problem_in(yaml_file("optimiser:\n  lr: 2\n  momentum: 0\n")), "did you mean 'optimizer'"));
 }
 
 TEST_CASE("a section within a section reads as dotted keys do, and its own name suggests a key") {
-  const std::string nested = yaml("dist:\n  link: {rate: 100mbit, latency: 1ms}\n"),
-                    dotted = yaml("dist:\n  link.rate: 100mbit\n");
+  const std::string nested = yaml_file("dist:\n  link: {rate: 100mbit, latency: 1ms}\n"),
+                    dotted = yaml_file("dist:\n  link.rate: 100mbit\n");
   const LoadedConfig loaded = load_config(nested, {"dist.link.latency=2ms"});
   CHECK(loaded.problems.empty());
   CHECK(loaded.config.dist.link_rate == "100mbit");
@@ -224,39 +215,39 @@ TEST_CASE("a number too large for its type, or one that vanishes in float32, is 
 }
 
 TEST_CASE("unreadable YAML is reported with line and column, a missing file by name") {
-  const std::string broken = yaml("seed: 1\nmodel: {name: [a\n"),
-                    both = yaml("model.name: mlp\nmodel: {name: lenet}\n");
+  const std::string broken = yaml_file("seed: 1\nmodel: {name: [a\n"),
+                    both = yaml_file("model.name: mlp\nmodel: {name: lenet}\n");
   for (const auto& [file, part] : std::vector<std::pair<std::string, std::string>>{
            {broken, broken + ":"},
            {"no/such.yaml", "no/such.yaml: cannot be read"},
            {fs::temp_directory_path().string(), "folder"},
-           {yaml("- 1\n"), ":1:1"},
-           {yaml("seed: 1\nseed: 2\n"), "twice"},
+           {yaml_file("- 1\n"), ":1:1"},
+           {yaml_file("seed: 1\nseed: 2\n"), "twice"},
            {both, "'model.name' (" + both + ":2:9) stands twice"},
-           {yaml("---\nseed: 1\n---\nseed: 2\n"), ":3:1: a second YAML document"}})
+           {yaml_file("---\nseed: 1\n---\nseed: 2\n"), ":3:1: a second YAML document"}})
     CHECK(says(problem_in(file), {part}));
   for (const char* text : {"---\nseed: 1\n...\n", "# nothing\nmodel:\n"})
-    CHECK(load_config(yaml(text), {}).problems.empty());
+    CHECK(load_config(yaml_file(text), {}).problems.empty());
 }
 
 TEST_CASE("merge keys, tabs as indentation and deep nesting are named as such, with their line") {
-  const std::string merge = yaml("model: &base\n  name: mlp\noptimizer:\n  <<: *base\n");
+  const std::string merge = yaml_file("model: &base\n  name: mlp\noptimizer:\n  <<: *base\n");
   CHECK(contains(problem_in(merge), "'<<' (" + merge + ":4:3): merge keys are not read"));
   for (const char* text :
        {"model:\n\tname: mlp\n", "model:\n  name: mlp\n\tdropout: 0\n", "seed:\n \t- 1\n"}) {
-    CHECK(contains(problem_in(yaml(text)), "begins with a tab; YAML is indented with spaces"));
+    CHECK(contains(problem_in(yaml_file(text)), "begins with a tab; YAML is indented with spaces"));
   }
   // where tabs are no indentation
-  CHECK(load_config(yaml("model: {\n\tname: mlp}\nseed:\t2\n"), {}).problems.empty());
+  CHECK(load_config(yaml_file("model: {\n\tname: mlp}\nseed:\t2\n"), {}).problems.empty());
   std::string sections;
   for (int i = 0; i < 1200; ++i) sections += std::string(static_cast<std::size_t>(i), ' ') + "a:\n";
   for (const std::string& text : {std::string(100000, '['), sections}) {
-    CHECK(contains(problem_in(yaml(text)), "within each other hundreds of levels deep"));
+    CHECK(contains(problem_in(yaml_file(text)), "within each other hundreds of levels deep"));
   }
 }
 
 TEST_CASE("names and values of a file cannot move the cursor or begin lines in messages") {
-  CHECK(contains(problem_in(yaml("\"a\\e[2J\\nerror: b\": 1\n")), "unknown key 'a\\x1b[2J\\nerror: b'"));
+  CHECK(contains(problem_in(yaml_file("\"a\\e[2J\\nerror: b\": 1\n")), "unknown key 'a\\x1b[2J\\nerror: b'"));
 }
 
 TEST_CASE("a configuration that cannot be read to its end is refused, not taken for an empty one") {
@@ -266,13 +257,13 @@ TEST_CASE("a configuration that cannot be read to its end is refused, not taken 
 
 TEST_CASE("only a regular file of a configuration's size is read, and opening another one never waits") {
   CHECK(contains(problem_in("/dev/zero"), "device"));
-  const std::string pipe = yaml("");
+  const std::string pipe = yaml_file("");
   fs::remove(pipe);
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
   CHECK(contains(problem_in(pipe), "named pipe"));
-  const std::string large = yaml("seed: 1\n" + std::string(1 << 20, '#') + "\n");
+  const std::string large = yaml_file("seed: 1\n" + std::string(1 << 20, '#') + "\n");
   CHECK(contains(problem_in(large), "larger than 1.05 MB"));
-  CHECK(load_config(yaml("seed: 1\n" + std::string(100000, '#') + "\n"), {}).problems.empty());
+  CHECK(load_config(yaml_file("seed: 1\n" + std::string(100000, '#') + "\n"), {}).problems.empty());
 }
 
 TEST_CASE("a pipe of the shell is read as a configuration, however its pieces come") {
@@ -295,7 +286,7 @@ TEST_CASE("a pipe of the shell is read as a configuration, however its pieces co
 TEST_CASE("of very many problems the first are shown and the others counted") {
   std::string text = "? " + std::string(20000, 'x') + "\n: 1\n";
   for (int i = 0; i < 50000; ++i) text += "key" + std::to_string(i) + ": 1\n";
-  const std::string file = yaml(text);
+  const std::string file = yaml_file(text);
   const auto loaded = load_config(file, {});
   CHECK(loaded.problems.size() == 50001);
   const std::string message = error_text<UserError>([&] { throw_problems(loaded.problems); });
@@ -366,11 +357,11 @@ TEST_CASE("keys that were given and that the choices do not use are named, with 
   CHECK(notes("", {"compress.name=topk", "compress.alpha_s=1", "compress.layer_density=auto"}).empty());
   CHECK(notes("", {"schedule.gamma=0.5"}).size() == 1);
   // A file for one method, run with another.
-  const std::string file = yaml("compress: {name: regtopk, mu: 3, density: 0.1}\n");
+  const std::string file = yaml_file("compress: {name: regtopk, mu: 3, density: 0.1}\n");
   CHECK(notes(file, {}).empty());
   CHECK(notes(file, {"compress.name=topk"}).empty());
   CHECK(notes(file, {"compress.name=topk", "compress.q=2"}).size() == 1);
-  CHECK(notes(yaml("compress: {name: topk, mu: 3}\n"), {}).size() == 1);
+  CHECK(notes(yaml_file("compress: {name: topk, mu: 3}\n"), {}).size() == 1);
 }
 
 TEST_CASE(
@@ -409,7 +400,7 @@ TEST_CASE(
   CHECK(notes({"dist.token=word"}).empty());  // a launcher may choose gloo
   CHECK(notes({}).empty());
   // A file for GPUs, run on a CPU.
-  const std::string file = yaml("train: {graphs: true, deterministic: true}\n");
+  const std::string file = yaml_file("train: {graphs: true, deterministic: true}\n");
   CHECK(unused_keys(load_config(file, {"train.device=cpu"})).empty());
   CHECK(unused_keys(load_config(file, {"train.device=cuda"})).empty());
 }

@@ -5,25 +5,13 @@
 #include "compress/sparse.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/text.h"
 #include "tests/train/resumed_run.h"
 #include "train/config/config.h"
 
 using namespace topknot;
 using namespace topknot::testing;
-
-namespace {
-
-// The path of a new YAML file of that content.
-std::string yaml(const std::string& text) {
-  static const TempFolder folder;
-  static int count = 0;
-  const std::string name = std::to_string(count++) + ".yaml";
-  folder.write(name, {text.begin(), text.end()});
-  return folder.at(name);
-}
-
-}  // namespace
 
 TEST_CASE("a method's name fills what its paper says, given keys win, and the dump says what is from where") {
   const LoadedConfig sparseloco = load_config("", {"compress.name=sparseloco", "exchange.every=30"});
@@ -38,7 +26,7 @@ TEST_CASE("a method's name fills what its paper says, given keys win, and the du
   };
   CHECK(says(dump(sparseloco), {"  density: 0.015625  # sparseloco\n", "  outer.lr: 1  # sparseloco\n"}));
 
-  const LoadedConfig given = load_config(yaml("exchange: {outer.lr: 0.5}\n"),
+  const LoadedConfig given = load_config(yaml_file("exchange: {outer.lr: 0.5}\n"),
                                          {"compress.name=sparseloco", "compress.density=0.001"});
   CHECK(given.config.compress.density == 0.001);
   CHECK(given.config.outer.lr == 0.5);
@@ -73,7 +61,7 @@ TEST_CASE("every method and recipe gives a valid run, whose dump is read back as
     for (const std::string& dump :
          {dump_yaml(loaded.config), dump_yaml(loaded.config, true),
           dump_yaml(loaded.config, false, loaded.origins, keys_without_use(loaded.config))}) {
-      const LoadedConfig again = load_config(yaml(dump), {});
+      const LoadedConfig again = load_config(yaml_file(dump), {});
       CHECK(dump_yaml(again.config) == dump_yaml(loaded.config));
     }
     if (loaded.config.compress.name != name) continue;
