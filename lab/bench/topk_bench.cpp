@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "lab/bench/common.h"
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
+#include "lab/bench/common.h"
 #include "nn/base/check.h"
 #include "nn/base/program.h"
 

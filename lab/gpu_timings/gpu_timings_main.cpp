@@ -6,10 +6,10 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "lab/gpu_timings/gpu_timings.h"
 #include "nn/base/check.h"
 #include "nn/base/program.h"
 #include "nn/core/device.h"
-#include "lab/gpu_timings/gpu_timings.h"
 
 using namespace topknot;
 using namespace topknot::gpu_timings;

@@ -1,7 +1,7 @@
 // Stands in for cuda/gpu_timings.cpp in a build without CUDA.
+#include "lab/gpu_timings/gpu_timings.h"
 #include "nn/base/check.h"
 #include "nn/core/device.h"
-#include "lab/gpu_timings/gpu_timings.h"
 
 namespace topknot::gpu_timings {
 

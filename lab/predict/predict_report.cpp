@@ -6,10 +6,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "lab/predict/predict.h"
 #include "nn/base/text.h"
 #include "tools/common/chart.h"
 #include "tools/common/page.h"
-#include "lab/predict/predict.h"
 
 namespace topknot {
 namespace {

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
-#include "nn/base/text.h"
 #include "lab/replay/replay.h"
+#include "nn/base/text.h"
 #include "train/metrics/output_file.h"
 #include "train/run_directory.h"
 

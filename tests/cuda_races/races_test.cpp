@@ -2,9 +2,9 @@
 #include "tests/emulator/races.h"
 
 #include "tests/cuda/device_vector.h"
-#include "tests/emulator/topknot_kernel.h"
-#include "tests/emulator/tests/machine_settings.h"
 #include "tests/cuda/fixture.h"
+#include "tests/emulator/tests/machine_settings.h"
+#include "tests/emulator/topknot_kernel.h"
 #include "tests/support/catch.h"
 #include "tests/support/text.h"
 

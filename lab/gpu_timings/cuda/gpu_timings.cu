@@ -6,6 +6,7 @@
 #include <map>
 
 #include "compress/cuda/device_compressor.h"
+#include "lab/gpu_timings/gpu_timings.h"
 #include "nn/base/check.h"
 #include "nn/base/text.h"
 #include "nn/core/cuda/context.h"
@@ -13,7 +14,6 @@
 #include "nn/core/cuda/libraries.h"
 #include "nn/core/cuda/pool.h"
 #include "nn/core/device.h"
-#include "lab/gpu_timings/gpu_timings.h"
 
 namespace topknot::gpu_timings {
 namespace {

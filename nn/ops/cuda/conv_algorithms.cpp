@@ -15,7 +15,7 @@ namespace topknot::cuda {
 namespace {
 
 constexpr std::uint64_t kHostsWork = 200000;  // ns; more than it takes, so that the GPU's time is measured
-constexpr int kMostResults = 32;  // more than cuDNN has algorithms times math types
+constexpr int kMostResults = 32;              // more than cuDNN has algorithms times math types
 
 // cuDNN's result for an algorithm; its three result types differ in the enumeration only.
 struct Candidate {

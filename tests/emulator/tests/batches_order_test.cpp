@@ -3,8 +3,8 @@
 
 #include <chrono>
 
-#include "tests/emulator/tests/machine_settings.h"
 #include "tests/cuda/fixture.h"
+#include "tests/emulator/tests/machine_settings.h"
 #include "tests/train/small_run.h"
 #include "train/cuda/batches.h"
 #include "train/setup.h"

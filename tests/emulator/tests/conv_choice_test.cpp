@@ -3,10 +3,10 @@
 #include <fstream>
 
 #include "nn/ops/cuda/conv_algorithms.h"
-#include "tests/emulator/cudnn_convolution.h"
-#include "tests/emulator/machine.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
+#include "tests/emulator/cudnn_convolution.h"
+#include "tests/emulator/machine.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"

@@ -4,10 +4,10 @@
 
 #include "dist/comm/cuda/device_communicator.h"
 #include "tests/cuda/device_exchange_fixture.h"
-#include "tests/emulator/machine.h"
-#include "tests/emulator/tests/machine_settings.h"
 #include "tests/cuda/fixture.h"
 #include "tests/dist/ranks.h"
+#include "tests/emulator/machine.h"
+#include "tests/emulator/tests/machine_settings.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 

@@ -7,9 +7,9 @@
 #include "include/topknot.h"
 #include "tests/compress/every_method.h"
 #include "tests/cuda/device_vector.h"
+#include "tests/cuda/fixture.h"
 #include "tests/emulator/machine.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "tests/cuda/device_vector.h"
-#include "tests/emulator/machine.h"
 #include "tests/cuda/fixture.h"
+#include "tests/emulator/machine.h"
 #include "tests/support/catch.h"
 
 namespace topknot {

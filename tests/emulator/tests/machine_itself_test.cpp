@@ -3,10 +3,10 @@
 #include <cstring>
 
 #include "tests/cuda/device_vector.h"
+#include "tests/cuda/fixture.h"
 #include "tests/emulator/machine.h"
 #include "tests/emulator/tests/child_process.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 

@@ -4,10 +4,10 @@
 #include <numeric>
 
 #include "tests/cuda/device_vector.h"
-#include "tests/emulator/topknot_kernel.h"
+#include "tests/cuda/fixture.h"
 #include "tests/emulator/tests/child_process.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/cuda/fixture.h"
+#include "tests/emulator/topknot_kernel.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 

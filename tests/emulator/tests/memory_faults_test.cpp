@@ -5,9 +5,9 @@
 #include "nn/core/cuda/pool.h"
 #include "nn/core/tensor.h"
 #include "tests/cuda/device_vector.h"
+#include "tests/cuda/fixture.h"
 #include "tests/emulator/machine.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/cuda/fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 

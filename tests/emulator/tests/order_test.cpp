@@ -7,9 +7,9 @@
 #include "optim/optimizer.h"
 #include "tests/cuda/batch_norm_probe.h"
 #include "tests/cuda/compressor_ranks.h"
-#include "tests/emulator/tests/machine_settings.h"
 #include "tests/cuda/selectors.h"
 #include "tests/data/small_dataset.h"
+#include "tests/emulator/tests/machine_settings.h"
 
 namespace topknot {
 namespace {

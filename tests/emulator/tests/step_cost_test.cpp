@@ -4,16 +4,16 @@
 #include <ostream>
 #include <utility>
 
+#include "lab/gpu_timings/gpu_timings.h"
 #include "nn/base/log.h"
 #include "tests/cuda/compressor_ranks.h"
+#include "tests/cuda/fixture.h"
 #include "tests/emulator/machine.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/cuda/fixture.h"
 #include "tests/support/standard_error.h"
 #include "tests/support/text.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/small_run.h"
-#include "lab/gpu_timings/gpu_timings.h"
 
 namespace topknot {
 namespace {
