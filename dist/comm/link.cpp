@@ -97,13 +97,14 @@ EmulatedLink make_emulated_link(const std::string& rate, const std::string& late
       link.link = changed;
       continue;
     }
-    const auto seconds = at == change.npos ? std::nullopt : parse_quantity(change.substr(at + 1), kSeconds);
-    if (link.link.beta == 0 || !seconds || !(*seconds > last && *seconds <= 1e9))
+    const double seconds =
+        at == change.npos ? 0 : parse_quantity(change.substr(at + 1), kSeconds).value_or(0);
+    if (link.link.beta == 0 || !(seconds > last && seconds <= 1e9))
       throw UserError(
           fmt::format("dist.link.rate: '{}' is no rate that changes; write a rate, or "
                       "1gbit,50mbit@20,1gbit@40 with rising seconds",
                       rate));
-    link.later.emplace_back(last = *seconds, changed);
+    link.later.emplace_back(last = seconds, changed);
   }
   return link;
 }

@@ -418,7 +418,7 @@ TEST_CASE("a recording whose header does not know its length is read to the end 
     patch(sphere, at, "sample_count -i 1000\n");
   }
   REQUIRE(text_of(sphere).starts_with("NIST_1A\n   1024\n"));
-  for (const std::string length : {std::string("9000000"), std::string(40, '6')}) {
+  for (const std::string& length : {std::string("9000000"), std::string(40, '6')}) {
     patch(sphere, 8, length + "\n");
     CHECK(is_refused(sphere, "damaged: a header of"));
   }

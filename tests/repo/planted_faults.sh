@@ -71,6 +71,10 @@ clean_tree; echo '#include <nlohmann/json.hpp>' >dist/bad.cpp
 caught backends_by_file.sh 'dist/bad.cpp:1'
 clean_tree; echo '[gone](pages/gone.md#part)' >data/page.md
 caught md_links.sh 'data/page.md:1: the link to pages/gone.md'
+if clang-format --version 2>/dev/null | grep -q ' 14\.'; then
+  clean_tree; echo 'int   spaced;' >data/bad.cpp
+  caught format.sh 'data/bad.cpp'
+fi
 clean_tree; sed -i 's/model_c//' fake_train
 caught registered_names.sh "registers 'model_c'"
 clean_tree; sed -i 's/method_b/method/; s/select_a/select/' fake_train

@@ -139,7 +139,8 @@ constexpr int kWarmUp = 2, kTimed = 7, kLeastTimed = 2;  // rounds of one size
 constexpr double kEnough = 0.2;                          // seconds for one size; then kLeastTimed rounds do
 
 Group run_of(std::span<Parameter* const> parameters, bool compressed) {
-  Group group{parameters.front()->offset(), parameters.front()->offset(), compressed, {}};
+  const std::size_t begin = parameters.front()->offset();
+  Group group{.begin = begin, .end = begin, .compressed = compressed, .parameters = {}};
   for (Parameter* parameter : parameters) {
     group.end += parameter->numel();
     group.parameters.push_back(parameter);
