@@ -1,4 +1,4 @@
-# cmake -D FROM=SOURCES -D VERSION=0.1.0 -D TO=FILE.cpp -P Revision.cmake: writes what nn/base/program.h leaves to the build. The
+# cmake -D FROM=SOURCES -D VERSION=0.2.0 -D TO=FILE.cpp -P Revision.cmake: writes what nn/base/program.h leaves to the build. The
 # revision is a commit's (0123abc), with what has been changed since (0123abc-dirty-89cdef0, of the difference; new files do not
 # count), or "unknown" without git. Run by every build, since a commit changes no source.
 execute_process(COMMAND git describe --always --dirty WORKING_DIRECTORY ${FROM}

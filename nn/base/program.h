@@ -109,10 +109,10 @@ class EndAfterSignal {
 
 // Which program this is, for records, messages and checks. Written by the build (cmake/Revision.cmake), for
 // programs that link train.
-const char* program_number();  // "0.1.0"
+const char* program_number();  // "0.2.0"
 // The git tree's revision: "0123abc", with changes "0123abc-dirty-89cdef0"; "unknown" without one.
 const char* program_revision();
-// "topknot 0.1.0 (0123abc)"
+// "topknot 0.2.0 (0123abc)"
 inline std::string program_version() {
   return std::string("topknot ") + program_number() + " (" + program_revision() + ")";
 }
