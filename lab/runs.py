@@ -4,6 +4,7 @@ laboratory stands on this module. Standard library only."""
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 
@@ -24,6 +25,12 @@ def not_built(path):
 # Starting.
 
 
+def default_signals():
+    """As `prepare` of a command whose caller ignores or catches signals."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(command, log=None, append=False, cores=None, prepare=None, **options):
     """The process of a command; options are Popen's. With a log, both output streams go there and the input is empty. cores: those
     that it may use. prepare: is called in the process before the command begins."""
@@ -40,9 +47,11 @@ def start(command, log=None, append=False, cores=None, prepare=None, **options):
         return subprocess.Popen(command, preexec_fn=before if prepare or cores else None, **options)
 
 
-def run(command, **options):
-    """A command from start to end, with an empty input: its returncode, stdout and stderr as texts. Options are subprocess.run's."""
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, **options)
+def run(command, together=False, **options):
+    """A command from start to end, with an empty input: its returncode, stdout and stderr as texts, or both streams together as
+    stdout. Options are subprocess.run's."""
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace", check=False,
+                          stderr=subprocess.STDOUT if together else subprocess.PIPE, **options)
 
 
 def exit_status(returncode):

@@ -9,6 +9,8 @@ import os
 import re
 import shutil
 
+import runs
+
 from . import LabError, sweep
 from .cli import DAY_S, Parser, describe, link_record, limit, variables, whole
 from .figures import figures, summarise
@@ -139,11 +141,7 @@ def fingerprint(command):
 
 def finished(path, wanted):
     """The cell of a finished run whose settings equal `wanted`; else None."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            cell = json.load(file)
-    except (OSError, ValueError):
-        return None
+    cell = runs.read_json(path) or {}
     return cell if cell.get("figures") and all(cell.get(key) == value for key, value in wanted.items()) else None
 
 
@@ -169,7 +167,7 @@ def run_cell(lab, link, cell, spec, folder):
         cell["problem"] = f"exit code {code}; {first_error(folder, run)}"
     else:
         try:
-            cell["figures"] = figures(os.path.join(folder, "run", "metrics.jsonl"))
+            cell["figures"] = figures(os.path.join(folder, "run"))
         except (OSError, ValueError) as problem:
             cell["problem"] = f"exit code 0, but no figures: {problem}"
     write_json(os.path.join(folder, "cell.json"), cell)
@@ -180,9 +178,8 @@ def cells_of(spec, out, options):
     names = list(spec["methods"])
     files = {name: fingerprint(command) for name, command in spec["methods"].items()}
     for number, hosts, rate in itertools.product(range(spec["rounds"]), spec["hosts"], spec["rates"]):
-        shift = number % len(names)
         group = []
-        for name in names[shift:] + names[:shift]:
+        for name in runs.rotated(names, number):
             folder = os.path.join(out, "runs", f"hosts{hosts}-{rate}", f"round{number + 1}", slug(name))
             command = filled(spec["methods"][name], {"out": os.path.join(folder, "run"), "hosts": hosts, "rate": rate,
                                                      "round": number + 1, "data": os.path.abspath(options.data or "")})

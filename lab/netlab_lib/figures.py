@@ -1,25 +1,12 @@
-"""Step figures from metrics.jsonl (train/metrics/metrics.h), and their summary over rounds."""
+"""Step figures from the log of a run (train/metrics/metrics.h), and their summary over rounds."""
 
-import json
 import os
 import statistics
 
+import runs
+
 WARM_UP_STEPS = 5  # as in train/metrics/metrics.h: the first steps fill caches and allocate memory
 MEDIANS = ("encode_s", "decode_s", "communicate_s", "exposed_s", "bytes_sent", "bytes_received", "images_per_second")
-
-
-def read_steps(path):
-    """The step records, without a truncated last line."""
-    steps = []
-    with open(path, encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict) and record.get("event") == "step" and number(record.get("step")) is not None:
-                steps.append(record)
-    return steps
 
 
 def number(value):
@@ -31,20 +18,11 @@ def median(values):
     return statistics.median(values) if values else None
 
 
-def exchange_keys(path):
-    """Whole numbers of the section `exchange` of the config.yaml beside path, which train and the peers write; {} without it."""
-    keys, inside = {}, False
-    try:
-        with open(os.path.join(os.path.dirname(path), "config.yaml"), encoding="utf-8") as lines:
-            for line in lines:
-                name, _, value = line.partition("#")[0].partition(":")
-                if line[:1].strip():
-                    inside = name == "exchange"
-                elif inside and value.strip().isdigit():
-                    keys[name.strip()] = int(value)
-    except FileNotFoundError:
-        pass
-    return keys
+def exchange_keys(folder):
+    """Whole numbers of the section `exchange` of the run's configuration; {} without it."""
+    found = runs.settings(runs.tail(os.path.join(folder, "config.yaml"), None).decode())
+    return {name.removeprefix("exchange."): int(value) for name, (value, _) in found.items()
+            if name.startswith("exchange.") and value.isdigit()}
 
 
 def mean_of_round(name, records):
@@ -80,10 +58,11 @@ def local_figures(path, steps, keys):
     return result
 
 
-def figures(path):
-    """Medians over the steps after the first five; None for what is not recorded. step_s is the time between a step's record
-    and the one before."""
-    steps, keys = read_steps(path), exchange_keys(path)
+def figures(folder):
+    """Of a run: medians over the steps after the first five; None for what is not recorded. step_s is the time between a step's
+    record and the one before."""
+    path, keys = runs.log_of(folder), exchange_keys(folder)
+    steps = [record for record in runs.records(folder, "step") if number(record.get("step")) is not None]
     if keys.get("every"):
         return local_figures(path, steps, keys)
     last_cold = max((i for i, record in enumerate(steps) if record["step"] <= WARM_UP_STEPS), default=None)

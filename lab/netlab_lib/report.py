@@ -8,14 +8,13 @@ import platform
 import re
 import secrets
 import shutil
-import subprocess
+
+import runs
 
 from .figures import parts
 from .files import write_json, write_text
 from .lab import show_bits
 from .runner import log_line
-
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 COLUMNS = ("hosts", "rate", "method", "rounds", "step_s", "step_lowest_s", "step_highest_s", "images_per_second",
            "communicate_s", "exposed_s", "encode_s", "decode_s", "bytes_sent", "bytes_received", "speedup", "training_s",
@@ -94,8 +93,8 @@ def markdown(spec, rows):
     heads = heads_of(spec)
     lines = [f"**{spec['title']}**", ""] if spec.get("title") else []
     for heading, group in groups(rows):
-        lines += [heading + ":", "", "| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row_cells(spec, row)) + " |" for row in group] + [""]
+        cells = ([cell.replace("|", "\\|") for cell in row_cells(spec, row)] for row in group)
+        lines += [heading + ":", "", runs.markdown(heads, cells), ""]
     lines += [note(spec)]
     lines += [""] + [f"- Failed: {line}" for line in failures(rows)] if failures(rows) else []
     return "\n".join(lines) + "\n"
@@ -130,7 +129,7 @@ def find_compare(spec):
     """The program `compare` beside a `train` that the SPEC's commands name, else in build/bin; None if neither is there. Not on
     PATH, where ImageMagick has a program of that name."""
     trains = [shutil.which(word) for command in spec["methods"].values() for word in command if os.path.basename(word) == "train"]
-    for folder in [os.path.dirname(train) for train in trains if train] + [os.path.join(ROOT, "build", "bin")]:
+    for folder in [os.path.dirname(train) for train in trains if train] + [os.path.join(runs.ROOT, "build", "bin")]:
         if os.access(os.path.join(folder, "compare"), os.X_OK):
             return os.path.join(folder, "compare")
     return None
@@ -155,7 +154,7 @@ def draw(out, spec):
         say_once(f"no program compare beside train or in build/bin; 'compare {results} --out {report}' draws the page")
         return False
     try:
-        drawn = subprocess.run([program, results, "--out", part], capture_output=True, text=True, check=False)
+        drawn = runs.run([program, results, "--out", part])
         if drawn.returncode:
             log_line(f"the page is not drawn: {drawn.stderr.strip()}")
             return False
@@ -167,12 +166,7 @@ def draw(out, spec):
 
 
 def machine():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as info:
-            name = next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or "unknown processor"
-    return f"{name}, {len(os.sched_getaffinity(0))} cores."
+    return f"{runs.cpu_name() or platform.processor() or 'unknown processor'}, {len(os.sched_getaffinity(0))} cores."
 
 
 def write_reports(out, spec, cells, rows):

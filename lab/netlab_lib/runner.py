@@ -2,9 +2,10 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
+
+import runs
 
 from . import Interrupted, LabError
 from .lab import INTERFACE, MASTER_PORT
@@ -19,10 +20,6 @@ class Rank:
         self.code = None
         self.ended = None  # seconds after the start
         self.stop_requested = False  # netlab sent the signal to end
-
-
-def exit_code(returncode):
-    return 128 - returncode if returncode < 0 else returncode
 
 
 def environment(lab, rank, per_host, extra):
@@ -59,32 +56,15 @@ class Run:
         self.begin = None
 
     def _start(self, rank):
-        keep = {}
-        if rank.log:
-            # pylint: disable-next=consider-using-with
-            keep = {"stdin": subprocess.DEVNULL, "stdout": open(rank.log, "wb"), "stderr": subprocess.STDOUT,
-                    "start_new_session": True}
-        cores = cores_of(rank.number, len(self.ranks)) if self.pin else None
-
-        def prepare():
-            # The command gets the default handlers of the signals that netlab ignores or catches.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            if cores:
-                os.sched_setaffinity(0, cores)
-
-        try:
-            rank.process = subprocess.Popen(self.lab.inside(rank.host, self.command), preexec_fn=prepare,
-                                            env=environment(self.lab, rank, self.per_host, self.extra), **keep)
-        finally:
-            if rank.log:
-                keep["stdout"].close()
+        rank.process = runs.start(self.lab.inside(rank.host, self.command), rank.log, prepare=runs.default_signals,
+                                  cores=cores_of(rank.number, len(self.ranks)) if self.pin else None,
+                                  env=environment(self.lab, rank, self.per_host, self.extra), start_new_session=bool(rank.log))
 
     def alive(self):
         now = time.monotonic() - self.begin
         for rank in self.ranks:
             if rank.process is not None and rank.code is None and rank.process.poll() is not None:
-                rank.code, rank.ended = exit_code(rank.process.returncode), now
+                rank.code, rank.ended = runs.exit_status(rank.process.returncode), now
         return [rank for rank in self.ranks if rank.process is not None and rank.code is None]
 
     def stop(self, number=signal.SIGTERM, but=(), timeout_s=TERMINATE_S):
@@ -167,14 +147,7 @@ class Run:
 
 
 def tail(path, lines):
-    if not path:
-        return []
-    try:
-        with open(path, "rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - 65536))
-            return log.read().decode("utf-8", "replace").splitlines()[-lines:]
-    except OSError:
-        return []
+    return runs.tail(path).decode("utf-8", "replace").splitlines()[-lines:] if path else []
 
 
 def log_line(text):

@@ -103,7 +103,7 @@ assert open("table.md").read() == "a table\n" and "a table" not in open("metrics
 os.unlink("table.md.part")
 assert parse_rate("2.5gbit") == 2.5e9 and parse_rate("100MBIT") == 1e8 and parse_rate("none") is None
 assert burst_bytes(1e9) == 131072 and burst_bytes(1e7) == 16384 and burst_bytes(1e10) == 2500000
-found = figures("metrics.jsonl")
+found = figures(".")
 assert found["steps"] == 5 and found["step_s"] == 2, found
 assert found["exposed_s"] == 0.7 and found["bytes_sent"] == 800, found
 assert found["encode_s"] is None and found["images_per_second"] is None, found
@@ -120,10 +120,11 @@ late["lab"]["measured"]["lowest_bits"] = 2e8
 slow = summarise([cell(1, "dense", 1), cell(1, "topk", 1), late], spec)
 assert [row["measured_bits"] for row in slow] == [7e8, 2e8], slow
 assert "200.0 Mbit/s (CPU-bound" in markdown(spec, slow), markdown(spec, slow)
-with open("skipped.jsonl", "w") as file:
+os.mkdir("skipped")
+with open("skipped/metrics.jsonl", "w") as file:
     file.write(open("metrics.jsonl").read().replace('"step":8,', '"step":8,"skipped":true,'))
 try:
-    raise SystemExit(f"a skipped step counts: {figures('skipped.jsonl')}")
+    raise SystemExit(f"a skipped step counts: {figures('skipped')}")
 except ValueError as problem:
     assert "skipped" in str(problem), problem
 assert rows[0]["training_s"] is None and rows[1]["training_s"] == 90 * 1 + 10 * 2, rows
@@ -152,24 +153,24 @@ def write(count, change=lambda record: record):
 
 def refused(part):
     try:
-        raise SystemExit(f"not refused: {figures('local/metrics.jsonl')}")
+        raise SystemExit(f"not refused: {figures('local')}")
     except ValueError as problem:
         assert part in str(problem), problem
 
 write(22)  # rounds 9 to 12, 13 to 16 and 17 to 20
-found = figures("local/metrics.jsonl")
+found = figures("local")
 assert found["steps"] == 12 and found["step_s"] == 14 / 4, found
 assert found["bytes_sent"] == 250 and found["exposed_s"] == 1, found
 assert found["encode_s"] == 0 and found["decode_s"] is None, found
 assert abs(found["images_per_second"] - 4 / 14) < 1e-9, found
 write(16)
-assert figures("local/metrics.jsonl")["step_s"] == (14 + 21) / 2 / 4
+assert figures("local")["step_s"] == (14 + 21) / 2 / 4
 write(15)
 refused("15 steps; 16 are needed for two rounds of exchange.every=4 after the first 8")
 write(22, lambda record: dict(record, skipped=record["step"] == 18))
 refused("left out")
 write(22, lambda record: dict(record, skipped=record["step"] in (8, 21)))
-assert figures("local/metrics.jsonl")["steps"] == 12
+assert figures("local")["steps"] == 12
 write(22, lambda record: dict(record, time_s=None))
 refused("no time_s")
 with open("local/config.yaml", "a") as file:
@@ -177,10 +178,10 @@ with open("local/config.yaml", "a") as file:
 write(16)
 refused("17 are needed")
 write(20)  # behind the last step all fragments are sent
-assert figures("local/metrics.jsonl")["steps"] == 8
+assert figures("local")["steps"] == 8
 with open("local/config.yaml", "w") as file:
     file.write("exchange:\n  every: 0\n")
-assert figures("local/metrics.jsonl")["step_s"] == 1
+assert figures("local")["step_s"] == 1
 END
 }
 
@@ -229,7 +230,7 @@ for got, cell, less, more in ((text, "<td>{}</td>", "&lt;", "&gt;"), (table, " {
         assert part in got, part
 assert "<script" not in text and "http" not in text and "src=" not in text
 spec["methods"] = {name: ["true"] for name in spec["methods"]}
-report.ROOT = "nowhere"
+report.runs.ROOT = "nowhere"
 assert report.find_compare(spec) is None
 said = io.StringIO()
 with contextlib.redirect_stderr(said):  # after every group of a comparison
