@@ -9,7 +9,7 @@ import statistics
 import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TAIL_BYTES = 64 << 10
+LAST_BYTES = 64 << 10  # that hold the last record of a log
 
 
 def program(name):
@@ -62,14 +62,14 @@ def exit_status(returncode):
 # Reading.
 
 
-def tail(path, size=TAIL_BYTES):
-    """The last `size` bytes of a file, all of it with None; b"" without a file. A named pipe is not waited for."""
+def content(path, last=None):
+    """The bytes of a file, or its last ones; b"" without a file. A named pipe is not waited for."""
     try:
         if not os.path.isfile(path):
             return b""
         with open(path, "rb") as file:
-            if size is not None:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            if last:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - last))
             return file.read()
     except OSError:
         return b""
@@ -89,7 +89,7 @@ def json_lines(text):
 def read_json(path):
     """What a JSON file holds; None without one."""
     try:
-        return json.loads(tail(path, None))
+        return json.loads(content(path))
     except ValueError:
         return None
 
@@ -99,9 +99,9 @@ def log_of(folder):
     return os.path.join(folder, "metrics.jsonl")
 
 
-def records(folder, event=None, size=None):
-    """The records of a run's log, those of one event if it is given; [] without a log. size: only of the log's last bytes."""
-    found = json_lines(tail(log_of(folder), size).decode("utf-8", "replace"))
+def records(folder, event=None, last=None):
+    """The records of a run's log, those of one event if it is given; [] without a log. last: only of the log's last bytes."""
+    found = json_lines(content(log_of(folder), last).decode("utf-8", "replace"))
     return [record for record in found if event in (None, record.get("event"))]
 
 
@@ -113,7 +113,7 @@ def first_record(folder):
 
 
 def last_record(folder):
-    found = records(folder, size=TAIL_BYTES)
+    found = records(folder, last=LAST_BYTES)
     return found[-1] if found else None
 
 
@@ -172,7 +172,7 @@ def markdown(heads, rows, left=1):
 
 def cpu_name():
     """The processor's name; "" where the system does not tell."""
-    for line in tail("/proc/cpuinfo", None).decode("utf-8", "replace").splitlines():
+    for line in content("/proc/cpuinfo").decode("utf-8", "replace").splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return ""

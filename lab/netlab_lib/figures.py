@@ -20,7 +20,7 @@ def median(values):
 
 def exchange_keys(folder):
     """Whole numbers of the section `exchange` of the run's configuration; {} without it."""
-    found = runs.settings(runs.tail(os.path.join(folder, "config.yaml"), None).decode())
+    found = runs.settings(runs.content(os.path.join(folder, "config.yaml")).decode())
     return {name.removeprefix("exchange."): int(value) for name, (value, _) in found.items()
             if name.startswith("exchange.") and value.isdigit()}
 

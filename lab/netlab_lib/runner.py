@@ -147,7 +147,7 @@ class Run:
 
 
 def tail(path, lines):
-    return runs.tail(path).decode("utf-8", "replace").splitlines()[-lines:] if path else []
+    return runs.content(path, 65536).decode("utf-8", "replace").splitlines()[-lines:] if path else []
 
 
 def log_line(text):
