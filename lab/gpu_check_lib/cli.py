@@ -35,8 +35,6 @@ or none of the programs), 128 + signal where a signal stopped it.
   gpu-check --minutes 10              the same in a shorter time
   gpu-check --stage nccl --out nccl   one stage"""
 
-PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
-
 NOTHING_CHECKED = 3
 
 STAGES = {"smoke": run_smoke, "tests": run_tests, "nccl": run_nccl, "kernels": run_kernels, "train": run_train}

@@ -3,8 +3,10 @@ which a lost GPU may take with it."""
 
 import os
 
+import runs
+
 from .machine import Clocks
-from .programs import is_program, last_line, records_of, run
+from .programs import is_program, last_line, run
 from .report import PASSED, SKIPPED, Result
 from .stage import StageClock, peer
 
@@ -15,10 +17,10 @@ def size_text(n):
 
 def torch_times(options, seconds, report):
     """By number of elements: milliseconds of torch.topk alone, and of a step of top-k with error feedback in PyTorch."""
-    outcome = run([options.python, peer("gpu_topk.py"), "--smallest", str(options.smallest), "--largest", str(options.largest),
+    outcome = run([options.python, peer("topk_ef.py"), "--device", "cuda", "--smallest", str(options.smallest), "--largest", str(options.largest),
                    "--density", "0.001"], seconds)  # fmt: skip
     times, version = {}, ""
-    for record in records_of(outcome.output):
+    for record in runs.json_lines(outcome.output):
         try:
             times[int(record["elements"])] = (float(record["topk_ms"]), float(record["step_ms"]))
         except (KeyError, TypeError, ValueError):
@@ -57,7 +59,7 @@ def run_kernels(options, report):
         outcome = run([program, "--seconds", f"{0.9 * seconds:f}", "--smallest", str(options.smallest),
                        "--largest", str(options.largest)], seconds)  # fmt: skip
     count = 0
-    for record in records_of(outcome.output):
+    for record in runs.json_lines(outcome.output):
         try:
             result = timing_result(record, torch)
         except (KeyError, TypeError, ValueError):

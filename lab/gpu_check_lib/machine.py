@@ -5,7 +5,9 @@ import os
 import statistics
 import subprocess
 
-from .programs import KILL_GRACE, Child, last_line, records_of, run
+import runs
+
+from .programs import KILL_GRACE, Child, last_line, run
 
 HEADING = {"driver_version": "driver", "power.limit": "power limit", "compute_mode": "compute mode",
            "clocks.sm": "SM clock at the start", "clocks.mem": "memory clock at the start",
@@ -28,7 +30,7 @@ def describe_gpu(options, report):
     outcome = run([program, "--describe"], 60)
     if not outcome.found:
         return f"{program}, which looks for the GPU, is not there"
-    record = next(records_of(outcome.output), None)
+    record = next(runs.json_lines(outcome.output), None)
     if record is None or not outcome.ok():
         raise RuntimeError(f"{program}: {outcome.reason(program)}")
     report.about |= record.get("about", {})

@@ -2,7 +2,6 @@
 
 import ctypes
 import dataclasses
-import json
 import os
 import re
 import selectors
@@ -10,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import time
+
+import runs
 
 from . import Interrupted
 
@@ -93,8 +94,8 @@ class Child:
                 signal.signal(number, signal.SIG_DFL)
 
         try:  # without an input: a terminal would stop a background group that reads from it
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0,
-                                            stderr=subprocess.STDOUT, env=mine | environment, preexec_fn=become)
+            self.process = runs.start(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0,
+                                      stderr=subprocess.STDOUT, env=mine | environment, prepare=become)
         except OSError as error:
             self.output = f"{argv[0]} cannot be started: {error.strerror}".encode()
 
@@ -116,7 +117,7 @@ class Child:
             return
         self.kill()
         code = self.process.wait()
-        self.outcome.code = code if code >= 0 else 128 - code
+        self.outcome.code = runs.exit_status(code)
         self.outcome.seconds = time.monotonic() - begin
 
     def drain(self):
@@ -170,14 +171,3 @@ def run_all(commands, seconds):
 
 def run(argv, seconds):
     return run_all([(argv, {})], seconds)[0]
-
-
-def records_of(output):
-    """The JSON objects among a program's lines; others are for people."""
-    for line in output.split("\n"):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record

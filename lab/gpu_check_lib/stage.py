@@ -5,8 +5,11 @@ import os
 import shutil
 import time
 
+import runs
+
 from . import UserError
-from .programs import records_of, run_all
+from .programs import run_all
+
 
 class StageClock:
     """The time that a stage has left."""
@@ -57,12 +60,7 @@ def fresh_run_directory(options, name):
 
 def end_of_run(folder):
     """The last record of its metrics; empty if the run did not come to its end."""
-    try:
-        with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8", errors="replace") as file:
-            ends = [record for record in records_of(file.read()) if record.get("event") == "end"]
-    except OSError:  # the run wrote no metrics
-        return {}
-    return ends[-1] if ends else {}
+    return (runs.records(folder, "end") or [{}])[-1]
 
 
 def peer(name):

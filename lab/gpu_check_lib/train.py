@@ -5,8 +5,10 @@ import os
 import re
 import struct
 
+import runs
+
 from .machine import Clocks
-from .programs import USED_UP, is_program, records_of, run
+from .programs import USED_UP, is_program, run
 from .report import PASSED, SKIPPED, Result
 from .stage import StageClock, end_of_run, fresh_run_directory, peer, train_command
 
@@ -32,8 +34,7 @@ class Workload:
 
 def images(model, size, classes, steps, share):
     return Workload(
-        model, "images/s", 128, 128, steps, share, "gpu_train.py",
-        ["--model", model, "--size", str(size), "--classes", str(classes)],
+        model, "images/s", 128, 128, steps, share, "networks.py", [model],
         ["data.name=synthetic_images", f"data.image_size={size}", f"data.classes={classes}",
          "data.train_size=512", "data.test_size=128", "optimizer.lr=0.01"],
     )  # fmt: skip
@@ -43,7 +44,8 @@ def workloads(options):
     tokens = os.path.join(options.out, "runs", "tokens")
     return [
         images("resnet20", 32, 10, 400, 0.2), images("vgg16", 32, 10, 200, 0.2), images("resnet50", 224, 1000, 60, 0.35),
-        Workload("gpt", "tokens/s", 16, 16 * 1024, 30, 0.25, "gpu_gpt.py", [],
+        Workload("gpt", "tokens/s", 16, 16 * 1024, 30, 0.25, "gpt.py",
+                 ["--layers", "12", "--heads", "12", "--width", "768", "--window", "1024", "--tokens", "50257"],
                  ["model.layers=12", "model.heads=12", "model.width=768", "model.context=1024", "model.dropout=0",
                   "data.name=tokens", "data.vocabulary=50257", f"data.root={tokens}", "data.sequence_length=1024",
                   "optimizer.name=adamw", "optimizer.lr=1e-4", "train.clip_global=1"]),
@@ -60,11 +62,11 @@ def write_tokens(options):
 
 def peer_rates(options, work, seconds, report):
     """PyTorch's best in each precision, of what the script tries, as one result; by precision: the rate and the setting."""
-    outcome = run([options.python, peer(work.script), "--batch", str(work.batch), *work.peer, "--steps",
+    outcome = run([options.python, peer(work.script), "--device", "cuda", "--batch", str(work.batch), *work.peer, "--steps",
                    str(work.steps // 2), "--seconds", f"{0.8 * seconds:f}"], seconds)  # fmt: skip
     result = Result("train", f"PyTorch, {work.model}, batch {work.batch}", PASSED, outcome.seconds)
     best = {}
-    for record in records_of(outcome.output):
+    for record in runs.json_lines(outcome.output):
         try:
             rate, setting, precision = float(record["per_second"]), record["setting"], record["precision"]
         except (KeyError, TypeError, ValueError):

@@ -1,14 +1,13 @@
-"""PyTorch peer: a language model as GPT-2 (a transformer), forward, backward, clipping and AdamW on one fixed batch.
+"""PyTorch peer: a language model as GPT-2 (a transformer), forward, backward, clipping and fused AdamW on one fixed batch.
 
 With --text FILE it is no peer but an experiment: it trains with configs/gpt_char.yaml's settings on the characters of FILE
 and prints the loss on the last tenth, over the fixed windows that `train` evaluates.
 """
 
-import argparse
 import math
 import time
 
-from peer import import_torch, serve, timed
+from peer import add_device, best_on_gpu, import_torch, parse, parser_of, serve, training_step
 
 torch = import_torch()
 nn, functional = torch.nn, torch.nn.functional
@@ -103,39 +102,30 @@ def train(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("batch", 12), ("threads", 2), ("layers", 4), ("heads", 4), ("width", 128), ("window", 64),
-                          ("tokens", 65)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--bf16", action="store_true", help="by autocast")
-    parser.add_argument("--compile", action="store_true", help="by torch.compile")
-    parser.add_argument("--text", help="train on this file's characters instead")
-    parser.add_argument("--steps", type=int, default=2000, help="with --text")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    parser = parser_of(__doc__, batch=12, layers=4, heads=4, width=128, window=64, tokens=65, seed=1)
+    add_device(parser, 2000)
+    parser.add_argument("--text", help="train on this file's characters instead, --steps steps")
+    options = parse(torch, parser)
     torch.manual_seed(options.seed)
     if options.text:
         train(options)
         return
-    model = Gpt(options)
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
-    forward = torch.compile(model) if options.compile else model
     items = options.batch * options.window
-    tokens = ((torch.arange(items) * 7919 + 13) % options.tokens).view(options.batch, options.window)
-    labels = (torch.arange(items) * 7919 % options.tokens).view(options.batch, options.window)
+    numbers = torch.arange(items, device=options.device).view(options.batch, options.window) * 7919
+    tokens, labels = (numbers + 13) % options.tokens, numbers % options.tokens
+    settings = {"lr": 1e-4, "betas": (0.9, 0.95)} if options.device == "cuda" else {"lr": 1e-3, "betas": (0.9, 0.99)}
 
-    def step():
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.bf16):
-            loss = forward(tokens, labels)
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        return loss.item()
+    def step_of(bf16, compiled):
+        torch.manual_seed(options.seed)
+        model = Gpt(options).to(options.device)
+        parameters = list(model.parameters())
+        optimizer = torch.optim.AdamW(parameters, weight_decay=0.1, fused=True, **settings)
+        forward = torch.compile(model) if compiled else model
+        return training_step(torch, optimizer, lambda: forward(tokens, labels), bf16, options.device, clipped=parameters)
 
-    serve(items, lambda k: [timed(step) for _ in range(k)])
+    if options.device == "cuda":
+        best_on_gpu(torch, options, items, step_of, ("bf16 autocast", "bf16 autocast, compile", "tf32", "tf32, compile"))
+    serve(items, step_of(options.bf16, options.compile))
 
 
 if __name__ == "__main__":

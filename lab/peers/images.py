@@ -1,22 +1,17 @@
 #!/usr/bin/env python3
 """Peer of bench_images: torchvision's ImageFolder and the transforms of its ImageNet training, in one thread of one process."""
 
-import argparse
 import os
 
-from peer import import_torch, serve, timed
+from peer import import_torch, parse, parser_of, serve
 
 torch = import_torch()
 from torchvision import datasets, transforms  # noqa: E402
 
-parser = argparse.ArgumentParser()
+parser = parser_of(__doc__, ("evaluation",), batch=64, size=224)
+parser.set_defaults(threads=1)
 parser.add_argument("root")
-parser.add_argument("--batch", type=int, default=64)
-parser.add_argument("--size", type=int, default=224)
-parser.add_argument("--evaluation", action="store_true")
-options = parser.parse_args()
-
-torch.set_num_threads(1)
+options = parse(torch, parser)
 crop = [transforms.Resize(round(options.size * 256 / 224)), transforms.CenterCrop(options.size)] if options.evaluation else [
     transforms.RandomResizedCrop(options.size), transforms.RandomHorizontalFlip()]
 data = datasets.ImageFolder(
@@ -30,4 +25,4 @@ def batches():
 
 
 source = batches()
-serve(options.batch, lambda count: [timed(lambda: next(source)) for _ in range(count)])
+serve(options.batch, lambda: next(source))

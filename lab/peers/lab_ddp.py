@@ -32,7 +32,7 @@ import time
 import warnings
 from datetime import timedelta
 
-from contenders import MALLOC_TUNABLES
+from peer import MALLOC_TUNABLES, import_torch
 
 WARM_UP_STEPS = 5  # train/metrics/metrics.h
 DEADLINE_S = 60    # of every wait for another rank
@@ -410,7 +410,6 @@ def main():
     if not options.malloc_default:
         start_anew_with_tunables()
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
-    from peer import import_torch
     torch = import_torch()
     if not torch.distributed.is_available():
         print("This PyTorch was built without distributed training.", file=sys.stderr)

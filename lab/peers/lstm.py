@@ -1,8 +1,6 @@
 """PyTorch peer: a language model of two LSTM layers, forward, backward and SGD; the state is carried from step to step."""
 
-import argparse
-
-from peer import import_torch, serve, timed
+from peer import import_torch, parse, parser_of, serve, training_step
 
 torch = import_torch()
 
@@ -24,34 +22,21 @@ class LanguageModel(torch.nn.Module):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("batch", 20), ("threads", 2), ("width", 200), ("window", 35)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--bf16", action="store_true", help="by autocast")
-    options = parser.parse_args()
-    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.bf16)
-    torch.set_num_threads(options.threads)
+    options = parse(torch, parser_of(__doc__, ("bf16",), batch=20, width=200, window=35))
     torch.manual_seed(1)
     model = LanguageModel(options.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    items = options.batch * options.window
-    tokens = (torch.arange(items) * 7919 + 13) % VOCABULARY
+    items, state = options.batch * options.window, None
+    tokens = ((torch.arange(items) * 7919 + 13) % VOCABULARY).view(options.window, options.batch)
     labels = torch.arange(items) * 7919 % VOCABULARY
-    tokens = tokens.view(options.window, options.batch)
-    state = None
 
-    def step():
+    def loss_of():
         nonlocal state
-        optimizer.zero_grad(set_to_none=True)
-        with autocast:
-            logits, after = model(tokens, state)
-            loss = torch.nn.functional.cross_entropy(logits, labels)
+        logits, after = model(tokens, state)
         state = tuple(part.detach() for part in after)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+        return torch.nn.functional.cross_entropy(logits, labels)
 
-    serve(items, lambda k: [timed(step) for _ in range(k)])
+    serve(items, training_step(torch, optimizer, loss_of, options.bf16))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,25 @@
 """The networks of the comparison, as PyTorch modules, and their training step on one synthetic batch. A peer of bench_step:
 
   networks.py NETWORK [--batch N] [--threads T] [--bf16] [--compile]
+  networks.py NETWORK --ranks N                                         DistributedDataParallel over Gloo, N processes
+  networks.py NETWORK --device cuda [--steps N] [--seconds S]           images per second at its best on one GPU
 """
 
+import os
+import subprocess
 import sys
+import tempfile
 
-from peer import import_torch
+from peer import add_device, answer, best_on_gpu, import_torch, parse, parser_of, serve, timed, training_step
 
 torch = import_torch()
 nn = torch.nn
 functional = torch.nn.functional
 
 
-def conv3x3(inputs, outputs, stride=1):
-    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+def conv(inputs, outputs, kernel=3, stride=1):
+    """Convolution and batch norm."""
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)
 
 
 class BasicBlock(nn.Module):
@@ -21,8 +27,8 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs, outputs, stride):
         super().__init__()
-        self.conv1, self.bn1 = conv3x3(inputs, outputs, stride), nn.BatchNorm2d(outputs)
-        self.conv2, self.bn2 = conv3x3(outputs, outputs), nn.BatchNorm2d(outputs)
+        self.conv1, self.bn1 = conv(inputs, outputs, 3, stride)
+        self.conv2, self.bn2 = conv(outputs, outputs)
         self.stride, self.padding = stride, (outputs - inputs) // 2
 
     def forward(self, x):
@@ -34,7 +40,7 @@ class BasicBlock(nn.Module):
 
 
 def resnet20():
-    layers = [conv3x3(3, 16), nn.BatchNorm2d(16), nn.ReLU(inplace=True)]
+    layers = [*conv(3, 16), nn.ReLU(inplace=True)]
     width = 16
     for outputs, stride in ((16, 1), (32, 2), (64, 2)):
         for block in range(3):
@@ -51,7 +57,7 @@ def vgg16():
         if outputs == 0:
             layers.append(nn.MaxPool2d(2))
         else:
-            layers += [conv3x3(width, outputs), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+            layers += [*conv(width, outputs), nn.ReLU(inplace=True)]
             width = outputs
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
 
@@ -62,66 +68,134 @@ def mlp():
                          nn.ReLU(inplace=True), nn.Linear(1792, 10))
 
 
-def of_torchvision(name):
-    """torchvision's network for 224 x 224 images and 1,000 classes."""
-    def build():
-        try:
-            from torchvision import models
-        except ImportError:
-            sys.exit(f"{name}: this interpreter has no torchvision")
-        return getattr(models, name)()
-    return build
+class Bottleneck(nn.Module):
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        self.body = nn.Sequential(*conv(inputs, width, 1), nn.ReLU(inplace=True), *conv(width, width, 3, stride),
+                                  nn.ReLU(inplace=True), *conv(width, 4 * width, 1))
+        changes = stride != 1 or inputs != 4 * width
+        self.shortcut = nn.Sequential(*conv(inputs, 4 * width, 1, stride)) if changes else nn.Identity()
+
+    def forward(self, x):
+        y = self.body(x)
+        y += self.shortcut(x)
+        return functional.relu(y, inplace=True)
+
+
+def resnet50():
+    """As torchvision's, for 224 x 224 images and 1,000 classes."""
+    layers, inputs = [*conv(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)], 64
+    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for block in range(blocks):
+            layers.append(Bottleneck(inputs, width, stride if block == 0 else 1))
+            inputs = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+
+
+def vgg16_imagenet():
+    """torchvision's, for 224 x 224 images and 1,000 classes."""
+    try:
+        from torchvision import models
+    except ImportError:
+        sys.exit("vgg16_imagenet: this interpreter has no torchvision")
+    return models.vgg16()
 
 
 # The builder, the parameters, the side of an image, the classes.
 NETWORKS = {"resnet20": (resnet20, 269_722, 32, 10), "vgg16": (vgg16, 14_724_042, 32, 10), "mlp": (mlp, 19_946_762, 32, 10),
-            "resnet50": (of_torchvision("resnet50"), 25_557_032, 224, 1000),
-            "vgg16_imagenet": (of_torchvision("vgg16"), 138_357_544, 224, 1000)}
+            "resnet50": (resnet50, 25_557_032, 224, 1000),
+            "vgg16_imagenet": (vgg16_imagenet, 138_357_544, 224, 1000)}
 
 
-class Training:
-    """One network in channels_last with SGD (momentum 0.9, weight decay 1e-4) on a batch that stays the same; fp32, or bf16
-    by autocast."""
+def training_of(options, bf16=False, compiled=False, rank=None):
+    """A training step in channels_last with SGD (momentum 0.9, weight decay 1e-4) on a batch that stays the same; with a rank under
+    DistributedDataParallel."""
+    torch.manual_seed(1)
+    build, parameters, side, classes = NETWORKS[options.network]
+    model = build().to(options.device, memory_format=torch.channels_last).train()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == parameters, f"{options.network} has {count} parameters, not {parameters}"
+    network = torch.compile(model) if compiled else model if rank is None else nn.parallel.DistributedDataParallel(model)
+    torch.manual_seed(1000 + (rank or 0))
+    images = torch.randn(options.batch, 3, side, side, device=options.device).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, classes, (options.batch,), device=options.device)
+    return training_step(torch, sgd(list(model.parameters()), options.device),
+                         lambda: functional.cross_entropy(network(images), labels), bf16, options.device)
 
-    def __init__(self, network, batch, seed=0, wrap=lambda model: model, bf16=False):
-        torch.manual_seed(1)
-        build, parameters, side, classes = NETWORKS[network]
-        model = build().to(memory_format=torch.channels_last).train()
-        count = sum(parameter.numel() for parameter in model.parameters())
-        assert count == parameters, f"{network} has {count} parameters, not {parameters}"
-        self.model = wrap(model)
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-        torch.manual_seed(1000 + seed)
-        self.images = torch.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
-        self.labels = torch.randint(0, classes, (batch,))
-        self.last_loss = None
-        self.autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16)
 
-    def step(self):
-        self.optimizer.zero_grad(set_to_none=True)
-        with self.autocast:
-            loss = functional.cross_entropy(self.model(self.images), self.labels)
-        loss.backward()
-        self.optimizer.step()
-        self.last_loss = loss.item()
+def sgd(parameters, device):
+    """On a GPU the fastest that this version has."""
+    settings = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
+    if device == "cpu":
+        return torch.optim.SGD(parameters, **settings)
+    try:
+        return torch.optim.SGD(parameters, fused=True, **settings)  # PyTorch 2.3 and later
+    except (TypeError, RuntimeError):
+        return torch.optim.SGD(parameters, foreach=True, **settings)
+
+
+# Ranks on this host: the process that is started is rank 0 and speaks the protocol; it starts the others and passes each request on.
+# The seconds are rank 0's: the all-reduce keeps the ranks in step.
+
+
+def joined(options, rank):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{options.store}", rank=rank, world_size=options.ranks)
+    return training_of(options, rank=rank)
+
+
+def follow(options):
+    step = joined(options, options.rank)
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            step()
+
+
+def lead(options):
+    if not torch.distributed.is_available():
+        print("This PyTorch was built without distributed training.", file=sys.stderr)
+        sys.exit(3)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        options.store, followers = os.path.join(folder, "store"), []
+        try:
+            for rank in range(1, options.ranks):
+                command = [sys.executable, *sys.argv, "--rank", str(rank), "--store", options.store]
+                followers.append(subprocess.Popen(command, stdin=subprocess.PIPE, text=True))
+            step = joined(options, 0)
+
+            def measure(count):
+                for follower in followers:
+                    print(count, file=follower.stdin, flush=True)
+                return [timed(step) for _ in range(int(count))]
+
+            answer(options.batch * options.ranks, measure)
+        finally:
+            for follower in followers:
+                follower.stdin.close()
+            for follower in followers:
+                try:
+                    follower.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    follower.kill()
 
 
 def main():
-    import argparse
-
-    from peer import serve, timed
-
-    parser = argparse.ArgumentParser(description="training steps with PyTorch; see peer.py for the protocol")
+    parser = parser_of("training steps with PyTorch; see peer.py for the protocol", batch=32, ranks=1, rank=None)
     parser.add_argument("network", choices=NETWORKS)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--compile", action="store_true", help="by torch.compile")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    wrap = torch.compile if options.compile else lambda model: model
-    training = Training(options.network, options.batch, wrap=wrap, bf16=options.bf16)
-    serve(options.batch, lambda k: [timed(training.step) for _ in range(k)])
+    parser.add_argument("--store", help="where the ranks meet; rank 0 gives it to the others")
+    add_device(parser, 100)
+    options = parse(torch, parser)
+    if options.rank is not None:
+        follow(options)
+    elif options.ranks > 1:
+        lead(options)
+    elif options.device == "cuda":
+        # The quickest to try first: the time may end before those that compile.
+        best_on_gpu(torch, options, options.batch, lambda bf16, compiled: training_of(options, bf16, compiled),
+                    ("bf16 autocast, CUDA graph", "tf32, CUDA graph", "bf16 autocast, compile, CUDA graph",
+                     "tf32, compile, CUDA graph", "bf16 autocast, compile", "bf16 autocast", "tf32"))
+    else:
+        serve(options.batch, training_of(options, options.bf16, options.compile))
 
 
 if __name__ == "__main__":

@@ -552,7 +552,7 @@ class Script(WithFakes):
         return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
 
     def test_the_peers_are_where_it_looks_for_them(self):
-        for name in ("gpu_topk.py", "gpu_train.py", "gpu_gpt.py"):
+        for name in ("topk_ef.py", "networks.py", "gpt.py"):
             self.assertTrue(os.path.isfile(peer(name)))
 
     def test_a_gpu_is_described_and_one_that_cannot_be_used_is_said_to_be_so(self):

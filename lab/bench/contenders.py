@@ -1,5 +1,6 @@
 """Processes that `lab/bench/against-pytorch` steps in alternation; lab/peers/peer.py describes their protocol."""
 
+import contextlib
 import json
 import os
 import selectors
@@ -8,9 +9,7 @@ import subprocess
 import tempfile
 import time
 
-# Large blocks stay with the allocator instead of going back to the kernel after each step: the honest baseline.
-MALLOC_TUNABLES = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8000000000:"
-                   "glibc.malloc.trim_threshold=16000000000:glibc.malloc.top_pad=268435456")
+import runs
 
 
 class Unavailable(Exception):
@@ -29,8 +28,8 @@ class Contender:
     def start(self, timeout):
         self.errors = tempfile.TemporaryFile()
         try:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                            stderr=self.errors, env={**os.environ, **self.environment})
+            self.process = runs.start(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+                                      env={**os.environ, **self.environment})
         except OSError as error:
             raise Unavailable(f"{self.name}: {os.path.basename(self.command[0])}: {error.strerror}") from error
         os.set_blocking(self.process.stdout.fileno(), False)
@@ -112,7 +111,7 @@ class TopkRun(Contender):
             raise Unavailable(f"{self.name}: {os.path.basename(self.command[0])} is not built")
 
     def steps(self, count, timeout):
-        done = subprocess.run(self.command, timeout=timeout, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        done = runs.run(self.command, timeout=timeout)
         if done.returncode != 0:
             raise Unavailable(f"{self.name}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
         figures = json.loads(done.stdout.splitlines()[-1])
@@ -120,6 +119,24 @@ class TopkRun(Contender):
         self.plain_seconds.append(figures["plain_ms"] / 1000)
         self.over_plain.append(figures["ratio"])
         return [figures["topk_ms"] / 1000]
+
+
+@contextlib.contextmanager
+def started(contenders, missing, timeout=120):
+    """Those that can be started, until the block ends; messages about the others go to `missing`."""
+    running = []
+    try:
+        for contender in contenders:
+            try:
+                contender.start(timeout)
+                running.append(contender)
+            except Unavailable as problem:
+                missing.append(str(problem))
+                contender.stop()
+        yield running
+    finally:
+        for contender in running:
+            contender.stop()
 
 
 def alternate(contenders, rounds, steps, timeout=600):
@@ -152,8 +169,7 @@ def alternate(contenders, rounds, steps, timeout=600):
             elif contender.ours:
                 return {}, missing  # nothing to compare the others with
         for round_ in range(rounds):
-            turn = round_ % len(running) if running else 0
-            for contender in running[turn:] + running[:turn]:
+            for contender in runs.rotated(running, round_):
                 seconds = attempt(contender, lambda c: c.steps(steps, timeout))
                 if seconds is None:
                     speeds.pop(contender.name)

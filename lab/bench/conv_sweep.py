@@ -2,8 +2,6 @@
 (input channels, output channels, height, width, kernel, stride, padding, groups, batch). Up to 3 input channels are an image,
 which needs no gradient."""
 
-from contenders import Contender
-
 
 def square(channels, outputs, side, kernel, stride=1, padding=None, groups=1, batch=8):
     return (channels, outputs, side, side, kernel, stride, kernel // 2 if padding is None else padding, groups, batch)
@@ -49,12 +47,3 @@ def describe(geometry):
     kind = ", depthwise" if groups == channels > 1 else f", {groups} groups" if groups > 1 else ""
     return (f"{channels} to {outputs}, {height}x{width}, {kernel}x{kernel}" + (f", stride {stride}" if stride > 1 else "") +
             (f", padding {padding}" if padding != kernel // 2 else "") + kind + f", batch {batch}")
-
-
-class Sweep(Contender):
-    """A program that is asked for one geometry after another."""
-
-    warm_up = False
-
-    def passes(self, geometry, count, timeout=120):
-        return self.ask(" ".join(map(str, [*geometry, count])), count, timeout)
