@@ -4,6 +4,7 @@ laboratory stands on this module. Standard library only."""
 import contextlib
 import json
 import os
+import secrets
 import signal
 import statistics
 import subprocess
@@ -59,7 +60,7 @@ def exit_status(returncode):
     return 128 - returncode if returncode < 0 else returncode
 
 
-# Reading.
+# Files.
 
 
 def content(path, last=None):
@@ -92,6 +93,25 @@ def read_json(path):
         return json.loads(content(path))
     except ValueError:
         return None
+
+
+def write_text(path, text):
+    """A file that appears whole or not at all. A new one beside it is written first, never through a link: netlab runs as root."""
+    part = f"{path}.part-{secrets.randbits(32)}"
+    try:
+        with open(part, "x", encoding="utf-8", errors="replace", newline="") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+def write_json(path, value, **options):
+    write_text(path, json.dumps(value, **options) + "\n")
 
 
 def log_of(folder):

@@ -1,10 +1,11 @@
 """The results, written anew after each one: gpu-check.json for programs, gpu-check.txt for people."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import re
+
+import runs
 
 from . import UserError
 
@@ -85,16 +86,9 @@ class Report:
         everything = {"about": self.about, "results": [result.json() for result in self.results]}
         for name, text in (("json", json.dumps(everything, indent=2, ensure_ascii=False) + "\n"), ("txt", self.table())):
             path = os.path.realpath(os.path.join(self.folder, "gpu-check." + name))
-            part = path + ".part"
             try:
-                with open(part, "w", encoding="utf-8", errors="replace") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(part, path)
+                runs.write_text(path, text)
             except OSError as error:
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
                 raise UserError(f"{path}: cannot be written: {error.strerror}; "
                                 "free space or choose another place with --out") from error
 

@@ -7,8 +7,9 @@ import shutil
 import signal
 import tempfile
 
+import runs
+
 from . import Interrupted, LabError, sweep
-from .files import write_json
 from .lab import MOST_HOSTS, Lab, check_system, parse_rate, show_bits
 from .runner import Run, find_program, log_line
 from .speed import measure
@@ -131,7 +132,7 @@ def run(arguments, command):
                 log_line(line)
             if options.hosts > 1 and not options.no_measure and not measured:
                 log_line("the links could not be measured")
-            write_json(os.path.join(folder, "netlab.json"), link_record(lab, options.rate, measured, options))
+            runs.write_json(os.path.join(folder, "netlab.json"), link_record(lab, options.rate, measured, options), indent=1)
             if options.measure:
                 code = 0 if measured else 1
                 if not measured:

@@ -14,13 +14,34 @@ import runs
 from . import LabError, sweep
 from .cli import DAY_S, Parser, describe, link_record, limit, variables, whole
 from .figures import figures, summarise
-from .files import write_json
 from .lab import MOST_HOSTS, Lab, check_system, parse_rate
 from .report import write_reports
 from .runner import Run, find_program, log_line, tail
 from .speed import measure
 
-KEYS = {"title", "hosts", "rates", "rounds", "methods", "baseline", "timeout_s", "pin", "environment"}
+
+
+def is_whole(value, least, most):
+    return type(value) is int and least <= value <= most
+
+
+def is_word_list(value):
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and word for word in value)
+
+
+# Keys of a SPEC: default, what a value should be, whether it is.
+OPTIONAL = {
+    "title": ("", "a text", lambda value: isinstance(value, str)),
+    "baseline": ("dense", "a text", lambda value: isinstance(value, str)),
+    "hosts": ([2], f"a list of numbers from 2 to {MOST_HOSTS}",
+              lambda value: isinstance(value, list) and all(is_whole(count, 2, MOST_HOSTS) for count in value)),
+    "rates": (["1gbit"], 'a list such as ["100mbit", "1gbit", "none"]', is_word_list),
+    "rounds": (3, "a number from 1 to 1000", lambda value: is_whole(value, 1, 1000)),
+    "timeout_s": (3600, "a number of seconds, a day at most", lambda value: isinstance(value, (int, float)) and 0 < value <= DAY_S),
+    "environment": ({}, "an object of texts",
+                    lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values())),
+}
+KEYS = {*OPTIONAL, "methods", "pin"}
 
 
 def training_steps(text):
@@ -51,10 +72,6 @@ def compare_parser():
     return parser
 
 
-def is_word_list(value):
-    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and word for word in value)
-
-
 def read_spec(options):
     """The SPEC with the command line's overrides. Raises LabError for any mistake, before anything runs."""
     path = options.spec
@@ -81,29 +98,15 @@ def read_spec(options):
         if name is not None and name not in spec["methods"]:
             raise LabError(f"--steps: there is no method '{name}'; there are {', '.join(spec['methods'])}")
         spec["steps"].update({name: steps} if name is not None else dict.fromkeys(spec["methods"], steps))
-    spec["hosts"] = options.hosts or spec.get("hosts", [2])
-    spec["rates"] = options.rate or spec.get("rates", ["1gbit"])
-    spec["rounds"] = options.rounds or spec.get("rounds", 3)
-    spec["timeout_s"] = options.timeout or spec.get("timeout_s", 3600)
-    for name in ("title", "baseline"):
-        if not isinstance(spec.get(name, ""), str):
-            raise LabError(f"{path}: \"{name}\" should be a text")
-    spec["baseline"] = spec.get("baseline", "dense")
+    for name, given in (("hosts", options.hosts), ("rates", options.rate), ("rounds", options.rounds), ("timeout_s", options.timeout)):
+        spec[name] = given or spec.get(name, OPTIONAL[name][0])
+    for name, (default, what, fits) in OPTIONAL.items():
+        if not fits(spec.setdefault(name, default)):
+            raise LabError(f"{path}: \"{name}\" should be {what}")
+    spec["pin"] = bool(spec.get("pin", False))
     if any(as_baseline for _, as_baseline in spec["steps"].values()) and spec["baseline"] not in spec["methods"]:
         raise LabError(f"--steps N,M: M steps take the time of the baseline '{spec['baseline']}', which is not among the methods "
                        f"({', '.join(spec['methods'])})")
-    spec["environment"] = spec.get("environment", {})
-    spec["pin"] = bool(spec.get("pin", False))
-    if not isinstance(spec["hosts"], list) or not all(type(n) is int and 2 <= n <= MOST_HOSTS for n in spec["hosts"]):
-        raise LabError(f"{path}: \"hosts\" should be a list of numbers from 2 to {MOST_HOSTS}")
-    if not is_word_list(spec["rates"]):
-        raise LabError(f"{path}: \"rates\" should be a list such as [\"100mbit\", \"1gbit\", \"none\"]")
-    if type(spec["rounds"]) is not int or not 1 <= spec["rounds"] <= 1000:
-        raise LabError(f"{path}: \"rounds\" should be a number from 1 to 1000")
-    if not isinstance(spec["timeout_s"], (int, float)) or not 0 < spec["timeout_s"] <= DAY_S:
-        raise LabError(f"{path}: \"timeout_s\" should be a number of seconds, a day at most")
-    if not isinstance(spec["environment"], dict) or not all(isinstance(value, str) for value in spec["environment"].values()):
-        raise LabError(f"{path}: \"environment\" should be an object of texts")
     for rate in spec["rates"]:
         parse_rate(rate)
     if options.data and not os.path.isdir(options.data):
@@ -170,7 +173,7 @@ def run_cell(lab, link, cell, spec, folder):
             cell["figures"] = figures(os.path.join(folder, "run"))
         except (OSError, ValueError) as problem:
             cell["problem"] = f"exit code 0, but no figures: {problem}"
-    write_json(os.path.join(folder, "cell.json"), cell)
+    runs.write_json(os.path.join(folder, "cell.json"), cell, indent=1)
 
 
 def cells_of(spec, out, options):

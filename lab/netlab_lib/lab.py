@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 
+import runs
+
 from . import LabError, sweep
 
 MOST_HOSTS = 128
@@ -60,7 +62,7 @@ def check_system():
 def tool(*words):
     """Runs ip or tc."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
+        done = runs.run(words, timeout=20)
     except subprocess.TimeoutExpired as problem:
         raise LabError(f"'{' '.join(words)}' did not end within 20 s") from problem
     if done.returncode == 0:

@@ -12,7 +12,6 @@ import shutil
 import runs
 
 from .figures import parts
-from .files import write_json, write_text
 from .lab import show_bits
 from .runner import log_line
 
@@ -144,7 +143,7 @@ def say_once(text):
 def draw(out, spec):
     """Draws report.html from results.json; False, with a message, if that cannot be done."""
     results, report = os.path.join(out, "results.json"), os.path.join(out, "report.html")
-    part = os.path.join(out, f"report.part-{secrets.randbits(32)}.html")  # as write_text(): never through a link
+    part = os.path.join(out, f"report.part-{secrets.randbits(32)}.html")  # as runs.write_text(): never through a link
     try:
         os.unlink(report)  # of earlier results
     except FileNotFoundError:
@@ -172,13 +171,13 @@ def machine():
 def write_reports(out, spec, cells, rows):
     """Writes table.md, table.csv, results.json and report.html; returns the Markdown table and the names of the files."""
     table = markdown(spec, rows)
-    write_text(os.path.join(out, "table.md"), table)
+    runs.write_text(os.path.join(out, "table.md"), table)
     text = io.StringIO()
     sheet = csv.writer(text, lineterminator="\n")
     sheet.writerow(COLUMNS)
     for row in rows:
         sheet.writerow(["" if row[name] is None else row[name] for name in COLUMNS])
-    write_text(os.path.join(out, "table.csv"), text.getvalue())
-    write_json(os.path.join(out, "results.json"),
-               {"machine": machine(), "spec": spec, "rows": rows, "runs": cells, "page": page(spec, rows)})
+    runs.write_text(os.path.join(out, "table.csv"), text.getvalue())
+    runs.write_json(os.path.join(out, "results.json"),
+               {"machine": machine(), "spec": spec, "rows": rows, "runs": cells, "page": page(spec, rows)}, indent=1)
     return table, "table.md, table.csv, results.json and report.html" if draw(out, spec) else "table.md, table.csv and results.json"

@@ -93,7 +93,7 @@ test_figures() {
 import sys
 sys.path.insert(0, sys.argv[1])
 import os
-from netlab_lib.files import write_text
+from runs import write_text
 from netlab_lib.figures import figures, parts, summarise
 from netlab_lib.lab import burst_bytes, parse_rate
 from netlab_lib.report import markdown
