@@ -1,12 +1,11 @@
 """Every op and compressor against the CPU; some again under compute-sanitizer. Each file of tests by itself, so that one that
 hangs or is cut off takes no other's result with it."""
 
-import os
 import re
 
 from .programs import USED_UP, is_program, last_line, run
 from .report import CHECKS, FAILED, PASSED, SKIPPED, Result
-from .stage import StageClock
+from .stage import stage
 
 TOGETHER = 4  # processes on the GPU
 DEADLINE = 100  # seconds of a file, of which several run
@@ -71,11 +70,8 @@ def run_files(clock, files, kind, command, judge, report):
             report.add(judge(f"{file} {kind}", outcome))
 
 
-def run_tests(options, report):
-    clock = StageClock(options.seconds)
-    program = os.path.join(options.bin, "gpu_tests")
-    if not is_program(program):
-        return report.skip_all("tests", f"{program} is not there")
+@stage("tests", "gpu_tests")
+def run_tests(options, report, clock, program):
     sanitizer = next(filter(is_program, [options.sanitizer, "/usr/local/cuda/bin/" + options.sanitizer]), None)
     listed = clock.run([program, "-#", "--list-tags"], 60)
     files = re.findall(r"\[#(\w+)\]", listed.output)
@@ -92,4 +88,3 @@ def run_tests(options, report):
         command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *ours, program]
         share = {"memcheck": 0.5, "racecheck": 0.6}.get(tool, 1)
         run_files(clock.part(share), chosen, f"under {tool}", command, checked_result, report)
-    return None

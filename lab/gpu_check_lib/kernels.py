@@ -1,14 +1,13 @@
 """Bytes per second of each selection against a device copy in the same run, and torch.topk. The figures come from gpu_timings,
 which a lost GPU may take with it."""
 
-import os
 
 import runs
 
 from .machine import Clocks
-from .programs import is_program, last_line, run
+from .programs import last_line, run
 from .report import PASSED, SKIPPED, Result
-from .stage import StageClock, peer
+from .stage import peer, stage
 
 
 def size_text(n):
@@ -48,11 +47,8 @@ def timing_result(record, torch):
     return result
 
 
-def run_kernels(options, report):
-    clock = StageClock(options.seconds)
-    program = os.path.join(options.bin, "gpu_timings")
-    if not is_program(program):
-        return report.skip_all("kernels", f"{program} is not there")
+@stage("kernels", "gpu_timings")
+def run_kernels(options, report, clock, program):
     torch = torch_times(options, 0.35 * clock.left(), report)
     seconds = clock.left()
     with Clocks(options) as clocks:
@@ -72,4 +68,3 @@ def run_kernels(options, report):
     elif count == 0:
         everything.failure(outcome, f"no figures came: {last_line(outcome.output)}")
     report.add(clocks.add_to(everything))
-    return None

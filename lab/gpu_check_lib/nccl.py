@@ -1,12 +1,11 @@
 """1 rank, then 2 and 4 processes on the one GPU, each a host of its own by NCCL_HOSTID: every collective exact, and the same
 training as with threads."""
 
-import os
 import socket
 
-from .programs import USED_UP, is_program
+from .programs import USED_UP
 from .report import PASSED, Result
-from .stage import StageClock, end_of_run, fresh_run_directory, train_command
+from .stage import end_of_run, fresh_run_directory, stage, train_command
 
 DEADLINE = 60  # seconds of a check
 
@@ -70,12 +69,8 @@ def compare_training(options, method, name, clock):
     return result
 
 
-def run_nccl(options, report):
-    clock = StageClock(options.seconds)
-    train = os.path.join(options.bin, "train")
-    if not is_program(train):
-        return report.skip_all("nccl", f"{train} is not there")
-
+@stage("nccl", "train")
+def run_nccl(options, report, clock, train):
     def add(name, works, check):
         """Whether what follows can work, as far as this check tells."""
         if not works or clock.used_up():
@@ -94,4 +89,3 @@ def run_nccl(options, report):
     for method in ("topk", "gaussiank", "dgc", "regtopk"):  # a method that differs does not keep the others from being tried
         name = f"{method} with 2 processes: the weights of 2 threads"
         add(name, works, lambda: compare_training(options, method, name, clock))
-    return None

@@ -6,9 +6,9 @@ import re
 import struct
 import wave
 
-from .programs import USED_UP, is_program, run
+from .programs import USED_UP, run
 from .report import CHECKS, PASSED, Result
-from .stage import StageClock, end_of_run, fresh_run_directory, train_command
+from .stage import end_of_run, fresh_run_directory, stage, train_command
 
 SMOKE_STEPS = 8  # captured ones replay the last of them
 DEADLINE = 60  # seconds of the processes that run at a time
@@ -75,17 +75,14 @@ def smoke_command(options, model, precision, kind, data):
     ), folder  # fmt: skip
 
 
-def run_smoke(options, report):
-    clock = StageClock(options.seconds)
-    train = os.path.join(options.bin, "train")
-    if not is_program(train):
-        return report.skip_all("smoke", f"{train} is not there")
+@stage("smoke", "train")
+def run_smoke(options, report, clock, train):
     listed = run([train, "--list", "models"], 20)
     models = [name for name in re.findall(r"^([a-z0-9_]+) +(?:\d+|-)\s", listed.output, re.MULTILINE)
               if name not in SMOKE_TWINS]  # fmt: skip
     if not models:
         report.add(Result("smoke", CHECKS["smoke"][0]).failure(listed, "train --list models names none"))
-        return None
+        return
     data = smoke_data(options)
     for precision in ("bf16", "tf32", "fp32"):
         for begin in range(0, len(models), SMOKE_TOGETHER):
@@ -104,4 +101,3 @@ def run_smoke(options, report):
                 n = len(kinds[model])
                 report.add(smoke_result(name, kinds[model], outcomes[:n], folders[:n]))
                 outcomes, folders = outcomes[n:], folders[n:]
-    return None

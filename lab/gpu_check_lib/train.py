@@ -8,9 +8,9 @@ import struct
 import runs
 
 from .machine import Clocks
-from .programs import USED_UP, is_program, run
+from .programs import USED_UP, run
 from .report import PASSED, SKIPPED, Result
-from .stage import StageClock, end_of_run, fresh_run_directory, peer, train_command
+from .stage import end_of_run, fresh_run_directory, peer, stage, train_command
 
 DEADLINE = 60  # seconds of a run
 # Of the time by precision: the most wanted one comes first, with PyTorch, which takes most of it.
@@ -120,11 +120,8 @@ def measure(options, work, precision, name, clock, peers, unproven=None, without
     return clocks.add_to(result)
 
 
-def run_train(options, report):
-    clock = StageClock(options.seconds)
-    train = os.path.join(options.bin, "train")
-    if not is_program(train):
-        return report.skip_all("train", f"{train} is not there")
+@stage("train", "train")
+def run_train(options, report, clock, _program):
     write_tokens(options)
     # By precision, and then what is unproven, whose share is small: nothing of PyTorch's is measured.
     checks = [(work, precision, unproven, work.share * part * (0.1 if unproven else 1)) for precision, part in PRECISIONS.items()
@@ -143,4 +140,3 @@ def run_train(options, report):
         report.add(result := measure(options, work, precision, name, own, peers[work.model], unproven, without))
         if not unproven:
             rates[(work.model, precision)] = result.figures.get(work.unit)
-    return None
