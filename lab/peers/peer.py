@@ -144,18 +144,17 @@ def best_on_gpu(torch, options, items, step_of, settings):
         if time.monotonic() - started > options.seconds:
             print(f"{setting}: left out, the time is used up", flush=True)
             continue
-        bf16, step = setting.startswith("bf16"), None
+        bf16 = setting.startswith("bf16")
         try:
-            step = step_of(bf16, "compile" in setting)
-            if "graph" in setting:
-                step = recorded(torch, step)
-            rate = gpu_rate(torch, step, options.steps, items)
+            step = step_of(bf16, "compile" in setting)  # owns what the graph reads and writes
+            replay = recorded(torch, step) if "graph" in setting else step
+            rate = gpu_rate(torch, replay, options.steps, items)
             print(json.dumps({"setting": setting, "precision": "bf16" if bf16 else "tf32", "per_second": rate,
                               "torch": torch.__version__}), flush=True)
             worked += 1
         except Exception as error:  # what a version or a machine cannot do
             print(f"{setting}: {type(error).__name__}: {first_line(error)}", flush=True)
-        del step
+        step = replay = None
         gc.collect()
         torch.cuda.empty_cache()
     sys.exit(0 if worked else 1)
