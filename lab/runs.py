@@ -1,5 +1,5 @@
-"""Runs of programs, and what they leave: starts them, reads a run's log and configuration, sums up figures. Every tool of the
-laboratory stands on this module. Standard library only."""
+"""Runs of programs, and what they leave: starts them, reads a run's log and configuration, sums up figures. The tools that
+start programs stand on this module. Standard library only."""
 
 import contextlib
 import json

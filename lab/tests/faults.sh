@@ -19,7 +19,7 @@ diff <(sed -n 's/^\([a-z_]*\)\.[a-z_0-9]*: .*/\1/p' "$root/lab/faults.txt" | sor
 # The small tree: a program that fails where the limit is not 3, and does not end where it is 9. Its sources hold the limit.
 tree=$work/tree
 mkdir -p "$tree/lab" "$tree/tests/small" "$tree/nn"
-cp "$root/lab/plant-faults" "$tree/lab"
+cp "$root"/lab/{plant-faults,runs.py} "$tree/lab"
 cat >"$tree/program" <<'END_OF_PROGRAM'
 #!/bin/sh
 limit=$(sed -n 's/.*int limit = \([0-9]*\).*/\1/p' "$(dirname "$0")/small.cpp")
