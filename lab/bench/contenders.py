@@ -35,6 +35,8 @@ class Contender:
         os.set_blocking(self.process.stdout.fileno(), False)
         self.buffer = b""
         line = self._line(timeout).split()
+        while line[:1] == ["[Gloo]"]:  # PyTorch from 2.10 on says who has connected
+            line = self._line(timeout).split()
         if len(line) != 2 or line[0] != "ready":
             raise Unavailable(f"{self.name} answered '{' '.join(line)}' where 'ready N' was due")
         self.items = int(line[1])
