@@ -47,6 +47,10 @@ Limits::Limits() : limit_{1}, more_{2} { word(); }
 constexpr int kWord = 4, kOther = 5;
 const bool registered = add({"word", [] { return word(1); }});
 void other(int n = 2) { use(n); }
+void few(int n) {
+  if (n < 2)
+    use(n + 1);
+}
 }  // namespace small
 END_OF_SOURCE
 : >"$tree/tests/small/test.cpp"
@@ -102,6 +106,11 @@ if command -v git >/dev/null; then
   plant 1 'survived: a.b (Limits::words: a word,' --work "$work/bench"
   table a.b Limits::words 'a word, =>' 'equivalent: nobody reads it'
   plant 0 '| a | 1 | 0 | 1 | 0 |' --work "$work/bench"
+  table a.b few 'n < 2 => n < 3'
+  plant 1 '5 of 5 mutants of 1 functions' --work "$work/bench" --sample 9
+  for text in '(few: n < 2 => !(n < 2))' '(few: < => <=)' '(few: use(n + 1); => )' '(few:  + 1 =>  + 2)'; do
+    grep -qF -- "$text" <<<"$output" || complain "no mutant $text: $output"
+  done
   sed -i 's/limit = 3/limit = 2/' "$tree/nn/small.cpp"
   commit third
   plant 2 'test_small does not pass without a fault: three & no more' --work "$work/bench" --again
