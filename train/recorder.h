@@ -33,7 +33,7 @@ class Recorder {
   // Ranks other than 0 record nothing. Arena and exchange must outlive the recorder, which is the exchange's
   // observer from here on; `exchange` may be null if no distribution is recorded (gradients on a GPU).
   // gradients.npy in the run directory: float32 [steps, d], one row per recorded step, in arena order
-  // (ParameterArena), which docs/configuration.md states and whose offsets --dry-run prints. Throws UserError
+  // (ParameterArena), which docs/run.md states and whose offsets --dry-run prints. Throws UserError
   // if it cannot be written. `resumed`: gradients.npy stays as the first start left it.
   Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena, Exchange* exchange,
            bool root, bool resumed);

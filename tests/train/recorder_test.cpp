@@ -162,7 +162,7 @@ TEST_CASE("recorded gradients are rank 0's own, before clipping and compression,
   }
 }
 
-TEST_CASE("a row of gradients.npy has the parameters in the order that docs/configuration.md states") {
+TEST_CASE("a row of gradients.npy has the parameters in the order that docs/run.md states") {
   const auto keys =
       with(kTopk, {"model.hidden=[8,6,3]", "model.freeze=hidden2", "train.max_steps=1", "dist.ranks=1"});
   const TempFolder temp;

@@ -2,8 +2,8 @@
 // The configuration of a run. Every key is declared once, as an Option (nn/base/registry.h). Keys of single
 // methods (compress.mu) are declared where the method is registered. All others have their default in
 // `Config`, and name, range or choices and one line of help in train/config/config_keys.cpp. The parser,
-// --help, --validate, the effective config in the run directory and the reference table of
-// docs/configuration.md all come from config_keys().
+// --help, --validate, the effective config in the run directory and `--list keys-markdown` all come from
+// config_keys().
 //
 // Layers, later ones win: defaults, what the method's paper says (settings_of(), compress/sparse.h), YAML file, command
 // line (`section.key=value`). A user's mistakes never
@@ -256,7 +256,7 @@ std::string dump_yaml(const Config& config, bool only_non_default = false,
 // in lines of `width` columns. Throws UserError for an unknown section.
 std::string key_help(int width, const std::string& section = "");
 std::string key_help(int width, const Key& key);  // of one key, for --help KEY
-// The reference table of docs/configuration.md (Markdown); a test keeps the page up to date.
+// All keys by section as Markdown tables, for `--list keys-markdown`.
 std::string key_reference_markdown();
 // The keys that single methods declare, as docs/methods.md has them.
 std::string method_keys_markdown();

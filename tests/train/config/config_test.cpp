@@ -464,9 +464,16 @@ TEST_CASE("every key has a unique name, a help line, and a default inside its ow
   }
 }
 
-TEST_CASE("docs/configuration.md and docs/methods.md hold the reference tables that the program prints") {
-  const std::string page = text_of(kSource / "docs/configuration.md");
-  CHECK(contains(page, "<!-- keys: begin -->\n" + key_reference_markdown() + "<!-- keys: end -->"));
+TEST_CASE("every key has a row in train --list keys-markdown, its section a name in docs/configuration.md") {
+  const std::string page = text_of(kSource / "docs/configuration.md"), table = key_reference_markdown();
+  for (const Key& key : config_keys()) {
+    INFO(key.name);
+    CHECK(contains(table, "| `" + key.name + "` | `" + key_value(key, Config()) + "` | "));
+    CHECK(contains(page, "`" + key.name.substr(0, key.name.find('.')) + "`"));
+  }
+}
+
+TEST_CASE("docs/methods.md holds the tables of keys that the program prints") {
   const std::string methods = text_of(kSource / "docs/methods.md");
   CHECK(contains(methods, "<!-- keys: begin -->\n" + method_keys_markdown() + "<!-- keys: end -->"));
 }
