@@ -1,18 +1,4 @@
-"""Gradient compression in a PyTorch training: a communication hook for DistributedDataParallel, and local steps.
-
-    ddp = torch.nn.parallel.DistributedDataParallel(model)
-    hook = topknot.torch.CompressionHook(ddp, "topk", density=0.001)
-
-and train on as before; or, without DistributedDataParallel,
-
-    sync = topknot.torch.LocalSteps(model, "sparseloco", every=10)
-    ...
-    optimizer.step()
-    sync.step()
-
-Both work over gloo and nccl. Gradients of a GPU are compressed there where the library was built with CUDA and the method
-has kernels, else by the CPU, copied there and back. Local steps keep their state in the CPU's memory.
-"""
+"""Compression of what a PyTorch training exchanges."""
 
 from __future__ import annotations
 
@@ -36,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from . import Compressor, Error, Round, State
-from ._library import Type
-from ._methods import Value, methods
+from .. import Compressor, Error, Round, State
+from .._library import Type
+from .._methods import Value, methods
 
 _TYPES = {torch.float32: Type.FLOAT32, torch.bfloat16: Type.BFLOAT16, torch.float16: Type.FLOAT16}
 # What gives Adam something of every entry in every step, with its size. Others end far behind dense with it
