@@ -1,19 +1,19 @@
-"""Gradient compression in a PyTorch training: a communication hook for DistributedDataParallel, and local steps.
+"""Gradient compression for PyTorch: a hook for DistributedDataParallel, local steps, and FSDP2 between hosts.
 
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     hook = topknot.torch.CompressionHook(ddp, "topk", density=0.001)
 
-and train on as before; or, without DistributedDataParallel,
+compresses the gradients of each step. Without DistributedDataParallel,
 
     sync = topknot.torch.LocalSteps(model, "sparseloco", every=10)
-    ...
-    optimizer.step()
-    sync.step()
+    sync.step()  # after each optimizer.step()
 
-Both work over gloo and nccl. Gradients of a GPU are compressed there where the library was built with CUDA and the method
-has kernels, else by the CPU, copied there and back. Local steps keep their state in the CPU's memory.
+exchanges changes of weights. Both work over gloo and nccl. Gradients on a GPU are compressed there if the library has CUDA
+and kernels for the method, else on the CPU. Local steps keep their state in CPU memory.
 """
 
-from .hook import CompressionHook, FsdpCompression, LocalSteps, Times
+from .fsdp import FsdpCompression
+from .hook import CompressionHook, Times
+from .local_steps import LocalSteps
 
 __all__ = ["CompressionHook", "FsdpCompression", "LocalSteps", "Times"]
