@@ -191,7 +191,7 @@ def check_methods(rank, ranks):
 
 
 def check_buckets(rank, ranks):
-    """With scope="bucket" a bucket is one vector; other buckets take over what their parameters owe."""
+    """With scope="bucket" a bucket is one vector; after a change of buckets, residuals follow the parameters."""
     for method, keys in [("topk", {"density": 0.05}), ("dgc", {"density": 0.05, "momentum": 0.9, "nesterov": False})]:
         model = network()
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -221,9 +221,9 @@ def check_buckets(rank, ranks):
                     for name in names:
                         where = f"{method}, step {step}, {name}"
                         expect(same(model.get_parameter(name).grad, torch.from_numpy(np.array(averages[name]))), where)
-                        owed = expected(names)[rank].residual(name)
+                        residual = expected(names)[rank].residual(name)
                         found = hook.residual(name)
-                        expect(found is None if owed is None else np.array_equal(found.numpy(), owed), where)
+                        expect(found is None if residual is None else np.array_equal(found.numpy(), residual), where)
                 with torch.no_grad():
                     for parameter in model.parameters():
                         parameter -= 0.1 * parameter.grad
@@ -240,22 +240,22 @@ def check_buckets(rank, ranks):
 
         # In one bucket, and again in several from the states of all ranks.
         state = hook.state_dict()
-        owed = {name: hook.residual(name) for name in shapes if hook.residual(name) is not None}
-        expect(len(owed) == 3, "vectors go as they are, matrices owe")
+        residuals = {name: hook.residual(name) for name in shapes if hook.residual(name) is not None}
+        expect(len(residuals) == 3, "matrices have residuals, vectors have none")
         ddp, hook = fresh(25)
         hook.load_state_dict(state)
         names = tuple(reversed(shapes))
         hook._compressors.of(names)
-        expect(all(same(hook.residual(name), owed[name]) for name in owed), "another bucket owes something else")
+        expect(all(same(hook.residual(name), residuals[name]) for name in residuals), "another bucket has other residuals")
         expect([*hook._compressors._made] == [names], "a compressor is left over")
         states = [None] * ranks
         dist.all_gather_object(states, state)
         merged = hook.merge_state_dicts(states)
         ddp, hook = fresh(0.003)
         hook.load_state_dict(merged)
-        expect(all(same(hook.residual(name), owed[name]) for name in owed), "merged states owe something else")
+        expect(all(same(hook.residual(name), residuals[name]) for name in residuals), "merged states have other residuals")
         (part,), (own,) = hook.state_dict().values(), merged.values()
-        expect(same(part[0]["state"]["owed"]["0.weight"], owed["0.weight"]))
+        expect(same(part[0]["state"]["owed"]["0.weight"], residuals["0.weight"]))
         with refused("there is no tensor"):
             hook.residual("1.weight")
         own[0]["state"]["owed"]["other"] = torch.ones(3)
@@ -591,14 +591,14 @@ def check_refusals(rank, ranks):
 
 
 def check_fewer_ranks(rank, ranks):
-    """States of four ranks, for two: what is owed to the average stays the same."""
+    """States of four ranks, for two: the average of the residuals stays the same."""
     shapes = {name: tuple(p.shape) for name, p in network().named_parameters()}
-    states, owed = [], 0
+    states, average = [], 0
     for old in range(4):
         with Compressor("topk", shapes, rank=old, ranks=4, density=0.01) as compressor:
             residual = np.random.default_rng(old).normal(size=shapes["2.weight"]).astype(np.float32)
             compressor.set_residual("2.weight", residual)
-            owed = owed + residual / 4
+            average = average + residual / 4
             states.append({"method": "topk", "keys": {}, "step": 7, "bytes_sent": 0, "rank": old, "ranks": 4,
                            "state": {"parts": [(tuple(shapes), saved(compressor))], "owed": {}}})  # fmt: skip
     hook = topknot.torch.CompressionHook(wrapped(network()), "topk", density=0.01)
@@ -610,7 +610,7 @@ def check_fewer_ranks(rank, ranks):
     expect(hook.step == 8)
     both = [torch.empty(shapes["2.weight"], device=device) for _ in range(ranks)]
     dist.all_gather(both, hook.residual("2.weight").to(device))
-    expect(np.allclose(sum(both).cpu().numpy() / ranks, owed, atol=1e-6))
+    expect(np.allclose(sum(both).cpu().numpy() / ranks, average, atol=1e-6))
 
 
 def check_local_steps(rank, ranks):
@@ -686,7 +686,7 @@ def check_local_steps(rank, ranks):
         error = (model.weight.detach().flatten() - tensor(golden)).abs().max()
         expect(error < 2e-5, f"golden values of {keys}: {error}")
 
-    # SparseLoCo, saved in the middle of a round: the same bits. A rank that diverges begins anew.
+    # SparseLoCo, saved in the middle of a round: the same bits. A rank that diverges starts anew.
     def begin():
         model = network()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -774,14 +774,14 @@ def check_distributed_checkpoint(rank, ranks):
     expect(restored.step == 1 and same(restored.residual("0.weight"), hook.residual("0.weight")), "another residual")
     both = [None] * ranks
     dist.all_gather_object(both, restored.residual("0.weight"))
-    expect(not same(*both), "ranks owe the same")
+    expect(not same(*both), "ranks have the same residual")
     expect(same(steps._parameters["0.weight"], sync._parameters["0.weight"]), "another rank's weights")
 
     # All ranks' states in one program, as for another number of ranks.
     states = {f"rank {each} of {ranks}": () for each in range(ranks)}
     dcp.load({"hook": states}, checkpoint_id=folder[0])
     restored.load_state_dict(restored.merge_state_dicts([states]))
-    expect(same(restored.residual("0.weight"), hook.residual("0.weight")), "merged states owe something else")
+    expect(same(restored.residual("0.weight"), hook.residual("0.weight")), "merged states have other residuals")
     with refused(f"is of rank {1 - rank} of 2, not of rank {rank} of 2"):
         restored.load_state_dict({f"rank {1 - rank} of 2": states[f"rank {1 - rank} of 2"]})
     (old,) = states[f"rank {rank} of 2"]  # an earlier version's state, without ranks in keys
@@ -866,7 +866,7 @@ class TorchTest(unittest.TestCase):
     def test_memory_formats_types_static_graphs_and_accumulation(self):
         on_ranks(2, check_layouts)
 
-    def test_buckets_as_vectors_take_over_what_parameters_owe(self):
+    def test_residuals_follow_parameters_into_other_buckets(self):
         on_ranks(2, check_buckets)
 
     def test_what_no_rank_used_keeps_its_residual(self):
