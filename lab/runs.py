@@ -51,8 +51,16 @@ def start(command, log=None, append=False, cores=None, prepare=None, **options):
 def run(command, together=False, **options):
     """A command from start to end, with an empty input: its returncode, stdout and stderr as texts, or both streams together as
     stdout. Options are subprocess.run's."""
-    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace", check=False,
-                          stderr=subprocess.STDOUT if together else subprocess.PIPE, **options)
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
+        stderr=subprocess.STDOUT if together else subprocess.PIPE,
+        **options,
+    )
 
 
 def exit_status(returncode):

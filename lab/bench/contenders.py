@@ -28,8 +28,13 @@ class Contender:
     def start(self, timeout):
         self.errors = tempfile.TemporaryFile()
         try:
-            self.process = runs.start(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
-                                      env={**os.environ, **self.environment})
+            self.process = runs.start(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.errors,
+                env={**os.environ, **self.environment},
+            )
         except OSError as error:
             raise Unavailable(f"{self.name}: {os.path.basename(self.command[0])}: {error.strerror}") from error
         os.set_blocking(self.process.stdout.fileno(), False)
@@ -104,8 +109,11 @@ class TopkRun(Contender):
     warm_up = False
 
     def __init__(self, name, program, stream, threads, skip):
-        super().__init__(name, [program, "--stream", stream, "--threads", str(threads), "--from", str(skip),
-                                "--steps", str(skip + 100), "--json"], ours=True)
+        super().__init__(
+            name,
+            [program, "--stream", stream, "--threads", str(threads), "--from", str(skip), "--steps", str(skip + 100), "--json"],
+            ours=True,
+        )
         self.plain_seconds, self.over_plain = [], []
 
     def start(self, timeout):

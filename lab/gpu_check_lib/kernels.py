@@ -1,7 +1,6 @@
 """Bytes per second of each selection against a device copy in the same run, and torch.topk. The figures come from gpu_timings,
 which a lost GPU may take with it."""
 
-
 import runs
 
 from .machine import Clocks

@@ -34,7 +34,8 @@ KILL_GRACE = 5.0  # seconds for a killed program to be gone
 REST_OF_OUTPUT = 0.3  # seconds for what is still in a pipe
 PR_SET_PDEATHSIG = 1
 LAUNCHERS_VARIABLE = re.compile(
-    r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE)$|OMPI_|PMI_|PMIX_|MPI_LOCAL|SLURM_|TOPKNOT_RANK|TORCHELASTIC_")
+    r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE)$|OMPI_|PMI_|PMIX_|MPI_LOCAL|SLURM_|TOPKNOT_RANK|TORCHELASTIC_"
+)
 
 
 def last_line(output):
@@ -94,8 +95,15 @@ class Child:
                 signal.signal(number, signal.SIG_DFL)
 
         try:  # without an input: a terminal would stop a background group that reads from it
-            self.process = runs.start(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0,
-                                      stderr=subprocess.STDOUT, env=mine | environment, prepare=become)
+            self.process = runs.start(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                stderr=subprocess.STDOUT,
+                env=mine | environment,
+                prepare=become,
+            )
         except OSError as error:
             self.output = f"{argv[0]} cannot be started: {error.strerror}".encode()
 

@@ -41,8 +41,13 @@ class Result:
         return ", ".join(f"{value:.4g} {name}" for name, value in self.figures.items())
 
     def json(self):
-        one = {"stage": self.stage, "name": self.name, "result": self.status, "seconds": float(self.seconds),
-               "figures": {name: float(value) for name, value in self.figures.items()}}
+        one = {
+            "stage": self.stage,
+            "name": self.name,
+            "result": self.status,
+            "seconds": float(self.seconds),
+            "figures": {name: float(value) for name, value in self.figures.items()},
+        }
         return one | {key: text for key, text in (("note", self.note), ("output", self.output)) if text}
 
 
@@ -89,8 +94,9 @@ class Report:
             try:
                 runs.write_text(path, text)
             except OSError as error:
-                raise UserError(f"{path}: cannot be written: {error.strerror}; "
-                                "free space or choose another place with --out") from error
+                raise UserError(
+                    f"{path}: cannot be written: {error.strerror}; free space or choose another place with --out"
+                ) from error
 
     def table(self):
         text = "".join(f"{what}: {one_line(value)}\n" for what, value in self.about.items())

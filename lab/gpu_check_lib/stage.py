@@ -14,6 +14,7 @@ from .programs import is_program, run_all
 def stage(name, program):
     """Of a function (options, report, its clock, the path of its program): the same as (options, report). Without the program it
     skips its checks."""
+
     def of_body(body):
         def run_stage(options, report):
             path = os.path.join(options.bin, program)
@@ -21,7 +22,9 @@ def stage(name, program):
                 body(options, report, StageClock(options.seconds), path)
             else:
                 report.skip_all(name, f"{path} is not there")
+
         return run_stage
+
     return of_body
 
 

@@ -44,22 +44,34 @@ def whole(least, most):
         if not text.isdigit() or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from {least} to {most}")
         return int(text)
+
     return parse
 
 
 def run_parser():
-    parser = Parser(prog="netlab", usage="netlab --hosts N --rate RATE [options] -- COMMAND...\n"
-                    "       netlab --hosts N --rate RATE --measure\n       netlab compare SPEC.json --out DIR ...",
-                    description="Runs COMMAND once per host of an emulated cluster, with the variables that torchrun sets. "
-                    "Needs root. See lab/netlab.md and 'netlab compare --help'.")
+    parser = Parser(
+        prog="netlab",
+        usage="netlab --hosts N --rate RATE [options] -- COMMAND...\n"
+        "       netlab --hosts N --rate RATE --measure\n       netlab compare SPEC.json --out DIR ...",
+        description="Runs COMMAND once per host of an emulated cluster, with the variables that torchrun sets. "
+        "Needs root. See lab/netlab.md and 'netlab compare --help'.",
+    )
     parser.add_argument("--hosts", type=whole(1, MOST_HOSTS), required=True)
     parser.add_argument("--rate", required=True, help="link rate in each direction: 100mbit, 1gbit, ..., or none")
     parser.add_argument("--ranks-per-host", type=whole(1, 64), default=1, metavar="N")
-    parser.add_argument("--log", metavar="DIR", help="directory of netlab.json and the outputs of hosts 1 and up; by default "
-                        "temporary, kept only if something fails")
+    parser.add_argument(
+        "--log",
+        metavar="DIR",
+        help="directory of netlab.json and the outputs of hosts 1 and up; by default temporary, kept only if something fails",
+    )
     parser.add_argument("--timeout", type=limit, default=DAY_S, metavar="S", help="limit of the command; a day by default")
-    parser.add_argument("--grace", type=seconds, default=60.0, metavar="S",
-                        help="how long the other ranks may continue after the first failure; 60 by default")
+    parser.add_argument(
+        "--grace",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="how long the other ranks may continue after the first failure; 60 by default",
+    )
     parser.add_argument("--cut", type=whole(0, MOST_HOSTS - 1), metavar="HOST", help="sever the link of this host, --after S")
     parser.add_argument("--after", type=seconds, metavar="S", help="time of --cut after the command's start")
     parser.add_argument("--pin", action="store_true", help="bind each rank to its share of the cores")
@@ -71,8 +83,9 @@ def run_parser():
 def describe(lab, rate, measured):
     lines = [f"{lab.hosts} hosts, links of {rate if lab.bits else 'no limit'}"]
     if measured:
-        lines[0] += (f"; TCP with all sending: lowest {show_bits(measured['lowest_bits'])}, "
-                     f"mean {show_bits(measured['mean_bits'])}")
+        lines[0] += (
+            f"; TCP with all sending: lowest {show_bits(measured['lowest_bits'])}, mean {show_bits(measured['mean_bits'])}"
+        )
         if lab.bits:
             lines[0] += f" ({100 * measured['lowest_bits'] / lab.bits:.0f} % of nominal)"
         if measured.get("round_trip_s"):
@@ -84,9 +97,16 @@ def describe(lab, rate, measured):
 
 def link_record(lab, rate, measured, options=None):
     """The lab's entry in netlab.json and cell.json."""
-    return {"hosts": lab.hosts, "rate": rate, "nominal_bits": lab.bits, "burst_bytes": lab.burst, "measured": measured or None,
-            "cpu_bound": bool(measured and measured["cpu_bound"]), "cores": len(os.sched_getaffinity(0)),
-            **({"ranks_per_host": options.ranks_per_host, "pin": options.pin} if options else {})}
+    return {
+        "hosts": lab.hosts,
+        "rate": rate,
+        "nominal_bits": lab.bits,
+        "burst_bytes": lab.burst,
+        "measured": measured or None,
+        "cpu_bound": bool(measured and measured["cpu_bound"]),
+        "cores": len(os.sched_getaffinity(0)),
+        **({"ranks_per_host": options.ranks_per_host, "pin": options.pin} if options else {}),
+    }
 
 
 def variables(lab, rate, measured):
@@ -139,10 +159,8 @@ def run(arguments, command):
                     return code
                 print(json.dumps(link_record(lab, options.rate, measured)))
                 return code
-            processes = Run(lab, command, folder, options.ranks_per_host, variables(lab, options.rate, measured),
-                            pin=options.pin)
-            code = processes.wait(options.timeout, options.grace,
-                                  None if options.cut is None else (options.cut, options.after))
+            processes = Run(lab, command, folder, options.ranks_per_host, variables(lab, options.rate, measured), pin=options.pin)
+            code = processes.wait(options.timeout, options.grace, None if options.cut is None else (options.cut, options.after))
             processes.show_failures()
         return code
     finally:
@@ -165,9 +183,10 @@ def main(arguments):
     try:
         if arguments[:1] == ["compare"]:
             from .compare import compare  # pylint: disable=import-outside-toplevel
+
             return compare(arguments[1:])
         split = arguments.index("--") if "--" in arguments else len(arguments)
-        return run(arguments[:split], arguments[split + 1:])
+        return run(arguments[:split], arguments[split + 1 :])
     except LabError as problem:
         log_line(problem)
         return problem.status

@@ -20,7 +20,6 @@ from .runner import Run, find_program, log_line, tail
 from .speed import measure
 
 
-
 def is_whole(value, least, most):
     return type(value) is int and least <= value <= most
 
@@ -33,13 +32,23 @@ def is_word_list(value):
 OPTIONAL = {
     "title": ("", "a text", lambda value: isinstance(value, str)),
     "baseline": ("dense", "a text", lambda value: isinstance(value, str)),
-    "hosts": ([2], f"a list of numbers from 2 to {MOST_HOSTS}",
-              lambda value: isinstance(value, list) and all(is_whole(count, 2, MOST_HOSTS) for count in value)),
+    "hosts": (
+        [2],
+        f"a list of numbers from 2 to {MOST_HOSTS}",
+        lambda value: isinstance(value, list) and all(is_whole(count, 2, MOST_HOSTS) for count in value),
+    ),
     "rates": (["1gbit"], 'a list such as ["100mbit", "1gbit", "none"]', is_word_list),
     "rounds": (3, "a number from 1 to 1000", lambda value: is_whole(value, 1, 1000)),
-    "timeout_s": (3600, "a number of seconds, a day at most", lambda value: isinstance(value, (int, float)) and 0 < value <= DAY_S),
-    "environment": ({}, "an object of texts",
-                    lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values())),
+    "timeout_s": (
+        3600,
+        "a number of seconds, a day at most",
+        lambda value: isinstance(value, (int, float)) and 0 < value <= DAY_S,
+    ),
+    "environment": (
+        {},
+        "an object of texts",
+        lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
+    ),
 }
 KEYS = {*OPTIONAL, "methods", "pin"}
 
@@ -50,13 +59,18 @@ def training_steps(text):
     words = numbers.split(",")
     counts = [int(word) for word in words if word.isdigit()]
     if len(counts) != len(words) or len(counts) > 2 or counts[0] == 0 or sum(counts[1:]) > counts[0]:
-        raise argparse.ArgumentTypeError(f"'{text}' is not N, N,M, METHOD=N or METHOD=N,M with whole numbers and M no more than N")
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not N, N,M, METHOD=N or METHOD=N,M with whole numbers and M no more than N"
+        )
     return method if equals else None, [counts[0], sum(counts[1:])]
 
 
 def compare_parser():
-    parser = Parser(prog="netlab compare", description="Runs every method of SPEC once per round, in rotated order, for all "
-                    "hosts and rates, and writes table.md, table.csv, results.json and report.html.")
+    parser = Parser(
+        prog="netlab compare",
+        description="Runs every method of SPEC once per round, in rotated order, for all "
+        "hosts and rates, and writes table.md, table.csv, results.json and report.html.",
+    )
     parser.add_argument("spec", metavar="SPEC.json")
     parser.add_argument("--out", required=True, metavar="DIR")
     parser.add_argument("--hosts", type=whole(2, MOST_HOSTS), action="append", help="instead of the SPEC's; may be repeated")
@@ -64,9 +78,15 @@ def compare_parser():
     parser.add_argument("--rounds", type=whole(1, 1000))
     parser.add_argument("--data", metavar="DIR", help="what {data} in the commands stands for")
     parser.add_argument("--only", action="append", metavar="METHOD", help="of the SPEC's methods; may be repeated")
-    parser.add_argument("--steps", type=training_steps, action="append", metavar="[METHOD=]N[,M]", help="adds the time of a training "
-                        "of N steps to the tables, of which M take the baseline's step time, such as the denser steps of a "
-                        "warm-up; of all methods or of METHOD alone; may be repeated, the last one counts")
+    parser.add_argument(
+        "--steps",
+        type=training_steps,
+        action="append",
+        metavar="[METHOD=]N[,M]",
+        help="adds the time of a training "
+        "of N steps to the tables, of which M take the baseline's step time, such as the denser steps of a "
+        "warm-up; of all methods or of METHOD alone; may be repeated, the last one counts",
+    )
     parser.add_argument("--timeout", type=limit, metavar="S", help="limit of one run; an hour by default")
     parser.add_argument("--fresh", action="store_true", help="run finished methods again")
     return parser
@@ -83,12 +103,12 @@ def read_spec(options):
     except ValueError as problem:
         raise LabError(f"{path} is no JSON: {problem}") from problem
     if not isinstance(spec, dict):
-        raise LabError(f"{path}: an object with \"methods\" is expected")
+        raise LabError(f'{path}: an object with "methods" is expected')
     for name in spec.keys() - KEYS:
-        raise LabError(f"{path}: unknown key \"{name}\"; there are {', '.join(sorted(KEYS))}")
+        raise LabError(f'{path}: unknown key "{name}"; there are {", ".join(sorted(KEYS))}')
     methods = spec.get("methods")
     if not isinstance(methods, dict) or not methods or not all(is_word_list(command) for command in methods.values()):
-        raise LabError(f"{path}: \"methods\" should be an object of commands: {{\"dense\": [\"build/bin/train\", ...], ...}}")
+        raise LabError(f'{path}: "methods" should be an object of commands: {{"dense": ["build/bin/train", ...], ...}}')
     for name in options.only or []:
         if name not in methods:
             raise LabError(f"--only: {path} has no method '{name}'; there are {', '.join(methods)}")
@@ -98,15 +118,22 @@ def read_spec(options):
         if name is not None and name not in spec["methods"]:
             raise LabError(f"--steps: there is no method '{name}'; there are {', '.join(spec['methods'])}")
         spec["steps"].update({name: steps} if name is not None else dict.fromkeys(spec["methods"], steps))
-    for name, given in (("hosts", options.hosts), ("rates", options.rate), ("rounds", options.rounds), ("timeout_s", options.timeout)):
+    for name, given in (
+        ("hosts", options.hosts),
+        ("rates", options.rate),
+        ("rounds", options.rounds),
+        ("timeout_s", options.timeout),
+    ):
         spec[name] = given or spec.get(name, OPTIONAL[name][0])
     for name, (default, what, fits) in OPTIONAL.items():
         if not fits(spec.setdefault(name, default)):
-            raise LabError(f"{path}: \"{name}\" should be {what}")
+            raise LabError(f'{path}: "{name}" should be {what}')
     spec["pin"] = bool(spec.get("pin", False))
     if any(as_baseline for _, as_baseline in spec["steps"].values()) and spec["baseline"] not in spec["methods"]:
-        raise LabError(f"--steps N,M: M steps take the time of the baseline '{spec['baseline']}', which is not among the methods "
-                       f"({', '.join(spec['methods'])})")
+        raise LabError(
+            f"--steps N,M: M steps take the time of the baseline '{spec['baseline']}', which is not among the methods "
+            f"({', '.join(spec['methods'])})"
+        )
     for rate in spec["rates"]:
         parse_rate(rate)
     if options.data and not os.path.isdir(options.data):
@@ -184,10 +211,26 @@ def cells_of(spec, out, options):
         group = []
         for name in runs.rotated(names, number):
             folder = os.path.join(out, "runs", f"hosts{hosts}-{rate}", f"round{number + 1}", slug(name))
-            command = filled(spec["methods"][name], {"out": os.path.join(folder, "run"), "hosts": hosts, "rate": rate,
-                                                     "round": number + 1, "data": os.path.abspath(options.data or "")})
-            wanted = {"hosts": hosts, "rate": rate, "round": number + 1, "method": name, "command": command,
-                      "files": files[name], "environment": spec["environment"], "pin": spec["pin"]}
+            command = filled(
+                spec["methods"][name],
+                {
+                    "out": os.path.join(folder, "run"),
+                    "hosts": hosts,
+                    "rate": rate,
+                    "round": number + 1,
+                    "data": os.path.abspath(options.data or ""),
+                },
+            )
+            wanted = {
+                "hosts": hosts,
+                "rate": rate,
+                "round": number + 1,
+                "method": name,
+                "command": command,
+                "files": files[name],
+                "environment": spec["environment"],
+                "pin": spec["pin"],
+            }
             done = None if options.fresh else finished(os.path.join(folder, "cell.json"), wanted)
             group.append((folder, done or wanted))
         yield hosts, rate, group
@@ -216,8 +259,10 @@ def compare(arguments):
                 place = f"[{count}/{total}] {hosts} hosts, {rate}, round {cell['round']}, {cell['method']}"
                 if not cell.get("figures"):
                     run_cell(lab, link_record(lab, rate, measured), cell, spec, folder)
-                    log_line(f"{place}: " + (f"{cell['figures']['step_s'] * 1000:.1f} ms per step" if cell.get("figures")
-                                        else cell["problem"]))
+                    log_line(
+                        f"{place}: "
+                        + (f"{cell['figures']['step_s'] * 1000:.1f} ms per step" if cell.get("figures") else cell["problem"])
+                    )
                 cells.append(cell)
         # After each group, so that an interrupted comparison has the reports of its finished runs.
         write_reports(out, spec, cells, summarise(cells, spec))

@@ -21,8 +21,11 @@ def median(values):
 def exchange_keys(folder):
     """Whole numbers of the section `exchange` of the run's configuration; {} without it."""
     found = runs.settings(runs.content(os.path.join(folder, "config.yaml")).decode())
-    return {name.removeprefix("exchange."): int(value) for name, (value, _) in found.items()
-            if name.startswith("exchange.") and value.isdigit()}
+    return {
+        name.removeprefix("exchange."): int(value)
+        for name, (value, _) in found.items()
+        if name.startswith("exchange.") and value.isdigit()
+    }
 
 
 def mean_of_round(name, records):
@@ -43,17 +46,20 @@ def local_figures(path, steps, keys):
     last = max(at, default=0) - fragmented  # behind a run's last step all fragments are sent
     rounds = [range(begin, begin + every + 1) for begin in range(first, last - every + 1, every)]
     if len(rounds) < 2:
-        raise ValueError(f"{path} has {len(steps)} steps; {first + 2 * every + fragmented} are needed for two rounds of "
-                         f"exchange.every={every} after the first {first}, which do not count")
+        raise ValueError(
+            f"{path} has {len(steps)} steps; {first + 2 * every + fragmented} are needed for two rounds of "
+            f"exchange.every={every} after the first {first}, which do not count"
+        )
     rounds = [each for each in rounds if all(step in at for step in each)]
     if any(at[step].get("skipped") for each in rounds for step in each[1:]):
         raise ValueError(f"{path} has steps that were left out, since some value was not finite: they are no training steps")
-    timed = [each for each in rounds
-             if None not in (number(at[each[0]].get("time_s")), number(at[each[-1]].get("time_s")))]
+    timed = [each for each in rounds if None not in (number(at[each[0]].get("time_s")), number(at[each[-1]].get("time_s")))]
     if not timed:
         raise ValueError(f"{path}: its steps have no time_s")
-    result = {"steps": every * len(timed),
-              "step_s": statistics.median((at[each[-1]]["time_s"] - at[each[0]]["time_s"]) / every for each in timed)}
+    result = {
+        "steps": every * len(timed),
+        "step_s": statistics.median((at[each[-1]]["time_s"] - at[each[0]]["time_s"]) / every for each in timed),
+    }
     result.update({name: median(mean_of_round(name, [at[step] for step in each[1:]]) for each in timed) for name in MEDIANS})
     return result
 
@@ -66,10 +72,11 @@ def figures(folder):
     if keys.get("every"):
         return local_figures(path, steps, keys)
     last_cold = max((i for i, record in enumerate(steps) if record["step"] <= WARM_UP_STEPS), default=None)
-    warm = steps if last_cold is None else steps[last_cold + 1:]
+    warm = steps if last_cold is None else steps[last_cold + 1 :]
     if len(warm) < 2:
-        raise ValueError(f"{path} has {len(steps)} steps; {WARM_UP_STEPS + 2} are needed, of which the first "
-                         f"{WARM_UP_STEPS} do not count")
+        raise ValueError(
+            f"{path} has {len(steps)} steps; {WARM_UP_STEPS + 2} are needed, of which the first {WARM_UP_STEPS} do not count"
+        )
     if any(record.get("skipped") for record in warm):
         raise ValueError(f"{path} has steps that were skipped, since some value was not finite: they are no training steps")
     chain = warm if last_cold is None else [steps[last_cold]] + warm
@@ -90,8 +97,11 @@ def parts(row):
     if any(row.get(name) is None for name in ("step_s", "exposed_s")):
         return None
     coding = (row.get("encode_s") or 0) + (row.get("decode_s") or 0)
-    return [("compute", max(0.0, row["step_s"] - coding - row["exposed_s"])), ("encode and decode", coding),
-            ("exposed communication", row["exposed_s"])]
+    return [
+        ("compute", max(0.0, row["step_s"] - coding - row["exposed_s"])),
+        ("encode and decode", coding),
+        ("exposed communication", row["exposed_s"]),
+    ]
 
 
 def training_s(steps, own_s, baseline_s):
@@ -108,12 +118,19 @@ def summarise(cells, spec):
     for count in spec["hosts"]:
         for rate in spec["rates"]:
             here = [cell for cell in cells if cell["hosts"] == count and cell["rate"] == rate]
-            base = {cell["round"]: cell["figures"]["step_s"] for cell in here if cell["method"] == baseline and cell.get("figures")}
+            base = {
+                cell["round"]: cell["figures"]["step_s"] for cell in here if cell["method"] == baseline and cell.get("figures")
+            }
             for method in methods:
                 mine = [cell for cell in here if cell["method"] == method]
                 good = [cell for cell in mine if cell.get("figures")]
-                row = {"hosts": count, "rate": rate, "method": method, "rounds": len(good),
-                       "failed": [cell["problem"] for cell in mine if cell.get("problem")]}
+                row = {
+                    "hosts": count,
+                    "rate": rate,
+                    "method": method,
+                    "rounds": len(good),
+                    "failed": [cell["problem"] for cell in mine if cell.get("problem")],
+                }
                 for name in ("step_s", *MEDIANS):
                     row[name] = median(cell["figures"].get(name) for cell in good)
                 times = [cell["figures"]["step_s"] for cell in good]

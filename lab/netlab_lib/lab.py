@@ -14,13 +14,14 @@ from . import LabError, sweep
 MOST_HOSTS = 128
 INTERFACE = "eth0"
 MASTER_PORT = 29500  # free, because the namespaces are new
-QUEUE = "50ms"       # longest wait of a packet for tokens before it is dropped
+QUEUE = "50ms"  # longest wait of a packet for tokens before it is dropped
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 LEAST, MOST = 1e6, 100e9  # bits per second
 NONE = "none"
 
 
 # Link rates in the notation of tc, and the token bucket's size for a rate.
+
 
 def parse_rate(text):
     """Bits per second, or None for "none" (unshaped links)."""
@@ -99,9 +100,14 @@ class Lab:
 
     def __enter__(self):
         # The watcher starts first, so that it removes the namespaces after any later failure.
-        self.watcher = subprocess.Popen([sys.executable, "-S", os.path.abspath(sweep.__file__), self.prefix],
-                                        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                        start_new_session=True, cwd="/")
+        self.watcher = subprocess.Popen(
+            [sys.executable, "-S", os.path.abspath(sweep.__file__), self.prefix],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
         try:
             self._build()
         except BaseException:
@@ -128,8 +134,23 @@ class Lab:
             tool(*on_host, "address", "add", self.address(host) + "/24", "dev", INTERFACE)
             if self.bits:
                 for place, device in ((name, INTERFACE), (self.switch, port)):
-                    tool("tc", "-n", place, "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{self.bits:.0f}bit",
-                         "burst", f"{self.burst}b", "latency", QUEUE)
+                    tool(
+                        "tc",
+                        "-n",
+                        place,
+                        "qdisc",
+                        "add",
+                        "dev",
+                        device,
+                        "root",
+                        "tbf",
+                        "rate",
+                        f"{self.bits:.0f}bit",
+                        "burst",
+                        f"{self.burst}b",
+                        "latency",
+                        QUEUE,
+                    )
 
     def cut(self, host):
         """Sets the switch's port of this host down; no process is notified."""

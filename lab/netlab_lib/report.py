@@ -15,18 +15,46 @@ from .figures import parts
 from .lab import show_bits
 from .runner import log_line
 
-COLUMNS = ("hosts", "rate", "method", "rounds", "step_s", "step_lowest_s", "step_highest_s", "images_per_second",
-           "communicate_s", "exposed_s", "encode_s", "decode_s", "bytes_sent", "bytes_received", "speedup", "training_s",
-           "measured_bits", "nominal_bits", "cpu_bound")
-HEADS = ("method", "step ms (range)", "items/s", "communicate ms", "exposed ms", "encode ms", "decode ms", "sent per step",
-         "speed-up over {}")
+COLUMNS = (
+    "hosts",
+    "rate",
+    "method",
+    "rounds",
+    "step_s",
+    "step_lowest_s",
+    "step_highest_s",
+    "images_per_second",
+    "communicate_s",
+    "exposed_s",
+    "encode_s",
+    "decode_s",
+    "bytes_sent",
+    "bytes_received",
+    "speedup",
+    "training_s",
+    "measured_bits",
+    "nominal_bits",
+    "cpu_bound",
+)
+HEADS = (
+    "method",
+    "step ms (range)",
+    "items/s",
+    "communicate ms",
+    "exposed ms",
+    "encode ms",
+    "decode ms",
+    "sent per step",
+    "speed-up over {}",
+)
 # The parts of a bar, each with the part of tools/common/chart.h whose colour it has.
-COLOURS = {"compute": "forward", "encode and decode": "encode", "exposed communication": "exposed communication",
-           "step": "data"}
-NOTE = ("Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Of local "
-        "steps: the median over the times from a sync to the next, by their steps. Speed-up: median of the ratios within a "
-        "round. Items: images, or tokens of a text, of all ranks. Measured rate: the lowest of the rounds. Sent: upload of one "
-        "rank per step. All hosts share this machine's cores.")
+COLOURS = {"compute": "forward", "encode and decode": "encode", "exposed communication": "exposed communication", "step": "data"}
+NOTE = (
+    "Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Of local "
+    "steps: the median over the times from a sync to the next, by their steps. Speed-up: median of the ratios within a "
+    "round. Items: images, or tokens of a text, of all ranks. Measured rate: the lowest of the rounds. Sent: upload of one "
+    "rank per step. All hosts share this machine's cores."
+)
 
 
 def ms(value, digits=1):
@@ -54,9 +82,18 @@ def row_cells(spec, row):
     if row["rounds"] > 1:
         step += f" ({ms(row['step_lowest_s'])} to {ms(row['step_highest_s'])})"
     speed = "-" if row["images_per_second"] is None else f"{row['images_per_second']:,.0f}"
-    return [row["method"], step, speed, ms(row["communicate_s"]), ms(row["exposed_s"]), ms(row["encode_s"], 2),
-            ms(row["decode_s"], 2), size(row["bytes_sent"]), "-" if row["speedup"] is None else f"{row['speedup']:.2f}",
-            *(["-" if row["training_s"] is None else f"{row['training_s']:,.0f}"] if spec.get("steps") else [])]
+    return [
+        row["method"],
+        step,
+        speed,
+        ms(row["communicate_s"]),
+        ms(row["exposed_s"]),
+        ms(row["encode_s"], 2),
+        ms(row["decode_s"], 2),
+        size(row["bytes_sent"]),
+        "-" if row["speedup"] is None else f"{row['speedup']:.2f}",
+        *(["-" if row["training_s"] is None else f"{row['training_s']:,.0f}"] if spec.get("steps") else []),
+    ]
 
 
 def groups(rows):
@@ -70,8 +107,11 @@ def groups(rows):
         first = group[1][0]
         links = "unshaped links" if first["rate"] == "none" else f"links of {first['rate']}"
         measured = [row["measured_bits"] for row in group[1] if row["measured_bits"]]
-        group[0] = f"{first['hosts']} hosts, {links}, measured TCP rate " + (show_bits(min(measured)) if measured else "-") + (
-            " (CPU-bound: below 80 % of nominal)" if any(row["cpu_bound"] for row in group[1]) else "")
+        group[0] = (
+            f"{first['hosts']} hosts, {links}, measured TCP rate "
+            + (show_bits(min(measured)) if measured else "-")
+            + (" (CPU-bound: below 80 % of nominal)" if any(row["cpu_bound"] for row in group[1]) else "")
+        )
     return result
 
 
@@ -79,8 +119,10 @@ def note(spec):
     """What the columns mean."""
     if not spec.get("steps"):
         return NOTE
-    steps = (f"{name} {every:,}" + (f" ({as_baseline:,} at the step time of {spec['baseline']})" if as_baseline else "")
-             for name, (every, as_baseline) in spec["steps"].items())
+    steps = (
+        f"{name} {every:,}" + (f" ({as_baseline:,} at the step time of {spec['baseline']})" if as_baseline else "")
+        for name, (every, as_baseline) in spec["steps"].items()
+    )
     return f"{NOTE} Training: step time times steps, as --steps has them: {', '.join(steps)}."
 
 
@@ -108,20 +150,36 @@ def compressor(name, command):
 def bar(spec, row):
     """A method's step, in seconds by part."""
     steps = (parts(row) or [("step", row["step_s"])]) if row["step_s"] else []
-    return {"name": row["method"], "method": compressor(row["method"], spec["methods"][row["method"]]),
-            "seconds": row["step_s"], "label": ms(row["step_s"]) + " ms" if row["step_s"] else "failed",
-            "parts": [{"name": part, "colour_of": COLOURS[part], "seconds": value} for part, value in steps]}
+    return {
+        "name": row["method"],
+        "method": compressor(row["method"], spec["methods"][row["method"]]),
+        "seconds": row["step_s"],
+        "label": ms(row["step_s"]) + " ms" if row["step_s"] else "failed",
+        "parts": [{"name": part, "colour_of": COLOURS[part], "seconds": value} for part, value in steps],
+    }
 
 
 def page(spec, rows):
     """What the page shows, as tools/compare/lab_page.cpp reads it."""
-    return {"title": spec.get("title") or "netlab: methods compared", "note": f"{note(spec)} {machine()}",
-            "legend": [{"name": name if name != "step" else "whole step (parts not recorded)", "colour_of": part}
-                       for name, part in COLOURS.items()],
-            "groups": [{"heading": heading, "bars": [bar(spec, row) for row in group], "header": heads_of(spec),
-                        "rows": [row_cells(spec, row) for row in group]} for heading, group in groups(rows)],
-            "failed": failures(rows),
-            "commands": [[name, " ".join(command)] for name, command in spec["methods"].items()]}
+    return {
+        "title": spec.get("title") or "netlab: methods compared",
+        "note": f"{note(spec)} {machine()}",
+        "legend": [
+            {"name": name if name != "step" else "whole step (parts not recorded)", "colour_of": part}
+            for name, part in COLOURS.items()
+        ],
+        "groups": [
+            {
+                "heading": heading,
+                "bars": [bar(spec, row) for row in group],
+                "header": heads_of(spec),
+                "rows": [row_cells(spec, row) for row in group],
+            }
+            for heading, group in groups(rows)
+        ],
+        "failed": failures(rows),
+        "commands": [[name, " ".join(command)] for name, command in spec["methods"].items()],
+    }
 
 
 def find_compare(spec):
@@ -178,6 +236,11 @@ def write_reports(out, spec, cells, rows):
     for row in rows:
         sheet.writerow(["" if row[name] is None else row[name] for name in COLUMNS])
     runs.write_text(os.path.join(out, "table.csv"), text.getvalue())
-    runs.write_json(os.path.join(out, "results.json"),
-               {"machine": machine(), "spec": spec, "rows": rows, "runs": cells, "page": page(spec, rows)}, indent=1)
-    return table, "table.md, table.csv, results.json and report.html" if draw(out, spec) else "table.md, table.csv and results.json"
+    runs.write_json(
+        os.path.join(out, "results.json"),
+        {"machine": machine(), "spec": spec, "rows": rows, "runs": cells, "page": page(spec, rows)},
+        indent=1,
+    )
+    return table, "table.md, table.csv, results.json and report.html" if draw(
+        out, spec
+    ) else "table.md, table.csv and results.json"

@@ -24,13 +24,22 @@ class Rank:
 
 def environment(lab, rank, per_host, extra):
     result = dict(os.environ, **extra)
-    result.update({
-        "RANK": rank.number, "WORLD_SIZE": lab.hosts * per_host, "LOCAL_RANK": rank.local, "LOCAL_WORLD_SIZE": per_host,
-        "GROUP_RANK": rank.host, "GROUP_WORLD_SIZE": lab.hosts,
-        "MASTER_ADDR": lab.address(0), "MASTER_PORT": MASTER_PORT,
-        "GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE,
-        "NETLAB_HOST": rank.host,
-    })
+    result.update(
+        {
+            "RANK": rank.number,
+            "WORLD_SIZE": lab.hosts * per_host,
+            "LOCAL_RANK": rank.local,
+            "LOCAL_WORLD_SIZE": per_host,
+            "GROUP_RANK": rank.host,
+            "GROUP_WORLD_SIZE": lab.hosts,
+            "MASTER_ADDR": lab.address(0),
+            "MASTER_PORT": MASTER_PORT,
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "NCCL_SOCKET_IFNAME": INTERFACE,
+            "TP_SOCKET_IFNAME": INTERFACE,
+            "NETLAB_HOST": rank.host,
+        }
+    )
     return {name: str(value) for name, value in result.items()}
 
 
@@ -38,7 +47,7 @@ def cores_of(rank, ranks):
     """The rank's equal share of the cores, or one core where there are more ranks than cores."""
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // ranks
-    return cores[rank * share:(rank + 1) * share] if share else [cores[rank % len(cores)]]
+    return cores[rank * share : (rank + 1) * share] if share else [cores[rank % len(cores)]]
 
 
 class Run:
@@ -56,9 +65,14 @@ class Run:
         self.begin = None
 
     def _start(self, rank):
-        rank.process = runs.start(self.lab.inside(rank.host, self.command), rank.log, prepare=runs.default_signals,
-                                  cores=cores_of(rank.number, len(self.ranks)) if self.pin else None,
-                                  env=environment(self.lab, rank, self.per_host, self.extra), start_new_session=bool(rank.log))
+        rank.process = runs.start(
+            self.lab.inside(rank.host, self.command),
+            rank.log,
+            prepare=runs.default_signals,
+            cores=cores_of(rank.number, len(self.ranks)) if self.pin else None,
+            env=environment(self.lab, rank, self.per_host, self.extra),
+            start_new_session=bool(rank.log),
+        )
 
     def alive(self):
         now = time.monotonic() - self.begin

@@ -117,10 +117,25 @@ def measure(lab):
     ends = []
     try:
         for index in range(lab.hosts):
-            command = [sys.executable, "-S", "-E", os.path.abspath(__file__), str(index),
-                       lab.address((index + 1) % lab.hosts), str(chunk)]
-            ends.append(subprocess.Popen(lab.inside(index, command), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True))
+            command = [
+                sys.executable,
+                "-S",
+                "-E",
+                os.path.abspath(__file__),
+                str(index),
+                lab.address((index + 1) % lab.hosts),
+                str(chunk),
+            ]
+            ends.append(
+                subprocess.Popen(
+                    lab.inside(index, command),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    bufsize=0,
+                    start_new_session=True,
+                )
+            )
         deadline = time.monotonic() + LIMIT_S
         if any(line_of(end, deadline).strip() != "ready" for end in ends):
             return {}
@@ -140,9 +155,13 @@ def measure(lab):
     bits = [each.get("bits") for each in figures]
     if not all(bits):
         return {}
-    return {"lowest_bits": min(bits), "mean_bits": statistics.mean(bits), "host_bits": bits,
-            "round_trip_s": figures[0].get("round_trip_s"),
-            "cpu_bound": lab.bits is not None and min(bits) < 0.8 * lab.bits}
+    return {
+        "lowest_bits": min(bits),
+        "mean_bits": statistics.mean(bits),
+        "host_bits": bits,
+        "round_trip_s": figures[0].get("round_trip_s"),
+        "cpu_bound": lab.bits is not None and min(bits) < 0.8 * lab.bits,
+    }
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ class Cifar10:
         self.options = options
         images, self.labels = read(options.data, [f"data_batch_{i}.bin" for i in range(1, 6)])
         self.padded = torch.nn.functional.pad(images, (PADDING,) * 4)
-        self.test_images, self.test_labels = (part[options.rank::options.ranks] for part in read(options.data, ["test_batch.bin"]))
+        self.test_images, self.test_labels = (
+            part[options.rank :: options.ranks] for part in read(options.data, ["test_batch.bin"])
+        )
         self.steps_per_epoch = steps_of_epoch(options)
         self.steps = options.epochs * self.steps_per_epoch
         evaluations = round(options.epochs / EVALUATE_EVERY)
@@ -98,8 +100,14 @@ class Cifar10:
         with torch.no_grad():
             for images, labels in zip(self.test_images.split(EVALUATED_AT_ONCE), self.test_labels.split(EVALUATED_AT_ONCE)):
                 output = model(normalised(images))
-                sums += torch.tensor([torch.nn.functional.cross_entropy(output, labels, reduction="sum").item(),
-                                      (output.argmax(1) == labels).sum().item(), len(labels)], dtype=torch.float64)
+                sums += torch.tensor(
+                    [
+                        torch.nn.functional.cross_entropy(output, labels, reduction="sum").item(),
+                        (output.argmax(1) == labels).sum().item(),
+                        len(labels),
+                    ],
+                    dtype=torch.float64,
+                )
         model.train()
         torch.distributed.all_reduce(sums)
         return (sums[0] / sums[2]).item(), (sums[1] / sums[2]).item()

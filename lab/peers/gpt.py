@@ -25,8 +25,10 @@ class Block(nn.Module):
 
     def forward(self, x):
         batch, window, width = x.shape
-        q, k, v = (part.view(batch, window, self.heads, width // self.heads).transpose(1, 2)
-                   for part in self.qkv(self.norm_1(x)).split(width, dim=2))
+        q, k, v = (
+            part.view(batch, window, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(self.norm_1(x)).split(width, dim=2)
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.merge(mixed.transpose(1, 2).reshape(batch, window, width))
         return x + self.down(functional.gelu(self.up(self.norm_2(x)), approximate=self.gelu))
@@ -51,7 +53,7 @@ class Gpt(nn.Module):
                 nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * options.layers))
 
     def forward(self, tokens, labels):
-        x = self.tokens(tokens) + self.positions.weight[:tokens.shape[1]]
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
         logits = functional.linear(self.norm(x), self.tokens.weight)
@@ -71,8 +73,12 @@ def train(options):
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     lr, warmup, steps = 1e-3, 100, options.steps
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-                                  lr=lr, betas=(0.9, 0.99), fused=True)
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        lr=lr,
+        betas=(0.9, 0.99),
+        fused=True,
+    )
     begin = time.perf_counter()
     for step in range(steps):
         part = max(0.0, (step - warmup) / max(1, steps - warmup))
@@ -91,12 +97,12 @@ def train(options):
     with torch.no_grad():
         for at in range(0, count, 256 * window):
             whole = min(256, (count - at) // window)  # every token but the first is predicted once
-            rows = [validation[i:i + window + 1] for i in range(at, at + whole * window, window)]
+            rows = [validation[i : i + window + 1] for i in range(at, at + whole * window, window)]
             if rows:
                 total += whole * window * model(torch.stack(rows)[:, :-1], torch.stack(rows)[:, 1:]).item()
             rest = min(count - at, 256 * window) - whole * window
             if rest > 0:
-                row = validation[None, at + whole * window:at + whole * window + rest + 1]
+                row = validation[None, at + whole * window : at + whole * window + rest + 1]
                 total += rest * model(row[:, :-1], row[:, 1:]).item()
     print(f"seed {options.seed}: validation loss {total / count:.4f} after {steps} steps, {seconds:.1f} s")
 

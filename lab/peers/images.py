@@ -12,11 +12,15 @@ parser = parser_of(__doc__, ("evaluation",), batch=64, size=224)
 parser.set_defaults(threads=1)
 parser.add_argument("root")
 options = parse(torch, parser)
-crop = [transforms.Resize(round(options.size * 256 / 224)), transforms.CenterCrop(options.size)] if options.evaluation else [
-    transforms.RandomResizedCrop(options.size), transforms.RandomHorizontalFlip()]
+crop = (
+    [transforms.Resize(round(options.size * 256 / 224)), transforms.CenterCrop(options.size)]
+    if options.evaluation
+    else [transforms.RandomResizedCrop(options.size), transforms.RandomHorizontalFlip()]
+)
 data = datasets.ImageFolder(
     os.path.join(options.root, "val" if options.evaluation else "train"),
-    transforms.Compose([*crop, transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]))
+    transforms.Compose([*crop, transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]),
+)
 
 
 def batches():

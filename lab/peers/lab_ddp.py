@@ -35,23 +35,34 @@ from datetime import timedelta
 from peer import MALLOC_TUNABLES, import_torch
 
 WARM_UP_STEPS = 5  # train/metrics/metrics.h
-DEADLINE_S = 60    # of every wait for another rank
-FAREWELL_S = 20    # of the one after the results
+DEADLINE_S = 60  # of every wait for another rank
+FAREWELL_S = 20  # of the one after the results
 DEFAULT_BUCKET_MB = 25
-LSTM_WIDTH = 200   # lab/configs/papers/ptb_small.yaml
+LSTM_WIDTH = 200  # lab/configs/papers/ptb_small.yaml
 GPT = {"layers": 4, "heads": 4, "width": 128, "window": 64, "tokens": 65}  # configs/gpt_char.yaml
 WINDOWS = {"lstm_lm": 20, "gpt": GPT["window"]}  # tokens of a step and column, of the models of text
 CLIPS = {"lstm_lm": 0.25, "gpt": 1.0}
-HOOKS = {"none": "PyTorch DDP", "fp16": "PyTorch DDP fp16", "powersgd": "PyTorch DDP PowerSGD", "topknot": "PyTorch DDP topknot",
-         "local": "PyTorch local steps", "off": "PyTorch without exchange"}
+HOOKS = {
+    "none": "PyTorch DDP",
+    "fp16": "PyTorch DDP fp16",
+    "powersgd": "PyTorch DDP PowerSGD",
+    "topknot": "PyTorch DDP topknot",
+    "local": "PyTorch local steps",
+    "off": "PyTorch without exchange",
+}
 METHODS = {"topknot": "topk", "local": "sparseloco"}
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
-        description="PyTorch DDP over Gloo; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say where this rank belongs")
-    parser.add_argument("--model", choices=("mlp", "resnet20", "vgg16", *WINDOWS), required=True,
-                        help="lstm_lm: the language model of lab/configs/papers/ptb_small.yaml; gpt: that of configs/gpt_char.yaml")
+        description="PyTorch DDP over Gloo; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say where this rank belongs"
+    )
+    parser.add_argument(
+        "--model",
+        choices=("mlp", "resnet20", "vgg16", *WINDOWS),
+        required=True,
+        help="lstm_lm: the language model of lab/configs/papers/ptb_small.yaml; gpt: that of configs/gpt_char.yaml",
+    )
     parser.add_argument("--batch", type=int, required=True, help="images, or columns or windows of text, per rank and step")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--steps", type=int, help="steps on one random batch")
@@ -157,11 +168,14 @@ def network(name):
     """(builder, number of parameters)."""
     if name == "lstm_lm":
         from lstm import LanguageModel
+
         return lambda: LanguageModel(LSTM_WIDTH), 4_653_200
     if name == "gpt":
         from gpt import Gpt
+
         return lambda: Gpt(argparse.Namespace(**GPT), bias=False, gelu="none"), 804_096
     from networks import NETWORKS
+
     return NETWORKS[name][:2]
 
 
@@ -172,6 +186,7 @@ def wrapped(torch, model, options):
         return model, Bytes(options.hook, parameters)
     if options.hook == "local":
         from topknot.torch import LocalSteps
+
         return model, Bytes(options.hook, parameters, LocalSteps(model, options.method, every=options.every, keys=options.keys))
     arguments = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
     if options.bucket_mb != DEFAULT_BUCKET_MB:  # a size that is given also replaces the small first bucket, in newer versions
@@ -182,11 +197,14 @@ def wrapped(torch, model, options):
     state = None
     if options.hook == "fp16":
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif options.hook == "powersgd":
         import logging
+
         logging.getLogger("torch.distributed").setLevel(logging.WARNING)
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=options.rank_powersgd, start_powerSGD_iter=2)
         hook = OneBucketAtATime(torch, powerSGD_hook.powerSGD_hook)
         # A function, as DDP asks what it registers for its __qualname__.
@@ -194,6 +212,7 @@ def wrapped(torch, model, options):
     elif options.hook == "topknot":
         from cifar10 import steps_of_epoch
         from topknot.torch import CompressionHook
+
         epoch = steps_of_epoch(options) if options.data else 1
         state = CompressionHook(ddp, options.method, dense_steps=2, warmup=options.warmup, warmup_steps=epoch, keys=options.keys)
     return ddp, Bytes(options.hook, parameters, state)
@@ -201,8 +220,10 @@ def wrapped(torch, model, options):
 
 def optimizer_of(torch, model, options):
     parameters = list(model.parameters())
-    groups = [{"params": [parameter for parameter in parameters if parameter.dim() > 1]},
-              {"params": [parameter for parameter in parameters if parameter.dim() == 1], "weight_decay": 0}]
+    groups = [
+        {"params": [parameter for parameter in parameters if parameter.dim() > 1]},
+        {"params": [parameter for parameter in parameters if parameter.dim() == 1], "weight_decay": 0},
+    ]
     optimizer, arguments = torch.optim.SGD, {"lr": options.lr, "momentum": 0.9, "weight_decay": 1e-4}
     if options.model == "lstm_lm":
         arguments.update(momentum=0, weight_decay=0)
@@ -235,6 +256,7 @@ class RandomBatch:
         generator = torch.Generator().manual_seed(1000 + options.rank)
         if options.model == "lstm_lm":
             from lstm import VOCABULARY
+
             self.name = "random words"
             window = WINDOWS["lstm_lm"], options.batch
             self.batch = [torch.randint(0, VOCABULARY, window, generator=generator) for _ in range(2)]
@@ -303,13 +325,15 @@ def leave(status):
 
 def run(torch, options, startup_begin):
     torch.set_num_threads(options.threads)
-    torch.distributed.init_process_group("gloo", init_method="env://", rank=options.rank, world_size=options.ranks,
-                                         timeout=timedelta(seconds=DEADLINE_S))
+    torch.distributed.init_process_group(
+        "gloo", init_method="env://", rank=options.rank, world_size=options.ranks, timeout=timedelta(seconds=DEADLINE_S)
+    )
     torch.manual_seed(options.seed)
     build, expected = network(options.model)
     model = build().train()
     if options.data:
         from cifar10 import Cifar10
+
         task = Cifar10(options)
     else:
         task = RandomBatch(torch, options)
@@ -324,24 +348,61 @@ def run(torch, options, startup_begin):
     optimizer, fused = optimizer_of(torch, model, options)
     local = sent.state if options.hook == "local" else None
     name = " ".join([HOOKS[options.hook], *([options.method] if options.method else [])])
-    writer = Writer(options, {
-        "model": {"name": options.model}, "compress": {"name": name}, **({"exchange": {"every": options.every}} if local else {}),
-        "data": {"name": "cifar10" if options.data else "random", "batch_size": options.batch},
-        "dist": {"backend": "gloo", "ranks": options.ranks}, "optimizer": {"lr": options.lr},
-        "train": {"epochs": options.epochs if options.data else 0, "threads": options.threads, "target_accuracy": options.target},
-        "peer": {"parameters": parameters, "rank_powersgd": options.rank_powersgd, "bucket_mb": options.bucket_mb,
-                 "fused_optimizer": fused, "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""), "torch": torch.__version__,
-                 "interface": os.environ.get("GLOO_SOCKET_IFNAME", ""), "python": platform.python_version(),
-                 "host": socket.gethostname()}})
+    writer = Writer(
+        options,
+        {
+            "model": {"name": options.model},
+            "compress": {"name": name},
+            **({"exchange": {"every": options.every}} if local else {}),
+            "data": {"name": "cifar10" if options.data else "random", "batch_size": options.batch},
+            "dist": {"backend": "gloo", "ranks": options.ranks},
+            "optimizer": {"lr": options.lr},
+            "train": {
+                "epochs": options.epochs if options.data else 0,
+                "threads": options.threads,
+                "target_accuracy": options.target,
+            },
+            "peer": {
+                "parameters": parameters,
+                "rank_powersgd": options.rank_powersgd,
+                "bucket_mb": options.bucket_mb,
+                "fused_optimizer": fused,
+                "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),
+                "torch": torch.__version__,
+                "interface": os.environ.get("GLOO_SOCKET_IFNAME", ""),
+                "python": platform.python_version(),
+                "host": socket.gethostname(),
+            },
+        },
+    )
     text = options.model in WINDOWS
     metric, unit = ("perplexity", "per character" if options.model == "gpt" else "per word") if text else ("accuracy", "share")
-    writer.write({"event": "start", "step": 0, "total_steps": task.steps, "steps_per_epoch": task.steps_per_epoch,
-                  "backend": "gloo", "task": task.name, "metric": metric, "metric_unit": unit, "higher_is_better": not text,
-                  "metric_set": "test"})
+    writer.write(
+        {
+            "event": "start",
+            "step": 0,
+            "total_steps": task.steps,
+            "steps_per_epoch": task.steps_per_epoch,
+            "backend": "gloo",
+            "task": task.name,
+            "metric": metric,
+            "metric_unit": unit,
+            "higher_is_better": not text,
+            "metric_set": "test",
+        }
+    )
     torch.distributed.barrier()
 
     clock = time.perf_counter
-    batches, batch_all, ends, sent_before, eval_seconds, best, result = task.batches(), options.batch * options.ranks, [], 0, 0, 0, {}
+    batches, batch_all, ends, sent_before, eval_seconds, best, result = (
+        task.batches(),
+        options.batch * options.ranks,
+        [],
+        0,
+        0,
+        0,
+        {},
+    )
     if text:
         batch_all *= WINDOWS[options.model]
     first = clock()
@@ -366,12 +427,21 @@ def run(torch, options, startup_begin):
         end = clock()
         ends.append(end - first - eval_seconds)
         sent_now = sent.total(step)
-        writer.write({
-            "event": "step", "step": step, "time_s": ends[-1], "loss": loss,  # rank 0's own
-            "images_per_second": batch_all / (end - begin), "data_s": after_data - begin, "forward_s": after_forward - after_data,
-            "backward_s": after_backward - after_forward, "update_s": end - after_backward,
-            "bytes_sent": sent_now - sent_before, "bytes_dense": 4 * parameters,
-        })
+        writer.write(
+            {
+                "event": "step",
+                "step": step,
+                "time_s": ends[-1],
+                "loss": loss,  # rank 0's own
+                "images_per_second": batch_all / (end - begin),
+                "data_s": after_data - begin,
+                "forward_s": after_forward - after_data,
+                "backward_s": after_backward - after_forward,
+                "update_s": end - after_backward,
+                "bytes_sent": sent_now - sent_before,
+                "bytes_dense": 4 * parameters,
+            }
+        )
         sent_before = sent_now
         if step in task.evaluated_after:
             test_loss, accuracy = task.evaluate(model)
@@ -390,12 +460,19 @@ def run(torch, options, startup_begin):
     skip = WARM_UP_STEPS if steps > WARM_UP_STEPS else 0
     starts = [0.0, *ends]
     seconds = [b - a for a, b in zip(starts, ends)][skip:]
-    writer.write({
-        "event": "end", "images_per_second": batch_all * len(seconds) / (ends[-1] - starts[skip]),
-        "step_p50_s": statistics.median(seconds), "wall_seconds": ends[-1], "startup_seconds": startup_seconds,
-        "steps": steps, "bytes_sent": sent_before, "bytes_dense": 4 * parameters * steps,
-        **result,
-    })
+    writer.write(
+        {
+            "event": "end",
+            "images_per_second": batch_all * len(seconds) / (ends[-1] - starts[skip]),
+            "step_p50_s": statistics.median(seconds),
+            "wall_seconds": ends[-1],
+            "startup_seconds": startup_seconds,
+            "steps": steps,
+            "bytes_sent": sent_before,
+            "bytes_dense": 4 * parameters * steps,
+            **result,
+        }
+    )
     # The results are complete and checked. Rank 0 keeps the store until all are done, but not for ever.
     farewell = threading.Timer(FAREWELL_S, leave, (0,))
     farewell.daemon = True

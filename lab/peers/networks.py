@@ -1,8 +1,8 @@
 """The networks of the comparison, as PyTorch modules, and their training step on one synthetic batch. A peer of bench_step:
 
-  networks.py NETWORK [--batch N] [--threads T] [--bf16] [--compile]
-  networks.py NETWORK --ranks N                                         DistributedDataParallel over Gloo, N processes
-  networks.py NETWORK --device cuda [--steps N] [--seconds S]           images per second at its best on one GPU
+networks.py NETWORK [--batch N] [--threads T] [--bf16] [--compile]
+networks.py NETWORK --ranks N                                         DistributedDataParallel over Gloo, N processes
+networks.py NETWORK --device cuda [--steps N] [--seconds S]           images per second at its best on one GPU
 """
 
 import os
@@ -64,15 +64,26 @@ def vgg16():
 
 def mlp():
     """A wide one: nearly all of its 20 million parameters are in two layers. Ours: model.hidden=[4096,1792]."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 4096), nn.ReLU(inplace=True), nn.Linear(4096, 1792),
-                         nn.ReLU(inplace=True), nn.Linear(1792, 10))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(3072, 4096),
+        nn.ReLU(inplace=True),
+        nn.Linear(4096, 1792),
+        nn.ReLU(inplace=True),
+        nn.Linear(1792, 10),
+    )
 
 
 class Bottleneck(nn.Module):
     def __init__(self, inputs, width, stride):
         super().__init__()
-        self.body = nn.Sequential(*conv(inputs, width, 1), nn.ReLU(inplace=True), *conv(width, width, 3, stride),
-                                  nn.ReLU(inplace=True), *conv(width, 4 * width, 1))
+        self.body = nn.Sequential(
+            *conv(inputs, width, 1),
+            nn.ReLU(inplace=True),
+            *conv(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            *conv(width, 4 * width, 1),
+        )
         changes = stride != 1 or inputs != 4 * width
         self.shortcut = nn.Sequential(*conv(inputs, 4 * width, 1, stride)) if changes else nn.Identity()
 
@@ -102,9 +113,13 @@ def vgg16_imagenet():
 
 
 # The builder, the parameters, the side of an image, the classes.
-NETWORKS = {"resnet20": (resnet20, 269_722, 32, 10), "vgg16": (vgg16, 14_724_042, 32, 10), "mlp": (mlp, 19_946_762, 32, 10),
-            "resnet50": (resnet50, 25_557_032, 224, 1000),
-            "vgg16_imagenet": (vgg16_imagenet, 138_357_544, 224, 1000)}
+NETWORKS = {
+    "resnet20": (resnet20, 269_722, 32, 10),
+    "vgg16": (vgg16, 14_724_042, 32, 10),
+    "mlp": (mlp, 19_946_762, 32, 10),
+    "resnet50": (resnet50, 25_557_032, 224, 1000),
+    "vgg16_imagenet": (vgg16_imagenet, 138_357_544, 224, 1000),
+}
 
 
 def training_of(options, bf16=False, compiled=False, rank=None):
@@ -119,8 +134,13 @@ def training_of(options, bf16=False, compiled=False, rank=None):
     torch.manual_seed(1000 + (rank or 0))
     images = torch.randn(options.batch, 3, side, side, device=options.device).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, classes, (options.batch,), device=options.device)
-    return training_step(torch, sgd(list(model.parameters()), options.device),
-                         lambda: functional.cross_entropy(network(images), labels), bf16, options.device)
+    return training_step(
+        torch,
+        sgd(list(model.parameters()), options.device),
+        lambda: functional.cross_entropy(network(images), labels),
+        bf16,
+        options.device,
+    )
 
 
 def sgd(parameters, device):
@@ -191,9 +211,21 @@ def main():
         lead(options)
     elif options.device == "cuda":
         # The quickest to try first: the time may end before those that compile.
-        best_on_gpu(torch, options, options.batch, lambda bf16, compiled: training_of(options, bf16, compiled),
-                    ("bf16 autocast, CUDA graph", "tf32, CUDA graph", "bf16 autocast, compile, CUDA graph",
-                     "tf32, compile, CUDA graph", "bf16 autocast, compile", "bf16 autocast", "tf32"))
+        best_on_gpu(
+            torch,
+            options,
+            options.batch,
+            lambda bf16, compiled: training_of(options, bf16, compiled),
+            (
+                "bf16 autocast, CUDA graph",
+                "tf32, CUDA graph",
+                "bf16 autocast, compile, CUDA graph",
+                "tf32, compile, CUDA graph",
+                "bf16 autocast, compile",
+                "bf16 autocast",
+                "tf32",
+            ),
+        )
     else:
         serve(options.batch, training_of(options, options.bf16, options.compile))
 

@@ -14,14 +14,18 @@ def both_passes(forward, inputs, dy, count, warm_up=3):
     def keep():
         results[0] = forward()
 
-    seconds = [(timed(keep), timed(lambda: torch.autograd.grad(results[0], inputs, dy))) for _ in range(count + warm_up)][warm_up:]
+    seconds = [(timed(keep), timed(lambda: torch.autograd.grad(results[0], inputs, dy))) for _ in range(count + warm_up)][
+        warm_up:
+    ]
     return [there for there, _ in seconds] + [back for _, back in seconds]
 
 
 def conv(channels, outputs, height, width, kernel, stride, padding, groups, batch, count):
     """channels_last, forward and gradients together. Up to 3 channels are an image, which needs no gradient."""
     x = torch.rand(batch, channels, height, width).sub_(0.5).to(memory_format=torch.channels_last).requires_grad_(channels > 3)
-    weight = torch.rand(outputs, channels // groups, kernel, kernel).sub_(0.5).to(memory_format=torch.channels_last).requires_grad_()
+    weight = (
+        torch.rand(outputs, channels // groups, kernel, kernel).sub_(0.5).to(memory_format=torch.channels_last).requires_grad_()
+    )
 
     def convolve():
         return functional.conv2d(x, weight, None, stride, padding, 1, groups)
@@ -37,8 +41,10 @@ def attention(heads, kv_heads, batch, steps, width, causal, count):
     dy = torch.randn(batch, steps, heads * width).to(kind)
 
     def forward():
-        q, k, v = (part.unflatten(2, (-1, width)).transpose(1, 2)
-                   for part in qkv.split([heads * width, kv_heads * width, kv_heads * width], 2))
+        q, k, v = (
+            part.unflatten(2, (-1, width)).transpose(1, 2)
+            for part in qkv.split([heads * width, kv_heads * width, kv_heads * width], 2)
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=bool(causal), enable_gqa=kv_heads < heads)
         return mixed.transpose(1, 2).flatten(2)
 
@@ -73,12 +79,18 @@ def rotary(rows, width):
 def rows(op, rows, width, count):
     x, branch = (torch.randn(rows, width).to(kind).requires_grad_() for _ in range(2))
     weight, bias = (torch.randn(width).to(kind).requires_grad_() for _ in range(2))
-    inputs, function = (x,), {
-        "copy": torch.clone, "gelu": functional.gelu, "swiglu": swiglu,
-        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-        "layer_norm": lambda x, w, b: functional.layer_norm(x, (width,), w, b),
-        "rms_norm": lambda x, w: functional.rms_norm(x, (width,), w, 1e-5),
-        "add_layer_norm": lambda x, w, b, other: functional.layer_norm(x + other, (width,), w, b)}.get(op)
+    inputs, function = (
+        (x,),
+        {
+            "copy": torch.clone,
+            "gelu": functional.gelu,
+            "swiglu": swiglu,
+            "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+            "layer_norm": lambda x, w, b: functional.layer_norm(x, (width,), w, b),
+            "rms_norm": lambda x, w: functional.rms_norm(x, (width,), w, 1e-5),
+            "add_layer_norm": lambda x, w, b, other: functional.layer_norm(x + other, (width,), w, b),
+        }.get(op),
+    )
     if op == "rope":
         function = rotary(rows, width)
     inputs += {"layer_norm": (weight, bias), "rms_norm": (weight,), "add_layer_norm": (weight, bias, branch)}.get(op, ())

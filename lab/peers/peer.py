@@ -14,8 +14,10 @@ import sys
 import time
 
 # Large blocks stay with the allocator instead of going back to the kernel after each step: the honest baseline.
-MALLOC_TUNABLES = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8000000000:"
-                   "glibc.malloc.trim_threshold=16000000000:glibc.malloc.top_pad=268435456")
+MALLOC_TUNABLES = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8000000000:"
+    "glibc.malloc.trim_threshold=16000000000:glibc.malloc.top_pad=268435456"
+)
 
 
 def import_torch():
@@ -23,8 +25,11 @@ def import_torch():
     try:
         import torch
     except ImportError as error:
-        print(f"PyTorch is not installed for {sys.executable} ({error}). "
-              "Debian: apt-get install python3-torch; elsewhere: pip install torch in a virtual environment.", file=sys.stderr)
+        print(
+            f"PyTorch is not installed for {sys.executable} ({error}). "
+            "Debian: apt-get install python3-torch; elsewhere: pip install torch in a virtual environment.",
+            file=sys.stderr,
+        )
         sys.exit(3)
     return torch
 
@@ -57,6 +62,7 @@ def parse(torch, parser):
 
 def training_step(torch, optimizer, loss_of, autocast=False, device="cpu", clipped=None):
     """A step: forward, backward, with `clipped` parameters their norm clipped to 1, and update. autocast: in bf16."""
+
     def step():
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
@@ -65,6 +71,7 @@ def training_step(torch, optimizer, loss_of, autocast=False, device="cpu", clipp
         if clipped:
             torch.nn.utils.clip_grad_norm_(clipped, 1.0)
         optimizer.step()
+
     return step
 
 
@@ -97,9 +104,11 @@ def serve(items, step, prepare=None):
 
 def allow_tf32(torch):
     """By the switches that this version has; the older ones are going away."""
-    for switch in (lambda: torch.set_float32_matmul_precision("high"),
-                   lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
-                   lambda: setattr(torch.backends.cudnn, "allow_tf32", True)):
+    for switch in (
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+        lambda: setattr(torch.backends.cudnn, "allow_tf32", True),
+    ):
         try:
             switch()
         except (AttributeError, RuntimeError):
@@ -149,8 +158,12 @@ def best_on_gpu(torch, options, items, step_of, settings):
             step = step_of(bf16, "compile" in setting)  # owns what the graph reads and writes
             replay = recorded(torch, step) if "graph" in setting else step
             rate = gpu_rate(torch, replay, options.steps, items)
-            print(json.dumps({"setting": setting, "precision": "bf16" if bf16 else "tf32", "per_second": rate,
-                              "torch": torch.__version__}), flush=True)
+            print(
+                json.dumps(
+                    {"setting": setting, "precision": "bf16" if bf16 else "tf32", "per_second": rate, "torch": torch.__version__}
+                ),
+                flush=True,
+            )
             worked += 1
         except Exception as error:  # what a version or a machine cannot do
             print(f"{setting}: {type(error).__name__}: {first_line(error)}", flush=True)

@@ -24,9 +24,7 @@ def read(path):
         try:
             row = (float(density) if dash else 1.0, float(cells[2]), float(cells[4]))
         except (ValueError, IndexError):
-            raise Refusal(
-                f"{path}:{number}: a cell holds no number; the file is not a summary.csv of lab/train-runs"
-            ) from None
+            raise Refusal(f"{path}:{number}: a cell holds no number; the file is not a summary.csv of lab/train-runs") from None
         if not row[0] > 0:
             raise Refusal(f"{path}:{number}: a density must be above 0")
         if dash:
@@ -42,9 +40,7 @@ def run(arguments):
     methods, dense = read(arguments["in"])
     results = Results(arguments.folder())
     rows = [
-        [name, f"{d:g}", f"{accuracy:.2f}", f"{ratio:g}"]
-        for name, points in methods.items()
-        for d, accuracy, ratio in points
+        [name, f"{d:g}", f"{accuracy:.2f}", f"{ratio:g}"] for name, points in methods.items() for d, accuracy, ratio in points
     ]
     print(table([["method", "density", "test accuracy, %", "times less sent"], *rows]))
     if plot := pyplot():

@@ -122,9 +122,7 @@ def open_npy(path):
             "numpy.save(file, x.astype('<f4'))"
         )
     if not array.flags.c_contiguous:
-        raise Refusal(
-            f"{path}: is in Fortran (column) order; save it in C order: numpy.save(file, numpy.ascontiguousarray(x))"
-        )
+        raise Refusal(f"{path}: is in Fortran (column) order; save it in C order: numpy.save(file, numpy.ascontiguousarray(x))")
     return array
 
 
@@ -139,9 +137,7 @@ def count_text(number, what):
 def table(rows):
     """Rows of cells, the first row the header; the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]).rstrip() for row in rows
-    ]
+    lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
@@ -183,8 +179,7 @@ class Arguments:
             values = []
         if len(values) != len(texts) or not all(least <= value <= greatest for value in values):
             raise Refusal(
-                f"{key} of experiment {self.experiment} needs {needs} from {least:g} to {greatest:g}{example}, "
-                f"not '{self[key]}'"
+                f"{key} of experiment {self.experiment} needs {needs} from {least:g} to {greatest:g}{example}, not '{self[key]}'"
             )
         return values
 

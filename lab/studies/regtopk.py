@@ -39,9 +39,7 @@ def normal(seed, count, a, b):
     """By Box and Muller, two of each block."""
     block = words(seed, 5, (count + 1) // 2, a, b)
     radius, angle = np.sqrt(-2 * np.log((block[:, 0] + 1) * 2.0**-32)), 6.283185307179586 * block[:, 1] * 2.0**-32
-    return (
-        np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).ravel()[:count].astype(np.float32).astype(np.float64)
-    )
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).ravel()[:count].astype(np.float32).astype(np.float64)
 
 
 def regression_problem(seed):

@@ -17,9 +17,7 @@ def selectors():
     found = []
     for name in names:
         if name == "sidco":
-            found += [
-                (f"{name} {kind}", {"select": name, "distribution": kind}) for kind in ("exponential", "pareto", "gamma")
-            ]
+            found += [(f"{name} {kind}", {"select": name, "distribution": kind}) for kind in ("exponential", "pareto", "gamma")]
         else:
             found.append((name, {"select": name}))
     return found
@@ -190,9 +188,7 @@ def run_quality(arguments, results):
             "selection_count.svg", row_plot(plot, rows, "selected / k", "count_mean", ends, xscale="log", xlim=(0.05, 20))
         )
         ends = lambda r: [0, r["energy_to_topk"]]
-        results.write(
-            "selection_energy.svg", row_plot(plot, rows, "energy / topk's", "energy_to_topk", ends, xlim=(-0.05, 2.05))
-        )
+        results.write("selection_energy.svg", row_plot(plot, rows, "energy / topk's", "energy_to_topk", ends, xlim=(-0.05, 2.05)))
 
 
 def available_bytes():

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """scripts/gpu-check: how it runs programs, judges what they say and writes its results, over programs that are shell scripts.
 
-  gpu_check.py ROOT"""
+gpu_check.py ROOT"""
 
 import contextlib
 import io
@@ -240,12 +240,15 @@ class Reports(WithFakes):
                 {"stage": "nccl", "name": "2 ranks", "result": "FAILED", "seconds": 1.0, "figures": {}, "note": "rank 1: lost"},
             ],
         })  # fmt: skip
-        self.assertEqual(self.text("out/gpu-check.txt"), """card: NVIDIA H200
+        self.assertEqual(
+            self.text("out/gpu-check.txt"),
+            """card: NVIDIA H200
 
 stage    result    seconds  check
 train    passed       12.2  resnet20: 5.123e+04 images/s, 2.5 times (a note)
 nccl     FAILED        1.0  2 ranks (rank 1: lost)
-""")
+""",
+        )
         self.assertEqual(len(os.listdir(self.path("out"))), 2)
         self.assertTrue(report.any(FAILED) and not report.any(SKIPPED))
 
@@ -270,8 +273,10 @@ class Stages(WithFakes):
         seen = 'echo "$*" >>' + self.path("seen")
         self.training("$precision", listing + seen)
         smoke = self.findings(run_smoke)
-        self.assertEqual([result.name for result in smoke.results],
-                         ["gpt bf16, eager = captured = early", "gpt tf32, eager = captured", "gpt fp32, eager = captured"])
+        self.assertEqual(
+            [result.name for result in smoke.results],
+            ["gpt bf16, eager = captured = early", "gpt tf32, eager = captured", "gpt fp32, eager = captured"],
+        )
         self.assertEqual(smoke.count(PASSED), 3)
         self.assertIn("resnet44", SMOKE_TWINS)
         runs = self.text("seen").splitlines()
@@ -281,14 +286,23 @@ class Stages(WithFakes):
                                 ("train.graphs=true train.early_launch=true", 1)):  # fmt: skip
             self.assertEqual(sum(settings in line for line in runs), count)
 
-        self.training("$graphs", listing.replace("exit; }; ", 'exit; }; for a in "$@"; do case "$a" in '
-                                                 "train.graphs=*) graphs=${a#train.graphs=};; esac; done; "))
+        self.training(
+            "$graphs",
+            listing.replace(
+                "exit; }; ", 'exit; }; for a in "$@"; do case "$a" in train.graphs=*) graphs=${a#train.graphs=};; esac; done; '
+            ),
+        )
         differs = self.findings(run_smoke)
         self.assertEqual(differs.count(FAILED), 3)
         self.assertEqual(differs.of("gpt bf16").note, "weights false of eager steps, true of captured ones")
 
-        self.training("$early", listing.replace("exit; }; ", 'exit; }; for a in "$@"; do case "$a" in '
-                                                "train.early_launch=*) early=${a#train.early_launch=};; esac; done; "))
+        self.training(
+            "$early",
+            listing.replace(
+                "exit; }; ",
+                'exit; }; for a in "$@"; do case "$a" in train.early_launch=*) early=${a#train.early_launch=};; esac; done; ',
+            ),
+        )
         differs = self.findings(run_smoke)
         self.assertEqual(differs.count(FAILED), 1)
         self.assertEqual(differs.of("gpt bf16").note, "weights false of eager steps, true of early ones")
@@ -308,9 +322,11 @@ class Stages(WithFakes):
                                   ("--kernel-regex arg", "--kernel-regex kns=topknot "), ("--tool arg", "")):  # fmt: skip
             self.program("compute-sanitizer", SANITIZER.replace("HELP", help_text).replace("LOG", self.path("log")))
             found = self.findings(run_tests)
-            self.assertEqual([result.name for result in found.results if result.status == PASSED],
-                             ["relu_test against the CPU", "gaussiank_test against the CPU"] +
-                             [f"{file} under {tool}" for tool, files in SANITIZED.items() for file in files])
+            self.assertEqual(
+                [result.name for result in found.results if result.status == PASSED],
+                ["relu_test against the CPU", "gaussiank_test against the CPU"]
+                + [f"{file} under {tool}" for tool, files in SANITIZED.items() for file in files],
+            )
             # Libraries' kernels are left out where only ours can tell something.
             self.assertEqual(sorted(self.text("log").splitlines()), sorted(
                 f"--tool {tool} --error-exitcode 9 {'' if tool == 'memcheck' else option}{self.path('gpu_tests')} -# [#{file}]"
@@ -485,7 +501,8 @@ class Stages(WithFakes):
         self.program("nvidia-smi", NVIDIA_SMI.replace("LOG", self.path("smi")))
         nodes = "".join(f"echo 'step {step}: a graph of {count} nodes'; " for step, count in ((2, 40), (2, 2), (3, 7)))
         wait = 'case "$*" in *train.epochs=0*) until [ -e SHOWN ]; do sleep 0.02; done; rm SHOWN;; esac; '.replace(
-            "SHOWN", self.path("smi.shown"))
+            "SHOWN", self.path("smi.shown")
+        )
         self.training("x", f'echo "$*" >>{self.path("seen")}; {wait}{nodes}')
         result = self.findings(run_train).of("resnet50 bf16")
         self.assertEqual(list(result.figures.items()),

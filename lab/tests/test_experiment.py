@@ -95,9 +95,7 @@ class Toy(Folder):
         self.assertEqual((self.folder / "out" / "toy.svg").exists(), PLOTS)
         rows = self.rows("toy.jsonl")
         self.assertEqual(len(rows), 4 * 3)
-        self.assertEqual(
-            rows[1], {"step": 0, "method": "topk", "loss": rows[0]["loss"], "weights": [0.0, 1.0], "sends": [0, 0]}
-        )
+        self.assertEqual(rows[1], {"step": 0, "method": "topk", "loss": rows[0]["loss"], "weights": [0.0, 1.0], "sends": [0, 0]})
         self.assertEqual((rows[2]["mu"], rows[5]["sends"]), (4.0, [1, 1]))
         csv = (self.folder / "out" / "toy.csv").read_text().splitlines()
         self.assertEqual(csv[0], 'step,"dense","topk","regtopk A, mu 4"')
@@ -130,9 +128,7 @@ class Regression(Folder):
         self.assertEqual(
             regtopk.words(0, 0, 1, 0, 0)[0].astype(np.uint32).tolist(), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
         )
-        self.assertAlmostEqual(
-            regtopk.regression_distance(regtopk.regression_problem(1), "dense", {}, 1, 300), -3.8438133909, 4
-        )
+        self.assertAlmostEqual(regtopk.regression_distance(regtopk.regression_problem(1), "dense", {}, 1, 300), -3.8438133909, 4)
 
     def test_the_program_writes_its_table_and_files(self):
         ended = program("regression", "iterations=20", "s=0.6,1", "seeds=1,2", "mu=4", "out=" + self.at("out"))
@@ -235,9 +231,7 @@ class Selection(Folder):
     def test_topk_has_exactly_k_and_its_own_energy_and_others_are_held_against_it(self):
         gradients, methods, densities = normal_gradients(), selection.selectors(), [0.1, 0.01]
         rows = selection.quality(methods, densities, gradients, 4)
-        self.assertEqual(
-            [(r["density"], r["selector"]) for r in rows], [(d, label) for d in densities for label, _ in methods]
-        )
+        self.assertEqual([(r["density"], r["selector"]) for r in rows], [(d, label) for d in densities for label, _ in methods])
         for row in rows:
             with self.subTest(**row):
                 self.assertEqual(row["steps"], STEPS - 4)
@@ -270,9 +264,7 @@ class Selection(Folder):
             self.assertEqual([r["selector"] for r in rows], [label for label, _ in methods])
             for row in rows:
                 self.assertEqual((row["size"], row["rounds"], row["threads"]), (5000, 3, threads))
-                self.assertTrue(
-                    row["step_ms"] > 0 and row["ratio_quartile_1"] <= row["ratio"] <= row["ratio_quartile_3"], row
-                )
+                self.assertTrue(row["step_ms"] > 0 and row["ratio_quartile_1"] <= row["ratio"] <= row["ratio_quartile_3"], row)
             self.assertEqual((rows[0]["k"], rows[0]["count_per_k"]), (50, 1))
 
     def test_tables_and_plots_of_both_parts_are_written(self):

@@ -97,9 +97,7 @@ class Lines(Case):
         lines, _ = self.lines(trace_gradients(), "topk", "density=0.25", "memory=dgc", "momentum=0.9")
         self.check_trace(lines, [(0, -5), (1, -4), (1, 8.8), (0, 3), (3, 7.85), (3, 6.09), (1, -5.7), (0, -11.5)])
         lines, _ = self.lines(trace_gradients(), "topk", "density=0.25", "memory=dgc", "nesterov=true")
-        self.check_trace(
-            lines, [(0, -9.5), (1, -7.6), (1, 14.92), (0, 5.7), (3, 9.065), (3, 11.481), (1, -8.13), (0, -17.35)]
-        )
+        self.check_trace(lines, [(0, -9.5), (1, -7.6), (1, 14.92), (0, 5.7), (3, 9.065), (3, 11.481), (1, -8.13), (0, -17.35)])
 
     def test_uneven_weights_equal_a_naive_loop_to_the_last_digit(self):
         steps, ranks, d, k = 5, 3, 1000, 10
@@ -358,9 +356,7 @@ class Program(Case):
         pathlib.Path(self.out).write_text(earlier)
         # A limit on the size of files stands in for a disk that fills up on the way.
         np.save(self.input, np.ones((400, 100), np.float32))
-        command = (
-            f"ulimit -f 16; exec {sys.executable} {PROGRAM} {self.input} --compressor topk --density 1 --out {self.out}"
-        )
+        command = f"ulimit -f 16; exec {sys.executable} {PROGRAM} {self.input} --compressor topk --density 1 --out {self.out}"
         ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)
         self.refused(ended, "out.jsonl", "File too large")
         self.assertEqual((pathlib.Path(self.out).read_text(), self.files()), (earlier, 2))

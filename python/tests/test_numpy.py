@@ -55,7 +55,9 @@ class Methods(unittest.TestCase):
         page = ROOT / "docs" / "methods.md"
         if not page.exists():
             self.skipTest("the page is not here")
-        tables = re.findall(r"^\| `compress\.name` \| (?!fills).*\n\|[-| ]*\n((?:\|.*\n)+)", page.read_text(encoding="utf-8"), re.M)
+        tables = re.findall(
+            r"^\| `compress\.name` \| (?!fills).*\n\|[-| ]*\n((?:\|.*\n)+)", page.read_text(encoding="utf-8"), re.M
+        )
         listed = [row.split("`")[1] for table in tables for row in table.splitlines()]
         self.assertGreater(len(listed), 20)
         self.assertEqual(sorted(listed), METHODS)
@@ -173,8 +175,10 @@ class Methods(unittest.TestCase):
                     given = gradients(2, step)
                     expected = topknot.average(whole, given, step=step)
                     buckets = steps[step % len(steps)]
-                    rounds = [[c.encode({n: g[n] for n in bucket}, step=step, order=bucket) for c, g in zip(parts, given)]
-                              for bucket in buckets]  # all under way at once
+                    rounds = [
+                        [c.encode({n: g[n] for n in bucket}, step=step, order=bucket) for c, g in zip(parts, given)]
+                        for bucket in buckets
+                    ]  # all under way at once
                     self.assertEqual(rounds[0][0].names, tuple(buckets[0]))
                     got = {}
                     for bucket in reversed(rounds):
@@ -191,7 +195,9 @@ class Methods(unittest.TestCase):
                 results = []
                 for threads in (1, 3):
                     ranks = make(method, 2, shapes, threads=threads)
-                    results.append([bits(topknot.average(ranks, gradients(2, s, shapes), step=s)) for s in range(2)] + states(ranks))
+                    results.append(
+                        [bits(topknot.average(ranks, gradients(2, s, shapes), step=s)) for s in range(2)] + states(ranks)
+                    )
                 self.assertEqual(*results)
 
     def test_keys_replace_the_pieces_of_a_method(self):
@@ -207,7 +213,9 @@ class Methods(unittest.TestCase):
 class Values(unittest.TestCase):
     def test_topk_of_everything_is_the_mean(self):
         for ranks in (1, 2, 4):
-            given = [{name: np.round(g * np.float32(64)) for name, g in rank.items()} for rank in gradients(ranks, 0)]  # exact sums
+            given = [
+                {name: np.round(g * np.float32(64)) for name, g in rank.items()} for rank in gradients(ranks, 0)
+            ]  # exact sums
             average = topknot.average(make("topk", ranks, density=1), given, step=0)
             for name in SHAPES:
                 mean = np.mean([g[name] for g in given], axis=0, dtype=np.float32)

@@ -34,7 +34,9 @@ class RecipesTest(unittest.TestCase):
                 if needed == "transformers" and importlib.util.find_spec("accelerate") is None:
                     left_out.append("accelerate, for transformers")
                     continue
-                ended = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                ended = subprocess.run(
+                    command, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}
+                )
                 self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
                 self.assertRegex(ended.stdout, r"sent \d+ bytes|bits per parameter and step")
         if left_out:

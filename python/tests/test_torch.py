@@ -34,7 +34,7 @@ import numpy as np
 
 import topknot
 import topknot.torch
-from topknot import Compressor, Error, State
+from topknot import Compressor, Error
 
 HAS_FSDP2 = hasattr(getattr(fsdp, "FSDPModule", None), "set_all_reduce_hook")
 NO_FSDP2 = "this PyTorch has no such FSDP2"
@@ -404,7 +404,9 @@ def check_scaler(rank, ranks):
     for disturbed in (False, True):
         model = network()
         ddp = wrapped(model, bucket_cap_mb=0.003)
-        scaler = torch.amp.GradScaler(device, init_scale=256.0 if disturbed else 1024.0, growth_interval=2, growth_factor=8.0, backoff_factor=0.25)
+        scaler = torch.amp.GradScaler(
+            device, init_scale=256.0 if disturbed else 1024.0, growth_interval=2, growth_factor=8.0, backoff_factor=0.25
+        )
         hook = topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0, scaler=scaler)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         for step in range(-1 if disturbed else 0, 4):
@@ -760,7 +762,11 @@ def check_distributed_checkpoint(rank, ranks):
 
     def begin():
         ddp, model = wrapped(network()), network()
-        return ddp, topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0), topknot.torch.LocalSteps(model, every=3)
+        return (
+            ddp,
+            topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0),
+            topknot.torch.LocalSteps(model, every=3),
+        )
 
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder, src=0)

@@ -350,9 +350,7 @@ class Compressor:
         # What NumPy computes from arrays without dimensions are scalars.
         arrays = [np.asarray(g) if isinstance(g, np.generic) else g for g in (gradients[name] for name in order)]
         kind = type_of(arrays[0], type) if arrays else Type.FLOAT32
-        addresses = [
-            address_of(f"gradient '{name}'", array, self.shapes[name], kind) for name, array in zip(order, arrays)
-        ]
+        addresses = [address_of(f"gradient '{name}'", array, self.shapes[name], kind) for name, array in zip(order, arrays)]
         return self.encode_pointers(indices, addresses, kind, step=step, density=density, lr=lr, scale=scale)
 
     def encode_pointers(
@@ -501,9 +499,7 @@ def average(
         raise Error(f"there must be a compressor and gradients for each of {ranks} ranks, in order")
     with contextlib.ExitStack() as stack:
         rounds = [
-            stack.enter_context(
-                compressor.encode(own, step=step, density=density, lr=lr, scale=scale, order=order, type=type)
-            )
+            stack.enter_context(compressor.encode(own, step=step, density=density, lr=lr, scale=scale, order=order, type=type))
             for compressor, own in zip(compressors, gradients)
         ]
         if exchange(rounds) is State.NOT_FINITE:

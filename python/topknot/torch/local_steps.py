@@ -146,7 +146,9 @@ class LocalSteps:
             parameter.copy_(theta)
         self._discarded = 0 if done else self._discarded + 1
         if self._discarded >= 10:
-            raise RuntimeError("ten exchanges in a row were discarded, since weights were not finite; the warnings name the ranks")
+            raise RuntimeError(
+                "ten exchanges in a row were discarded, since weights were not finite; the warnings name the ranks"
+            )
         return done
 
     def _outer_step(self, theta: torch.Tensor, momentum: torch.Tensor, change: torch.Tensor) -> None:
