@@ -40,8 +40,7 @@ TEST_CASE("docs/extending.md links to every example file") {
   int files = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(docs / "examples")) {
     const std::string extension = entry.path().extension().string();
-    if (extension != ".cpp" && extension != ".cu")
-      continue;  // the other programs are docs/pytorch.md's
+    if (extension != ".cpp" && extension != ".cu") continue;  // the other programs are docs/pytorch.md's
     INFO(entry.path());
     CHECK(contains(page, "](" + entry.path().lexically_relative(docs).generic_string() + ")"));
     ++files;
