@@ -8,7 +8,7 @@ UNITY ?= ON
 CONFIGURE = cmake -S . -B $(1) $(if $(wildcard $(1)/CMakeCache.txt),,-G Ninja -DTOPKNOT_UNITY=$(UNITY) \
   $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)) $(2) --log-level=NOTICE >/dev/null
 # Address randomisation of recent kernels conflicts with the memory map of older thread sanitizers.
-FIXED_ADDRESSES = $(if $(shell command -v setarch),setarch -R)
+FIXED_ADDRESSES = $(if $(shell setarch -R true 2>/dev/null && echo yes),setarch -R)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test build lab test-lab bench gpu-check doctor format asan tsan fuzz clean deps

@@ -66,7 +66,7 @@ double parse_number(const std::string& option, const std::string& text, double l
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || !(value >= least && value <= most))
     throw UserError(option + ": '" + text + "' is no number from " +
-                    range_text({.name = option, .least = least, .greatest = most}));
+                    range_text({.name = option, .help = {}, .least = least, .greatest = most}));
   return value;
 }
 
