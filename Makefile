@@ -35,6 +35,7 @@ lab: deps  ## compile what measures Topknot (lab/README.md)
 	@cmake --build $(BUILD) -j $(JOBS) --target lab
 
 test-lab: lab  ## build and test the laboratory
+	@cmake --build $(BUILD) -j $(JOBS) --target test_lab
 	@scripts/test $(BUILD) -R '$(LAB_TESTS)'
 
 bench: lab  ## measure speed against PyTorch, as ratios (PEER_PYTHONS names the interpreters)
@@ -57,10 +58,10 @@ format:  ## format the C++ sources
 # Memory is fresh with NaNs there (TOPKNOT_POISON); the sanitizer fills what malloc() gives.
 asan: deps  ## run the tests under the address and undefined-behaviour sanitizers, with NaNs in all memory not yet written
 	@$(call CONFIGURE,build-asan,-DTOPKNOT_ASAN=ON -DTOPKNOT_POISON=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo)
-	@cmake --build build-asan -j $(JOBS)
+	@cmake --build build-asan -j $(JOBS) --target all lab test_lab
 	@ASAN_OPTIONS=malloc_fill_byte=255:max_malloc_fill_size=2147483647 \
 	  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 LSAN_OPTIONS=suppressions=$(CURDIR)/scripts/lsan.supp:print_suppressions=0 \
-	  scripts/test build-asan -E '$(LAB_TESTS)'
+	  scripts/test build-asan
 
 # FUZZ_CXX=clang++ builds with clang, where libFuzzer chooses the input by the code that it reaches.
 FUZZ_SECONDS ?= 60

@@ -1,4 +1,4 @@
-# topknot_test(FOLDER LIBRARIES...): the test program of a folder beside the CMakeLists.txt that calls; ctest runs each case
+# topknot_test(FOLDER LIBRARIES...): the test program of a folder next to the CMakeLists.txt that calls; ctest runs each case
 # by itself. A case is named after what it shows.
 find_package(Catch2 REQUIRED)
 include(Catch)
@@ -30,4 +30,3 @@ function(topknot_test folder)
   catch_discover_tests(test_${folder} TEST_PREFIX "${folder}: " PROPERTIES TIMEOUT ${topknot_test_seconds}
                        SKIP_REGULAR_EXPRESSION "skipped: ")  # a test says so where it cannot run
 endfunction()
-

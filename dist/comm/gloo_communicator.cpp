@@ -235,6 +235,9 @@ class GlooCommunicator : public Communicator {
       throw;
     } catch (const std::exception& error) {
       const std::string reason = store_->first_reason(std::chrono::milliseconds(1000));
+      std::string cause = explain(error);
+      if (reason.empty() && !interrupted_ && rank_0_is_silent())
+        cause = "rank 0, which serves the rendezvous, does not answer (" + cause + ")";
       const std::string text =
           interrupted_
               ? fmt::format("{}stopped by {} while connecting to the other ranks", me(),
@@ -242,7 +245,7 @@ class GlooCommunicator : public Communicator {
               : fmt::format(
                     "{}could not connect to all ranks{}: {}", me(),
                     expired_ ? fmt::format(" within dist.timeout_s ({:g} s)", options_.timeout_s) : "",
-                    explain(error));
+                    cause);
       if (reason.empty()) store_->abort(text);
       const int signal = stop_signal() ? stop_signal() : store_->first_signal();
       disconnect();
@@ -344,8 +347,7 @@ class GlooCommunicator : public Communicator {
     if (reason.empty() && !mismatch && !late && rank_0_is_silent())
       text = fmt::format(
           "{}{} ({} bytes{}) failed: rank 0, which serves the rendezvous, does not answer, and a connection "
-          "to a "
-          "rank that gave up on it has ended: {}",
+          "to a rank that gave up on it has ended: {}",
           me(), call_text(operation), bytes, place(), error.what());
     if (reason.empty()) store_->abort(text);
     mesh_->fail();

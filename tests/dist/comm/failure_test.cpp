@@ -291,6 +291,42 @@ TEST_CASE("gloo: where rank 0 serves the rendezvous and is silent, no rank names
   CHECK_FALSE(contains(errors[1], "rank 1"));
 }
 
+TEST_CASE("gloo: a rank 0 that serves the rendezvous and is silent while ranks connect is named") {
+  JoinOptions options;
+  options.size = 3;
+  options.port = free_port();
+  const pid_t first = fork();
+  if (first == 0) {
+    alarm(100);
+    try {
+      const TcpStoreServer server("127.0.0.1", options.port, 3, 60);
+      const TcpStoreClient store("127.0.0.1", options.port, 0, 3, 60);
+      raise(SIGSTOP);  // all ranks have come, and none has this one's address
+    } catch (const std::exception&) {
+    }
+    std::_Exit(1);
+  }
+  std::string errors[2];
+  std::vector<std::thread> threads;
+  for (const int rank : {1, 2})
+    threads.emplace_back([&, rank] {
+      JoinOptions mine = options;
+      mine.rank = rank;
+      mine.timeout_s = 3;
+      try {
+        make_gloo_communicator(mine);
+      } catch (const std::exception& error) {
+        errors[rank - 1] = error.what();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  kill(first, SIGKILL);
+  waitpid(first, nullptr, 0);
+  for (const std::string& error : errors)
+    CHECK(says(error,
+               {"could not connect to all ranks", "rank 0, which serves the rendezvous, does not answer"}));
+}
+
 TEST_CASE("ranks that sum different lengths get an error that names them") {
   for (const auto& backend : kBackends)
     for (const std::size_t count : {100u, 20000u}) {
