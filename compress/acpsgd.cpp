@@ -33,8 +33,6 @@ class AcpSgd final : public lowrank::LowRankCompressor {
     plan_.draw_q(last_);
   }
 
-  std::size_t selected() const override { return sum_.size(); }
-
  private:
   void project(std::span<const float> u) override {
     basis_ = last_;
@@ -49,6 +47,7 @@ class AcpSgd final : public lowrank::LowRankCompressor {
     }
     sum_.assign(own_.begin(), own_.end());
     sum_.resize(own_.size() + plan_.plain_size());
+    sent_ = sum_.size();
     plan_.copy_plain(u, plain());
     lowrank::scale(sum_, weight_);
     // A rank's own product could overflow with such a factor, which the others must learn.

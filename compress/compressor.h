@@ -76,6 +76,9 @@ struct Message {
   std::span<std::byte> gpu_block;
   std::span<float> sum;
   std::span<BFloat16> sum_bfloat16;
+  // The block's entries without their weight, valid until decode(), if the method sends unrounded values; else null.
+  // Used by collectives that add in the network (gTop-k, Ok-Topk).
+  const SparseVector* entries = nullptr;
 
   std::size_t bytes() const {
     if (kind == Kind::block) return block.size();
@@ -90,7 +93,7 @@ struct Round {
   std::span<const std::byte> gpu_blocks = {};           // Kind::gpu_block: the ranks' one after the other
   std::span<const float> sum = {};                      // Kind::sum: the memory that was sent, now summed
   std::span<const BFloat16> sum_bfloat16 = {};          // likewise
-  // In place of blocks, where the collective added the ranks' entries(): sum_r(weight[r] * entries[r]) at
+  // In place of blocks, where the collective added the ranks' entries: sum_r(weight[r] * entries[r]) at
   // the positions that it kept, the same on all ranks.
   const SparseVector* entries = nullptr;
 };
@@ -149,11 +152,6 @@ class Compressor {
   // data.
   virtual std::size_t reserve(double) { return 0; }
   virtual Message encode(Slice slice, const StepContext& context) = 0;
-  // The entries that encode() made, without their weight, valid until decode(), if the method sends unrounded
-  // values; else null. Used by collectives that add in the network (gTop-k, Ok-Topk).
-  virtual const SparseVector* entries() const { return nullptr; }
-  // How many entries the density of the last encode() asks for; 0 if a method sends no entries.
-  virtual std::size_t target() const { return 0; }
   // Throws Error on damaged blocks (count, order, range, length).
   virtual std::optional<Message> decode(const Round& round) = 0;
   // True on a GPU, where only StepContext::status knows; so every step is committed there, and one with a bad
@@ -165,7 +163,8 @@ class Compressor {
   virtual std::span<float> commit(std::span<const std::uint32_t> rejected) = 0;
   virtual void discard() {}
 
-  virtual Applied applied() const { return Applied::nothing; }
+  // What is applied in the average already; the same in every step.
+  Applied applied() const { return applied_; }
 
   // Everything that a later step depends on but the residual, which the arena holds: velocities, carried
   // thresholds, masks. Between steps only. load_state() throws Error if the bytes are damaged or another
@@ -176,19 +175,21 @@ class Compressor {
   virtual void save(StateWriter&) const {}  // a compressor that carries nothing has nothing to save
   virtual void load(StateReader&) {}
 
-  // The accumulated gradient u, between encode and commit, if the method has one; for studies.
-  virtual std::span<const float> accumulated() const { return {}; }
-
+  // Of the last encode, for metrics, logs and studies; on a GPU StepStatus has the counts.
+  struct Diagnostics {
+    std::size_t selected = 0;       // entries sent
+    std::size_t over_capacity = 0;  // entries selected that compress.capacity kept back
+    std::size_t target = 0;         // entries that the density asks for; 0 if the method sends no entries
+    double threshold = 0;  // topk's k-th magnitude, gaussiank's last threshold; the least of several segments
+    std::span<const float> accumulated = {};  // u, between encode and commit, if the method has one
+  };
+  virtual Diagnostics diagnostics() const { return {}; }
   // This rank's contribution as the ranks decoded it, between the last decode and commit, if the method knows
   // it; for studies. Values without indices cover the whole group.
   virtual std::optional<SparseView> contributed() const { return std::nullopt; }
 
-  // Statistics of the last encode, for metrics and logs; on a GPU StepStatus has them.
-  virtual std::size_t selected() const { return 0; }  // entries sent
-  // The threshold (topk's k-th magnitude, gaussiank's last one); the least of several segments.
-  virtual double threshold() const { return 0.0; }
-  // Entries selected that compress.capacity kept back.
-  virtual std::size_t over_capacity() const { return 0; }
+ protected:
+  Applied applied_ = Applied::nothing;
 };
 
 // A tensor of a group as the matrix [first dimension, the others]; cols is 1 for what has fewer dimensions.

@@ -80,7 +80,7 @@ class DenseCompressor final : public Compressor {
   }
 
   void discard() override { phase_ = Phase::idle; }
-  std::size_t selected() const override { return numel_; }
+  Diagnostics diagnostics() const override { return {.selected = numel_}; }
 
  private:
   enum class Phase { idle, encoded, decoded };

@@ -39,10 +39,9 @@ class PowerSgd final : public lowrank::LowRankCompressor {
         own_q_(plan_.q_size()),
         q_(plan_.q_size()) {
     sum_.resize(plan_.p_size() + plan_.plain_size());  // P and the uncompressed tensors
+    sent_ = sum_.size() + plan_.q_size();
     plan_.draw_q(start_);
   }
-
-  std::size_t selected() const override { return plan_.p_size() + plan_.q_size() + plan_.plain_size(); }
 
  private:
   void project(std::span<const float> u) override {

@@ -153,7 +153,7 @@ Message SparseCompressor::encode(Slice slice, const StepContext& context) {
   cuts_.clear();
   threshold_ = group_.segments.empty() ? 0 : std::numeric_limits<double>::infinity();
   over_capacity_ = 0;
-  all_ = memory_->requires_dense_step();
+  all_ = input.every_entry;
   for (std::size_t s = 0; s < group_.segments.size(); ++s) {
     const auto [begin, end] = group_.segments[s];
     const FeedbackInput part = input.part(begin, end - begin);
@@ -177,6 +177,7 @@ Message SparseCompressor::encode(Slice slice, const StepContext& context) {
   Message message;
   message.kind = Message::Kind::block;
   message.block = write_block(sent_, group_.numel, *index_codec_, *value_codec_);
+  if (value_codec_->exact) message.entries = &sent_;
   phase_ = Phase::encoded;
   return message;
 }

@@ -84,20 +84,19 @@ class SparseCompressor final : public Compressor {
   SparseCompressor(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group);
 
   Message encode(Slice slice, const StepContext& context) override;
-  // The entries that encode() sends, if values are sent unrounded. They live until the next encode().
-  const SparseVector* entries() const override { return value_codec_->exact ? &sent_ : nullptr; }
-  std::size_t target() const override { return planned_entries(traits_, segment_options_, group_, density_); }
   // The step is not finite if a rank's entries are not, or if their sum could overflow.
   std::optional<Message> decode(const Round& round) override;
   bool finite() const override { return finite_; }
   std::span<float> commit(std::span<const std::uint32_t> rejected) override;
   void discard() override;
-  Applied applied() const override { return applied_; }
-  std::span<const float> accumulated() const override { return u_; }
   std::optional<SparseView> contributed() const override { return own(); }
-  std::size_t selected() const override { return sent_.indices.size(); }
-  double threshold() const override { return threshold_; }
-  std::size_t over_capacity() const override { return over_capacity_; }
+  Diagnostics diagnostics() const override {
+    return {.selected = sent_.indices.size(),
+            .over_capacity = over_capacity_,
+            .target = planned_entries(traits_, segment_options_, group_, density_),
+            .threshold = threshold_,
+            .accumulated = u_};
+  }
 
  private:
   enum class Phase { idle, encoded, decoded };
@@ -116,7 +115,6 @@ class SparseCompressor final : public Compressor {
   std::vector<CompressOptions> segment_options_;
   SelectorTraits traits_;
   double capacity_ = 0;
-  Applied applied_ = Applied::nothing;
   std::vector<std::unique_ptr<Selector>> selectors_;  // one per segment
   std::unique_ptr<Memory> memory_;
   std::unique_ptr<BlockTransform>

@@ -20,7 +20,7 @@ void synchronize_statistics(const ParameterStore& store, const std::string& rule
   const double scale = rule == "mean" ? 1.0 / communicator.size() : 1.0;
   queue.run([&](Communicator& c) {
     if (rule == "mean")
-      c.all_reduce(std::span<double>(all));
+      sum_doubles(c, all);
     else
       c.broadcast(std::as_writable_bytes(std::span<double>(all)), 0);
   });

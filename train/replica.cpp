@@ -17,7 +17,7 @@ Replica::Replica(const RunInputs& inputs, Communicator& communicator, Runner& ru
       communicator_(communicator),
       runner_(runner),
       parts_(config_.train.accumulate),
-      model_(build_model(config_, *inputs.data.train, runner.device(), !inputs.resume)),
+      model_(build_model(config_, *inputs.data.train, runner.traits().device, !inputs.resume)),
       arena_(model_->store.arena()),
       backend_(backend(arena_.device())),
       loss_(Tensor::zeros({1}, Layout::plain, arena_.device())),
@@ -85,7 +85,7 @@ ForwardContext Replica::forward_context(std::int64_t step, int part, const Batch
   context.seed = config_.seed;
   context.rank = static_cast<std::uint32_t>(communicator_.rank());
   context.step = static_cast<std::uint32_t>(step * parts_ + part);
-  if (const std::uint32_t* steps = runner_.gpu_steps()) context.gpu_step = steps + part;
+  if (const std::uint32_t* steps = runner_.traits().gpu_steps) context.gpu_step = steps + part;
   context.frames = batch.frames;
   return context;
 }

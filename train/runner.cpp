@@ -18,10 +18,14 @@ namespace {
 class CpuRunner final : public Runner {
  public:
   CpuRunner(const RunInputs& inputs, Communicator& communicator)
-      : config_(inputs.config), folder_(inputs.folder), communicator_(communicator) {}
+      : config_(inputs.config), folder_(inputs.folder), communicator_(communicator) {
+    traits_.name = config_.train.precision == "bf16" ? "cpu, bf16" : "cpu";
+    // Ranks that exchange every step may as well report every step; those with local steps would wait for each other.
+    constexpr std::int64_t kMost = 16;
+    const bool records = config_.train.record_gradients > 0 || config_.train.distribution_every > 0;
+    if (!records) traits_.steps_ahead = std::clamp<std::int64_t>(config_.exchange.every, 1, kMost);
+  }
 
-  Device device() const override { return {}; }
-  std::string name() const override { return config_.train.precision == "bf16" ? "cpu, bf16" : "cpu"; }
   std::unique_ptr<Exchange> make_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                           const ExchangeOptions& options) override {
     auto exchange = std::make_unique<Exchange>(arena, queue, options);
@@ -39,6 +43,7 @@ class CpuRunner final : public Runner {
   }
 
   void begin_step(const StepContext& context, int, double awaited_s) override {
+    trace_->end_step(exchange_->spans());
     times_ = {.data_s = awaited_s};
     in_hooks_ = 0;
     trace_->begin_step(context.step);
@@ -81,29 +86,22 @@ class CpuRunner final : public Runner {
     times_.backward_s -= in_hooks_;
     times_.makespan_s = measured_makespan(exchange_->spans(), backward_begin_);
     made.times += times_;
-    if (steps_ahead() > 1) trace_->end_step(exchange_->spans());
   }
 
-  // Ranks that exchange every step may as well report every step; those with local steps would wait for each other.
-  std::int64_t steps_ahead() const override {
-    constexpr std::int64_t kMost = 16;
-    const bool records = config_.train.record_gradients > 0 || config_.train.distribution_every > 0;
-    return records ? 1 : std::clamp<std::int64_t>(config_.exchange.every, 1, kMost);
-  }
   std::vector<StepReport> reports(std::size_t count) override {
     const auto end = reports_.begin() + static_cast<std::ptrdiff_t>(count);
     std::vector<StepReport> oldest(reports_.begin(), end);
     reports_.erase(reports_.begin(), end);
     return oldest;
   }
-  void reported() override {
-    if (steps_ahead() == 1) trace_->end_step(exchange_->spans());
-  }
   std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) override {
     for (const HostCopy& copy : copies) std::memcpy(copy.to, copy.from.data(), copy.from.size_bytes());
     return {};
   }
-  void finish() override { trace_->finish(); }
+  void finish() override {
+    trace_->end_step(exchange_->spans());
+    trace_->finish();
+  }
   void release() noexcept override { trace_.reset(); }
 
  private:

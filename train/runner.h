@@ -27,9 +27,16 @@ struct StepParts {
 
 class Runner {
  public:
+  struct Traits {
+    Device device;
+    std::string name;              // "cpu", or the GPU's name
+    std::int64_t steps_ahead = 1;  // that may be made whose reports were not asked for; the same on all ranks
+    // On a GPU, the steps of the run's micro-batches, one number for each part: ForwardContext::gpu_step. Else null.
+    const std::uint32_t* gpu_steps = nullptr;
+  };
+
   virtual ~Runner() = default;
-  virtual Device device() const = 0;
-  virtual std::string name() const = 0;  // "cpu", or the GPU's name
+  const Traits& traits() const { return traits_; }
 
   // Before the first step, in this order and once each: make_exchange(), make_batches() for training,
   // begin_run(). make_batches() for evaluation at any time after the first. The runner must outlive them all.
@@ -45,17 +52,11 @@ class Runner {
   // times itself.
   enum class Phase { data, forward, backward, hook, clip, update, metrics, evaluate };
   virtual void in_phase(Phase phase, const std::function<void()>& work) = 0;
-  // On a GPU, the steps of the run's micro-batches, one number for each part: ForwardContext::gpu_step. Else
-  // null.
-  virtual const std::uint32_t* gpu_steps() const { return nullptr; }
   // Completes the exchange's report, for reports(). `loss` as in run().
   virtual void end_step(const StepReport& report, const float* loss) = 0;
 
-  // Steps that may be made whose reports were not asked for; the same on all ranks.
-  virtual std::int64_t steps_ahead() const = 0;
   // The oldest `count` reports that were not asked for, in order; waits for these steps alone.
   virtual std::vector<StepReport> reports(std::size_t count) = 0;
-  virtual void reported() {}  // the last step
 
   struct HostCopy {
     std::span<const float> from;  // in the device's memory
@@ -67,6 +68,9 @@ class Runner {
   virtual void finish() = 0;  // waits for all steps, and closes what it writes
   // No further steps: what refers to the exchange or the arena goes, which come to their end after this.
   virtual void release() noexcept {}
+
+ protected:
+  Traits traits_;
 };
 
 std::unique_ptr<Runner> make_cpu_runner(const RunInputs& inputs, Communicator& communicator);

@@ -65,7 +65,6 @@ void Step::make(const StepContext& context) {
 }
 
 void Step::end_step(const StepRecord& record, MetricsWriter* metrics) {
-  runner_->reported();
   if (metrics) recorder_.end_step(record, *metrics);
 }
 
@@ -76,7 +75,7 @@ void Step::finish() {
 
 void Step::all_reduce(std::span<double> sums) {
   runner_->in_phase(Runner::Phase::metrics,
-                    [&] { queue_.run([&](Communicator& c) { c.all_reduce(sums); }); });
+                    [&] { queue_.run([&](Communicator& c) { sum_doubles(c, sums); }); });
 }
 
 void Step::all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
@@ -90,7 +89,7 @@ std::optional<Evaluation> Step::evaluate(Split split, const EvaluationHook& hook
   std::optional<EvaluationSums> sums = replica_.evaluate(split, hook);
   rule_->swap_weights();
   if (!sums) return std::nullopt;
-  queue_.run([&](Communicator& c) { c.all_reduce(sums->values()); });
+  queue_.run([&](Communicator& c) { sum_doubles(c, sums->values()); });
   return sums->mean();
 }
 

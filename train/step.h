@@ -76,7 +76,7 @@ class Step {
   const ParameterStore& store() const { return replica_.store(); }
   const std::vector<Group>& groups() const { return exchange_->groups(); }
   const Loader& train_loader() const { return replica_.train_loader(); }
-  std::string device() const { return runner_->name(); }
+  std::string device() const { return runner_->traits().name; }
   // The configuration with what this run has measured: exchange.groups, exchange.collective.
   Config effective_config() const { return resolved_.effective(config_); }
   double flops() const { return replica_.flops(); }
@@ -91,7 +91,7 @@ class Step {
   void make(const StepContext& context);
   // See StepRule; the same on all ranks.
   std::int64_t steps_per_report(std::int64_t in_patience) const {
-    return rule_->steps_per_report(runner_->steps_ahead(), in_patience);
+    return rule_->steps_per_report(runner_->traits().steps_ahead, in_patience);
   }
   std::size_t reported_of(std::size_t made) const { return rule_->reported_of(made); }
   // The oldest `count` reports that were not asked for, in order; waits for these steps alone.

@@ -62,7 +62,6 @@ class DeviceSparseCompressor final : public Compressor {
   Message encode(Slice slice, const StepContext& context) override;
   std::optional<Message> decode(const Round& round) override;
   std::span<float> commit(std::span<const std::uint32_t>) override;
-  Applied applied() const override;
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
 
@@ -105,6 +104,8 @@ DeviceSparseCompressor::DeviceSparseCompressor(std::unique_ptr<DeviceSelector> s
       code_(std::move(code)),
       lr_inside_(lr_inside),
       ranges_(ranges_of(group)) {
+  if (memory_->owns_momentum()) applied_ = Applied::momentum;
+  if (lr_inside_) applied_ = Applied::learning_rate;
   const std::size_t ranks = static_cast<std::size_t>(group_.ranks);
   received_ = DeviceArray<DecodedStats>(ranks);
   weights_ = DeviceArray<float>(ranks + 1);
@@ -204,11 +205,6 @@ std::span<float> DeviceSparseCompressor::commit(std::span<const std::uint32_t>) 
   if (ranges.count > 0) selector_->commit(stream, ranges, status, outcome);
   step_.parameters = nullptr;
   return average;
-}
-
-Applied DeviceSparseCompressor::applied() const {
-  if (lr_inside_) return Applied::learning_rate;
-  return memory_->owns_momentum() ? Applied::momentum : Applied::nothing;
 }
 
 void DeviceSparseCompressor::save(StateWriter& writer) const {

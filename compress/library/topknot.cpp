@@ -306,10 +306,11 @@ topknot_result topknot_sent_of(topknot_round* round, size_t i, topknot_sent* sen
     const topknot_compressor& owner = *round->owner;
     if (owner.settings.device != "cpu") refuse("topknot_sent_of() is for compressors of the CPU");
     const Compressor& compressor = *owner.parts[owner.tensors[round->tensors[i]].part].compressor;
-    *sent = {.target = compressor.target(),
-             .count = compressor.selected(),
-             .over_capacity = compressor.over_capacity(),
-             .threshold = compressor.threshold(),
+    const Compressor::Diagnostics diagnostics = compressor.diagnostics();
+    *sent = {.target = diagnostics.target,
+             .count = diagnostics.selected,
+             .over_capacity = diagnostics.over_capacity,
+             .threshold = diagnostics.threshold,
              .indices = nullptr,
              .values = nullptr,
              .entries = 0};

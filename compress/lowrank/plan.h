@@ -126,7 +126,7 @@ class LowRankCompressor : public Compressor {
   bool finite() const final { return finite_; }
   std::span<float> commit(std::span<const std::uint32_t> rejected) final;
   void discard() final { phase_ = Phase::idle; }
-  std::span<const float> accumulated() const final { return slice_.gradient; }
+  Diagnostics diagnostics() const final { return {.selected = sent_, .accumulated = slice_.gradient}; }
 
  protected:
   // Puts the first round's factor and the uncompressed tensors of u, times weight_, into sum_.
@@ -142,6 +142,7 @@ class LowRankCompressor : public Compressor {
   bool has_residual_ = true;
   int ranks_ = 1;
   std::vector<float> sum_;  // what is sent first, and its sum
+  std::size_t sent_ = 0;    // floats, in all rounds
   Slice slice_;
   float weight_ = 1;  // of this rank
   bool finite_ = false;

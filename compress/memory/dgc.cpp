@@ -74,7 +74,8 @@ namespace {
 class DgcMemory final : public Memory {
  public:
   explicit DgcMemory(const CompressOptions& options)
-      : momentum_(static_cast<float>(options.momentum)),
+      : Memory(true),
+        momentum_(static_cast<float>(options.momentum)),
         nesterov_(options.nesterov),
         masking_(momentum_masking(options)) {}
 
@@ -109,7 +110,6 @@ class DgcMemory final : public Memory {
     size_ = u.size();
   }
 
-  bool has_residual() const override { return true; }
   void save(StateWriter& writer) const override {
     writer.put_list(std::span<const float>(velocity_.get(), size_));
   }

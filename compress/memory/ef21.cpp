@@ -26,13 +26,17 @@ namespace {
 
 class Ef21Memory final : public Memory {
  public:
+  Ef21Memory() : Memory(false) {}
+
   FeedbackInput input(std::span<float> gradient, std::span<const float> residual) override {
     TOPKNOT_CHECK(residual.size() == gradient.size(), "ef21 needs a residual as long as the gradient");
     if (!first_ && estimate_.size() != gradient.size())
       StateReader::fail("has an estimate of " + std::to_string(estimate_.size()) + " values where " +
                         std::to_string(gradient.size()) + " are needed");
     estimate_.reserve(gradient.size());  // for finish()
-    return residual;
+    FeedbackInput input(residual);
+    input.every_entry = first_;
+    return input;
   }
 
   void commit(std::span<float>, std::span<float> residual, const SparseView& sent,
@@ -61,8 +65,6 @@ class Ef21Memory final : public Memory {
       for (const std::uint32_t index : from.indices) largest = std::max(largest, std::abs(estimate_[index]));
     return largest;
   }
-  bool has_residual() const override { return false; }
-  bool requires_dense_step() const override { return first_; }
   void save(StateWriter& writer) const override {
     writer.put<std::uint8_t>(first_);
     writer.put_list(estimate_);

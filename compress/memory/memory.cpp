@@ -45,10 +45,10 @@ namespace {
 // No memory: the average is decoded over the gradient; the residual memory is never touched.
 class NoMemory final : public Memory {
  public:
+  NoMemory() : Memory(false) {}
   FeedbackInput input(std::span<float>, std::span<const float>) override { return {}; }
   void commit(std::span<float>, std::span<float>, const SparseView&,
               std::span<const std::uint32_t>) override {}
-  bool has_residual() const override { return false; }
 };
 
 // Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019): u = gradient + residual;
@@ -58,7 +58,7 @@ class NoMemory final : public Memory {
 class ResidualMemory final : public Memory {
  public:
   explicit ResidualMemory(const CompressOptions& options = {})
-      : decay_(static_cast<float>(options.feedback_decay.value_or(1))) {}
+      : Memory(true), decay_(static_cast<float>(options.feedback_decay.value_or(1))) {}
   FeedbackInput input(std::span<float> gradient, std::span<const float> residual) override {
     TOPKNOT_CHECK(residual.size() == gradient.size(),
                   "error feedback needs a residual as long as the gradient");
@@ -72,7 +72,6 @@ class ResidualMemory final : public Memory {
       multiply(u.data() + begin, end - begin, decay_);
     });
   }
-  bool has_residual() const override { return true; }
 
  private:
   const float decay_;

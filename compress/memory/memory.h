@@ -26,6 +26,7 @@ struct FeedbackInput {
   float* next_velocity = nullptr;   // v', where the pass writes it
   float momentum = 0;
   bool nesterov = false;
+  bool every_entry = false;  // this step must send every entry (EF21's first)
 
   FeedbackInput() = default;
   template <class Residual>
@@ -55,6 +56,7 @@ struct FeedbackInput {
 
 class Memory {
  public:
+  explicit Memory(bool has_residual) : has_residual_(has_residual) {}
   virtual ~Memory() = default;
 
   // Returns the terms that selection adds to the gradient, in its own pass, to make u in the gradient's
@@ -74,12 +76,13 @@ class Memory {
   virtual void discard() {}
 
   // Whether u's memory lives on as the residual. The average then goes to the residual's memory, else over u.
-  virtual bool has_residual() const = 0;
-  // Whether this step must send every entry (EF21's first).
-  virtual bool requires_dense_step() const { return false; }
+  bool has_residual() const { return has_residual_; }
 
   virtual void save(StateWriter&) const {}
   virtual void load(StateReader&) {}
+
+ private:
+  const bool has_residual_;
 };
 
 struct MemoryTraits {

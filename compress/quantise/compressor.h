@@ -41,9 +41,10 @@ class QuantisingCompressor final : public Compressor {
   bool finite() const override { return finite_; }
   std::span<float> commit(std::span<const std::uint32_t> rejected) override;
   void discard() override { phase_ = Phase::idle; }
-  std::span<const float> accumulated() const override { return slice_.gradient; }
   std::optional<SparseView> contributed() const override;
-  std::size_t selected() const override { return format_.numel; }
+  Diagnostics diagnostics() const override {
+    return {.selected = format_.numel, .accumulated = slice_.gradient};
+  }
 
  private:
   enum class Phase { idle, encoded, decoded };

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "dist/comm/ordered_sum.h"
 #include "nn/base/check.h"
 #include "nn/base/text.h"
 #include "nn/core/device.h"
@@ -44,6 +45,17 @@ std::string Communicator::place() const {
   if (step_ >= 0) text += fmt::format(", step {}", step_);
   if (group_ >= 0) text += fmt::format(", group {}", group_);
   return text;
+}
+
+void sum_doubles(Communicator& communicator, std::span<double> data) {
+  std::vector<std::vector<std::byte>> all;
+  communicator.all_gather(std::as_bytes(data), all);
+  std::vector<const double*> sources;
+  for (const auto& block : all) {
+    TOPKNOT_CHECK(block.size() == data.size_bytes(), "the ranks sum different lengths");
+    sources.push_back(reinterpret_cast<const double*>(block.data()));
+  }
+  ordered_sum(std::span<const double* const>(sources), data.data(), data.size());
 }
 
 std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine) {

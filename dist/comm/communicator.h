@@ -33,13 +33,13 @@ enum class SumOrder {
 class Communicator {
  public:
   virtual ~Communicator() = default;
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
-  virtual std::string backend() const = 0;  // "threads", "gloo"
+  int rank() const { return traits_.rank; }
+  int size() const { return traits_.size; }
+  const std::string& backend() const { return traits_.backend; }  // "threads", "gloo"
   // The backend and the emulated link, if any, for messages to users: "threads, emulated link 100mbit, 50us".
-  virtual std::string network() const { return backend(); }
+  std::string network() const { return traits_.link.empty() ? backend() : backend() + ", " + traits_.link; }
   // Whether collectives may run on a thread of their own during the backward pass.
-  virtual bool overlaps() const = 0;
+  bool overlaps() const { return traits_.overlaps; }
 
   // Gathers one block of bytes from each rank; lengths may differ (0 included). all[r] is rank r's, own
   // included.
@@ -49,7 +49,6 @@ class Communicator {
   // The same of bfloat16, half the bytes: added as floats; rounded once in the order of ranks, after each
   // addition in the library's.
   virtual void all_reduce(std::span<BFloat16> data, SumOrder order) = 0;
-  virtual void all_reduce(std::span<double> data) = 0;  // in rank order; metrics and evaluation
   virtual void broadcast(std::span<std::byte> data, int root) = 0;
   // Sends mine[r] to each rank r; theirs[r] is what rank r sent here, own included. Lengths may differ.
   virtual void all_to_all(std::span<const std::vector<std::byte>> mine,
@@ -72,7 +71,7 @@ class Communicator {
 
   // Sets the step (counted from 1) and merge group (-1: not known) that error messages name for the calls
   // that follow. Called from the thread that makes the calls.
-  virtual void set_place(std::int64_t step, int group = -1) { step_ = step, group_ = group; }
+  void set_place(std::int64_t step, int group = -1) { step_ = step, group_ = group; }
 
   // Why this group has ended, as far as this rank knows without a call; "" while it runs. From any thread.
   virtual std::string first_error() { return ""; }
@@ -81,13 +80,25 @@ class Communicator {
   virtual bool peers_alive() { return true; }
 
  protected:
+  struct Traits {
+    int rank = 0, size = 1;
+    std::string backend;
+    bool overlaps = false;
+    std::string link = "";  // the emulated one, in words
+  };
+  explicit Communicator(Traits traits) : traits_(std::move(traits)) {}
+
   // ", step 12, group 3"
   std::string place() const;
 
  private:
+  const Traits traits_;
   std::int64_t step_ = -1;
   int group_ = -1;
 };
+
+// Collective. Sums in place over the ranks, in rank order: for metrics and evaluation, of a few numbers.
+void sum_doubles(Communicator& communicator, std::span<double> data);
 
 // Collective. Every rank's text, by rank.
 std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine);

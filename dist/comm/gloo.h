@@ -72,7 +72,6 @@ class GlooMesh {
 enum class GlooOperation : std::uint64_t {
   gather = 1,
   reduce,
-  reduce_double,
   broadcast,
   barrier,
   all_to_all,
@@ -111,7 +110,6 @@ class GlooCollectives {
   void gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all);
   void all_reduce(std::span<float> data, SumOrder order);
   void all_reduce(std::span<BFloat16> data, SumOrder order);
-  void all_reduce(std::span<double> data);
   void broadcast(std::span<std::byte> data, int root);
   void barrier();
   // theirs[r] for every other rank r; theirs[rank] is left alone.

@@ -45,8 +45,8 @@ struct GlooCollectives::Header {
 };
 
 const char* operation_name(GlooOperation operation) {
-  static constexpr const char* names[] = {"all_gather", "all_reduce", "all_reduce of doubles", "broadcast",
-                                          "barrier",    "all_to_all", "send_receive",          "split"};
+  static constexpr const char* names[] = {"all_gather", "all_reduce",   "broadcast", "barrier",
+                                          "all_to_all", "send_receive", "split"};
   static_assert(std::size(names) == static_cast<std::size_t>(GlooOperation::split));
   const auto place = static_cast<std::uint64_t>(operation) - 1;
   return place < std::size(names) ? names[place] : "unknown operation";
@@ -286,12 +286,6 @@ void GlooCollectives::all_reduce(std::span<float> data, SumOrder order) {
 
 void GlooCollectives::all_reduce(std::span<BFloat16> data, SumOrder order) {
   reduce(data, order);
-}
-
-void GlooCollectives::all_reduce(std::span<double> data) {
-  if (data.size() * (size_ - 1) <= small_count) return gather_and_add(data);
-  check_call(data.size_bytes());
-  reduce_in_rank_order(data);
 }
 
 template <class T>

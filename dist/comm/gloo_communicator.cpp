@@ -77,7 +77,8 @@ class Splits {
 
 class GlooCommunicator : public Communicator {
  public:
-  explicit GlooCommunicator(const JoinOptions& options) : options_(options) {
+  explicit GlooCommunicator(const JoinOptions& options)
+      : Communicator({options.rank, options.size, "gloo", true}), options_(options) {
     if (options_.serve_store && size() > 1)
       server_ = std::make_unique<TcpStoreServer>(options_.host, options_.port, size(), options_.timeout_s,
                                                  options_.token);
@@ -90,7 +91,10 @@ class GlooCommunicator : public Communicator {
   // A split; `server` on its first rank. `name`: how messages call this rank.
   GlooCommunicator(const JoinOptions& options, std::unique_ptr<TcpStoreServer> server, std::string name,
                    std::shared_ptr<Splits> siblings)
-      : options_(options), server_(std::move(server)), name_(std::move(name)) {
+      : Communicator({options.rank, options.size, "gloo", true}),
+        options_(options),
+        server_(std::move(server)),
+        name_(std::move(name)) {
     join(options_.host, options_.port);
     siblings_ = std::move(siblings);
     siblings_->add(this);
@@ -100,11 +104,6 @@ class GlooCommunicator : public Communicator {
     if (siblings_) siblings_->remove(this);
     disconnect();
   }
-
-  int rank() const override { return options_.rank; }
-  int size() const override { return options_.size; }
-  std::string backend() const override { return "gloo"; }
-  bool overlaps() const override { return true; }
 
   void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) override {
     gather_as(Operation::gather, mine, all);
@@ -116,10 +115,6 @@ class GlooCommunicator : public Communicator {
 
   void all_reduce(std::span<BFloat16> data, SumOrder order) override {
     run(Operation::reduce, data.size_bytes(), [&] { collectives_->all_reduce(data, order); });
-  }
-
-  void all_reduce(std::span<double> data) override {
-    run(Operation::reduce_double, data.size_bytes(), [&] { collectives_->all_reduce(data); });
   }
 
   void broadcast(std::span<std::byte> data, int root) override {

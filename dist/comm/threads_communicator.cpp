@@ -234,16 +234,12 @@ class RankGroup {
 
 class ThreadCommunicator : public Communicator {
  public:
-  ThreadCommunicator(std::shared_ptr<RankGroup> group, int rank) : group_(std::move(group)), rank_(rank) {}
+  ThreadCommunicator(const std::shared_ptr<RankGroup>& group, int rank)
+      : Communicator({rank, static_cast<int>(group->calls.size()), "threads", group->link().has_value(),
+                      group->link() ? group->link()->text : ""}),
+        group_(group),
+        rank_(rank) {}
   ~ThreadCommunicator() override { group_->leave(rank_); }
-
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(group_->calls.size()); }
-  std::string backend() const override { return "threads"; }
-  std::string network() const override {
-    return group_->link() ? backend() + ", " + group_->link()->text : backend();
-  }
-  bool overlaps() const override { return group_->link().has_value(); }
 
   void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) override {
     run("all_gather", const_cast<std::byte*>(mine.data()), mine.size(), false, [&] {
@@ -262,7 +258,6 @@ class ThreadCommunicator : public Communicator {
   void all_reduce(std::span<BFloat16> data, SumOrder order) override {
     reduce("all_reduce of bfloat16", data, order);
   }
-  void all_reduce(std::span<double> data) override { reduce("all_reduce of doubles", data, SumOrder::ranks); }
 
   void broadcast(std::span<std::byte> data, int root) override {
     TOPKNOT_CHECK(root >= 0 && root < size(), "broadcast from a rank that does not exist");
@@ -343,7 +338,7 @@ class ThreadCommunicator : public Communicator {
       mine = *static_cast<const std::shared_ptr<RankGroup>*>(group_->calls[leader].data);
       return 0.0;
     });
-    return std::make_unique<ThreadCommunicator>(std::move(mine), place);
+    return std::make_unique<ThreadCommunicator>(mine, place);
   }
 
   void abort(const std::string& reason) noexcept override {

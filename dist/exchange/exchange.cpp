@@ -12,6 +12,8 @@
 
 namespace topknot {
 
+using Inside = Transport::Inside;
+
 bool ExchangeOptions::hierarchical(int ranks) const {
   if (ranks_per_host <= 1 || ranks == 1) return false;
   check_hierarchy(ranks_per_host, compressing());
@@ -45,9 +47,7 @@ Exchange::Exchange(ParameterArena& arena, std::vector<Group> groups, std::unique
   active_ = buckets_;
 }
 
-Exchange::~Exchange() {
-  transport_->quiesce();
-}
+Exchange::~Exchange() = default;
 
 StepState Exchange::step_state() {
   return transport_->step_state();
@@ -128,9 +128,8 @@ void Exchange::gradient_ready(Bucket& bucket) {
 }
 
 void Exchange::start(Bucket& bucket) {
-  transport_->await_gradient(bucket);
   if (transport_->hierarchical()) {
-    transport_->start_host_sum(bucket);
+    transport_->start_inside(Inside::sum, bucket);
     if (Bucket* const before = std::exchange(deferred_, &bucket)) encode_host_sum(*before);
     return;
   }
@@ -139,7 +138,7 @@ void Exchange::start(Bucket& bucket) {
 }
 
 void Exchange::encode_host_sum(Bucket& bucket) {
-  transport_->await_host_sum(bucket);
+  transport_->await_inside(Inside::sum, bucket);
   encode(bucket);
   transport_->start(bucket);
 }
@@ -147,9 +146,9 @@ void Exchange::encode_host_sum(Bucket& bucket) {
 void Exchange::encode(Bucket& bucket) {
   bucket.round = 0;
   transport_->around(ExchangeSpan::Kind::encode, bucket, [&] { bucket.encode(context_); });
-  transport_->encoded(bucket);
-  if (observer_ && bucket.group.compressed && !bucket.compressor->accumulated().empty())
-    observer_(bucket.group, bucket.compressor->accumulated());
+  if (!observer_ || !bucket.group.compressed) return;
+  const std::span<const float> accumulated = bucket.compressor->diagnostics().accumulated;
+  if (!accumulated.empty()) observer_(bucket.group, accumulated);
 }
 
 void Exchange::end_backward(const float* loss) {
@@ -166,7 +165,6 @@ void Exchange::end_backward(const float* loss) {
 
 void Exchange::communicate() {
   TOPKNOT_CHECK(in_step_, "communicate() outside a step");
-  transport_->begin_collectives();
   if (!transport_->traits().sends_early)
     for (Bucket& bucket : active_) start(bucket);
   if (deferred_) encode_host_sum(*std::exchange(deferred_, nullptr));
@@ -186,12 +184,9 @@ bool Exchange::decode(Bucket& bucket) {
 
 void Exchange::decode_and_commit() {
   TOPKNOT_CHECK(in_step_, "decode_and_commit() outside a step");
-  // Waits follow the order in which collectives were started, in which second rounds stand after the
-  // agreement.
   std::vector<Bucket*> more;
   for (Bucket& bucket : active_)
     if (decode(bucket)) more.push_back(&bucket);
-  transport_->receive_agreement();
   while (!more.empty()) std::erase_if(more, [this](Bucket* bucket) { return !decode(*bucket); });
   const Transport::Agreed agreed = transport_->agree(active_);
   const bool in_parts = transport_->traits().parts > 1;
@@ -203,13 +198,13 @@ void Exchange::decode_and_commit() {
     }
     transport_->around(ExchangeSpan::Kind::commit, bucket, [&] { bucket.swaps = bucket.commit(); });
     if (in_parts)
-      transport_->start_gather(bucket);
+      transport_->start_inside(Inside::gather, bucket);
     else
       bucket.swaps = transport_->committed(bucket, bucket.swaps);
   }
   for (Bucket& bucket : active_) {
     if (!in_parts || !agreed.commit) break;
-    transport_->await_gather(bucket);
+    transport_->await_inside(Inside::gather, bucket);
     bucket.swaps = transport_->committed(bucket, bucket.swaps);
   }
   committed_ = agreed.commit;
@@ -282,7 +277,7 @@ std::vector<std::byte> Exchange::state(std::vector<DeviceFloats>* later) const {
   StateWriter writer(later);
   writer.put<std::uint64_t>(buckets_.size());
   for (const Bucket& bucket : buckets_) {
-    transport_->residual_to_arena(bucket);
+    transport_->copy_residual(bucket, true);
     bucket.save(writer);
   }
   return writer.take();
@@ -295,7 +290,7 @@ void Exchange::load_state(std::span<const std::byte> bytes) {
     StateReader::fail(fmt::format("is of {} groups where there are {}", groups, buckets_.size()));
   for (Bucket& bucket : buckets_) {
     bucket.load(reader);
-    transport_->residual_from_arena(bucket);
+    transport_->copy_residual(bucket, false);
   }
   reader.finish();
 }

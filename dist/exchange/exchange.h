@@ -210,9 +210,9 @@ class Exchange {
 
   ParameterArena& arena_;
   const std::vector<Group> groups_;
-  const std::unique_ptr<Transport> transport_;
-  std::vector<Bucket> buckets_;  // as the groups
-  std::span<Bucket> active_;     // of the step's fragment
+  std::vector<Bucket> buckets_;                 // as the groups
+  const std::unique_ptr<Transport> transport_;  // ends before the buckets, on whose memory it works
+  std::span<Bucket> active_;                    // of the step's fragment
   Observer observer_;
   GroupHook when_complete_;
   std::unordered_map<const Parameter*, Place> places_;

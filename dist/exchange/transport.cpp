@@ -141,9 +141,9 @@ void Bucket::encode(const StepContext& of_step) {
   message = compressor->encode({own_of(slice.gradient), own_of(slice.residual)}, context);
   adds_entries = collective != nullptr;
   if (!collective) return;
-  entries = compressor->entries();
+  entries = message.entries;
   TOPKNOT_CHECK(entries, "a sparse collective for a method that sends no entries");
-  k = compressor->target();
+  k = compressor->diagnostics().target;
   const float weight = context.weights[static_cast<std::size_t>(context.rank)];
   if (weight != 1.0f) {
     weighted = *entries;
@@ -182,9 +182,10 @@ void Bucket::discard() {
 
 void Bucket::add_to(StepStatus& status) const {
   if (!group.compressed) return;
-  status.selected += compressor->selected();
-  status.over_capacity += compressor->over_capacity();
-  status.threshold = compressor->threshold();
+  const Compressor::Diagnostics diagnostics = compressor->diagnostics();
+  status.selected += diagnostics.selected;
+  status.over_capacity += diagnostics.over_capacity;
+  status.threshold = diagnostics.threshold;
 }
 
 void Bucket::save(StateWriter& writer) const {
@@ -201,6 +202,7 @@ HostTransport::HostTransport(CollectiveQueue& queue, const ExchangeOptions& opti
     : queue_(queue),
       order_(options.compressing() || options.ordered_sum ? SumOrder::ranks : SumOrder::library),
       codes_sums_(codes_sums(options.collective)) {
+  step_state_ = {&parameters_, &status_};
   traits_.rank = queue.communicator().rank();
   traits_.encoders = traits_.ranks = queue.communicator().size();
   if (!options.hierarchical(traits_.ranks)) return;
@@ -253,23 +255,34 @@ double HostTransport::note(Kind kind, int group, int round, Clock::time_point be
   return std::chrono::duration<double>(end - begin).count();
 }
 
-void HostTransport::start_host_sum(Bucket& bucket) {
-  collectives_[bucket.index].sum = submit([this, &bucket, step = number_](Communicator&) {
+void HostTransport::start_inside(Inside what, Bucket& bucket) {
+  if (what == Inside::gather)
+    for (const std::span<float> values : bucket.not_own()) std::fill(values.begin(), values.end(), 0.0f);
+  const auto begin = Clock::now();
+  collectives_[bucket.index].inside = submit([this, what, &bucket, step = number_](Communicator&) {
     hierarchy_->inside().set_place(step, bucket.index);
-    hierarchy_->average(bucket.slice.gradient);
+    if (what == Inside::sum)
+      hierarchy_->average(bucket.slice.gradient);
+    else
+      hierarchy_->gather(bucket.average());
   });
+  if (what == Inside::gather) gathering_ += Clock::now() - begin;
 }
 
-void HostTransport::await_host_sum(Bucket& bucket) {
-  wait_for(collectives_[bucket.index].sum, bucket.index, ExchangeSpan::kInsideHost);
+void HostTransport::await_inside(Inside what, Bucket& bucket) {
+  const auto begin = Clock::now();
+  wait_for(collectives_[bucket.index].inside, bucket.index, ExchangeSpan::kInsideHost);
+  if (what == Inside::gather) gathering_ += Clock::now() - begin;
 }
 
 void HostTransport::start(Bucket& bucket) {
   collectives_[bucket.index].message = submit([this, &bucket, step = number_](Communicator& communicator) {
-    Communicator& sender = hierarchy_ ? hierarchy_->hosts() : communicator;
-    sender.set_place(step, bucket.index);
-    run(bucket, sender);
-    sender.set_place(step);
+    const auto at = [&](int group) {
+      hierarchy_ ? hierarchy_->set_place(step, group) : communicator.set_place(step, group);
+    };
+    at(bucket.index);
+    run(bucket, hierarchy_ ? hierarchy_->hosts() : communicator);
+    at(-1);
   });
 }
 
@@ -363,6 +376,7 @@ void HostTransport::join_hosts_statuses() {
 // All of it is the same on all ranks: the losses by the agreement, finite() by the blocks and sums that all
 // have; of parts all ranks of an index, so that each host finds the same.
 Transport::Agreed HostTransport::agree(std::span<const Bucket> buckets) {
+  const std::vector<std::byte> finite_losses = receive_flags();
   bool finite = std::all_of(buckets.begin(), buckets.end(),
                             [](const Bucket& bucket) { return bucket.compressor->finite(); });
   if (traits_.parts > 1) {
@@ -373,7 +387,7 @@ Transport::Agreed HostTransport::agree(std::span<const Bucket> buckets) {
     finite = found_.bad == 0;
   }
   Agreed agreed;
-  agreed.bad_rank = first_bad(finite_losses_);
+  agreed.bad_rank = first_bad(finite_losses);
   agreed.commit = finite && agreed.bad_rank < 0;
   if (!finite && agreed.bad_rank < 0) {
     if (traits_.ranks == 1) {
@@ -388,22 +402,6 @@ Transport::Agreed HostTransport::agree(std::span<const Bucket> buckets) {
   }
   commit_begin_ = Clock::now(), gathering_ = {};
   return agreed;
-}
-
-void HostTransport::start_gather(Bucket& bucket) {
-  for (const std::span<float> values : bucket.not_own()) std::fill(values.begin(), values.end(), 0.0f);
-  const auto begin = Clock::now();
-  collectives_[bucket.index].gather = submit([this, &bucket, step = number_](Communicator&) {
-    hierarchy_->inside().set_place(step, bucket.index);
-    hierarchy_->gather(bucket.average());
-  });
-  gathering_ += Clock::now() - begin;
-}
-
-void HostTransport::await_gather(Bucket& bucket) {
-  const auto begin = Clock::now();
-  wait_for(collectives_[bucket.index].gather, bucket.index, ExchangeSpan::kInsideHost);
-  gathering_ += Clock::now() - begin;
 }
 
 void HostTransport::finish(StepReport& report) {
@@ -424,6 +422,7 @@ void HostTransport::quiesce() noexcept {
       queue_.wait(ticket);
     } catch (...) {  // the first error is being handled already
     }
+  outstanding_.clear();
 }
 
 }  // namespace topknot

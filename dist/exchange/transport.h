@@ -106,7 +106,8 @@ struct Bucket {
 };
 
 // One per rank. All calls come from the rank's compute thread, in the order of declaration; calls for
-// different buckets interleave.
+// different buckets interleave. The destructor waits for what still works on the buckets' memory, also after an
+// error; the buckets outlive it.
 class Transport {
  public:
   // The same in every step.
@@ -140,18 +141,19 @@ class Transport {
   // Returns the step as compressors are given it: that of hosts, in the gradients' memory. `buckets`: those of the
   // step's groups, on a GPU all groups'; valid as long as this is used. Fills in the bytes that are known beforehand.
   virtual StepContext begin(const StepContext& context, std::span<Bucket> buckets) = 0;
-  virtual StepState step_state() = 0;  // as Exchange::step_state()
+  StepState step_state() const { return step_state_; }  // as Exchange::step_state()
   // Runs a piece of the compute thread's work, and notes its time as one of the bucket's.
   virtual void around(ExchangeSpan::Kind kind, const Bucket& bucket, const Work& work) = 0;
 
-  // The gradient is final. Returns the memory that the bucket works in, whose contents await_gradient() waits
-  // for.
+  // The gradient is final. Returns the memory that the bucket works in, whose contents are there for
+  // start_inside() and for an encoding that is run around().
   virtual Slice take(const Bucket&, Slice slice) { return slice; }
-  virtual void await_gradient(const Bucket&) {}
-  // If hierarchical(): turns the gradient into its host's, as Hierarchy::average(). Called as start() is.
-  virtual void start_host_sum(Bucket& bucket) = 0;
-  virtual void await_host_sum(Bucket& bucket) = 0;
-  virtual void encoded(const Bucket&) {}
+  // If hierarchical(), among the ranks of a host. sum: turns the gradient into the host's, as Hierarchy::average();
+  // called as start() is. gather, with exchange.hierarchy=parts: clears the residual outside of this rank's part and
+  // gathers the other ranks' parts of a committed bucket's average.
+  enum class Inside { sum, gather };
+  virtual void start_inside(Inside what, Bucket& bucket) = 0;
+  virtual void await_inside(Inside what, Bucket& bucket) = 0;
   // Starts the collective of the bucket's message. Called in the order of the groups, the same on all ranks;
   // of a further round in the same order as well.
   virtual void start(Bucket& bucket) = 0;
@@ -160,30 +162,21 @@ class Transport {
 
   // All groups are complete. `loss`: as Exchange::end_backward().
   virtual void take_loss(const float* loss) = 0;
-  // Before and after what Exchange::communicate() starts. start_agreement() starts the collective that tells
-  // all ranks whether every loss was finite; what it brings is taken in when the first rounds were decoded.
-  virtual void begin_collectives() {}
+  // After all first rounds were started: starts the collective that tells all ranks whether every loss was finite.
   virtual void start_agreement() = 0;
-  virtual void receive_agreement() = 0;
-  // After the last round. The same on all ranks.
+  // After the last round: takes in what that has brought. The same on all ranks.
   virtual Agreed agree(std::span<const Bucket> buckets) = 0;
-  // With exchange.hierarchy=parts, start_gather() clears the residual outside of this rank's part and gathers
-  // the other ranks' parts of a committed bucket's average; await_gather() waits for it.
-  virtual void start_gather(Bucket& bucket) = 0;
-  virtual void await_gather(Bucket& bucket) = 0;
   // The bucket was committed, and its average is whole. Returns whether the arena's memories swap.
   virtual bool committed(const Bucket&, bool in_residual) { return in_residual; }
   // After the last commit or discard. Fills in its times.
   virtual void finish(StepReport& report) = 0;
 
-  // Between steps, where residuals do not lie in the arena.
-  virtual void residual_to_arena(const Bucket&) const {}
-  virtual void residual_from_arena(const Bucket&) {}
-  // Waits for what still works on the buckets' memory. Called before they are destroyed, also after an error.
-  virtual void quiesce() noexcept = 0;
+  // Between steps, where residuals do not lie in the arena: copies the bucket's there, or from there.
+  virtual void copy_residual(const Bucket&, [[maybe_unused]] bool to_arena) {}
 
  protected:
   Traits traits_;
+  StepState step_state_;
   std::vector<ExchangeSpan> spans_;
 };
 
@@ -191,22 +184,23 @@ class HostTransport : public Transport {
  public:
   // Throws as Exchange's constructor for host memory.
   HostTransport(CollectiveQueue& queue, const ExchangeOptions& options);
+  ~HostTransport() override { quiesce(); }
 
   StepContext begin(const StepContext& context, std::span<Bucket> buckets) override;
-  StepState step_state() override { return {&parameters_, &status_}; }
   void around(ExchangeSpan::Kind kind, const Bucket& bucket, const Work& work) override;
-  void start_host_sum(Bucket& bucket) override;
-  void await_host_sum(Bucket& bucket) override;
+  void start_inside(Inside what, Bucket& bucket) override;
+  void await_inside(Inside what, Bucket& bucket) override;
   void start(Bucket& bucket) override;
   Round wait(Bucket& bucket) override;
   void take_loss(const float* loss) override;
   void start_agreement() override { submit_flag(loss_finite_); }
-  void receive_agreement() override { finite_losses_ = receive_flags(); }
   Agreed agree(std::span<const Bucket> buckets) override;
-  void start_gather(Bucket& bucket) override;
-  void await_gather(Bucket& bucket) override;
   void finish(StepReport& report) override;
-  void quiesce() noexcept override;
+
+ protected:
+  // Waits for the jobs of the queue.
+  void quiesce() noexcept;
+  StepStatus status_;  // of the last step
 
  private:
   using Ticket = CollectiveQueue::Ticket;
@@ -234,7 +228,7 @@ class HostTransport : public Transport {
 
   // One per group.
   struct Collective {
-    Ticket sum = 0, message = 0, gather = 0;  // inside the host; of the round under way; inside the host
+    Ticket inside = 0, message = 0;  // inside the host; of the round under way
     Blocks blocks;
     CodedSum::Bytes coded;  // of a coded sum
   };
@@ -242,7 +236,6 @@ class HostTransport : public Transport {
 
   // State of the current step.
   StepParameters parameters_;
-  StepStatus status_;
   StepStatus found_;         // of parts
   std::int64_t number_ = 0;  // from 1, as errors name it
   int rank_ = 0;             // among those that encode for themselves
@@ -251,7 +244,6 @@ class HostTransport : public Transport {
   std::vector<std::byte> flag_;  // this rank's, on its way
   Blocks flags_;
   Ticket flag_ticket_ = 0;
-  std::vector<std::byte> finite_losses_;
   Clock::time_point commit_begin_;
   Clock::duration gathering_{};  // of parts: among the commits, in the gathers
 };

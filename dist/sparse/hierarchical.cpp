@@ -12,7 +12,7 @@ namespace topknot {
 
 HierarchicalCommunicator::HierarchicalCommunicator(Communicator& inside, Communicator* across, int host,
                                                    int hosts)
-    : inside_(inside), across_(across), host_(host), hosts_(hosts) {
+    : Communicator({host, hosts, inside.backend(), inside.overlaps()}), inside_(inside), across_(across) {
   TOPKNOT_CHECK((across != nullptr) == (inside.rank() == 0), "the first rank of a host talks to the others");
 }
 
@@ -26,7 +26,7 @@ void HierarchicalCommunicator::share(std::vector<std::byte>& bytes) {
 
 void HierarchicalCommunicator::share(std::vector<std::vector<std::byte>>& blocks) {
   if (inside_.size() == 1) return;
-  std::vector<std::uint64_t> lengths(static_cast<std::size_t>(hosts_));
+  std::vector<std::uint64_t> lengths(static_cast<std::size_t>(size()));
   blocks.resize(lengths.size());
   std::vector<std::byte> together;
   if (across_)
@@ -66,13 +66,8 @@ void HierarchicalCommunicator::all_reduce(std::span<BFloat16> data, SumOrder ord
   inside_.broadcast(std::as_writable_bytes(data), 0);
 }
 
-void HierarchicalCommunicator::all_reduce(std::span<double> data) {
-  if (across_) across_->all_reduce(data);
-  inside_.broadcast(std::as_writable_bytes(data), 0);
-}
-
 void HierarchicalCommunicator::broadcast(std::span<std::byte> data, int root) {
-  TOPKNOT_CHECK(root >= 0 && root < hosts_, "broadcast from a host that does not exist");
+  TOPKNOT_CHECK(root >= 0 && root < size(), "broadcast from a host that does not exist");
   if (across_) across_->broadcast(data, root);
   inside_.broadcast(data, 0);
 }
@@ -98,11 +93,6 @@ void HierarchicalCommunicator::barrier() {
 
 std::unique_ptr<Communicator> HierarchicalCommunicator::split(int) {
   throw Error("a hierarchy of ranks cannot be split");
-}
-
-void HierarchicalCommunicator::set_place(std::int64_t step, int group) {
-  inside_.set_place(step, group);
-  if (across_) across_->set_place(step, group);
 }
 
 void HierarchicalCommunicator::abort(const std::string& reason) noexcept {
@@ -138,6 +128,11 @@ Hierarchy::Hierarchy(CollectiveQueue& queue, int ranks_per_host, bool parts) {
   if (parts) return;
   if (index != 0) across_.reset();
   hosts_ = std::make_unique<HierarchicalCommunicator>(*inside_, across_.get(), host, ranks_ / ranks_per_host);
+}
+
+void Hierarchy::set_place(std::int64_t step, int group) {
+  inside_->set_place(step, group);
+  if (across_) across_->set_place(step, group);
 }
 
 StepContext Hierarchy::begin_step(const StepContext& context) {

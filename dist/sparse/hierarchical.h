@@ -36,15 +36,9 @@ class HierarchicalCommunicator : public Communicator {
   // null on the other ranks.
   HierarchicalCommunicator(Communicator& inside, Communicator* across, int host, int hosts);
 
-  int rank() const override { return host_; }
-  int size() const override { return hosts_; }
-  std::string backend() const override { return inside_.backend(); }
-  bool overlaps() const override { return inside_.overlaps(); }
-
   void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) override;
   void all_reduce(std::span<float> data, SumOrder order) override;
   void all_reduce(std::span<BFloat16> data, SumOrder order) override;
-  void all_reduce(std::span<double> data) override;
   void broadcast(std::span<std::byte> data, int root) override;
   void all_to_all(std::span<const std::vector<std::byte>> mine,
                   std::vector<std::vector<std::byte>>& theirs) override;
@@ -53,7 +47,6 @@ class HierarchicalCommunicator : public Communicator {
   void barrier() override;
   // Throws: split what this was made of.
   std::unique_ptr<Communicator> split(int color) override;
-  void set_place(std::int64_t step, int group = -1) override;
   void abort(const std::string& reason) noexcept override;
 
  private:
@@ -63,7 +56,6 @@ class HierarchicalCommunicator : public Communicator {
 
   Communicator& inside_;
   Communicator* across_;
-  int host_, hosts_;
 };
 
 // Throws UserError if exchange.ranks_per_host is given for method dense.
@@ -98,6 +90,8 @@ class Hierarchy {
   // all hosts; without parts only the first ranks have it, and it is null on the others.
   Communicator& inside() { return *inside_; }
   Communicator* across() { return across_.get(); }
+  // Communicator::set_place() of both.
+  void set_place(std::int64_t step, int group = -1);
   // How many parts a group has, which of them is this rank's, and where it lies in `numel` elements.
   int parts() const { return hosts_ ? 1 : inside_->size(); }
   int part() const { return hosts_ ? 0 : inside_->rank(); }

@@ -271,8 +271,8 @@ TEST_CASE("several segments select each for itself and are sent in one block") {
   for (std::uint32_t i = 0; i < 5000; ++i)
     if (ranks[0].average[i] != 0) sent.push_back(i);
   CHECK(sent == expected);
-  CHECK(ranks[0].compressor->selected() == expected.size());
-  CHECK(ranks[0].compressor->threshold() == smallest);
+  CHECK(ranks[0].compressor->diagnostics().selected == expected.size());
+  CHECK(ranks[0].compressor->diagnostics().threshold == smallest);
   CHECK(ranks.blocks()[0].size() == planned_message_bytes(named("topk"), spec, 0.02));
 }
 
@@ -288,9 +288,10 @@ TEST_CASE(
   unlimited[0].gradient = limited[0].gradient = x;
   REQUIRE(unlimited.step(0, 0.001));
   REQUIRE(limited.step(0, 0.001));
-  CHECK(unlimited[0].compressor->over_capacity() == 0);
-  CHECK(limited[0].compressor->selected() == 15);
-  CHECK(limited[0].compressor->over_capacity() == unlimited[0].compressor->selected() - 15);
+  CHECK(unlimited[0].compressor->diagnostics().over_capacity == 0);
+  CHECK(limited[0].compressor->diagnostics().selected == 15);
+  CHECK(limited[0].compressor->diagnostics().over_capacity ==
+        unlimited[0].compressor->diagnostics().selected - 15);
   const std::vector<std::uint32_t> largest = plain_topk(x, 15);
   for (std::uint32_t i = 0; i < d; ++i) {
     const bool sent = std::binary_search(largest.begin(), largest.end(), i);
@@ -326,7 +327,7 @@ TEST_CASE("ranks with different counts average exactly, weights included") {
     }
   std::vector<std::size_t> counts;
   for (std::size_t r = 0; r < 4; ++r) {
-    counts.push_back(ranks[r].compressor->selected());
+    counts.push_back(ranks[r].compressor->diagnostics().selected);
     CHECK(same_bits(ranks[r].gradient, ranks[0].gradient));
     for (std::size_t i = 0; i < d; ++i) REQUIRE(ranks[r].average[i] == static_cast<float>(expected[i] / 4));
   }
@@ -373,7 +374,7 @@ TEST_CASE("a segment's own density counts where it is above the step's") {
   for (const auto& [density, entries] : {std::pair<double, std::size_t>{0.1, 600}, {0.8, 1600}}) {
     for (std::size_t i = 0; i < 2000; ++i) ranks[0].gradient[i] = static_cast<float>(i + 1);
     REQUIRE(ranks.step(0, density));
-    CHECK(ranks[0].compressor->selected() == entries);
+    CHECK(ranks[0].compressor->diagnostics().selected == entries);
   }
 }
 

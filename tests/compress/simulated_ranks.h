@@ -45,8 +45,8 @@ class SimulatedRanks {
       messages.push_back(ranks_[r].compressor->encode({ranks_[r].gradient, ranks_[r].residual}, info));
     }
     sent_.clear();
-    for (SimulatedRank& rank : ranks_)
-      if (const SparseVector* entries = rank.compressor->entries()) sent_.push_back(*entries);
+    for (const Message& message : messages)
+      if (message.entries) sent_.push_back(*message.entries);
     blocks_.clear();
     for (bool more = true; more;) {
       if (messages[0].kind == Message::Kind::sum) sum(messages);

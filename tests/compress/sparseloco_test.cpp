@@ -253,7 +253,7 @@ TEST_CASE("transform block: k of each block, which divides the matrix, and of ea
     for (const std::uint32_t i : contributed.indices)
       ++sent[static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), i) - ends.begin())];
     CHECK(sent == std::vector<std::size_t>{10, 10, 38, 38, 38, 38, 1, 1});
-    CHECK(made->target() == 174);
+    CHECK(made->diagnostics().target == 174);
     made->discard();
   }
 }

@@ -140,9 +140,9 @@ class BothRanks {
       if (damaged_ != r) CHECK(std::equal(expected.begin(), expected.end(), first));
       const StepStatus status = rank.status.host()[0];
       CHECK((status.bad == 0) == good);
-      CHECK(status.selected == on_cpu_[r].compressor->selected());
-      CHECK(status.over_capacity == on_cpu_[r].compressor->over_capacity());
-      CHECK(status.threshold == static_cast<float>(on_cpu_[r].compressor->threshold()));
+      CHECK(status.selected == on_cpu_[r].compressor->diagnostics().selected);
+      CHECK(status.over_capacity == on_cpu_[r].compressor->diagnostics().over_capacity);
+      CHECK(status.threshold == static_cast<float>(on_cpu_[r].compressor->diagnostics().threshold));
       if (good)
         CHECK(same_bits(average_of(rank).host(), {on_cpu_[r].average.begin(), on_cpu_[r].average.end()}));
       if (keeps_) CHECK(same_bits(rank.memory[turn_].host(), on_cpu_[r].residual));

@@ -56,11 +56,8 @@ class Hub {
 
 class TestCommunicator : public Communicator {
  public:
-  TestCommunicator(Hub& hub, int rank, bool overlaps) : hub_(hub), rank_(rank), overlaps_(overlaps) {}
-  int rank() const override { return rank_; }
-  int size() const override { return hub_.size(); }
-  std::string backend() const override { return "test"; }
-  bool overlaps() const override { return overlaps_; }
+  TestCommunicator(Hub& hub, int rank, bool overlaps)
+      : Communicator({rank, hub.size(), "test", overlaps}), hub_(hub), rank_(rank) {}
 
   void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) override {
     calls.push_back("gather");
@@ -78,7 +75,6 @@ class TestCommunicator : public Communicator {
     sum(std::span(floats));
     to_bfloat16(floats.data(), data.size(), data.data());
   }
-  void all_reduce(std::span<double> data) override { sum(data); }
   void broadcast(std::span<std::byte> data, int root) override {
     const auto all = hub_.gather(rank_, data);
     std::memcpy(data.data(), all[static_cast<std::size_t>(root)].data(), data.size());
@@ -109,7 +105,6 @@ class TestCommunicator : public Communicator {
 
   Hub& hub_;
   int rank_;
-  bool overlaps_;
 };
 
 // Runs `body` as each rank, in a thread of its own, and rethrows the first error. Catch2's macros are not for

@@ -486,7 +486,7 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
       }
     }
     double problems = problem.empty() ? 0 : 1;
-    communicator.all_reduce({&problems, 1});
+    sum_doubles(communicator, {&problems, 1});
     if (problems == 0) {
       share(communicator, model);
       share(communicator, optimizer);

@@ -108,14 +108,12 @@ class CudaRunner final : public Runner {
         gpu_steps_(static_cast<std::size_t>(config_.train.accumulate)),
         outcomes_(kStepsAhead * sizeof(StepOutcome)) {
     try_early_launches(context_);
-  }
-
-  Device device() const override { return context_.device(); }
-  std::string name() const override {
     cudaDeviceProp properties{};
     TOPKNOT_CUDA(cudaGetDeviceProperties(&properties, context_.options().device));
-    return std::string(properties.name) + ", " + config_.train.precision;
+    traits_ = {context_.device(), std::string(properties.name) + ", " + config_.train.precision,
+               records() ? 1 : std::int64_t{kStepsAhead}, gpu_steps_.data()};
   }
+
   std::unique_ptr<Exchange> make_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                           const ExchangeOptions& options) override {
     if (config_.dist.backend != "gloo") {
@@ -207,9 +205,8 @@ class CudaRunner final : public Runner {
     const Filters::Scope fixed(*filters_);
     work();
   }
-  const std::uint32_t* gpu_steps() const override { return gpu_steps_.data(); }
   void end_step(const StepReport& report, const float* loss) override {
-    TOPKNOT_CHECK(pending_.size() < kStepsAhead, "reports() comes at least every steps_ahead() steps");
+    TOPKNOT_CHECK(pending_.size() < kStepsAhead, "reports() comes at least every steps_ahead steps");
     if (makes_local_steps(config_)) write_outcome(loss);  // no run() did
     if (times().marked())
       TOPKNOT_CUDA(cudaMemcpyAsync(clock(step_), times().clock().data(), times().clock().size_bytes(),
@@ -219,7 +216,6 @@ class CudaRunner final : public Runner {
     nvtxRangePop();
   }
 
-  std::int64_t steps_ahead() const override { return records() ? 1 : std::int64_t{kStepsAhead}; }
   std::vector<StepReport> reports(std::size_t count) override {
     TOPKNOT_CHECK(count > 0 && count <= pending_.size(), "reports of steps that were not made");
     // On a stream of its own, so that later steps need not be done.

@@ -31,34 +31,28 @@ class DeviceTransport final : public Transport {
   // `hierarchy`: null if every rank encodes for itself.
   DeviceTransport(DeviceCommunicator& all, std::unique_ptr<DeviceHierarchy> hierarchy,
                   const ExchangeOptions& options, const std::vector<Group>& groups);
+  ~DeviceTransport() override;
   DeviceTimes& times() { return times_; }
 
   StepContext begin(const StepContext& context, std::span<Bucket> buckets) override;
-  StepState step_state() override { return {step_.parameters(), step_.status()}; }
   void around(Kind kind, const Bucket& bucket, const Work& work) override;
-  void start_host_sum(Bucket& bucket) override;
-  void await_host_sum(Bucket& bucket) override;
-  void encoded(const Bucket& bucket) override;
+  void start_inside(Inside what, Bucket& bucket) override;
+  void await_inside(Inside what, Bucket& bucket) override;
   void start(Bucket& bucket) override;
   Round wait(Bucket& bucket) override;
   void take_loss(const float* loss) override;
-  void begin_collectives() override;
   void start_agreement() override;
-  void receive_agreement() override;
   Agreed agree(std::span<const Bucket> buckets) override;
-  void start_gather(Bucket& bucket) override;
-  void await_gather(Bucket& bucket) override;
   void finish(StepReport&) override {}
-  void quiesce() noexcept override;
 
  private:
   // One per group.
   struct Way {
-    double density = 0;                  // that the compressor is made for
-    std::size_t bytes = 0;               // of a message
-    DeviceArray<std::byte> blocks;       // a compressed group's, of all that encode
-    Event complete, encoded, committed;  // on the compute stream
-    Event summed, arrived, gathered;     // on the communication stream
+    double density = 0;             // that the compressor is made for
+    std::size_t bytes = 0;          // of a message
+    DeviceArray<std::byte> blocks;  // a compressed group's, of all that encode
+    Event complete, encoded;        // on the compute stream: for start_inside(), for send()
+    Event inside, arrived;          // on the communication stream: of these
   };
 
   static cudaStream_t compute() { return Context::current().stream(); }
@@ -72,7 +66,10 @@ class DeviceTransport final : public Transport {
   void send(Bucket& bucket);
   void send_status();
   void join_hosts_statuses();
+  void note_encoded(const Bucket& bucket);
+  // On the communication stream.
   void await_encoded(const Bucket& bucket);
+  void await_all_encoded();
   // On the compute stream, for an event of the communication stream.
   void wait_for(Event& event, int group, int round = 0);
   // After the entries of that group's blocks: this rank's, and the first one's of all.
@@ -97,6 +94,7 @@ class DeviceTransport final : public Transport {
   int rider_ = -1;
   DeviceArray<RankStatus> my_status_, all_statuses_;
   DeviceArray<StepStatus> found_;  // of parts: in the step, by the ranks of the host
+  bool all_awaited_ = false;       // await_all_encoded() was called in this step
   Event all_encoded_, sent_, decoded_;
 };
 
@@ -110,6 +108,7 @@ DeviceTransport::DeviceTransport(DeviceCommunicator& all, std::unique_ptr<Device
       ways_(groups.size()),
       my_status_(1),
       all_statuses_(static_cast<std::size_t>(all.size())) {
+  step_state_ = {step_.parameters(), step_.status()};
   traits_.rank = all.rank();
   traits_.ranks = all.size();
   traits_.encoders = device_.size();
@@ -143,6 +142,7 @@ DeviceTransport::DeviceTransport(DeviceCommunicator& all, std::unique_ptr<Device
 
 StepContext DeviceTransport::begin(const StepContext& of_run, std::span<Bucket> buckets) {
   buckets_ = buckets;
+  all_awaited_ = false;
   for (Bucket& bucket : buckets) reserve(bucket, of_run.density);
   StepContext context = hierarchy_ ? hierarchy_->begin_step(of_run) : of_run;
   step_.begin(compute(), context);
@@ -171,17 +171,25 @@ void DeviceTransport::reserve(Bucket& bucket, double density) {
 void DeviceTransport::around(Kind kind, const Bucket& bucket, const Work& work) {
   if (kind == Kind::commit && !bucket.group.compressed) return work();
   times_.around({nullptr, {kind, bucket.index, bucket.round, {}, {}}}, compute(), work);
+  if (kind == Kind::encode) note_encoded(bucket);
 }
 
-// The sum inside the host on the communication stream.
-void DeviceTransport::start_host_sum(Bucket& bucket) {
+void DeviceTransport::start_inside(Inside what, Bucket& bucket) {
+  if (what == Inside::gather)
+    for (const std::span<float> values : bucket.not_own())
+      if (!values.empty()) TOPKNOT_CUDA(cudaMemsetAsync(values.data(), 0, values.size_bytes(), compute()));
   Way& way = this->way(bucket);
-  const std::span<float> gradient = bucket.slice.gradient;
-  const float* const weight = step_.weights() + device_.size();
   way.complete.record(compute());
   way.complete.wait(communication());
   const ExchangeSpan span{Kind::communicate, bucket.index, ExchangeSpan::kInsideHost, {}, {}};
   times_.around({nullptr, span}, communication(), [&] {
+    if (what == Inside::gather) {
+      const std::span<float> average = bucket.average();
+      hierarchy_->inside().all_gather_slices(average.data(), average.size(), communication());
+      return;
+    }
+    const std::span<float> gradient = bucket.slice.gradient;
+    const float* const weight = step_.weights() + device_.size();
     multiply_by_weight(communication(), gradient.data(), gradient.size(), weight);
     const std::span<float> own = bucket.own_of(gradient);
     if (traits_.parts > 1)
@@ -190,14 +198,14 @@ void DeviceTransport::start_host_sum(Bucket& bucket) {
       hierarchy_->inside().all_reduce(gradient.data(), gradient.size(), SumOrder::ranks, communication());
     divide_by_total(communication(), own.data(), own.size(), weight + 1);
   });
-  way.summed.record(communication());
+  way.inside.record(communication());
 }
 
-void DeviceTransport::await_host_sum(Bucket& bucket) {
-  wait_for(way(bucket).summed, bucket.index, ExchangeSpan::kInsideHost);
+void DeviceTransport::await_inside(Inside, Bucket& bucket) {
+  wait_for(way(bucket).inside, bucket.index, ExchangeSpan::kInsideHost);
 }
 
-void DeviceTransport::encoded(const Bucket& bucket) {
+void DeviceTransport::note_encoded(const Bucket& bucket) {
   if (interleaved()) way(bucket).encoded.record(compute());
 }
 
@@ -212,10 +220,17 @@ void DeviceTransport::await_encoded(const Bucket& bucket) {
   if (interleaved()) way(bucket).encoded.wait(communication());
 }
 
+void DeviceTransport::await_all_encoded() {
+  if (std::exchange(all_awaited_, true)) return;
+  all_encoded_.record(compute());
+  all_encoded_.wait(communication());
+}
+
 void DeviceTransport::send(Bucket& bucket) {
   Bucket* const rider =
       bucket.index == status_group_ && rider_ >= 0 ? &buckets_[static_cast<std::size_t>(rider_)] : nullptr;
-  await_encoded(bucket);  // begin_collectives() has waited for the rider's
+  if (!traits_.sends_early) await_all_encoded();
+  await_encoded(bucket);  // start_agreement() has waited for the rider's
   const Message& message = bucket.message;
   times_.around({nullptr, {Kind::communicate, bucket.index, 0, {}, {}}}, communication(), [&] {
     if (rider)
@@ -266,17 +281,12 @@ void DeviceTransport::take_loss(const float* loss) {
   if (loss_group_ < 0 || !loss) return;
   const Bucket& bucket = buckets_[static_cast<std::size_t>(loss_group_)];
   spoil_if_not_finite(compute(), loss, bucket.message.sum.data(), bucket.message.sum_bfloat16.data());
-  encoded(bucket);
-}
-
-void DeviceTransport::begin_collectives() {
-  if (traits_.ranks == 1) return;
-  all_encoded_.record(compute());
-  all_encoded_.wait(communication());
+  note_encoded(bucket);
 }
 
 void DeviceTransport::start_agreement() {
   if (traits_.ranks == 1) return;
+  await_all_encoded();
   send_status();
   sent_.record(communication());
   // A graph of its own for decoding cannot wait for what happened outside of it.
@@ -302,10 +312,6 @@ void DeviceTransport::send_status() {
   send(bucket);
 }
 
-void DeviceTransport::receive_agreement() {
-  if (!joined()) wait_for(sent_, ExchangeSpan::kAgreement);
-}
-
 // A rank has decoded its part alone; the ranks of its index on all hosts have found the same.
 void DeviceTransport::join_hosts_statuses() {
   decoded_.record(compute());
@@ -322,6 +328,7 @@ void DeviceTransport::join_hosts_statuses() {
 }
 
 Transport::Agreed DeviceTransport::agree(std::span<const Bucket>) {
+  if (!joined()) wait_for(sent_, ExchangeSpan::kAgreement);
   if (traits_.parts > 1) join_hosts_statuses();
   const int per_host = traits_.ranks / device_.size();
   const bool own = traits_.ranks == 1 || loss_group_ >= 0;
@@ -334,26 +341,8 @@ Transport::Agreed DeviceTransport::agree(std::span<const Bucket>) {
   return {};
 }
 
-void DeviceTransport::start_gather(Bucket& bucket) {
-  for (const std::span<float> values : bucket.not_own())
-    if (!values.empty()) TOPKNOT_CUDA(cudaMemsetAsync(values.data(), 0, values.size_bytes(), compute()));
-  Way& way = this->way(bucket);
-  way.committed.record(compute());
-  way.committed.wait(communication());
-  const ExchangeSpan span{Kind::communicate, bucket.index, ExchangeSpan::kInsideHost, {}, {}};
-  const std::span<float> average = bucket.average();
-  times_.around({nullptr, span}, communication(), [&] {
-    hierarchy_->inside().all_gather_slices(average.data(), average.size(), communication());
-  });
-  way.gathered.record(communication());
-}
-
-void DeviceTransport::await_gather(Bucket& bucket) {
-  wait_for(way(bucket).gathered, bucket.index, ExchangeSpan::kInsideHost);
-}
-
 // A rank that gave up may leave collectives under way; memory is given back in the compute stream's order.
-void DeviceTransport::quiesce() noexcept {
+DeviceTransport::~DeviceTransport() {
   try {
     sent_.record(communication());
     sent_.wait(compute());

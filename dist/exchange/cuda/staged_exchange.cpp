@@ -49,6 +49,16 @@ class StagedTransport final : public HostTransport {
       ways_[index].host = {gradients_.slice(groups[index]), residuals_.slice(groups[index])};
     // The host would wait for the GPU in ready().
     traits_.encodes_early = traits_.sends_early = false;
+    step_state_ = {step_.parameters(), step_.status()};
+  }
+  // Copies work on the host memory, as the queue's jobs do. Nothing on these streams waits for another rank.
+  ~StagedTransport() override {
+    if (Context* const context = Context::current_or_null()) {
+      cudaStreamSynchronize(context->stream());
+      cudaStreamSynchronize(context->communication());
+    }
+    cudaGetLastError();
+    quiesce();
   }
   DeviceTimes& times() { return times_; }
 
@@ -57,7 +67,6 @@ class StagedTransport final : public HostTransport {
     step_.begin(compute(), context);
     return on_host;
   }
-  StepState step_state() override { return {step_.parameters(), step_.status()}; }
 
   Slice take(const Bucket& bucket, Slice slice) override {
     Way& way = this->way(bucket);
@@ -70,7 +79,14 @@ class StagedTransport final : public HostTransport {
     way.copied.record(stream);
     return way.host;
   }
-  void await_gradient(const Bucket& bucket) override { way(bucket).copied.synchronize(); }
+  void around(ExchangeSpan::Kind kind, const Bucket& bucket, const Work& work) override {
+    if (kind == ExchangeSpan::Kind::encode) way(bucket).copied.synchronize();
+    HostTransport::around(kind, bucket, work);
+  }
+  void start_inside(Inside what, Bucket& bucket) override {
+    way(bucket).copied.synchronize();
+    HostTransport::start_inside(what, bucket);
+  }
 
   void take_loss(const float* loss) override {
     *loss_on_host() = 0;
@@ -94,26 +110,16 @@ class StagedTransport final : public HostTransport {
   }
   void finish(StepReport& report) override {
     HostTransport::finish(report);
-    step_.set_status(compute(), *HostTransport::step_state().status);
+    step_.set_status(compute(), status_);
   }
 
-  void residual_to_arena(const Bucket& bucket) const override {
-    const std::span<float> residual = ways_[static_cast<std::size_t>(bucket.index)].host.residual;
-    backend(arena_.device()).to_device(in_arena(bucket), residual.data(), residual.size());
-  }
-  void residual_from_arena(const Bucket& bucket) override {
+  void copy_residual(const Bucket& bucket, bool to_arena) override {
     const std::span<float> residual = way(bucket).host.residual;
-    backend(arena_.device()).to_host(residual.data(), in_arena(bucket), residual.size());
-  }
-
-  // Copies work on the host memory. Nothing on these streams waits for another rank.
-  void quiesce() noexcept override {
-    if (Context* const context = Context::current_or_null()) {
-      cudaStreamSynchronize(context->stream());
-      cudaStreamSynchronize(context->communication());
-    }
-    cudaGetLastError();
-    HostTransport::quiesce();
+    float* const in_arena = arena_.residual(bucket.group.begin, bucket.group.end).data();
+    if (to_arena)
+      backend(arena_.device()).to_device(in_arena, residual.data(), residual.size());
+    else
+      backend(arena_.device()).to_host(residual.data(), in_arena, residual.size());
   }
 
  private:
@@ -126,9 +132,6 @@ class StagedTransport final : public HostTransport {
 
   static cudaStream_t compute() { return Context::current().stream(); }
   Way& way(const Bucket& bucket) { return ways_[static_cast<std::size_t>(bucket.index)]; }
-  float* in_arena(const Bucket& bucket) const {
-    return arena_.residual(bucket.group.begin, bucket.group.end).data();
-  }
   float* loss_on_host() { return reinterpret_cast<float*>(loss_.data()); }
 
   ParameterArena& arena_;

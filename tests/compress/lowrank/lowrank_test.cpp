@@ -262,7 +262,8 @@ TEST_CASE("1-D tensors and those that would shrink too little are sent exactly, 
     for (std::size_t i = 0; i < spec.numel; ++i)
       exact += ranks[0].average[i] == dense[0].average[i] && ranks[0].residual[i] == 0;
     CHECK(exact == (name == "powersgd" ? 30u : 10u));
-    CHECK(ranks[0].compressor->selected() == (name == "powersgd" ? 30u + 256u : 10u + 10u + 128u));
+    CHECK(ranks[0].compressor->diagnostics().selected ==
+          (name == "powersgd" ? 30u + 256u : 10u + 10u + 128u));
     CHECK(planned_message_bytes(options, spec, 0.1) ==
           4 * (name == "powersgd" ? 30u + 256u : 10u + 9u + 128u));
   }
@@ -501,7 +502,7 @@ TEST_CASE("acpsgd alternates between P and Q as the paper does, in double, with 
       gradients.push_back(ranks[r].gradient = normal_vector(step, r, spec.numel));
     REQUIRE(ranks.step(step, 1.0, {1.25f, 0.75f}));
     plain.step(gradients, {1.25, 0.75});
-    CHECK(ranks[0].compressor->selected() == (step % 2 == 0 ? rows : cols));
+    CHECK(ranks[0].compressor->diagnostics().selected == (step % 2 == 0 ? rows : cols));
     CHECK(distance(ranks[0].average, plain.average) < 1e-5 * norm(plain.average));
     for (std::size_t r = 0; r < 2; ++r)
       CHECK(distance(ranks[r].residual, plain.residuals[r]) < 1e-5 * norm(plain.residuals[r]));

@@ -55,8 +55,8 @@ TEST_CASE("two ranks of the topk compressor give the golden trace") {
     for (int p = 0; p < 2; ++p) ranks[static_cast<std::size_t>(p)].gradient = trace_gradient(t, p);
     REQUIRE(ranks.step(t, 0.25));
     for (std::size_t p = 0; p < 2; ++p) {
-      CHECK(ranks[p].compressor->selected() == 1);
-      CHECK(ranks[p].compressor->threshold() == std::abs(kSent[t][p].value));
+      CHECK(ranks[p].compressor->diagnostics().selected == 1);
+      CHECK(ranks[p].compressor->diagnostics().threshold == std::abs(kSent[t][p].value));
     }
     const std::vector<float> average(ranks[0].average.begin(), ranks[0].average.end());
     momentum_step(weights, momentum, average);
@@ -84,7 +84,7 @@ TEST_CASE("sent plus residual is what was accumulated, bit for bit") {
       REQUIRE(average + residual == u[i]);
       sent += average != 0.0f;
     }
-    CHECK(sent == ranks[0].compressor->selected());
+    CHECK(sent == ranks[0].compressor->diagnostics().selected);
   }
 }
 

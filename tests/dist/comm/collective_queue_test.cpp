@@ -14,25 +14,17 @@ namespace {
 // Counts its barriers; lets a test choose whether collectives overlap.
 class LoneRank : public Communicator {
  public:
-  explicit LoneRank(bool overlaps) : overlaps_(overlaps) {}
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  std::string backend() const override { return "lone"; }
-  bool overlaps() const override { return overlaps_; }
+  explicit LoneRank(bool overlaps) : Communicator({0, 1, "lone", overlaps}) {}
   void all_gather(std::span<const std::byte>, std::vector<std::vector<std::byte>>&) override {}
   void all_reduce(std::span<float>, SumOrder) override {}
   void all_reduce(std::span<BFloat16>, SumOrder) override {}
-  void all_reduce(std::span<double>) override {}
   void broadcast(std::span<std::byte>, int) override {}
   void all_to_all(std::span<const std::vector<std::byte>>, std::vector<std::vector<std::byte>>&) override {}
   void send_receive(int, std::span<const std::byte>, int, std::vector<std::byte>&) override {}
   void barrier() override { ++barriers; }
-  std::unique_ptr<Communicator> split(int) override { return std::make_unique<LoneRank>(overlaps_); }
+  std::unique_ptr<Communicator> split(int) override { return std::make_unique<LoneRank>(overlaps()); }
   void abort(const std::string&) noexcept override {}
   int barriers = 0;
-
- private:
-  bool overlaps_;
 };
 
 using Blocks = std::vector<std::vector<std::byte>>;

@@ -57,7 +57,7 @@ class Rotate : public Compressor {
     return slice_.residual;
   }
   void discard() override {}
-  std::size_t selected() const override { return indices_.size(); }
+  Diagnostics diagnostics() const override { return {.selected = indices_.size()}; }
 
  private:
   Slice slice_;
