@@ -68,8 +68,13 @@ class Weights {
 
 TEST_CASE("a filter has zeros beyond its weight's channels") {
   const OnGpu gpu;
-  const Weights weights(
-      {{16, 4, 9, 16, 3}, {8, 8, 9, 5, 3}, {16, 7, 1, 10, 7}, {1, 300, 1}, {4, 4, 1, 4, 3}});
+  const Weights weights({{16, 4, 9, 16, 3},
+                         {8, 8, 9, 5, 3},
+                         {16, 7, 1, 10, 7},
+                         {1, 300, 1},
+                         {4, 4, 1, 4, 3},
+                         {1, 5000, 1},
+                         {70, 64, 1, 65, 64}});
   for (std::size_t i = 0; i < weights.count(); ++i)
     for (const DType type : {DType::f32, DType::bf16})
       CHECK(weights.filter(i, type).to_vector() == weights.expected(i, type));

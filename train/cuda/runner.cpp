@@ -149,7 +149,7 @@ class CudaRunner final : public Runner {
       graphs_.clear();
       graph_memory_.emplace(context_.pool());
     }
-    step_ = context.step, parts_ = parts;
+    step_ = context.step, parts_ = backwards_ = parts;
     if (pending_.empty()) write_time(context_.stream(), &outcome(step_).begin_ns);
     times().begin_step(marked(context.step));
     times().around({"data"}, context_.stream(), [&] { train_->begin_step(parts); });
@@ -195,9 +195,9 @@ class CudaRunner final : public Runner {
                        : phase == Phase::update   ? "update"
                                                   : nullptr;  // data comes in begin_step(), metrics later
     const Work timed = [&] {
-      if (phase == Phase::forward) fixed_.emplace(*filters_);
+      if (phase == Phase::forward && !fixed_) fixed_.emplace(*filters_);
       work();
-      if (phase == Phase::backward) fixed_.reset();
+      if (phase == Phase::backward && --backwards_ == 0) fixed_.reset();
     };
     if (name) return times().around({name}, context_.stream(), timed);
     if (phase != Phase::evaluate) return work();
@@ -361,8 +361,9 @@ class CudaRunner final : public Runner {
   // Filters of the weights that are exchanged. Local steps compute with other weights, whose filters are made
   // one by one.
   std::optional<Filters> filters_;
-  std::optional<Filters::Scope> fixed_;              // from a forward pass to its backward pass
-  const int neighbours_;                             // ranks of this GPU, this one included
+  std::optional<Filters::Scope> fixed_;  // from a step's first forward pass to its last backward pass
+  int backwards_ = 0;                    // the backward passes to come
+  const int neighbours_;                 // ranks of this GPU, this one included
   std::unique_ptr<DeviceCommunicator> collectives_;  // null: they are the host's
   DeviceExchange* exchange_ = nullptr;
   Batches* train_ = nullptr;

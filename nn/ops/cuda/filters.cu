@@ -9,6 +9,8 @@ namespace topknot::cuda {
 namespace {
 
 constexpr int kPerThread = 4, kPerBlock = kThreads * kPerThread;
+// A copy takes neighbours, 16 bytes of the result, twice a thread.
+constexpr int kNeighbours = 8, kCopies = 2, kPerCopyBlock = kThreads * kNeighbours * kCopies;
 
 struct Filter {
   const float* weight;
@@ -16,6 +18,7 @@ struct Filter {
   std::size_t n;  // of the filter
   std::uint32_t in, taps, weight_out, weight_in, first_block;
   bool bf16;
+  bool copy;  // to bfloat16 in the weight's own order, from where float4 may be read
 };
 // Filters that a launch makes, by value: what a graph has recorded is complete.
 struct FilterList {
@@ -34,6 +37,36 @@ __device__ inline float filter_element(const Filter& f, std::size_t at) {
   return o < f.weight_out && i < f.weight_in ? f.weight[(o * f.weight_in + i) * f.taps + tap] : 0.0f;
 }
 
+struct alignas(16) Neighbours {
+  __nv_bfloat16 at[kNeighbours];
+};
+
+__device__ inline void copy_block(const Filter& f, std::size_t block) {
+  const std::size_t end = std::size_t{f.weight_out} * f.in;  // zeros from there on
+  float values[kCopies][kNeighbours];
+#pragma unroll
+  for (int c = 0; c < kCopies; ++c) {
+    const std::size_t at = ((block * kCopies + c) * kThreads + threadIdx.x) * kNeighbours;
+    if (at + kNeighbours <= end) {
+      load_quad<true>(f.weight + at, values[c]);
+      load_quad<true>(f.weight + at + 4, values[c] + 4);
+    } else {
+      for (int i = 0; i < kNeighbours; ++i) values[c][i] = at + i < end ? f.weight[at + i] : 0.0f;
+    }
+  }
+  __nv_bfloat16* const filter = static_cast<__nv_bfloat16*>(f.filter);
+#pragma unroll
+  for (int c = 0; c < kCopies; ++c) {
+    const std::size_t at = ((block * kCopies + c) * kThreads + threadIdx.x) * kNeighbours;
+    Neighbours rounded;
+    for (int i = 0; i < kNeighbours; ++i) rounded.at[i] = from_float<__nv_bfloat16>(values[c][i]);
+    if (at + kNeighbours <= f.n)
+      *reinterpret_cast<Neighbours*>(filter + at) = rounded;
+    else
+      for (int i = 0; i < kNeighbours && at + i < f.n; ++i) filter[at + i] = rounded.at[i];
+  }
+}
+
 __global__ __launch_bounds__(kThreads) void filters_kernel(const FilterList list) {
   await_previous();
   unsigned low = 0, high = list.count;  // first_block of low <= the block < that of high
@@ -42,6 +75,7 @@ __global__ __launch_bounds__(kThreads) void filters_kernel(const FilterList list
     (list.filter[middle].first_block <= blockIdx.x ? low : high) = middle;
   }
   const Filter& f = list.filter[low];
+  if (f.copy) return copy_block(f, blockIdx.x - f.first_block);
   std::size_t at = std::size_t{blockIdx.x - f.first_block} * kPerBlock + threadIdx.x;
   for (int j = 0; j < kPerThread && at < f.n; ++j, at += kThreads) {
     const float value = filter_element(f, at);
@@ -72,6 +106,8 @@ void launch_list(cudaStream_t stream, FilterList& list) {
 }
 void append(FilterList& list, const float* weight, void* filter, bool bf16, const FilterShape& shape) {
   TOPKNOT_CHECK(shape.size() < std::size_t{1} << 32, "a weight of 2^32 elements or more");
+  const bool copy = bf16 && shape.taps == 1 && shape.in == shape.weight_in &&
+                    reinterpret_cast<std::uintptr_t>(weight) % sizeof(float4) == 0;
   list.filter[list.count++] = {weight,
                                filter,
                                shape.size(),
@@ -80,8 +116,9 @@ void append(FilterList& list, const float* weight, void* filter, bool bf16, cons
                                word(shape.weight_out),
                                word(shape.weight_in),
                                list.blocks,
-                               bf16};
-  list.blocks += static_cast<unsigned>(ceil_div(shape.size(), kPerBlock));
+                               bf16,
+                               copy};
+  list.blocks += static_cast<unsigned>(ceil_div(shape.size(), copy ? kPerCopyBlock : kPerBlock));
 }
 
 // One per context: the filters whose scope is open.

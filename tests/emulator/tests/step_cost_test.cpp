@@ -206,6 +206,22 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a step makes its weights' bf16 copies once, in one launch, whatever its micro-batches") {
+  const emulator::Gpus gpus(1);
+  const MadeUpText text;
+  const auto nodes = [&](const std::string& precision, int accumulate) {
+    emulator::reset();
+    train("threads", 1,
+          {"train.device=cuda", "train.max_steps=6", "train.eval_every=0", "train.check_every=0",
+           "train.step_times=false", "model.name=gpt", "model.width=16", "model.heads=2", "model.layers=2",
+           "model.context=8", "data.name=text", "data.root=" + text.root(), "data.batch_size=2",
+           "data.sequence_length=8", "data.windows=random", "compress.name=dense",
+           "train.precision=" + precision, "train.accumulate=" + std::to_string(accumulate)});
+    return emulator::graph_nodes();
+  };
+  for (const int accumulate : {1, 3}) CHECK(nodes("bf16", accumulate) == nodes("fp32", accumulate) + 1);
+}
+
 // One launch for the vectors' blocks, one for their sums, one to scale; after averaging the optimizer scales.
 TEST_CASE("clipping is three launches, however many parameters a group has") {
   const emulator::Gpus gpus(1);
