@@ -2,6 +2,7 @@
 // step.
 #include <nccl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 
@@ -78,7 +79,22 @@ double median_ms(Context& context, const std::function<void()>& prepare,
   return quantile(ms, 0.5);
 }
 
-double copy_rate(Context& context, std::size_t n, float* from, float* to) {
+// At least the clock's own step.
+double without(double ms, double of_marks) {
+  return std::max(ms - of_marks, 1e-6);
+}
+
+// What lies between two marks in a row, which every time includes: the second one's launch.
+double mark_ms(Context& context) {
+  return median_ms(
+      context, [] {},
+      [](int, const std::function<void()>& mark) {
+        mark();
+        mark();
+      });
+}
+
+double copy_rate(Context& context, std::size_t n, float* from, float* to, double of_marks) {
   constexpr int kCopies = 8;  // between two marks: the clock is too coarse for a single small one
   const double ms = median_ms(
       context, [] {},
@@ -89,7 +105,7 @@ double copy_rate(Context& context, std::size_t n, float* from, float* to) {
               cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, context.stream()));
         mark();
       });
-  return kCopies * 8.0 * static_cast<double>(n) / (1e6 * ms);  // GB/s
+  return kCopies * 8.0 * static_cast<double>(n) / (1e6 * without(ms, of_marks));  // GB/s
 }
 
 // Milliseconds that one encode takes, the gradient being in memory already.
@@ -153,18 +169,19 @@ void measure(const Options& options, const std::function<void(const Timing&)>& r
   };
   Context context({});
   const Context::Use use(context);
+  const double of_marks = mark_ms(context);
   for (const std::size_t n : sizes_of(options)) {
     try {
       const DeviceArray<float> a(n), b(n);
       TOPKNOT_CUDA(cudaMemsetAsync(a.data(), 0, a.bytes(), context.stream()));
-      const double copy = copy_rate(context, n, a.data(), b.data());
+      const double copy = copy_rate(context, n, a.data(), b.data(), of_marks);
       report({"device copy", n, {{"GB/s", copy}}});
       for (const auto& [method, bytes] : bytes_of_methods()) {
         if (used_up()) {
           report({method, n, {}, kUsedUp});
           continue;
         }
-        const double ms = encode_ms(context, method, n, a.data(), b.data());
+        const double ms = without(encode_ms(context, method, n, a.data(), b.data()), of_marks);
         const double rate = bytes * static_cast<double>(n) / (1e6 * ms);
         report({method, n, {{"ms", ms}, {"GB/s", rate}, {"of a copy", rate / copy}}});
       }
