@@ -46,5 +46,12 @@ TEST_CASE(
   CHECK(nanoseconds(total.makespan_s) == 47);  // from the begin of the second backward pass
 }
 
+TEST_CASE("a kernel that began before the one that it waits for had ended shows in the times") {
+  using Times = std::vector<std::uint64_t>;
+  CHECK(cuda::times_apart(Times{100, 120, 141, 161}, 20));
+  for (const Times& times : {Times{100, 119, 141, 161}, {100, 120, 110, 161}, {100, 120, 141, 142}})
+    CHECK_FALSE(cuda::times_apart(times, 20));
+}
+
 }  // namespace
 }  // namespace topknot

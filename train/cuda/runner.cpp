@@ -56,32 +56,47 @@ ContextOptions context_options(const RunInputs& inputs, const Communicator& comm
 }
 
 // Early launches as a step has them: after kernels, a fill and another stream, eager and in a graph. A driver
-// was reported to refuse them while it recorded a graph (sglang#18596); such a run goes on without.
+// was reported to refuse them while it recorded a graph (sglang#18596); such a run goes on without, and so does one
+// whose kernels begin before what they wait for.
 void try_early_launches(Context& context) {
   if (!context.early_launches()) return;
+  constexpr std::uint64_t kHeldNs = 20'000;  // many of the clock's steps
   const cudaStream_t main = context.stream(), other = context.communication();
+  std::string why;
   try {
-    const DeviceArray<std::uint64_t> times(2);
+    const DeviceArray<std::uint64_t> times(4);
+    const DeviceArray<std::byte> filled(16);
     Event fork, join;
     const Work work = [&] {
-      write_time(main, times.data()), write_time(main, times.data());
-      TOPKNOT_CUDA(cudaMemsetAsync(times.data(), 0, times.bytes(), main));
-      write_time(main, times.data());
-      fork.record(main), fork.wait(other);
-      write_time(other, times.data() + 1), write_time(other, times.data() + 1);
-      write_time(main, times.data());
-      join.record(other), join.wait(main);
+      write_time(main, times.data()), hold(main, kHeldNs);
       write_time(main, times.data() + 1);
+      TOPKNOT_CUDA(cudaMemsetAsync(filled.data(), 0, filled.bytes(), main));
+      hold(main, kHeldNs);
+      fork.record(main), fork.wait(other);
+      write_time(other, times.data() + 2), hold(other, kHeldNs);
+      join.record(other), join.wait(main);
+      write_time(main, times.data() + 3);
+    };
+    const auto look = [&](const char* where) {
+      std::array<std::uint64_t, 4> found{};
+      TOPKNOT_CUDA(cudaMemcpyAsync(found.data(), times.data(), times.bytes(), cudaMemcpyDeviceToHost, main));
+      context.synchronize();
+      if (!times_apart(found, kHeldNs / 2))
+        why = fmt::format("{} a kernel began before what it waits for had ended", where);
     };
     work();
+    look("outside of a graph");
     GraphMemory memory(context.pool());
     const Graph graph(main, memory, work);
     graph.launch(main);
+    if (why.empty()) look("in a graph");
     context.synchronize();
   } catch (const CudaError& error) {
-    context.end_early_launches();
-    log_warning(fmt::format("no kernel begins early (train.early_launch): {}", error.what()));
+    why = error.what();
   }
+  if (why.empty()) return;
+  context.end_early_launches();
+  log_warning("no kernel begins early (train.early_launch): " + why);
 }
 
 void refuse_what_needs_the_cpu(const Config& config) {

@@ -53,4 +53,10 @@ void StepTimes::add_to(StepSeconds& total) const {
   total.makespan_s = measured_makespan(spans, backward_begin);
 }
 
+bool times_apart(std::span<const std::uint64_t> times, std::uint64_t nanoseconds) {
+  for (std::size_t i = 1; i < times.size(); ++i)
+    if (times[i] < times[i - 1] + nanoseconds) return false;
+  return true;
+}
+
 }  // namespace topknot::cuda

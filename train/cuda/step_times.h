@@ -19,4 +19,7 @@ struct StepTimes {
   void add_to(StepSeconds& total) const;
 };
 
+// Whether each time is at least so many nanoseconds after the one before.
+bool times_apart(std::span<const std::uint64_t> times, std::uint64_t nanoseconds);
+
 }  // namespace topknot::cuda
