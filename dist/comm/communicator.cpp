@@ -86,8 +86,10 @@ void check_same(Communicator& communicator, const std::string& what, const std::
                   what, text(0), odd, text(odd)));
 }
 
-std::string unmatched_partners(std::span<const std::pair<int, int>> partners) {
-  const auto name = [](int rank) { return rank < 0 ? std::string("no rank") : fmt::format("rank {}", rank); };
+std::string unmatched_partners(std::span<const std::pair<int, int>> partners, const RunRanks& run_ranks) {
+  const auto name = [&](int rank) {
+    return rank < 0 ? std::string("no rank") : fmt::format("rank {}", run_rank(run_ranks, rank));
+  };
   for (std::size_t r = 0; r < partners.size(); ++r) {
     const auto [to, from] = partners[r];
     const int self = static_cast<int>(r);

@@ -110,7 +110,7 @@ void check_same(Communicator& communicator, const std::string& what, const std::
 
 // For backends: what is wrong with a send_receive whose `partners` are, by rank, (to, from); "" if each
 // receiver that is named names its sender, and the other way round.
-std::string unmatched_partners(std::span<const std::pair<int, int>> partners);
+std::string unmatched_partners(std::span<const std::pair<int, int>> partners, const RunRanks& run_ranks);
 
 // How a process joins its group.
 struct JoinOptions {
@@ -124,6 +124,7 @@ struct JoinOptions {
   double timeout_s = 300;    // dist.timeout_s; 0: no limit
   std::string token = "";    // of the job: the store takes ranks with the same one only
   bool check_calls = false;  // compare operation, sequence number and size across ranks before every call
+  RunRanks run_ranks = {};   // of a split
 };
 
 // How ranks start and how they talk. `threads` and `gloo` register in their files; `nccl`, which is gloo with

@@ -100,7 +100,8 @@ class GlooCollectives {
 
   // `mesh` is connected and outlives this. `check_calls`: the ranks compare operation, number and size before
   // calls whose messages would not show a difference.
-  GlooCollectives(GlooMesh& mesh, int rank, int size, bool check_calls);
+  // `run_ranks`: for messages.
+  GlooCollectives(GlooMesh& mesh, int rank, int size, bool check_calls, const RunRanks& run_ranks = {});
 
   // Starts a call, which exactly one of the functions below then makes. Each throws GlooMismatch, or Error
   // where a connection fails or is closed; after that, only destruction is left.
@@ -156,6 +157,7 @@ class GlooCollectives {
   GlooMesh& mesh_;
   const int rank_, size_;
   const bool check_calls_;
+  const RunRanks run_ranks_;
   Call call_;
   int waiting_for_ = -1;
   std::vector<std::vector<std::byte>> eager_memory_, eager_out_, scratch_;

@@ -52,11 +52,13 @@ const char* operation_name(GlooOperation operation) {
   return place < std::size(names) ? names[place] : "unknown operation";
 }
 
-GlooCollectives::GlooCollectives(GlooMesh& mesh, int rank, int size, bool check_calls)
+GlooCollectives::GlooCollectives(GlooMesh& mesh, int rank, int size, bool check_calls,
+                                 const RunRanks& run_ranks)
     : mesh_(mesh),
       rank_(rank),
       size_(size),
       check_calls_(check_calls),
+      run_ranks_(run_ranks),
       eager_memory_(size),
       eager_out_(size),
       eager_in_(size) {
@@ -95,7 +97,8 @@ void GlooCollectives::check_header(const Header& theirs, const Header& mine, int
     return fmt::format("{} #{} of {} bytes", operation_name(h.operation), h.sequence, h.size);
   };
   throw GlooMismatch(fmt::format("the ranks do not make the same calls: rank {} is in {}, rank {} in {}",
-                                 rank_, text(mine), r, text(theirs)));
+                                 run_rank(run_ranks_, rank_), text(mine), run_rank(run_ranks_, r),
+                                 text(theirs)));
 }
 
 void GlooCollectives::exchange_with_all(std::span<const std::byte> mine,
@@ -240,7 +243,7 @@ void GlooCollectives::check_partners(int to, int from) {
     std::memcpy(theirs, scratch_[peer(i)].data(), sizeof theirs);
     partners[peer(i)] = {theirs[0], theirs[1]};
   }
-  const std::string problem = unmatched_partners(partners);
+  const std::string problem = unmatched_partners(partners, run_ranks_);
   if (!problem.empty()) throw GlooMismatch(problem);
 }
 

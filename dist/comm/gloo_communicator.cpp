@@ -66,11 +66,23 @@ class Splits {
     const std::lock_guard lock(mutex_);
     return signal_;
   }
+  // Which ranks of the run are silent, as the communicator that was split knows it (`look`, while it lives); ""
+  // if it knows of none.
+  void look_by(std::function<std::string()> look) {
+    const std::lock_guard lock(look_mutex_);
+    look_ = std::move(look);
+  }
+  std::string silent_ranks() {
+    const std::lock_guard lock(look_mutex_);
+    return look_ ? look_() : "";
+  }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::set<Communicator*> live_;
+  std::mutex look_mutex_;  // held while it looks, so that the communicator stays
+  std::function<std::string()> look_;
   std::string reason_;
   int signal_ = 0;
 };
@@ -88,13 +100,12 @@ class GlooCommunicator : public Communicator {
       join(options_.host, options_.port);
   }
 
-  // A split; `server` on its first rank. `name`: how messages call this rank.
-  GlooCommunicator(const JoinOptions& options, std::unique_ptr<TcpStoreServer> server, std::string name,
+  // A split; `server` on its first rank.
+  GlooCommunicator(const JoinOptions& options, std::unique_ptr<TcpStoreServer> server,
                    std::shared_ptr<Splits> siblings)
       : Communicator({options.rank, options.size, "gloo", true}),
         options_(options),
-        server_(std::move(server)),
-        name_(std::move(name)) {
+        server_(std::move(server)) {
     join(options_.host, options_.port);
     siblings_ = std::move(siblings);
     siblings_->add(this);
@@ -146,12 +157,15 @@ class GlooCommunicator : public Communicator {
     std::vector<int> members;
     JoinOptions options = options_;
     options.serve_store = options.launcher_serves = false;
+    options.run_ranks.clear();
     for (int r = 0; r < size(); ++r) {
       int theirs;
       if (all[r].size() != sizeof theirs) throw CollectiveError(me() + "split: a damaged block");
       std::memcpy(&theirs, all[r].data(), sizeof theirs);
       if (r == rank()) options.rank = static_cast<int>(members.size());
-      if (theirs == color) members.push_back(r);
+      if (theirs != color) continue;
+      members.push_back(r);
+      options.run_ranks.push_back(run_rank(options_.run_ranks, r));
     }
     options.size = static_cast<int>(members.size());
 
@@ -160,7 +174,7 @@ class GlooCommunicator : public Communicator {
     std::string place;
     if (options.rank == 0 && options.size > 1) {
       server = std::make_unique<TcpStoreServer>(store_->address(), 0, options.size, options_.timeout_s,
-                                                options_.token);
+                                                options_.token, options.run_ranks);
       place = fmt::format("{} {}", server->port(), store_->address());
     }
     gather_as(Operation::split, std::as_bytes(std::span(place)), all);
@@ -170,10 +184,8 @@ class GlooCommunicator : public Communicator {
       options.port = std::atoi(text.c_str());
       options.host = text.substr(text.find(' ') + 1);
     }
-    const std::string name =
-        fmt::format("{} ({} of its split)", me().substr(0, me().size() - 2), options.rank);
     try {
-      return std::make_unique<GlooCommunicator>(options, std::move(server), name, splits_);
+      return std::make_unique<GlooCommunicator>(options, std::move(server), splits_);
     } catch (const CollectiveError& error) {
       const std::string reason = splits_->first_reason({});
       throw CollectiveError(me() + call_text(Operation::split) + " could not connect its members: " +
@@ -204,7 +216,8 @@ class GlooCommunicator : public Communicator {
   bool peers_alive() override { return !store_ || heard_of_all(*store_); }
 
  private:
-  std::string me() const { return name_.empty() ? fmt::format("rank {}: ", rank()) : name_ + ": "; }
+  std::string name(int rank) const { return fmt::format("rank {}", run_rank(options_.run_ranks, rank)); }
+  std::string me() const { return name(rank()) + ": "; }
 
   void gather_as(Operation operation, std::span<const std::byte> mine,
                  std::vector<std::vector<std::byte>>& all) {
@@ -214,6 +227,7 @@ class GlooCommunicator : public Communicator {
   }
 
   void disconnect() {
+    splits_->look_by({});
     collectives_.reset();
     store_.reset();  // announces its shutdown; its thread calls into the mesh no more
     mesh_.reset();
@@ -221,7 +235,7 @@ class GlooCommunicator : public Communicator {
 
   void join(const std::string& host, int port) {
     if (size() == 1) return;
-    store_.emplace(host, port, rank(), size(), options_.timeout_s, options_.token);
+    store_.emplace(host, port, rank(), size(), options_.timeout_s, options_.token, options_.run_ranks);
     try {
       connect();
     } catch (const UserError& error) {
@@ -231,8 +245,7 @@ class GlooCommunicator : public Communicator {
     } catch (const std::exception& error) {
       const std::string reason = store_->first_reason(std::chrono::milliseconds(1000));
       std::string cause = explain(error);
-      if (reason.empty() && !interrupted_ && rank_0_is_silent())
-        cause = "rank 0, which serves the rendezvous, does not answer (" + cause + ")";
+      if (reason.empty() && !interrupted_ && server_is_silent()) cause = silent_server() + " (" + cause + ")";
       const std::string text =
           interrupted_
               ? fmt::format("{}stopped by {} while connecting to the other ranks", me(),
@@ -257,7 +270,8 @@ class GlooCommunicator : public Communicator {
     store_->on_tick([this, store = &*store_] { watch(*store); });
     const Waiting waiting(waits_, kConnecting);
     mesh_->connect(*store_, Patience(options_.timeout_s));
-    collectives_.emplace(*mesh_, rank(), size(), options_.check_calls);
+    collectives_.emplace(*mesh_, rank(), size(), options_.check_calls, options_.run_ranks);
+    splits_->look_by([this] { return silent_ranks(); });
   }
 
   template <class Body>
@@ -316,15 +330,17 @@ class GlooCommunicator : public Communicator {
     const bool late = stopped || expired_;
     std::string text = fmt::format("{}{} ({} bytes{})", me(), call_text(operation), bytes, place());
     int awaited = collectives_->waiting_for();
-    const std::string known = mismatch || !late ? "" : report_calls(awaited);
-    const std::string peer = awaited < 0 ? "a peer" : fmt::format("rank {}", awaited);
+    // A rank of a split may wait for one that waits for a rank of another split.
+    const std::string elsewhere = late && !mismatch && siblings_ ? siblings_->silent_ranks() : "";
+    const std::string known = mismatch || !late || !elsewhere.empty() ? "" : report_calls(awaited);
+    const std::string peer = awaited < 0 ? "a peer" : name(awaited);
     if (mismatch)
       text = error.what();
     else if (stopped)
       text += fmt::format(" stopped by {} while waiting for {}{}", signal_name(stop_signal()), peer, known);
     else if (late)
-      text += fmt::format(" gave up after dist.timeout_s ({:g} s): {} did not come{}", options_.timeout_s,
-                          peer, known);
+      text += fmt::format(" gave up after dist.timeout_s ({:g} s): {}", options_.timeout_s,
+                          elsewhere.empty() ? peer + " did not come" + known : elsewhere);
     else
       text += fmt::format(" failed while waiting for {}: {}", peer, error.what());
     // The cause is known to the store first or soon, unless it is this rank's own.
@@ -339,11 +355,14 @@ class GlooCommunicator : public Communicator {
       reason = siblings_->first_reason(std::chrono::milliseconds(mismatch || late ? 0 : 500));
     if (reason.empty())
       reason = store_->first_reason(std::chrono::milliseconds(mismatch || late ? 20 : 1000));
-    if (reason.empty() && !mismatch && !late && rank_0_is_silent())
-      text = fmt::format(
-          "{}{} ({} bytes{}) failed: rank 0, which serves the rendezvous, does not answer, and a connection "
-          "to a rank that gave up on it has ended: {}",
-          me(), call_text(operation), bytes, place(), error.what());
+    if (reason.empty() && !mismatch && !late) {
+      std::string cause = siblings_ ? siblings_->silent_ranks() : "";
+      if (cause.empty() && server_is_silent()) cause = silent_server();
+      if (!cause.empty())
+        text = fmt::format(
+            "{}{} ({} bytes{}) failed: {}, and a connection to a rank that gave up on it has ended: {}", me(),
+            call_text(operation), bytes, place(), cause, error.what());
+    }
     if (reason.empty()) store_->abort(text);
     mesh_->fail();
     {
@@ -364,10 +383,26 @@ class GlooCommunicator : public Communicator {
   }
 
   // If a rank whose network is cut serves the rendezvous, no rank learns there why another one has ended.
-  bool rank_0_is_silent() {
-    if (rank() == 0 || options_.launcher_serves || store_->peers({}, std::chrono::milliseconds(2000)))
-      return false;
-    return store_->first_reason({}).empty();  // else it has closed
+  bool server_is_silent() { return !ask_for_peers() && may_be_silent(); }
+  // Where the server did not answer: whether it is another rank's, which has not closed it.
+  bool may_be_silent() {
+    return rank() != 0 && !options_.launcher_serves && store_->first_reason({}).empty();
+  }
+  std::string silent_server() const { return name(0) + ", which serves the rendezvous, does not answer"; }
+  std::optional<std::vector<PeerState>> ask_for_peers() {
+    return store_->peers({}, std::chrono::milliseconds(2000));
+  }
+
+  // Which rank is silent, in words; "" if none is known to be.
+  std::string silent_ranks() {
+    const auto peers = ask_for_peers();
+    if (!peers) return may_be_silent() ? silent_server() : "";
+    for (int r = 0; r < size(); ++r) {
+      const std::uint32_t silent = (*peers)[static_cast<std::size_t>(r)].silent;
+      if (r != rank() && silent >= kSilentMs)
+        return fmt::format("{} has been silent for {:.1f} s", name(r), silent * 1e-3);
+    }
+    return "";
   }
 
   // How far each rank has come, as a message goes on; `awaited` becomes the rank at fault.
@@ -375,7 +410,7 @@ class GlooCommunicator : public Communicator {
     // On a busy machine an answer takes its time; after a stop signal there is none to lose.
     const std::chrono::milliseconds patience(stop_signal() == 0 ? 2000 : 300);
     if (const auto peers = store_->peers({}, patience)) {
-      const PeerReport report = report_peers(*peers, rank(), sequence_, awaited);
+      const PeerReport report = report_peers(*peers, rank(), sequence_, awaited, options_.run_ranks);
       awaited = report.awaited;
       return "; calls started: " + report.calls;
     }
@@ -384,12 +419,11 @@ class GlooCommunicator : public Communicator {
       return "; the launcher, which serves the rendezvous, does not answer either";
     if (rank() == 0) return "";
     awaited = 0;
-    return "; rank 0, which serves the rendezvous, does not answer there either";
+    return "; " + silent_server() + " there either";
   }
 
   JoinOptions options_;
   std::unique_ptr<TcpStoreServer> server_;
-  std::string name_;
   const std::shared_ptr<Splits> splits_ = std::make_shared<Splits>();
   std::shared_ptr<Splits> siblings_;  // the splits of the one that was split
   std::optional<TcpStoreClient> store_;

@@ -80,13 +80,14 @@ std::string GlooMesh::key(int from, int to) {
 void GlooMesh::connect(TcpStoreClient& store, Patience patience) {
   for (int r = 0; r < state_->size; ++r) {
     if (r == state_->rank) continue;
+    const std::string name = "rank " + std::to_string(run_rank(store.run_ranks(), r));
     const std::string address = store.get(key(r, state_->rank), patience, r);
     try {
       state_->context->getPair(r)->connect({address.begin(), address.end()});
     } catch (const std::exception& error) {
-      throw Error("the connection to rank " + std::to_string(r) + " failed: " + error.what());
+      throw Error("the connection to " + name + " failed: " + error.what());
     }
-    if (failed()) throw Error("rank " + std::to_string(r) + " did not connect");
+    if (failed()) throw Error(name + " did not connect");
   }
 }
 

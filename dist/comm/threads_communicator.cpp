@@ -41,8 +41,9 @@ struct Call {
 constexpr auto kPoll = std::chrono::milliseconds(100);
 
 struct Member {
-  std::string name;  // as messages call the rank
+  int rank = 0;  // of the run
   int host = 0;
+  std::string name() const { return fmt::format("rank {}", rank); }  // as messages call it
 };
 
 class RankGroup {
@@ -64,7 +65,7 @@ class RankGroup {
     if (!reason_.empty()) fail(rank, call);
     for (std::size_t r = 0; r < gone_.size(); ++r)
       if (gone_[r]) {
-        stop(static_cast<int>(r), members_[r].name + " ended while the others went on");
+        stop(static_cast<int>(r), members_[r].name() + " ended while the others went on");
         fail(rank, call);
       }
     calls[rank] = call;
@@ -84,11 +85,11 @@ class RankGroup {
       if (patience.over())
         stop(rank,
              fmt::format("{}: {} gave up after dist.timeout_s ({:g} s): rank {} did not come; last calls: {}",
-                         members_[rank].name, text(call), timeout_s_, missing(), last_calls()));
+                         members_[rank].name(), text(call), timeout_s_, missing(), last_calls()));
       // The ranks are threads of this process: what is missing is busy, not lost.
       if (after_signal.ended(static_cast<std::uint64_t>(arrived_), true))
         stop(rank, fmt::format("{}: {} stopped by {} while waiting for rank {}; last calls: {}",
-                               members_[rank].name, text(call), signal_name(stop_signal()), missing(),
+                               members_[rank].name(), text(call), signal_name(stop_signal()), missing(),
                                last_calls()));
     }
     // A barrier that all have entered counts, whatever happened since: the others rely on this rank's memory.
@@ -105,7 +106,7 @@ class RankGroup {
     std::unique_lock lock(mutex_);
     if (timeout_s_ > 0 && seconds > timeout_s_)
       stop(rank, fmt::format("{}: {} takes {:.3g} s over the {}, more than dist.timeout_s ({:g} s)",
-                             members_[rank].name, text(call), seconds, link_->text, timeout_s_));
+                             members_[rank].name(), text(call), seconds, link_->text, timeout_s_));
     // After a stop signal the run ends with this step, whose time matters no longer.
     while (reason_.empty() && stop_signal() == 0 && Clock::now() < at)
       changed_.wait_until(lock, std::min(at, Clock::now() + kPoll));
@@ -141,7 +142,8 @@ class RankGroup {
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
     gone_[rank] = true;
-    if (arrived_ > 0 && reason_.empty()) stop(rank, members_[rank].name + " ended while the others went on");
+    if (arrived_ > 0 && reason_.empty())
+      stop(rank, members_[rank].name() + " ended while the others went on");
   }
 
   // A split, which ends when this group does.
@@ -154,6 +156,11 @@ class RankGroup {
 
   double timeout() const { return timeout_s_; }
   const Member& member(int rank) const { return members_[rank]; }
+  RunRanks run_ranks() const {
+    RunRanks ranks;
+    for (const Member& member : members_) ranks.push_back(member.rank);
+    return ranks;
+  }
   const std::optional<EmulatedLink>& link() const { return link_; }
   Clock::time_point begun() const { return begun_; }
   // The link during the current collective, the same for all ranks; all 0 without an emulated link.
@@ -184,7 +191,7 @@ class RankGroup {
   }
 
   [[noreturn]] void fail(int rank, const Call& call) const {
-    const std::string me = members_[rank].name + ": " + text(call);
+    const std::string me = members_[rank].name() + ": " + text(call);
     const std::string error =
         reason_.rfind(me, 0) == 0 ? reason_ : me + " was ended\nfirst error: " + reason_;
     if (stop_signal() != 0) throw Interrupted(error);
@@ -195,8 +202,8 @@ class RankGroup {
     for (std::size_t r = 1; r < calls.size(); ++r)
       if (std::strcmp(calls[r].operation, calls[0].operation) != 0 ||
           calls[r].sequence != calls[0].sequence || (calls[0].same_size && calls[r].bytes != calls[0].bytes))
-        return stop(-1, fmt::format("the ranks do not make the same calls: rank 0 is in {}, rank {} in {}",
-                                    text(calls[0]), r, text(calls[r])));
+        return stop(-1, fmt::format("the ranks do not make the same calls: {} is in {}, {} in {}",
+                                    members_[0].name(), text(calls[0]), members_[r].name(), text(calls[r])));
   }
 
   static std::string text(const Call& call) {
@@ -207,14 +214,14 @@ class RankGroup {
   std::string last_calls() const {
     std::string list;
     for (std::size_t r = 0; r < calls.size(); ++r)
-      list += fmt::format("{}rank {} #{}", list.empty() ? "" : ", ", r, calls[r].sequence);
+      list += fmt::format("{}{} #{}", list.empty() ? "" : ", ", members_[r].name(), calls[r].sequence);
     return list;
   }
 
   std::string missing() const {
     std::string list;
     for (std::size_t r = 0; r < here_.size(); ++r)
-      if (!here_[r]) list += fmt::format("{}{}", list.empty() ? "" : ", ", r);
+      if (!here_[r]) list += fmt::format("{}{}", list.empty() ? "" : ", ", members_[r].rank);
     return list;
   }
 
@@ -295,8 +302,8 @@ class ThreadCommunicator : public Communicator {
         const auto* other = static_cast<const Part*>(call.data);
         partners.emplace_back(other->to, other->from);
       }
-      const std::string problem = unmatched_partners(partners);
-      if (!problem.empty()) throw CollectiveError(group_->member(rank_).name + ": " + problem);
+      const std::string problem = unmatched_partners(partners, group_->run_ranks());
+      if (!problem.empty()) throw CollectiveError(group_->member(rank_).name() + ": " + problem);
       theirs.clear();
       if (from >= 0) {
         const auto block = static_cast<const Part*>(group_->calls[from].data)->block;
@@ -325,8 +332,7 @@ class ThreadCommunicator : public Communicator {
     if (leader == rank_) {
       std::vector<Member> members;
       for (int r = 0; r < size(); ++r)
-        if (const Member& member = group_->member(r); colors[r] == color)
-          members.push_back({fmt::format("{} ({} of its split)", member.name, members.size()), member.host});
+        if (colors[r] == color) members.push_back(group_->member(r));
       const bool one_host = std::all_of(members.begin(), members.end(),
                                         [&](const Member& m) { return m.host == members[0].host; });
       made = std::make_shared<RankGroup>(std::move(members), group_->timeout(),
@@ -344,7 +350,7 @@ class ThreadCommunicator : public Communicator {
   void abort(const std::string& reason) noexcept override {
     try {
       group_->abort(rank_,
-                    reason.rfind("rank ", 0) == 0 ? reason : group_->member(rank_).name + ": " + reason);
+                    reason.rfind("rank ", 0) == 0 ? reason : group_->member(rank_).name() + ": " + reason);
     } catch (...) {
       // Out of memory; the others end at their deadline.
     }
@@ -403,8 +409,7 @@ class ThreadCommunicator : public Communicator {
 std::shared_ptr<RankGroup> make_group(int ranks, double timeout_s, const std::optional<EmulatedLink>& link) {
   TOPKNOT_CHECK(ranks >= 1, "a group needs a rank");
   std::vector<Member> members;
-  for (int r = 0; r < ranks; ++r)
-    members.push_back({fmt::format("rank {}", r), link ? r / link->ranks_per_host : r});
+  for (int r = 0; r < ranks; ++r) members.push_back({r, link ? r / link->ranks_per_host : r});
   return std::make_shared<RankGroup>(std::move(members), timeout_s, link, Clock::now());
 }
 

@@ -14,6 +14,12 @@
 
 namespace topknot {
 
+// The ranks of a split as the run numbers them, which messages call them by; empty: the ranks of the run.
+using RunRanks = std::vector<int>;
+inline int run_rank(const RunRanks& ranks, int r) {
+  return ranks.empty() || r < 0 ? r : ranks.at(static_cast<std::size_t>(r));
+}
+
 // A collective, or a wait for the ranks to come, that did not finish. `what()` names this rank, the operation
 // and what is known of the peers.
 class CollectiveError : public Error {

@@ -31,8 +31,8 @@ class TcpStoreServer {
  public:
   // Listens at once (UserError when the port cannot be had; port 0 picks a free one) and serves from its own
   // thread. Ranks that have not come within timeout_s are an error, sent to all others.
-  TcpStoreServer(const std::string& host, int port, int size, double timeout_s,
-                 const std::string& token = "");
+  TcpStoreServer(const std::string& host, int port, int size, double timeout_s, const std::string& token = "",
+                 const RunRanks& run_ranks = {});
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
@@ -58,7 +58,7 @@ class TcpStoreClient {
   // Connects, and waits until all `size` ranks have come: timeout_s each. Throws CollectiveError, UserError
   // if the server refuses this rank, and Interrupted.
   TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s,
-                 const std::string& token = "");
+                 const std::string& token = "", const RunRanks& run_ranks = {});
   // Announces the shutdown, unless the group has failed, and waits briefly for the others' announcements.
   ~TcpStoreClient();
   TcpStoreClient(const TcpStoreClient&) = delete;
@@ -67,6 +67,7 @@ class TcpStoreClient {
   // A numeric address under which the other ranks can reach this process, as the connections to the master
   // show it.
   const std::string& address() const { return address_; }
+  const RunRanks& run_ranks() const { return run_ranks_; }
 
   void set(const std::string& key, const std::string& value);
   // Waits for the key. Throws CollectiveError when the patience ends or with the first reason of an abort,
@@ -108,6 +109,7 @@ class TcpStoreClient {
 
   std::string where_;
   int rank_;
+  const RunRanks run_ranks_;
   std::string address_;
   Fd fd_, wake_;
   std::atomic<std::uint64_t> calls_{0};
@@ -142,6 +144,7 @@ struct PeerReport {
 // For `rank`, whose call number is `call` and which sees itself wait for `awaited` (-1: for none in
 // particular). At fault is, among the ranks that have not started the call, else among all others, a silent
 // one; else the one with the lowest number; else `awaited`.
-PeerReport report_peers(const std::vector<PeerState>& peers, int rank, std::uint64_t call, int awaited);
+PeerReport report_peers(const std::vector<PeerState>& peers, int rank, std::uint64_t call, int awaited,
+                        const RunRanks& run_ranks = {});
 
 }  // namespace topknot

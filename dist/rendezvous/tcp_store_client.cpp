@@ -28,10 +28,10 @@ constexpr double kWriteSeconds = 5;  // for a short message to the server
 }  // namespace
 
 TcpStoreClient::TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s,
-                               const std::string& token)
-    : where_(host_port_text(host, port)), rank_(rank) {
+                               const std::string& token, const RunRanks& run_ranks)
+    : where_(host_port_text(host, port)), rank_(rank), run_ranks_(run_ranks) {
   std::string buffer;
-  const std::string me = fmt::format("rank {}: ", rank);
+  const std::string me = fmt::format("rank {}: ", run_rank(run_ranks, rank));
   try {
     fd_ = connect_to(host, port, Patience(timeout_s));
     wait_for_all(host, port, encode_frame(Frame::hello, encode_hello({rank, size, token})), timeout_s,
@@ -93,7 +93,7 @@ void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::
       const std::string why =
           fmt::format("stopped by {} while waiting for the other ranks at rank 0's address {}",
                       signal_name(signal), where_);
-      abort(fmt::format("rank {}: {}", rank_, why));
+      abort(fmt::format("rank {}: {}", run_rank(run_ranks_, rank_), why));
       throw Interrupted(why, signal);
     }
     if (patience.over())
@@ -254,7 +254,8 @@ std::string TcpStoreClient::get(const std::string& key, Patience& patience, int 
   if (signal_ != 0) throw Interrupted(reason_, signal_);
   if (!reason_.empty()) throw CollectiveError(reason_);
   throw CollectiveError(fmt::format("{} did not publish '{}' at {} in time",
-                                    rank < 0 ? "a peer" : fmt::format("rank {}", rank), key, where_));
+                                    rank < 0 ? "a peer" : fmt::format("rank {}", run_rank(run_ranks_, rank)),
+                                    key, where_));
 }
 
 void TcpStoreClient::abort(const std::string& reason) noexcept {
@@ -311,7 +312,8 @@ bool peers_alive(const std::vector<PeerState>& peers, int rank) {
   return true;
 }
 
-PeerReport report_peers(const std::vector<PeerState>& peers, int rank, std::uint64_t call, int awaited) {
+PeerReport report_peers(const std::vector<PeerState>& peers, int rank, std::uint64_t call, int awaited,
+                        const RunRanks& run_ranks) {
   const int size = static_cast<int>(peers.size());
   const auto calls = [&](int r) { return r == rank ? call : peers[static_cast<std::size_t>(r)].calls; };
   const auto silent = [&](int r) {
@@ -333,15 +335,17 @@ PeerReport report_peers(const std::vector<PeerState>& peers, int rank, std::uint
   int parts = 0;
   for (int first = 0; first < size;) {
     int last = first;
-    while (!silent(first) && last + 1 < size && !silent(last + 1) && calls(last + 1) == calls(first)) ++last;
+    while (run_ranks.empty() && !silent(first) && last + 1 < size && !silent(last + 1) &&
+           calls(last + 1) == calls(first))
+      ++last;
     if (++parts > most) {
       report.calls += ", ...";
       break;
     }
-    report.calls += fmt::format(
-        "{}{} #{}", report.calls.empty() ? "" : ", ",
-        first == last ? fmt::format("rank {}", first) : fmt::format("ranks {} to {}", first, last),
-        calls(first));
+    report.calls += fmt::format("{}{} #{}", report.calls.empty() ? "" : ", ",
+                                first == last ? fmt::format("rank {}", run_rank(run_ranks, first))
+                                              : fmt::format("ranks {} to {}", first, last),
+                                calls(first));
     if (silent(first))
       report.calls +=
           fmt::format(" (silent for {:.1f} s)", peers[static_cast<std::size_t>(first)].silent * 1e-3);

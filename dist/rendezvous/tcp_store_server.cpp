@@ -41,6 +41,7 @@ struct TcpStoreServer::State {
   int size;
   double timeout_s;
   std::string token;
+  RunRanks run_ranks;
   Patience come_within;
   Fd listener, wake;
   std::vector<std::unique_ptr<Client>> clients;  // the serving thread's own, as what follows
@@ -254,7 +255,7 @@ struct TcpStoreServer::State {
     if (welcomed || !come_within.over()) return;
     std::string missing;
     for (int r = 0; r < size; ++r)
-      if (!came[r]) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
+      if (!came[r]) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", run_rank(run_ranks, r));
     set_reason(
         fmt::format("rank {} did not come to {} within dist.timeout_s ({:g} s){}", missing, place(),
                     timeout_s, last_refusal.empty() ? "" : "; a connection was refused " + last_refusal),
@@ -321,7 +322,8 @@ struct TcpStoreServer::State {
       drop_strangers();
       for (const auto& client : clients)
         if (client->gone && client->rank >= 0 && !client->left)
-          set_reason(fmt::format("rank {} died (its connections closed without a message)", client->rank),
+          set_reason(fmt::format("rank {} died (its connections closed without a message)",
+                                 run_rank(run_ranks, client->rank)),
                      false, client->rank);
       std::erase_if(clients, [](const auto& client) { return client->gone; });
       check_arrivals();
@@ -339,13 +341,14 @@ struct TcpStoreServer::State {
 };
 
 TcpStoreServer::TcpStoreServer(const std::string& host, int port, int size, double timeout_s,
-                               const std::string& token)
+                               const std::string& token, const RunRanks& run_ranks)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.host = host;
   s.size = size;
   s.timeout_s = timeout_s;
   s.token = token;
+  s.run_ranks = run_ranks;
   s.came.resize(size);
   s.heard.resize(size);
   s.listener = listen_on(host, port);

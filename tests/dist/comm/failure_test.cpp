@@ -1,5 +1,6 @@
 // What happens when a rank does not come, gives up, leaves, or makes another call than the others. Every case
 // must end by itself: a hang is a failure that ctest's timeout shows.
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -325,6 +326,74 @@ TEST_CASE("gloo: a rank 0 that serves the rendezvous and is silent while ranks c
   for (const std::string& error : errors)
     CHECK(says(error,
                {"could not connect to all ranks", "rank 0, which serves the rendezvous, does not answer"}));
+}
+
+TEST_CASE("gloo: a silent rank is named by all ranks of its run's splits, and no rank that waits for it") {
+  for (const int silent : {0, 2}) {  // rank 0 serves the rendezvous
+    JoinOptions options;
+    options.size = 4;
+    options.port = free_port();
+    options.timeout_s = 4;
+    const auto run = [&](int rank) {
+      JoinOptions mine = options;
+      mine.rank = rank;
+      mine.serve_store = rank == 0;
+      const auto all = make_gloo_communicator(mine);
+      const auto inside = all->split(rank / 2), across = all->split(rank % 2);
+      all->barrier();
+      if (rank == silent) raise(SIGSTOP);
+      across->barrier();
+      inside->barrier();
+    };
+    const pid_t process = fork();
+    if (process == 0) {
+      alarm(100);
+      try {
+        run(silent);
+      } catch (const std::exception&) {
+      }
+      std::_Exit(1);
+    }
+    std::vector<std::string> errors(4);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 4; ++rank)
+      if (rank != silent)
+        threads.emplace_back([&, rank] {
+          try {
+            run(rank);
+          } catch (const std::exception& error) {
+            errors[rank] = error.what();
+          }
+        });
+    for (std::thread& thread : threads) thread.join();
+    kill(process, SIGKILL);
+    waitpid(process, nullptr, 0);
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == silent) continue;
+      INFO("silent: " << silent << "; " << errors[rank]);
+      CHECK(contains(errors[rank], fmt::format("rank {}: ", rank)));
+      CHECK(contains(errors[rank], fmt::format("rank {}", silent)));
+      for (int other = 0; other < 4; ++other)
+        if (other != silent) CHECK_FALSE(contains(errors[rank], fmt::format("rank {} did not come", other)));
+    }
+  }
+}
+
+TEST_CASE("a split's errors number the ranks as the run does") {
+  for (const auto& backend : kBackends) {
+    INFO(backend);
+    const auto errors =
+        errors_of_ranks(backend, 4,
+                        [](Communicator& c) {
+                          const auto part = c.split(c.rank() % 2);
+                          if (c.rank() != 1)
+                            return std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+                          part->barrier();
+                        },
+                        {1.0, false});
+    CHECK(says(errors[1], {"rank 1: barrier", "rank 3 did not come"}));
+    CHECK_FALSE(contains(errors[1], "rank 0"));
+  }
 }
 
 TEST_CASE("ranks that sum different lengths get an error that names them") {
