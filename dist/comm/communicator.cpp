@@ -47,6 +47,13 @@ std::string Communicator::place() const {
   return text;
 }
 
+std::string Communicator::published(const std::string& reason) const {
+  static const std::string kFirst = "\nfirst error: ";
+  const std::size_t first = reason.rfind(kFirst);
+  const std::string text = first == std::string::npos ? reason : reason.substr(first + kFirst.size());
+  return text.rfind("rank ", 0) == 0 ? text : rank_name(rank()) + ": " + text;
+}
+
 void sum_doubles(Communicator& communicator, std::span<double> data) {
   std::vector<std::vector<std::byte>> all;
   communicator.all_gather(std::as_bytes(data), all);

@@ -35,6 +35,8 @@ class Communicator {
   virtual ~Communicator() = default;
   int rank() const { return traits_.rank; }
   int size() const { return traits_.size; }
+  // "rank 3": how messages call rank r of this communicator.
+  std::string rank_name(int r) const { return "rank " + std::to_string(run_rank(traits_.run_ranks, r)); }
   const std::string& backend() const { return traits_.backend; }  // "threads", "gloo"
   // The backend and the emulated link, if any, for messages to users: "threads, emulated link 100mbit, 50us".
   std::string network() const { return traits_.link.empty() ? backend() : backend() + ", " + traits_.link; }
@@ -84,12 +86,15 @@ class Communicator {
     int rank = 0, size = 1;
     std::string backend;
     bool overlaps = false;
-    std::string link = "";  // the emulated one, in words
+    std::string link = "";    // the emulated one, in words
+    RunRanks run_ranks = {};  // of a split
   };
   explicit Communicator(Traits traits) : traits_(std::move(traits)) {}
 
   // ", step 12, group 3"
   std::string place() const;
+  // What abort() publishes: the first error alone if the reason tells of one, and whose it is.
+  std::string published(const std::string& reason) const;
 
  private:
   const Traits traits_;

@@ -90,7 +90,7 @@ class Splits {
 class GlooCommunicator : public Communicator {
  public:
   explicit GlooCommunicator(const JoinOptions& options)
-      : Communicator({options.rank, options.size, "gloo", true}), options_(options) {
+      : Communicator({options.rank, options.size, "gloo", true, "", options.run_ranks}), options_(options) {
     if (options_.serve_store && size() > 1)
       server_ = std::make_unique<TcpStoreServer>(options_.host, options_.port, size(), options_.timeout_s,
                                                  options_.token);
@@ -103,7 +103,7 @@ class GlooCommunicator : public Communicator {
   // A split; `server` on its first rank.
   GlooCommunicator(const JoinOptions& options, std::unique_ptr<TcpStoreServer> server,
                    std::shared_ptr<Splits> siblings)
-      : Communicator({options.rank, options.size, "gloo", true}),
+      : Communicator({options.rank, options.size, "gloo", true, "", options.run_ranks}),
         options_(options),
         server_(std::move(server)) {
     join(options_.host, options_.port);
@@ -199,7 +199,7 @@ class GlooCommunicator : public Communicator {
 
   void abort(const std::string& reason) noexcept override {
     try {
-      const std::string text = reason.rfind("rank ", 0) == 0 ? reason : me() + reason;
+      const std::string text = published(reason);
       {
         const std::lock_guard lock(mutex_);
         if (own_reason_.empty()) own_reason_ = text;
@@ -216,8 +216,7 @@ class GlooCommunicator : public Communicator {
   bool peers_alive() override { return !store_ || heard_of_all(*store_); }
 
  private:
-  std::string name(int rank) const { return fmt::format("rank {}", run_rank(options_.run_ranks, rank)); }
-  std::string me() const { return name(rank()) + ": "; }
+  std::string me() const { return rank_name(rank()) + ": "; }
 
   void gather_as(Operation operation, std::span<const std::byte> mine,
                  std::vector<std::vector<std::byte>>& all) {
@@ -333,7 +332,7 @@ class GlooCommunicator : public Communicator {
     // A rank of a split may wait for one that waits for a rank of another split.
     const std::string elsewhere = late && !mismatch && siblings_ ? siblings_->silent_ranks() : "";
     const std::string known = mismatch || !late || !elsewhere.empty() ? "" : report_calls(awaited);
-    const std::string peer = awaited < 0 ? "a peer" : name(awaited);
+    const std::string peer = awaited < 0 ? "a peer" : rank_name(awaited);
     if (mismatch)
       text = error.what();
     else if (stopped)
@@ -388,7 +387,9 @@ class GlooCommunicator : public Communicator {
   bool may_be_silent() {
     return rank() != 0 && !options_.launcher_serves && store_->first_reason({}).empty();
   }
-  std::string silent_server() const { return name(0) + ", which serves the rendezvous, does not answer"; }
+  std::string silent_server() const {
+    return rank_name(0) + ", which serves the rendezvous, does not answer";
+  }
   std::optional<std::vector<PeerState>> ask_for_peers() {
     return store_->peers({}, std::chrono::milliseconds(2000));
   }
@@ -400,7 +401,7 @@ class GlooCommunicator : public Communicator {
     for (int r = 0; r < size(); ++r) {
       const std::uint32_t silent = (*peers)[static_cast<std::size_t>(r)].silent;
       if (r != rank() && silent >= kSilentMs)
-        return fmt::format("{} has been silent for {:.1f} s", name(r), silent * 1e-3);
+        return fmt::format("{} has been silent for {:.1f} s", rank_name(r), silent * 1e-3);
     }
     return "";
   }

@@ -243,7 +243,7 @@ class ThreadCommunicator : public Communicator {
  public:
   ThreadCommunicator(const std::shared_ptr<RankGroup>& group, int rank)
       : Communicator({rank, static_cast<int>(group->calls.size()), "threads", group->link().has_value(),
-                      group->link() ? group->link()->text : ""}),
+                      group->link() ? group->link()->text : "", group->run_ranks()}),
         group_(group),
         rank_(rank) {}
   ~ThreadCommunicator() override { group_->leave(rank_); }
@@ -303,7 +303,7 @@ class ThreadCommunicator : public Communicator {
         partners.emplace_back(other->to, other->from);
       }
       const std::string problem = unmatched_partners(partners, group_->run_ranks());
-      if (!problem.empty()) throw CollectiveError(group_->member(rank_).name() + ": " + problem);
+      if (!problem.empty()) throw CollectiveError(rank_name(rank_) + ": " + problem);
       theirs.clear();
       if (from >= 0) {
         const auto block = static_cast<const Part*>(group_->calls[from].data)->block;
@@ -349,8 +349,7 @@ class ThreadCommunicator : public Communicator {
 
   void abort(const std::string& reason) noexcept override {
     try {
-      group_->abort(rank_,
-                    reason.rfind("rank ", 0) == 0 ? reason : group_->member(rank_).name() + ": " + reason);
+      group_->abort(rank_, published(reason));
     } catch (...) {
       // Out of memory; the others end at their deadline.
     }

@@ -128,12 +128,11 @@ class DeviceThreads : public DeviceCommunicator {
       if (status != cudaErrorNotReady) check_cuda(status, "cudaStreamQuery", __FILE__, __LINE__);
       cudaGetLastError();  // not ready is no error
       if (patience.over())
-        throw CollectiveError(
-            fmt::format("rank {}: the GPU did not end its work within dist.timeout_s ({} s)", rank(),
-                        short_text(timeout_s_)));
+        throw CollectiveError(fmt::format("{}: the GPU did not end its work within dist.timeout_s ({} s)",
+                                          me(), short_text(timeout_s_)));
       if (after_signal.ended(0, true))
-        throw Interrupted(fmt::format("rank {}: stopped by {} while waiting for the GPU", rank(),
-                                      signal_name(stop_signal())));
+        throw Interrupted(
+            fmt::format("{}: stopped by {} while waiting for the GPU", me(), signal_name(stop_signal())));
       wait.pause();
     }
   }
@@ -141,6 +140,8 @@ class DeviceThreads : public DeviceCommunicator {
   void abort(const std::string& reason) noexcept override { host_.abort(reason); }
 
  private:
+  std::string me() const { return host_.rank_name(rank()); }
+
   template <class T>
   std::vector<T> exchange(const T& mine) {
     std::vector<std::vector<std::byte>> bytes;
@@ -148,8 +149,8 @@ class DeviceThreads : public DeviceCommunicator {
     std::vector<T> all(bytes.size());
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (bytes[r].size() != sizeof(T))
-        throw CollectiveError(
-            fmt::format("rank {}: rank {} makes another call, not a collective on the GPU", rank(), r));
+        throw CollectiveError(fmt::format("{}: {} makes another call, not a collective on the GPU", me(),
+                                          host_.rank_name(static_cast<int>(r))));
       std::memcpy(&all[r], bytes[r].data(), sizeof(T));
     }
     return all;
@@ -178,9 +179,9 @@ class DeviceThreads : public DeviceCommunicator {
       for (std::size_t r = 1; r < parts.size(); ++r)
         if (parts[r].operation != parts[0].operation || parts[r].size != parts[0].size ||
             parts[r].root != parts[0].root)
-          throw CollectiveError(
-              fmt::format("rank {}: the ranks do not make the same calls: rank 0 is in {}, rank {} in {}",
-                          rank(), text(parts[0]), r, text(parts[r])));
+          throw CollectiveError(fmt::format("{}: the ranks do not make the same calls: {} is in {}, {} in {}",
+                                            me(), host_.rank_name(0), text(parts[0]),
+                                            host_.rank_name(static_cast<int>(r)), text(parts[r])));
       wait_for_others(group_->ready, stream);
       body(parts);
       mine(group_->done)->record(stream);
@@ -191,8 +192,8 @@ class DeviceThreads : public DeviceCommunicator {
     if (error) std::rethrow_exception(error);
     if (!left)
       throw CollectiveError(
-          fmt::format("rank {}: {} gave up after dist.timeout_s ({} s): a rank stayed away from its end",
-                      rank(), text(part), short_text(timeout_s_)));
+          fmt::format("{}: {} gave up after dist.timeout_s ({} s): a rank stayed away from its end", me(),
+                      text(part), short_text(timeout_s_)));
     // No rank continues before all have read its memory.
     wait_for_others(group_->done, stream);
   }

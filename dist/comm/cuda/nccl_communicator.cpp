@@ -64,13 +64,13 @@ void check_one_rank_per_gpu(Communicator& host, int device) {
 ncclUniqueId unique_id_for(Communicator& host, int device) {
   int version = 0;
   if (const ncclResult_t result = ncclGetVersion(&version); result != ncclSuccess)
-    throw CudaError(fmt::format("rank {}: {}", host.rank(), nccl_text("ncclGetVersion", result)));
+    throw CudaError(host.rank_name(host.rank()) + ": " + nccl_text("ncclGetVersion", result));
   check_same(host, "the version of NCCL (libnccl.so)", nccl_version_text(version));
   check_one_rank_per_gpu(host, device);
   ncclUniqueId id{};
   if (host.rank() == 0)
     if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess)
-      throw CollectiveError("rank 0: " + nccl_text("ncclGetUniqueId", result) +
+      throw CollectiveError(host.rank_name(0) + ": " + nccl_text("ncclGetUniqueId", result) +
                             "; is there a network interface that NCCL may use (NCCL_SOCKET_IFNAME)?");
   host.broadcast(std::as_writable_bytes(std::span(&id, 1)), 0);
   return id;
@@ -203,7 +203,7 @@ class NcclCommunicator : public DeviceCommunicator {
       throw_if_ended(what);  // what aborted has ended the stream's work too
       if (status == cudaSuccess) return;
       if (status != cudaErrorNotReady) {
-        abort("rank " + std::to_string(rank()) + ": " + what + ": " + cudaGetErrorString(status));
+        abort(host_.rank_name(rank()) + ": " + what + ": " + cudaGetErrorString(status));
         check_cuda(status, "cudaStreamQuery", __FILE__, __LINE__);
       }
       cudaGetLastError();  // not ready is no error
@@ -397,7 +397,7 @@ class NcclCommunicator : public DeviceCommunicator {
 
   // With the first error of the run, which the host's group knows at once or soon.
   std::string explain(const std::string& what) {
-    const std::string text = "rank " + std::to_string(rank()) + ": " + what;
+    const std::string text = host_.rank_name(rank()) + ": " + what;
     std::string first;
     for (const Deadline deadline = deadline_in(0.5); first.empty() && Clock::now() < deadline;) {
       first = host_.first_error();
@@ -416,7 +416,7 @@ class NcclCommunicator : public DeviceCommunicator {
   void throw_if_ended(const std::string& what) {
     const std::lock_guard lock(mutex_);
     if (reason_.empty()) return;
-    const std::string me = "rank " + std::to_string(rank()) + ": ";
+    const std::string me = host_.rank_name(rank()) + ": ";
     throw_error(reason_.rfind(me, 0) == 0 ? reason_ : me + what + " was ended\nfirst error: " + reason_);
   }
 

@@ -379,6 +379,22 @@ TEST_CASE("gloo: a silent rank is named by all ranks of its run's splits, and no
   }
 }
 
+TEST_CASE("a rank that gives up because of another's error publishes that error alone") {
+  for (const auto& backend : kBackends) {
+    const auto errors =
+        errors_of_ranks(backend, 2,
+                        [](Communicator& c) {
+                          if (c.rank() == 1)
+                            throw CollectiveError("rank 1: barrier was ended\nfirst error: rank 7: bad luck");
+                          c.barrier();
+                        },
+                        {5.0, false});
+    CHECK(says(errors[0], {"first error: rank 7: bad luck"}));
+    CHECK_FALSE(contains(errors[0], "was ended\nfirst error: rank 1"));
+    CHECK_FALSE(contains(errors[0], "rank 1: barrier"));
+  }
+}
+
 TEST_CASE("a split's errors number the ranks as the run does") {
   for (const auto& backend : kBackends) {
     INFO(backend);
