@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <filesystem>
 
 #include "compress/compressor.h"
 #include "nn/base/check.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"
-#include "train/metrics/npy.h"
+#include "train/checkpoint/safetensors.h"
 
 namespace topknot {
 namespace {
@@ -81,16 +82,17 @@ DistributionRecord distribution_of(std::span<const float> u, double density) {
 }
 
 Recorder::Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena,
-                   Exchange* exchange, bool root, bool resumed)
+                   Exchange* exchange, bool root)
     : from_(config.train.record_from),
-      steps_(root && !resumed ? config.train.record_gradients : 0),
+      steps_(root ? config.train.record_gradients : 0),
       every_(root ? config.train.distribution_every : 0),
       local_(makes_local_steps(config)),
       method_(config.compress.name),
       device_(arena.device()) {
-  if (steps_ > 0) {
+  if (steps_ > 0) folder.check_gradients();
+  if (steps_ > 0 && !std::filesystem::exists(folder.gradients_safetensors())) {
     gradient_.resize(arena.size());
-    file_ = std::make_unique<NpyWriter>(folder.gradients_npy(), std::vector<std::size_t>{arena.size()});
+    file_ = std::make_unique<GradientsWriter>(folder.gradients_safetensors(), arena.size());
   }
   if (every_ > 0) {
     accumulated_.resize(arena.compressible_size());
@@ -110,7 +112,7 @@ Recorder::~Recorder() {
 }
 
 void Recorder::begin_step(std::int64_t step) {
-  record_gradient_ = file_ && step >= from_ && step - from_ < steps_;
+  record_gradient_ = file_ && step == from_ + recorded_;
   record_distribution_ = every_ > 0 && (step + 1) % every_ == 0;
   observed_ = 0;
   // Parameters that no backward pass writes to have gradient zero.
@@ -132,7 +134,7 @@ void Recorder::end_step(const StepRecord& record, MetricsWriter& metrics) {
   if (record_gradient_) {
     file_->append(gradient_);
     ++recorded_;
-    if (record.step == from_ + steps_) finish();
+    if (recorded_ == steps_) finish();
   }
   if (!record_distribution_ || record.skipped || (local_ && observed_ == 0)) return;
   if (observed_ < accumulated_.size() || accumulated_.empty()) {
@@ -149,10 +151,11 @@ void Recorder::end_step(const StepRecord& record, MetricsWriter& metrics) {
 
 void Recorder::finish() {
   if (file_) {
-    file_->close();
+    if (recorded_ > 0) file_->close();
     if (recorded_ < steps_)
-      log_warning(fmt::format("gradients.npy has {} of train.record_gradients={} steps: the run ended before",
-                              recorded_, steps_));
+      log_warning(
+          fmt::format("recorded {} of train.record_gradients={} steps: this start made no more of them",
+                      recorded_, steps_));
   }
   file_.reset();
   record_gradient_ = false;

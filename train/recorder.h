@@ -26,17 +26,17 @@ inline constexpr int kLeastExponent = -40, kGreatestExponent = 8;  // of the mag
 // (0, 1]. The deviation is a sample's (n - 1). Where it is 0 all elements count in the middle bin.
 DistributionRecord distribution_of(std::span<const float> u, double density);
 
-class NpyWriter;
+class GradientsWriter;
 
 class Recorder {
  public:
   // Ranks other than 0 record nothing. Arena and exchange must outlive the recorder, which is the exchange's
   // observer from here on; `exchange` may be null if no distribution is recorded (gradients on a GPU).
-  // gradients.npy in the run directory: float32 [steps, d], one row per recorded step, in arena order
-  // (ParameterArena), which docs/run.md states and whose offsets --dry-run prints. Throws UserError
-  // if it cannot be written. `resumed`: gradients.npy stays as the first start left it.
+  // gradients.safetensors in the run directory: one row per recorded step, in arena order (ParameterArena),
+  // which docs/run.md states and whose offsets --dry-run prints. Throws UserError if it cannot be written. A
+  // file that an earlier start left stays as it is.
   Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena, Exchange* exchange,
-           bool root, bool resumed);
+           bool root);
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
@@ -48,22 +48,22 @@ class Recorder {
   void take(const Parameter& parameter);
   // Writes the records of the step. A step that was skipped has no distribution.
   void end_step(const StepRecord& record, MetricsWriter& metrics);
-  // Closes gradients.npy with the steps that there were.
+  // Closes gradients.safetensors with the steps that there were, if any.
   void finish();
 
  private:
   void observe(const Group& group, std::span<const float> accumulated);
 
-  const std::int64_t from_ = 0, steps_ = 0, every_ = 0;
+  const std::int64_t from_, steps_, every_;
   const bool local_;  // only syncs have accumulated gradients, which are changes of weights
   const std::string method_;
   const Device device_;
-  std::int64_t recorded_ = 0;  // steps in gradients.npy
+  std::int64_t recorded_ = 0;  // steps in gradients.safetensors
   bool record_gradient_ = false, record_distribution_ = false, warned_ = false;
-  std::vector<float> gradient_;     // the whole arena
-  std::vector<float> accumulated_;  // the arena's compressible part
-  std::size_t observed_ = 0;        // elements of it that this step brought
-  std::unique_ptr<NpyWriter> file_;
+  std::vector<float> gradient_;            // the whole arena
+  std::vector<float> accumulated_;         // the arena's compressible part
+  std::size_t observed_ = 0;               // elements of it that this step brought
+  std::unique_ptr<GradientsWriter> file_;  // null: nothing is recorded any more
 };
 
 }  // namespace topknot

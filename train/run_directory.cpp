@@ -336,6 +336,13 @@ void keep_config_effective(const RunDirectory& folder, const Config& config,
   if (!same) rewrite_config(folder, config, origins);
 }
 
+void RunDirectory::check_gradients() const {
+  std::error_code error;
+  if (const std::string old = path + "/gradients.npy"; fs::exists(old, error))
+    throw UserError(old + ": Topknot 0.1 recorded these gradients, and this version records and reads " +
+                    gradients_safetensors() + "; move the old file away, and record again");
+}
+
 RunDirectory open_run_directory(const std::string& path) {
   RunDirectory folder{path};
   folder.lock = std::make_shared<RunLock>(path);

@@ -1,8 +1,8 @@
 #pragma once
 // The directory of a run: config.yaml (effective, re-runnable), environment.json (where and how it ran),
-// metrics.jsonl, metrics.csv, and if asked for gradients.npy, layer_density.json, exchange_profile.json,
-// auto_profiles.json and checkpoints. Made by rank 0 before training begins, and held by one process at a time
-// (RunLock).
+// metrics.jsonl, metrics.csv, and if asked for gradients.safetensors, layer_density.json,
+// exchange_profile.json, auto_profiles.json and checkpoints. Made by rank 0 before training begins, and held
+// by one process at a time (RunLock).
 
 #include <functional>
 #include <map>
@@ -50,7 +50,7 @@ struct RunDirectory {
   std::string path;
   std::string metrics_jsonl() const { return path + "/metrics.jsonl"; }
   std::string metrics_csv() const { return path + "/metrics.csv"; }
-  std::string gradients_npy() const { return path + "/gradients.npy"; }
+  std::string gradients_safetensors() const { return path + "/gradients.safetensors"; }
   std::string layer_density_json() const { return path + "/layer_density.json"; }
   std::string trace_json(int rank) const { return path + "/trace_rank" + std::to_string(rank) + ".json"; }
   std::string choices_json() const { return path + "/choices.json"; }
@@ -64,6 +64,9 @@ struct RunDirectory {
       if (held) held->check();
     };
   }
+
+  // Throws UserError if the directory has gradients of Topknot 0.1.
+  void check_gradients() const;
 
   std::shared_ptr<const RunLock> lock = nullptr;  // while a copy lives, no other process writes here
 };

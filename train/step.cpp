@@ -29,7 +29,7 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
       resolved_(settle_exchange(inputs, replica_.arena(), queue_, communicator)),
       rule_(make_step_rule(config_, communicator, *runner_, replica_, queue_)),
       exchange_(runner_->make_exchange(shared_weights(), queue_, resolved_.options)),
-      recorder_(config_, inputs.folder, arena(), exchange_.get(), communicator.rank() == 0, inputs.resume) {
+      recorder_(config_, inputs.folder, arena(), exchange_.get(), communicator.rank() == 0) {
   replica_.make_batches();
   rule_->exchange_by(*exchange_, recorder_);
   const std::int64_t total_steps = plan_steps(config_, train_loader()).total_steps;

@@ -112,7 +112,9 @@ Recording::Recording(const std::string& folder) : folder_(folder) {
   std::error_code error;
   const std::string hint = "; 'bench --record DIR FILE.yaml' makes a folder that can be replayed";
   if (!fs::is_directory(folder, error)) throw UserError(folder + ": no such folder" + hint);
-  const std::string yaml = folder + "/config.yaml", gradients = folder + "/gradients.npy";
+  const RunDirectory run{folder};
+  const std::string yaml = folder + "/config.yaml", gradients = run.gradients_safetensors();
+  if (!fs::exists(gradients, error)) run.check_gradients();
   for (const std::string& path : {yaml, gradients})
     if (!fs::exists(path, error)) throw UserError(path + " is missing" + hint);
 
@@ -122,17 +124,16 @@ Recording::Recording(const std::string& folder) : folder_(folder) {
   throw_problems(check_config(config_));
   data_ = smallest_data(config_);
 
-  reader_ = std::make_unique<NpyReader>(gradients);
+  reader_ = std::make_unique<GradientsReader>(gradients);
   const auto built = build_model(config_, *data_, {}, false);
   const ParameterArena& arena = built->store.arena();
   size_ = arena.size();
   for (const Parameter* parameter : arena.parameters()) offsets_[parameter->name()] = parameter->offset();
-  const std::vector<std::size_t>& shape = reader_->shape();
-  if (shape.size() != 2 || shape[1] != size_ || shape[0] == 0)
+  if (reader_->size() != size_ || reader_->steps() == 0)
     throw UserError(
-        fmt::format("{} is an array {}, but {} parameters ({} of config.yaml beside it) need [steps, {}]{}",
-                    gradients, npy_shape_text(shape), size_, config_.model.name, size_, hint));
-  steps_ = static_cast<std::int64_t>(shape[0]);
+        fmt::format("{} holds [{}, {}], but {} parameters ({} of config.yaml beside it) need [steps, {}]{}",
+                    gradients, reader_->steps(), reader_->size(), size_, config_.model.name, size_, hint));
+  steps_ = static_cast<std::int64_t>(reader_->steps());
 }
 
 std::unique_ptr<BuiltModel> Recording::model(const Config& config) const {
@@ -205,7 +206,8 @@ ReplayResult replay_rank(const Recording& recording, const Config& config, const
     trace.end_step(exchange.spans());
     if (!done.committed())
       throw UserError(fmt::format(
-          "gradients.npy holds a NaN or an infinity: step {} of the replay{}; record another run", step + 1,
+          "gradients.safetensors holds a NaN or an infinity: step {} of the replay{}; record another run",
+          step + 1,
           done.status.bad_rank < 0
               ? ""
               : fmt::format(", recorded step {} (from 0)",

@@ -11,16 +11,16 @@
 
 #include "dist/comm/communicator.h"
 #include "dist/exchange/exchange.h"
+#include "train/checkpoint/safetensors.h"
 #include "train/config/config.h"
 #include "train/metrics/metrics.h"
-#include "train/metrics/npy.h"
 #include "train/setup.h"
 
 namespace topknot {
 
-// Gradients of a run, as train.record_gradients leaves them in its folder: config.yaml, and gradients.npy
-// with rank 0's own gradients of some steps, float32 [steps, d] in the order of that run's arena. Read row by
-// row when they are asked for, so a recording may be larger than memory.
+// Gradients of a run, as train.record_gradients leaves them in its folder: config.yaml, and
+// gradients.safetensors with rank 0's own gradients of some steps, in the order of that run's arena. Read row
+// by row when they are asked for, so a recording may be larger than memory.
 class Recording {
  public:
   // Throws UserError: no such folder, nothing recorded in it, a damaged file, or one that does not fit the
@@ -42,7 +42,7 @@ class Recording {
   std::string folder_;
   Config config_;
   std::unique_ptr<Dataset> data_;
-  std::unique_ptr<NpyReader> reader_;
+  std::unique_ptr<GradientsReader> reader_;
   std::int64_t steps_ = 0;
   std::size_t size_ = 0;
   std::map<std::string, std::size_t> offsets_;  // of the parameters in a recorded gradient

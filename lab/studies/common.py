@@ -108,14 +108,23 @@ def unknown(kind, name, known):
     )
 
 
-def open_npy(path):
-    """The array of a .npy file, read where it is used: float32 or float64, in C order, little-endian."""
+def open_gradients(path):
+    """What a run recorded (gradients.safetensors), or the array of a .npy file: float32 or float64, in C order,
+    little-endian. Read where it is used."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if path.endswith(".safetensors"):
+            with open(path, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                tensor = json.loads(file.read(min(length, 1 << 20)))["gradients"]
+            array = np.memmap(path, {"F32": "<f4"}[tensor["dtype"]], "r", 8 + length).reshape(tensor["shape"])
+        else:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise Refusal(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
-        raise Refusal(f"{path}: is no whole .npy file of numbers: {error}") from None
+    except KeyError as error:
+        raise Refusal(f"{path}: holds no recorded gradients: {error} is missing or unknown") from None
+    except (ValueError, EOFError, TypeError, OverflowError) as error:
+        raise Refusal(f"{path}: is no whole .npy or .safetensors file of numbers: {error}") from None
     if not isinstance(array, np.ndarray) or array.dtype not in (np.dtype("<f4"), np.dtype("<f8")):
         raise Refusal(
             f"{path}: holds {getattr(array, 'dtype', 'several arrays')}; little-endian float32 and float64 are read: "

@@ -4,7 +4,7 @@ import concurrent.futures
 import os
 import time
 
-from .common import Refusal, Results, np, open_npy, pyplot, shape_text, short, table, topknot
+from .common import Refusal, Results, np, open_gradients, pyplot, shape_text, short, table, topknot
 
 LEAST_LOG2, FULL_ROUNDS_LOG2 = 16, 22
 TINY = float(np.finfo(np.float32).tiny)
@@ -163,7 +163,7 @@ def row_plot(plot, rows, label, middle, ends, **axis):
 
 def run_quality(arguments, results):
     path, densities, skip = arguments["in"], arguments.numbers("densities", 1e-9, 1), arguments.whole("skip", 0, 1000000000)
-    gradients = open_npy(path)
+    gradients = open_gradients(path)
     if gradients.ndim != 2 or 0 in gradients.shape or gradients.shape[1] >= 1 << 31:
         raise Refusal(
             f"in: {path} has shape {shape_text(gradients.shape)}; needed is [steps, elements], as train.record_gradients "
@@ -245,7 +245,7 @@ def run(arguments):
     if 0 < most < LEAST_LOG2:
         raise Refusal(f"max_log2 of experiment selection needs 0, or 16 to 30, not '{most}'")
     if most == 0 and not arguments["in"]:
-        raise Refusal("experiment selection has nothing to do: give in=gradients.npy, or max_log2 of at least 16")
+        raise Refusal("experiment selection has nothing to do: give in=gradients.safetensors, or max_log2 of at least 16")
     results = Results(arguments.folder())
     if arguments["in"]:
         run_quality(arguments, results)
@@ -256,7 +256,7 @@ def run(arguments):
 
 EXPERIMENTS = {
     "selection": ("each selector: selected count and captured energy on recorded gradients; cost over sizes", [
-        ("in", "", "recorded gradients, .npy of [steps, elements], for count and energy; none: cost alone"),
+        ("in", "", "gradients.safetensors of a run, or .npy of [steps, elements], for count and energy; none: cost alone"),
         ("densities", "0.1,0.01,0.001,0.0001", "of the recorded gradients"),
         ("skip", "20", "recorded steps that fill the residual before steps count"),
         ("density", "0.001", "for the cost"),

@@ -6,8 +6,8 @@
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
+#include "train/checkpoint/safetensors.h"
 #include "train/metrics/metrics.h"
-#include "train/metrics/npy.h"
 #include "train/plan/exchange_profile.h"
 
 using namespace topknot;
@@ -58,8 +58,7 @@ TEST_CASE("bench records a run and replays it, by threads and by processes") {
   const Recorded recorded;
   INFO(recorded.outcome.output);
   REQUIRE(recorded.outcome.code == 0);
-  const NpyReader reader(recorded.folder + "/gradients.npy");
-  CHECK(reader.shape()[0] == 4);
+  CHECK(GradientsReader(recorded.folder + "/gradients.safetensors").steps() == 4);
   CHECK(read_metrics(recorded.folder + "/metrics.jsonl").steps.size() == 6);
 
   for (const char* backend : {"threads", "gloo"}) {

@@ -63,6 +63,12 @@ def random_values(*shape):
     return np.random.default_rng(5).standard_normal(shape).astype(np.float32)
 
 
+def recording(steps, name="gradients", dtype="F32"):
+    """The bytes of a run's gradients.safetensors."""
+    tensor = {"dtype": dtype, "shape": steps.shape, "data_offsets": [0, steps.nbytes]}
+    return (120).to_bytes(8, "little") + json.dumps({name: tensor}).ljust(120).encode() + steps.tobytes()
+
+
 def largest(u, k):
     """Positions of the k largest magnitudes, ties to the lower index, ascending."""
     return np.sort(np.argsort(-np.abs(u), kind="stable")[:k])
@@ -216,6 +222,15 @@ class Lines(Case):
         lines, _ = self.lines(np.array([3.0, 4]), "topk", "density=1", "lr_inside=true", "lr=0.5")
         self.assertEqual(lines[0]["values"], [1.5, 2])
 
+    def test_a_recording_of_a_run_gives_the_lines_of_its_array(self):
+        steps = random_values(3, 50)
+        lines, _ = self.lines(steps, "topk", "density=0.1")
+        os.unlink(self.input)
+        self.input = str(self.folder / "gradients.safetensors")
+        pathlib.Path(self.input).write_bytes(recording(steps))
+        sparsify.sparsify(self.input, "topk", self.out, ["density=0.1"])
+        self.assertEqual([json.loads(line) for line in pathlib.Path(self.out).read_text().splitlines()], lines)
+
     def test_an_array_of_no_steps_gives_no_lines(self):
         self.assertEqual(self.lines(np.zeros((0, 5)), "topk")[0], [])
 
@@ -273,6 +288,16 @@ class Refusals(Case):
         self.refused(["g.npy"])
         pathlib.Path(self.input).write_text("no array")
         self.refused(["g.npy"])
+
+    def test_files_that_are_no_recordings_are_refused(self):
+        self.input = str(self.folder / "gradients.safetensors")
+        self.assertRaises(sparsify.Refusal, sparsify.sparsify, self.input, "topk", self.out, [])
+        whole = recording(random_values(2, 3))
+        others = [recording(random_values(2, 3), **more) for more in ({"name": "weights"}, {"dtype": "BF16"})]
+        long = (1 << 40).to_bytes(8, "little") + whole[8:128]
+        for content in (b"", b"no recording", b"\xff" * 200, whole[:50], whole[:-1], whole[:-4], whole + b"more", long, *others):
+            pathlib.Path(self.input).write_bytes(content)
+            self.refused([self.input])
 
 
 class Program(Case):

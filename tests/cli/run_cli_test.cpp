@@ -210,7 +210,7 @@ TEST_CASE("a run that ends before the gradients are recorded that were asked for
       "train.record_gradients=3 train.record_from=1 output.dir=" +
       temp.at("run"));
   CHECK(run.ended(0));
-  CHECK(run.has("gradients.npy has 1 of train.record_gradients=3 steps"));
+  CHECK(run.has("recorded 1 of train.record_gradients=3 steps"));
 }
 
 TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run") {

@@ -19,7 +19,7 @@
 #include "tests/train/dropout_model.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
-#include "train/metrics/npy.h"
+#include "train/checkpoint/safetensors.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -43,9 +43,9 @@ std::vector<float> recorded(const std::string& device) {
         {"train.device=" + device, "train.deterministic=true", "train.max_steps=3", "data.test_size=8",
          "train.record_gradients=2", "compress.name=topk", "dist.ranks=1"},
         false);
-  const NpyReader file(temp.at("run/gradients.npy"));
-  std::vector<float> values(file.numel());
-  file.read(0, std::span<float>(values));
+  const GradientsReader file(temp.at("run/gradients.safetensors"));
+  std::vector<float> values(file.steps() * file.size());
+  file.read(0, values);
   return values;
 }
 

@@ -457,7 +457,7 @@ TEST_CASE("distributions are of syncs, and gradients of every step") {
   REQUIRE(metrics.distributions.size() == 3);
   for (std::size_t i = 0; i < 3; ++i)
     CHECK(metrics.distributions[i].step == 4 * static_cast<std::int64_t>(i + 1));
-  CHECK(std::filesystem::file_size(temp.at("run/gradients.npy")) > 3 * 4 * 74000);
+  CHECK(std::filesystem::file_size(temp.at("run/gradients.safetensors")) > 3 * 4 * 74000);
 }
 
 TEST_CASE("a run with few syncs is warned of") {

@@ -10,9 +10,10 @@
 #include <set>
 
 #include "nn/core/rng.h"
-#include "tests/train/small_run.h"
+#include "tests/support/files.h"
+#include "tests/train/resumed_run.h"
+#include "train/checkpoint/safetensors.h"
 #include "train/evaluate.h"
-#include "train/metrics/npy.h"
 #include "train/metrics/output_file.h"
 #include "train/trace.h"
 
@@ -35,10 +36,10 @@ Recorded record(const std::vector<std::string>& overrides) {
   result.checksum = run_in_directory(loaded).parameter_checksum;
   result.metrics = read_metrics(temp.at("run/metrics.jsonl"));
   if (loaded.config.train.record_gradients > 0) {
-    const NpyReader reader(temp.at("run/gradients.npy"));
-    result.shape = reader.shape();
-    result.values.resize(reader.numel());
-    reader.read(0, std::span<float>(result.values));
+    const GradientsReader reader(temp.at("run/gradients.safetensors"));
+    result.shape = {reader.steps(), reader.size()};
+    result.values.resize(reader.steps() * reader.size());
+    reader.read(0, result.values);
   }
   return result;
 }
@@ -162,7 +163,7 @@ TEST_CASE("recorded gradients are rank 0's own, before clipping and compression,
   }
 }
 
-TEST_CASE("a row of gradients.npy has the parameters in the order that docs/run.md states") {
+TEST_CASE("a row of gradients.safetensors has the parameters in the order that docs/run.md states") {
   const auto keys =
       with(kTopk, {"model.hidden=[8,6,3]", "model.freeze=hidden2", "train.max_steps=1", "dist.ranks=1"});
   const TempFolder temp;
@@ -193,6 +194,47 @@ TEST_CASE("recording starts at train.record_from and ends with the run") {
                    all.values.begin() + static_cast<std::ptrdiff_t>(3 * d)));
   const Recorded late = record(with(kTopk, {"train.record_gradients=5", "train.record_from=4"}));
   CHECK(late.shape == std::vector<std::size_t>{2, d});
+}
+
+TEST_CASE("a resumed run leaves the recorded gradients as they are") {
+  const TempFolder temp;
+  const Keys keys = with(kTopk, {"train.record_gradients=2", "train.stop_after=0"});
+  start(temp, with(keys, {"train.stop_after=5"}), false);
+  const std::string file = temp.at("run/gradients.safetensors"), recorded = text_of(file);
+  CHECK(recorded.size() > 2 * 4 * 70000);
+  start(temp, keys, true);
+  CHECK(text_of(file) == recorded);
+}
+
+TEST_CASE("a resumed run records gradients if the stopped one had not come to them, from the first on") {
+  const TempFolder temp;
+  const std::string file = temp.at("run/gradients.safetensors");
+  const Keys keys = with(kTopk, {"train.record_gradients=3", "train.record_from=2", "train.stop_after=0"});
+  start(temp, keys, false);
+  const std::string recorded = text_of(file);
+  CHECK(GradientsReader(file).steps() == 3);
+  start(temp, with(keys, {"train.stop_after=2"}), false);
+  CHECK_FALSE(std::filesystem::exists(file));
+  start(temp, keys, true);
+  CHECK(text_of(file) == recorded);
+  start(temp, with(keys, {"train.stop_after=3"}), false);
+  CHECK(GradientsReader(file).steps() == 1);
+  std::filesystem::remove(file);
+  start(temp, keys, true);  // does not make the first recorded step again
+  CHECK_FALSE(std::filesystem::exists(file));
+}
+
+TEST_CASE("a run with gradients that Topknot 0.1 recorded is resumed when they are moved away") {
+  const TempFolder temp;
+  const Keys keys = with(kTopk, {"train.record_gradients=2", "train.stop_after=0"});
+  start(temp, with(keys, {"train.stop_after=5"}), false);
+  temp.write("run/gradients.npy", {'x'});
+  const std::string metrics = text_of(temp.at("run/metrics.jsonl"));
+  CHECK(says(start_error(temp, keys),
+             {temp.at("run/gradients.npy"), "Topknot 0.1", "gradients.safetensors", "move the old file"}));
+  CHECK(text_of(temp.at("run/metrics.jsonl")) == metrics);
+  std::filesystem::remove(temp.at("run/gradients.npy"));
+  CHECK_NOTHROW(start(temp, keys, true));
 }
 
 TEST_CASE("the distribution is recorded every so many steps, over all groups as one vector") {

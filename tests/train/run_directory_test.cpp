@@ -190,7 +190,8 @@ TEST_CASE("overwriting a run removes what a run writes, half files included, and
   const RunDirectory run{create_run_directory(config_of(temp, false), {}).path};
   const std::vector<std::string> gone = {"metrics.jsonl",       "metrics.csv",
                                          "metrics.csv.part-77", "gradients.npy",
-                                         "auto_profiles.json",  "trace_rank0.json",
+                                         "auto_profiles.json",  "gradients.safetensors",
+                                         "trace_rank0.json",    "gradients.safetensors.part-4",
                                          "trace_rank12.json",   "exchange_profile.json.part-5",
                                          "bench.json",          "checkpoints/step-000000005/model"};
   const std::vector<std::string> kept = {"notes.txt",          "layer_density.json", "exchange_profile.json",
@@ -208,7 +209,8 @@ TEST_CASE("overwriting a run removes what a run writes, half files included, and
 
 TEST_CASE("a run that goes on removes what a killed start left half written, and nothing else") {
   const TempFolder temp;
-  const std::vector<std::string> half = {"metrics.csv.part-17", "config.yaml.part-4294967295"},
+  const std::vector<std::string> half = {"metrics.csv.part-17", "config.yaml.part-4294967295",
+                                         "gradients.safetensors.part-3"},
                                  others = {"metrics.csv", "notes.part-17", "metrics.csv.part-final"};
   const std::string run = create_run_directory(config_of(temp, false), {}).path;
   for (const auto& names : {half, others})
@@ -222,7 +224,7 @@ TEST_CASE("a folder that no run wrote is not overwritten, whatever its files are
   const TempFolder temp;
   temp.write("run/config.yaml", {'m', 'y'});
   temp.write("run/notes.txt", {'x'});
-  for (const char* name : {"config.yaml", "gradients.npy", "checkpoints"}) {
+  for (const char* name : {"config.yaml", "gradients.safetensors", "checkpoints"}) {
     fs::rename(temp.at("run/config.yaml"), temp.at("run/own"));
     fs::rename(temp.at("run/own"), temp.at(std::string("run/") + name));
     CHECK(user_error([&] { create_run_directory(config_of(temp, true), {}); },

@@ -42,7 +42,7 @@ constexpr std::pair<std::string_view, const char*> kOtherFiles[] = {
     {"{",
      "JSON; if it is the index of weights in several files, save them as one: in transformers "
      "save_pretrained(DIR, max_shard_size=\"1TB\")"}};
-constexpr const char* kMetadata = "__metadata__";
+constexpr const char *kMetadata = "__metadata__", *kGradients = "gradients";
 
 constexpr std::pair<std::string_view, std::size_t> kDtypes[] = {
     {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
@@ -209,41 +209,45 @@ void read_header(HeaderReader& header, std::span<const std::byte> bytes) {
   nlohmann::json::sax_parse(text, text + length, &header);
 }
 
-// A file that is read from its begin on.
-struct InputFile {
-  explicit InputFile(const std::string& name) : path(name), file(open_regular_file(name)) {
-    struct stat status {};
-    if (fstat(file.get(), &status) != 0) fail(errno_text());
-    size = static_cast<std::size_t>(status.st_size);
-  }
+[[noreturn]] void cannot_be_read(const std::string& path, const std::string& why) {
+  throw UserError(fmt::format("{}: cannot be read: {}", path, why));
+}
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw UserError(fmt::format("{}: cannot be read: {}", path, what));
-  }
+// Reads the header of a file; returns where the data begin.
+std::size_t read_header_of(HeaderReader& header, const InputFile& file) {
+  std::vector<std::byte> bytes(std::min<std::size_t>(file.size, 64));
+  file.read(0, bytes);
+  bytes.resize(header_length(header, bytes, file.size));
+  file.read(kLengthBytes, bytes);
+  read_header(header, bytes);
+  return kLengthBytes + bytes.size();
+}
 
-  std::vector<std::byte> read(std::size_t count) const {
-    std::vector<std::byte> bytes;
-    try {
-      bytes.resize(count);
-    } catch (const std::exception&) {
-      fail(fmt::format("its {} do not fit in memory", format_bytes(static_cast<double>(count))));
-    }
-    for (std::size_t done = 0; done < bytes.size();) {
-      errno = 0;
-      const ssize_t n =
-          ::read(file.get(), bytes.data() + done, std::min(bytes.size() - done, std::size_t{1} << 30));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail(errno_text());
-      if (n == 0) fail("it became shorter while it was read");
-      done += static_cast<std::size_t>(n);
-    }
-    return bytes;
+// Sorts the tensors by the order of their data, which fill `size` bytes without holes.
+void check_tensors(HeaderReader& header, std::size_t size) {
+  std::stable_sort(header.tensors.begin(), header.tensors.end(),
+                   [](const TensorEntry& a, const TensorEntry& b) { return a.offsets < b.offsets; });
+  std::uint64_t at = 0;
+  for (const TensorEntry& tensor : header.tensors) {
+    const std::uint64_t begin = tensor.offsets[0], end = tensor.offsets[1];
+    const auto refuse = [&](const std::string& what) {
+      header.refuse(fmt::format("tensor {}: {}", quoted_text(tensor.name), what));
+    };
+    const std::size_t width = dtype_bytes(tensor.dtype);
+    if (width == 0) refuse(fmt::format("unknown dtype {}", quoted_text(tensor.dtype)));
+    if (begin > end) refuse(fmt::format("data_offsets end before they begin: {}, {}", begin, end));
+    const std::optional<std::uint64_t> bytes = tensor_bytes(tensor.shape, width);
+    if (!bytes) refuse(fmt::format("the shape {} is beyond any memory", tensor.shape));
+    if (*bytes != end - begin)
+      refuse(fmt::format("the shape {} of {} takes {} bytes, and data_offsets are for {}", tensor.shape,
+                         tensor.dtype, *bytes, end - begin));
+    if (begin < at) refuse(fmt::format("its data overlap those of the tensor before it at byte {}", begin));
+    if (begin > at) refuse(fmt::format("a hole before its data, from byte {} to {}", at, begin));
+    if (end > size) refuse(fmt::format("truncated: its data end at byte {} of {}", end, size));
+    at = end;
   }
-
-  const std::string path;
-  const Fd file;
-  std::size_t size = 0;
-};
+  if (at < size) header.refuse(fmt::format("{} bytes follow the last tensor's data", size - at));
+}
 
 std::string header_json(std::span<const TensorView> tensors, const Metadata& metadata) {
   using Json = nlohmann::ordered_json;
@@ -317,52 +321,98 @@ SafetensorsFile SafetensorsFile::parse(std::vector<std::byte> bytes, const std::
   const std::size_t length = header_length(header, content, content.size());
   read_header(header, content.subspan(kLengthBytes, length));
   const std::span<const std::byte> data = content.subspan(kLengthBytes + length);
-  std::stable_sort(header.tensors.begin(), header.tensors.end(),
-                   [](const TensorEntry& a, const TensorEntry& b) { return a.offsets < b.offsets; });
-  std::uint64_t at = 0;
+  check_tensors(header, data.size());
   for (TensorEntry& tensor : header.tensors) {
-    const std::uint64_t begin = tensor.offsets[0], end = tensor.offsets[1];
-    const auto refuse = [&](const std::string& what) {
-      header.refuse(fmt::format("tensor {}: {}", quoted_text(tensor.name), what));
-    };
-    const std::size_t width = dtype_bytes(tensor.dtype);
-    if (width == 0) refuse(fmt::format("unknown dtype {}", quoted_text(tensor.dtype)));
-    if (begin > end) refuse(fmt::format("data_offsets end before they begin: {}, {}", begin, end));
-    const std::optional<std::uint64_t> bytes = tensor_bytes(tensor.shape, width);
-    if (!bytes) refuse(fmt::format("the shape {} is beyond any memory", tensor.shape));
-    if (*bytes != end - begin)
-      refuse(fmt::format("the shape {} of {} takes {} bytes, and data_offsets are for {}", tensor.shape,
-                         tensor.dtype, *bytes, end - begin));
-    if (begin < at) refuse(fmt::format("its data overlap those of the tensor before it at byte {}", begin));
-    if (begin > at) refuse(fmt::format("a hole before its data, from byte {} to {}", at, begin));
-    if (end > data.size()) refuse(fmt::format("truncated: its data end at byte {} of {}", end, data.size()));
     file.index_[tensor.name] = file.tensors_.size();
     file.tensors_.push_back({std::move(tensor.name), std::move(tensor.dtype), std::move(tensor.shape),
-                             data.subspan(begin, end - begin)});
-    at = end;
+                             data.subspan(tensor.offsets[0], tensor.offsets[1] - tensor.offsets[0])});
   }
-  if (at < data.size())
-    header.refuse(fmt::format("{} bytes follow the last tensor's data", data.size() - at));
   file.metadata_ = std::move(header.metadata);
   return file;
 }
 
 SafetensorsFile SafetensorsFile::read(const std::string& path) {
   const InputFile file(path);
-  return parse(file.read(file.size), path);
+  std::vector<std::byte> bytes;
+  try {
+    bytes.resize(file.size);
+  } catch (const std::exception&) {
+    const std::string size = format_bytes(static_cast<double>(file.size));
+    cannot_be_read(path, fmt::format("its {} do not fit in memory", size));
+  }
+  file.read(0, bytes);
+  return parse(std::move(bytes), path);
 }
 
 Metadata SafetensorsFile::read_metadata(const std::string& path) {
-  const InputFile file(path);
   HeaderReader header(path);
-  const std::vector<std::byte> begin = file.read(std::min(file.size, kLengthBytes));
-  read_header(header, file.read(header_length(header, begin, file.size)));
+  read_header_of(header, InputFile(path));
   return std::move(header.metadata);
 }
 
 const TensorView* SafetensorsFile::find(const std::string& name) const {
   const auto found = index_.find(name);
   return found == index_.end() ? nullptr : &tensors_[found->second];
+}
+
+InputFile::InputFile(const std::string& name) : path(name), file(open_regular_file(name)) {
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) cannot_be_read(path, errno_text());
+  size = static_cast<std::size_t>(status.st_size);
+}
+
+void InputFile::read(std::size_t begin, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    errno = 0;
+    const ssize_t n =
+        pread(file.get(), out.data(), std::min(out.size(), std::size_t{1} << 30), static_cast<off_t>(begin));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) cannot_be_read(path, errno_text());
+    if (n == 0) cannot_be_read(path, "it became shorter while it was read");
+    begin += static_cast<std::size_t>(n);
+    out = out.subspan(static_cast<std::size_t>(n));
+  }
+}
+
+GradientsWriter::GradientsWriter(const std::string& path, std::size_t size) : file_(path), size_(size) {
+  file_.write(header());
+}
+
+void GradientsWriter::append(std::span<const float> gradient) {
+  TOPKNOT_CHECK(gradient.size() == size_, "a gradient of another size");
+  file_.write({reinterpret_cast<const char*>(gradient.data()), gradient.size_bytes()});
+  ++steps_;
+}
+
+void GradientsWriter::close() {
+  file_.rewrite_begin(header());
+  file_.close();
+}
+
+// Padded with spaces: as long for any number of steps.
+std::string GradientsWriter::header() const {
+  constexpr std::uint64_t kLength = 120;
+  const std::string json = fmt::format(R"({{"{}":{{"dtype":"F32","shape":[{},{}],"data_offsets":[0,{}]}}}})",
+                                       kGradients, steps_, size_, steps_ * size_ * sizeof(float));
+  return std::string(reinterpret_cast<const char*>(&kLength), kLengthBytes) +
+         fmt::format("{:<{}}", json, kLength);
+}
+
+GradientsReader::GradientsReader(const std::string& path) : file_(path) {
+  HeaderReader header(path);
+  data_begin_ = read_header_of(header, file_);
+  check_tensors(header, file_.size - data_begin_);
+  if (header.tensors.size() != 1 || header.tensors[0].name != kGradients ||
+      header.tensors[0].dtype != "F32" || header.tensors[0].shape.size() != 2)
+    throw UserError(fmt::format(
+        "{}: holds no recorded gradients, which are one tensor '{}', F32 [steps, size]", path, kGradients));
+  steps_ = static_cast<std::size_t>(header.tensors[0].shape[0]);
+  size_ = static_cast<std::size_t>(header.tensors[0].shape[1]);
+}
+
+void GradientsReader::read(std::size_t begin, std::span<float> out) const {
+  TOPKNOT_CHECK(begin + out.size() <= steps_ * size_, "values that were not recorded");
+  file_.read(data_begin_ + begin * sizeof(float), std::as_writable_bytes(out));
 }
 
 }  // namespace topknot

@@ -11,6 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "nn/base/file.h"
+#include "train/metrics/output_file.h"
+
 namespace topknot {
 
 struct TensorView {
@@ -65,6 +68,48 @@ class SafetensorsFile {
   std::vector<TensorView> tensors_;
   std::map<std::string, std::size_t> index_;  // of tensors_, by name
   Metadata metadata_;
+};
+
+// A regular file, read by position from any number of threads. Throws UserError if it cannot be read.
+struct InputFile {
+  explicit InputFile(const std::string& name);
+  void read(std::size_t begin, std::span<std::byte> out) const;
+
+  const std::string path;
+  const Fd file;
+  std::size_t size = 0;
+};
+
+// Recorded gradients: the tensor "gradients", F32 [steps, size], alone in a file. The file appears when it is
+// closed. Throws UserError if it cannot be written.
+class GradientsWriter {
+ public:
+  GradientsWriter(const std::string& path, std::size_t size);
+  void append(std::span<const float> gradient);
+  void close();  // once, with the steps that there are
+
+ private:
+  std::string header() const;
+
+  OutputFile file_;
+  const std::size_t size_;
+  std::size_t steps_ = 0;
+};
+
+// Reads what GradientsWriter wrote, by position: the file may be larger than memory.
+class GradientsReader {
+ public:
+  // Reads all but the values. Throws UserError as SafetensorsFile does, and if the file holds anything else.
+  explicit GradientsReader(const std::string& path);
+
+  std::size_t steps() const { return steps_; }
+  std::size_t size() const { return size_; }
+  // The values [begin, begin + out.size()) of all steps in a row. Throws UserError if they cannot be read.
+  void read(std::size_t begin, std::span<float> out) const;
+
+ private:
+  const InputFile file_;
+  std::size_t data_begin_ = 0, steps_ = 0, size_ = 0;
 };
 
 }  // namespace topknot

@@ -189,7 +189,8 @@ std::vector<Key> machine_keys() {
              "stop after so many steps in a row that were not finite; more of them in all: the run fails at "
              "its end"),
       number("train.record_gradients", at<t, &Train::record_gradients>, 0, 1e9,
-             "write rank 0's own gradients of so many steps to gradients.npy in the run directory; 0: none"),
+             "write rank 0's own gradients of so many steps to gradients.safetensors in the run directory; "
+             "0: none"),
       number("train.record_from", at<t, &Train::record_from>, 0, 1e12,
              "steps before the first one that record_gradients writes")
           .used_by({"train.record_gradients"}),

@@ -88,8 +88,9 @@ OutputFile::~OutputFile() {
   if (!temporary_.empty()) unlink(temporary_.c_str());
 }
 
-void OutputFile::fail(int error) const {
-  throw UserError(path_ + ": cannot be written: " + std::strerror(error ? error : EIO) +
+void OutputFile::fail(int error) {
+  error_ = error ? error : EIO;
+  throw UserError(path_ + ": cannot be written: " + std::strerror(error_) +
                   "; free space or choose another place");
 }
 
@@ -98,7 +99,14 @@ void OutputFile::write(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size()) fail(errno);
 }
 
+void OutputFile::rewrite_begin(std::string_view text) {
+  errno = 0;
+  if (std::fseek(file_, 0, SEEK_SET) != 0) fail(errno);
+  write(text);
+}
+
 void OutputFile::close() {
+  if (error_ != 0) fail(error_);
   errno = 0;
   if (std::fflush(file_) != 0) fail(errno);
   // Whole on the disk before it takes the place of an earlier one.
@@ -135,7 +143,7 @@ void write_file(const std::string& path, std::string_view text) {
 bool has_run_name(const std::string& name) {
   static const std::regex names(
       "(config\\.yaml|(choices|auto_profiles)\\.json|environment\\.json|bench\\.json|metrics\\.(jsonl|csv)|"
-      "gradients\\.npy|trace_rank[0-9]+\\.json)"
+      "gradients\\.(safetensors|npy)|trace_rank[0-9]+\\.json)"
       "(\\.part-[0-9]+)?|checkpoints|(layer_density|exchange_profile)\\.json\\.part-[0-9]+|"
       "events\\.out\\.tfevents\\..*");
   return std::regex_match(name, names);

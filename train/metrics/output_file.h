@@ -19,12 +19,15 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   ~OutputFile();
   void write(std::string_view text);
+  // Overwrites the first bytes. Nothing is written afterwards.
+  void rewrite_begin(std::string_view text);
   void close();
 
  private:
-  [[noreturn]] void fail(int error) const;
+  [[noreturn]] void fail(int error);
   std::string path_, target_, temporary_;  // temporary_: "" if the file is written in place
   std::FILE* file_ = nullptr;
+  int error_ = 0;  // of an earlier write, after which the file does not appear
 };
 
 // A number that reads back to the same double; whole ones are written without a point, NaN and infinity as
@@ -42,7 +45,7 @@ bool has_run_name(const std::string& name);
 // The files that an output file named by the user may replace.
 enum class Replace {
   nothing,  // no file that is there
-  reports,  // a file that is no model and no .npy file
+  reports,  // a file that is neither a model nor an array
   all,      // any file
 };
 

@@ -10,7 +10,6 @@
 
 #include "nn/base/text.h"
 #include "tests/train/small_run.h"
-#include "train/metrics/npy.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -22,7 +21,7 @@ constexpr std::int64_t kRecorded = 4;
 // The folder of a short run that recorded.
 struct Folder {
   TempFolder temp;
-  std::string path = temp.at("run");
+  std::string path = temp.at("run"), gradients = path + "/gradients.safetensors";
   std::size_t numel = 0;
   std::vector<float> values;  // [kRecorded, numel]
 
@@ -30,10 +29,16 @@ struct Folder {
     run_in_directory(
         small_run(temp, {"train.max_steps=6", "train.record_from=2", "model.hidden=[5]", "data.batch_size=8",
                          "train.record_gradients=" + std::to_string(kRecorded)}));
-    const NpyReader reader(path + "/gradients.npy");
-    numel = reader.shape().at(1);
-    values.resize(reader.numel());
-    reader.read(0, std::span<float>(values));
+    const GradientsReader reader(gradients);
+    numel = reader.size();
+    values.resize(reader.steps() * numel);
+    reader.read(0, values);
+  }
+  // Replaces the recording.
+  void write(std::size_t size, std::span<const float> rows) const {
+    GradientsWriter writer(gradients, size);
+    for (std::size_t at = 0; at < rows.size(); at += size) writer.append(rows.subspan(at, size));
+    writer.close();
   }
 };
 
@@ -266,22 +271,22 @@ TEST_CASE("a recording that does not fit its model, or is damaged, is refused wi
   };
   const Folder folder;
   refused(folder.temp.at("absent"), "no such folder");
-  const std::string npy = folder.path + "/gradients.npy";
-  const auto bytes = std::filesystem::file_size(npy);
-  std::filesystem::resize_file(npy, bytes - 1);
-  refused(folder.path, "gradients.npy");
-  std::vector<float> other(3 * (folder.numel + 1));
-  write_npy(npy, {3, folder.numel + 1}, std::span<const float>(other));
+  std::filesystem::resize_file(folder.gradients, std::filesystem::file_size(folder.gradients) - 1);
+  refused(folder.path, "gradients.safetensors");
+  folder.write(folder.numel + 1, std::vector<float>(3 * (folder.numel + 1)));
   refused(folder.path, "parameters");
-  std::filesystem::remove(npy);
+  folder.write(folder.numel, {});
+  refused(folder.path, "[0, ");
+  std::filesystem::remove(folder.gradients);
   refused(folder.path, "is missing");
+  write_file(folder.path + "/gradients.npy", "");
+  refused(folder.path, "Topknot 0.1 recorded");
 }
 
 TEST_CASE("a recorded gradient that is not finite ends the replay with the step that holds it") {
   Folder folder;
   folder.values[2 * folder.numel + 1] = std::numeric_limits<float>::quiet_NaN();
-  write_npy(folder.path + "/gradients.npy", {static_cast<std::size_t>(kRecorded), folder.numel},
-            std::span<const float>(folder.values));
+  folder.write(folder.numel, folder.values);
   const Recording recording(folder.path);
   const Config config = config_of(recording, {"compress.name=topk", "compress.dense_1d=false"});
   const auto errors =

@@ -1,24 +1,21 @@
-// Files of arrays and tensors.
+// Files of tensors.
 #include <cstring>
 #include <vector>
 
 #include "nn/base/check.h"
 #include "tests/fuzz/inputs/input_target.h"
 #include "train/checkpoint/safetensors.h"
-#include "train/metrics/npy.h"
 
 namespace topknot::fuzz {
 namespace {
 
-void npy(Bytes input) {
+void gradients(Bytes input) {
   static const Scratch scratch;
-  const NpyReader reader(scratch.write("array.npy", input));
-  expect(reader.numel() * (reader.is_double() ? 8 : 4) <= input.size(),
-         "more elements than the file has bytes");
-  std::vector<float> floats(reader.numel());
-  reader.read(0, floats);
-  std::vector<double> doubles(reader.numel() / 2);
-  reader.read(reader.numel() - doubles.size(), doubles);
+  const GradientsReader reader(scratch.write("gradients.safetensors", input));
+  const std::size_t numel = reader.steps() * reader.size();
+  expect(numel * sizeof(float) <= input.size(), "more values than the file has bytes");
+  std::vector<float> values(numel);
+  reader.read(0, values);
 }
 
 void safetensors(Bytes input) {
@@ -50,7 +47,7 @@ void safetensors(Bytes input) {
 }
 
 const bool added = [] {
-  input_targets().add("npy", "an array in a .npy file", npy);
+  input_targets().add("gradients", "recorded gradients", gradients);
   input_targets().add("safetensors", "a safetensors file", safetensors);
   return true;
 }();

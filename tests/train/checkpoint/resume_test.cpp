@@ -205,16 +205,6 @@ TEST_CASE("a checkpoint learns of the evaluation that its stop had left out, for
   check_same(whole(base(2)), ended(temp, last));
 }
 
-TEST_CASE("a resumed run leaves the recorded gradients as they are") {
-  const TempFolder temp;
-  const Keys keys = with(base(2), {"train.record_gradients=2"});
-  start(temp, with(keys, {"train.stop_after=5"}), false);
-  const std::string recorded = text_of(temp.at("run/gradients.npy"));
-  CHECK(recorded.size() > 2 * 4 * 70000);
-  start(temp, keys, true);
-  CHECK(text_of(temp.at("run/gradients.npy")) == recorded);
-}
-
 TEST_CASE("a longer run goes on from a finished one") {
   const TempFolder temp;
   start(temp, with(base(), {"train.max_steps=20"}), false);

@@ -1,6 +1,11 @@
 #include "train/checkpoint/safetensors.h"
 
+#include <sys/resource.h>
+
+#include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <limits>
 #include <string>
 
 #include "tests/support/error_text.h"
@@ -261,6 +266,85 @@ TEST_CASE("another file in place of a safetensors file is named, and what to do 
   good.resize(8 + 123, ' ');
   const auto bytes = std::as_bytes(std::span(good));
   CHECK(SafetensorsFile::parse({bytes.begin(), bytes.end()}, "w").tensors().size() == 1);
+}
+
+TEST_CASE("recorded gradients are one tensor, whose header counts the steps when the file is closed") {
+  const TempFolder temp;
+  const std::string path = temp.at("g.safetensors");
+  const std::vector<float> rows = {1.5f, -0.0f, 3e38f, std::numeric_limits<float>::denorm_min(), 5, 6};
+  GradientsWriter writer(path, 2);
+  for (std::size_t row = 0; row < 3; ++row) writer.append(std::span(rows).subspan(2 * row, 2));
+  CHECK_THROWS_AS(writer.append(rows), Error);
+  CHECK_FALSE(std::filesystem::exists(path));
+  writer.close();
+  const std::string header = R"({"gradients":{"dtype":"F32","shape":[3,2],"data_offsets":[0,24]}})";
+  CHECK(text_of(path) == std::string("\x78\0\0\0\0\0\0\0", 8) + header +
+                             std::string(120 - header.size(), ' ') +
+                             std::string(reinterpret_cast<const char*>(rows.data()), 24));
+  CHECK(SafetensorsFile::read(path).find("gradients")->shape == std::vector<std::int64_t>{3, 2});
+
+  const GradientsReader reader(path);
+  CHECK(reader.steps() == 3);
+  CHECK(reader.size() == 2);
+  std::vector<float> back(6), part(2);
+  reader.read(0, back);
+  CHECK(std::memcmp(back.data(), rows.data(), 24) == 0);
+  reader.read(3, part);
+  CHECK(part == std::vector<float>{rows[3], 5});
+  CHECK_THROWS_AS(reader.read(5, part), Error);
+  std::filesystem::resize_file(path, 140);
+  CHECK(user_error([&] { reader.read(3, part); }, {path, "became shorter"}));
+
+  GradientsWriter(path, 7).close();
+  CHECK(GradientsReader(path).steps() == 0);
+}
+
+TEST_CASE("a file that holds no recorded gradients, or no whole ones, is refused") {
+  const TempFolder temp;
+  const auto refused = [&](const std::string& header, const std::string& data, const char* why) {
+    const auto bytes = file_of(header, data);
+    const auto* begin = reinterpret_cast<const std::uint8_t*>(bytes.data());
+    temp.write("g.safetensors", {begin, begin + bytes.size()});
+    return user_error([&] { GradientsReader reader(temp.at("g.safetensors")); },
+                      {temp.at("g.safetensors"), why});
+  };
+  const auto recorded = [](const std::string& name, const std::string& dtype, const std::string& shape) {
+    return "{\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":[0,8]}})";
+  };
+  const std::string good = recorded("gradients", "F32", "[2,1]"), data(8, '\0'),
+                    none = "no recorded gradients";
+  CHECK(refused(good, data.substr(1), "truncated"));
+  CHECK(refused(good, data + "x", "1 bytes follow"));
+  CHECK(refused(good.substr(1), data, "does not begin with '{'"));
+  CHECK(refused(recorded("weights", "F32", "[2,1]"), data, none.c_str()));
+  CHECK(refused(recorded("gradients", "F64", "[1,1]"), data, none.c_str()));
+  CHECK(refused(recorded("gradients", "F32", "[2]"), data, none.c_str()));
+  CHECK(refused("{}", "", none.c_str()));
+  const std::string more = R"(,"more":{"dtype":"U8","shape":[0],"data_offsets":[8,8]}})";
+  CHECK(refused(good.substr(0, good.size() - 1) + more, data, none.c_str()));
+  CHECK_FALSE(refused(good, data, ""));
+  CHECK(user_error([&] { GradientsReader reader(temp.at("no")); }, {temp.at("no"), "No such file"}));
+}
+
+TEST_CASE("gradients that were not written whole leave no file") {
+  const TempFolder temp;
+  GradientsWriter(temp.at("g"), 1).append(std::vector<float>{1});
+  CHECK(user_error([&] { GradientsWriter writer(temp.at("no/g"), 1); }, {temp.at("no/g"), "No such file"}));
+  CHECK(user_error([&] { GradientsWriter writer(temp.str(), 1); }, {temp.str(), "folder"}));
+  CHECK(user_error([&] { GradientsWriter("/dev/full", 1).close(); }, {"/dev/full", "No space left"}));
+  // A disk that fills up on the way has room again when the file is closed.
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{};
+  getrlimit(RLIMIT_FSIZE, &limit);
+  {
+    GradientsWriter writer(temp.at("g"), 5000);
+    const rlimit small{10000, limit.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+    CHECK(user_error([&] { writer.append(std::vector<float>(5000)); }, {temp.at("g"), "File too large"}));
+    setrlimit(RLIMIT_FSIZE, &limit);
+    CHECK(user_error([&] { writer.close(); }, {temp.at("g"), "File too large"}));
+  }
+  CHECK(std::filesystem::is_empty(temp.str()));
 }
 
 }  // namespace topknot

@@ -7,8 +7,8 @@
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
+#include "train/checkpoint/safetensors.h"
 #include "train/metrics/metrics.h"
-#include "train/metrics/npy.h"
 #include "train/metrics/output_file.h"
 #include "train/metrics/run_config.h"
 
@@ -53,7 +53,7 @@ TEST_CASE("a pipe, a device and a folder in place of a run's file are refused, a
     INFO(path);
     CHECK(user_error([&] { read_metrics(path); }, {path, kind}));
     CHECK(user_error([&] { RunConfig config(path); }, {path, kind}));
-    CHECK(user_error([&] { NpyReader reader(path); }, {path, kind}));
+    CHECK(user_error([&] { GradientsReader reader(path); }, {path, kind}));
   }
 }
 
@@ -105,9 +105,9 @@ TEST_CASE("no writer replaces a configuration or a file of a run, whatever it ma
   temp.write("run/config.yaml", {});
   temp.write("other", {'x'});
   for (const std::string name :
-       {"config.yaml", "metrics.csv", "metrics.jsonl", "environment.json", "gradients.npy", "run.lock",
-        "choices.json", "trace_rank3.json", "auto_profiles.json", "bench.json", "layer_density.json",
-        "events.out.tfevents.1"}) {
+       {"config.yaml", "metrics.csv", "metrics.jsonl", "environment.json", "gradients.npy",
+        "gradients.safetensors", "run.lock", "choices.json", "trace_rank3.json", "auto_profiles.json",
+        "bench.json", "layer_density.json", "events.out.tfevents.1"}) {
     INFO(name);
     const std::string path = temp.at("run/" + name), link = temp.at("to_" + name);
     temp.write("run/" + name, {'x'});
