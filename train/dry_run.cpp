@@ -12,7 +12,7 @@
 #include "nn/core/pass_cost.h"
 #include "train/checks.h"
 #include "train/evaluate.h"
-#include "train/plan/auto_profiles.h"
+#include "train/plan/choose.h"
 #include "train/setup.h"
 #include "train/start.h"
 

@@ -12,7 +12,7 @@
 #include "nn/base/text.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/run_config.h"
-#include "train/plan/exchange_plan.h"
+#include "train/plan/plan.h"
 
 namespace topknot {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "train/plan/auto_profiles.h"
+#include "train/plan/choose.h"
 
 namespace topknot {
 

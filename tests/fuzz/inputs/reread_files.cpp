@@ -13,8 +13,7 @@
 #include "tests/fuzz/inputs/input_target.h"
 #include "tools/compare/compare.h"
 #include "train/checkpoint/checkpoint.h"
-#include "train/plan/auto_profiles.h"
-#include "train/plan/layer_density.h"
+#include "train/plan/choose.h"
 
 namespace topknot::fuzz {
 namespace {

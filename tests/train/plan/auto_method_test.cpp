@@ -1,5 +1,5 @@
 // compress.name: auto. What may be chosen, what is, and that a run with it is the run of its choice.
-#include "train/plan/auto_method.h"
+#include "train/plan/choose.h"
 
 #include <filesystem>
 #include <fstream>
@@ -10,7 +10,6 @@
 #include "tests/support/text.h"
 #include "tests/train/resumed_run.h"
 #include "train/metrics/run_config.h"
-#include "train/plan/auto_profiles.h"
 #include "train/step.h"
 
 using namespace topknot;

@@ -1,5 +1,5 @@
 // What auto would choose elsewhere: regions and their borders, and the file of a run's profiles.
-#include "train/plan/auto_profiles.h"
+#include "train/plan/choose.h"
 
 #include <algorithm>
 

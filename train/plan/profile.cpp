@@ -1,22 +1,23 @@
-#include "train/plan/exchange_profile.h"
+#include "train/plan/profile.h"
 
 #include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "compress/sparse.h"
 #include "dist/exchange/transport.h"
+#include "dist/sparse/coded_sum.h"
+#include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
 #include "nn/base/clock.h"
 #include "nn/base/file.h"
 #include "nn/base/text.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
-#include "train/plan/layer_density.h"
-#include "train/plan/network_times.h"
+#include "train/plan/plan.h"
 
 namespace topknot {
 namespace {
@@ -134,101 +135,67 @@ std::string shown(const ExchangeProfile::Parameter& parameter) {
                      parameter.compressed ? "" : ", dense");
 }
 
-constexpr int kSizes = 5;                                // of groups
-constexpr int kWarmUp = 2, kTimed = 7, kLeastTimed = 2;  // rounds of one size
-constexpr double kEnough = 0.2;                          // seconds for one size; then kLeastTimed rounds do
+using GroupCost = ExchangeProfile::Group;
+using Fit = ExchangeProfile::Fit;
 
-Group run_of(std::span<Parameter* const> parameters, bool compressed) {
-  const std::size_t begin = parameters.front()->offset();
-  Group group{.begin = begin, .end = begin, .compressed = compressed, .parameters = {}};
-  for (Parameter* parameter : parameters) {
-    group.end += parameter->numel();
-    group.parameters.push_back(parameter);
-  }
-  return group;
+bool is_dense(const ExchangeProfile& profile) {
+  return profile.method == "dense";
 }
 
-// About kSizes runs of neighbouring parameters, from the smallest one to all, by rising size.
-std::vector<Group> sample_groups(std::span<Parameter* const> parameters, bool compressed) {
-  std::vector<double> sums{0};  // elements before each parameter
-  double least = 1e300;
-  for (const Parameter* parameter : parameters) {
-    const auto elements = static_cast<double>(parameter->numel());
-    sums.push_back(sums.back() + elements);
-    least = std::min(least, elements);
-  }
-  std::vector<Group> groups;
-  for (int i = 0; i < kSizes; ++i) {
-    const double target = least * std::pow(sums.back() / least, static_cast<double>(i) / (kSizes - 1));
-    std::size_t from = 0, to = 1;
-    double best = 1e300;
-    for (std::size_t b = 0; b < parameters.size(); ++b) {
-      // The first run of at least that size, and the one before it.
-      const auto first = sums.begin() + static_cast<std::ptrdiff_t>(b) + 1;
-      const auto reached =
-          static_cast<std::size_t>(std::lower_bound(first, sums.end(), sums[b] + target) - sums.begin());
-      for (const std::size_t e : {reached - 1, reached}) {
-        if (e <= b || e >= sums.size()) continue;
-        const double off = std::abs(std::log((sums[e] - sums[b]) / target));
-        if (off < best) best = off, from = b, to = e;
-      }
-    }
-    Group group = run_of(parameters.subspan(from, to - from), compressed);
-    if (groups.empty() || groups.back().numel() < group.numel()) groups.push_back(std::move(group));
-  }
-  return groups;
+// The bytes of an all-reduce on a rank's link, per byte of data: each direction carries (P-1)/P of the data
+// twice.
+double reduce_share(int ranks) {
+  return 2.0 * (ranks - 1) / ranks;
 }
 
-ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& options, double density,
-                                     int ranks, const Noise& noise, bool& sums) {
-  const std::unique_ptr<Compressor> compressor =
-      make_group_compressor(group, {0, group.numel()}, options, ranks);
-  std::vector<float> one(group.numel()), other(group.numel());
-  Slice slice{one, other};
-  std::vector<double> encode, decode;
-  const std::vector<float> weights(static_cast<std::size_t>(ranks), 1.0f);
-  ExchangeProfile::Group cost;
-  cost.elements = static_cast<double>(group.numel());
-  const auto begin = Clock::now();
-  for (int round = 0; round < kWarmUp + kTimed; ++round) {
-    noise.fill(slice.gradient, round);
-    StepContext info;
-    info.step = round;
-    info.density = group_density(group, options, density);
-    info.weights = weights;
-    auto start = Clock::now();
-    Message message = compressor->encode(slice, info);
-    const double encoding = seconds_since(start);
-    cost.bytes = static_cast<double>(message.bytes());
-    cost.later_bytes = 0;
-    sums = message.kind != Message::Kind::block;
-    double decoding = 0;
-    for (bool more = true; more;) {
-      Round round;
-      round.sum = message.sum, round.sum_bfloat16 = message.sum_bfloat16;
-      // Simulates a gather in which every rank sends this rank's block.
-      std::vector<std::vector<std::byte>> blocks;
-      if (message.kind == Message::Kind::block) blocks.assign(static_cast<std::size_t>(ranks), message.block);
-      round.blocks = blocks;
-      start = Clock::now();
-      std::optional<Message> next = compressor->decode(round);
-      decoding += seconds_since(start);
-      if ((more = next.has_value())) {
-        message = std::move(*next);
-        cost.later_bytes += static_cast<double>(message.bytes());
-      }
-    }
-    start = Clock::now();
-    if (compressor->commit({}).data() == slice.residual.data()) std::swap(slice.gradient, slice.residual);
-    decoding += seconds_since(start);
-    if (round < kWarmUp) continue;
-    encode.push_back(encoding);
-    decode.push_back(decoding);
-    if (round - kWarmUp + 1 >= kLeastTimed && seconds_since(begin) > kEnough) break;
+// The fraction of the bytes that a coded sum sends, by the width of its values.
+double coded_share(const ExchangeProfile& profile) {
+  const GroupCost& all = profile.groups.back();
+  return all.bytes < 3 * all.elements ? kCodedBFloat16 : kCodedFloat;
+}
+
+// Seconds that a further message at the same time adds.
+double overhead_of(const ExchangeProfile& profile) {
+  return profile.ranks == 2 ? profile.gather.alpha : profile.link.overhead;
+}
+
+void scale_decoding(GroupCost& group, const ExchangeProfile& from, const ExchangeProfile& to, bool sums) {
+  if (sums) return;  // one sum, however many ranks
+  const double share = sends_entries(from) ? from.density : 1;
+  const auto work = [&](const ExchangeProfile& profile) {
+    const double messages = profile.collective == "all_gather" ? profile.ranks : 1;
+    return kElementWeight + messages * share;
+  };
+  // Whatever the collective, the measured decoding was of one message from each rank.
+  ExchangeProfile measured;
+  measured.ranks = from.ranks;
+  group.decode_s *= work(to) / work(measured);
+}
+
+Fit reduce_at(const ExchangeProfile& from, const ExchangeProfile& to, const PredictedNetwork& network) {
+  Fit fit;
+  fit.ranks = to.ranks;
+  const bool coded = codes_sums(from.collective), ring = is_dense(from) && !coded;
+  if (from.ranks < 2 || network.latency) {
+    fit.alpha = ring ? 2 * (to.ranks - 1) * to.link.alpha
+                     : 2 * (to.link.alpha + std::max(0, to.ranks - 2) * to.link.overhead);
+  } else if (ring) {
+    fit.alpha = from.reduce.alpha * (to.ranks - 1) / (from.ranks - 1);
+  } else {
+    fit.alpha = std::max(0.0, from.reduce.alpha + 2 * (to.ranks - from.ranks) * to.link.overhead);
   }
-  cost.encode_s = quantile(encode, 0.5);
-  cost.decode_s = quantile(decode, 0.5);
-  return cost;
+  if (coded) {  // each rank codes and decodes all, however many there are
+    const double share = coded_share(from);
+    const double coder =
+        from.ranks < 2 ? kCoderSeconds
+                       : std::max(0.0, from.reduce.beta - share * from.link.beta * reduce_share(from.ranks));
+    const bool there = to.ranks == from.ranks && !network.bits_per_s;
+    fit.beta = there ? from.reduce.beta : share * to.link.beta * reduce_share(to.ranks) + coder;
+    return fit;
+  }
+  const double byte = network.bits_per_s ? to.link.beta : from.reduce.beta / reduce_share(from.ranks);
+  fit.beta = byte * reduce_share(to.ranks);
+  return fit;
 }
 
 }  // namespace
@@ -325,90 +292,74 @@ bool sums_bfloat16(const ExchangeOptions& options) {
   return options.compress.name == "dense" && options.compress.values == "bf16";
 }
 
-ExchangeProfile measure_layers(const Config& config, const Dataset& data, const ParameterArena& arena,
-                               CollectiveQueue& queue) {
-  const Communicator& communicator = queue.communicator();
-  ExchangeProfile profile;
-  profile.model = config.model.name;
-  profile.dataset = config.data.name;
-  profile.ranks = communicator.size();
-  profile.threads = compute_threads(config);
-  profile.batch = config.data.batch_size;
-  profile.backend = communicator.network();
-  profile.overlaps = communicator.overlaps();
-  const LayerTimes times = measure_layer_times(config, data, communicator.rank(), profile.ranks,
-                                               [&] { queue.run([](Communicator& c) { c.barrier(); }); });
-  double backward = 0;
-  for (const double ready : times.ready) backward = std::max(backward, ready);
-  const bool late =
-      (config.compress.clip > 0 || config.train.clip_local > 0) && config.train.clip_local_scope == "model";
-  const auto parameters = arena.parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    profile.parameters.push_back({parameters[i]->name(), parameters[i]->numel(), false,
-                                  late ? (i == 0 ? backward : 0) : times.backward[i],
-                                  late ? backward : times.ready[i]});
-  // In a step's batches, all backward passes but the last send nothing.
-  const int batches = config.train.accumulate;
-  profile.data_s = batches * times.data_s;
-  profile.forward_s = batches * times.forward_s + (batches - 1) * backward;
-  profile.backward_s = backward;
-  profile.update_s = times.update_s;
-  return profile;
+bool sends_entries(const ExchangeProfile& profile) {
+  return !profile.sums && sparse_presets().contains(profile.method);
 }
 
-void measure_method(const Config& config, const ParameterArena& arena, CollectiveQueue& queue,
-                    const ExchangeOptions& options, ExchangeProfile& profile) {
-  const bool compressing = config.compress.name != "dense";
-  profile.method = config.compress.name;
-  profile.options = profile_options(config);
-  profile.density = compressing ? config.compress.density : 1.0;
-  profile.dense_sums = options.dense_values == "fp32";
-  ExchangeOptions plain = options;
-  plain.collective = "all_gather";
-  const auto parameters = arena.parameters();
-  std::size_t handled = parameters.size();
-  if (compressing)
-    handled = static_cast<std::size_t>(std::count_if(parameters.begin(), parameters.end(),
-                                                     [](const Parameter* p) { return p->compressible(); }));
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    profile.parameters[i].compressed = compressing && parameters[i]->compressible();
-  const Noise noise(arena.size());
-  const auto cost = [&](const Group& group, bool& sums) {
-    queue.run([](Communicator& c) { c.barrier(); });
-    return measure_group(group, plain, profile.density, profile.ranks, noise, sums);
-  };
-  profile.groups.clear();
-  if (handled > 0) {
-    for (const Group& group : sample_groups(parameters.first(handled), compressing))
-      profile.groups.push_back(cost(group, profile.sums));
-  } else {
-    profile.groups.push_back({});
+ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const PredictedNetwork& network,
+                           const std::string& collective) {
+  TOPKNOT_CHECK(ranks >= 1, "at least one rank");
+  if (profile.ranks < 2 && ranks > 1 && !(network.bits_per_s && network.latency))
+    throw UserError(
+        "the profile was measured with one rank, which knows no network; give --rate (not measured) and "
+        "--latency, or profile a run of two ranks or more");
+  ExchangeProfile at = profile;
+  at.ranks = ranks;
+  at.collective = collective;
+  // Collectives run during the computation on a network that is given by its rate (dist.backend gloo).
+  at.overlaps = profile.overlaps || network.bits_per_s.has_value();
+  at.link.overhead = overhead_of(profile);
+  if (network.latency) at.link.alpha = *network.latency;
+  if (network.bits_per_s) at.link.beta = 8 / (*network.bits_per_s * network.efficiency);
+  at.gather.ranks = ranks;
+  at.gather.alpha = network.latency
+                        ? at.link.alpha + std::max(0, ranks - 2) * at.link.overhead
+                        : std::max(0.0, profile.gather.alpha + (ranks - profile.ranks) * at.link.overhead);
+  at.gather.beta = (ranks - 1) * at.link.beta;
+  at.reduce = reduce_at(profile, at, network);
+  if (ranks == 1) at.gather = at.reduce = {0, 0, 1};
+  if (collective == "auto") at.collective = sends_entries(at) ? quickest_collective(at) : "all_gather";
+  if (codes_sums(collective) && !codes_sums(profile.collective))
+    throw UserError("--collective " + collective +
+                    ": the profile has plain sums; give a run that measured coded ones");
+  if (!codes_sums(collective) && !sends_entries(at) && at.collective != "all_gather")
+    throw UserError("--collective " + collective + ": method " + profile.method +
+                    " sends no list of entries; leave it to all_gather or auto");
+  for (GroupCost& group : at.groups) scale_decoding(group, profile, at, profile.sums);
+  // The dense part is gathered or summed whatever the collective.
+  ExchangeProfile dense_part = at, dense_from = profile;
+  dense_part.collective = "all_gather", dense_part.method = dense_from.method = "dense";
+  scale_decoding(at.dense, dense_from, dense_part, profile.dense_sums);
+  return at;
+}
+
+ExchangeProfile dense_profile(const ExchangeProfile& profile) {
+  if (is_dense(profile) && !codes_sums(profile.collective)) return profile;
+  ExchangeProfile dense = profile;
+  dense.method = "dense";
+  dense.options.clear();
+  dense.density = 1;
+  dense.collective = "all_gather";
+  dense.sums = dense.dense_sums = true;
+  dense.dense = {};
+  double all = 0, least = 1e300;
+  for (auto& parameter : dense.parameters) {
+    parameter.compressed = false;
+    all += static_cast<double>(parameter.numel);
+    least = std::min(least, static_cast<double>(parameter.numel));
   }
-  bool sums = true;
-  profile.dense = {};
-  if (handled < parameters.size()) profile.dense = cost(run_of(parameters.subspan(handled), false), sums);
-}
-
-ExchangeProfile measure_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
-                                 CollectiveQueue& queue, const ExchangeOptions& options) {
-  ExchangeProfile profile = measure_layers(config, data, arena, queue);
-  measure_method(config, arena, queue, options, profile);
-  constexpr double kLeastLargest = 65536;  // bytes, so that a model's small messages do not blur the fit
-  const double message = profile.groups.back().bytes;
-  const double gathered = std::max(profile.sums ? 0 : message, profile.dense_sums ? 0 : profile.dense.bytes);
-  const double summed = std::max(profile.sums ? message : 0, profile.dense_sums ? profile.dense.bytes : 0);
-  const SumOrder order =
-      config.compress.name != "dense" || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
-  const NetworkTimes network =
-      measure_network(queue, static_cast<std::size_t>(std::max(gathered, kLeastLargest)),
-                      static_cast<std::size_t>(std::max(summed, kLeastLargest)), order);
-  profile.link = network.link;
-  profile.gather = network.gather;
-  profile.reduce = codes_sums(options.collective)
-                       ? measure_coded_sum(queue, static_cast<std::size_t>(std::max(summed, kLeastLargest)),
-                                           sums_bfloat16(options))
-                       : network.reduce;
-  return profile;
+  dense.groups = {{all, 4 * all, 0, 0, 0}};
+  if (least < all) dense.groups.insert(dense.groups.begin(), {least, 4 * least, 0, 0, 0});
+  // The sums of a compressed method are small and in rank order: a ring of the link's messages instead. The
+  // greater of the two figures a byte, as small sums may not have filled the link.
+  if (profile.ranks > 1) {
+    const double measured =
+        codes_sums(profile.collective) ? 0 : profile.reduce.beta / reduce_share(profile.ranks);
+    const double byte = std::max(profile.link.beta, measured);
+    dense.reduce = {2 * (profile.ranks - 1) * profile.link.alpha, byte * reduce_share(profile.ranks),
+                    profile.ranks};
+  }
+  return dense;
 }
 
 }  // namespace topknot

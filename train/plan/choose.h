@@ -1,7 +1,7 @@
 #pragma once
 // compress.name: auto. Before the first step the ranks measure what their layers, the messages of a few methods
-// and the network take (train/plan/exchange_profile.h) and model a step with each of them and its best merge plan
-// (train/plan/exchange_plan.h). The run's first steps try those that may be the quickest, and the quickest is taken.
+// and the network take (train/plan/profile.h) and model a step with each of them and its best merge plan
+// (train/plan/plan.h). The run's first steps try those that may be the quickest, and the quickest is taken.
 
 #include <map>
 #include <optional>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "train/plan/exchange_plan.h"
+#include "train/plan/plan.h"
 
 namespace topknot {
 
@@ -149,5 +149,29 @@ std::string choices_of(const RunDirectory& folder);
 // For a run that chose its method and goes on: sets the keys of the choice as the newest checkpoint has them,
 // unless the command line does. A choice is made between checkpoints.
 void keep_choice(const RunDirectory& folder, LoadedConfig& loaded);
+
+// JSON text and back, by the options' names. UserError as parse_named_profiles(), for an option that
+// auto_options() does not have or whose method the profile is not of, and for no dense at the first place.
+std::string auto_profiles_json(const std::vector<AutoProfile>& profiles);
+std::vector<AutoProfile> parse_auto_profiles(const std::string& text, const std::string& path);
+// Reads a run directory's profiles, or such a file. Throws UserError that says how to make one.
+std::vector<AutoProfile> read_auto_profiles(const std::string& run);
+
+struct ChoiceAt {
+  struct Option {
+    std::string name, method;  // compress.name
+    std::size_t groups = 0;
+    double step_s = 0;   // in its best plan
+    bool tried = false;  // by auto, before it takes one
+  };
+  std::vector<Option> options;  // of the profiles, in their order: dense is the first
+  std::size_t taken = 0;        // by the model
+
+  const Option& choice() const { return options[taken]; }
+  double gain() const { return options[0].step_s / choice().step_s; }  // dense's step over the choice's
+};
+
+// Throws UserError as profile_at().
+ChoiceAt choice_at(const std::vector<AutoProfile>& profiles, int ranks, const PredictedNetwork& network);
 
 }  // namespace topknot

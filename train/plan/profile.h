@@ -1,8 +1,10 @@
 #pragma once
-// The measured costs of a run's exchange, from which merge plans (train/plan/exchange_plan.h) and predictions
+// The measured costs of a run's exchange, from which merge plans (train/plan/plan.h) and predictions
 // are made. exchange_profile.json in the run directory is this structure; every field has its member's name.
 
 #include <cstddef>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -91,7 +93,7 @@ std::string check_exchange_profile(const ExchangeProfile& profile, const Config&
 
 // Measures a profile when a run starts: layers, encoding and network. Collective; the same on every rank.
 // Takes about a second and a few training steps of a model of its own, so that nothing of the run changes:
-// - backward, forward and update times as measure_layer_times() (train/plan/layer_density.h), all ranks at
+// - backward, forward and update times as measure_layer_times(), all ranks at
 //   once; with clipping over the whole model all parameters are ready when the backward pass is over;
 // - encoding and decoding of the real compressor, on normally distributed gradients, for about five groups of
 //   neighbouring parameters from the smallest parameter to all of them, at compress.density;
@@ -114,5 +116,89 @@ void measure_method(const Config& config, const ParameterArena& arena, Collectiv
 
 // Whether the run's sums are of bfloat16.
 bool sums_bfloat16(const ExchangeOptions& options);
+
+// How long the parts of a step take on this machine: what layer densities and merge plans
+// are made from. Seconds of the wall clock, medians over a few steps after
+// warm-up.
+struct LayerTimes {
+  // Seconds since the parameter that backward finished before, in arena order; 0 if the loss does not reach
+  // it.
+  std::vector<double> backward;
+  // The same, summed in the order in which backward finishes them: from the start of the backward pass.
+  std::vector<double> ready;
+  double data_s = 0, forward_s = 0;  // of one batch; no thread prepares it ahead
+  double update_s = 0;               // of all weights
+};
+
+// Measures a model of its own with this rank's data and as many threads as are set, made for this and thrown
+// away, so that nothing of the run changes. `before_pass`, if given, runs before each pass: a barrier, so
+// that ranks that share a machine are measured together. All ranks make the same number of passes.
+LayerTimes measure_layer_times(const Config& config, const Dataset& data, int rank, int ranks,
+                               const std::function<void()>& before_pass = {});
+
+struct NetworkTimes {
+  Link link;
+  ExchangeProfile::Fit gather, reduce;
+};
+
+// Collective. Messages from 64 bytes up to `gather_bytes` and `reduce_bytes`, about 0.4 s for each of the
+// two; a network that is slower than that is measured with small messages only. `order`: of the all-reduce.
+// Only rank 0's result counts. One rank: all zero.
+NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, std::size_t reduce_bytes,
+                             SumOrder order);
+// Collective. On rank 0 the least of a few times of an all_gather of `bytes`: waiting for each other makes some of them
+// longer, a slower link all of them.
+double least_gather_seconds(CollectiveQueue& queue, std::size_t bytes);
+// Does what measure_network() does for coded sums (dist/sparse/coded_sum.h) of up to `bytes` of normally
+// distributed floats, or bfloat16. The fit is over the bytes before coding and includes the coder's time.
+ExchangeProfile::Fit measure_coded_sum(CollectiveQueue& queue, std::size_t bytes, bool bfloat16);
+// The line of least squared errors, each divided by its time, with no negative alpha or beta. Sizes span
+// several decades: in plain least squares the largest alone would count, with relative errors the short
+// messages, which buffers on the way make look fast, would bend the line. Needs as many sizes as seconds, at
+// least one, all seconds above 0 (Error).
+LinearFit fit_network(std::span<const double> bytes, std::span<const double> seconds);
+
+// Normally distributed values; each round starts at another offset, so that no two rounds in a row are equal.
+// Longer vectors repeat them at slightly different scales, so that there are no ties.
+class Noise {
+ public:
+  explicit Noise(std::size_t size);
+  void fill(std::span<float> to, int round) const;
+
+ private:
+  std::vector<float> values_;
+};
+
+// In the time of decoding, an element of the average that is written counts as this part of an entry that is
+// received and added: it is written in order, entries are added out of order. An assumption, since a profile
+// has one number of ranks only; profiles of 2 and 4 ranks on one CPU gave 0.03.
+inline constexpr double kElementWeight = 0.05;
+
+struct PredictedNetwork {
+  std::string name = "measured";
+  std::optional<double> bits_per_s;  // > 0, nominal, of one direction of a rank's link; none: as measured
+  std::optional<double> latency;     // seconds per message, >= 0; none: as measured
+  double efficiency = kTcpEfficiency;
+};
+
+// The same run at other `ranks` (>= 1) over another network.
+// - A rank's link carries its messages to all others one after the other, at full rate both ways.
+// - all_gather: alpha(P) = alpha + (P - P0) overhead, beta(P) = (P - 1) b. The overhead of one more message
+//   is the link's; from a profile of 2 ranks, which shows none, the whole alpha.
+// - dense sums: around the ring under method dense, in rank order with a compressed method; the cost per
+//   message and per byte comes from the fit at P0 by the same formula.
+// - coded sums: two rounds of direct messages, of bytes as coded (kCodedFloat), and the coder's time, which is what the
+//   fit at P0 takes beyond the link's.
+// - encoding as measured; decoding by the entries that arrive (kElementWeight).
+// Throws UserError for a profile of one rank where rate or latency are to be the measured ones.
+ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const PredictedNetwork& network,
+                           const std::string& collective);
+
+// The same run under method dense, which no encoding delays; from a profile of another method its sums have
+// the link's figures and decoding costs nothing.
+ExchangeProfile dense_profile(const ExchangeProfile& profile);
+
+// Whether sparse collectives can carry this method's messages.
+bool sends_entries(const ExchangeProfile& profile);
 
 }  // namespace topknot
