@@ -11,7 +11,7 @@ namespace topknot {
 struct AutoReport {
   struct Run {
     std::string path;
-    std::vector<AutoProfile> profiles;
+    std::vector<NamedProfile> profiles;
   };
   struct Cell {
     std::size_t run = 0;  // of `runs`

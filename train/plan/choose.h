@@ -30,15 +30,16 @@ std::vector<AutoOption> auto_options_of(const Config& config);
 // becomes false: a group of its own for vectors costs a collective more in each step.
 Config with_option(const Config& config, const AutoOption& option);
 
-// An option with its measured profile.
-struct AutoProfile {
-  AutoOption option;
-  ExchangeProfile profile;
-};
-// Each of `options` on the run `given`, measured now. Collective; only rank 0's figures count, and only its
-// have the network.
-std::vector<AutoProfile> measure_options(const Config& given, const Dataset& data, CollectiveQueue& queue,
-                                         const std::vector<AutoOption>& options);
+// The profile of each of `options` on the run `given`, measured now. Collective; only rank 0's figures count, and only
+// its have the network.
+std::vector<NamedProfile> measure_options(const Config& given, const Dataset& data, CollectiveQueue& queue,
+                                          const std::vector<AutoOption>& options);
+// Reads the text of auto_profiles.json, which named_profiles_json() writes: profiles by the names of their options, dense
+// first. UserError as parse_named_profiles(), for a name that auto_options() does not have, for a profile of another
+// method, and if the first is not dense.
+std::vector<NamedProfile> parse_auto_profiles(const std::string& text, const std::string& path);
+// Reads a run directory's profiles, or such a file. Throws UserError that says how to make one.
+std::vector<NamedProfile> read_auto_profiles(const std::string& run);
 
 // A step with an option, by its profile and one plan.
 struct ModelledOption {
@@ -50,11 +51,10 @@ struct ModelledOption {
   // Whether the option is plain dense: neither coded nor rounded.
   bool dense() const { return option.keys == std::vector<std::string>{"compress.name=dense"}; }
 };
-// Models the option with the plan that makes the step the shortest, among one group, one for each parameter,
+// Models an option with the plan that makes the step the shortest, among one group, one for each parameter,
 // and the optimal plan. dense is also modelled with one group, if that is another plan: errors of a model of
 // overlap, such as cores that the network takes from the computation, mostly do not apply there.
-std::vector<ModelledOption> modelled_options(const AutoOption& option, const ExchangeProfile& profile,
-                                             std::int64_t every);
+std::vector<ModelledOption> modelled_options(const NamedProfile& measured);
 
 // Those that may be the quickest, kMostTried at most: within kTried times of the least modelled step, dense first.
 // Only the quickest if that is local steps, which cannot be tried.
@@ -150,13 +150,8 @@ std::string choices_of(const RunDirectory& folder);
 // unless the command line does. A choice is made between checkpoints.
 void keep_choice(const RunDirectory& folder, LoadedConfig& loaded);
 
-// JSON text and back, by the options' names. UserError as parse_named_profiles(), for an option that
-// auto_options() does not have or whose method the profile is not of, and for no dense at the first place.
-std::string auto_profiles_json(const std::vector<AutoProfile>& profiles);
-std::vector<AutoProfile> parse_auto_profiles(const std::string& text, const std::string& path);
-// Reads a run directory's profiles, or such a file. Throws UserError that says how to make one.
-std::vector<AutoProfile> read_auto_profiles(const std::string& run);
-
+// Predicts what compress.name=auto would choose with another number of ranks and over another network, without trying:
+// a run's profiles of its options through the model of profile_at().
 struct ChoiceAt {
   struct Option {
     std::string name, method;  // compress.name
@@ -172,6 +167,6 @@ struct ChoiceAt {
 };
 
 // Throws UserError as profile_at().
-ChoiceAt choice_at(const std::vector<AutoProfile>& profiles, int ranks, const PredictedNetwork& network);
+ChoiceAt choice_at(const std::vector<NamedProfile>& profiles, int ranks, const PredictedNetwork& network);
 
 }  // namespace topknot

@@ -1,22 +1,18 @@
-#include <fmt/format.h>
+// The measurements of a starting run: its layers, the messages of its methods, the network.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
-#include <functional>
-#include <nlohmann/json.hpp>
-#include <set>
+#include <utility>
 
 #include "dist/exchange/transport.h"
 #include "dist/sparse/coded_sum.h"
+#include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
 #include "nn/base/clock.h"
-#include "nn/base/file.h"
-#include "nn/base/log.h"
 #include "nn/base/text.h"
 #include "nn/core/rng.h"
 #include "train/evaluate.h"
-#include "train/metrics/metrics.h"
-#include "train/metrics/output_file.h"
 #include "train/plan/profile.h"
 
 namespace topknot {
@@ -30,6 +26,30 @@ constexpr double kBudget = 0.4;                // seconds for one operation, all
 constexpr int kRoundTrips = 20;
 // A link is known by messages of this size: shorter ones may still fit into buffers on their way.
 constexpr std::size_t kLinkBytes = std::size_t{1} << 20;
+
+// Normally distributed values; each round starts at another offset, so that no two rounds in a row are equal.
+// Longer vectors repeat them at slightly different scales, so that there are no ties.
+class Noise {
+ public:
+  explicit Noise(std::size_t size) : values_(std::min(size, kMostNoise)) {
+    const CounterRng rng(1, RngUse::test);
+    for (std::size_t i = 0; i < values_.size(); ++i) values_[i] = 0.01f * rng.normal(i);
+  }
+
+  void fill(std::span<float> to, int round) const {
+    std::size_t from = (static_cast<std::size_t>(round) * 1000003) % values_.size();
+    for (std::size_t done = 0; done < to.size();) {
+      const std::size_t count = std::min(to.size() - done, values_.size() - from);
+      const float scale = 1 + 1e-3f * static_cast<float>(done / values_.size());
+      for (std::size_t i = 0; i < count; ++i) to[done + i] = scale * values_[from + i];
+      done += count;
+      from = 0;
+    }
+  }
+
+ private:
+  std::vector<float> values_;
+};
 
 struct Course {
   LinearFit fit;
@@ -99,16 +119,6 @@ constexpr int kSizes = 5;                                // of groups
 constexpr int kWarmUp = 2, kTimed = 7, kLeastTimed = 2;  // rounds of one size
 constexpr double kEnough = 0.2;                          // seconds for one size; then kLeastTimed rounds do
 
-Group run_of(std::span<Parameter* const> parameters, bool compressed) {
-  const std::size_t begin = parameters.front()->offset();
-  Group group{.begin = begin, .end = begin, .compressed = compressed, .parameters = {}};
-  for (Parameter* parameter : parameters) {
-    group.end += parameter->numel();
-    group.parameters.push_back(parameter);
-  }
-  return group;
-}
-
 // About kSizes runs of neighbouring parameters, from the smallest one to all, by rising size.
 std::vector<Group> sample_groups(std::span<Parameter* const> parameters, bool compressed) {
   std::vector<double> sums{0};  // elements before each parameter
@@ -134,7 +144,7 @@ std::vector<Group> sample_groups(std::span<Parameter* const> parameters, bool co
         if (off < best) best = off, from = b, to = e;
       }
     }
-    Group group = run_of(parameters.subspan(from, to - from), compressed);
+    Group group = group_of(parameters.subspan(from, to - from), compressed);
     if (groups.empty() || groups.back().numel() < group.numel()) groups.push_back(std::move(group));
   }
   return groups;
@@ -192,26 +202,109 @@ ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& 
   return cost;
 }
 
-constexpr int kWarmUpPasses = 2, kTimedPasses = 7;  // passes
-constexpr double kRate = 1e-12;  // of the updates: the weights stay what they are, and finite
-
-}  // namespace
-
-Noise::Noise(std::size_t size) : values_(std::min(size, kMostNoise)) {
-  const CounterRng rng(1, RngUse::test);
-  for (std::size_t i = 0; i < values_.size(); ++i) values_[i] = 0.01f * rng.normal(i);
+// Rank 0's size, on every rank: a rank's own comes from its own rounds, whose number its clock decides.
+std::size_t largest_size(CollectiveQueue& queue, double bytes) {
+  auto size = static_cast<std::uint64_t>(bytes);
+  queue.run([&](Communicator& c) { c.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0); });
+  return std::max<std::size_t>(size, kSmallest);
 }
 
-void Noise::fill(std::span<float> to, int round) const {
-  std::size_t from = (static_cast<std::size_t>(round) * 1000003) % values_.size();
-  for (std::size_t done = 0; done < to.size();) {
-    const std::size_t count = std::min(to.size() - done, values_.size() - from);
-    const float scale = 1 + 1e-3f * static_cast<float>(done / values_.size());
-    for (std::size_t i = 0; i < count; ++i) to[done + i] = scale * values_[from + i];
-    done += count;
-    from = 0;
+LinearFit measure_coded_sum(CollectiveQueue& queue, std::size_t bytes, bool bfloat16) {
+  const std::size_t width = bfloat16 ? sizeof(BFloat16) : sizeof(float);
+  CodedSum coded;
+  std::vector<float> floats(bytes / width);
+  std::vector<BFloat16> narrow(bfloat16 ? floats.size() : 0);
+  const Noise noise(floats.size());
+  int round = 0;
+  // The sum that is left there would be another one's summand.
+  const auto prepare = [&](std::size_t of) {
+    const auto values = std::span(floats).first(of / width);
+    noise.fill(values, round++);
+    if (bfloat16) to_bfloat16(values.data(), values.size(), narrow.data());
+  };
+  const auto once = [&](Communicator& c, std::size_t of) {
+    if (bfloat16)
+      coded.sum(c, std::span(narrow).first(of / width));
+    else
+      coded.sum(c, std::span(floats).first(of / width));
+  };
+  return measure(queue, bytes, bytes, once, prepare).fit;
+}
+
+// The largest message of a rank that is summed, or gathered.
+double largest_message(const ExchangeProfile& profile, bool summed) {
+  return std::max(profile.sums == summed ? profile.groups.back().bytes : 0,
+                  profile.dense_sums == summed ? profile.dense.bytes : 0);
+}
+
+// Gives all profiles the network's times, and each that codes its sums the times of these.
+void measure_network(CollectiveQueue& queue, std::vector<ExchangeProfile>& profiles, SumOrder order,
+                     double least_bytes) {
+  const int ranks = queue.communicator().size();
+  if (ranks == 1) return;
+  double gathered = least_bytes, summed = least_bytes;
+  for (const ExchangeProfile& profile : profiles) {
+    gathered = std::max(gathered, largest_message(profile, false));
+    summed = std::max(summed, largest_message(profile, true));
+  }
+  const std::size_t gather_bytes = largest_size(queue, gathered);
+  const std::vector<std::byte> block(std::max(gather_bytes, kLinkBytes));
+  std::vector<std::vector<std::byte>> all;
+  const auto gather_once = [&](Communicator& c, std::size_t bytes) {
+    c.all_gather(std::span(block).first(bytes), all);
+  };
+  const auto [gather, slope] = measure(queue, block.size(), gather_bytes, gather_once);
+  std::vector<float> floats(largest_size(queue, summed) / sizeof(float));
+  const auto reduce_once = [&](Communicator& c, std::size_t bytes) {
+    c.all_reduce(std::span(floats).first(bytes / sizeof(float)), order);
+  };
+  const std::size_t reduced = floats.size() * sizeof(float);
+  const LinearFit reduce = measure(queue, reduced, reduced, reduce_once).fit;
+  Link link{one_way(queue), slope / (ranks - 1)};
+  if (ranks > 2) link.overhead = std::max(0.0, (gather.alpha - link.alpha) / (ranks - 2));
+  std::array<std::optional<LinearFit>, 2> coded;  // by the width of the values
+  for (ExchangeProfile& profile : profiles) {
+    profile.link = link, profile.gather = {gather, ranks}, profile.reduce = {reduce, ranks};
+    if (!codes_sums(profile.collective)) continue;
+    const double bytes = largest_message(profile, true);
+    const bool bfloat16 = profile.is_dense() && bytes < 3 * profile.groups.back().elements;
+    auto& fit = coded[bfloat16];
+    if (!fit) fit = measure_coded_sum(queue, largest_size(queue, std::max(bytes, least_bytes)), bfloat16);
+    profile.reduce = {*fit, ranks};
   }
 }
+
+// The method of `config` and the costs of its groups.
+void measure_method(const Config& config, const std::map<std::string, double>& layer_density,
+                    const ParameterArena& arena, CollectiveQueue& queue, ExchangeProfile& profile) {
+  ExchangeOptions options = exchange_options(config);
+  options.layer_density = layer_density;
+  const bool compressing = options.compressing();
+  profile.method = config.compress.name;
+  profile.options = profile_options(config);
+  profile.density = compressing ? config.compress.density : 1.0;
+  profile.dense_sums = options.dense_values == "fp32";
+  profile.collective = std::exchange(options.collective, "all_gather");
+  const auto parameters = arena.parameters();
+  std::size_t handled = 0;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    profile.parameters[i].compressed = compressing && parameters[i]->compressible();
+    handled += !compressing || parameters[i]->compressible();
+  }
+  const Noise noise(arena.size());
+  const auto cost = [&](const Group& group, bool& sums) {
+    queue.run([](Communicator& c) { c.barrier(); });
+    return measure_group(group, options, profile.density, profile.ranks, noise, sums);
+  };
+  if (handled == 0) profile.groups.push_back({});
+  if (handled > 0)
+    for (const Group& group : sample_groups(parameters.first(handled), compressing))
+      profile.groups.push_back(cost(group, profile.sums));
+  bool sums = true;
+  if (handled < parameters.size()) profile.dense = cost(group_of(parameters.subspan(handled), false), sums);
+}
+
+}  // namespace
 
 LinearFit fit_network(std::span<const double> bytes, std::span<const double> seconds) {
   TOPKNOT_CHECK(!bytes.empty() && bytes.size() == seconds.size(), "a fit needs a time for each size");
@@ -233,36 +326,6 @@ LinearFit fit_network(std::span<const double> bytes, std::span<const double> sec
   if (fit.beta < 0) fit = {p_sum / pp, 0};
   if (fit.alpha < 0) fit = {0, q_sum / qq};
   return fit;
-}
-
-NetworkTimes measure_network(CollectiveQueue& queue, std::size_t gather_bytes, std::size_t reduce_bytes,
-                             SumOrder order) {
-  NetworkTimes times;
-  const int ranks = queue.communicator().size();
-  times.gather.ranks = times.reduce.ranks = ranks;
-  if (ranks == 1) return times;
-  // A rank's own sizes come from its own rounds, whose number its clock decides.
-  std::uint64_t sizes[] = {gather_bytes, reduce_bytes};
-  queue.run([&](Communicator& c) { c.broadcast(std::as_writable_bytes(std::span(sizes)), 0); });
-  gather_bytes = std::max<std::size_t>(sizes[0], kSmallest), reduce_bytes = sizes[1];
-  const std::vector<std::byte> block(std::max(gather_bytes, kLinkBytes));
-  std::vector<std::vector<std::byte>> all;
-  const auto gather_once = [&](Communicator& c, std::size_t bytes) {
-    c.all_gather(std::span(block).first(bytes), all);
-  };
-  const auto [gather, slope] = measure(queue, block.size(), gather_bytes, gather_once);
-  std::vector<float> floats(std::max(reduce_bytes, kSmallest) / sizeof(float));
-  const auto reduce_once = [&](Communicator& c, std::size_t bytes) {
-    c.all_reduce(std::span(floats).first(bytes / sizeof(float)), order);
-  };
-  const std::size_t reduced = floats.size() * sizeof(float);
-  const LinearFit reduce = measure(queue, reduced, reduced, reduce_once).fit;
-  times.gather.alpha = gather.alpha, times.gather.beta = gather.beta;
-  times.reduce.alpha = reduce.alpha, times.reduce.beta = reduce.beta;
-  times.link.alpha = one_way(queue);
-  times.link.beta = slope / (ranks - 1);
-  if (ranks > 2) times.link.overhead = std::max(0.0, (gather.alpha - times.link.alpha) / (ranks - 2));
-  return times;
 }
 
 double least_gather_seconds(CollectiveQueue& queue, std::size_t bytes) {
@@ -287,37 +350,10 @@ double least_gather_seconds(CollectiveQueue& queue, std::size_t bytes) {
   return least;
 }
 
-ExchangeProfile::Fit measure_coded_sum(CollectiveQueue& queue, std::size_t bytes, bool bfloat16) {
-  ExchangeProfile::Fit fit;
-  fit.ranks = queue.communicator().size();
-  if (fit.ranks == 1) return fit;
-  std::uint64_t size = bytes;  // as in measure_network()
-  queue.run([&](Communicator& c) { c.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0); });
-  size = std::max<std::uint64_t>(size, kSmallest);
-  CodedSum coded;
-  std::vector<float> floats(size / (bfloat16 ? sizeof(BFloat16) : sizeof(float)));
-  std::vector<BFloat16> narrow(bfloat16 ? floats.size() : 0);
-  const Noise noise(floats.size());
-  int round = 0;
-  // The sum that is left there would be another one's summand.
-  const auto prepare = [&](std::size_t of) {
-    const auto values = std::span(floats).first(of / (bfloat16 ? sizeof(BFloat16) : sizeof(float)));
-    noise.fill(values, round++);
-    if (bfloat16) to_bfloat16(values.data(), values.size(), narrow.data());
-  };
-  const auto once = [&](Communicator& c, std::size_t of) {
-    if (bfloat16)
-      coded.sum(c, std::span(narrow).first(of / sizeof(BFloat16)));
-    else
-      coded.sum(c, std::span(floats).first(of / sizeof(float)));
-  };
-  const LinearFit line = measure(queue, size, size, once, prepare).fit;
-  fit.alpha = line.alpha, fit.beta = line.beta;
-  return fit;
-}
-
-LayerTimes measure_layer_times(const Config& config, const Dataset& data, int rank, int ranks,
+ExchangeProfile measure_layers(const Config& config, const Dataset& data, int rank, int ranks,
                                const std::function<void()>& before_pass) {
+  constexpr int kWarmUpPasses = 2, kTimedPasses = 7;
+  constexpr double kRate = 1e-12;  // of the updates: the weights stay what they are, and finite
   const auto model = build_model(config, data);
   ParameterArena& arena = model->store.arena();
   const auto optimizer = make_optimizer(config.optimizer, arena);
@@ -371,104 +407,49 @@ LayerTimes measure_layer_times(const Config& config, const Dataset& data, int ra
     update_s.push_back(update_time);
   }
 
+  ExchangeProfile profile;
+  profile.model = config.model.name, profile.dataset = config.data.name;
+  profile.ranks = ranks, profile.threads = compute_threads(config), profile.batch = config.data.batch_size;
   std::map<const Parameter*, double> ready;
   double sum = 0;
   for (const Parameter* parameter : order) ready[parameter] = sum += quantile(times[parameter], 0.5);
-  LayerTimes result;
   for (const Parameter* parameter : arena.parameters()) {
-    result.backward.push_back(quantile(times[parameter], 0.5));
-    result.ready.push_back(ready[parameter]);
+    profile.parameters.push_back(
+        {parameter->name(), parameter->numel(), false, quantile(times[parameter], 0.5), ready[parameter]});
+    profile.backward_s = std::max(profile.backward_s, ready[parameter]);
   }
-  result.data_s = quantile(data_s, 0.5);
-  result.forward_s = quantile(forward_s, 0.5);
-  result.update_s = quantile(update_s, 0.5);
-  return result;
+  profile.data_s = quantile(data_s, 0.5);
+  profile.forward_s = quantile(forward_s, 0.5);
+  profile.update_s = quantile(update_s, 0.5);
+  return profile;
 }
 
-ExchangeProfile measure_layers(const Config& config, const Dataset& data, const ParameterArena& arena,
-                               CollectiveQueue& queue) {
+std::vector<ExchangeProfile> measure_exchange(const std::vector<Config>& methods, const Dataset& data,
+                                              const ParameterArena& arena, CollectiveQueue& queue,
+                                              double least_bytes,
+                                              const std::map<std::string, double>& layer_density) {
+  const Config& config = methods[0];
   const Communicator& communicator = queue.communicator();
-  ExchangeProfile profile;
-  profile.model = config.model.name;
-  profile.dataset = config.data.name;
-  profile.ranks = communicator.size();
-  profile.threads = compute_threads(config);
-  profile.batch = config.data.batch_size;
-  profile.backend = communicator.network();
-  profile.overlaps = communicator.overlaps();
-  const LayerTimes times = measure_layer_times(config, data, communicator.rank(), profile.ranks,
-                                               [&] { queue.run([](Communicator& c) { c.barrier(); }); });
-  double backward = 0;
-  for (const double ready : times.ready) backward = std::max(backward, ready);
-  const bool late =
-      (config.compress.clip > 0 || config.train.clip_local > 0) && config.train.clip_local_scope == "model";
-  const auto parameters = arena.parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    profile.parameters.push_back({parameters[i]->name(), parameters[i]->numel(), false,
-                                  late ? (i == 0 ? backward : 0) : times.backward[i],
-                                  late ? backward : times.ready[i]});
+  ExchangeProfile run = measure_layers(config, data, communicator.rank(), communicator.size(),
+                                       [&] { queue.run([](Communicator& c) { c.barrier(); }); });
+  run.backend = communicator.network();
+  run.overlaps = communicator.overlaps();
+  if ((config.compress.clip > 0 || config.train.clip_local > 0) && config.train.clip_local_scope == "model")
+    for (auto& parameter : run.parameters) {
+      parameter.backward_s = &parameter == &run.parameters.front() ? run.backward_s : 0;
+      parameter.ready_s = run.backward_s;
+    }
   // In a step's batches, all backward passes but the last send nothing.
   const int batches = config.train.accumulate;
-  profile.data_s = batches * times.data_s;
-  profile.forward_s = batches * times.forward_s + (batches - 1) * backward;
-  profile.backward_s = backward;
-  profile.update_s = times.update_s;
-  return profile;
-}
+  run.data_s = batches * run.data_s;
+  run.forward_s = batches * run.forward_s + (batches - 1) * run.backward_s;
 
-void measure_method(const Config& config, const ParameterArena& arena, CollectiveQueue& queue,
-                    const ExchangeOptions& options, ExchangeProfile& profile) {
-  const bool compressing = config.compress.name != "dense";
-  profile.method = config.compress.name;
-  profile.options = profile_options(config);
-  profile.density = compressing ? config.compress.density : 1.0;
-  profile.dense_sums = options.dense_values == "fp32";
-  ExchangeOptions plain = options;
-  plain.collective = "all_gather";
-  const auto parameters = arena.parameters();
-  std::size_t handled = parameters.size();
-  if (compressing)
-    handled = static_cast<std::size_t>(std::count_if(parameters.begin(), parameters.end(),
-                                                     [](const Parameter* p) { return p->compressible(); }));
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    profile.parameters[i].compressed = compressing && parameters[i]->compressible();
-  const Noise noise(arena.size());
-  const auto cost = [&](const Group& group, bool& sums) {
-    queue.run([](Communicator& c) { c.barrier(); });
-    return measure_group(group, plain, profile.density, profile.ranks, noise, sums);
-  };
-  profile.groups.clear();
-  if (handled > 0) {
-    for (const Group& group : sample_groups(parameters.first(handled), compressing))
-      profile.groups.push_back(cost(group, profile.sums));
-  } else {
-    profile.groups.push_back({});
-  }
-  bool sums = true;
-  profile.dense = {};
-  if (handled < parameters.size()) profile.dense = cost(run_of(parameters.subspan(handled), false), sums);
-}
-
-ExchangeProfile measure_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
-                                 CollectiveQueue& queue, const ExchangeOptions& options) {
-  ExchangeProfile profile = measure_layers(config, data, arena, queue);
-  measure_method(config, arena, queue, options, profile);
-  constexpr double kLeastLargest = 65536;  // bytes, so that a model's small messages do not blur the fit
-  const double message = profile.groups.back().bytes;
-  const double gathered = std::max(profile.sums ? 0 : message, profile.dense_sums ? 0 : profile.dense.bytes);
-  const double summed = std::max(profile.sums ? message : 0, profile.dense_sums ? profile.dense.bytes : 0);
-  const SumOrder order =
-      config.compress.name != "dense" || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
-  const NetworkTimes network =
-      measure_network(queue, static_cast<std::size_t>(std::max(gathered, kLeastLargest)),
-                      static_cast<std::size_t>(std::max(summed, kLeastLargest)), order);
-  profile.link = network.link;
-  profile.gather = network.gather;
-  profile.reduce = codes_sums(options.collective)
-                       ? measure_coded_sum(queue, static_cast<std::size_t>(std::max(summed, kLeastLargest)),
-                                           sums_bfloat16(options))
-                       : network.reduce;
-  return profile;
+  std::vector<ExchangeProfile> profiles(methods.size(), run);
+  for (std::size_t i = 0; i < methods.size(); ++i)
+    measure_method(methods[i], layer_density, arena, queue, profiles[i]);
+  const bool ordered = config.compress.name != "dense" || config.dist.ordered_sum;
+  measure_network(queue, profiles, ordered ? SumOrder::ranks : SumOrder::library, least_bytes);
+  return profiles;
 }
 
 }  // namespace topknot

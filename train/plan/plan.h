@@ -1,6 +1,6 @@
 #pragma once
-// Merge plans and modelled times from a measured profile: dist/plan/schedule.h with the profile's numbers.
-// And the exchange's options with what only a run can measure: layer densities, merge plans, the collective.
+// The exchange's options that only a run can measure, from its profile (train/plan/profile.h): layer densities, merge
+// plans, the collective; and modelled times: dist/plan/schedule.h with the profile's numbers.
 
 #include <chrono>
 #include <cstddef>
@@ -11,18 +11,21 @@
 #include <vector>
 
 #include "dist/comm/collective_queue.h"
-#include "dist/comm/communicator.h"
 #include "dist/exchange/exchange.h"
-#include "dist/plan/schedule.h"
 #include "nn/core/parameter.h"
-#include "train/config/config.h"
 #include "train/plan/profile.h"
 #include "train/run_directory.h"
 #include "train/setup.h"
 
 namespace topknot {
 
-using LayerDensity = std::map<std::string, double>;  // by parameter name
+std::string milliseconds_text(double seconds);  // "12.3 ms"
+// Rank 0's text, on every rank. Collective.
+std::string shared_text(CollectiveQueue& queue, std::string text);
+
+// compress.layer_density: one density per tensor, from a file or from measured times (LAGS-SGD), by parameter name. It
+// counts if it exceeds the step's density.
+using LayerDensity = std::map<std::string, double>;
 
 // A JSON object {"parameter": density}, densities in (0, 1]; parameters that it does not name keep the step's
 // density, those that are sent dense may be named and stay dense. Throws UserError, with the path: a file
@@ -52,37 +55,6 @@ std::string layer_density_json(const LayerDensity& densities);
 // every layer gets `base`.
 std::vector<double> lags_densities(const std::vector<double>& times, const std::vector<std::size_t>& sizes,
                                    double alpha, double beta, int ranks, double base);
-
-// From times measured now: the median over a few backward passes of a model of its own, made for this and
-// thrown away, so that nothing of the run changes. By lags_densities(), for `ranks` ranks.
-LayerDensity measure_layer_density(const Config& config, const Dataset& data, int ranks);
-
-// The densities that the configuration asks for, the same on every rank. Collective. `auto` is measured on
-// rank 0 while the others wait, and written to layer_density.json in the run directory, which another run may
-// take as its file: the same bits in every run hold for given densities. Throws UserError as
-// read_layer_density(), and where the ranks' files differ.
-LayerDensity layer_density(const Config& config, const Dataset& data, const ParameterArena& arena,
-                           CollectiveQueue& queue, const Communicator& communicator,
-                           const RunDirectory& folder);
-
-std::string milliseconds_text(double seconds);  // "12.3 ms"
-// Rank 0's text, on every rank. Collective.
-std::string shared_text(CollectiveQueue& queue, std::string text);
-
-// A measured figure at a size in between: linear between neighbours; of fewer elements than measured the
-// first one's, of more in proportion to the last. 0 at 0 elements.
-double at_size(const std::vector<ExchangeProfile::Group>& groups, double ExchangeProfile::Group::*figure,
-               double elements);
-
-// The layers that a merge rule groups: the compressed parameters, under method dense all of them, in order of
-// sending. `backward` is the time from when the one before it was ready, whatever lay in between; 0 if it was
-// ready earlier, since it then waits for the parameters before it.
-std::vector<LayerCost> sent_layers(const ExchangeProfile& profile);
-
-// Encoding, and the first round of the collective, of one group of so many elements: the fit of the
-// all-reduce or the all-gather, or a sparse collective's own cost model with the profile's link (UserError if
-// it has none). The profile must outlive the model.
-CostModel cost_model(const ExchangeProfile& profile);
 
 // The plan of a rule that plans ("mgwfbp", "omgs", "optimal"), in the form of exchange.groups. The measured
 // cost models replace the papers'; mgwfbp takes its start-up from the fit of the collective in use. Where
@@ -114,28 +86,13 @@ StepModel modelled_step(const ExchangeProfile& profile, std::span<const std::siz
 double measured_makespan(std::span<const ExchangeSpan> spans,
                          std::chrono::steady_clock::time_point backward_begin);
 
-// exchange.collective: auto, resolved for the whole of what is compressed, as one message.
-std::string quickest_collective(const ExchangeProfile& profile);
-
-// The measured profile of a run's start, and which options were chosen by it.
-struct ExchangeChoice {
-  // Measured, or of exchange.profile; none if neither was asked for.
-  std::optional<ExchangeProfile> profile;
-  bool planned = false;  // options.groups was planned here
-  bool chosen = false;   // options.collective was chosen here
-};
-
-// Collective; call it before the Exchange is made. Measures if exchange.merge needs a plan and has none, or
-// exchange.collective is auto, unless exchange.profile names a file, which rank 0 reads. Fills in
-// options.groups and options.collective, the same on every rank; rank 0 writes what was measured to
-// exchange_profile.json in the run directory and logs the plan. Throws UserError as read_exchange_profile()
-// and check_exchange_profile() do.
-ExchangeChoice choose_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
-                               CollectiveQueue& queue, const RunDirectory& folder, ExchangeOptions& options);
-
+// The options of a run's exchange, and what of them was measured when the run started.
 struct ResolvedExchange {
   ExchangeOptions options;
-  ExchangeChoice choice;
+  // Measured, or of exchange.profile; none if neither was asked for.
+  std::optional<ExchangeProfile> profile = {};
+  bool planned = false;  // options.groups was planned
+  bool chosen = false;   // options.collective was chosen
 
   // The configuration with the groups and the collective that were planned or chosen.
   Config effective(Config config) const;
@@ -143,8 +100,15 @@ struct ResolvedExchange {
   double modelled_makespan(const std::vector<Group>& groups) const;
 };
 
-// Collective. Rank 0 writes what was measured to the run directory, and to its config.yaml.
-ResolvedExchange settle_exchange(const RunInputs& inputs, ParameterArena& arena, CollectiveQueue& queue,
-                                 const Communicator& communicator);
+// Collective, before the Exchange is made; the same on every rank. Rank 0 writes what was measured to the run directory
+// and its config.yaml, and logs it.
+// - compress.layer_density=auto is measured on rank 0 while the others wait, and written to layer_density.json, which
+//   another run may take as its file: the same bits in every run hold for given densities.
+// - A profile is measured if exchange.merge needs a plan and has none, or exchange.collective is auto, unless
+//   exchange.profile names a file, which rank 0 reads. It is written to exchange_profile.json.
+// Throws UserError as read_layer_density(), read_exchange_profile() and check_exchange_profile(), and where the ranks'
+// files of densities differ.
+ResolvedExchange settle_exchange(const RunInputs& inputs, const ParameterArena& arena,
+                                 CollectiveQueue& queue);
 
 }  // namespace topknot

@@ -1,23 +1,18 @@
 #include "train/plan/profile.h"
 
 #include <fmt/format.h>
+
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "compress/sparse.h"
-#include "dist/exchange/transport.h"
 #include "dist/sparse/coded_sum.h"
 #include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
-#include "nn/base/clock.h"
 #include "nn/base/file.h"
 #include "nn/base/text.h"
-#include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
-#include "train/plan/plan.h"
 
 namespace topknot {
 namespace {
@@ -135,12 +130,7 @@ std::string shown(const ExchangeProfile::Parameter& parameter) {
                      parameter.compressed ? "" : ", dense");
 }
 
-using GroupCost = ExchangeProfile::Group;
-using Fit = ExchangeProfile::Fit;
-
-bool is_dense(const ExchangeProfile& profile) {
-  return profile.method == "dense";
-}
+using Cost = ExchangeProfile::Group;
 
 // The bytes of an all-reduce on a rank's link, per byte of data: each direction carries (P-1)/P of the data
 // twice.
@@ -148,34 +138,11 @@ double reduce_share(int ranks) {
   return 2.0 * (ranks - 1) / ranks;
 }
 
-// The fraction of the bytes that a coded sum sends, by the width of its values.
-double coded_share(const ExchangeProfile& profile) {
-  const GroupCost& all = profile.groups.back();
-  return all.bytes < 3 * all.elements ? kCodedBFloat16 : kCodedFloat;
-}
-
-// Seconds that a further message at the same time adds.
-double overhead_of(const ExchangeProfile& profile) {
-  return profile.ranks == 2 ? profile.gather.alpha : profile.link.overhead;
-}
-
-void scale_decoding(GroupCost& group, const ExchangeProfile& from, const ExchangeProfile& to, bool sums) {
-  if (sums) return;  // one sum, however many ranks
-  const double share = sends_entries(from) ? from.density : 1;
-  const auto work = [&](const ExchangeProfile& profile) {
-    const double messages = profile.collective == "all_gather" ? profile.ranks : 1;
-    return kElementWeight + messages * share;
-  };
-  // Whatever the collective, the measured decoding was of one message from each rank.
-  ExchangeProfile measured;
-  measured.ranks = from.ranks;
-  group.decode_s *= work(to) / work(measured);
-}
-
-Fit reduce_at(const ExchangeProfile& from, const ExchangeProfile& to, const PredictedNetwork& network) {
-  Fit fit;
+ExchangeProfile::Fit reduce_at(const ExchangeProfile& from, const ExchangeProfile& to,
+                               const PredictedNetwork& network) {
+  ExchangeProfile::Fit fit;
   fit.ranks = to.ranks;
-  const bool coded = codes_sums(from.collective), ring = is_dense(from) && !coded;
+  const bool coded = codes_sums(from.collective), ring = from.is_dense() && !coded;
   if (from.ranks < 2 || network.latency) {
     fit.alpha = ring ? 2 * (to.ranks - 1) * to.link.alpha
                      : 2 * (to.link.alpha + std::max(0, to.ranks - 2) * to.link.overhead);
@@ -185,7 +152,9 @@ Fit reduce_at(const ExchangeProfile& from, const ExchangeProfile& to, const Pred
     fit.alpha = std::max(0.0, from.reduce.alpha + 2 * (to.ranks - from.ranks) * to.link.overhead);
   }
   if (coded) {  // each rank codes and decodes all, however many there are
-    const double share = coded_share(from);
+    const Cost& all = from.groups.back();
+    const double share =
+        all.bytes < 3 * all.elements ? kCodedBFloat16 : kCodedFloat;  // by the width of its values
     const double coder =
         from.ranks < 2 ? kCoderSeconds
                        : std::max(0.0, from.reduce.beta - share * from.link.beta * reduce_share(from.ranks));
@@ -288,8 +257,41 @@ std::string check_exchange_profile(const ExchangeProfile& profile, const Config&
   return off;
 }
 
-bool sums_bfloat16(const ExchangeOptions& options) {
-  return options.compress.name == "dense" && options.compress.values == "bf16";
+double at_size(const std::vector<Cost>& groups, double Cost::*figure, double elements) {
+  TOPKNOT_CHECK(!groups.empty(), "a profile without measured groups");
+  if (elements <= 0) return 0;
+  if (elements <= groups.front().elements) return groups.front().*figure;
+  for (std::size_t i = 1; i < groups.size(); ++i) {
+    const Cost &below = groups[i - 1], &above = groups[i];
+    if (elements > above.elements) continue;
+    const double part = (elements - below.elements) / (above.elements - below.elements);
+    return below.*figure + part * (above.*figure - below.*figure);
+  }
+  return groups.back().*figure * (elements / groups.back().elements);
+}
+
+std::vector<LayerCost> sent_layers(const ExchangeProfile& profile) {
+  std::vector<LayerCost> layers;
+  double ready = 0;
+  for (const auto& parameter : profile.parameters) {
+    if (!profile.is_dense() && !parameter.compressed) continue;
+    layers.push_back({static_cast<double>(parameter.numel), std::max(0.0, parameter.ready_s - ready)});
+    ready = std::max(ready, parameter.ready_s);
+  }
+  return layers;
+}
+
+double entries_of(const ExchangeProfile& profile, double elements) {
+  return std::max(1.0, profile.density * elements);
+}
+
+std::string quickest_collective(const ExchangeProfile& profile) {
+  double elements = 0;
+  for (const LayerCost& layer : sent_layers(profile)) elements += layer.elements;
+  if (elements <= 0) return "all_gather";
+  const double k = entries_of(profile, elements);
+  return cheapest_collective(profile.link, profile.ranks, k,
+                             at_size(profile.groups, &Cost::bytes, elements) / k);
 }
 
 bool sends_entries(const ExchangeProfile& profile) {
@@ -308,7 +310,7 @@ ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const Pred
   at.collective = collective;
   // Collectives run during the computation on a network that is given by its rate (dist.backend gloo).
   at.overlaps = profile.overlaps || network.bits_per_s.has_value();
-  at.link.overhead = overhead_of(profile);
+  at.link.overhead = profile.ranks == 2 ? profile.gather.alpha : profile.link.overhead;
   if (network.latency) at.link.alpha = *network.latency;
   if (network.bits_per_s) at.link.beta = 8 / (*network.bits_per_s * network.efficiency);
   at.gather.ranks = ranks;
@@ -317,7 +319,7 @@ ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const Pred
                         : std::max(0.0, profile.gather.alpha + (ranks - profile.ranks) * at.link.overhead);
   at.gather.beta = (ranks - 1) * at.link.beta;
   at.reduce = reduce_at(profile, at, network);
-  if (ranks == 1) at.gather = at.reduce = {0, 0, 1};
+  if (ranks == 1) at.gather = at.reduce = {};
   if (collective == "auto") at.collective = sends_entries(at) ? quickest_collective(at) : "all_gather";
   if (codes_sums(collective) && !codes_sums(profile.collective))
     throw UserError("--collective " + collective +
@@ -325,16 +327,20 @@ ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const Pred
   if (!codes_sums(collective) && !sends_entries(at) && at.collective != "all_gather")
     throw UserError("--collective " + collective + ": method " + profile.method +
                     " sends no list of entries; leave it to all_gather or auto");
-  for (GroupCost& group : at.groups) scale_decoding(group, profile, at, profile.sums);
-  // The dense part is gathered or summed whatever the collective.
-  ExchangeProfile dense_part = at, dense_from = profile;
-  dense_part.collective = "all_gather", dense_part.method = dense_from.method = "dense";
-  scale_decoding(at.dense, dense_from, dense_part, profile.dense_sums);
+  // Decoding time follows the work on each element. The measured one is of a message from each rank, whatever the
+  // collective. A sum is one message for any number of ranks. No collective changes how the dense part is sent.
+  const auto scale = [&](Cost& group, double share, double messages) {
+    group.decode_s *= (kElementWeight + messages * share) / (kElementWeight + profile.ranks * share);
+  };
+  const double share = sends_entries(profile) ? profile.density : 1;
+  if (!profile.sums)
+    for (Cost& group : at.groups) scale(group, share, at.collective == "all_gather" ? ranks : 1);
+  if (!profile.dense_sums) scale(at.dense, 1, ranks);
   return at;
 }
 
 ExchangeProfile dense_profile(const ExchangeProfile& profile) {
-  if (is_dense(profile) && !codes_sums(profile.collective)) return profile;
+  if (profile.is_dense() && !codes_sums(profile.collective)) return profile;
   ExchangeProfile dense = profile;
   dense.method = "dense";
   dense.options.clear();
