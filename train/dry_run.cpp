@@ -12,7 +12,7 @@
 #include "nn/core/pass_cost.h"
 #include "train/checks.h"
 #include "train/evaluate.h"
-#include "train/plan/auto_profiles.h"
+#include "train/plan/choose.h"
 #include "train/setup.h"
 #include "train/start.h"
 
@@ -158,9 +158,10 @@ void print_choice(const Config& config, const Dataset& data) {
   const auto group = make_thread_group(1, config.dist.timeout_s);
   settle_threads(*group[0], config);
   CollectiveQueue queue(*group[0]);
-  std::vector<AutoProfile> profiles = measure_options(config, data, queue, auto_options_of(config));
+  std::vector<NamedProfile> profiles = measure_options(config, data, queue, auto_options_of(config));
   const double latency = parse_latency("dist.link.latency", config.dist.link_latency);
-  for (AutoProfile& measured : profiles) measured.profile.link.overhead = latency;  // as make_emulated_link()
+  for (NamedProfile& measured : profiles)
+    measured.profile.link.overhead = latency;  // as make_emulated_link()
   const std::string rates =
       config.dist.link_rate.empty() ? "10mbit,100mbit,1gbit,10gbit" : config.dist.link_rate;
   fmt::print(

@@ -20,7 +20,7 @@
 #include "nn/base/text.h"
 #include "nn/core/device.h"
 #include "train/checks.h"
-#include "train/plan/auto_method.h"
+#include "train/plan/choose.h"
 #include "train/setup.h"
 #include "train/start.h"
 

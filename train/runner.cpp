@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "nn/base/clock.h"
-#include "train/plan/exchange_plan.h"
+#include "train/plan/plan.h"
 #include "train/setup.h"
 #include "train/trace.h"
 

@@ -14,8 +14,8 @@
 #include "nn/ops/kernels.h"
 #include "train/checkpoint/model_file.h"
 #include "train/local_steps.h"
-#include "train/plan/exchange_profile.h"
-#include "train/plan/layer_density.h"
+#include "train/plan/plan.h"
+#include "train/plan/profile.h"
 
 namespace topknot {
 

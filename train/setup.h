@@ -64,7 +64,7 @@ std::unique_ptr<BuiltModel> register_model(const Config& config, const Dataset& 
 
 ExchangeOptions exchange_options(const Config& config);
 // With the densities of a file that compress.layer_density names; those of `auto` are not known yet and left
-// out. Throws UserError as read_layer_density (train/plan/layer_density.h).
+// out. Throws UserError as read_layer_density (train/plan/plan.h).
 ExchangeOptions exchange_options(const Config& config, const ParameterArena& arena);
 // Whether exchange.merge wants a plan from measured times and there is none.
 bool needs_plan(const ExchangeOptions& options);

@@ -17,7 +17,7 @@
 #include "train/checkpoint/checkpointer.h"
 #include "train/checkpoint/model_file.h"
 #include "train/checks.h"
-#include "train/plan/auto_method.h"
+#include "train/plan/choose.h"
 
 namespace topknot {
 namespace {

@@ -26,7 +26,7 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
       runner_(make_runner(inputs, communicator)),
       replica_(inputs, communicator, *runner_),
       queue_(communicator),
-      resolved_(settle_exchange(inputs, replica_.arena(), queue_, communicator)),
+      resolved_(settle_exchange(inputs, replica_.arena(), queue_)),
       rule_(make_step_rule(config_, communicator, *runner_, replica_, queue_)),
       exchange_(runner_->make_exchange(shared_weights(), queue_, resolved_.options)),
       recorder_(config_, inputs.folder, arena(), exchange_.get(), communicator.rank() == 0) {
@@ -36,7 +36,7 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
   runner_->begin_run(total_steps);
   rule_->begin_run(total_steps);
   if (arena().device().kind != DeviceKind::cpu && communicator.rank() == 0 &&
-      (resolved_.choice.planned || resolved_.choice.chosen))
+      (resolved_.planned || resolved_.chosen))
     log_warning("exchange: the plan is made from this host's CPU times, and the run computes on a GPU");
 }
 
@@ -47,7 +47,7 @@ Step::~Step() {
 void Step::exchange_by(const ExchangeOptions& options) {
   TOPKNOT_CHECK(&shared_weights() == &arena() && arena().device().kind == DeviceKind::cpu,
                 "another exchange of gradients on a CPU");
-  resolved_ = {options, {}};
+  resolved_ = {options};
   exchange_.reset();
   exchange_ = runner_->make_exchange(shared_weights(), queue_, options);
   rule_->exchange_by(*exchange_, recorder_);

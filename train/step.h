@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "train/checkpoint/checkpoint.h"
-#include "train/plan/exchange_plan.h"
+#include "train/plan/plan.h"
 #include "train/recorder.h"
 #include "train/replica.h"
 

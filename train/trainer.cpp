@@ -17,7 +17,7 @@
 #include "train/checkpoint/checkpointer.h"
 #include "train/checks.h"
 #include "train/metrics/metrics.h"
-#include "train/plan/auto_method.h"
+#include "train/plan/choose.h"
 #include "train/reporter.h"
 #include "train/start.h"
 #include "train/step.h"

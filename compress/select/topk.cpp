@@ -71,7 +71,7 @@ const bool topk_registered = [] {
   // with Convergence Guarantees", ECAI 2020, arXiv 1911.08727, algorithm 1. This is topk under three keys:
   // compress.scope=tensor (each layer its own k), compress.lr_inside=true with optimizer.momentum=0 (false:
   // the authors' later code, which keeps the rate outside; the two differ wherever the rate changes), and
-  // compress.layer_density for k adapted to each layer (train/plan/layer_density.h).
+  // compress.layer_density for k adapted to each layer (train/plan/plan.h).
   add_sparse("lags", "LAGS-SGD: topk layer by layer (compress.scope=tensor), with compress.lr_inside",
              {.select = "topk",
               .layerwise = true,

@@ -35,12 +35,11 @@ Merge parse_merge(const std::string& text) {
     const auto [stop, error] = std::from_chars(begin, end, merge.limit);
     fits = error == std::errc() && stop == end && merge.limit > 0;
   }
-  if (!fits) {
-    std::string forms;
-    for (const std::string& form : merge_forms()) forms += (forms.empty() ? "" : ", ") + form;
-    throw UserError("exchange.merge is '" + text + "': it must be one of " + forms +
-                    ", a limit being a whole number above 0, for example size:4194304");
-  }
+  if (!fits)
+    throw UserError(fmt::format(
+        "exchange.merge is '{}': it must be one of {}, a limit being a whole number above 0, for example "
+        "size:4194304",
+        text, fmt::join(merge_forms(), ", ")));
   return merge;
 }
 
@@ -129,6 +128,13 @@ void check_plan(const ParameterArena& arena, bool compressing, bool plans,
 
 }  // namespace
 
+Group group_of(std::span<Parameter* const> parameters, bool compressed) {
+  const std::size_t begin = parameters.front()->offset();
+  Group group{begin, begin, compressed, 0, {parameters.begin(), parameters.end()}};
+  for (const Parameter* parameter : parameters) group.end += parameter->numel();
+  return group;
+}
+
 std::vector<Group> cut_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
                               const std::string& merge, const std::vector<std::size_t>& planned) {
   const Merge resolved = parse_merge(resolve_merge(merge, compressing, scope));
@@ -152,12 +158,8 @@ std::vector<Group> cut_groups(const ParameterArena& arena, bool compressing, con
     else if (resolved.rule->cut)
       counts = resolved.rule->cut(bytes, resolved.limit);
     for (const std::size_t count : counts) {
-      const std::size_t begin = parameters[next]->offset();
-      groups.push_back({begin, begin, compressed, 0, {}});
-      for (std::size_t i = 0; i < count; ++i, ++next) {
-        groups.back().end += parameters[next]->numel();
-        groups.back().parameters.push_back(parameters[next]);
-      }
+      groups.push_back(group_of(parameters.subspan(next, count), compressed));
+      next += count;
     }
   }
   return groups;

@@ -24,6 +24,8 @@ struct Group {
   std::vector<Parameter*> parameters;
   std::size_t numel() const { return end - begin; }
 };
+// Neighbours in the arena, at least one, as one group.
+Group group_of(std::span<Parameter* const> parameters, bool compressed);
 
 // Times that a planning rule uses (dist/plan/schedule.h).
 struct MergeCosts {

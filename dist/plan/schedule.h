@@ -27,6 +27,9 @@ struct CostModel {
   std::function<double(double elements)> sparsify, communicate;
 };
 
+// With no overlap: a collective takes the compute thread's time.
+CostModel without_overlap(const CostModel& model);
+
 // Seconds since backward began.
 struct GroupTime {
   double ready = 0;    // the group's last gradient is final

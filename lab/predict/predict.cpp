@@ -12,16 +12,12 @@
 #include "nn/base/text.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/run_config.h"
-#include "train/plan/exchange_plan.h"
+#include "train/plan/plan.h"
 
 namespace topknot {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool is_dense(const ExchangeProfile& profile) {
-  return profile.method == "dense";
-}
 
 // The runs and replays that a prediction rests on and is compared with.
 
@@ -58,7 +54,7 @@ PredictedNetwork parse_network_rate(const std::string& text) {
 
 std::vector<std::size_t> groups_by(const std::string& text, const ExchangeProfile& profile) {
   const bool one_group = profile.options.find("scope=model") != std::string::npos;
-  const Merge merge = parse_merge(resolve_merge(text, !is_dense(profile), one_group ? "model" : "group"));
+  const Merge merge = parse_merge(resolve_merge(text, !profile.is_dense(), one_group ? "model" : "group"));
   if (merge.planned()) return planned_groups(merge.name, profile);
   std::vector<std::size_t> groups;
   for (std::size_t next = 0; next < profile.parameters.size();) {
@@ -77,7 +73,7 @@ Prediction predict(const ExchangeProfile& profile, const PredictSetting& setting
   p.method = at.method, p.density = at.density, p.merge = setting.merge, p.collective = at.collective;
   p.options = at.options;
   p.asked_collective = setting.collective;
-  if (at.sums && !codes_sums(at.collective)) p.collective = is_dense(at) ? "ring" : "ordered_sum";
+  if (at.sums && !codes_sums(at.collective)) p.collective = at.is_dense() ? "ring" : "ordered_sum";
   p.ranks = setting.ranks, p.network = setting.network;
   p.data = at.data_s, p.forward = at.forward_s, p.backward = at.backward_s, p.update = at.update_s;
   const double alone = p.data + p.forward + p.backward + p.update;

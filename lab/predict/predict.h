@@ -1,10 +1,10 @@
 #pragma once
-// Scaling predicted from one profiled run (train/plan/exchange_profile.h): the iteration time, speed-up and
+// Scaling predicted from one profiled run (train/plan/profile.h): the iteration time, speed-up and
 // efficiency at other numbers of ranks, bandwidths and latencies. After the scalability analysis of Lin et
 // al., "Deep Gradient Compression", ICLR 2018, figure 6 (itself after Wen et al., TernGrad, NeurIPS 2017),
 // with the schedule model of dist/plan/schedule.h in place of a sum of compute and communication.
 //
-// Every number made here is modelled (train/plan/profile_at.h), none is measured. Seconds and bytes; each rank keeps
+// Every number made here is modelled (train/plan/profile.h), none is measured. Seconds and bytes; each rank keeps
 // its batch, so that speed-up = P T(1) / T(P), where T(1) is data + forward + backward + update: one rank neither
 // compresses nor exchanges.
 
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tools/common/page.h"
-#include "train/plan/profile_at.h"
+#include "train/plan/profile.h"
 
 namespace topknot {
 

@@ -10,7 +10,7 @@
 #include "nn/base/text.h"
 #include "tools/common/chart.h"
 #include "tools/common/page.h"
-#include "train/plan/exchange_plan.h"
+#include "train/plan/plan.h"
 
 namespace topknot {
 namespace {

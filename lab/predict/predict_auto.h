@@ -4,14 +4,14 @@
 #include <string>
 #include <vector>
 
-#include "train/plan/auto_profiles.h"
+#include "train/plan/choose.h"
 
 namespace topknot {
 
 struct AutoReport {
   struct Run {
     std::string path;
-    std::vector<AutoProfile> profiles;
+    std::vector<NamedProfile> profiles;
   };
   struct Cell {
     std::size_t run = 0;  // of `runs`

@@ -8,7 +8,7 @@
 #include "tests/support/temp_folder.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/metrics/metrics.h"
-#include "train/plan/exchange_profile.h"
+#include "train/plan/profile.h"
 
 using namespace topknot;
 

@@ -1,7 +1,7 @@
 // Runs with exchange.collective=coded_sum are those with sums in rank order, bit for bit, and send less.
 #include "tests/train/small_run.h"
 #include "train/metrics/run_config.h"
-#include "train/plan/exchange_profile.h"
+#include "train/plan/profile.h"
 
 using namespace topknot;
 using namespace topknot::testing;

@@ -73,7 +73,7 @@ struct Config {
     std::int64_t overlap_steps = 0;
   } exchange;
 
-  // Keys of compress.name: auto (train/plan/auto_method.h).
+  // Keys of compress.name: auto (train/plan/choose.h).
   struct Auto {
     std::string accuracy = "safe";  // exact, safe, aggressive
     bool local_steps = false;

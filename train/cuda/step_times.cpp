@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "train/plan/exchange_plan.h"
+#include "train/plan/plan.h"
 
 namespace topknot::cuda {
 namespace {

@@ -27,13 +27,10 @@ ExchangeProfile profile_of(const std::string& method, double bytes, double encod
 
 // Two forms of topk: the one with the shorter messages takes longer to encode.
 AutoReport::Run run_of(const std::string& path) {
-  const auto option = [](const std::string& name) {
-    return *std::ranges::find(auto_options(), name, &AutoOption::name);
-  };
   return {path,
-          {{option("dense"), profile_of("dense", 4e6, 0)},
-           {option("topk, density 0.01"), profile_of("topk", 8e4, 2e-3)},
-           {option("topk, density 0.01, short indices"), profile_of("topk", 5e4, 5e-3)}}};
+          {{"dense", profile_of("dense", 4e6, 0)},
+           {"topk, density 0.01", profile_of("topk", 8e4, 2e-3)},
+           {"topk, density 0.01, short indices", profile_of("topk", 5e4, 5e-3)}}};
 }
 
 AutoReport report_of(const std::vector<std::string>& paths, const std::vector<std::string>& rates) {

@@ -13,8 +13,7 @@
 #include "tests/fuzz/inputs/input_target.h"
 #include "tools/compare/compare.h"
 #include "train/checkpoint/checkpoint.h"
-#include "train/plan/auto_profiles.h"
-#include "train/plan/layer_density.h"
+#include "train/plan/choose.h"
 
 namespace topknot::fuzz {
 namespace {
@@ -55,8 +54,8 @@ void exchange_profile(Bytes input) {
 
 void auto_profiles(Bytes input) {
   const auto profiles = parse_auto_profiles(std::string(text_of(input)), "input");
-  const std::string text = auto_profiles_json(profiles);
-  expect(auto_profiles_json(parse_auto_profiles(text, "its copy")) == text, "the profiles' copy differs");
+  const std::string text = named_profiles_json(profiles);
+  expect(named_profiles_json(parse_auto_profiles(text, "its copy")) == text, "the profiles' copy differs");
   for (const int ranks : {2, 1 << 20}) {
     const ChoiceAt at = choice_at(profiles, ranks, {"given", 1e9, 1e-4});
     expect(at.options.size() == profiles.size() && at.taken < at.options.size(),

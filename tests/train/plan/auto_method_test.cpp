@@ -1,5 +1,5 @@
 // compress.name: auto. What may be chosen, what is, and that a run with it is the run of its choice.
-#include "train/plan/auto_method.h"
+#include "train/plan/choose.h"
 
 #include <filesystem>
 #include <fstream>
@@ -10,7 +10,6 @@
 #include "tests/support/text.h"
 #include "tests/train/resumed_run.h"
 #include "train/metrics/run_config.h"
-#include "train/plan/auto_profiles.h"
 #include "train/step.h"
 
 using namespace topknot;
@@ -49,8 +48,8 @@ ExchangeProfile profile(const std::string& method, double bytes_per_element, dou
 // Dense in its best plan and at once, and topk.
 std::vector<ModelledOption> modelled(double byte, double encode_s) {
   const auto& all = auto_options();
-  std::vector<ModelledOption> options = modelled_options(all[0], profile("dense", 4, 0, byte), 0);
-  options.push_back(modelled_options(all[2], profile("topk", 0.08, encode_s, byte), 0).front());
+  std::vector<ModelledOption> options = modelled_options({all[0].name, profile("dense", 4, 0, byte)});
+  options.push_back(modelled_options({all[2].name, profile("topk", 0.08, encode_s, byte)}).front());
   return options;
 }
 
@@ -123,7 +122,7 @@ TEST_CASE("auto: what may be the quickest is tried, dense first, and little gain
   auto coded = modelled(1e-10, 1e-1);
   ExchangeProfile of_coded = profile("dense", 4, 0, 0.9e-10);
   of_coded.collective = "coded_sum";
-  coded.push_back(modelled_options(auto_options()[1], of_coded, 0).front());
+  coded.push_back(modelled_options({auto_options()[1].name, of_coded}).front());
   CHECK_FALSE(coded.back().dense());
   auto both = worth_trying(coded);
   REQUIRE(both.size() == 3);
@@ -136,7 +135,7 @@ TEST_CASE("auto: what may be the quickest is tried, dense first, and little gain
   // Local steps cannot be tried beside others.
   auto local = modelled(1e-10, 1e-4);
   local.push_back(
-      modelled_options(auto_options().back(), profile("sparseloco", 0.08, 1e-4, 1e-10), 5).front());
+      modelled_options({auto_options().back().name, profile("sparseloco", 0.08, 1e-4, 1e-10)}).front());
   local.back().step.seconds = 1;
   CHECK(worth_trying(local).size() == 3);
   local.back().step.seconds = 0.98 * worth_trying(modelled(1e-10, 1e-4))[0].step.seconds;  // too little
@@ -147,14 +146,14 @@ TEST_CASE("auto: what may be the quickest is tried, dense first, and little gain
 
 TEST_CASE("auto: a plan is the best of one group, many groups and the optimal ones") {
   const ExchangeProfile p = profile("dense", 4, 0, 1e-7);
-  const auto plans = modelled_options(auto_options()[0], p, 0);
+  const auto plans = modelled_options({"dense", p});
   for (const std::vector<std::size_t>& groups :
        {std::vector<std::size_t>{10}, std::vector<std::size_t>(10, 1), planned_groups("optimal", p)})
     CHECK(plans[0].step.seconds <= modelled_step(p, groups).seconds);
   REQUIRE(plans.size() == 2);
   CHECK(plans[1].groups == std::vector<std::size_t>{10});
   // A sync hides behind nothing: fewer messages are better.
-  const auto sync = modelled_options(auto_options()[0], p, 5);
+  const auto sync = modelled_options({auto_options().back().name, p});
   CHECK((sync.size() == 1 && sync[0].groups == std::vector<std::size_t>{10}));
 }
 

@@ -1,5 +1,5 @@
 // What auto would choose elsewhere: regions and their borders, and the file of a run's profiles.
-#include "train/plan/auto_profiles.h"
+#include "train/plan/choose.h"
 
 #include <algorithm>
 
@@ -27,12 +27,8 @@ ExchangeProfile profile_of(const std::string& method) {
   return p;
 }
 
-const AutoOption& option_of(const std::string& name) {
-  return *std::ranges::find(auto_options(), name, &AutoOption::name);
-}
-
-std::vector<AutoProfile> profiles() {
-  return {{option_of("dense"), profile_of("dense")}, {option_of("topk, density 0.01"), profile_of("topk")}};
+std::vector<NamedProfile> profiles() {
+  return {{"dense", profile_of("dense")}, {"topk, density 0.01", profile_of("topk")}};
 }
 
 PredictedNetwork network(double bits_per_s, double latency) {
@@ -91,23 +87,23 @@ TEST_CASE("auto elsewhere: more ranks move the border") {
 
 TEST_CASE("auto elsewhere: local steps send once in their interval") {
   auto all = profiles();
-  const AutoOption& local = option_of("local steps, a sync every 10");
+  const std::string local = "local steps, a sync every 10";
   all.push_back({local, profile_of("sparseloco")});
   all.back().profile.groups[0].decode_s = 0;
   const double byte = 8e-6;
   const ChoiceAt at = choice_at(all, 4, network(8 / byte, 0));
   const double sync = kEncode + 2 * kOverhead + 3 * kSparseBytes * byte + 2 * kOverhead + 3 * byte;
   CHECK(at.options[2].step_s == Approx(kForward + kBackward + sync / 10));
-  CHECK(at.choice().name == local.name);
+  CHECK(at.choice().name == local);
   CHECK_FALSE(at.options[1].tried);  // local steps are taken untried
 }
 
 TEST_CASE("auto_profiles.json reads back, from a run or by its name") {
-  const std::string text = auto_profiles_json(profiles());
+  const std::string text = named_profiles_json(profiles());
   const auto read = parse_auto_profiles(text, "p.json");
-  CHECK(auto_profiles_json(read) == text);
+  CHECK(named_profiles_json(read) == text);
   REQUIRE(read.size() == 2);
-  CHECK(read[1].option.keys == profiles()[1].option.keys);
+  CHECK(read[1].option == profiles()[1].option);
   CHECK(read[1].profile.groups[0].encode_s == kEncode);
   const TempFolder temp;
   write_file(temp.at("auto_profiles.json"), text);
@@ -116,7 +112,7 @@ TEST_CASE("auto_profiles.json reads back, from a run or by its name") {
 }
 
 TEST_CASE("a damaged auto_profiles.json is an error that names the file, the place and the remedy") {
-  const std::string text = auto_profiles_json(profiles());
+  const std::string text = named_profiles_json(profiles());
   const auto refused = [](const std::string& damaged, const std::string& what) {
     return user_error([&] { parse_auto_profiles(damaged, "p.json"); },
                       {"p.json: ", what, "compress.name=auto"});
@@ -133,9 +129,9 @@ TEST_CASE("a damaged auto_profiles.json is an error that names the file, the pla
   CHECK(refused(with_change(text, "\"method\":\"dense\"", "\"method\":\"topk\""), "'dense' by topk"));
   auto other = profiles();
   other[0].profile.groups.clear();
-  CHECK(refused(auto_profiles_json(other), "dense: groups is empty"));
+  CHECK(refused(named_profiles_json(other), "dense: groups is empty"));
   other = {profiles()[1]};
-  CHECK(refused(auto_profiles_json(other), "the first option is not dense"));
+  CHECK(refused(named_profiles_json(other), "the first option is not dense"));
   const TempFolder temp;
   CHECK(user_error([&] { read_auto_profiles(temp.at("none")); }, {"none", "no such"}));
   CHECK(user_error([&] { read_auto_profiles(temp.str()); },

@@ -1,5 +1,5 @@
 // Profiles of the exchange: as JSON, as plans, and through a run.
-#include "train/plan/exchange_profile.h"
+#include "train/plan/profile.h"
 
 #include <filesystem>
 #include <numeric>
@@ -11,8 +11,7 @@
 #include "tests/train/made_up_text.h"
 #include "tests/train/small_run.h"
 #include "train/evaluate.h"
-#include "train/plan/exchange_plan.h"
-#include "train/plan/network_times.h"
+#include "train/plan/plan.h"
 #include "train/setup.h"
 
 using namespace topknot;

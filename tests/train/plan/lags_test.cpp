@@ -1,12 +1,11 @@
 // LAGS-SGD: densities by layer, from the formula, from a file, from measured times.
-#include "train/plan/layer_density.h"
+#include "train/plan/plan.h"
 
 #include <filesystem>
 #include <fstream>
 
 #include "tests/support/error_text.h"
 #include "tests/train/small_run.h"
-#include "train/plan/layer_density.h"
 
 using namespace topknot;
 using namespace topknot::testing;

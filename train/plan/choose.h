@@ -1,7 +1,7 @@
 #pragma once
 // compress.name: auto. Before the first step the ranks measure what their layers, the messages of a few methods
-// and the network take (train/plan/exchange_profile.h) and model a step with each of them and its best merge plan
-// (train/plan/exchange_plan.h). The run's first steps try those that may be the quickest, and the quickest is taken.
+// and the network take (train/plan/profile.h) and model a step with each of them and its best merge plan
+// (train/plan/plan.h). The run's first steps try those that may be the quickest, and the quickest is taken.
 
 #include <map>
 #include <optional>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "train/plan/exchange_plan.h"
+#include "train/plan/plan.h"
 
 namespace topknot {
 
@@ -30,15 +30,16 @@ std::vector<AutoOption> auto_options_of(const Config& config);
 // becomes false: a group of its own for vectors costs a collective more in each step.
 Config with_option(const Config& config, const AutoOption& option);
 
-// An option with its measured profile.
-struct AutoProfile {
-  AutoOption option;
-  ExchangeProfile profile;
-};
-// Each of `options` on the run `given`, measured now. Collective; only rank 0's figures count, and only its
-// have the network.
-std::vector<AutoProfile> measure_options(const Config& given, const Dataset& data, CollectiveQueue& queue,
-                                         const std::vector<AutoOption>& options);
+// The profile of each of `options` on the run `given`, measured now. Collective; only rank 0's figures count, and only
+// its have the network.
+std::vector<NamedProfile> measure_options(const Config& given, const Dataset& data, CollectiveQueue& queue,
+                                          const std::vector<AutoOption>& options);
+// Reads the text of auto_profiles.json, which named_profiles_json() writes: profiles by the names of their options, dense
+// first. UserError as parse_named_profiles(), for a name that auto_options() does not have, for a profile of another
+// method, and if the first is not dense.
+std::vector<NamedProfile> parse_auto_profiles(const std::string& text, const std::string& path);
+// Reads a run directory's profiles, or such a file. Throws UserError that says how to make one.
+std::vector<NamedProfile> read_auto_profiles(const std::string& run);
 
 // A step with an option, by its profile and one plan.
 struct ModelledOption {
@@ -50,11 +51,10 @@ struct ModelledOption {
   // Whether the option is plain dense: neither coded nor rounded.
   bool dense() const { return option.keys == std::vector<std::string>{"compress.name=dense"}; }
 };
-// Models the option with the plan that makes the step the shortest, among one group, one for each parameter,
+// Models an option with the plan that makes the step the shortest, among one group, one for each parameter,
 // and the optimal plan. dense is also modelled with one group, if that is another plan: errors of a model of
 // overlap, such as cores that the network takes from the computation, mostly do not apply there.
-std::vector<ModelledOption> modelled_options(const AutoOption& option, const ExchangeProfile& profile,
-                                             std::int64_t every);
+std::vector<ModelledOption> modelled_options(const NamedProfile& measured);
 
 // Those that may be the quickest, kMostTried at most: within kTried times of the least modelled step, dense first.
 // Only the quickest if that is local steps, which cannot be tried.
@@ -149,5 +149,24 @@ std::string choices_of(const RunDirectory& folder);
 // For a run that chose its method and goes on: sets the keys of the choice as the newest checkpoint has them,
 // unless the command line does. A choice is made between checkpoints.
 void keep_choice(const RunDirectory& folder, LoadedConfig& loaded);
+
+// Predicts what compress.name=auto would choose with another number of ranks and over another network, without trying:
+// a run's profiles of its options through the model of profile_at().
+struct ChoiceAt {
+  struct Option {
+    std::string name, method;  // compress.name
+    std::size_t groups = 0;
+    double step_s = 0;   // in its best plan
+    bool tried = false;  // by auto, before it takes one
+  };
+  std::vector<Option> options;  // of the profiles, in their order: dense is the first
+  std::size_t taken = 0;        // by the model
+
+  const Option& choice() const { return options[taken]; }
+  double gain() const { return options[0].step_s / choice().step_s; }  // dense's step over the choice's
+};
+
+// Throws UserError as profile_at().
+ChoiceAt choice_at(const std::vector<NamedProfile>& profiles, int ranks, const PredictedNetwork& network);
 
 }  // namespace topknot

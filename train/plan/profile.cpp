@@ -1,22 +1,18 @@
-#include "train/plan/exchange_profile.h"
+#include "train/plan/profile.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "dist/exchange/transport.h"
+#include "compress/sparse.h"
+#include "dist/sparse/coded_sum.h"
+#include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
-#include "nn/base/clock.h"
 #include "nn/base/file.h"
 #include "nn/base/text.h"
-#include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
-#include "train/plan/layer_density.h"
-#include "train/plan/network_times.h"
 
 namespace topknot {
 namespace {
@@ -134,101 +130,41 @@ std::string shown(const ExchangeProfile::Parameter& parameter) {
                      parameter.compressed ? "" : ", dense");
 }
 
-constexpr int kSizes = 5;                                // of groups
-constexpr int kWarmUp = 2, kTimed = 7, kLeastTimed = 2;  // rounds of one size
-constexpr double kEnough = 0.2;                          // seconds for one size; then kLeastTimed rounds do
+using Cost = ExchangeProfile::Group;
 
-Group run_of(std::span<Parameter* const> parameters, bool compressed) {
-  const std::size_t begin = parameters.front()->offset();
-  Group group{.begin = begin, .end = begin, .compressed = compressed, .parameters = {}};
-  for (Parameter* parameter : parameters) {
-    group.end += parameter->numel();
-    group.parameters.push_back(parameter);
-  }
-  return group;
+// The bytes of an all-reduce on a rank's link, per byte of data: each direction carries (P-1)/P of the data
+// twice.
+double reduce_share(int ranks) {
+  return 2.0 * (ranks - 1) / ranks;
 }
 
-// About kSizes runs of neighbouring parameters, from the smallest one to all, by rising size.
-std::vector<Group> sample_groups(std::span<Parameter* const> parameters, bool compressed) {
-  std::vector<double> sums{0};  // elements before each parameter
-  double least = 1e300;
-  for (const Parameter* parameter : parameters) {
-    const auto elements = static_cast<double>(parameter->numel());
-    sums.push_back(sums.back() + elements);
-    least = std::min(least, elements);
+ExchangeProfile::Fit reduce_at(const ExchangeProfile& from, const ExchangeProfile& to,
+                               const PredictedNetwork& network) {
+  ExchangeProfile::Fit fit;
+  fit.ranks = to.ranks;
+  const bool coded = codes_sums(from.collective), ring = from.is_dense() && !coded;
+  if (from.ranks < 2 || network.latency) {
+    fit.alpha = ring ? 2 * (to.ranks - 1) * to.link.alpha
+                     : 2 * (to.link.alpha + std::max(0, to.ranks - 2) * to.link.overhead);
+  } else if (ring) {
+    fit.alpha = from.reduce.alpha * (to.ranks - 1) / (from.ranks - 1);
+  } else {
+    fit.alpha = std::max(0.0, from.reduce.alpha + 2 * (to.ranks - from.ranks) * to.link.overhead);
   }
-  std::vector<Group> groups;
-  for (int i = 0; i < kSizes; ++i) {
-    const double target = least * std::pow(sums.back() / least, static_cast<double>(i) / (kSizes - 1));
-    std::size_t from = 0, to = 1;
-    double best = 1e300;
-    for (std::size_t b = 0; b < parameters.size(); ++b) {
-      // The first run of at least that size, and the one before it.
-      const auto first = sums.begin() + static_cast<std::ptrdiff_t>(b) + 1;
-      const auto reached =
-          static_cast<std::size_t>(std::lower_bound(first, sums.end(), sums[b] + target) - sums.begin());
-      for (const std::size_t e : {reached - 1, reached}) {
-        if (e <= b || e >= sums.size()) continue;
-        const double off = std::abs(std::log((sums[e] - sums[b]) / target));
-        if (off < best) best = off, from = b, to = e;
-      }
-    }
-    Group group = run_of(parameters.subspan(from, to - from), compressed);
-    if (groups.empty() || groups.back().numel() < group.numel()) groups.push_back(std::move(group));
+  if (coded) {  // each rank codes and decodes all, however many there are
+    const Cost& all = from.groups.back();
+    const double share =
+        all.bytes < 3 * all.elements ? kCodedBFloat16 : kCodedFloat;  // by the width of its values
+    const double coder =
+        from.ranks < 2 ? kCoderSeconds
+                       : std::max(0.0, from.reduce.beta - share * from.link.beta * reduce_share(from.ranks));
+    const bool there = to.ranks == from.ranks && !network.bits_per_s;
+    fit.beta = there ? from.reduce.beta : share * to.link.beta * reduce_share(to.ranks) + coder;
+    return fit;
   }
-  return groups;
-}
-
-ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& options, double density,
-                                     int ranks, const Noise& noise, bool& sums) {
-  const std::unique_ptr<Compressor> compressor =
-      make_group_compressor(group, {0, group.numel()}, options, ranks);
-  std::vector<float> one(group.numel()), other(group.numel());
-  Slice slice{one, other};
-  std::vector<double> encode, decode;
-  const std::vector<float> weights(static_cast<std::size_t>(ranks), 1.0f);
-  ExchangeProfile::Group cost;
-  cost.elements = static_cast<double>(group.numel());
-  const auto begin = Clock::now();
-  for (int round = 0; round < kWarmUp + kTimed; ++round) {
-    noise.fill(slice.gradient, round);
-    StepContext info;
-    info.step = round;
-    info.density = group_density(group, options, density);
-    info.weights = weights;
-    auto start = Clock::now();
-    Message message = compressor->encode(slice, info);
-    const double encoding = seconds_since(start);
-    cost.bytes = static_cast<double>(message.bytes());
-    cost.later_bytes = 0;
-    sums = message.kind != Message::Kind::block;
-    double decoding = 0;
-    for (bool more = true; more;) {
-      Round round;
-      round.sum = message.sum, round.sum_bfloat16 = message.sum_bfloat16;
-      // Simulates a gather in which every rank sends this rank's block.
-      std::vector<std::vector<std::byte>> blocks;
-      if (message.kind == Message::Kind::block) blocks.assign(static_cast<std::size_t>(ranks), message.block);
-      round.blocks = blocks;
-      start = Clock::now();
-      std::optional<Message> next = compressor->decode(round);
-      decoding += seconds_since(start);
-      if ((more = next.has_value())) {
-        message = std::move(*next);
-        cost.later_bytes += static_cast<double>(message.bytes());
-      }
-    }
-    start = Clock::now();
-    if (compressor->commit({}).data() == slice.residual.data()) std::swap(slice.gradient, slice.residual);
-    decoding += seconds_since(start);
-    if (round < kWarmUp) continue;
-    encode.push_back(encoding);
-    decode.push_back(decoding);
-    if (round - kWarmUp + 1 >= kLeastTimed && seconds_since(begin) > kEnough) break;
-  }
-  cost.encode_s = quantile(encode, 0.5);
-  cost.decode_s = quantile(decode, 0.5);
-  return cost;
+  const double byte = network.bits_per_s ? to.link.beta : from.reduce.beta / reduce_share(from.ranks);
+  fit.beta = byte * reduce_share(to.ranks);
+  return fit;
 }
 
 }  // namespace
@@ -321,94 +257,115 @@ std::string check_exchange_profile(const ExchangeProfile& profile, const Config&
   return off;
 }
 
-bool sums_bfloat16(const ExchangeOptions& options) {
-  return options.compress.name == "dense" && options.compress.values == "bf16";
-}
-
-ExchangeProfile measure_layers(const Config& config, const Dataset& data, const ParameterArena& arena,
-                               CollectiveQueue& queue) {
-  const Communicator& communicator = queue.communicator();
-  ExchangeProfile profile;
-  profile.model = config.model.name;
-  profile.dataset = config.data.name;
-  profile.ranks = communicator.size();
-  profile.threads = compute_threads(config);
-  profile.batch = config.data.batch_size;
-  profile.backend = communicator.network();
-  profile.overlaps = communicator.overlaps();
-  const LayerTimes times = measure_layer_times(config, data, communicator.rank(), profile.ranks,
-                                               [&] { queue.run([](Communicator& c) { c.barrier(); }); });
-  double backward = 0;
-  for (const double ready : times.ready) backward = std::max(backward, ready);
-  const bool late =
-      (config.compress.clip > 0 || config.train.clip_local > 0) && config.train.clip_local_scope == "model";
-  const auto parameters = arena.parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    profile.parameters.push_back({parameters[i]->name(), parameters[i]->numel(), false,
-                                  late ? (i == 0 ? backward : 0) : times.backward[i],
-                                  late ? backward : times.ready[i]});
-  // In a step's batches, all backward passes but the last send nothing.
-  const int batches = config.train.accumulate;
-  profile.data_s = batches * times.data_s;
-  profile.forward_s = batches * times.forward_s + (batches - 1) * backward;
-  profile.backward_s = backward;
-  profile.update_s = times.update_s;
-  return profile;
-}
-
-void measure_method(const Config& config, const ParameterArena& arena, CollectiveQueue& queue,
-                    const ExchangeOptions& options, ExchangeProfile& profile) {
-  const bool compressing = config.compress.name != "dense";
-  profile.method = config.compress.name;
-  profile.options = profile_options(config);
-  profile.density = compressing ? config.compress.density : 1.0;
-  profile.dense_sums = options.dense_values == "fp32";
-  ExchangeOptions plain = options;
-  plain.collective = "all_gather";
-  const auto parameters = arena.parameters();
-  std::size_t handled = parameters.size();
-  if (compressing)
-    handled = static_cast<std::size_t>(std::count_if(parameters.begin(), parameters.end(),
-                                                     [](const Parameter* p) { return p->compressible(); }));
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    profile.parameters[i].compressed = compressing && parameters[i]->compressible();
-  const Noise noise(arena.size());
-  const auto cost = [&](const Group& group, bool& sums) {
-    queue.run([](Communicator& c) { c.barrier(); });
-    return measure_group(group, plain, profile.density, profile.ranks, noise, sums);
-  };
-  profile.groups.clear();
-  if (handled > 0) {
-    for (const Group& group : sample_groups(parameters.first(handled), compressing))
-      profile.groups.push_back(cost(group, profile.sums));
-  } else {
-    profile.groups.push_back({});
+double at_size(const std::vector<Cost>& groups, double Cost::*figure, double elements) {
+  TOPKNOT_CHECK(!groups.empty(), "a profile without measured groups");
+  if (elements <= 0) return 0;
+  if (elements <= groups.front().elements) return groups.front().*figure;
+  for (std::size_t i = 1; i < groups.size(); ++i) {
+    const Cost &below = groups[i - 1], &above = groups[i];
+    if (elements > above.elements) continue;
+    const double part = (elements - below.elements) / (above.elements - below.elements);
+    return below.*figure + part * (above.*figure - below.*figure);
   }
-  bool sums = true;
-  profile.dense = {};
-  if (handled < parameters.size()) profile.dense = cost(run_of(parameters.subspan(handled), false), sums);
+  return groups.back().*figure * (elements / groups.back().elements);
 }
 
-ExchangeProfile measure_exchange(const Config& config, const Dataset& data, const ParameterArena& arena,
-                                 CollectiveQueue& queue, const ExchangeOptions& options) {
-  ExchangeProfile profile = measure_layers(config, data, arena, queue);
-  measure_method(config, arena, queue, options, profile);
-  constexpr double kLeastLargest = 65536;  // bytes, so that a model's small messages do not blur the fit
-  const double message = profile.groups.back().bytes;
-  const double gathered = std::max(profile.sums ? 0 : message, profile.dense_sums ? 0 : profile.dense.bytes);
-  const double summed = std::max(profile.sums ? message : 0, profile.dense_sums ? profile.dense.bytes : 0);
-  const SumOrder order =
-      config.compress.name != "dense" || options.ordered_sum ? SumOrder::ranks : SumOrder::library;
-  const NetworkTimes network =
-      measure_network(queue, static_cast<std::size_t>(std::max(gathered, kLeastLargest)),
-                      static_cast<std::size_t>(std::max(summed, kLeastLargest)), order);
-  profile.link = network.link;
-  profile.gather = network.gather;
-  profile.reduce = codes_sums(options.collective)
-                       ? measure_coded_sum(queue, static_cast<std::size_t>(std::max(summed, kLeastLargest)),
-                                           sums_bfloat16(options))
-                       : network.reduce;
-  return profile;
+std::vector<LayerCost> sent_layers(const ExchangeProfile& profile) {
+  std::vector<LayerCost> layers;
+  double ready = 0;
+  for (const auto& parameter : profile.parameters) {
+    if (!profile.is_dense() && !parameter.compressed) continue;
+    layers.push_back({static_cast<double>(parameter.numel), std::max(0.0, parameter.ready_s - ready)});
+    ready = std::max(ready, parameter.ready_s);
+  }
+  return layers;
+}
+
+double entries_of(const ExchangeProfile& profile, double elements) {
+  return std::max(1.0, profile.density * elements);
+}
+
+std::string quickest_collective(const ExchangeProfile& profile) {
+  double elements = 0;
+  for (const LayerCost& layer : sent_layers(profile)) elements += layer.elements;
+  if (elements <= 0) return "all_gather";
+  const double k = entries_of(profile, elements);
+  return cheapest_collective(profile.link, profile.ranks, k,
+                             at_size(profile.groups, &Cost::bytes, elements) / k);
+}
+
+bool sends_entries(const ExchangeProfile& profile) {
+  return !profile.sums && sparse_presets().contains(profile.method);
+}
+
+ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const PredictedNetwork& network,
+                           const std::string& collective) {
+  TOPKNOT_CHECK(ranks >= 1, "at least one rank");
+  if (profile.ranks < 2 && ranks > 1 && !(network.bits_per_s && network.latency))
+    throw UserError(
+        "the profile was measured with one rank, which knows no network; give --rate (not measured) and "
+        "--latency, or profile a run of two ranks or more");
+  ExchangeProfile at = profile;
+  at.ranks = ranks;
+  at.collective = collective;
+  // Collectives run during the computation on a network that is given by its rate (dist.backend gloo).
+  at.overlaps = profile.overlaps || network.bits_per_s.has_value();
+  at.link.overhead = profile.ranks == 2 ? profile.gather.alpha : profile.link.overhead;
+  if (network.latency) at.link.alpha = *network.latency;
+  if (network.bits_per_s) at.link.beta = 8 / (*network.bits_per_s * network.efficiency);
+  at.gather.ranks = ranks;
+  at.gather.alpha = network.latency
+                        ? at.link.alpha + std::max(0, ranks - 2) * at.link.overhead
+                        : std::max(0.0, profile.gather.alpha + (ranks - profile.ranks) * at.link.overhead);
+  at.gather.beta = (ranks - 1) * at.link.beta;
+  at.reduce = reduce_at(profile, at, network);
+  if (ranks == 1) at.gather = at.reduce = {};
+  if (collective == "auto") at.collective = sends_entries(at) ? quickest_collective(at) : "all_gather";
+  if (codes_sums(collective) && !codes_sums(profile.collective))
+    throw UserError("--collective " + collective +
+                    ": the profile has plain sums; give a run that measured coded ones");
+  if (!codes_sums(collective) && !sends_entries(at) && at.collective != "all_gather")
+    throw UserError("--collective " + collective + ": method " + profile.method +
+                    " sends no list of entries; leave it to all_gather or auto");
+  // Decoding time follows the work on each element. The measured one is of a message from each rank, whatever the
+  // collective. A sum is one message for any number of ranks. No collective changes how the dense part is sent.
+  const auto scale = [&](Cost& group, double share, double messages) {
+    group.decode_s *= (kElementWeight + messages * share) / (kElementWeight + profile.ranks * share);
+  };
+  const double share = sends_entries(profile) ? profile.density : 1;
+  if (!profile.sums)
+    for (Cost& group : at.groups) scale(group, share, at.collective == "all_gather" ? ranks : 1);
+  if (!profile.dense_sums) scale(at.dense, 1, ranks);
+  return at;
+}
+
+ExchangeProfile dense_profile(const ExchangeProfile& profile) {
+  if (profile.is_dense() && !codes_sums(profile.collective)) return profile;
+  ExchangeProfile dense = profile;
+  dense.method = "dense";
+  dense.options.clear();
+  dense.density = 1;
+  dense.collective = "all_gather";
+  dense.sums = dense.dense_sums = true;
+  dense.dense = {};
+  double all = 0, least = 1e300;
+  for (auto& parameter : dense.parameters) {
+    parameter.compressed = false;
+    all += static_cast<double>(parameter.numel);
+    least = std::min(least, static_cast<double>(parameter.numel));
+  }
+  dense.groups = {{all, 4 * all, 0, 0, 0}};
+  if (least < all) dense.groups.insert(dense.groups.begin(), {least, 4 * least, 0, 0, 0});
+  // The sums of a compressed method are small and in rank order: a ring of the link's messages instead. The
+  // greater of the two figures a byte, as small sums may not have filled the link.
+  if (profile.ranks > 1) {
+    const double measured =
+        codes_sums(profile.collective) ? 0 : profile.reduce.beta / reduce_share(profile.ranks);
+    const double byte = std::max(profile.link.beta, measured);
+    dense.reduce = {2 * (profile.ranks - 1) * profile.link.alpha, byte * reduce_share(profile.ranks),
+                    profile.ranks};
+  }
+  return dense;
 }
 
 }  // namespace topknot

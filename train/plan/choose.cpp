@@ -1,4 +1,4 @@
-#include "train/plan/auto_method.h"
+#include "train/plan/choose.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,6 @@
 #include <set>
 #include <sstream>
 
-#include "dist/sparse/sparse_collective.h"
 #include "nn/base/check.h"
 #include "nn/base/clock.h"
 #include "nn/base/file.h"
@@ -19,10 +18,7 @@
 #include "nn/base/text.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checks.h"
-#include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
-#include "train/plan/auto_profiles.h"
-#include "train/plan/network_times.h"
 
 namespace topknot {
 namespace {
@@ -41,14 +37,8 @@ void set(Config& config, const std::string& setting) {
   TOPKNOT_CHECK(wrong.empty(), setting + " " + wrong);
 }
 
-// The greatest message of a rank.
-double largest(const std::vector<AutoProfile>& profiles, bool sums) {
-  double most = 0;
-  for (const auto& [option, profile] : profiles) {
-    if (profile.sums == sums) most = std::max(most, profile.groups.back().bytes);
-    if (profile.dense_sums == sums) most = std::max(most, profile.dense.bytes);
-  }
-  return most;
+auto find_option(const std::string& name) {
+  return std::ranges::find(auto_options(), name, &AutoOption::name);
 }
 
 }  // namespace
@@ -70,11 +60,11 @@ const std::vector<AutoOption>& auto_options() {
         {"topk, density 0.001, short indices, 8 bits a value",
          "aggressive",
          {topk, group, "compress.density=0.001", "compress.codec=auto", "compress.values=int8"}},
+        {"dense, sums of bfloat16", "aggressive", {"compress.name=dense", "compress.values=bf16"}},
+        {"dense, sums of bfloat16, exponents coded",
+         "aggressive",
+         {"compress.name=dense", "compress.values=bf16", coded_sum}},
     };
-    all.push_back({"dense, sums of bfloat16", "aggressive", {"compress.name=dense", "compress.values=bf16"}});
-    all.push_back({"dense, sums of bfloat16, exponents coded",
-                   "aggressive",
-                   {"compress.name=dense", "compress.values=bf16", coded_sum}});
     for (const auto& [every, density] :
          {std::pair{"5", "0.015625"}, {"10", "0.01171875"}, {"15", "0.0078125"}})
       all.push_back(
@@ -110,38 +100,52 @@ std::vector<AutoOption> auto_options_of(const Config& config) {
   return allowed;
 }
 
-std::vector<AutoProfile> measure_options(const Config& given, const Dataset& data, CollectiveQueue& queue,
-                                         const std::vector<AutoOption>& options) {
-  const Config dense = with_option(given, options[0]);
-  const auto model = build_model(dense, data, {}, false, false);
-  const ParameterArena& arena = model->store.arena();
-  const ExchangeProfile layers = measure_layers(dense, data, arena, queue);
-  std::vector<AutoProfile> profiles;
-  for (const AutoOption& option : options) {
-    const Config with = with_option(given, option);
-    profiles.push_back({option, layers});
-    measure_method(with, arena, queue, exchange_options(with), profiles.back().profile);
-  }
-  const NetworkTimes network = measure_network(queue, static_cast<std::size_t>(largest(profiles, false)),
-                                               static_cast<std::size_t>(largest(profiles, true)),
-                                               given.dist.ordered_sum ? SumOrder::ranks : SumOrder::library);
-  std::array<std::optional<ExchangeProfile::Fit>, 2> coded;  // by the width of the values
-  for (auto& [option, profile] : profiles) {
-    const ExchangeOptions with = exchange_options(with_option(given, option));
-    profile.collective = with.collective;
-    profile.link = network.link, profile.gather = network.gather, profile.reduce = network.reduce;
-    if (!codes_sums(with.collective)) continue;
-    auto& fit = coded[sums_bfloat16(with)];
-    if (!fit)
-      fit = measure_coded_sum(queue, static_cast<std::size_t>(profile.groups.back().bytes),
-                              sums_bfloat16(with));
-    profile.reduce = *fit;
-  }
+std::vector<NamedProfile> measure_options(const Config& given, const Dataset& data, CollectiveQueue& queue,
+                                          const std::vector<AutoOption>& options) {
+  std::vector<Config> methods;
+  for (const AutoOption& option : options) methods.push_back(with_option(given, option));
+  const auto model = build_model(methods[0], data, {}, false, false);
+  auto measured = measure_exchange(methods, data, model->store.arena(), queue, 0);
+  std::vector<NamedProfile> profiles;
+  for (std::size_t i = 0; i < options.size(); ++i)
+    profiles.push_back({options[i].name, std::move(measured[i])});
   return profiles;
 }
 
-std::vector<ModelledOption> modelled_options(const AutoOption& option, const ExchangeProfile& profile,
-                                             std::int64_t every) {
+std::vector<NamedProfile> parse_auto_profiles(const std::string& text, const std::string& path) {
+  std::vector<NamedProfile> profiles = parse_named_profiles(text, path);
+  for (const auto& [name, profile] : profiles) {
+    const auto option = find_option(name);
+    if (option == auto_options().end() || with_option(Config(), *option).compress.name != profile.method)
+      throw UserError(path + ": '" + name + "' by " + profile.method +
+                      " is no option of this version; give a run of this version that chose by "
+                      "compress.name=auto");
+  }
+  if (profiles[0].option != auto_options()[0].name)
+    throw UserError(path +
+                    ": the first option is not dense, with which all are compared; give a run that "
+                    "chose by compress.name=auto");
+  return profiles;
+}
+
+std::vector<NamedProfile> read_auto_profiles(const std::string& run) {
+  constexpr std::size_t kMostBytes = 64 << 20;
+  std::error_code error;
+  if (!std::filesystem::exists(run, error)) throw UserError(run + ": no such run directory");
+  const bool folder = std::filesystem::is_directory(run, error);
+  const std::string file = folder ? RunDirectory{run}.auto_profiles_json() : run;
+  if (!std::filesystem::exists(file, error))
+    throw UserError(
+        run +
+        ": no auto_profiles.json in it. A run of two ranks or more that chooses its method measures "
+        "one: train FILE.yaml compress.name=auto dist.ranks=4");
+  return parse_auto_profiles(read_text_file(file, kMostBytes), file);
+}
+
+std::vector<ModelledOption> modelled_options(const NamedProfile& measured) {
+  const auto& [name, profile] = measured;
+  const AutoOption& option = *find_option(name);
+  const std::int64_t every = with_option(Config(), option).exchange.every;
   const std::size_t handled = sent_layers(profile).size();
   const auto modelled = [&](std::vector<std::size_t> groups) {
     const StepModel step = modelled_step(profile, groups, every);
@@ -329,14 +333,12 @@ std::string AutoMethod::recommendation(const Dataset& data, Communicator& commun
 std::string AutoMethod::measure(const Dataset& data, CollectiveQueue& queue,
                                 const std::vector<AutoOption>& options, const std::string& file) {
   const auto begin = Clock::now();
-  const std::vector<AutoProfile> profiles = measure_options(given_, data, queue, options);
+  const std::vector<NamedProfile> profiles = measure_options(given_, data, queue, options);
   if (queue.communicator().rank() != 0) return "";
-  if (!file.empty()) write_file(file, auto_profiles_json(profiles));
+  if (!file.empty()) write_file(file, named_profiles_json(profiles));
   std::vector<ModelledOption> modelled;
-  for (const auto& [option, profile] : profiles)
-    for (ModelledOption& planned :
-         modelled_options(option, profile, with_option(given_, option).exchange.every))
-      modelled.push_back(std::move(planned));
+  for (const NamedProfile& measured : profiles)
+    for (ModelledOption& planned : modelled_options(measured)) modelled.push_back(std::move(planned));
   for (const ModelledOption& o : modelled)
     log_debug(fmt::format("auto: {}: {} in {} groups; encode {}, exposed {}, decode {}", o.option.name,
                           milliseconds_text(o.step.seconds), o.groups.size(),
@@ -435,6 +437,25 @@ AutoMethod AutoMethod::resumed(const Config& config, const std::string& choices)
   for (const auto& choice : made)
     if (!choice.contains(kTrying)) method.choices_.push_back(choice.dump());
   return method;
+}
+
+ChoiceAt choice_at(const std::vector<NamedProfile>& profiles, int ranks, const PredictedNetwork& network) {
+  std::vector<ModelledOption> modelled;
+  ChoiceAt at;
+  for (const auto& [name, profile] : profiles) {
+    auto plans = modelled_options({name, profile_at(profile, ranks, network, profile.collective)});
+    at.options.push_back({name, profile.method, plans[0].step.groups, plans[0].step.seconds});
+    std::ranges::move(plans, std::back_inserter(modelled));
+  }
+  const std::vector<ModelledOption> tried = worth_trying(std::move(modelled));
+  const ModelledOption& taken = tried[quickest(tried)];
+  for (std::size_t i = 0; i < profiles.size(); ++i) {
+    const auto& keys = find_option(profiles[i].option)->keys;
+    const auto same = [&](const ModelledOption& o) { return o.option.keys == keys; };
+    at.options[i].tried = std::ranges::any_of(tried, same);
+    if (same(taken)) at.taken = i;
+  }
+  return at;
 }
 
 }  // namespace topknot
