@@ -1,8 +1,6 @@
 // Muon against values of a float64 program that agrees with the published ones, and against a loop in double.
 #include "optim/muon.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -15,6 +13,8 @@
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/fill_normal.h"
+#include "tests/support/generated.h"
+#include "tests/support/threads.h"
 
 using namespace topknot;
 
@@ -22,19 +22,9 @@ namespace {
 
 using Matrix = std::vector<double>;  // by rows
 
-// u^3 of a linear congruence, the same on every machine.
-std::vector<double> golden_numbers(std::int64_t n, std::int64_t seed) {
-  std::vector<double> x;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t k = (i * (7919 + 613 * seed) + 104729 * seed + 1) % 10007;
-    const double u = (static_cast<double>(k) - 5003.3) / 10007.0;
-    x.push_back(8.0 * u * u * u * (1.0 + 0.1 * static_cast<double>(i % 7)));
-  }
-  return x;
-}
-
-std::vector<float> as_floats(const std::vector<double>& x) {
-  return {x.begin(), x.end()};
+// generated() as a parameter of the arena, or in its place of a gradient.
+void copy_golden(std::int64_t n, std::int64_t seed, float* to) {
+  for (const double x : testing::generated(static_cast<std::size_t>(n), seed)) *to++ = static_cast<float>(x);
 }
 
 // The sum, the sum weighted by 1 + i mod 13, the norm.
@@ -152,13 +142,12 @@ TEST_CASE("muon makes the steps of the published variants") {
     Model model(golden.rows, golden.cols);
     const std::int64_t n = golden.rows * golden.cols;
     const std::span<float> weights = model.values(*model.matrix);
-    std::ranges::copy(as_floats(golden_numbers(n, 9)), weights.begin());
+    copy_golden(n, 9, weights.data());
     const OptimizerOptions options = muon_options(golden.variant);
     const auto optimizer = make_optimizer(options, *model.arena);
     for (int step = 0; step < 3; ++step) {
       std::vector<float> gradient(model.arena->size());
-      std::ranges::copy(as_floats(golden_numbers(n, 10 + step)),
-                        gradient.begin() + static_cast<std::ptrdiff_t>(model.matrix->offset()));
+      copy_golden(n, 10 + step, gradient.data() + model.matrix->offset());
       const std::vector<double> before(weights.begin(), weights.end());
       optimizer->update(0, gradient, {step, options.lr});
       const std::vector<double> after(weights.begin(), weights.end());
@@ -281,17 +270,15 @@ TEST_CASE("muon steps matrices of any shape, AdamW with its own rate what is non
 }
 
 TEST_CASE("muon's bits do not depend on the number of threads") {
-  const int threads = omp_get_max_threads();
   std::vector<std::vector<float>> results;
   for (const int team : {1, 3, 2}) {
-    omp_set_num_threads(team);
+    const testing::Threads scope(team);
     Model model(200, 150);
     const auto optimizer = make_optimizer(muon_options("muloco"), *model.arena);
     for (int step = 0; step < 2; ++step)
       optimizer->update(0, noise(model.arena->size(), static_cast<std::uint32_t>(step)), {step, 0.02});
     results.push_back(model.arena->host_weights());
   }
-  omp_set_num_threads(threads);
   CHECK(results[1] == results[0]);
   CHECK(results[2] == results[0]);
 }
@@ -301,12 +288,11 @@ TEST_CASE("muon's bits do not depend on the instruction set") {
   const auto checksum = [](const std::string& variant, std::int64_t rows, std::int64_t cols) {
     Model model(rows, cols);
     const std::span<float> weights = model.values(*model.matrix);
-    std::ranges::copy(as_floats(golden_numbers(rows * cols, 9)), weights.begin());
+    copy_golden(rows * cols, 9, weights.data());
     const auto optimizer = make_optimizer(muon_options(variant), *model.arena);
     for (int step = 0; step < 2; ++step) {
       std::vector<float> gradient(model.arena->size());
-      std::ranges::copy(as_floats(golden_numbers(rows * cols, 10 + step)),
-                        gradient.begin() + static_cast<std::ptrdiff_t>(model.matrix->offset()));
+      copy_golden(rows * cols, 10 + step, gradient.data() + model.matrix->offset());
       optimizer->update(0, gradient, {step, 0.02});
     }
     Checksum sum;
@@ -353,14 +339,11 @@ TEST_CASE("muon's options out of range are the user's errors") {
   const auto make = [&](const OptimizerOptions& options) {
     return error_text<UserError>([&] { make_optimizer(options, *model.arena); });
   };
-  OptimizerOptions options = muon_options("polar");
-  CHECK(says(make(options), {"optimizer.variant", "'polar'", "jordan, moonshot, muloco"}));
-  options = muon_options("jordan");
-  options.muon_momentum = 1;
-  CHECK(says(make(options), {"optimizer.muon_momentum", "[0, 1)"}));
-  options = muon_options("jordan");
-  options.adam_lr = 0;
-  CHECK(says(make(options), {"optimizer.adam_lr", "greater than 0"}));
+  CHECK(says(make(muon_options("polar")), {"optimizer.variant", "'polar'", "jordan, moonshot, muloco"}));
+  OptimizerOptions momentum = muon_options("jordan"), rate = momentum;
+  momentum.muon_momentum = 1, rate.adam_lr = 0;
+  CHECK(says(make(momentum), {"optimizer.muon_momentum", "[0, 1)"}));
+  CHECK(says(make(rate), {"optimizer.adam_lr", "greater than 0"}));
 }
 
 TEST_CASE("variants of muon have their AdamW: rates, betas and epsilon") {

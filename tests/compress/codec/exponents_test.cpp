@@ -2,8 +2,6 @@
 // read beyond its end.
 #include "compress/codec/exponents.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -12,6 +10,7 @@
 #include "nn/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/support/catch.h"
+#include "tests/support/threads.h"
 
 using namespace topknot;
 
@@ -148,13 +147,13 @@ TEST_CASE("coded exponents: normal values take 1.15 times less room, in bfloat16
 TEST_CASE("coded exponents: threads write and read the same bytes") {
   std::vector<float> values = normal(1000000);
   for (std::size_t i = 300000; i < 400000; i += 3) values[i] = 0;
-  const int threads = omp_get_max_threads();
-  omp_set_num_threads(1);
-  const Bytes alone = coded(values);
-  omp_set_num_threads(4);
-  CHECK(coded(values) == alone);
+  const auto by = [&](int threads) {
+    const testing::Threads scope(threads);
+    return coded(values);
+  };
+  CHECK(by(4) == by(1));
+  const testing::Threads four(4);
   check_round_trip(values);
-  omp_set_num_threads(threads);
 }
 
 TEST_CASE("coded exponents: damaged bytes are refused, or read as other values") {

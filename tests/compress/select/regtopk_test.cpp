@@ -116,32 +116,6 @@ TEST_CASE("regtopk's first step is plain Top-k, also after a discarded one") {
   CHECK(select_k(*selector, x, 100).indices == plain_topk(x, 100));
 }
 
-TEST_CASE("regtopk: sent and residual are the accumulated gradient, bit for bit") {
-  const std::size_t n = 3, d = 500;
-  SimulatedRanks ranks(regtopk(), whole_group(d, n));
-  for (std::uint32_t t = 0; t < 20; ++t) {
-    for (std::size_t r = 0; r < n; ++r)
-      for (std::size_t j = 0; j < d; ++j)
-        ranks[r].gradient[j] = CounterRng(5, RngUse::test, t, static_cast<std::uint32_t>(r)).normal(j);
-    std::vector<std::vector<float>> before, gradient;
-    for (std::size_t r = 0; r < n; ++r)
-      before.push_back(ranks[r].residual), gradient.push_back(ranks[r].gradient);
-    REQUIRE(ranks.step(t, 0.02, {0.5f, 2.0f, 0.5f}));
-    for (std::size_t r = 0; r < n; ++r) {
-      const SparseVector& sent = ranks.sent()[r];
-      REQUIRE(sent.indices.size() == 10);
-      REQUIRE(same_bits(ranks[r].gradient, ranks[0].gradient));
-      std::vector<float> u(d), restored = ranks[r].residual;
-      for (std::size_t j = 0; j < d; ++j) u[j] = gradient[r][j] + before[r][j];
-      for (std::size_t i = 0; i < 10; ++i) {
-        REQUIRE(restored[sent.indices[i]] == 0);
-        restored[sent.indices[i]] = sent.values[i];
-      }
-      REQUIRE(same_bits(restored, u));
-    }
-  }
-}
-
 TEST_CASE("regtopk with mu near 0 is Top-k that skips what the others cancelled") {
   const std::size_t d = 1000, k = 50;
   const auto selector = make_selector("regtopk", regtopk(1e-12));
@@ -161,34 +135,23 @@ TEST_CASE("regtopk with mu near 0 is Top-k that skips what the others cancelled"
   CHECK(next.indices != plain_topk(second, k));
 }
 
-TEST_CASE("regtopk of one rank is not Top-k: what was just sent counts tanh(1 / mu)") {
-  // tanh(1/4) = 0.2449
-  const auto second_choice = [](float other) {
-    SimulatedRanks one(regtopk(4), whole_group(2, 1));
-    one[0].gradient = {2, 0};
-    REQUIRE(one.step(0, 0.5));
-    REQUIRE(one.sent()[0].indices == std::vector<std::uint32_t>{0});
-    one[0].gradient = {1, other};
-    REQUIRE(one.step(1, 0.5));
-    return one.sent()[0].indices[0];
+TEST_CASE(
+    "regtopk of N equal ranks: what was just sent counts tanh(N / mu), so that one rank's is not Top-k") {
+  struct Row {
+    int ranks;
+    float sent, above, below;  // the second entry's magnitude that exceeds tanh(N / 4), and one that does not
   };
-  CHECK(second_choice(0.25f) == 1);
-  CHECK(second_choice(0.24f) == 0);
-}
-
-TEST_CASE("regtopk of N equal ranks: what was just sent counts tanh(N / mu)") {
-  // tanh(4/4) = 0.7616
-  const auto second_choice = [](float other) {
-    SimulatedRanks ranks(regtopk(4), whole_group(2, 4));
-    for (std::size_t r = 0; r < 4; ++r) ranks[r].gradient = {3, 0};
-    REQUIRE(ranks.step(0, 0.5));
-    for (std::size_t r = 0; r < 4; ++r) ranks[r].gradient = {1, other};
-    REQUIRE(ranks.step(1, 0.5));
-    for (const SparseVector& sent : ranks.sent()) REQUIRE(sent.indices == ranks.sent()[0].indices);
-    return ranks.sent()[0].indices[0];
-  };
-  CHECK(second_choice(0.77f) == 1);
-  CHECK(second_choice(0.75f) == 0);
+  for (const Row& row : {Row{1, 2, 0.25f, 0.24f}, Row{4, 3, 0.77f, 0.75f}})  // 0.2449, 0.7616
+    for (const float other : {row.above, row.below}) {
+      INFO(row.ranks << " ranks, " << other);
+      SimulatedRanks ranks(regtopk(4), whole_group(2, row.ranks));
+      for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].gradient = {row.sent, 0};
+      REQUIRE(ranks.step(0, 0.5));
+      REQUIRE(ranks.sent()[0].indices == std::vector<std::uint32_t>{0});
+      for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].gradient = {1, other};
+      REQUIRE(ranks.step(1, 0.5));
+      for (const SparseVector& sent : ranks.sent()) CHECK(sent.indices[0] == (other == row.above));
+    }
 }
 
 TEST_CASE("regtopk's distortion takes uneven weights into account") {
