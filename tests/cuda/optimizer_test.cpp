@@ -113,7 +113,10 @@ TEST_CASE(
                         << ", decay " << c.options.weight_decay << ", decay_1d " << c.options.decay_1d
                         << ", applied " << static_cast<int>(c.applied));
     const std::size_t size = Model().arena->size();
-    check_case(c, {{0, size}}, 0);
+    for (const Order order : orders()) {
+      const auto scope = order();
+      check_case(c, {{0, size}}, 0);
+    }
   }
 }
 
@@ -297,6 +300,7 @@ TEST_CASE("many vectors are clipped on a GPU as on a CPU, together and one by on
 }
 
 TEST_CASE("clipping on a GPU scales what the CPU scales, and nothing that is not finite") {
+  const auto order = GENERATE(from_range(orders()))();
   const OnGpu gpu;
   const std::size_t n = 5000;
   Clip clip(gpu.device(), n);
