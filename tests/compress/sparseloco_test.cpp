@@ -5,12 +5,11 @@
 #include <limits>
 #include <map>
 
-#include "compress/codec/codec.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "compress/transform.h"
+#include "tests/compress/codec/through.h"
 #include "tests/compress/fixtures.h"
-#include "tests/compress/normal_values.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
@@ -68,15 +67,6 @@ std::vector<std::vector<float>> thetas(CompressOptions options, int power, int s
       for (std::size_t r = 0; r < 2; ++r) errors->push_back(ranks[r].residual);
   }
   return all;
-}
-
-std::vector<float> through(const std::string& code, const std::vector<float>& values) {
-  const ValueCodec& codec = value_codecs().find(code);
-  std::vector<std::byte> bytes;
-  codec.encode(values, bytes);
-  std::vector<float> back(values.size());
-  codec.decode(bytes, back);
-  return back;
 }
 
 Selection chunk_topk(std::vector<float>& u, double density, int chunk) {

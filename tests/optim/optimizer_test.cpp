@@ -32,12 +32,6 @@ struct Model {
   }
 };
 
-std::vector<float> gradient_of_step(std::size_t size, std::uint32_t step) {
-  std::vector<float> gradient(size);
-  fill_normal(gradient, CounterRng(2, RngUse::test, step));
-  return gradient;
-}
-
 // The rule in double, an element at a time; the learning rate falls from step to step.
 std::vector<double> by_formula(const Model& model, const OptimizerOptions& o, Applied applied, int steps,
                                double gradient_scale) {

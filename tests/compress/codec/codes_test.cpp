@@ -10,7 +10,8 @@
 #include "compress/codec/code_bits.h"
 #include "nn/base/check.h"
 #include "nn/core/rng.h"
-#include "tests/compress/normal_values.h"
+#include "tests/compress/codec/through.h"
+#include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
@@ -65,16 +66,6 @@ double bits_per_entry(const Positions& positions, std::size_t numel, const std::
 }
 
 constexpr float kMax = std::numeric_limits<float>::max(), kTiny = std::numeric_limits<float>::denorm_min();
-
-std::vector<float> through(const std::string& code, const std::vector<float>& values) {
-  const auto* const value_codec = &value_codecs().find(code);
-  std::vector<std::byte> bytes;
-  value_codec->encode(values, bytes);
-  if (!value_codec->least) REQUIRE(bytes.size() == value_codec->bytes(values.size()));
-  std::vector<float> back(values.size());
-  value_codec->decode(bytes, back);
-  return back;
-}
 
 float largest(const std::vector<float>& values) {
   float m = 0;

@@ -9,6 +9,7 @@
 
 #include "nn/base/check.h"
 #include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
 #include "tests/support/catch.h"
 #include "tests/support/threads.h"
 
@@ -51,11 +52,8 @@ std::vector<BFloat16> narrow(const std::vector<float>& values) {
   return half;
 }
 
-std::vector<float> normal(std::size_t n, float scale = 0.01f) {
-  const CounterRng rng(3, RngUse::test);
-  std::vector<float> values(n);
-  for (std::size_t i = 0; i < n; ++i) values[i] = scale * rng.normal(i);
-  return values;
+std::vector<float> normal(std::size_t n) {
+  return testing::normal_values(n, 0.01, 3);
 }
 
 // Of bits that `draw` makes of 64 random ones.

