@@ -292,14 +292,6 @@ TEST_CASE("the GPU, too, keeps the sampled threshold where just k entries reach 
   CHECK(met > 0);
 }
 
-CompressOptions regtopk_options(double mu = 4, const std::string& variant = "A", double q = 1e8) {
-  CompressOptions options;
-  options.set("mu", mu);
-  options.set("variant", variant);
-  options.set("q", q);
-  return options;
-}
-
 // A gradient that moves slowly, so that the carried bound holds now and then.
 std::vector<float> drifting(std::size_t n, std::uint32_t step) {
   std::vector<float> x = noise(n, 1, 2);

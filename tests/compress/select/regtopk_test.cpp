@@ -15,14 +15,6 @@ using namespace topknot::testing;
 
 namespace {
 
-CompressOptions regtopk(double mu = 4, const std::string& variant = "A", double q = 1e8) {
-  CompressOptions options = named("regtopk");
-  options.set("mu", mu);
-  options.set("variant", variant);
-  options.set("q", q);
-  return options;
-}
-
 // What a rank remembers by the definition: dense, one flag per entry.
 struct Remembered {
   std::vector<bool> mask;
@@ -63,7 +55,7 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
   const std::string variant = GENERATE("A", "B");
   const auto [mu, q] = GENERATE(table<double, double>({{4, 1e8}, {0.3, 1e8}, {4, 3.0}, {1e4, 2.0}}));
   CAPTURE(variant, mu, q);
-  const CompressOptions options = regtopk(mu, variant, q);
+  const CompressOptions options = regtopk_options(mu, variant, q);
   const std::size_t d = 6000;
   const auto selector = make_selector("regtopk", options);
   Remembered last;
@@ -110,7 +102,8 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
 
 TEST_CASE("regtopk's first step is plain Top-k, also after a discarded one") {
   std::vector<float> x = fixture("cubic");
-  const auto selector = make_selector("regtopk", regtopk(GENERATE(1.0, 4.0), "A", GENERATE(1e4, 1e8)));
+  const auto selector =
+      make_selector("regtopk", regtopk_options(GENERATE(1.0, 4.0), "A", GENERATE(1e4, 1e8)));
   CHECK(select_k(*selector, x, 100).indices == plain_topk(x, 100));
   selector->discard();
   CHECK(select_k(*selector, x, 100).indices == plain_topk(x, 100));
@@ -118,7 +111,7 @@ TEST_CASE("regtopk's first step is plain Top-k, also after a discarded one") {
 
 TEST_CASE("regtopk with mu near 0 is Top-k that skips what the others cancelled") {
   const std::size_t d = 1000, k = 50;
-  const auto selector = make_selector("regtopk", regtopk(1e-12));
+  const auto selector = make_selector("regtopk", regtopk_options(1e-12));
   std::vector<float> first(d), second(d), average(d);
   const CounterRng rng(7, RngUse::test);
   for (std::size_t j = 0; j < d; ++j)
@@ -144,7 +137,7 @@ TEST_CASE(
   for (const Row& row : {Row{1, 2, 0.25f, 0.24f}, Row{4, 3, 0.77f, 0.75f}})  // 0.2449, 0.7616
     for (const float other : {row.above, row.below}) {
       INFO(row.ranks << " ranks, " << other);
-      SimulatedRanks ranks(regtopk(4), whole_group(2, row.ranks));
+      SimulatedRanks ranks(regtopk_options(4), whole_group(2, row.ranks));
       for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].gradient = {row.sent, 0};
       REQUIRE(ranks.step(0, 0.5));
       REQUIRE(ranks.sent()[0].indices == std::vector<std::uint32_t>{0});
@@ -157,7 +150,7 @@ TEST_CASE(
 TEST_CASE("regtopk's distortion takes uneven weights into account") {
   // 1.5 * 2 / 2 and 0.5 * -6 / 2 cancel; with equal weights they would not.
   for (const bool uneven : {true, false}) {
-    SimulatedRanks ranks(regtopk(4), whole_group(2, 2));
+    SimulatedRanks ranks(regtopk_options(4), whole_group(2, 2));
     ranks[0].gradient = {2, 0};
     ranks[1].gradient = {-6, 0};
     ranks.step(0, 0.5, uneven ? std::vector<float>{1.5f, 0.5f} : std::vector<float>{});
@@ -174,7 +167,7 @@ TEST_CASE("regtopk's distortion takes uneven weights into account") {
 TEST_CASE("regtopk: variant A keeps the full weight of an entry that was sent as zero") {
   // B divides by the current value instead: Delta is 0, the weight tanh(1/4).
   for (const std::string variant : {"A", "B"}) {
-    const auto selector = make_selector("regtopk", regtopk(4, variant));
+    const auto selector = make_selector("regtopk", regtopk_options(4, variant));
     std::vector<float> zeros(3), next = {-2, 1.9f, 0};
     const auto sent = select_k(*selector, zeros, 1);
     REQUIRE(sent.indices == std::vector<std::uint32_t>{0});
@@ -185,7 +178,7 @@ TEST_CASE("regtopk: variant A keeps the full weight of an entry that was sent as
 
 TEST_CASE("regtopk sends exactly k of zeros, constants, denormals, and all at density 1") {
   const float value = GENERATE(0.0f, 0.1f, std::numeric_limits<float>::denorm_min());
-  const CompressOptions options = regtopk(4, GENERATE("A", "B"), GENERATE(1e8, 1.0));
+  const CompressOptions options = regtopk_options(4, GENERATE("A", "B"), GENERATE(1e8, 1.0));
   const auto [d, k] = GENERATE(table<std::size_t, std::size_t>({{300, 7}, {1, 1}, {300, 300}, {300, 299}}));
   std::vector<float> x(d, value);
   const auto selector = make_selector("regtopk", options);
@@ -205,13 +198,13 @@ TEST_CASE("regtopk sends exactly k of zeros, constants, denormals, and all at de
 }
 
 TEST_CASE("regtopk validates its options and refuses the ef21 memory") {
-  CHECK_THROWS_WITH(make_selector("regtopk", regtopk(0)), Catch::Contains("compress.mu"));
-  CHECK_THROWS_WITH(make_selector("regtopk", regtopk(4, "C")),
+  CHECK_THROWS_WITH(make_selector("regtopk", regtopk_options(0)), Catch::Contains("compress.mu"));
+  CHECK_THROWS_WITH(make_selector("regtopk", regtopk_options(4, "C")),
                     Catch::Contains("compress.variant must be A | B, not 'C'"));
-  CHECK_THROWS_WITH(make_selector("regtopk", regtopk(4, "A", 0)), Catch::Contains("compress.q"));
+  CHECK_THROWS_WITH(make_selector("regtopk", regtopk_options(4, "A", 0)), Catch::Contains("compress.q"));
   SparsePreset parts = sparse_presets().find("regtopk");
   CHECK(parts.memory == "residual");
   parts.memory = "ef21";
-  CHECK_THROWS_WITH(check_combination(parts, regtopk()),
+  CHECK_THROWS_WITH(check_combination(parts, regtopk_options()),
                     Catch::Contains("ef21") && Catch::Contains("regtopk"));
 }

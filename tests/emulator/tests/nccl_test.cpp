@@ -32,11 +32,19 @@ struct Machine {
   }
 };
 
-// What each rank threw, within `seconds`.
-std::vector<std::string> errors_of(int ranks, double timeout_s, double seconds,
-                                   const std::function<void(DeviceRank&)>& body, MakeDevice make = kMake) {
+// What each rank of a fresh machine threw, within `seconds`; `data`: 64 elements of its own.
+using Body = std::function<void(DeviceRank& rank, float* data)>;
+std::vector<std::string> errors_of(int ranks, double timeout_s, double seconds, const Body& body,
+                                   MakeDevice make = kMake) {
+  const Machine machine;
   const auto start = Clock::now();
-  const auto errors = errors_of_device_ranks(make, ranks, body, timeout_s);
+  const auto errors = errors_of_device_ranks(
+      make, ranks,
+      [&](DeviceRank& rank) {
+        const cuda::DeviceArray<float> data(64);
+        body(rank, data.data());
+      },
+      timeout_s);
   CHECK(std::chrono::duration<double>(Clock::now() - start).count() < seconds);
   return errors;
 }
@@ -259,9 +267,8 @@ TEST_CASE("nccl: a block is gathered and a short array summed in rank order in o
 }
 
 TEST_CASE("nccl: versions that differ are one message on every rank, with both ranks and versions") {
-  const Machine machine;
   const auto errors = errors_of(
-      3, 20, 10, [](DeviceRank&) {},
+      3, 20, 10, [](DeviceRank&, float*) {},
       [](Communicator& host, double timeout_s) {
         if (host.rank() == 2) emulator::set_nccl_version(22403);
         return kMake(host, timeout_s);
@@ -286,7 +293,7 @@ TEST_CASE("nccl: a start that fails or never ends is an error on every rank, wit
       emulator::fail("ncclCommInitRankConfig", ncclSystemError);
     else
       emulator::fail("ncclCommGetAsyncError", ncclInProgress);
-    const auto errors = errors_of(3, 0.5, 10, [](DeviceRank&) {});
+    const auto errors = errors_of(3, 0.5, 10, [](DeviceRank&, float*) {});
     CHECK(all_say(
         errors, {"NCCL's start with 3 ranks", fails ? "unhandled system error" : "dist.timeout_s (0.5 s)"}));
   }
@@ -295,11 +302,10 @@ TEST_CASE("nccl: a start that fails or never ends is an error on every rank, wit
 TEST_CASE("nccl: a peer that never comes to a collective ends all at the deadline") {
   const Machine machine;
   const int aborts = emulator::nccl_aborts();
-  const auto errors = errors_of(3, 0.6, 10, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
-    sum(rank, data.data());
+  const auto errors = errors_of(3, 0.6, 10, [](DeviceRank& rank, float* data) {
+    sum(rank, data);
     if (rank.rank() == 2) stay_away(rank);
-    sum(rank, data.data());
+    sum(rank, data);
     rank.device.wait(rank.stream());
   });
   for (const int r : {0, 1})
@@ -310,16 +316,14 @@ TEST_CASE("nccl: a peer that never comes to a collective ends all at the deadlin
 }
 
 TEST_CASE("nccl: a stop signal ends a collective to which a peer never comes, without a deadline") {
-  const Machine machine;
   const auto patience = std::exchange(StopGracePeriod::alive, std::chrono::milliseconds(300));
   install_stop_handlers();
-  const auto errors = errors_of(2, 0, 20, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
+  const auto errors = errors_of(2, 0, 20, [](DeviceRank& rank, float* data) {
     if (rank.rank() == 1) {
       std::raise(SIGTERM);
       stay_away(rank);
     }
-    sum(rank, data.data());
+    sum(rank, data);
     rank.device.wait(rank.stream());
   });
   install_stop_handlers();  // forgets the signal
@@ -328,11 +332,9 @@ TEST_CASE("nccl: a stop signal ends a collective to which a peer never comes, wi
 }
 
 TEST_CASE("nccl: a peer that gives up ends all at once, with its reason") {
-  const Machine machine;
-  const auto errors = errors_of(3, 60, 20, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
+  const auto errors = errors_of(3, 60, 20, [](DeviceRank& rank, float* data) {
     if (rank.rank() == 1) throw Error("the disk is full");
-    sum(rank, data.data(), SumOrder::ranks);
+    sum(rank, data, SumOrder::ranks);
     rank.device.wait(rank.stream());
   });
   CHECK(all_say(errors, {"the disk is full"}));
@@ -360,58 +362,50 @@ TEST_CASE("nccl: over gloo, a rank that dies ends the others' collectives with w
 }
 
 TEST_CASE("nccl: an asynchronous error ends all") {
-  const Machine machine;
-  const auto errors = errors_of(2, 60, 20, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
-    sum(rank, data.data(), SumOrder::ranks);
+  const auto errors = errors_of(2, 60, 20, [](DeviceRank& rank, float* data) {
+    sum(rank, data, SumOrder::ranks);
     rank.device.wait(rank.stream());
     rank.host.barrier();
     if (rank.rank() == 0) emulator::fail("ncclCommGetAsyncError", ncclRemoteError);
     rank.host.barrier();
-    sum(rank, data.data(), SumOrder::ranks);
+    sum(rank, data, SumOrder::ranks);
     rank.device.wait(rank.stream());
   });
   CHECK(all_say(errors, {"remote process exited"}));
 }
 
 TEST_CASE("nccl: an error among some of the ranks ends all, whoever waits for whom") {
-  const Machine machine;
-  const auto errors = errors_of(4, 60, 20, [](DeviceRank& rank) {
+  const auto errors = errors_of(4, 60, 20, [](DeviceRank& rank, float* data) {
     const auto host = rank.host.split(rank.rank() / 2);
     const auto part = rank.device.split(*host);
-    const cuda::DeviceArray<float> data(64);
-    part->all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
+    part->all_reduce(data, 64, SumOrder::ranks, rank.stream());
     rank.device.wait(rank.stream());
     rank.host.barrier();
     if (rank.rank() == 0)
       part->abort("the disk is full");  // as its watch does; nothing is left that rank 0 would wait for
     else
-      sum(rank, data.data(), SumOrder::ranks);
+      sum(rank, data, SumOrder::ranks);
     rank.device.wait(rank.stream());
   });
   CHECK(all_say(errors, {"the disk is full"}));
 }
 
 TEST_CASE("nccl: a host that is blocked in a call of CUDA is freed at the deadline") {
-  const Machine machine;
-  const auto errors = errors_of(2, 0.6, 10, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
+  const auto errors = errors_of(2, 0.6, 10, [](DeviceRank& rank, float* data) {
     if (rank.rank() == 1) stay_away(rank);
-    sum(rank, data.data());
+    sum(rank, data);
     TOPKNOT_CUDA(cudaStreamSynchronize(rank.stream()));  // waits for rank 1, who never comes
-    sum(rank, data.data());
+    sum(rank, data);
   });
   CHECK(says(errors[0], {"all_reduce #1 of 256 bytes", "gave up after dist.timeout_s (0.6 s)"}));
 }
 
 TEST_CASE("nccl: a graph whose collectives do not end is given up at the deadline") {
-  const Machine machine;
-  const auto errors = errors_of(2, 0.6, 10, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
+  const auto errors = errors_of(2, 0.6, 10, [](DeviceRank& rank, float* data) {
     const auto stream = rank.stream();
     rank.context.synchronize();
     TOPKNOT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    sum(rank, data.data());
+    sum(rank, data);
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     TOPKNOT_CUDA(cudaStreamEndCapture(stream, &graph));
@@ -430,9 +424,8 @@ TEST_CASE("nccl: a graph whose collectives do not end is given up at the deadlin
 }
 
 TEST_CASE("nccl: steps that wait for one another may take longer than the deadline together") {
-  const Machine machine;
   const auto start = Clock::now();
-  const auto errors = errors_of(1, 0.6, 60, [&](DeviceRank& rank) {
+  const auto errors = errors_of(1, 0.6, 60, [&](DeviceRank& rank, float* data) {
     for (int step = 1; step <= 4; ++step) {
       emulator::enqueue_when(rank.stream(), [&start, step] {
         return Clock::now() >= start + step * std::chrono::milliseconds(400);
@@ -445,13 +438,11 @@ TEST_CASE("nccl: steps that wait for one another may take longer than the deadli
 }
 
 TEST_CASE("nccl: a rank gives up, and ends, while it still has graphs with collectives") {
-  const Machine machine;
-  const auto errors = errors_of(2, 0.6, 10, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
+  const auto errors = errors_of(2, 0.6, 10, [](DeviceRank& rank, float* data) {
     const auto stream = rank.stream();
     rank.context.synchronize();
     cuda::GraphMemory memory(rank.context.pool());
-    const cuda::Graph graph(stream, memory, [&] { sum(rank, data.data()); });
+    const cuda::Graph graph(stream, memory, [&] { sum(rank, data); });
     graph.launch(stream);
     rank.device.wait(stream);
     if (rank.rank() == 1) stay_away(rank);
@@ -463,15 +454,13 @@ TEST_CASE("nccl: a rank gives up, and ends, while it still has graphs with colle
 }
 
 TEST_CASE("nccl: a lost GPU ends all") {
-  const Machine machine;
-  const auto errors = errors_of(2, 5, 10, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
-    sum(rank, data.data());
+  const auto errors = errors_of(2, 5, 10, [](DeviceRank& rank, float* data) {
+    sum(rank, data);
     rank.device.wait(rank.stream());
     rank.host.barrier();
     if (rank.rank() == 0) emulator::lose_device();
     rank.device.wait(rank.stream());
-    sum(rank, data.data());
+    sum(rank, data);
     rank.device.wait(rank.stream());
   });
   CHECK((errors[0] + errors[1]).find("the GPU is lost") != std::string::npos);
