@@ -5,9 +5,11 @@
 
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
+#include "compress/parallel.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "tests/support/error_text.h"
+#include "tests/support/threads.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -24,24 +26,27 @@ bool averages_agree(SimulatedRanks& ranks) {
   return true;
 }
 
-// Two tensors, one of them a matrix, and two selection ranges.
-GroupSpec two_tensors(int ranks) {
+// Two matrices and a vector, in two selection ranges.
+GroupSpec three_tensors(int ranks) {
   GroupSpec spec;
-  spec.numel = 4096 + 96 * 40;
+  spec.numel = 4096 + 96 * 40 + 33;
   spec.segments = {{0, 4096}, {4096, spec.numel}};
   spec.ranks = ranks;
-  spec.tensors = {{0, 64, 64}, {4096, 96, 40}};
+  spec.tensors = {{0, 64, 64}, {4096, 96, 40}, {4096 + 96 * 40, 33, 1}};
   return spec;
 }
 
-// Every method, and what the memory and the form of momentum make of one.
+// Every method, and what the memory and the form of momentum make of some.
 std::vector<CompressOptions> variants() {
   std::vector<CompressOptions> all;
   for (const std::string& method : methods()) all.push_back(options_for(method));
-  for (const std::string& memory : memories().names()) {
-    all.push_back(options_for("topk"));
+  const auto add = [&](const std::string& method, const std::string& memory) {
+    all.push_back(options_for(method));
     all.back().memory = memory;
-  }
+  };
+  for (const std::string& memory : memories().names()) add("topk", memory);
+  for (const char* method : {"powersgd", "acpsgd", "signsgd", "randk"}) add(method, "none");
+  add("qsgd", "residual");
   all.push_back(options_for("dgc"));
   all.back().nesterov = true;
   return all;
@@ -57,10 +62,11 @@ void check_same(SimulatedRanks& a, SimulatedRanks& b) {
   }
 }
 
-bool keeps_residual(const std::string& method) {
-  if (!sparse_presets().contains(method))
-    return method != "dense" && method != "qsgd" && method != "terngrad";
-  return sparse_presets().find(method).memory == "residual";
+std::string memory_of(const CompressOptions& options) {
+  const std::string& method = options.name;
+  if (!options.memory.empty()) return options.memory;
+  if (sparse_presets().contains(method)) return sparse_presets().find(method).memory;
+  return method == "dense" || method == "qsgd" || method == "terngrad" ? "none" : "residual";
 }
 
 bool refused(const std::string& select, const std::string& memory) {
@@ -86,7 +92,7 @@ void run(const CompressOptions& options) {
 }  // namespace
 
 TEST_CASE("all ranks get the same bits from every method, with counts that differ by rank") {
-  const GroupSpec spec = two_tensors(3);
+  const GroupSpec spec = three_tensors(3);
   for (const std::string& method : methods()) {
     INFO(method);
     SimulatedRanks ranks(options_for(method), spec);
@@ -99,13 +105,15 @@ TEST_CASE("all ranks get the same bits from every method, with counts that diffe
   }
 }
 
-TEST_CASE("with error feedback nothing is lost: residuals plus what was applied are the gradients") {
-  const GroupSpec spec = two_tensors(3);
+TEST_CASE(
+    "with error feedback nothing is lost: residuals plus what was applied are the gradients; without it no "
+    "method touches the residual") {
+  const GroupSpec spec = three_tensors(3);
   const std::vector<float> weights = {0.5f, 1.0f, 1.5f};
-  for (const std::string& method : methods()) {
-    if (!keeps_residual(method)) continue;
-    INFO(method);
-    CompressOptions options = options_for(method);
+  for (CompressOptions options : variants()) {
+    const std::string memory = memory_of(options);
+    if (memory != "residual" && memory != "none") continue;
+    INFO(options.name << " " << options.memory);
     // sparseloco forgets and adds more; residuals of demo are coefficients.
     options.aggregate = "ranks", options.feedback_decay = 1, options.transform = "none";
     SimulatedRanks ranks(options, spec);
@@ -120,17 +128,72 @@ TEST_CASE("with error feedback nothing is lost: residuals plus what was applied 
       REQUIRE(ranks.step(step, 0.02, weights));
       for (std::size_t i = 0; i < spec.numel; ++i) left[i] -= 3.0 * ranks[0].average[i];
     }
-    for (std::size_t r = 0; r < 3; ++r)
+    for (std::size_t r = 0; r < 3; ++r) {
+      if (memory == "none") CHECK(ranks[r].residual == std::vector<float>(spec.numel));
       for (std::size_t i = 0; i < spec.numel; ++i)
         left[i] -= static_cast<double>(weights[r]) * ranks[r].residual[i];
+    }
     const double error = std::sqrt(std::inner_product(left.begin(), left.end(), left.begin(), 0.0));
     const double norm = std::sqrt(std::inner_product(scale.begin(), scale.end(), scale.begin(), 0.0));
-    CHECK(error / norm < 1e-6);
+    if (memory == "residual") CHECK(error / norm < 1e-6);
+  }
+}
+
+TEST_CASE("each entry is either sent or kept, bit for bit what was accumulated, by every selection") {
+  const std::size_t n = 2500, ranks = 2;
+  for (const std::string& select : selectors().names()) {
+    INFO(select);
+    CompressOptions options = options_for("topk");
+    options.select = select;
+    SimulatedRanks steppers(options, whole_group(n, ranks));
+    for (std::int64_t step = 0; step < 10; ++step) {
+      load_gradients(steppers, step, n);
+      std::vector<std::vector<float>> u;
+      for (std::size_t r = 0; r < ranks; ++r) {
+        u.push_back(steppers[r].gradient);
+        for (std::size_t i = 0; i < n; ++i) u[r][i] += steppers[r].residual[i];
+      }
+      REQUIRE(steppers.step(step, 0.02, {0.5f, 1.5f}));
+      for (std::size_t r = 0; r < ranks; ++r) {
+        const SparseVector& sent = steppers.sent()[r];
+        CHECK(sent.indices.size() == steppers[r].compressor->diagnostics().selected);
+        std::vector<float> restored = steppers[r].residual;
+        for (std::size_t i = 0; i < sent.indices.size(); ++i) {
+          REQUIRE(restored[sent.indices[i]] == 0);
+          restored[sent.indices[i]] = sent.values[i];
+        }
+        REQUIRE(same_bits(restored, u[r]));
+      }
+    }
+  }
+}
+
+TEST_CASE("no method's results depend on the number of threads") {
+  GroupSpec spec{300 * 500 + 77 + 512 * 700, {}, 2};
+  spec.segments = {{0, spec.numel}};
+  spec.tensors = {{0, 300, 500}, {150000, 77, 1}, {150077, 512, 700}};
+  REQUIRE(spec.numel / 3 > 4 * kChunk);
+  std::vector<CompressOptions> all = variants();
+  all.push_back(options_for("qsgd"));
+  all.back().set("levels", 3), all.back().set("bucket", 100);
+  for (const CompressOptions& options : all) {
+    INFO(options.name << " " << options.memory);
+    const auto by_threads = [&](int threads) {
+      const Threads scope(threads);
+      SimulatedRanks ranks(options, spec);
+      for (std::int64_t step = 0; step < 2; ++step) {
+        load_gradients(ranks, step, spec.numel);
+        REQUIRE(ranks.step(step, 0.01));
+      }
+      return ranks;
+    };
+    SimulatedRanks one = by_threads(1), three = by_threads(3);
+    check_same(one, three);
   }
 }
 
 TEST_CASE("a step that is not committed leaves no trace in any method") {
-  const GroupSpec spec = two_tensors(2);
+  const GroupSpec spec = three_tensors(2);
   for (const CompressOptions& options : variants())
     for (const std::string why : {"not agreed on", "NaN", "infinity"}) {
       INFO(options.name << " " << options.memory << ", " << why);
@@ -159,7 +222,7 @@ TEST_CASE("a step that is not committed leaves no trace in any method") {
 }
 
 TEST_CASE("the state of every method round-trips: a restarted run gives the bits of an uninterrupted one") {
-  const GroupSpec spec = two_tensors(2);
+  const GroupSpec spec = three_tensors(2);
   for (const CompressOptions& options : variants())
     for (const std::int64_t cut : {0, 3, 4, 7}) {
       INFO(options.name << " " << options.memory << " restarted at " << cut);
@@ -186,12 +249,13 @@ TEST_CASE("the state of every method round-trips: a restarted run gives the bits
 }
 
 TEST_CASE("vectors at the edge end well in every method") {
-  for (const std::string& method : methods())
+  for (const CompressOptions& options : variants())
     for (const std::size_t n : {std::size_t{1}, std::size_t{5}, std::size_t{3000}})
       for (const EdgeVector& edge : edge_vectors(n))
         for (const double density : {1e-9, 0.01, 1.0}) {
-          INFO(method << ", " << n << " times " << edge.what << ", density " << density);
-          SimulatedRanks ranks(options_for(method), whole_group(n, 2));
+          INFO(options.name << " " << options.memory << ", " << n << " times " << edge.what << ", density "
+                            << density);
+          SimulatedRanks ranks(options, whole_group(n, 2));
           for (std::int64_t step = 0; step < 3; ++step) {
             ranks[0].gradient = edge.values;
             ranks[1].gradient = gradient_of(step, 1, n);
@@ -234,7 +298,7 @@ TEST_CASE("nothing beyond the capacity is sent, and what stays is not lost") {
 }
 
 TEST_CASE("at density 1 every selection with error feedback averages as the dense method does") {
-  const GroupSpec spec = two_tensors(3);
+  const GroupSpec spec = three_tensors(3);
   for (const std::string& select : selectors().names()) {
     if (select == "threshold") continue;  // its own rule decides, not the density
     INFO(select);

@@ -47,6 +47,13 @@ inline std::vector<float> noise(std::size_t n, std::uint32_t stream, double powe
   return x;
 }
 
+inline std::vector<float> normal_values(std::size_t n, double scale, std::uint32_t seed) {
+  const CounterRng rng(seed, RngUse::test);
+  std::vector<float> values(n);
+  for (std::size_t i = 0; i < n; ++i) values[i] = static_cast<float>(scale * rng.normal(i));
+  return values;
+}
+
 // The positions whose magnitude exceeds t: the definition.
 inline std::vector<std::uint32_t> positions_above(const std::vector<float>& x, double t) {
   std::vector<std::uint32_t> positions;

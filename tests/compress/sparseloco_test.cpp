@@ -1,23 +1,21 @@
 // The pieces of SparseLoCo: selection by chunk, values by centroids, decayed error feedback, the mean over the ranks that
 // sent an entry.
-#include <omp.h>
-
 #include <array>
 #include <cmath>
 #include <limits>
 #include <map>
 
-#include "compress/codec/codec.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "compress/transform.h"
+#include "tests/compress/codec/through.h"
 #include "tests/compress/fixtures.h"
-#include "tests/compress/normal_values.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/generated.h"
 #include "tests/support/same_bits.h"
+#include "tests/support/threads.h"
 
 namespace topknot::testing {
 namespace {
@@ -69,15 +67,6 @@ std::vector<std::vector<float>> thetas(CompressOptions options, int power, int s
       for (std::size_t r = 0; r < 2; ++r) errors->push_back(ranks[r].residual);
   }
   return all;
-}
-
-std::vector<float> through(const std::string& code, const std::vector<float>& values) {
-  const ValueCodec& codec = value_codecs().find(code);
-  std::vector<std::byte> bytes;
-  codec.encode(values, bytes);
-  std::vector<float> back(values.size());
-  codec.decode(bytes, back);
-  return back;
 }
 
 Selection chunk_topk(std::vector<float>& u, double density, int chunk) {
@@ -200,11 +189,11 @@ TEST_CASE("the cosine transform is orthonormal by block, at the edges too, and t
   for (std::size_t r = 0; r < 50; ++r)
     for (std::size_t c = 0; c < 26; ++c) sum += static_cast<double>(values[r * 130 + c]);
   CHECK(static_cast<double>(there[0]) == Approx(sum / std::sqrt(50.0 * 26)).epsilon(1e-5));
-  const int before = omp_get_max_threads();
-  omp_set_num_threads(3);
   std::vector<float> again = values;
-  transform.forward(again);
-  omp_set_num_threads(before);
+  {
+    const Threads three(3);
+    transform.forward(again);
+  }
   CHECK(same_bits(again, there));
   transform.inverse(there);
   for (std::size_t i = 0; i < values.size(); ++i) CHECK(there[i] == Approx(values[i]).margin(1e-5));
@@ -384,18 +373,6 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("chunk_topk finds what is not finite, anywhere") {
-  for (const std::size_t at : {std::size_t{0}, std::size_t{5000}, std::size_t{10006}})
-    for (const float bad :
-         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
-      std::vector<float> u = fixture("cubic");
-      u[at] = bad;
-      const Selection selected = chunk_topk(u, 0.01, 4096);
-      CHECK_FALSE(selected.finite);
-      CHECK(selected.indices.empty());
-    }
-}
-
 TEST_CASE("feedback decays by its factor, and not at all where a step is discarded") {
   CompressOptions options = named("topk");
   options.feedback_decay = 0.5;
@@ -443,11 +420,9 @@ TEST_CASE("the mean over contributors divides by the weights of those that sent 
   }
   CHECK(zeros == n - expected.size());
   for (const int threads : {1, 3}) {
-    const int before = omp_get_max_threads();
-    omp_set_num_threads(threads);
+    const Threads scope(threads);
     std::vector<float> again(n);
     average_contributors(views, again, room);
-    omp_set_num_threads(before);
     CHECK(same_bits(again, average));
   }
 }

@@ -53,14 +53,13 @@ class BothRanks {
     INFO("step " << number << ", " << ranks() << " ranks");
     cuda::Context& context = cuda::Context::current();
     if (weights.empty()) weights.assign(ranks(), 1.0f);
+    const double lr = 0.1 * static_cast<double>(1 + number % 3);
     weights_.set(weights);
     for (std::size_t r = 0; r < ranks(); ++r) {
       Rank& rank = ranks_[r];
       to_device(rank.memory[turn_].data(), gradient(r));
-      rank.parameters.set({StepParameters{number, 1.0, 1.0, density_, static_cast<std::int32_t>(r)}});
-      StepStatus status;
-      status.bad = agree || damaged_ ? 0 : 1;
-      rank.status.set({status});
+      rank.parameters.set({{.step = number, .lr = lr, .density = density_, .rank = static_cast<int>(r)}});
+      rank.status.set({{.bad = agree || damaged_ ? 0u : 1u}});
     }
     if (graphs_) {
       auto& graph = graph_[turn_];
@@ -70,7 +69,7 @@ class BothRanks {
       run(context.stream());
     }
     context.synchronize();
-    const bool good = on_cpu_.step(number, density_, weights, agree);
+    const bool good = on_cpu_.step(number, density_, weights, agree, lr);
     compare(good);
     if (keeps_) turn_ = 1 - turn_;
     damaged_.reset();

@@ -13,19 +13,6 @@ namespace {
 using testing::DeviceVector;
 using testing::random_values;
 
-struct Filter {
-  std::int64_t out, in, taps;
-};
-
-std::vector<float> krsc(const std::vector<float>& oihw, const Filter& f) {
-  std::vector<float> filter;
-  for (std::int64_t o = 0; o < f.out; ++o)
-    for (std::int64_t t = 0; t < f.taps; ++t)
-      for (std::int64_t i = 0; i < f.in; ++i)
-        filter.push_back(oihw[static_cast<std::size_t>((o * f.in + i) * f.taps + t)]);
-  return filter;
-}
-
 std::vector<float> floats(const std::vector<BFloat16>& values) {
   std::vector<float> out(values.size());
   to_float(values.data(), values.size(), out.data());
@@ -33,32 +20,6 @@ std::vector<float> floats(const std::vector<BFloat16>& values) {
 }
 
 }  // namespace
-
-TEST_CASE("filters go to cuDNN's order and type, and their gradients come back") {
-  const OnGpu gpu;
-  for (const Filter f : {Filter{1, 1, 1}, {3, 5, 9}, {16, 3, 49}, {70, 16, 9}, {40, 33, 1}}) {
-    const cuda::FilterShape shape{f.out, f.in, f.taps};
-    const auto n = shape.size();
-    const auto weight = random_values(static_cast<std::int64_t>(n), 1),
-               start = random_values(static_cast<std::int64_t>(n), 2);
-    const auto rounded = testing::rounded_to(DType::bf16, weight);
-    const DeviceVector<float> w(weight), filter(n);
-    const DeviceVector<BFloat16> half(n);
-    cuda::filter_from_weight(gpu.stream(), w.data(), filter.data(), false, shape);
-    cuda::filter_from_weight(gpu.stream(), w.data(), half.data(), true, shape);
-    CHECK(filter.host() == krsc(weight, f));
-    CHECK(floats(half.host()) == krsc(rounded, f));
-    for (const bool bf16 : {false, true})
-      for (const bool accumulate : {false, true}) {
-        const DeviceVector<float> back(start);
-        cuda::weight_from_filter(gpu.stream(), bf16 ? static_cast<void*>(half.data()) : filter.data(), bf16,
-                                 back.data(), accumulate, shape);
-        std::vector<float> expected = bf16 ? rounded : weight;
-        for (std::size_t i = 0; accumulate && i < n; ++i) expected[i] = start[i] + expected[i];
-        CHECK(back.host() == expected);
-      }
-  }
-}
 
 TEST_CASE("a bias is added to its channel") {
   const OnGpu gpu;

@@ -154,7 +154,10 @@ void check_all(const std::vector<SparseVector>& lists, std::size_t capacity, std
     }
 }
 
-TEST_CASE("a GPU's blocks are write_block()'s, and read alike, about a Rice part's length") {
+TEST_CASE(
+    "a GPU's blocks are write_block()'s, and read alike, about a Rice part's length, in any order of "
+    "threads") {
+  const auto order = GENERATE(from_range(orders()))();
   const std::size_t numel = 40009;
   std::vector<SparseVector> lists;
   for (const std::size_t count : {0, 1, 255, 256, 1023, 1024, 1025, 5000})

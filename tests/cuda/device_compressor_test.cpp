@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "compress/codec/cuda/device_codec.h"
+#include "compress/memory/cuda/device_memory.h"
 #include "tests/cuda/compressor_ranks.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/error_text.h"
@@ -129,29 +130,83 @@ TEST_CASE("no memory, the rate inside, and densities by segment") {
   ten_steps(by_layer, n);
 }
 
-TEST_CASE("a captured step is right in every replay") {
+TEST_CASE("a captured step is right in every replay, in any order of blocks and threads") {
+  const auto order = GENERATE(from_range(orders()))();
   const OnGpu gpu;
   const std::size_t n = 1800;
   for (const char* name : kMethods) {
     INFO(name);
     CompressOptions options = options_of(name);
     options.codec = "rice";
+    options.values = "fp16";
     BothRanks both(options, {n, {{0, 800}, {800, n}}, 2}, true);
     ten_steps(both, n, {1.5f, 0.5f});
   }
 }
 
-TEST_CASE("a saved state goes from CPU to GPU and back") {
+TEST_CASE("velocities on a GPU are the CPU's: any momentum, with Nesterov and masking or without") {
+  const OnGpu gpu;
+  for (const std::size_t n : {1, 7, 1500})
+    for (const double momentum : {0.0, 0.5, 0.9})
+      for (const bool nesterov : {false, true})
+        for (const bool masking : {false, true})
+          for (const char* values : {"fp32", "bf16"}) {
+            INFO(n << ", momentum " << momentum << (nesterov ? ", Nesterov" : "")
+                   << (masking ? ", masking, " : ", ") << values);
+            CompressOptions options = named("dgc");
+            options.momentum = momentum, options.nesterov = nesterov && momentum > 0, options.values = values;
+            options.set("momentum_masking", masking);
+            BothRanks both(options, whole_group(n, 1));
+            ten_steps(both, n, {1.5f});
+          }
+}
+
+TEST_CASE("a saved state goes from CPU to GPU and back, a velocity to either of its places") {
   const OnGpu gpu;
   const std::size_t n = 900;
   for (const char* name : kMethods) {
     INFO(name);
     BothRanks both(options_of(name), {n, {{0, 400}, {400, n}}, 2});
-    ten_steps(both, n);
-    both.exchange_states();
+    for (const int later : {0, 1}) {
+      ten_steps(both, n);
+      for (std::size_t r = 0; later && r < 2; ++r) both.gradient(r) = gradient_of(10, r, n);
+      if (later) both.step(10);
+      both.exchange_states();
+    }
     ten_steps(both, n);
     CHECK_THROWS_AS(both.on_gpu(0).load_state(std::vector<std::byte>(16)), Error);
   }
+}
+
+TEST_CASE("a velocity of another length, without momentum or not finite is refused by the GPU's memory") {
+  const OnGpu gpu;
+  const auto load = [&](double momentum, std::size_t n, float value = 0) {
+    StateWriter writer;
+    writer.put_list(std::vector<float>(5, value));
+    const std::vector<std::byte> bytes = writer.take();
+    StateReader reader(bytes);
+    CompressOptions options;
+    options.momentum = momentum;
+    cuda::make_device_memory("dgc", options, n)->load(reader);
+  };
+  CHECK_THROWS_AS(load(0.9, 6), Error);
+  CHECK_THROWS_AS(load(0, 5), Error);
+  CHECK_THROWS_AS(load(0.9, 5, std::numeric_limits<float>::infinity()), Error);
+  load(0.9, 5);
+}
+
+TEST_CASE("a velocity refuses a slice in other memory than before; ef21 has no kernels") {
+  const OnGpu gpu;
+  CompressOptions options;
+  options.momentum = 0.9;
+  const auto memory = cuda::make_device_memory("dgc", options, 8);
+  const testing::DeviceVector<float> one(8), two(8), other(8);
+  const auto accumulate = [&](const auto& gradient, const auto& residual) {
+    memory->accumulate({{gradient.data(), 8}, {residual.data(), 8}}, nullptr);
+  };
+  accumulate(one, two), accumulate(two, one);
+  CHECK_THROWS_AS(accumulate(other, one), Error);
+  CHECK(cuda::make_device_memory("ef21", {}, 10) == nullptr);
 }
 
 TEST_CASE("a damaged block is a bad step on all ranks, and the residual stays") {

@@ -25,6 +25,7 @@ LoaderOptions loader_options(bool augment) {
 
 // All batches of two epochs, with images in each order and type.
 void check_same(const Dataset& dataset, bool augment) {
+  const auto order = GENERATE(from_range(orders()))();
   const OnGpu gpu;
   const cuda::DeviceDataset there(dataset, augment, kSeed);
   Loader loader(dataset, loader_options(augment));

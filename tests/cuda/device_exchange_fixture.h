@@ -289,6 +289,29 @@ inline ExchangeRecord run_echo(const ExchangePlan& plan, const MakeDeviceExchang
   return record;
 }
 
+inline ExchangePlan plan_of(const std::string& method, int ranks, const std::string& merge = "all") {
+  ExchangePlan plan;
+  plan.options.compress.name = method;
+  plan.options.merge = merge;
+  plan.options.ordered_sum = true;
+  plan.ranks = ranks;
+  return plan;
+}
+
+inline MakeDeviceExchange on_gpu(const ExchangeOptions& options) {
+  return [options](ParameterArena& arena, CollectiveQueue& queue, cuda::DeviceCommunicator& device) {
+    auto exchange = cuda::make_device_exchange(arena, queue, &device, options);
+    if (exchange->capture() == cuda::DeviceExchange::Capture::none) throw Error("went through the CPU");
+    return exchange;
+  };
+}
+// The CPU's exchange over copies of the gradients.
+inline MakeDeviceExchange staged(const ExchangeOptions& options) {
+  return [options](ParameterArena& arena, CollectiveQueue& queue, cuda::DeviceCommunicator&) {
+    return cuda::make_staged_exchange(arena, queue, options);
+  };
+}
+
 // Outcome, averages and residuals of every step and rank, bit for bit. `dense`: the plan if all groups are dense; a rank then
 // knows of its own loss alone.
 inline void check_same(const std::vector<ExchangeRecord>& gpu, const std::vector<ExchangeRecord>& cpu,

@@ -66,6 +66,33 @@ class Weights {
   std::vector<float> values_;
 };
 
+TEST_CASE("filters go to cuDNN's order and type, and their gradients come back") {
+  const OnGpu gpu;
+  for (const FilterShape& shape : {FilterShape{1, 1, 1}, {3, 5, 9}, {16, 3, 49}, {70, 16, 9}, {40, 33, 1}}) {
+    const auto n = shape.size();
+    const auto weight = random_values(static_cast<std::int64_t>(n), 1),
+               start = random_values(static_cast<std::int64_t>(n), 2);
+    const auto rounded = rounded_to(DType::bf16, weight);
+    const DeviceVector<float> w(weight), filter(n);
+    const DeviceVector<BFloat16> half(n);
+    cuda::filter_from_weight(gpu.stream(), w.data(), filter.data(), false, shape);
+    cuda::filter_from_weight(gpu.stream(), w.data(), half.data(), true, shape);
+    CHECK(filter.host() == filter_from(weight, shape));
+    std::vector<float> floats(n);
+    to_float(half.host().data(), n, floats.data());
+    CHECK(floats == filter_from(rounded, shape));
+    for (const bool bf16 : {false, true})
+      for (const bool accumulate : {false, true}) {
+        const DeviceVector<float> back(start);
+        cuda::weight_from_filter(gpu.stream(), bf16 ? static_cast<void*>(half.data()) : filter.data(), bf16,
+                                 back.data(), accumulate, shape);
+        std::vector<float> expected = bf16 ? rounded : weight;
+        for (std::size_t i = 0; accumulate && i < n; ++i) expected[i] = start[i] + expected[i];
+        CHECK(back.host() == expected);
+      }
+  }
+}
+
 TEST_CASE("a filter has zeros beyond its weight's channels") {
   const OnGpu gpu;
   const Weights weights({{16, 4, 9, 16, 3},

@@ -2,9 +2,20 @@
 // A rank's context on the first GPU, current in this thread. On a machine without a GPU the CUDA emulator has
 // one.
 
+#include <memory>
+#include <vector>
+
 #include "nn/core/cuda/context.h"
 
 namespace topknot {
+
+// The orders in which blocks and threads run while what such a function returns lives: the device's own, and
+// those that tests/emulator/tests/order_test.cpp adds. GENERATE(from_range(orders()))() in a test runs it in each.
+using Order = std::shared_ptr<void> (*)();
+inline std::vector<Order>& orders() {
+  static std::vector<Order> all{[] { return std::shared_ptr<void>(); }};
+  return all;
+}
 
 class OnGpu {
  public:

@@ -180,20 +180,6 @@ TEST_CASE("the pass that lists makes what the memory's formulas make, bit for bi
     }
 }
 
-TEST_CASE("a NaN or Inf anywhere is found by the pass that lists") {
-  const OnGpu gpu;
-  for (const std::size_t at : {0u, 4095u, 4096u, 8999u})
-    for (const float bad :
-         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
-      std::vector<float> u = noise(9000, 4);
-      u[at] = bad;
-      const OneRange one(u.size(), 10, 1);
-      const DeviceVector<float> on_gpu(u);
-      list_above(gpu, one, on_gpu.data(), kLargestFinite);
-      check_list(read(one), u, kLargestFinite, 10);
-    }
-}
-
 // What take_largest() takes of u, or of a list of what exceeds `above`.
 std::vector<std::uint32_t> take(const OnGpu& gpu, const std::vector<float>& u, Choice choice,
                                 MagnitudeKey above, std::size_t count, std::size_t slack = 3) {

@@ -1,15 +1,13 @@
 // libtopknot's compressors on a GPU, by the C interface: the averages, residuals and states of those on the CPU.
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "include/topknot.h"
 #include "nn/core/bfloat16.h"
-#include "tests/compress/every_method.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
+#include "tests/library/library_fixture.h"
 #include "tests/support/catch.h"
 
 namespace topknot {
@@ -19,35 +17,12 @@ using namespace topknot::testing;
 
 using Bytes = std::vector<std::byte>;
 
-struct Named {
-  const char* name;
-  std::vector<std::int64_t> shape;
-  std::size_t numel() const {
-    std::size_t n = 1;
-    for (const std::int64_t length : shape) n *= static_cast<std::size_t>(length);
-    return n;
-  }
-};
 // The second goes uncompressed, and its bytes are no multiple of 16.
-const std::vector<Named> kTensors = {{"conv", {8, 3, 3, 3}}, {"bias", {63}}, {"linear", {96, 41}}};
-
-struct Destroy {
-  void operator()(topknot_compressor* compressor) const { topknot_destroy(compressor); }
-};
-using Handle = std::unique_ptr<topknot_compressor, Destroy>;
+const std::vector<testing::Shape> kTensors = {{"conv", {8, 3, 3, 3}}, {"bias", {63}}, {"linear", {96, 41}}};
 
 Handle make(const std::string& method, std::vector<std::string> keys, bool gpu, int rank, int ranks) {
   if (gpu) keys.push_back("device=cuda");
-  std::vector<const char*> texts;
-  for (const std::string& key : keys) texts.push_back(key.c_str());
-  std::vector<topknot_tensor> tensors;
-  for (const Named& tensor : kTensors)
-    tensors.push_back({tensor.name, tensor.shape.data(), tensor.shape.size()});
-  topknot_compressor* made = nullptr;
-  if (topknot_create(method.c_str(), texts.data(), texts.size(), tensors.data(), tensors.size(), rank, ranks,
-                     &made) != TOPKNOT_OK)
-    throw UserError(topknot_error());
-  return Handle(made);
+  return testing::make(method, keys, rank, ranks, kTensors);
 }
 
 std::vector<Handle> make_ranks(const std::string& method, const std::vector<std::string>& keys, bool gpu,
@@ -58,9 +33,9 @@ std::vector<Handle> make_ranks(const std::string& method, const std::vector<std:
 }
 
 // A program's own memory, of the host or of the GPU, in its own context.
-class Memory {
+class ProgramMemory {
  public:
-  Memory(bool gpu, const Bytes& bytes) : host_(bytes), device_(gpu ? bytes : Bytes()), gpu_(gpu) {}
+  ProgramMemory(bool gpu, const Bytes& bytes) : host_(bytes), device_(gpu ? bytes : Bytes()), gpu_(gpu) {}
   void* data() { return gpu_ ? device_.data() : host_.data(); }
   Bytes bytes() const { return gpu_ ? device_.host() : host_; }
 
@@ -121,7 +96,7 @@ Exchanged exchange(const std::vector<Handle>& ranks, std::int64_t number, const 
   const topknot_step step{number, settings.density, 0.1};
   std::vector<topknot_round*> rounds(ranks.size());
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    std::vector<Memory> gradients;
+    std::vector<ProgramMemory> gradients;
     for (const std::int32_t t : settings.which) {
       std::vector<float> g = gradient_of(number, r + static_cast<std::size_t>(t) % 3,
                                          kTensors[static_cast<std::size_t>(t)].numel());
@@ -130,7 +105,7 @@ Exchanged exchange(const std::vector<Handle>& ranks, std::int64_t number, const 
       gradients.emplace_back(gpu, typed(g, settings.type));
     }
     std::vector<const void*> from;
-    for (Memory& gradient : gradients) from.push_back(gradient.data());
+    for (ProgramMemory& gradient : gradients) from.push_back(gradient.data());
     if (topknot_encode(ranks[r].get(), &step, settings.which.data(), settings.which.size(), from.data(),
                        settings.type, settings.scale, &rounds[r]) != TOPKNOT_OK)
       FAIL(topknot_error());
@@ -138,7 +113,7 @@ Exchanged exchange(const std::vector<Handle>& ranks, std::int64_t number, const 
   std::vector<topknot_message> messages(ranks.size());
   for (std::size_t r = 0; r < ranks.size(); ++r)
     REQUIRE(topknot_message_of(rounds[r], &messages[r]) == TOPKNOT_OK);
-  std::vector<Memory> copies;
+  std::vector<ProgramMemory> copies;
   std::vector<const void*> blocks;
   std::vector<std::size_t> sizes;
   if (messages[0].sum) {
@@ -166,7 +141,7 @@ Exchanged exchange(const std::vector<Handle>& ranks, std::int64_t number, const 
   } else {
     for (const topknot_message& message : messages)
       copies.emplace_back(gpu, read(gpu, message.block, message.block_bytes));
-    for (Memory& copy : copies) blocks.push_back(copy.data()), sizes.push_back(copy.bytes().size());
+    for (ProgramMemory& copy : copies) blocks.push_back(copy.data()), sizes.push_back(copy.bytes().size());
   }
   Exchanged result;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -181,26 +156,18 @@ Exchanged exchange(const std::vector<Handle>& ranks, std::int64_t number, const 
       topknot_discard(rounds[r]);
       continue;
     }
-    std::vector<Memory> averages;
+    std::vector<ProgramMemory> averages;
     for (const std::int32_t t : settings.which) {
       const std::size_t width = settings.type == TOPKNOT_FLOAT32 ? 4 : 2;
       averages.emplace_back(gpu, Bytes(kTensors[static_cast<std::size_t>(t)].numel() * width));
     }
     std::vector<void*> to;
-    for (Memory& average : averages) to.push_back(average.data());
+    for (ProgramMemory& average : averages) to.push_back(average.data());
     if (topknot_commit(rounds[r], to.data(), settings.type, settings.scale) != TOPKNOT_OK)
       FAIL(topknot_error());
-    for (const Memory& average : averages) result.averages.push_back(average.bytes());
+    for (const ProgramMemory& average : averages) result.averages.push_back(average.bytes());
   }
   return result;
-}
-
-Bytes saved(const Handle& compressor) {
-  std::size_t bytes = 0;
-  REQUIRE(topknot_save(compressor.get(), nullptr, 0, &bytes) == TOPKNOT_OK);
-  Bytes state(bytes);
-  REQUIRE(topknot_save(compressor.get(), state.data(), state.size(), &bytes) == TOPKNOT_OK);
-  return state;
 }
 
 struct Case {
@@ -226,7 +193,7 @@ void compare(const std::vector<Handle>& cpu, const std::vector<Handle>& gpu, std
   const Exchanged found = exchange(gpu, step, settings);
   REQUIRE(found.state == expected.state);
   CHECK((found.averages == expected.averages));
-  for (std::size_t r = 0; r < cpu.size(); ++r) CHECK((saved(gpu[r]) == saved(cpu[r])));
+  for (std::size_t r = 0; r < cpu.size(); ++r) CHECK((state_of(gpu[r].get()) == state_of(cpu[r].get())));
 }
 
 }  // namespace
@@ -282,17 +249,17 @@ TEST_CASE(
   const std::vector<Handle> gpu = make_ranks("dgc", keys, true, 2);
   for (std::int64_t step = 0; step < 3; ++step) exchange(cpu, step, {});
   for (std::size_t r = 0; r < 2; ++r) {
-    const Bytes state = saved(cpu[r]);
+    const std::vector<char> state = state_of(cpu[r].get());
     REQUIRE(topknot_load(gpu[r].get(), state.data(), state.size()) == TOPKNOT_OK);
   }
   compare(cpu, gpu, 3, {});
-  const Bytes before = saved(gpu[0]);
+  const std::vector<char> before = state_of(gpu[0].get());
   compare(cpu, gpu, 4, {});
   for (std::size_t r = 0; r < 2; ++r) {
     REQUIRE(topknot_undo(gpu[r].get(), 4) == TOPKNOT_OK);
     REQUIRE(topknot_undo(cpu[r].get(), 4) == TOPKNOT_OK);
   }
-  CHECK((saved(gpu[0]) == before));
+  CHECK((state_of(gpu[0].get()) == before));
   const std::vector<float> owed = gradient_of(9, 1, kTensors[2].numel());
   std::vector<float> found(owed.size());
   int has = 0;
@@ -318,10 +285,10 @@ TEST_CASE("libtopknot on a GPU: of two rounds under way one is not finite") {
   const OnGpu program;
   const Handle compressor = make("topk", {}, true, 0, 1);
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  Memory bad(true, bytes_of(std::vector<float>(kTensors[0].numel(), nan)));
-  Memory good(true, bytes_of(gradient_of(0, 0, kTensors[2].numel())));
+  ProgramMemory bad(true, bytes_of(std::vector<float>(kTensors[0].numel(), nan)));
+  ProgramMemory good(true, bytes_of(gradient_of(0, 0, kTensors[2].numel())));
   const topknot_step step{0, 0, 0};
-  const auto encode = [&](std::int32_t tensor, Memory& gradient) {
+  const auto encode = [&](std::int32_t tensor, ProgramMemory& gradient) {
     const void* from = gradient.data();
     topknot_round* round = nullptr;
     REQUIRE(topknot_encode(compressor.get(), &step, &tensor, 1, &from, TOPKNOT_FLOAT32, 1, &round) ==
@@ -344,26 +311,19 @@ TEST_CASE("libtopknot on a GPU: of two rounds under way one is not finite") {
 
 TEST_CASE("libtopknot on a GPU: what it cannot do is refused") {
   const OnGpu program;
-  const auto refusal = [](const std::string& method, const std::vector<std::string>& keys, bool gpu) {
-    try {
-      make(method, keys, gpu, 0, 1);
-    } catch (const UserError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+  const auto refusal = [](const std::string& method, const std::string& device) {
+    return testing::refusal(method, {"device=" + device}, kTensors);
   };
-  CHECK(refusal("powersgd", {}, true) ==
+  CHECK(refusal("powersgd", "cuda") ==
         "method 'powersgd' with these keys has no kernels for a GPU; remove key 'device', and give gradients "
-        "in the "
-        "host's memory");
-  CHECK(refusal("topk", {"device=gpu"}, false) == "key 'device' must be cpu, cuda, or cuda:N, not 'gpu'");
-  CHECK(refusal("topk", {"device=cuda:x"}, false) ==
-        "key 'device' must be cpu, cuda, or cuda:N, not 'cuda:x'");
-  CHECK(refusal("topk", {"device=cuda:99"}, false).rfind("GPU 99 was asked for, and there ", 0) == 0);
-  CHECK(refusal("topk", {"device=cuda:0"}, false) == "");
+        "in the host's memory");
+  CHECK(refusal("topk", "gpu") == "key 'device' must be cpu, cuda, or cuda:N, not 'gpu'");
+  CHECK(refusal("topk", "cuda:x") == "key 'device' must be cpu, cuda, or cuda:N, not 'cuda:x'");
+  CHECK(refusal("topk", "cuda:99").rfind("GPU 99 was asked for, and there ", 0) == 0);
+  CHECK(refusal("topk", "cuda:0") == "");
 
   const Handle compressor = make("topk", {}, true, 0, 2);
-  Memory gradient(true, bytes_of(std::vector<float>(kTensors[0].numel(), 1.0f)));
+  ProgramMemory gradient(true, bytes_of(std::vector<float>(kTensors[0].numel(), 1.0f)));
   const void* from = gradient.data();
   const std::int32_t first = 0;
   const topknot_step step{0, 0, 0};

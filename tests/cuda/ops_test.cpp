@@ -49,6 +49,10 @@ void check_same(const Op& op, const std::vector<Shape>& shapes, double tolerance
     };
     same(actual.value, expected.value);
     for (std::size_t i = 0; i < x.size(); ++i) same(actual.gradients[i], expected.gradients[i]);
+    for (const Order order : orders()) {
+      const auto scope = order();
+      CHECK((probe(op, x, dy, true) == actual));
+    }
   }
 }
 

@@ -33,12 +33,6 @@ struct Model {
   }
 };
 
-std::vector<float> gradient_of_step(std::size_t size, std::uint32_t step) {
-  std::vector<float> gradient(size);
-  fill_normal(gradient, CounterRng(2, RngUse::test, step));
-  return gradient;
-}
-
 struct Case {
   OptimizerOptions options;
   Applied applied = Applied::nothing;
@@ -78,12 +72,8 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift, std::int
   DeviceVector<StepStatus> status(1);
   for (const std::uint32_t step : {0u, 1u, 2u}) {
     const bool bad = step == 2;
-    StepStatus word;
-    word.bad = bad;
-    status.set({word});
-    StepParameters numbers;
-    numbers.step = step, numbers.lr = 0.1 / (1 + step), numbers.gradient_scale = 1.0 / 3;
-    parameters.set({numbers});
+    const StepParameters numbers{.step = step, .lr = 0.1 / (1 + step), .gradient_scale = 1.0 / 3};
+    status.set({{.bad = bad}}), parameters.set({numbers});
     const auto gradient = gradient_of_step(size, step);
     std::vector<float> shifted(shift, 0.0f);
     shifted.insert(shifted.end(), gradient.begin(), gradient.end());
@@ -113,7 +103,10 @@ TEST_CASE(
                         << ", decay " << c.options.weight_decay << ", decay_1d " << c.options.decay_1d
                         << ", applied " << static_cast<int>(c.applied));
     const std::size_t size = Model().arena->size();
-    check_case(c, {{0, size}}, 0);
+    for (const Order order : orders()) {
+      const auto scope = order();
+      check_case(c, {{0, size}}, 0);
+    }
   }
 }
 
@@ -151,8 +144,7 @@ TEST_CASE("a captured update reads each step's learning rate and scale") {
     device->update(0, {there_gradient.data(), gradient.size()}, StepState{parameters.data()});
   });
   for (const double lr : {0.5, 0.25}) {
-    StepParameters numbers;
-    numbers.lr = lr, numbers.gradient_scale = lr / 3;
+    const StepParameters numbers{.lr = lr, .gradient_scale = lr / 3};
     parameters.set({numbers});
     graph.launch(gpu.stream());
     cpu->update(0, gradient, {0, numbers.lr, numbers.gradient_scale});
@@ -183,19 +175,14 @@ TEST_CASE("muon on a GPU makes the CPU's steps but for the order of sums, and no
     const std::size_t size = here.arena->size();
     DeviceVector<StepParameters> parameters(1);
     DeviceVector<StepStatus> status(1);
-    const auto gradients = [&](std::uint32_t step) { return gradient_of_step(size, step); };
-    DeviceVector<float> gradient(gradients(0));
+    DeviceVector<float> gradient(size);
     CapturedGraph graph(gpu.stream(), [&] {
       device->update(0, {gradient.data(), size}, StepState{parameters.data(), status.data()});
     });
     const auto step_on_gpu = [&](std::uint32_t step, bool bad) {
-      StepStatus word;
-      word.bad = bad;
-      status.set({word});
-      StepParameters numbers;
-      numbers.step = step, numbers.lr = 0.1 / (1 + step), numbers.gradient_scale = 1.0 / 3;
-      parameters.set({numbers});
-      gradient.set(gradients(step));
+      status.set({{.bad = bad}});
+      parameters.set({{.step = step, .lr = 0.1 / (1 + step), .gradient_scale = 1.0 / 3}});
+      gradient.set(gradient_of_step(size, step));
       graph.launch(gpu.stream());
     };
     const auto state_on_gpu = [&] {
@@ -204,7 +191,7 @@ TEST_CASE("muon on a GPU makes the CPU's steps but for the order of sums, and no
     };
     for (const std::uint32_t step : {0u, 1u, 2u}) {
       step_on_gpu(step, false);
-      cpu->update(0, gradients(step), {step, 0.1 / (1 + step), 1.0 / 3});
+      cpu->update(0, gradient_of_step(size, step), {step, 0.1 / (1 + step), 1.0 / 3});
     }
     const std::vector<float> weights = there.arena->host_weights(), momentum = state_on_gpu();
     const auto close = [](const std::vector<float>& actual, std::span<const float> expected) {
@@ -297,6 +284,7 @@ TEST_CASE("many vectors are clipped on a GPU as on a CPU, together and one by on
 }
 
 TEST_CASE("clipping on a GPU scales what the CPU scales, and nothing that is not finite") {
+  const auto order = GENERATE(from_range(orders()))();
   const OnGpu gpu;
   const std::size_t n = 5000;
   Clip clip(gpu.device(), n);

@@ -1,5 +1,6 @@
 // Whole runs on a GPU: against the CPU's, with and without graphs, by every backend.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -113,36 +114,35 @@ TEST_CASE("a local step that is not finite is left out on a GPU, and a sync that
   CHECK((metrics.end && metrics.end->failed));
 }
 
-TEST_CASE("graphs and batches made on the GPU change no bit") {
-  using Case = std::pair<const char*, int>;
-  for (const auto& [method, ranks] : {Case{"dense", 2}, Case{"topk", 1}, Case{"topk", 3}, Case{"dgc", 2}}) {
-    INFO(method << ", " << ranks << " ranks");
-    const Keys keys{std::string("compress.name=") + method, "compress.warmup=[0.05]"};
-    const auto weights = on_gpu("threads", ranks, with(keys, {"data.on_device=true"})).checksums;
-    CHECK(weights == on_gpu("threads", ranks, with(keys, {"train.graphs=false"})).checksums);
-    CHECK(weights == on_gpu("threads", ranks, with(keys, {"data.on_device=false"})).checksums);
-    CHECK(weights == on_gpu("threads", ranks, with(keys, {"train.check_every=1"})).checksums);
-  }
-}
-
-TEST_CASE("kernels that begin early change no bit, with graphs and without") {
-  for (const char* precision : {"train.precision=fp32", "train.precision=bf16"})
-    for (const char* method : {"compress.name=topk", "compress.name=dense"}) {
-      const Keys keys{precision, method};
-      const auto weights = on_gpu("threads", 2, keys).checksums;
-      for (const char* graphs : {"train.graphs=true", "train.graphs=false"}) {
-        INFO(precision << ", " << method << ", " << graphs);
-        CHECK(weights == on_gpu("threads", 2, with(keys, {"train.early_launch=true", graphs})).checksums);
-      }
+TEST_CASE(
+    "graphs and batches made on the GPU change no bit, nor do early kernels, looks of the host and gloo") {
+  const auto same = [](int ranks, const Keys& keys, const std::vector<Keys>& ways) {
+    const auto weights = on_gpu("threads", ranks, keys).checksums;
+    for (const Keys& way : ways) {
+      INFO(fmt::format("{}, {} ranks: {}", fmt::join(keys, " "), ranks, fmt::join(way, " ")));
+      const bool gloo = way[0] == "dist.backend=gloo";
+      CHECK(weights == on_gpu(gloo ? "gloo" : "threads", ranks, with(keys, way)).checksums);
     }
-}
-
-TEST_CASE("batches reach the GPU whole, however far the host is ahead") {
-  for (const char* where : {"data.on_device=true", "data.on_device=false"}) {
-    const Keys keys{"compress.name=topk", where, "data.train_size=128"};  // the host looks at an epoch's end
-    CHECK(on_gpu("threads", 2, with(keys, {"train.check_every=0"})).checksums ==
-          on_gpu("threads", 2, with(keys, {"train.check_every=1"})).checksums);
-  }
+  };
+  const std::vector<Keys> plainer{{"train.graphs=false"}, {"data.on_device=false"}, {"train.check_every=1"}};
+  for (const auto& [method, ranks] : {std::pair("dense", 2), {"topk", 1}, {"topk", 3}, {"dgc", 2}})
+    same(ranks, {std::string("compress.name=") + method, "compress.warmup=[0.05]", "data.on_device=true"},
+         plainer);
+  for (const char* precision : {"train.precision=fp32", "train.precision=bf16"})
+    for (const char* method : {"compress.name=topk", "compress.name=dense"})
+      same(2, {precision, method},
+           {{"train.early_launch=true"}, {"train.early_launch=true", "train.graphs=false"}});
+  for (const char* where :
+       {"data.on_device=true", "data.on_device=false"})  // the host looks at an epoch's end
+    same(2, {"compress.name=topk", where, "data.train_size=128", "train.check_every=0"},
+         {{"train.check_every=1"}});
+  // Three epochs, each augmented anew.
+  same(2, {"compress.name=topk", "data.augment=true", "data.on_device=true"}, {{"data.on_device=false"}});
+  for (const Keys& keys :
+       {Keys{"compress.name=topk"}, Keys{"compress.name=gaussiank", "compress.capacity=2"},
+        Keys{"compress.name=regtopk", "compress.scope=tensor"}, Keys{"compress.name=signsgd"},
+        Keys{"compress.name=topk", "exchange.collective=gtopk"}})
+    same(3, with(keys, {"data.shard=uneven:3"}), {{"dist.backend=gloo"}});
 }
 
 TEST_CASE("steps are reported whole and in order while later ones are under way") {
@@ -160,12 +160,6 @@ TEST_CASE("steps are reported whole and in order while later ones are under way"
     CHECK(far.metrics.epochs[0].train_loss == near.metrics.epochs[0].train_loss);
     CHECK(far.checksums == near.checksums);
   }
-}
-
-TEST_CASE("batches made on the GPU are augmented anew each epoch, as the loader's are") {
-  const Keys keys{"compress.name=topk", "data.augment=true"};  // three epochs
-  CHECK(on_gpu("threads", 2, with(keys, {"data.on_device=true"})).checksums ==
-        on_gpu("threads", 2, with(keys, {"data.on_device=false"})).checksums);
 }
 
 TEST_CASE("pictures that are decoded when they are needed reach the GPU, and are not kept there") {
@@ -202,18 +196,6 @@ TEST_CASE("what a run has timed the next one takes from train.algorithm_cache") 
   CHECK(contains(first, "the weight's gradient of a convolution of [2, 16, 12, 12]"));
   CHECK(contains(first, "batch norm of fp32 [2, 16, 12, 12], relu"));
   CHECK(kept() == first);
-}
-
-TEST_CASE("on GPUs, too, threads and gloo give the same bits") {
-  for (const Keys& keys :
-       {Keys{"compress.name=topk"}, Keys{"compress.name=gaussiank", "compress.capacity=2"},
-        Keys{"compress.name=regtopk", "compress.scope=tensor"}, Keys{"compress.name=signsgd"},
-        Keys{"compress.name=topk", "exchange.collective=gtopk"}}) {
-    INFO(keys.back());
-    const Run threads = on_gpu("threads", 3, with(keys, {"data.shard=uneven:3"}));
-    const Run gloo = on_gpu("gloo", 3, with(keys, {"data.shard=uneven:3", "dist.backend=gloo"}));
-    CHECK(threads.checksums == gloo.checksums);
-  }
 }
 
 TEST_CASE("clipping, micro-batches and weight decay are the CPU's") {

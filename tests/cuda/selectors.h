@@ -59,11 +59,7 @@ struct BothSelectors {
   void set_inputs(const std::vector<float>& gradient, const std::vector<float>& addend, const Asked& asked) {
     u.set(gradient);
     if (!addend.empty()) residual.set(addend);
-    StepParameters step;
-    step.step = asked.step;
-    step.rank = asked.rank;
-    step.density = asked.density;
-    parameters.set({step});
+    parameters.set({{.step = asked.step, .density = asked.density, .rank = asked.rank}});
   }
 
   // The CPU's selection of the same, cut to compress.capacity.
@@ -111,9 +107,7 @@ struct BothSelectors {
     sent.set(cpu_sent);
     average.set(cpu_average);
     weight.set({own_weight});
-    StepStatus word;
-    word.bad = bad;
-    status.set({word});
+    status.set({{.bad = bad}});
   }
   // What ranks might make of the selection: values cut to some bits, and an average that strangers changed.
   void set_outcome(bool bad, float own_weight, int ranks, std::uint32_t draw) {
@@ -162,8 +156,8 @@ struct BothSelectors {
 
 // A gradient of the given kind, of a run's life: 0 noise, 1 noise of another size, 2 zeros, 3 a constant, 4
 // few distinct values, 5 denormal numbers, 6 huge ones, 7 all that is large in one place, 8 the least number
-// everywhere, 9 the largest, 10 heavy tails, 11 and 12 with a NaN, an Inf.
-inline constexpr int kFiniteGradients = 11, kGradients = 13;
+// everywhere, 9 the largest, 10 heavy tails, 11 noise far from zero, then with a NaN, an Inf.
+inline constexpr int kFiniteGradients = 12, kNaN = 12, kGradients = 14;
 inline std::vector<float> gradient_of(int kind, std::size_t n, std::uint32_t stream) {
   using Limits = std::numeric_limits<float>;
   const CounterRng rng(31, RngUse::test, stream);
@@ -180,9 +174,10 @@ inline std::vector<float> gradient_of(int kind, std::size_t n, std::uint32_t str
     if (kind == 8) g[i] = Limits::denorm_min();
     if (kind == 9) g[i] = Limits::max();
     if (kind == 10) g[i] = std::pow(g[i], 9.0f);
+    if (kind == 11) g[i] = 0.1f * g[i] - 5;
   }
-  if (kind == 11) g[n / 2] = Limits::quiet_NaN();
-  if (kind == 12) g[n - 1] = -Limits::infinity();
+  if (kind == kNaN) g[n / 2] = Limits::quiet_NaN();
+  if (kind == kNaN + 1) g[n - 1] = -Limits::infinity();
   return g;
 }
 
@@ -219,8 +214,9 @@ class SelectPair {
     return both_.expected;
   }
 
-  Selector& cpu() { return *both_.cpu; }
+  BothSelectors& both() { return both_; }
   std::size_t capacity() const { return both_.memory.capacity(); }
+  void clear_residual() { residual_.assign(residual_.size(), 0); }
 
  private:
   static constexpr int kRanks = 3;

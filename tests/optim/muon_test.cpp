@@ -1,8 +1,6 @@
 // Muon against values of a float64 program that agrees with the published ones, and against a loop in double.
 #include "optim/muon.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -15,6 +13,8 @@
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/fill_normal.h"
+#include "tests/support/generated.h"
+#include "tests/support/threads.h"
 
 using namespace topknot;
 
@@ -22,19 +22,9 @@ namespace {
 
 using Matrix = std::vector<double>;  // by rows
 
-// u^3 of a linear congruence, the same on every machine.
-std::vector<double> golden_numbers(std::int64_t n, std::int64_t seed) {
-  std::vector<double> x;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t k = (i * (7919 + 613 * seed) + 104729 * seed + 1) % 10007;
-    const double u = (static_cast<double>(k) - 5003.3) / 10007.0;
-    x.push_back(8.0 * u * u * u * (1.0 + 0.1 * static_cast<double>(i % 7)));
-  }
-  return x;
-}
-
-std::vector<float> as_floats(const std::vector<double>& x) {
-  return {x.begin(), x.end()};
+// generated() as a parameter of the arena, or in its place of a gradient.
+void copy_golden(std::int64_t n, std::int64_t seed, float* to) {
+  for (const double x : testing::generated(static_cast<std::size_t>(n), seed)) *to++ = static_cast<float>(x);
 }
 
 // The sum, the sum weighted by 1 + i mod 13, the norm.
@@ -73,110 +63,85 @@ OptimizerOptions muon_options(const std::string& variant) {
   return options;
 }
 
-std::vector<float> noise(std::size_t n, std::uint32_t step) {
-  std::vector<float> gradient(n);
-  fill_normal(gradient, CounterRng(3, RngUse::test, step));
-  return gradient;
+// Of three steps: sums of the parameter, its first three elements; sums of the update (with the shape factor), its first
+// three elements.
+using Steps = double[3][6];
+void check_steps(const char* variant, std::int64_t rows, std::int64_t cols, const Steps& parameter,
+                 const Steps& update_of) {
+  INFO(variant << ", " << rows << " x " << cols);
+  Model model(rows, cols);
+  const std::int64_t n = rows * cols;
+  const std::span<float> weights = model.values(*model.matrix);
+  copy_golden(n, 9, weights.data());
+  const OptimizerOptions options = muon_options(variant);
+  const auto optimizer = make_optimizer(options, *model.arena);
+  for (int step = 0; step < 3; ++step) {
+    std::vector<float> gradient(model.arena->size());
+    copy_golden(n, 10 + step, gradient.data() + model.matrix->offset());
+    const std::vector<double> before(weights.begin(), weights.end());
+    optimizer->update(0, gradient, {step, options.lr});
+    const std::vector<double> after(weights.begin(), weights.end());
+    std::vector<double> update;
+    for (std::size_t i = 0; i < after.size(); ++i)
+      update.push_back((before[i] * (1 - options.lr * options.weight_decay) - after[i]) / options.lr);
+    const auto check = [&](const std::vector<double>& actual, const double* expected, double tolerance) {
+      const std::array<double, 3> sums = sums_of(actual);
+      const double norm = expected[2];
+      CHECK(std::abs(sums[0] - expected[0]) < tolerance * norm * 5);
+      CHECK(std::abs(sums[1] - expected[1]) < tolerance * norm * 50);
+      CHECK(std::abs(sums[2] - expected[2]) < tolerance * norm);
+      for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(actual[i] - expected[3 + i]) < tolerance * norm);
+    };
+    check(after, parameter[step], 1e-6);
+    check(update, update_of[step], 2e-5);
+  }
 }
-
-struct Golden {
-  const char* variant;
-  std::int64_t rows, cols;
-  // Of three steps: sums of the parameter, its first three elements; sums of the update (with the shape
-  // factor), its first three elements.
-  double parameter[3][6], update[3][6];
-};
-
-const Golden kGolden[] = {
-    {"jordan",
-     8,
-     12,
-     {{-1.737792037, -12.19221479, 4.936325533, -0.2370043753, 0.01046055635, 0.5091451719},
-      {-1.716301554, -12.26827079, 4.936485358, -0.2312949451, 0.01361812188, 0.519584749},
-      {-1.704027987, -12.46559281, 4.939272716, -0.2309741167, 0.01862556002, 0.5182591302}},
-     {{-0.1195559851, -7.772884683, 2.706299084, -0.03076146651, -0.5072948389, -0.02671390654},
-      {-1.057146219, 3.924722083, 2.826725058, -0.2831014644, -0.1579828819, -0.5270703034},
-      {-0.596515321, 9.98878352, 2.491906283, -0.01372847093, -0.2505080884, 0.06108509151}}},
-    {"jordan",
-     12,
-     8,
-     {{-1.744886455, -12.08019958, 4.942145731, -0.2376719472, 0.01121429212, 0.5106858009},
-      {-1.748395488, -12.4158807, 4.941708019, -0.2348990154, 0.01513277894, 0.5221012403},
-      {-1.731553315, -12.45055037, 4.9486407, -0.2300900621, 0.02104241349, 0.5251585241}},
-     {{0.2351649254, -13.37364526, 3.266015725, 0.002617131867, -0.5449816276, -0.1037453543},
-      {0.1929005009, 16.90485821, 3.265376064, -0.1362698731, -0.1960364836, -0.575878829},
-      {-0.8246246644, 1.857641957, 3.021531713, -0.2380986715, -0.2956330553, -0.1580852027}}},
-    {"moonshot",
-     8,
-     12,
-     {{-1.738526544, -12.23996823, 4.93598045, -0.2371933606, 0.00734394232, 0.5089810533},
-      {-1.723530602, -12.29190283, 4.935699336, -0.2332231524, 0.009531547989, 0.5161825591},
-      {-1.714920338, -12.42785302, 4.937186939, -0.2329862807, 0.01300078365, 0.5152329036}},
-     {{-0.08283063132, -5.385212848, 1.874978909, -0.02131219725, -0.3514641375, -0.01850797433},
-      {-0.7324118389, 2.71912978, 1.958412676, -0.1961384772, -0.1094537229, -0.3651651017},
-      {-0.4132778829, 6.920428694, 1.726442973, -0.009511353097, -0.1735570985, 0.04232094743}}},
-    {"moonshot",
-     12,
-     8,
-     {{-1.742843725, -12.19636676, 4.939114311, -0.2376492138, 0.006480422604, 0.5097846385},
-      {-1.744677578, -12.38518417, 4.938303387, -0.2360599657, 0.008697024955, 0.5161980109},
-      {-1.734999073, -12.40372393, 4.941568508, -0.2333189745, 0.01203999071, 0.5178833028}},
-     {{0.1330284139, -7.565286327, 1.847537694, 0.001480461888, -0.3082881516, -0.05868723376},
-      {0.1091210836, 9.562834305, 1.847175801, -0.07708591192, -0.1108949218, -0.3257664682},
-      {-0.4664784661, 1.050839546, 1.709236519, -0.1346889635, -0.1672352577, -0.08942657356}}},
-    {"muloco",
-     8,
-     12,
-     {{-1.74329674, -12.24851969, 4.936837654, -0.2370361035, 0.009066506085, 0.5094410112},
-      {-1.72140336, -12.16925918, 4.937663886, -0.2332462263, 0.01279859908, 0.515642547},
-      {-1.687143751, -12.16303133, 4.939219752, -0.2305506388, 0.01726443276, 0.5185334187}},
-     {{0.155679156, -4.957639851, 2.308963949, -0.02917505453, -0.4375923257, -0.04150586962},
-      {-1.077236019, -3.840540208, 2.299223108, -0.1871235001, -0.1866953147, -0.3151712026},
-      {-1.695766424, -0.189699709, 2.281531567, -0.1324469108, -0.22341967, -0.1497000093}}},
-    {"muloco",
-     12,
-     8,
-     {{-1.745137172, -12.10547929, 4.940892116, -0.2370908112, 0.01177599618, 0.5107022928},
-      {-1.811238029, -12.77891383, 4.942577788, -0.2365170172, 0.0144268715, 0.5195758238},
-      {-1.824487557, -13.12925315, 4.947398087, -0.2310916118, 0.02153307061, 0.5254193034}},
-     {{0.2477007688, -12.10965994, 3.493457652, -0.02643966811, -0.5730668306, -0.1045699487},
-      {3.322494249, 33.79278207, 3.457312666, -0.02631879297, -0.1326615258, -0.4487835765},
-      {0.6805887657, 17.64475494, 3.448035404, -0.2689050977, -0.3554542241, -0.2973697375}}},
-};
 
 }  // namespace
 
 TEST_CASE("muon makes the steps of the published variants") {
-  for (const Golden& golden : kGolden) {
-    INFO(golden.variant << ", " << golden.rows << " x " << golden.cols);
-    Model model(golden.rows, golden.cols);
-    const std::int64_t n = golden.rows * golden.cols;
-    const std::span<float> weights = model.values(*model.matrix);
-    std::ranges::copy(as_floats(golden_numbers(n, 9)), weights.begin());
-    const OptimizerOptions options = muon_options(golden.variant);
-    const auto optimizer = make_optimizer(options, *model.arena);
-    for (int step = 0; step < 3; ++step) {
-      std::vector<float> gradient(model.arena->size());
-      std::ranges::copy(as_floats(golden_numbers(n, 10 + step)),
-                        gradient.begin() + static_cast<std::ptrdiff_t>(model.matrix->offset()));
-      const std::vector<double> before(weights.begin(), weights.end());
-      optimizer->update(0, gradient, {step, options.lr});
-      const std::vector<double> after(weights.begin(), weights.end());
-      std::vector<double> update;
-      for (std::size_t i = 0; i < after.size(); ++i)
-        update.push_back((before[i] * (1 - options.lr * options.weight_decay) - after[i]) / options.lr);
-      const auto check = [&](const std::vector<double>& actual, const double* expected, double tolerance) {
-        const std::array<double, 3> sums = sums_of(actual);
-        const double norm = expected[2];
-        CHECK(std::abs(sums[0] - expected[0]) < tolerance * norm * 5);
-        CHECK(std::abs(sums[1] - expected[1]) < tolerance * norm * 50);
-        CHECK(std::abs(sums[2] - expected[2]) < tolerance * norm);
-        for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(actual[i] - expected[3 + i]) < tolerance * norm);
-      };
-      check(after, golden.parameter[step], 1e-6);
-      check(update, golden.update[step], 2e-5);
-    }
-  }
+  check_steps("jordan", 8, 12,
+              {{-1.737792037, -12.19221479, 4.936325533, -0.2370043753, 0.01046055635, 0.5091451719},
+               {-1.716301554, -12.26827079, 4.936485358, -0.2312949451, 0.01361812188, 0.519584749},
+               {-1.704027987, -12.46559281, 4.939272716, -0.2309741167, 0.01862556002, 0.5182591302}},
+              {{-0.1195559851, -7.772884683, 2.706299084, -0.03076146651, -0.5072948389, -0.02671390654},
+               {-1.057146219, 3.924722083, 2.826725058, -0.2831014644, -0.1579828819, -0.5270703034},
+               {-0.596515321, 9.98878352, 2.491906283, -0.01372847093, -0.2505080884, 0.06108509151}});
+  check_steps("jordan", 12, 8,
+              {{-1.744886455, -12.08019958, 4.942145731, -0.2376719472, 0.01121429212, 0.5106858009},
+               {-1.748395488, -12.4158807, 4.941708019, -0.2348990154, 0.01513277894, 0.5221012403},
+               {-1.731553315, -12.45055037, 4.9486407, -0.2300900621, 0.02104241349, 0.5251585241}},
+              {{0.2351649254, -13.37364526, 3.266015725, 0.002617131867, -0.5449816276, -0.1037453543},
+               {0.1929005009, 16.90485821, 3.265376064, -0.1362698731, -0.1960364836, -0.575878829},
+               {-0.8246246644, 1.857641957, 3.021531713, -0.2380986715, -0.2956330553, -0.1580852027}});
+  check_steps("moonshot", 8, 12,
+              {{-1.738526544, -12.23996823, 4.93598045, -0.2371933606, 0.00734394232, 0.5089810533},
+               {-1.723530602, -12.29190283, 4.935699336, -0.2332231524, 0.009531547989, 0.5161825591},
+               {-1.714920338, -12.42785302, 4.937186939, -0.2329862807, 0.01300078365, 0.5152329036}},
+              {{-0.08283063132, -5.385212848, 1.874978909, -0.02131219725, -0.3514641375, -0.01850797433},
+               {-0.7324118389, 2.71912978, 1.958412676, -0.1961384772, -0.1094537229, -0.3651651017},
+               {-0.4132778829, 6.920428694, 1.726442973, -0.009511353097, -0.1735570985, 0.04232094743}});
+  check_steps("moonshot", 12, 8,
+              {{-1.742843725, -12.19636676, 4.939114311, -0.2376492138, 0.006480422604, 0.5097846385},
+               {-1.744677578, -12.38518417, 4.938303387, -0.2360599657, 0.008697024955, 0.5161980109},
+               {-1.734999073, -12.40372393, 4.941568508, -0.2333189745, 0.01203999071, 0.5178833028}},
+              {{0.1330284139, -7.565286327, 1.847537694, 0.001480461888, -0.3082881516, -0.05868723376},
+               {0.1091210836, 9.562834305, 1.847175801, -0.07708591192, -0.1108949218, -0.3257664682},
+               {-0.4664784661, 1.050839546, 1.709236519, -0.1346889635, -0.1672352577, -0.08942657356}});
+  check_steps("muloco", 8, 12,
+              {{-1.74329674, -12.24851969, 4.936837654, -0.2370361035, 0.009066506085, 0.5094410112},
+               {-1.72140336, -12.16925918, 4.937663886, -0.2332462263, 0.01279859908, 0.515642547},
+               {-1.687143751, -12.16303133, 4.939219752, -0.2305506388, 0.01726443276, 0.5185334187}},
+              {{0.155679156, -4.957639851, 2.308963949, -0.02917505453, -0.4375923257, -0.04150586962},
+               {-1.077236019, -3.840540208, 2.299223108, -0.1871235001, -0.1866953147, -0.3151712026},
+               {-1.695766424, -0.189699709, 2.281531567, -0.1324469108, -0.22341967, -0.1497000093}});
+  check_steps("muloco", 12, 8,
+              {{-1.745137172, -12.10547929, 4.940892116, -0.2370908112, 0.01177599618, 0.5107022928},
+               {-1.811238029, -12.77891383, 4.942577788, -0.2365170172, 0.0144268715, 0.5195758238},
+               {-1.824487557, -13.12925315, 4.947398087, -0.2310916118, 0.02153307061, 0.5254193034}},
+              {{0.2477007688, -12.10965994, 3.493457652, -0.02643966811, -0.5730668306, -0.1045699487},
+               {3.322494249, 33.79278207, 3.457312666, -0.02631879297, -0.1326615258, -0.4487835765},
+               {0.6805887657, 17.64475494, 3.448035404, -0.2689050977, -0.3554542241, -0.2973697375}});
 }
 
 namespace {
@@ -241,7 +206,7 @@ TEST_CASE("muon steps matrices of any shape, AdamW with its own rate what is non
     std::vector<double> w(weights.begin(), weights.end()), m(w.size()), v(w.size());
     for (int step = 0; step < 3; ++step) {
       const double lr = 0.5 / (1 + step), scale = step == 1 ? 0.25 : 1, t = step + 1;
-      const std::vector<float> gradient = noise(w.size(), static_cast<std::uint32_t>(step));
+      const std::vector<float> gradient = gradient_of_step(w.size(), static_cast<std::uint32_t>(step));
       for (const Parameter* p : arena.parameters()) {
         const std::size_t begin = p->offset(), end = begin + p->numel();
         if (p == model.matrix || p == model.filters) {
@@ -281,17 +246,16 @@ TEST_CASE("muon steps matrices of any shape, AdamW with its own rate what is non
 }
 
 TEST_CASE("muon's bits do not depend on the number of threads") {
-  const int threads = omp_get_max_threads();
   std::vector<std::vector<float>> results;
   for (const int team : {1, 3, 2}) {
-    omp_set_num_threads(team);
+    const testing::Threads scope(team);
     Model model(200, 150);
     const auto optimizer = make_optimizer(muon_options("muloco"), *model.arena);
     for (int step = 0; step < 2; ++step)
-      optimizer->update(0, noise(model.arena->size(), static_cast<std::uint32_t>(step)), {step, 0.02});
+      optimizer->update(0, gradient_of_step(model.arena->size(), static_cast<std::uint32_t>(step)),
+                        {step, 0.02});
     results.push_back(model.arena->host_weights());
   }
-  omp_set_num_threads(threads);
   CHECK(results[1] == results[0]);
   CHECK(results[2] == results[0]);
 }
@@ -301,12 +265,11 @@ TEST_CASE("muon's bits do not depend on the instruction set") {
   const auto checksum = [](const std::string& variant, std::int64_t rows, std::int64_t cols) {
     Model model(rows, cols);
     const std::span<float> weights = model.values(*model.matrix);
-    std::ranges::copy(as_floats(golden_numbers(rows * cols, 9)), weights.begin());
+    copy_golden(rows * cols, 9, weights.data());
     const auto optimizer = make_optimizer(muon_options(variant), *model.arena);
     for (int step = 0; step < 2; ++step) {
       std::vector<float> gradient(model.arena->size());
-      std::ranges::copy(as_floats(golden_numbers(rows * cols, 10 + step)),
-                        gradient.begin() + static_cast<std::ptrdiff_t>(model.matrix->offset()));
+      copy_golden(rows * cols, 10 + step, gradient.data() + model.matrix->offset());
       optimizer->update(0, gradient, {step, 0.02});
     }
     Checksum sum;
@@ -333,7 +296,7 @@ TEST_CASE("muon refuses a slice that cuts a matrix, and gradients with momentum 
   const auto optimizer = make_optimizer(muon_options("jordan"), *model.arena);
   const std::vector<float> before = model.arena->host_weights();
   const std::size_t begin = model.matrix->offset(), end = begin + model.matrix->numel();
-  const std::vector<float> gradient = noise(model.arena->size(), 1);
+  const std::vector<float> gradient = gradient_of_step(model.arena->size(), 1);
   const std::span<const float> all = gradient;
   for (const auto& [from, to] : {std::pair{std::size_t{0}, begin + 1}, std::pair{end - 1, all.size()}}) {
     const std::string error = error_text([&, from = from, to = to] {
@@ -353,14 +316,11 @@ TEST_CASE("muon's options out of range are the user's errors") {
   const auto make = [&](const OptimizerOptions& options) {
     return error_text<UserError>([&] { make_optimizer(options, *model.arena); });
   };
-  OptimizerOptions options = muon_options("polar");
-  CHECK(says(make(options), {"optimizer.variant", "'polar'", "jordan, moonshot, muloco"}));
-  options = muon_options("jordan");
-  options.muon_momentum = 1;
-  CHECK(says(make(options), {"optimizer.muon_momentum", "[0, 1)"}));
-  options = muon_options("jordan");
-  options.adam_lr = 0;
-  CHECK(says(make(options), {"optimizer.adam_lr", "greater than 0"}));
+  CHECK(says(make(muon_options("polar")), {"optimizer.variant", "'polar'", "jordan, moonshot, muloco"}));
+  OptimizerOptions momentum = muon_options("jordan"), rate = momentum;
+  momentum.muon_momentum = 1, rate.adam_lr = 0;
+  CHECK(says(make(momentum), {"optimizer.muon_momentum", "[0, 1)"}));
+  CHECK(says(make(rate), {"optimizer.adam_lr", "greater than 0"}));
 }
 
 TEST_CASE("variants of muon have their AdamW: rates, betas and epsilon") {
@@ -368,7 +328,7 @@ TEST_CASE("variants of muon have their AdamW: rates, betas and epsilon") {
     Model model(3, 4);
     const auto optimizer = make_optimizer(options, *model.arena);
     for (int step = 0; step < 3; ++step) {
-      std::vector<float> gradient = noise(model.arena->size(), static_cast<std::uint32_t>(step));
+      std::vector<float> gradient = gradient_of_step(model.arena->size(), static_cast<std::uint32_t>(step));
       for (float& g : gradient) g *= 1e-8f;  // beside which epsilon counts
       optimizer->update(0, gradient, {step, options.lr});
     }

@@ -4,6 +4,7 @@
 
 #include "nn/base/check.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 
 using namespace topknot;
 
@@ -177,60 +178,27 @@ TEST_CASE(
 }
 
 TEST_CASE("schedule options that make no sense name their key") {
-  ScheduleOptions options;
-  options.name = "multistep";
-  options.milestones = {3, 6};
-  double base = 0.1;
-  std::string key;
-  SECTION("name") {
-    options.name = "cosin", key = "cosine";
-  }
-  SECTION("base") {
-    base = -1, key = "optimizer.lr";
-  }
-  SECTION("no milestones") {
-    options.milestones.clear(), key = "schedule.milestones";
-  }
-  SECTION("order") {
-    options.milestones = {6, 3}, key = "schedule.milestones";
-  }
-  SECTION("twice") {
-    options.milestones = {3, 3}, key = "schedule.milestones";
-  }
-  SECTION("zero") {
-    options.milestones = {0, 3}, key = "schedule.milestones";
-  }
-  SECTION("inside the warm-up") {
-    options.warmup_epochs = 4, key = "schedule.warmup_epochs";
-  }
-  SECTION("gamma") {
-    options.gamma = 0, key = "schedule.gamma";
-  }
-  SECTION("factors without milestones of their own") {
-    options.factors = {0.1}, key = "schedule.factors";
-  }
-  SECTION("a factor") {
-    options.factors = {0.1, 2}, key = "schedule.factors";
-  }
-  SECTION("decay_from") {
-    options.decay_from = -1, key = "schedule.decay_from";
-  }
-  SECTION("patience") {
-    options.patience = -1, key = "schedule.patience";
-  }
-  SECTION("warm-up") {
-    options.warmup_epochs = -1, key = "schedule.warmup_epochs";
-  }
-  SECTION("min_lr") {
-    options.min_lr = 0.2, key = "schedule.min_lr";
-  }
-  try {
-    make_schedule(options, base);
-    FAIL("no error");
-  } catch (const UserError& error) {
-    INFO(error.what());
-    CHECK(std::string(error.what()).find(key) != std::string::npos);
-  }
+  const auto refused = [](const char* key, void (*set)(ScheduleOptions&), double base = 0.1) {
+    ScheduleOptions options;
+    options.name = "multistep", options.milestones = {3, 6};
+    set(options);
+    return user_error([&] { make_schedule(options, base); }, {key});
+  };
+  CHECK(refused("cosine", [](auto& o) { o.name = "cosin"; }));
+  CHECK(refused(
+      "optimizer.lr", [](auto&) {}, -1));
+  CHECK(refused("schedule.milestones", [](auto& o) { o.milestones.clear(); }));
+  CHECK(refused("schedule.milestones", [](auto& o) { o.milestones[0] = 9; }));
+  CHECK(refused("schedule.milestones", [](auto& o) { o.milestones[1] = 3; }));
+  CHECK(refused("schedule.milestones", [](auto& o) { o.milestones[0] = 0; }));
+  CHECK(refused("schedule.warmup_epochs", [](auto& o) { o.warmup_epochs = 4; }));  // a milestone within
+  CHECK(refused("schedule.warmup_epochs", [](auto& o) { o.warmup_epochs = -1; }));
+  CHECK(refused("schedule.gamma", [](auto& o) { o.gamma = 0; }));
+  CHECK(refused("schedule.factors", [](auto& o) { o.factors = {0.1}; }));  // for two milestones
+  CHECK(refused("schedule.factors", [](auto& o) { o.factors.assign(2, 2); }));
+  CHECK(refused("schedule.decay_from", [](auto& o) { o.decay_from = -1; }));
+  CHECK(refused("schedule.patience", [](auto& o) { o.patience = -1; }));
+  CHECK(refused("schedule.min_lr", [](auto& o) { o.min_lr = 0.2; }));
 }
 
 TEST_CASE("a milestone within an epoch counts from the nearest step") {

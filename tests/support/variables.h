@@ -2,8 +2,6 @@
 // What tests of ops need on any device: leaves with given values, activations of them, a loss with a chosen
 // gradient, comparison by magnitude.
 
-#include <omp.h>
-
 #include <cstring>
 #include <span>
 #include <string>
@@ -17,6 +15,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/on_device.h"
 #include "tests/support/reference.h"
+#include "tests/support/threads.h"
 
 namespace topknot::testing {
 
@@ -163,14 +162,4 @@ inline void check_close(const std::string& what, const std::vector<float>& actua
 }
 
 // Sets the compute threads of the calling thread for one scope.
-class Threads {
- public:
-  explicit Threads(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
-  ~Threads() { omp_set_num_threads(before_); }
-  Threads(const Threads&) = delete;
-
- private:
-  int before_;
-};
-
 }  // namespace topknot::testing

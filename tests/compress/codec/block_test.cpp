@@ -41,7 +41,7 @@ struct Codes {
 };
 
 SparseVector some_entries() {
-  return {true, {0, 3, 4, 99}, {1.5f, -0.0f, 1e-42f, -3e38f}};
+  return {true, {0, 3, 4, 99}, {1.5f, -0.0f, 1e-42f, -std::numeric_limits<float>::max()}};
 }
 
 template <class T>
@@ -82,16 +82,6 @@ TEST_CASE("the header is what docs/compress.md says") {
   for (std::size_t i = 0; i < block.size(); ++i) CHECK(std::to_integer<unsigned>(block[i]) == expected[i]);
 }
 
-TEST_CASE("a block cut anywhere, or with bytes left over, is refused") {
-  const Codes codes;
-  const Block block = codes.write(some_entries(), 100);
-  for (std::size_t length = 0; length < block.size(); ++length)
-    CHECK_THROWS_AS(codes.read(std::span(block).first(length), 100), Error);
-  Block longer = block;
-  longer.push_back(std::byte{0});
-  CHECK_THROWS_AS(codes.read(longer, 100), Error);
-}
-
 TEST_CASE("a block that says something wrong is refused, and the message says what") {
   const Codes codes;
   const Block good = codes.write(some_entries(), 100);
@@ -129,13 +119,6 @@ TEST_CASE("a compressor refuses damaged blocks, a missing one, and its own come 
   CHECK_THROWS_AS(round([](auto& blocks) { blocks[1].pop_back(); }), Error);
   CHECK_THROWS_AS(round([](auto& blocks) { blocks.pop_back(); }), Error);
   CHECK_THROWS_AS(round([](auto& blocks) { blocks[0][16] = std::byte{0}; }), Error);
-}
-
-TEST_CASE("the largest finite value is sent") {
-  const float largest = std::numeric_limits<float>::max();
-  const Codes codes;
-  const SparseVector back = codes.read(codes.write(SparseVector{true, {2, 7}, {largest, -largest}}, 10), 10);
-  CHECK(back.values == std::vector<float>{largest, -largest});
 }
 
 TEST_CASE("a block in any codes that is cut anywhere, or longer, is refused") {

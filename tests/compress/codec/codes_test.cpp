@@ -1,7 +1,6 @@
 // Index codes: every set of positions comes back, in the bytes that the code's definition says.
 #include "compress/codec/codec.h"
 
-#include <omp.h>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,11 +10,13 @@
 #include "compress/codec/code_bits.h"
 #include "nn/base/check.h"
 #include "nn/core/rng.h"
-#include "tests/compress/normal_values.h"
+#include "tests/compress/codec/through.h"
+#include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/positions.h"
+#include "tests/support/threads.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -65,16 +66,6 @@ double bits_per_entry(const Positions& positions, std::size_t numel, const std::
 }
 
 constexpr float kMax = std::numeric_limits<float>::max(), kTiny = std::numeric_limits<float>::denorm_min();
-
-std::vector<float> through(const std::string& code, const std::vector<float>& values) {
-  const auto* const value_codec = &value_codecs().find(code);
-  std::vector<std::byte> bytes;
-  value_codec->encode(values, bytes);
-  if (!value_codec->least) REQUIRE(bytes.size() == value_codec->bytes(values.size()));
-  std::vector<float> back(values.size());
-  value_codec->decode(bytes, back);
-  return back;
-}
 
 float largest(const std::vector<float>& values) {
   float m = 0;
@@ -189,18 +180,16 @@ TEST_CASE("auto takes the smallest layout for each message") {
 
 TEST_CASE("the bytes of a block do not depend on the number of threads") {
   const std::size_t numel = 2000000;
-  const int threads = omp_get_max_threads();
   for (const std::size_t count : {60000u, 900000u}) {
     const Positions positions = uniform_positions(numel, count, 3);
     for (const std::string& code : kCodes) {
-      omp_set_num_threads(1);
-      const std::vector<std::byte> alone = block_of(positions, numel, code);
-      omp_set_num_threads(3);
-      CHECK(block_of(positions, numel, code) == alone);
-      CHECK(read(alone, numel, code).indices == positions);
+      const auto by = [&](int threads) {
+        const Threads scope(threads);
+        return block_of(positions, numel, code);
+      };
+      CHECK(by(3) == by(1));
     }
   }
-  omp_set_num_threads(threads);
 }
 
 TEST_CASE("Rice words of 33 bits come back wherever they begin") {

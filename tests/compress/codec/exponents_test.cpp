@@ -2,8 +2,6 @@
 // read beyond its end.
 #include "compress/codec/exponents.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -11,7 +9,9 @@
 
 #include "nn/base/check.h"
 #include "nn/core/rng.h"
+#include "tests/compress/fixtures.h"
 #include "tests/support/catch.h"
+#include "tests/support/threads.h"
 
 using namespace topknot;
 
@@ -52,11 +52,8 @@ std::vector<BFloat16> narrow(const std::vector<float>& values) {
   return half;
 }
 
-std::vector<float> normal(std::size_t n, float scale = 0.01f) {
-  const CounterRng rng(3, RngUse::test);
-  std::vector<float> values(n);
-  for (std::size_t i = 0; i < n; ++i) values[i] = scale * rng.normal(i);
-  return values;
+std::vector<float> normal(std::size_t n) {
+  return testing::normal_values(n, 0.01, 3);
 }
 
 // Of bits that `draw` makes of 64 random ones.
@@ -148,13 +145,13 @@ TEST_CASE("coded exponents: normal values take 1.15 times less room, in bfloat16
 TEST_CASE("coded exponents: threads write and read the same bytes") {
   std::vector<float> values = normal(1000000);
   for (std::size_t i = 300000; i < 400000; i += 3) values[i] = 0;
-  const int threads = omp_get_max_threads();
-  omp_set_num_threads(1);
-  const Bytes alone = coded(values);
-  omp_set_num_threads(4);
-  CHECK(coded(values) == alone);
+  const auto by = [&](int threads) {
+    const testing::Threads scope(threads);
+    return coded(values);
+  };
+  CHECK(by(4) == by(1));
+  const testing::Threads four(4);
   check_round_trip(values);
-  omp_set_num_threads(threads);
 }
 
 TEST_CASE("coded exponents: damaged bytes are refused, or read as other values") {

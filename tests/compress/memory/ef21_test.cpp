@@ -147,30 +147,3 @@ TEST_CASE(
   CHECK_THROWS_AS(load(1, {1, 2}), Error);
   CHECK_THROWS_AS(load(2, {}), Error);
 }
-
-TEST_CASE("coding errors and rejected entries stay out of what a rank holds") {
-  const auto memory = make_memory("ef21");
-  std::vector<float> gradient = {1, 2, 3, 4}, residual = {-1, 0, 0, -1};
-  CHECK(memory->input(gradient, residual).residual.data() == residual.data());
-  const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {2};
-  const std::vector<float> sent = {1.75f, 3, 3};
-  memory->commit(gradient, residual, {indices, sent}, rejected);
-  CHECK(residual == std::vector<float>{-1, -1.75f, 0, -4});
-  std::vector<float> average(4);
-  memory->finish(average);
-  CHECK_FALSE(memory->input(gradient, residual).every_entry);
-}
-
-TEST_CASE("one element, zeros and density 1 work under EF21") {
-  for (const std::size_t d : {1u, 2u, 300u}) {
-    SimulatedRanks ranks(with_memory("ef21"), whole_group(d, 1));
-    for (std::uint32_t t = 0; t < 3; ++t) {
-      REQUIRE(ranks.step(t, 0.001));  // nothing but zeros
-      for (const float x : ranks[0].average) CHECK(x == 0);
-      std::fill(ranks[0].gradient.begin(), ranks[0].gradient.end(), 0.0f);
-    }
-    ranks[0].gradient.assign(d, 0.75f);
-    REQUIRE(ranks.step(3, 1.0));
-    for (const float x : ranks[0].average) CHECK(x == 0.75f);
-  }
-}

@@ -66,46 +66,6 @@ TEST_CASE("two ranks of the topk compressor give the golden trace") {
     for (std::size_t j = 0; j < 4; ++j) CHECK(ranks[p].residual[j] == kResiduals[p][j]);
 }
 
-TEST_CASE("sent plus residual is what was accumulated, bit for bit") {
-  const std::string name = GENERATE("topk", "gaussiank");
-  const std::size_t d = 9001;
-  SimulatedRanks ranks(named(name), whole_group(d, 1));
-  for (std::uint32_t t = 0; t < 30; ++t) {
-    const std::vector<float> g = noise(d, t), r = ranks[0].residual;
-    std::vector<float> u(d);
-    for (std::size_t i = 0; i < d; ++i) u[i] = g[i] + r[i];
-    ranks[0].gradient = g;
-    REQUIRE(ranks.step(t, 0.01));
-    std::size_t sent = 0;
-    for (std::size_t i = 0; i < d; ++i) {
-      // One rank: the average is what was sent. Each entry is either sent or kept, never split.
-      const float average = ranks[0].average[i], residual = ranks[0].residual[i];
-      REQUIRE((average == 0.0f || residual == 0.0f));
-      REQUIRE(average + residual == u[i]);
-      sent += average != 0.0f;
-    }
-    CHECK(sent == ranks[0].compressor->diagnostics().selected);
-  }
-}
-
-TEST_CASE("rejected entries return to the residual") {
-  std::vector<float> u = {1, 2, 3, 4};
-  const auto memory = make_memory("residual");
-  const std::vector<std::uint32_t> indices = {1, 2, 3}, rejected = {3, 1};
-  const std::vector<float> sent = {2, 3, 4};
-  memory->commit(u, {}, {indices, sent}, rejected);
-  CHECK(u == std::vector<float>{1, 2, 0, 4});
-}
-
-TEST_CASE("an inexact value codec leaves its error in the residual") {
-  std::vector<float> u = {1.25, -2.5, 3};
-  const auto memory = make_memory("residual");
-  const std::vector<std::uint32_t> indices = {0, 1};
-  const std::vector<float> sent = {1.0, -3.0};
-  memory->commit(u, {}, {indices, sent}, {});
-  CHECK(u == std::vector<float>{0.25, 0.5, 3});
-}
-
 TEST_CASE("without a memory what is not sent is lost, and the residual memory is not needed") {
   CompressOptions options = named("topk");
   options.memory = "none";

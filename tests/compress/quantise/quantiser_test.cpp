@@ -1,10 +1,8 @@
 // signSGD, QSGD and TernGrad: their rounding, their error feedback, and what a step leaves behind.
-#include <omp.h>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "compress/parallel.h"
 #include "compress/quantise/block.h"
 #include "compress/quantise/compressor.h"
 #include "nn/base/check.h"
@@ -233,8 +231,8 @@ TEST_CASE("quantised contributions are averaged with their weights, in rank orde
     const std::size_t n = 3000;
     const GroupSpec spec = whole_group(n, 3);
     std::vector<std::vector<float>> sent;
-    for (std::uint32_t r = 0; r < 3;
-         ++r) {  // each rank's own values, from a group whose other ranks send zeros
+    // Each rank's own values, from a group whose other ranks send zeros.
+    for (std::uint32_t r = 0; r < 3; ++r) {
       SimulatedRanks alone(quantised(name), spec);
       alone[r].gradient = normal_vector(0, r, n);
       std::vector<float> weights(3, 0.0f);
@@ -245,41 +243,14 @@ TEST_CASE("quantised contributions are averaged with their weights, in rank orde
     SimulatedRanks ranks(quantised(name), spec);
     fill(ranks, 0, n);
     REQUIRE(ranks.step(0, 1.0, {0.5f, 1.5f, 1.0f}));
+    CHECK(ranks.blocks()[0].size() == planned_message_bytes(quantised(name), spec, 1.0));
+    CHECK(ranks[0].compressor->diagnostics().selected == n);
     for (std::size_t i = 0; i < n; ++i) {
       const float plain = (0.5f * sent[0][i] + 1.5f * sent[1][i] + sent[2][i]) / 3.0f;
       CHECK(ranks[0].average[i] == Approx(plain).margin(1e-6));
     }
     for (std::size_t r = 1; r < 3; ++r) CHECK(same_bits<float>(ranks[r].average, ranks[0].average));
   }
-}
-
-TEST_CASE(
-    "with memory, what a quantiser did not deliver is its residual; without, the residual memory is not "
-    "touched") {
-  const std::size_t n = 5000;
-  for (const std::string& name : kMethods)
-    for (const std::string memory : {"residual", "none"}) {
-      if (name == "terngrad" && memory == "residual") continue;
-      INFO(name << " with memory " << memory);
-      CompressOptions options = quantised(name);
-      options.memory = memory;
-      SimulatedRanks ranks(options, whole_group(n, 2));
-      for (std::uint32_t step = 0; step < 10; ++step) {
-        fill(ranks, step, n);
-        std::vector<double> u(n), after(n);
-        for (std::size_t i = 0; i < n; ++i)
-          for (std::size_t r = 0; r < 2; ++r)
-            u[i] += static_cast<double>(ranks[r].gradient[i]) + static_cast<double>(ranks[r].residual[i]);
-        REQUIRE(ranks.step(step, 1.0));
-        for (std::size_t i = 0; i < n; ++i)
-          after[i] = 2.0 * static_cast<double>(ranks[0].average[i]) +
-                     static_cast<double>(ranks[0].residual[i]) + static_cast<double>(ranks[1].residual[i]);
-        if (memory == "residual")
-          CHECK(distance(after, u) <= 1e-6 * norm(u));
-        else
-          CHECK(ranks[0].residual == std::vector<float>(n));
-      }
-    }
 }
 
 TEST_CASE("qsgd takes error feedback only where rounding takes more away than it adds; terngrad never") {
@@ -317,34 +288,6 @@ TEST_CASE("quantisers deliver zeros, denormals and single entries, and skip a no
   CHECK_FALSE(huge.step(0, 1.0));
 }
 
-TEST_CASE("quantised results do not depend on the number of threads") {
-  const std::size_t n = 300001;
-  REQUIRE(n / 3 > 4 * kChunk);
-  for (const std::string& name : kMethods)
-    for (const int levels : {3, 127}) {
-      if (name != "qsgd" && levels == 3) continue;
-      CompressOptions options = quantised(name);
-      options.set("levels", levels);
-      options.set("bucket", 100);
-      std::vector<std::vector<std::byte>> blocks;
-      std::vector<std::vector<float>> averages;
-      for (const int threads : {1, 3}) {
-        const int before = omp_get_max_threads();
-        omp_set_num_threads(threads);
-        SimulatedRanks ranks(options, whole_group(n, 2));
-        fill(ranks, 0, n);
-        CHECK(ranks.step(0, 1.0));
-        omp_set_num_threads(before);
-        blocks.push_back(ranks.blocks()[0]);
-        averages.push_back(ranks[1].gradient);
-        CHECK(blocks.back().size() == planned_message_bytes(options, whole_group(n, 2), 1.0));
-        CHECK(ranks[0].compressor->diagnostics().selected == n);
-      }
-      CHECK(blocks[0] == blocks[1]);
-      CHECK(same_bits(averages[0], averages[1]));
-    }
-}
-
 TEST_CASE("terngrad does not clip above the largest magnitude") {
   CompressOptions options = quantised("terngrad");
   options.set("clip_sigma", 100);
@@ -363,39 +306,29 @@ TEST_CASE("qsgd's norm is rounded up, so that no entry exceeds it") {
   CHECK(ranks[0].average[0] == std::nextafter(1.0f, 2.0f));
 }
 
-TEST_CASE("the layout of a block of signs, by hand") {
-  const auto block = block_of(sign(10, {3, 10}), {1.0f, 0.5f}, {0, 1, 0, 1, 1, 0, 0, 1, 1, 0});
-  CHECK(block ==
-        bytes({0x54,       0x4B, 0x54, 0x51, 1, 1, 1, 0,    10, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0,  // header
-               0,          0,    0x80, 0x3F, 0, 0, 0, 0x3F,                                       // scales
-               0b10011010, 0b01}));
-  std::vector<float> out(10);
-  REQUIRE(read_block(sign(10, {3, 10}), block, out));
-  CHECK(out == std::vector<float>{1, -1, 1, -0.5f, -0.5f, 0.5f, 0.5f, -0.5f, -0.5f, 0.5f});
-}
-
-TEST_CASE("the layout of a block of levels, by hand") {
-  // s = 5: three bits of level and a sign.
-  const auto block = block_of(levels(5, 3, {3}), {2.0f}, {-5, 0, 3});
-  CHECK(block ==
-        bytes({0x54, 0x4B, 0x54, 0x51, 1,          1,     2, 0, 3, 0, 0, 0, 1, 0, 0, 0, 5, 0, 0, 0,  // header
-               0,    0,    0,    0x40, 0b00001101, 0b0011}));
-  std::vector<float> out(3);
-  REQUIRE(read_block(levels(5, 3, {3}), block, out));
-  CHECK(out == std::vector<float>{-2.0f, 0.0f, 2.0f * (3.0f / 5.0f)});
-}
-
-TEST_CASE("the layout of a ternary block, by hand") {
-  const auto block = block_of(ternary(7, {7}), {3.0f}, {1, -1, 0, 0, 1, -1, 1});
-  CHECK(block == bytes({0x54,     0x4B, 0x54, 0x51, 1,
-                        1,        3,    0,    7,    0,
-                        0,        0,    1,    0,    0,
-                        0,        1,    0,    0,    0,  // header
-                        0,        0,    0x40, 0x40, 1 + 2 * 3 + 81,
-                        2 + 1 * 3}));
-  std::vector<float> out(7);
-  REQUIRE(read_block(ternary(7, {7}), block, out));
-  CHECK(out == std::vector<float>{3, -3, 0, 0, 3, -3, 3});
+TEST_CASE("the layouts of blocks, by hand") {
+  const auto check = [](const Format& format, const std::vector<float>& scales,
+                        const std::vector<std::int16_t>& codes, std::vector<std::byte> body,
+                        const std::vector<float>& values) {
+    INFO("kind " << static_cast<int>(format.kind));
+    std::vector<std::byte> expected = bytes({0x54, 0x4B, 0x54, 0x51, 1, 1});
+    expected.insert(expected.end(), body.begin(), body.end());
+    const auto block = block_of(format, scales, codes);
+    CHECK(block == expected);
+    std::vector<float> out(format.numel);
+    REQUIRE(read_block(format, block, out));
+    CHECK(out == values);
+  };
+  // The kind, then elements, cells and levels; scales; codes.
+  check(sign(10, {3, 10}), {1.0f, 0.5f}, {0, 1, 0, 1, 1, 0, 0, 1, 1, 0},
+        bytes({1, 0, 10, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0x80, 0x3F, 0, 0, 0, 0x3F, 0x9A, 0b01}),
+        {1, -1, 1, -0.5f, -0.5f, 0.5f, 0.5f, -0.5f, -0.5f, 0.5f});
+  check(levels(5, 3, {3}), {2.0f}, {-5, 0, 3},  // three bits of level and a sign
+        bytes({2, 0, 3, 0, 0, 0, 1, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0x40, 0b00001101, 0b0011}),
+        {-2.0f, 0.0f, 2.0f * (3.0f / 5.0f)});
+  check(ternary(7, {7}), {3.0f}, {1, -1, 0, 0, 1, -1, 1},
+        bytes({3, 0, 7, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0x40, 0x40, 1 + 2 * 3 + 81, 2 + 1 * 3}),
+        {3, -3, 0, 0, 3, -3, 3});
 }
 
 TEST_CASE("a vector that is not finite is sent as a header, and leaves what it is decoded to alone") {

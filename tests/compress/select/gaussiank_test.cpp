@@ -1,6 +1,5 @@
 #include "compress/select/selector.h"
 
-#include <omp.h>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -250,24 +249,6 @@ TEST_CASE("gaussiank keeps to the rule where the mean is far from zero") {
   const auto selector = make_selector("gaussiank");
   CHECK(select_once(*selector, x, {}, {0.01}).indices.size() == x.size());
   CHECK(selector->diagnostics().trace.size() == 3);
-}
-
-TEST_CASE("gaussiank's moments do not depend on the number of threads") {
-  std::vector<float> x(500003), addend(500003);
-  const CounterRng rng(23, RngUse::test);
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] = rng.normal(i), addend[i] = rng.uniform(i);
-  const int before = omp_get_max_threads();
-  std::vector<double> means, deviations;
-  for (const int threads : {1, 2, 3}) {
-    omp_set_num_threads(threads);
-    std::vector<float> u = x;
-    const Moments moments = accumulate_with_moments(std::span<float>(u), std::span<const float>(addend));
-    means.push_back(moments.mean);
-    deviations.push_back(moments.deviation);
-  }
-  omp_set_num_threads(before);
-  CHECK((means[1] == means[0] && means[2] == means[0]));
-  CHECK((deviations[1] == deviations[0] && deviations[2] == deviations[0]));
 }
 
 TEST_CASE("gaussiank_calibrated stays within 8 % of k under error feedback, mostly in one pass") {

@@ -89,26 +89,6 @@ TEST_CASE("with a shared seed all ranks draw the same positions, and other ones 
   CHECK(select_from_copy(*b, x, {0.01, 5, 3}).indices != first);
 }
 
-TEST_CASE("randk with residual memory keeps what it does not send, without memory it loses it") {
-  for (const std::string memory : {"residual", "none"}) {
-    CompressOptions options = named("randk");
-    options.memory = memory;
-    options.seed = 5;
-    SimulatedRanks ranks(options, whole_group(1000, 2));
-    const std::vector<float> g = noise(1000, 4);
-    for (std::size_t r = 0; r < 2; ++r) ranks[r].gradient = g;
-    REQUIRE(ranks.step(0, 0.1));
-    std::size_t sent = 0, kept = 0;
-    for (std::size_t i = 0; i < g.size(); ++i) {
-      sent += ranks[0].average[i] != 0;
-      kept += ranks[0].residual[i] == g[i];
-    }
-    CHECK(sent > 150);  // 100 per rank, and few in common
-    CHECK(sent <= 200);
-    CHECK(kept == (memory == "residual" ? 900 : 0));
-  }
-}
-
 TEST_CASE("randk's draw does not depend on the draws before it") {
   const std::vector<float> x = noise(5000, 1);
   const auto selector = make_selector("randk", seeded(5));

@@ -15,14 +15,6 @@ using namespace topknot::testing;
 
 namespace {
 
-CompressOptions regtopk(double mu = 4, const std::string& variant = "A", double q = 1e8) {
-  CompressOptions options = named("regtopk");
-  options.set("mu", mu);
-  options.set("variant", variant);
-  options.set("q", q);
-  return options;
-}
-
 // What a rank remembers by the definition: dense, one flag per entry.
 struct Remembered {
   std::vector<bool> mask;
@@ -63,7 +55,7 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
   const std::string variant = GENERATE("A", "B");
   const auto [mu, q] = GENERATE(table<double, double>({{4, 1e8}, {0.3, 1e8}, {4, 3.0}, {1e4, 2.0}}));
   CAPTURE(variant, mu, q);
-  const CompressOptions options = regtopk(mu, variant, q);
+  const CompressOptions options = regtopk_options(mu, variant, q);
   const std::size_t d = 6000;
   const auto selector = make_selector("regtopk", options);
   Remembered last;
@@ -110,41 +102,16 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
 
 TEST_CASE("regtopk's first step is plain Top-k, also after a discarded one") {
   std::vector<float> x = fixture("cubic");
-  const auto selector = make_selector("regtopk", regtopk(GENERATE(1.0, 4.0), "A", GENERATE(1e4, 1e8)));
+  const auto selector =
+      make_selector("regtopk", regtopk_options(GENERATE(1.0, 4.0), "A", GENERATE(1e4, 1e8)));
   CHECK(select_k(*selector, x, 100).indices == plain_topk(x, 100));
   selector->discard();
   CHECK(select_k(*selector, x, 100).indices == plain_topk(x, 100));
 }
 
-TEST_CASE("regtopk: sent and residual are the accumulated gradient, bit for bit") {
-  const std::size_t n = 3, d = 500;
-  SimulatedRanks ranks(regtopk(), whole_group(d, n));
-  for (std::uint32_t t = 0; t < 20; ++t) {
-    for (std::size_t r = 0; r < n; ++r)
-      for (std::size_t j = 0; j < d; ++j)
-        ranks[r].gradient[j] = CounterRng(5, RngUse::test, t, static_cast<std::uint32_t>(r)).normal(j);
-    std::vector<std::vector<float>> before, gradient;
-    for (std::size_t r = 0; r < n; ++r)
-      before.push_back(ranks[r].residual), gradient.push_back(ranks[r].gradient);
-    REQUIRE(ranks.step(t, 0.02, {0.5f, 2.0f, 0.5f}));
-    for (std::size_t r = 0; r < n; ++r) {
-      const SparseVector& sent = ranks.sent()[r];
-      REQUIRE(sent.indices.size() == 10);
-      REQUIRE(same_bits(ranks[r].gradient, ranks[0].gradient));
-      std::vector<float> u(d), restored = ranks[r].residual;
-      for (std::size_t j = 0; j < d; ++j) u[j] = gradient[r][j] + before[r][j];
-      for (std::size_t i = 0; i < 10; ++i) {
-        REQUIRE(restored[sent.indices[i]] == 0);
-        restored[sent.indices[i]] = sent.values[i];
-      }
-      REQUIRE(same_bits(restored, u));
-    }
-  }
-}
-
 TEST_CASE("regtopk with mu near 0 is Top-k that skips what the others cancelled") {
   const std::size_t d = 1000, k = 50;
-  const auto selector = make_selector("regtopk", regtopk(1e-12));
+  const auto selector = make_selector("regtopk", regtopk_options(1e-12));
   std::vector<float> first(d), second(d), average(d);
   const CounterRng rng(7, RngUse::test);
   for (std::size_t j = 0; j < d; ++j)
@@ -161,40 +128,29 @@ TEST_CASE("regtopk with mu near 0 is Top-k that skips what the others cancelled"
   CHECK(next.indices != plain_topk(second, k));
 }
 
-TEST_CASE("regtopk of one rank is not Top-k: what was just sent counts tanh(1 / mu)") {
-  // tanh(1/4) = 0.2449
-  const auto second_choice = [](float other) {
-    SimulatedRanks one(regtopk(4), whole_group(2, 1));
-    one[0].gradient = {2, 0};
-    REQUIRE(one.step(0, 0.5));
-    REQUIRE(one.sent()[0].indices == std::vector<std::uint32_t>{0});
-    one[0].gradient = {1, other};
-    REQUIRE(one.step(1, 0.5));
-    return one.sent()[0].indices[0];
+TEST_CASE(
+    "regtopk of N equal ranks: what was just sent counts tanh(N / mu), so that one rank's is not Top-k") {
+  struct Row {
+    int ranks;
+    float sent, above, below;  // the second entry's magnitude that exceeds tanh(N / 4), and one that does not
   };
-  CHECK(second_choice(0.25f) == 1);
-  CHECK(second_choice(0.24f) == 0);
-}
-
-TEST_CASE("regtopk of N equal ranks: what was just sent counts tanh(N / mu)") {
-  // tanh(4/4) = 0.7616
-  const auto second_choice = [](float other) {
-    SimulatedRanks ranks(regtopk(4), whole_group(2, 4));
-    for (std::size_t r = 0; r < 4; ++r) ranks[r].gradient = {3, 0};
-    REQUIRE(ranks.step(0, 0.5));
-    for (std::size_t r = 0; r < 4; ++r) ranks[r].gradient = {1, other};
-    REQUIRE(ranks.step(1, 0.5));
-    for (const SparseVector& sent : ranks.sent()) REQUIRE(sent.indices == ranks.sent()[0].indices);
-    return ranks.sent()[0].indices[0];
-  };
-  CHECK(second_choice(0.77f) == 1);
-  CHECK(second_choice(0.75f) == 0);
+  for (const Row& row : {Row{1, 2, 0.25f, 0.24f}, Row{4, 3, 0.77f, 0.75f}})  // 0.2449, 0.7616
+    for (const float other : {row.above, row.below}) {
+      INFO(row.ranks << " ranks, " << other);
+      SimulatedRanks ranks(regtopk_options(4), whole_group(2, row.ranks));
+      for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].gradient = {row.sent, 0};
+      REQUIRE(ranks.step(0, 0.5));
+      REQUIRE(ranks.sent()[0].indices == std::vector<std::uint32_t>{0});
+      for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].gradient = {1, other};
+      REQUIRE(ranks.step(1, 0.5));
+      for (const SparseVector& sent : ranks.sent()) CHECK(sent.indices[0] == (other == row.above));
+    }
 }
 
 TEST_CASE("regtopk's distortion takes uneven weights into account") {
   // 1.5 * 2 / 2 and 0.5 * -6 / 2 cancel; with equal weights they would not.
   for (const bool uneven : {true, false}) {
-    SimulatedRanks ranks(regtopk(4), whole_group(2, 2));
+    SimulatedRanks ranks(regtopk_options(4), whole_group(2, 2));
     ranks[0].gradient = {2, 0};
     ranks[1].gradient = {-6, 0};
     ranks.step(0, 0.5, uneven ? std::vector<float>{1.5f, 0.5f} : std::vector<float>{});
@@ -211,7 +167,7 @@ TEST_CASE("regtopk's distortion takes uneven weights into account") {
 TEST_CASE("regtopk: variant A keeps the full weight of an entry that was sent as zero") {
   // B divides by the current value instead: Delta is 0, the weight tanh(1/4).
   for (const std::string variant : {"A", "B"}) {
-    const auto selector = make_selector("regtopk", regtopk(4, variant));
+    const auto selector = make_selector("regtopk", regtopk_options(4, variant));
     std::vector<float> zeros(3), next = {-2, 1.9f, 0};
     const auto sent = select_k(*selector, zeros, 1);
     REQUIRE(sent.indices == std::vector<std::uint32_t>{0});
@@ -222,7 +178,7 @@ TEST_CASE("regtopk: variant A keeps the full weight of an entry that was sent as
 
 TEST_CASE("regtopk sends exactly k of zeros, constants, denormals, and all at density 1") {
   const float value = GENERATE(0.0f, 0.1f, std::numeric_limits<float>::denorm_min());
-  const CompressOptions options = regtopk(4, GENERATE("A", "B"), GENERATE(1e8, 1.0));
+  const CompressOptions options = regtopk_options(4, GENERATE("A", "B"), GENERATE(1e8, 1.0));
   const auto [d, k] = GENERATE(table<std::size_t, std::size_t>({{300, 7}, {1, 1}, {300, 300}, {300, 299}}));
   std::vector<float> x(d, value);
   const auto selector = make_selector("regtopk", options);
@@ -242,13 +198,13 @@ TEST_CASE("regtopk sends exactly k of zeros, constants, denormals, and all at de
 }
 
 TEST_CASE("regtopk validates its options and refuses the ef21 memory") {
-  CHECK_THROWS_WITH(make_selector("regtopk", regtopk(0)), Catch::Contains("compress.mu"));
-  CHECK_THROWS_WITH(make_selector("regtopk", regtopk(4, "C")),
+  CHECK_THROWS_WITH(make_selector("regtopk", regtopk_options(0)), Catch::Contains("compress.mu"));
+  CHECK_THROWS_WITH(make_selector("regtopk", regtopk_options(4, "C")),
                     Catch::Contains("compress.variant must be A | B, not 'C'"));
-  CHECK_THROWS_WITH(make_selector("regtopk", regtopk(4, "A", 0)), Catch::Contains("compress.q"));
+  CHECK_THROWS_WITH(make_selector("regtopk", regtopk_options(4, "A", 0)), Catch::Contains("compress.q"));
   SparsePreset parts = sparse_presets().find("regtopk");
   CHECK(parts.memory == "residual");
   parts.memory = "ef21";
-  CHECK_THROWS_WITH(check_combination(parts, regtopk()),
+  CHECK_THROWS_WITH(check_combination(parts, regtopk_options()),
                     Catch::Contains("ef21") && Catch::Contains("regtopk"));
 }

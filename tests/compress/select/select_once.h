@@ -17,6 +17,15 @@ struct Asked {
   decltype(SelectorTraits::target) target = SelectorTraits().target;
 };
 
+inline CompressOptions regtopk_options(double mu = 4, const std::string& variant = "A", double q = 1e8) {
+  CompressOptions options;
+  options.name = "regtopk";
+  options.set("mu", mu);
+  options.set("variant", variant);
+  options.set("q", q);
+  return options;
+}
+
 // u becomes u + addend.
 inline Selection select_once(Selector& selector, std::vector<float>& u, const std::vector<float>& addend,
                              const Asked& asked) {

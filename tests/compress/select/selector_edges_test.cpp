@@ -1,5 +1,4 @@
 // Every registered selection: extreme vectors, broken numbers, any number of threads.
-#include <omp.h>
 #include <limits>
 #include <set>
 #include <string>
@@ -11,6 +10,7 @@
 #include "tests/compress/select/select_once.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/threads.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -159,7 +159,6 @@ TEST_CASE("a selector that sees a NaN or Inf selects nothing and forgets the ste
 TEST_CASE("what selectors select does not depend on the number of threads") {
   const std::size_t d = 400003;
   const std::vector<float> g = noise(d, 1, 1.5), residual = noise(d, 2);
-  const int before = omp_get_max_threads();
   for (const Tried& tried : tried_selectors())
     for (const double density : {0.2, 0.001}) {
       INFO(tried.name << " " << tried.choice << " at " << density);
@@ -167,7 +166,7 @@ TEST_CASE("what selectors select does not depend on the number of threads") {
       std::vector<std::vector<float>> sums;
       std::vector<std::byte> state;
       for (const int threads : {1, 2, 3, 7}) {
-        omp_set_num_threads(threads);
+        const Threads scope(threads);
         const auto selector = make(tried);
         for (int step = 0; step < 9; ++step) {
           std::vector<float> u = g;
@@ -187,7 +186,6 @@ TEST_CASE("what selectors select does not depend on the number of threads") {
         if (threads == 1) state = saved(*selector);
         CHECK(saved(*selector) == state);
       }
-      omp_set_num_threads(before);
     }
 }
 
@@ -276,16 +274,6 @@ TEST_CASE("a value near the largest gives the same mean of magnitudes wherever i
   }
 }
 
-TEST_CASE("moments see a NaN or Inf anywhere") {
-  for (const std::size_t at : {0u, 17u, 20001u, 40002u})
-    for (const double bad :
-         {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity()}) {
-      std::vector<float> x = noise(40003, 3);
-      x[at] = static_cast<float>(bad);
-      CHECK_FALSE(accumulate_with_magnitudes(std::span<float>(x), std::span<const float>()).finite);
-    }
-}
-
 TEST_CASE("the mean logarithm of magnitudes is that of the definition, zeros included") {
   std::vector<float> x = noise(40007, 4);
   std::fill(x.begin() + 100, x.begin() + 900, 0.0f);
@@ -322,22 +310,6 @@ TEST_CASE("a threshold search counts and takes what exceeds, with and without a 
       CHECK(well_formed(selected, x));
     }
   }
-}
-
-TEST_CASE("moments of magnitudes do not depend on the number of threads") {
-  const std::vector<float> x = noise(500003, 6);
-  const int before = omp_get_max_threads();
-  std::vector<std::vector<double>> results;
-  for (const int threads : {1, 3}) {
-    omp_set_num_threads(threads);
-    std::vector<float> u = x;
-    const auto all = accumulate_with_magnitudes(std::span<float>(u), std::span<const float>(x));
-    const auto tail = magnitudes_above(std::span<const float>(u), 1.0);
-    results.push_back({all.mean, all.variance, all.norm, tail.mean, tail.variance, tail.smallest,
-                       mean_log_magnitude(std::span<const float>(u), all.norm)});
-  }
-  omp_set_num_threads(before);
-  CHECK(results[0] == results[1]);
 }
 
 TEST_CASE("a magnitude at the bound does not belong to the tail, also behind the last whole block") {

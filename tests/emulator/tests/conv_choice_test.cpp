@@ -2,11 +2,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "nn/ops/cuda/conv_algorithms.h"
-#include "tests/cuda/fixture.h"
-#include "tests/cuda/gpu_leaf.h"
-#include "tests/emulator/cudnn_convolution.h"
-#include "tests/emulator/machine.h"
+#include "tests/emulator/tests/conv_machine.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
@@ -19,25 +15,15 @@ using cuda::Precision;
 using reference::Conv;
 using testing::random_values;
 
-struct Machine {
-  Machine() { clear(); }
-  ~Machine() { clear(); }
-  static void clear() {
-    emulator::reset();
-    emulator::convolutions() = {};
-    cuda::forget_conv_algorithms();
-  }
-};
+using Machine = testing::ConvMachine;
 
 const Conv kConv{2, 3, 6, 6, 4, 3, 1, 1};
 
 // y, dx, dw and db of one convolution, whose input is used twice.
 std::vector<std::vector<float>> step(DType type = DType::f32, const Conv& g = kConv) {
   const ConvGeometry geometry = g.geometry();
-  const testing::CaughtInput x(
-      testing::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width}, Layout::nhwc, type));
-  const testing::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2)),
-      b({g.out}, random_values(g.out, 3));
+  const testing::CaughtInput x(testing::images(g, type));
+  const testing::GpuLeaf w = testing::weight(g), b({g.out}, random_values(g.out, 3));
   const Variable y = conv2d(x.variable(), w.variable(), b.variable(), geometry),
                  z = conv2d(x.variable(), w.variable(), b.variable(), geometry);
   testing::backward_from({{y, random_values(g.y_size(), 4)}, {z, random_values(g.y_size(), 5)}});
@@ -230,9 +216,8 @@ TEST_CASE("an algorithm that was timed and then fails gives way to the next, but
   const auto expected = step();
   REQUIRE(cudnn.used == std::vector<int>(6, 1));
   cudnn.fails_to_run = 1;
-  testing::GpuLeaf w(kConv.geometry().weight_shape(), random_values(kConv.w_size(), 2));
-  const Tensor x = testing::gpu_tensor(random_values(kConv.x_size(), 1), {kConv.n, kConv.in, 6, 6},
-                                       Layout::nhwc, DType::f32);
+  const testing::GpuLeaf w = testing::weight(kConv);
+  const Tensor x = testing::images(kConv);
   cuda::GraphMemory memory(gpu.pool());
   const auto record = [&] {
     const cuda::Graph graph(gpu.stream(), memory,
@@ -261,20 +246,15 @@ TEST_CASE("no algorithm is looked for while a graph is captured, and a known sha
     OnGpu gpu(Precision::fp32, deterministic);
     const Conv& g = kConv;
     const ConvGeometry geometry = g.geometry();
-    const Tensor x = testing::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width},
-                                         Layout::nhwc, DType::f32);
-    const testing::GpuLeaf w(geometry.weight_shape(), random_values(g.w_size(), 2));
+    const Tensor x = testing::images(g);
+    const testing::GpuLeaf w = testing::weight(g);
     std::vector<Tensor> kept;
     const auto forward = [&] { kept.push_back(conv2d(Variable(x), w.variable(), {}, geometry).value()); };
     forward(), forward();
     const auto expected = testing::values_of(kept[0]);
     kept.pop_back();  // memory for the capture
     cuda::forget_conv_algorithms();
-    TOPKNOT_CUDA(cudaStreamBeginCapture(gpu.stream(), cudaStreamCaptureModeThreadLocal));
-    CHECK(says(error_text(forward), {"[2, 3, 6, 6]", "capture", "run a step"}));
-    cudaGraph_t graph = nullptr;
-    TOPKNOT_CUDA(cudaStreamEndCapture(gpu.stream(), &graph));
-    TOPKNOT_CUDA(cudaGraphDestroy(graph));
+    CHECK(says(emulator::error_in_capture(gpu.stream(), forward), {"[2, 3, 6, 6]", "capture", "run a step"}));
 
     forward();
     kept.pop_back();
@@ -412,9 +392,8 @@ TEST_CASE("cuDNN is not asked for a gradient that is not wanted") {
   const Machine machine;
   OnGpu gpu;
   emulator::fail("cudnnGetConvolutionBackwardDataAlgorithm_v7", CUDNN_STATUS_EXECUTION_FAILED);
-  const Tensor images = testing::gpu_tensor(random_values(kConv.x_size(), 1), {kConv.n, kConv.in, 6, 6},
-                                            Layout::nhwc, DType::f32);
-  const testing::GpuLeaf w(kConv.geometry().weight_shape(), random_values(kConv.w_size(), 2));
+  const Tensor images = testing::images(kConv);
+  const testing::GpuLeaf w = testing::weight(kConv);
   testing::backward_from(
       {{conv2d(Variable(images), w.variable(), {}, kConv.geometry()), random_values(kConv.y_size(), 4)}});
   CHECK(emulator::convolutions().used.size() == 2);

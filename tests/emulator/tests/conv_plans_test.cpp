@@ -3,11 +3,7 @@
 #include <fstream>
 #include <optional>
 
-#include "nn/ops/cuda/conv_algorithms.h"
-#include "tests/cuda/fixture.h"
-#include "tests/cuda/gpu_leaf.h"
-#include "tests/emulator/cudnn_convolution.h"
-#include "tests/emulator/machine.h"
+#include "tests/emulator/tests/conv_machine.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
@@ -23,14 +19,11 @@ using testing::random_values;
 
 constexpr float kFast = 0, kSlow = 1e6f;  // milliseconds, beside which the host's own are few
 
-struct Machine {
+// With algorithms that lose against a fast plan.
+struct Machine : testing::ConvMachine {
   Machine() { clear(); }
-  ~Machine() { clear(); }
-  // With algorithms that lose against a fast plan.
   static emulator::ConvolutionMachine& clear() {
-    emulator::reset();
-    emulator::convolutions() = {};
-    cuda::forget_conv_algorithms();
+    ConvMachine::clear();
     auto& cudnn = emulator::convolutions();
     for (auto& algorithm : cudnn.algorithms) algorithm.time *= kSlow, cudnn.loaded.insert(algorithm.number);
     cudnn.plans = {{65, kFast, 4096}};
@@ -48,16 +41,11 @@ struct Bf16 : OnGpu {
                .conv_plans = true}) {}
 };
 
-Tensor images(const Conv& g) {
-  return testing::gpu_tensor(random_values(g.x_size(), 1), {g.n, g.in, g.height, g.width}, Layout::nhwc,
-                             DType::bf16);
-}
-
 // dw of the current context's convolution, which is used once or twice.
 std::vector<float> gradient(const Conv& g = kConv, int uses = 1) {
-  const testing::GpuLeaf w(g.geometry().weight_shape(), random_values(g.w_size(), 2));
+  const testing::GpuLeaf w = testing::weight(g);
   const auto dy = testing::rounded_to(DType::bf16, random_values(g.y_size(), 4));
-  const Variable x(images(g));
+  const Variable x(testing::images(g, DType::bf16));
   std::vector<std::pair<Variable, std::vector<float>>> all;
   for (int i = 0; i < uses; ++i) all.push_back({conv2d(x, w.variable(), {}, g.geometry()), dy});
   testing::backward_from(all);
@@ -140,9 +128,8 @@ TEST_CASE("no plan is compiled without the key, in deterministic runs, for fp32,
   }
   {
     const OnGpu gpu({.precision = Precision::fp32, .deterministic = false, .conv_plans = true});
-    const testing::GpuLeaf w(kConv.geometry().weight_shape(), random_values(kConv.w_size(), 2));
-    const Tensor x =
-        testing::gpu_tensor(random_values(kConv.x_size(), 1), {2, 8, 6, 6}, Layout::nhwc, DType::f32);
+    const testing::GpuLeaf w = testing::weight(kConv);
+    const Tensor x = testing::images(kConv);
     testing::backward_from(
         {{conv2d(Variable(x), w.variable(), {}, kConv.geometry()), random_values(kConv.y_size(), 4)}});
   }
@@ -240,10 +227,11 @@ TEST_CASE("a plan is captured, but not compiled in a capture") {
   Bf16 first;
   const auto expected = gradient();
   const auto capture = [&](OnGpu& gpu) {
-    const testing::GpuLeaf w(kConv.geometry().weight_shape(), random_values(kConv.w_size(), 2));
+    const testing::GpuLeaf w = testing::weight(kConv);
     const cuda::Convolution convolution(kConv.geometry(), {2, 8, 6, 6}, DType::bf16);
-    const Tensor x = images(kConv), dy = testing::gpu_tensor(random_values(kConv.y_size(), 4), {2, 16, 6, 6},
-                                                             Layout::nhwc, DType::bf16);
+    const Tensor x = testing::images(kConv, DType::bf16),
+                 dy = testing::gpu_tensor(random_values(kConv.y_size(), 4), {2, 16, 6, 6}, Layout::nhwc,
+                                          DType::bf16);
     const testing::DeviceVector<float> dw(static_cast<std::size_t>(kConv.w_size()));
     gpu.context().workspace(4096);
     testing::CapturedGraph graph(gpu.stream(),

@@ -17,23 +17,7 @@ namespace {
 using namespace topknot::testing;
 
 ExchangeOptions options_of(const std::string& method) {
-  ExchangeOptions options;
-  options.compress.name = method;
-  options.merge = "none";
-  options.ordered_sum = true;
-  return options;
-}
-
-MakeDeviceExchange on_gpu(const ExchangeOptions& options) {
-  return [options](ParameterArena& arena, CollectiveQueue& queue, cuda::DeviceCommunicator& device) {
-    return cuda::make_device_exchange(arena, queue, &device, options);
-  };
-}
-
-MakeDeviceExchange staged(const ExchangeOptions& options) {
-  return [options](ParameterArena& arena, CollectiveQueue& queue, cuda::DeviceCommunicator&) {
-    return cuda::make_staged_exchange(arena, queue, options);
-  };
+  return plan_of(method, 3, "none").options;
 }
 
 // Four steps; `disturb(step, place, rank)` is called at each of a step's places: 0 after the first parameter
@@ -142,20 +126,6 @@ TEST_CASE("the parameters of a step reach the GPU whole, however far the host is
   for (int step = 0; step < kSteps; ++step) {
     CHECK(parameters[step].step == step);
     CHECK(parameters[step].lr == 1.0 / (1 + step));
-  }
-}
-
-TEST_CASE("the order in which blocks and threads run does not show in an average", "[device_exchange]") {
-  const emulator::Settings settings;
-  emulator::machine().reverse = true;
-  for (const std::string values : {"", "bf16"}) {
-    ExchangePlan plan;
-    plan.options = options_of("dense");
-    plan.options.compress.values = values;
-    plan.steps = 3;
-    plan.weights = {0.5f, 1.5f};
-    plan.loss = [](std::int64_t step, int rank) { return step == 1 && rank == 1 ? -INFINITY : 1.0f; };
-    check_same(run_on_gpu(plan, on_gpu(plan.options)), run_on_cpu(plan), &plan);
   }
 }
 

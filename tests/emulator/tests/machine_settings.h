@@ -1,7 +1,9 @@
 #pragma once
-// What a test sets of the emulator is undone at its end.
+// What a test sets of the emulator is undone at its end; an error within a capture.
 
+#include "nn/core/cuda/context.h"
 #include "tests/emulator/machine.h"
+#include "tests/support/error_text.h"
 
 namespace topknot::emulator {
 
@@ -24,6 +26,17 @@ struct Reordered : Settings {
     machine().interleave = seed;
   }
 };
+
+// What `work` throws while the stream is captured.
+template <class Work>
+std::string error_in_capture(cudaStream_t stream, const Work& work) {
+  TOPKNOT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  const std::string error = error_text(work);
+  cudaGraph_t graph = nullptr;
+  TOPKNOT_CUDA(cudaStreamEndCapture(stream, &graph));
+  TOPKNOT_CUDA(cudaGraphDestroy(graph));
+  return error;
+}
 
 struct Gpus : Settings {
   explicit Gpus(int count) { machine().devices = count; }

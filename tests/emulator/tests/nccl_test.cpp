@@ -26,21 +26,33 @@ constexpr auto kMake = &cuda::make_nccl_communicator;
 struct Machine {
   Machine() { emulator::machine().devices = 8; }
   ~Machine() {
+    CHECK(emulator::nccl_communicators() == 0);
     emulator::reset();
     emulator::set_nccl_version(NCCL_VERSION_CODE);
   }
 };
 
-struct Ended {
-  std::vector<std::string> errors;
-  double seconds;
-};
-Ended ended(int ranks, double timeout_s, const std::function<void(DeviceRank&)>& body,
-            MakeDevice make = kMake) {
+// What each rank of a fresh machine threw, within `seconds`; `data`: 64 elements of its own.
+using Body = std::function<void(DeviceRank& rank, float* data)>;
+std::vector<std::string> errors_of(int ranks, double timeout_s, double seconds, const Body& body,
+                                   MakeDevice make = kMake) {
+  const Machine machine;
   const auto start = Clock::now();
-  Ended result{errors_of_device_ranks(make, ranks, body, timeout_s), 0};
-  result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  return result;
+  const auto errors = errors_of_device_ranks(
+      make, ranks,
+      [&](DeviceRank& rank) {
+        const cuda::DeviceArray<float> data(64);
+        body(rank, data.data());
+      },
+      timeout_s);
+  CHECK(std::chrono::duration<double>(Clock::now() - start).count() < seconds);
+  return errors;
+}
+bool all_say(const std::vector<std::string>& errors, std::initializer_list<std::string> parts) {
+  return std::ranges::all_of(errors, [&](const std::string& error) { return says(error, parts); });
+}
+void sum(DeviceRank& rank, float* data, SumOrder order = SumOrder::library) {
+  rank.device.all_reduce(data, 64, order, rank.stream());
 }
 
 // Stays away from the others' collective until they have given up.
@@ -128,7 +140,6 @@ TEST_CASE("nccl: where one rank's NCCL refuses calls in a graph, all ranks start
       else
         CHECK(text.empty());
       CHECK(emulator::nccl_aborts() - aborts == (wanted && refused ? ranks : 0));
-      CHECK(emulator::nccl_communicators() == 0);
       emulator::reset();
       emulator::machine().devices = 8;
     }
@@ -207,23 +218,17 @@ TEST_CASE("nccl: calls are captured in a graph, which sums anew at each launch")
     const auto stream = rank.stream();
     rank.device.all_reduce(memory.data(), n, SumOrder::ranks, stream);  // has its memory from now on
     rank.device.wait(stream);
-    TOPKNOT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    rank.device.all_reduce(memory.data(), n, SumOrder::ranks, stream);
-    rank.device.all_reduce(memory.data(), n, SumOrder::ranks, stream);
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    TOPKNOT_CUDA(cudaStreamEndCapture(stream, &graph));
-    TOPKNOT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    cuda::GraphMemory graph_memory(rank.context.pool());
+    const cuda::Graph graph(stream, graph_memory, [&] {
+      for (int i = 0; i < 2; ++i) rank.device.all_reduce(memory.data(), n, SumOrder::ranks, stream);
+    });
     const std::vector<float> ones(n, 1.0f);
     to_gpu<float>(ones, memory.data(), stream);
-    for (int i = 0; i < 3; ++i) TOPKNOT_CUDA(cudaGraphLaunch(executable, stream));
+    for (int i = 0; i < 3; ++i) graph.launch(stream);
     from_gpu<float>(memory.data(), sums[static_cast<std::size_t>(rank.rank())], stream);
     rank.device.wait(stream);
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
   });
   for (const auto& sum : sums) CHECK(sum == std::vector<float>(n, 729.0f));
-  CHECK(emulator::nccl_communicators() == 0);
 }
 
 TEST_CASE("nccl: a block is gathered and a short array summed in rank order in one launch") {
@@ -262,17 +267,13 @@ TEST_CASE("nccl: a block is gathered and a short array summed in rank order in o
 }
 
 TEST_CASE("nccl: versions that differ are one message on every rank, with both ranks and versions") {
-  const Machine machine;
-  const Ended run = ended(
-      3, 20, [](DeviceRank&) {},
+  const auto errors = errors_of(
+      3, 20, 10, [](DeviceRank&, float*) {},
       [](Communicator& host, double timeout_s) {
         if (host.rank() == 2) emulator::set_nccl_version(22403);
         return kMake(host, timeout_s);
       });
-  for (const auto& error : run.errors)
-    CHECK(says(error, {"version of NCCL", "rank 0 has '2.28.9'", "rank 2 has '2.24.3'"}));
-  CHECK(run.seconds < 10);
-  CHECK(emulator::nccl_communicators() == 0);
+  CHECK(all_say(errors, {"version of NCCL", "rank 0 has '2.28.9'", "rank 2 has '2.24.3'"}));
 }
 
 TEST_CASE("nccl: two ranks on one GPU are refused on every rank") {
@@ -292,65 +293,51 @@ TEST_CASE("nccl: a start that fails or never ends is an error on every rank, wit
       emulator::fail("ncclCommInitRankConfig", ncclSystemError);
     else
       emulator::fail("ncclCommGetAsyncError", ncclInProgress);
-    const Ended run = ended(3, 0.5, [](DeviceRank&) {});
-    for (const auto& error : run.errors)
-      CHECK(says(error,
-                 {"NCCL's start with 3 ranks", fails ? "unhandled system error" : "dist.timeout_s (0.5 s)"}));
-    CHECK(run.seconds < 10);
-    CHECK(emulator::nccl_communicators() == 0);
+    const auto errors = errors_of(3, 0.5, 10, [](DeviceRank&, float*) {});
+    CHECK(all_say(
+        errors, {"NCCL's start with 3 ranks", fails ? "unhandled system error" : "dist.timeout_s (0.5 s)"}));
   }
 }
 
 TEST_CASE("nccl: a peer that never comes to a collective ends all at the deadline") {
   const Machine machine;
   const int aborts = emulator::nccl_aborts();
-  const Ended run = ended(3, 0.6, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
-    rank.device.all_reduce(data.data(), 64, SumOrder::library, rank.stream());
+  const auto errors = errors_of(3, 0.6, 10, [](DeviceRank& rank, float* data) {
+    sum(rank, data);
     if (rank.rank() == 2) stay_away(rank);
-    rank.device.all_reduce(data.data(), 64, SumOrder::library, rank.stream());
+    sum(rank, data);
     rank.device.wait(rank.stream());
   });
   for (const int r : {0, 1})
-    CHECK(says(run.errors[r], {"rank " + std::to_string(r), "all_reduce #2 of 256 bytes over NCCL"}));
-  CHECK((run.errors[0] + run.errors[1]).find("gave up after dist.timeout_s (0.6 s)") != std::string::npos);
-  CHECK(says(run.errors[2], {"was away"}));
-  CHECK(run.seconds < 10);
+    CHECK(says(errors[r], {"rank " + std::to_string(r), "all_reduce #2 of 256 bytes over NCCL"}));
+  CHECK((errors[0] + errors[1]).find("gave up after dist.timeout_s (0.6 s)") != std::string::npos);
+  CHECK(says(errors[2], {"was away"}));
   CHECK(emulator::nccl_aborts() == aborts + 3);  // once per rank
-  CHECK(emulator::nccl_communicators() == 0);
 }
 
 TEST_CASE("nccl: a stop signal ends a collective to which a peer never comes, without a deadline") {
-  const Machine machine;
   const auto patience = std::exchange(StopGracePeriod::alive, std::chrono::milliseconds(300));
   install_stop_handlers();
-  const Ended run = ended(2, 0, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
+  const auto errors = errors_of(2, 0, 20, [](DeviceRank& rank, float* data) {
     if (rank.rank() == 1) {
       std::raise(SIGTERM);
       stay_away(rank);
     }
-    rank.device.all_reduce(data.data(), 64, SumOrder::library, rank.stream());
+    sum(rank, data);
     rank.device.wait(rank.stream());
   });
   install_stop_handlers();  // forgets the signal
   StopGracePeriod::alive = patience;
-  CHECK(says(run.errors[0], {"rank 0", "all_reduce #1 of 256 bytes over NCCL stopped by SIGTERM"}));
-  CHECK(run.seconds < 20);
-  CHECK(emulator::nccl_communicators() == 0);
+  CHECK(says(errors[0], {"rank 0", "all_reduce #1 of 256 bytes over NCCL stopped by SIGTERM"}));
 }
 
 TEST_CASE("nccl: a peer that gives up ends all at once, with its reason") {
-  const Machine machine;
-  const Ended run = ended(3, 60, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
+  const auto errors = errors_of(3, 60, 20, [](DeviceRank& rank, float* data) {
     if (rank.rank() == 1) throw Error("the disk is full");
-    rank.device.all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
+    sum(rank, data, SumOrder::ranks);
     rank.device.wait(rank.stream());
   });
-  for (const auto& error : run.errors) CHECK(says(error, {"the disk is full"}));
-  CHECK(run.seconds < 20);
-  CHECK(emulator::nccl_communicators() == 0);
+  CHECK(all_say(errors, {"the disk is full"}));
 }
 
 TEST_CASE("nccl: over gloo, a rank that dies ends the others' collectives with what the store knows") {
@@ -372,68 +359,53 @@ TEST_CASE("nccl: over gloo, a rank that dies ends the others' collectives with w
                       {60});
   for (const auto& error : errors) CHECK(says(error, {"the disk is full"}));
   CHECK(Clock::now() - start < std::chrono::seconds(20));
-  CHECK(emulator::nccl_communicators() == 0);
 }
 
 TEST_CASE("nccl: an asynchronous error ends all") {
-  const Machine machine;
-  const Ended run = ended(2, 60, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
-    rank.device.all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
+  const auto errors = errors_of(2, 60, 20, [](DeviceRank& rank, float* data) {
+    sum(rank, data, SumOrder::ranks);
     rank.device.wait(rank.stream());
     rank.host.barrier();
     if (rank.rank() == 0) emulator::fail("ncclCommGetAsyncError", ncclRemoteError);
     rank.host.barrier();
-    rank.device.all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
+    sum(rank, data, SumOrder::ranks);
     rank.device.wait(rank.stream());
   });
-  for (const auto& error : run.errors) CHECK(says(error, {"remote process exited"}));
-  CHECK(run.seconds < 20);
-  CHECK(emulator::nccl_communicators() == 0);
+  CHECK(all_say(errors, {"remote process exited"}));
 }
 
 TEST_CASE("nccl: an error among some of the ranks ends all, whoever waits for whom") {
-  const Machine machine;
-  const Ended run = ended(4, 60, [](DeviceRank& rank) {
+  const auto errors = errors_of(4, 60, 20, [](DeviceRank& rank, float* data) {
     const auto host = rank.host.split(rank.rank() / 2);
     const auto part = rank.device.split(*host);
-    const cuda::DeviceArray<float> data(64);
-    part->all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
+    part->all_reduce(data, 64, SumOrder::ranks, rank.stream());
     rank.device.wait(rank.stream());
     rank.host.barrier();
     if (rank.rank() == 0)
       part->abort("the disk is full");  // as its watch does; nothing is left that rank 0 would wait for
     else
-      rank.device.all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
+      sum(rank, data, SumOrder::ranks);
     rank.device.wait(rank.stream());
   });
-  for (const auto& error : run.errors) CHECK(says(error, {"the disk is full"}));
-  CHECK(run.seconds < 20);
-  CHECK(emulator::nccl_communicators() == 0);
+  CHECK(all_say(errors, {"the disk is full"}));
 }
 
 TEST_CASE("nccl: a host that is blocked in a call of CUDA is freed at the deadline") {
-  const Machine machine;
-  const Ended run = ended(2, 0.6, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
+  const auto errors = errors_of(2, 0.6, 10, [](DeviceRank& rank, float* data) {
     if (rank.rank() == 1) stay_away(rank);
-    rank.device.all_reduce(data.data(), 64, SumOrder::library, rank.stream());
+    sum(rank, data);
     TOPKNOT_CUDA(cudaStreamSynchronize(rank.stream()));  // waits for rank 1, who never comes
-    rank.device.all_reduce(data.data(), 64, SumOrder::library, rank.stream());
+    sum(rank, data);
   });
-  CHECK(says(run.errors[0], {"all_reduce #1 of 256 bytes", "gave up after dist.timeout_s (0.6 s)"}));
-  CHECK(run.seconds < 10);
-  CHECK(emulator::nccl_communicators() == 0);
+  CHECK(says(errors[0], {"all_reduce #1 of 256 bytes", "gave up after dist.timeout_s (0.6 s)"}));
 }
 
 TEST_CASE("nccl: a graph whose collectives do not end is given up at the deadline") {
-  const Machine machine;
-  const Ended run = ended(2, 0.6, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
+  const auto errors = errors_of(2, 0.6, 10, [](DeviceRank& rank, float* data) {
     const auto stream = rank.stream();
     rank.context.synchronize();
     TOPKNOT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    rank.device.all_reduce(data.data(), 64, SumOrder::library, stream);
+    sum(rank, data);
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     TOPKNOT_CUDA(cudaStreamEndCapture(stream, &graph));
@@ -448,14 +420,12 @@ TEST_CASE("nccl: a graph whose collectives do not end is given up at the deadlin
     if (rank.rank() == 1) stay_away(rank);
     rank.device.wait(stream);
   });
-  CHECK(says(run.errors[0], {"a graph with collectives", "gave up after dist.timeout_s (0.6 s)"}));
-  CHECK(run.seconds < 10);
+  CHECK(says(errors[0], {"a graph with collectives", "gave up after dist.timeout_s (0.6 s)"}));
 }
 
 TEST_CASE("nccl: steps that wait for one another may take longer than the deadline together") {
-  const Machine machine;
   const auto start = Clock::now();
-  const Ended run = ended(1, 0.6, [&](DeviceRank& rank) {
+  const auto errors = errors_of(1, 0.6, 60, [&](DeviceRank& rank, float* data) {
     for (int step = 1; step <= 4; ++step) {
       emulator::enqueue_when(rank.stream(), [&start, step] {
         return Clock::now() >= start + step * std::chrono::milliseconds(400);
@@ -464,46 +434,37 @@ TEST_CASE("nccl: steps that wait for one another may take longer than the deadli
     }
     rank.device.wait(rank.stream());
   });
-  CHECK(run.errors[0].empty());
+  CHECK(errors[0].empty());
 }
 
 TEST_CASE("nccl: a rank gives up, and ends, while it still has graphs with collectives") {
-  const Machine machine;
-  const Ended run = ended(2, 0.6, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
+  const auto errors = errors_of(2, 0.6, 10, [](DeviceRank& rank, float* data) {
     const auto stream = rank.stream();
     rank.context.synchronize();
     cuda::GraphMemory memory(rank.context.pool());
-    const cuda::Graph graph(stream, memory,
-                            [&] { rank.device.all_reduce(data.data(), 64, SumOrder::library, stream); });
+    const cuda::Graph graph(stream, memory, [&] { sum(rank, data); });
     graph.launch(stream);
     rank.device.wait(stream);
     if (rank.rank() == 1) stay_away(rank);
     graph.launch(stream);
     rank.device.wait(stream);  // finds that nobody comes, and gives up here
   });
-  CHECK(says(run.errors[0], {"waiting for the GPU", "gave up after dist.timeout_s (0.6 s)"}));
-  CHECK(says(run.errors[1], {"was away"}));
-  CHECK(run.seconds < 10);
-  CHECK(emulator::nccl_communicators() == 0);
+  CHECK(says(errors[0], {"waiting for the GPU", "gave up after dist.timeout_s (0.6 s)"}));
+  CHECK(says(errors[1], {"was away"}));
 }
 
 TEST_CASE("nccl: a lost GPU ends all") {
-  const Machine machine;
-  const Ended run = ended(2, 5, [](DeviceRank& rank) {
-    const cuda::DeviceArray<float> data(64);
-    rank.device.all_reduce(data.data(), 64, SumOrder::library, rank.stream());
+  const auto errors = errors_of(2, 5, 10, [](DeviceRank& rank, float* data) {
+    sum(rank, data);
     rank.device.wait(rank.stream());
     rank.host.barrier();
     if (rank.rank() == 0) emulator::lose_device();
     rank.device.wait(rank.stream());
-    rank.device.all_reduce(data.data(), 64, SumOrder::library, rank.stream());
+    sum(rank, data);
     rank.device.wait(rank.stream());
   });
-  CHECK((run.errors[0] + run.errors[1]).find("the GPU is lost") != std::string::npos);
-  for (const auto& error : run.errors) CHECK_FALSE(error.empty());
-  CHECK(run.seconds < 10);
-  CHECK(emulator::nccl_communicators() == 0);
+  CHECK((errors[0] + errors[1]).find("the GPU is lost") != std::string::npos);
+  for (const auto& error : errors) CHECK_FALSE(error.empty());
 }
 
 }  // namespace
