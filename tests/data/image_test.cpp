@@ -28,6 +28,17 @@ int channel(const Picture& p, int x, int y, int c) {
   return p.pixels[static_cast<std::size_t>(y) * p.stride + static_cast<std::size_t>(4 * x + c)];
 }
 
+// The largest difference of a pixel of `picture` from `value`.
+template <class Value>
+int worst(const Picture& picture, const Value& value) {
+  int largest = 0;
+  for (int y = 0; y < picture.height; ++y)
+    for (int x = 0; x < picture.width; ++x)
+      for (int c = 0; c < 3; ++c)
+        largest = std::max(largest, std::abs(channel(picture, x, y, c) - value(x, y, c)));
+  return largest;
+}
+
 int expected(const std::string& name, int x, int y, int c) {
   const int rgb[] = {40 + 4 * x, 30 + 5 * y, 200 - 2 * x - 2 * y};
   if (name == "grey16.png") return rgb[0];
@@ -119,13 +130,8 @@ TEST_CASE("pictures of every format are decoded to RGB, whatever their own colou
     const Picture picture = decode_image(file, kWhole);
     REQUIRE(picture.width == kWidth);
     REQUIRE(picture.height == kHeight);
-    int worst = 0;
-    for (int y = 0; y < kHeight; ++y)
-      for (int x = 0; x < kWidth; ++x)
-        for (int c = 0; c < 3; ++c)
-          worst = std::max(worst, std::abs(channel(picture, x, y, c) - expected(name, x, y, c)));
     INFO(name);
-    CHECK(worst <= tolerance(name));
+    CHECK(worst(picture, [&](int x, int y, int c) { return expected(name, x, y, c); }) <= tolerance(name));
   }
 }
 
@@ -141,14 +147,9 @@ TEST_CASE("a part of a picture has the pixels that the whole has there") {
       REQUIRE(part.top == rect.top);
       REQUIRE(part.width == rect.right - rect.left);
       REQUIRE(part.height == rect.bottom - rect.top);
-      int worst = 0;
-      for (int y = 0; y < part.height; ++y)
-        for (int x = 0; x < part.width; ++x)
-          for (int c = 0; c < 3; ++c)
-            worst = std::max(
-                worst, std::abs(channel(part, x, y, c) - channel(whole, x + rect.left, y + rect.top, c)));
       INFO(name << ' ' << rect.left << ' ' << rect.top);
-      CHECK(worst == 0);
+      CHECK(worst(part,
+                  [&](int x, int y, int c) { return channel(whole, x + rect.left, y + rect.top, c); }) == 0);
     }
   }
 }
@@ -270,9 +271,8 @@ TEST_CASE("a CMYK picture has the same colours without Adobe's marker") {
   const std::ptrdiff_t begin = at - file.begin();
   bare.erase(bare.begin() + begin, bare.begin() + begin + 2 + 256 * at[2] + at[3]);
   const Picture with = decode_image(file, kWhole), without = decode_image(bare, kWhole);
-  for (int y = 0; y < kHeight; ++y)
-    for (int x = 0; x < kWidth; ++x)
-      for (int c = 0; c < 3; ++c) REQUIRE(channel(with, x, y, c) == channel(without, x, y, c));
+  REQUIRE((with.width == kWidth && with.height == kHeight));
+  CHECK(worst(with, [&](int x, int y, int c) { return channel(without, x, y, c); }) == 0);
 }
 
 TEST_CASE("a JPEG with a Huffman table of too many codes, or that ends with the head of a scan, is refused") {

@@ -318,15 +318,11 @@ TEST_CASE("a log spectrogram is that of the definition, also where its rows are 
   }
 }
 
-TEST_CASE("the spectrogram of silence is zero") {
-  const std::vector<float> silence(800);
-  std::vector<float> out(static_cast<std::size_t>(kSpectrumBins * 6), 1.0f);
-  log_spectrogram(silence, out.data(), 6);
+TEST_CASE("the spectrogram of silence is zero, and that of what is no sound is not") {
+  std::vector<float> samples(800), out(static_cast<std::size_t>(kSpectrumBins * 6), 1.0f);
+  log_spectrogram(samples, out.data(), 6);
   CHECK(out == std::vector<float>(out.size(), 0.0f));
-}
-
-TEST_CASE("the spectrogram of what is no sound is not silence") {
-  std::vector<float> samples(800, 0.1f), out(static_cast<std::size_t>(kSpectrumBins * 6));
+  samples.assign(800, 0.1f);
   samples[400] = std::numeric_limits<float>::quiet_NaN();
   log_spectrogram(samples, out.data(), 6);
   CHECK(std::isnan(out[0]));
@@ -346,27 +342,22 @@ TEST_CASE("recordings in WAV, FLAC and SPHERE give their samples") {
 
 TEST_CASE("a recording that does not fit is refused by name, with the reason") {
   const TempFolder temp;
-  const auto refused = [&](const std::string& path, const std::string& why) {
-    CHECK(user_error([&] { read_recording(path); }, {"recording '" + path + "'", why}));
-  };
   CHECK(user_error([&] { read_recording(temp.at("absent.wav")); }, {"absent.wav", "No such file"}));
-  refused(written(temp, "stereo.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_16, kSampleRate, 2), "2 channels");
-  refused(written(temp, "slow.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_16, 8000), "8000 samples per second");
-  refused(written(temp, "coarse.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_U8), "8 bits");
-  const std::string endless = written(temp, "endless.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_16);
+  CHECK(is_refused(written(temp, "stereo.wav", kWav16, kSampleRate, 2), "2 channels"));
+  CHECK(is_refused(written(temp, "slow.wav", kWav16, 8000), "8000 samples per second"));
+  CHECK(is_refused(written(temp, "coarse.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_U8), "8 bits"));
+  const std::string endless = written(temp, "endless.wav", kWav16);
   const std::uint32_t bytes = 2 * (3600u * 16000u + 1), header = 44;
   std::filesystem::resize_file(endless, header + bytes);  // a hole
-  std::fstream patch(endless, std::ios::binary | std::ios::in | std::ios::out);
-  patch.seekp(header - 4).write(reinterpret_cast<const char*>(&bytes), sizeof bytes);
-  patch.close();
-  refused(endless, "57600001 samples are more than an hour");
+  patch(endless, header - 4, {reinterpret_cast<const char*>(&bytes), sizeof bytes});
+  CHECK(is_refused(endless, "57600001 samples are more than an hour"));
   std::ofstream(temp.at("text.wav")) << "no sound";
-  refused(temp.at("text.wav"), "no WAV, FLAC or SPHERE");
+  CHECK(is_refused(temp.at("text.wav"), "no WAV, FLAC or SPHERE"));
   std::ofstream(temp.at("empty.wav"));
-  refused(temp.at("empty.wav"), "it is empty");
-  const std::string cut = written(temp, "cut.flac", SF_FORMAT_FLAC | SF_FORMAT_PCM_16);
+  CHECK(is_refused(temp.at("empty.wav"), "it is empty"));
+  const std::string cut = written(temp, "cut.flac", kFlac16);
   std::filesystem::resize_file(cut, std::filesystem::file_size(cut) / 2);
-  refused(cut, "");
+  CHECK(is_refused(cut, ""));
 }
 
 TEST_CASE(

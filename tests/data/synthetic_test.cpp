@@ -1,6 +1,7 @@
 // The data sets that need no files.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "data/dataset.h"
 #include "tests/support/error_text.h"
@@ -145,27 +146,22 @@ TEST_CASE("a linear model fits the synthetic pictures it saw and stays near chan
 }
 
 TEST_CASE("synthetic pictures refuse options that make no sense") {
-  DatasetOptions options;
-  options.classes = 1001;
-  CHECK(
-      user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.classes", "1001"}));
-  options = {};
-  for (const int size : {7, 513}) {
-    options.image_size = size;
-    CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); },
-                     {"data.image_size", std::to_string(size)}));
-  }
-  options = {};
-  options.noise = -0.1;
-  CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.noise"}));
-  options.noise = 1.5;  // the key's upper end is 1 for every set
-  CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.noise"}));
-  CHECK(user_error([&] { make_dataset("synthetic_regression", options, Split::train); }, {"data.noise"}));
-  options.noise = std::nan("");
-  CHECK(user_error([&] { make_dataset("synthetic_regression", options, Split::train); }, {"data.noise"}));
-  options = {};
-  options.train_size = -1;
-  CHECK(user_error([&] { make_dataset("synthetic_images", options, Split::train); }, {"data.train_size"}));
+  const auto refused = [](const char* name, const std::function<void(DatasetOptions&)>& change,
+                          std::initializer_list<std::string> parts) {
+    DatasetOptions options;
+    change(options);
+    return user_error([&] { make_dataset(name, options, Split::train); }, parts);
+  };
+  const char *const pictures = "synthetic_images", *const regression = "synthetic_regression";
+  CHECK(refused(pictures, [](auto& options) { options.classes = 1001; }, {"data.classes", "1001"}));
+  for (const int size : {7, 513})
+    CHECK(
+        refused(pictures, [=](auto& o) { o.image_size = size; }, {"data.image_size", std::to_string(size)}));
+  CHECK(refused(pictures, [](auto& options) { options.noise = -0.1; }, {"data.noise"}));
+  for (const char* name : {pictures, regression})  // the key's upper end is 1 for every set
+    CHECK(refused(name, [](auto& options) { options.noise = 1.5; }, {"data.noise"}));
+  CHECK(refused(regression, [](auto& options) { options.noise = std::nan(""); }, {"data.noise"}));
+  CHECK(refused(pictures, [](auto& options) { options.train_size = -1; }, {"data.train_size"}));
 }
 
 TEST_CASE("regression targets are linear in the inputs but for the noise, with one teacher for both splits") {

@@ -5,35 +5,16 @@
 #include <tuple>
 
 #include "data/loader.h"
+#include "tests/data/text_folder.h"
 #include "tests/support/error_text.h"
-#include "tests/support/temp_folder.h"
 
 using namespace topknot;
 
 namespace {
 
-void put(const TempFolder& folder, const std::string& name, const std::string& text) {
-  folder.write(name, std::vector<std::uint8_t>(text.begin(), text.end()));
-}
-
-std::unique_ptr<Dataset> text_in(const TempFolder& folder, Split split, std::int64_t window,
-                                 std::int64_t train_size = 0) {
-  DatasetOptions options;
-  options.root = folder.at("");
-  options.sequence_length = window;
-  options.train_size = train_size;
-  return make_dataset("text", options, split);
-}
-
-std::vector<std::int32_t> tokens_of(const Dataset& text) {
-  std::vector<std::int32_t> tokens;
-  float first = 0;
-  std::vector<float> window(static_cast<std::size_t>(text.sample_shape()[0]));
-  text.get(0, window.data());
-  first = window[0];
-  tokens.push_back(static_cast<std::int32_t>(first));
-  for (std::int64_t i = 0; i < text.size() + text.sample_shape()[0] - 1; ++i) tokens.push_back(text.label(i));
-  return tokens;
+std::unique_ptr<Dataset> words_in(const TempFolder& folder, Split split, int window,
+                                  std::int64_t train_size = 0) {
+  return text_in(folder, "word", split, window, train_size);
 }
 
 }  // namespace
@@ -43,43 +24,43 @@ TEST_CASE("a text's vocabulary is its training file's words; lines end with <eos
   put(folder, "ptb.train.txt", " the cat  sat\n\nthe\tdog <unk> \r\nend");
   put(folder, "ptb.valid.txt", "dog the bird\n");
   put(folder, "ptb.test.txt", "sat\nsat\n");
-  const auto train = text_in(folder, Split::train, 3);
+  const auto train = words_in(folder, Split::train, 3);
   // <eos> 0, <unk> 1, the 2, cat 3, sat 4, dog 5, end 6
   CHECK(train->classes() == 7);
-  CHECK((tokens_of(*train) == std::vector<std::int32_t>{2, 3, 4, 0, 0, 2, 5, 1, 0, 6, 0}));
+  CHECK((stream_of(*train) == std::vector<std::int32_t>{2, 3, 4, 0, 0, 2, 5, 1, 0, 6, 0}));
   CHECK(train->size() == 8);
   CHECK(train->sample_shape() == Shape({3, 1, 1}));
   CHECK(train->task() == Task::language_model);
   CHECK(train->labels_per_sample() == 3);
-  CHECK((tokens_of(*text_in(folder, Split::test, 3)) == std::vector<std::int32_t>{5, 2, 1, 0}));
-  CHECK((tokens_of(*text_in(folder, Split::held_out, 3)) == std::vector<std::int32_t>{4, 0, 4, 0}));
-  CHECK(text_in(folder, Split::test, 3)->classes() == 7);
-  CHECK((tokens_of(*text_in(folder, Split::train, 3, 5)) == std::vector<std::int32_t>{2, 3, 4, 0, 0}));
+  CHECK((stream_of(*words_in(folder, Split::test, 3)) == std::vector<std::int32_t>{5, 2, 1, 0}));
+  CHECK((stream_of(*words_in(folder, Split::held_out, 3)) == std::vector<std::int32_t>{4, 0, 4, 0}));
+  CHECK(words_in(folder, Split::test, 3)->classes() == 7);
+  CHECK((stream_of(*words_in(folder, Split::train, 3, 5)) == std::vector<std::int32_t>{2, 3, 4, 0, 0}));
 }
 
 TEST_CASE("a text is read under either name, from the folders that archives unpack to") {
   const TempFolder folder;
   put(folder, "simple-examples/data/train.txt", "a b c\n");
   put(folder, "simple-examples/data/valid.txt", "a b c\n");
-  CHECK(text_in(folder, Split::train, 2)->classes() == 5);
-  CHECK(text_in(folder, Split::test, 2)->size() == 2);
-  CHECK(user_error([&] { text_in(folder, Split::held_out, 2); },
+  CHECK(words_in(folder, Split::train, 2)->classes() == 5);
+  CHECK(words_in(folder, Split::test, 2)->size() == 2);
+  CHECK(user_error([&] { words_in(folder, Split::held_out, 2); },
                    {"ptb.test.txt or test.txt is missing", "scripts/fetch-data ptb"}));
 }
 
 TEST_CASE("texts that are missing, too short or too small are refused with the file or the key") {
   const TempFolder folder;
   CHECK(
-      user_error([&] { text_in(folder, Split::train, 2); },
+      user_error([&] { words_in(folder, Split::train, 2); },
                  {"no ptb.train.txt or train.txt in it", "simple-examples/data/", "scripts/fetch-data ptb"}));
   put(folder, "train.txt", "a b c\n");
-  CHECK(user_error([&] { text_in(folder, Split::test, 2); }, {"ptb.valid.txt or valid.txt is missing"}));
-  CHECK(user_error([&] { text_in(folder, Split::train, 4); },
+  CHECK(user_error([&] { words_in(folder, Split::test, 2); }, {"ptb.valid.txt or valid.txt is missing"}));
+  CHECK(user_error([&] { words_in(folder, Split::train, 4); },
                    {"data.sequence_length", "train.txt", "4 words"}));
-  CHECK(user_error([&] { text_in(folder, Split::train, 0); }, {"data.sequence_length"}));
-  CHECK(user_error([&] { text_in(folder, Split::train, 2, 5); }, {"data.train_size"}));
+  CHECK(user_error([&] { words_in(folder, Split::train, 0); }, {"data.sequence_length"}));
+  CHECK(user_error([&] { words_in(folder, Split::train, 2, 5); }, {"data.train_size"}));
   put(folder, "train.txt", "");
-  CHECK(user_error([&] { text_in(folder, Split::train, 1); }, {"train.txt", "0 words"}));
+  CHECK(user_error([&] { words_in(folder, Split::train, 1); }, {"train.txt", "0 words"}));
 }
 
 // The same words and lines, as they leave editors and tools.
@@ -91,8 +72,8 @@ TEST_CASE("a text's ends of lines, its last newline and a byte order mark change
     const TempFolder folder;
     put(folder, "train.txt", train);
     put(folder, "valid.txt", valid);
-    const auto text = text_in(folder, Split::train, 3);
-    return std::tuple(text->classes(), tokens_of(*text), tokens_of(*text_in(folder, Split::test, 3)));
+    const auto text = words_in(folder, Split::train, 3);
+    return std::tuple(text->classes(), stream_of(*text), stream_of(*words_in(folder, Split::test, 3)));
   };
   const auto expected = read(plain, plain);
   CHECK(std::get<0>(expected) == 7);
@@ -113,7 +94,7 @@ TEST_CASE("a text of a word per line is read as quickly as one of a few long lin
   std::string lines;
   for (int i = 0; i < 400'000; ++i) lines += "word" + std::to_string(i % 10) + "\n";
   put(folder, "train.txt", lines);
-  CHECK(text_in(folder, Split::train, 5)->size() == 800'000 - 5);
+  CHECK(words_in(folder, Split::train, 5)->size() == 800'000 - 5);
 }
 
 TEST_CASE("UTF-16 and binary files are refused as texts by name") {
@@ -128,10 +109,10 @@ TEST_CASE("UTF-16 and binary files are refused as texts by name") {
                                      {little.substr(2), "its byte 1 (from 0) is 0"},
                                      {std::string("a b c d\n\0", 9), "its byte 8 (from 0) is 0"}}) {
     put(folder, "train.txt", content);
-    CHECK(user_error([&] { text_in(folder, Split::train, 1); }, {"train.txt", "no text", why}));
+    CHECK(user_error([&] { words_in(folder, Split::train, 1); }, {"train.txt", "no text", why}));
     put(folder, "train.txt", "a b c\n");
     put(folder, "valid.txt", content);
-    CHECK(user_error([&] { text_in(folder, Split::test, 1); }, {"valid.txt", "no text", why}));
+    CHECK(user_error([&] { words_in(folder, Split::test, 1); }, {"valid.txt", "no text", why}));
   }
 }
 
@@ -206,8 +187,8 @@ TEST_CASE("a batch of windows has whole tokens, and the next ones as labels step
   std::string text;
   for (int i = 0; i < 60; ++i) text += "w" + std::to_string(i * i % 23) + (i % 9 == 8 ? "\n" : " ");
   put(folder, "train.txt", text);
-  const auto data = text_in(folder, Split::train, 4);
-  const auto tokens = tokens_of(*data);
+  const auto data = words_in(folder, Split::train, 4);
+  const auto tokens = stream_of(*data);
   for (const int workers : {0, 2}) {
     LoaderOptions options;
     options.batch_size = 3, options.rank = 1, options.ranks = 2, options.workers = workers;
@@ -241,8 +222,8 @@ TEST_CASE("an evaluation asks for every word but the first once, and masks what 
   std::string text;
   for (int i = 0; i < 60; ++i) text += "w" + std::to_string(i * i % 23) + " ";
   put(folder, "train.txt", text);
-  for (const std::int64_t window : {1, 4, 7, 60}) {
-    const auto data = text_in(folder, Split::train, window);
+  for (const int window : {1, 4, 7, 60}) {
+    const auto data = words_in(folder, Split::train, window);
     std::vector<std::int32_t> words;
     for (std::int64_t i = 0; i < 61; ++i) words.push_back(data->label(i - 1));
     CHECK(words.back() != kNoLabel);

@@ -1,8 +1,7 @@
 // Texts to tokens and back, as a model that goes on with one needs it.
-#include "data/dataset.h"
+#include "tests/data/text_folder.h"
 #include "tests/support/error_text.h"
 #include "tests/support/standard_error.h"
-#include "tests/support/temp_folder.h"
 
 using namespace topknot;
 
@@ -10,13 +9,8 @@ namespace {
 
 std::unique_ptr<Dataset> text_of(const TempFolder& folder, const std::string& tokens,
                                  const std::string& text) {
-  for (const char* name : {"train.txt", "valid.txt", "test.txt"})
-    folder.write(name, std::vector<std::uint8_t>(text.begin(), text.end()));
-  DatasetOptions options;
-  options.root = folder.str();
-  options.tokens = tokens;
-  options.sequence_length = 2;
-  return make_dataset("text", options, Split::train);
+  for (const char* name : {"train.txt", "valid.txt", "test.txt"}) put(folder, name, text);
+  return text_in(folder, tokens, Split::train, 2);
 }
 
 std::string decoded(const Dataset& data, const std::vector<std::int32_t>& tokens) {
@@ -31,10 +25,7 @@ using Ids = std::vector<std::int32_t>;
 
 TEST_CASE("texts by characters and bytes may have no test file; the Penn Treebank's words have one") {
   const TempFolder folder;
-  for (const char* name : {"train.txt", "valid.txt"}) {
-    const std::string text = "one two three\n";
-    folder.write(name, std::vector<std::uint8_t>(text.begin(), text.end()));
-  }
+  for (const char* name : {"train.txt", "valid.txt"}) put(folder, name, "one two three\n");
   DatasetOptions options;
   options.root = folder.str(), options.sequence_length = 2;
   for (const char* tokens : {"char", "byte"}) {

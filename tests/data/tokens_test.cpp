@@ -9,28 +9,14 @@
 
 #include "data/loader.h"
 #include "nn/base/checksum.h"
+#include "tests/data/text_folder.h"
 #include "tests/support/error_text.h"
-#include "tests/support/temp_folder.h"
 
 using namespace topknot;
 
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
-
-void put(const TempFolder& folder, const std::string& name, const std::string& text) {
-  folder.write(name, Bytes(text.begin(), text.end()));
-}
-
-std::unique_ptr<Dataset> text_in(const TempFolder& folder, const std::string& tokens, Split split,
-                                 std::int64_t window, std::int64_t train_size = 0) {
-  DatasetOptions options;
-  options.root = folder.str();
-  options.tokens = tokens;
-  options.sequence_length = static_cast<int>(window);
-  options.train_size = train_size;
-  return make_dataset("text", options, split);
-}
 
 std::unique_ptr<Dataset> tokens_in(const TempFolder& folder, Split split, int window, int vocabulary = 50257,
                                    std::int64_t size = 0, const std::string& type = "auto") {
@@ -41,14 +27,6 @@ std::unique_ptr<Dataset> tokens_in(const TempFolder& folder, Split split, int wi
   options.vocabulary = vocabulary;
   options.train_size = options.test_size = size;
   return make_dataset("tokens", options, split);
-}
-
-std::vector<std::int32_t> stream_of(const Dataset& data) {
-  std::vector<float> window(static_cast<std::size_t>(data.sample_shape()[0]));
-  data.get(0, window.data());
-  std::vector<std::int32_t> tokens = {static_cast<std::int32_t>(window[0])};
-  for (std::int64_t i = 0; data.label(i) != kNoLabel; ++i) tokens.push_back(data.label(i));
-  return tokens;
 }
 
 std::vector<std::int32_t> ids_of(const std::string& text) {

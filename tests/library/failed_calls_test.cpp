@@ -11,9 +11,7 @@
 #include <vector>
 
 #include "compress/codec/codec.h"
-#include "include/topknot.h"
-#include "tests/compress/every_method.h"
-#include "tests/support/catch.h"
+#include "tests/library/library_fixture.h"
 
 namespace {
 
@@ -65,12 +63,8 @@ namespace {
 
 using namespace topknot::testing;
 
-struct Destroy {
-  void operator()(topknot_compressor* compressor) const { topknot_destroy(compressor); }
-};
-using Handle = std::unique_ptr<topknot_compressor, Destroy>;
 using Bytes = std::vector<std::byte>;
-using Vectors = std::vector<std::vector<float>>;  // by tensor
+using State = std::vector<char>;
 
 struct Case {
   std::string method;
@@ -91,14 +85,6 @@ topknot_result until_it_succeeds(const Call& call, const Unchanged& unchanged) {
     REQUIRE(std::string(topknot_error()) == "out of memory");
     unchanged();
   }
-}
-
-Bytes state_of(const Handle& compressor) {
-  std::size_t bytes = 0;
-  REQUIRE(topknot_save(compressor.get(), nullptr, 0, &bytes) == TOPKNOT_OK);
-  Bytes state(bytes);
-  REQUIRE(topknot_save(compressor.get(), state.data(), bytes, &bytes) == TOPKNOT_OK);
-  return state;
 }
 
 // Two ranks, of which the first one's calls may lack memory.
@@ -127,19 +113,19 @@ class Ranks {
 
   // The averages. `failing`: the first rank's calls until they have memory.
   Vectors step(std::int64_t number, bool failing) {
-    const Bytes before = failing ? state_of(ranks_[0]) : Bytes();
+    const State before = failing ? state_of(ranks_[0].get()) : State();
     topknot_round* rounds[2] = {};
     exchanged_.clear();
     if (failing) {
       REQUIRE(until_it_succeeds([&] { return encode(0, number, rounds[0]); },
                                 [&] {
                                   CHECK(rounds[0] == nullptr);
-                                  REQUIRE((state_of(ranks_[0]) == before));
+                                  REQUIRE((state_of(ranks_[0].get()) == before));
                                 }) == TOPKNOT_OK);
       left = 0;
       topknot_discard(rounds[0]);
       left = -1;
-      REQUIRE((state_of(ranks_[0]) == before));
+      REQUIRE((state_of(ranks_[0].get()) == before));
     }
     for (std::size_t rank = 0; rank < 2; ++rank) REQUIRE(encode(rank, number, rounds[rank]) == TOPKNOT_OK);
     topknot_result state = TOPKNOT_MORE;
@@ -147,7 +133,7 @@ class Ranks {
       exchange(rounds);
       const auto again = [&] {  // the round can only be discarded: as far as it was, in a new one
         topknot_discard(rounds[0]);
-        REQUIRE((state_of(ranks_[0]) == before));
+        REQUIRE((state_of(ranks_[0].get()) == before));
         REQUIRE(encode(0, number, rounds[0]) == TOPKNOT_OK);
         for (std::size_t i = 0; i + 1 < exchanged_.size(); ++i)
           REQUIRE(decode(rounds[0], exchanged_[i]) == TOPKNOT_MORE);
@@ -257,20 +243,20 @@ TEST_CASE("a call of the library that lacks memory changes nothing, and has the 
     INFO(what.method << ", " << what.keys.back());
     Ranks ranks(what, true), undisturbed(what, false);
     for (std::int64_t number = 0; number < (what.rows > 24 ? 1 : 3); ++number) {
-      const Bytes before = state_of(ranks[0]);
+      const State before = state_of(ranks[0].get());
       REQUIRE((ranks.step(number, true) == undisturbed.step(number, false)));
-      const Bytes after = state_of(ranks[0]);
-      REQUIRE((after == state_of(undisturbed[0])));
+      const State after = state_of(ranks[0].get());
+      REQUIRE((after == state_of(undisturbed[0].get())));
       std::size_t bytes = 0;
-      Bytes saved(after.size());
+      State saved(after.size());
       CHECK(until_it_succeeds(
                 [&] { return topknot_save(ranks[0].get(), saved.data(), saved.size(), &bytes); }, [] {}) ==
             TOPKNOT_OK);
       CHECK((saved == after));
-      const auto as_after = [&] { REQUIRE((state_of(ranks[0]) == after)); };
+      const auto as_after = [&] { REQUIRE((state_of(ranks[0].get()) == after)); };
       CHECK(until_it_succeeds([&] { return topknot_undo(ranks[0].get(), number); }, as_after) == TOPKNOT_OK);
-      REQUIRE((state_of(ranks[0]) == before));
-      const auto as_before = [&] { REQUIRE((state_of(ranks[0]) == before)); };
+      REQUIRE((state_of(ranks[0].get()) == before));
+      const auto as_before = [&] { REQUIRE((state_of(ranks[0].get()) == before)); };
       CHECK(until_it_succeeds([&] { return topknot_load(ranks[0].get(), after.data(), after.size()); },
                               as_before) == TOPKNOT_OK);
       as_after();
@@ -284,10 +270,10 @@ TEST_CASE("residuals and states with a number that is not finite are refused, of
     if (what.rows > 24) continue;
     Ranks ranks(what, false);
     ranks.step(0, false);
-    const Bytes state = state_of(ranks[0]);
+    const State state = state_of(ranks[0].get());
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (std::size_t i = 0; i + sizeof nan <= state.size(); i += 101) {
-      Bytes bad = state;
+      State bad = state;
       std::memcpy(bad.data() + i, &nan, sizeof nan);
       if (topknot_load(ranks[0].get(), bad.data(), bad.size()) == TOPKNOT_OK) ranks.step(1, false);
       REQUIRE(topknot_load(ranks[0].get(), state.data(), state.size()) == TOPKNOT_OK);
@@ -295,7 +281,7 @@ TEST_CASE("residuals and states with a number that is not finite are refused, of
     std::vector<float> residual(480);
     residual[7] = std::numeric_limits<float>::infinity();
     CHECK(topknot_set_residual(ranks[0].get(), 0, residual.data()) == TOPKNOT_INVALID);
-    CHECK((state_of(ranks[0]) == state));
+    CHECK((state_of(ranks[0].get()) == state));
   }
 }
 

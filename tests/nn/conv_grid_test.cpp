@@ -123,7 +123,9 @@ void check_grid(std::int64_t in, std::int64_t out, DType type, std::int64_t most
         ++checked;
         if (!found.empty() && ++wrong <= 5) first += g.str() + ": " + found + "\n";
       }
-  INFO(wrong << " of " << checked << " geometries are wrong, the first:\n" << first);
+  INFO((type == DType::bf16 ? "bfloat16: " : "fp32: ")
+       << wrong << " of " << checked << " geometries are wrong, the first:\n"
+       << first);
   CHECK(wrong == 0);
 }
 
@@ -135,40 +137,27 @@ void check_wide_padding(DType type) {
           for (const Extent size : {Extent(1), Extent(2, 3), Extent(9, 6)}) {
             const Conv g{3,        channels, size.height, size.width,
                          channels, kernel,   stride,      Extent(kernel.height + more, kernel.width + more)};
-            INFO(g.str());
+            INFO(g.str() << (type == DType::bf16 ? ", bfloat16" : ""));
             CHECK(difference(g, type) == "");
           }
+}
+
+std::vector<DType> types() {
+  return multiplies_bfloat16() ? std::vector{DType::f32, DType::bf16} : std::vector{DType::f32};
 }
 
 }  // namespace
 
 TEST_CASE("conv2d of every small geometry: 3 and 10 channels") {
-  check_grid(3, 16, DType::f32);
-  check_grid(10, 10, DType::f32);
+  for (const DType type : types()) check_grid(3, 16, type), check_grid(10, 10, type);
 }
 TEST_CASE("conv2d of every small geometry: 16 channels") {
-  check_grid(16, 16, DType::f32);
+  for (const DType type : types()) check_grid(16, 16, type);
 }
 TEST_CASE("conv2d of every small geometry: 48 channels") {
-  check_grid(48, 48, DType::f32);
-}
-TEST_CASE("conv2d of every small geometry in bfloat16: 3 and 10 channels") {
-  if (!multiplies_bfloat16()) return;
-  check_grid(3, 16, DType::bf16);
-  check_grid(10, 10, DType::bf16);
-}
-TEST_CASE("conv2d of every small geometry in bfloat16: 16 channels") {
-  if (!multiplies_bfloat16()) return;
-  check_grid(16, 16, DType::bf16);
-}
-TEST_CASE("conv2d of every small geometry in bfloat16: 48 channels") {
-  if (!multiplies_bfloat16()) return;
-  check_grid(48, 48, DType::bf16);
+  for (const DType type : types()) check_grid(48, 48, type);
 }
 
 TEST_CASE("conv2d with padding as wide as the kernel and wider, and kernels wider than the image") {
-  check_wide_padding(DType::f32);
-}
-TEST_CASE("conv2d with padding as wide as the kernel and wider in bfloat16") {
-  if (multiplies_bfloat16()) check_wide_padding(DType::bf16);
+  for (const DType type : types()) check_wide_padding(type);
 }

@@ -149,40 +149,27 @@ TEST_CASE("the VGG networks compute what PyTorch's compute") {
   for (const char* name : {"vgg16", "vgg16_bias", "vgg16_imagenet"}) check_network(name);
 }
 
-TEST_CASE("the small residual networks compute what PyTorch's compute") {
-  for (const char* name : {"resnet20", "resnet18", "resnet18_imagenet", "resnet34"}) check_network(name);
-}
-
-TEST_CASE("resnet50 computes what PyTorch's computes") {
-  for (const char* name : {"resnet50"}) check_network(name);
+TEST_CASE("the residual networks of up to 50 layers compute what PyTorch's compute") {
+  for (const char* name : {"resnet20", "resnet18", "resnet18_imagenet", "resnet34", "resnet50"})
+    check_network(name);
 }
 
 TEST_CASE("resnet152 computes what PyTorch's computes") {
-  for (const char* name : {"resnet152"}) check_network(name);
+  check_network("resnet152");
 }
 
-TEST_CASE("squeezenet computes what PyTorch's computes") {
-  for (const char* name : {"squeezenet"}) check_network(name);
-}
-
-TEST_CASE("mobilenet_v2 and the EfficientNets compute what PyTorch's compute") {
-  for (const char* name : {"mobilenet_v2", "efficientnet_b0", "efficientnet_lite0"}) check_network(name);
-}
-
-TEST_CASE("shufflenet_v2 computes what PyTorch's computes") {
-  for (const char* name : {"shufflenet_v2"}) check_network(name);
+TEST_CASE("squeezenet, mobilenet_v2, shufflenet_v2 and the EfficientNets compute what PyTorch's compute") {
+  for (const char* name :
+       {"squeezenet", "mobilenet_v2", "efficientnet_b0", "efficientnet_lite0", "shufflenet_v2"})
+    check_network(name);
 }
 
 TEST_CASE("inception_v4 computes what PyTorch's computes") {
-  for (const char* name : {"inception_v4"}) check_network(name);
+  check_network("inception_v4");
 }
 
-TEST_CASE("lstm_lm computes what PyTorch's LSTM computes") {
-  for (const char* name : {"lstm_lm"}) check_network(name);
-}
-
-TEST_CASE("deep_speech computes what PyTorch's computes") {
-  for (const char* name : {"deep_speech"}) check_network(name);
+TEST_CASE("the recurrent networks compute what PyTorch's compute") {
+  for (const char* name : {"lstm_lm", "deep_speech"}) check_network(name);
 }
 
 TEST_CASE("every model that is registered is compared with PyTorch's") {

@@ -30,11 +30,15 @@ class BrokenSample : public Dataset {
   std::string name_;
   std::int64_t broken_;
 };
-inline const bool broken_sample_registered =
-    (datasets().add("broken_sample", "of the tests",
-                    [](const DatasetOptions&, Split split) {
-                      return std::unique_ptr<Dataset>(std::make_unique<BrokenSample>(split));
-                    }),
-     true);
+
+// Registers the class `Set`, which is made of its split.
+template <class Set>
+bool add_test_dataset(const char* name) {
+  datasets().add(name, "of the tests", [](const DatasetOptions&, Split split) {
+    return std::unique_ptr<Dataset>(std::make_unique<Set>(split));
+  });
+  return true;
+}
+inline const bool broken_sample_registered = add_test_dataset<BrokenSample>("broken_sample");
 
 }  // namespace topknot::testing

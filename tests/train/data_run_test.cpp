@@ -11,6 +11,7 @@
 #include "tests/support/standard_error.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
+#include "tests/train/watched_lm.h"
 #include "train/checkpoint/model_file.h"
 #include "train/checks.h"
 #include "train/evaluate.h"
@@ -21,11 +22,9 @@ namespace {
 
 // 1600 tokens: 19 steps per epoch on one rank of 4 columns, 9 on two.
 Keys lm_keys(const MadeUpText& text, const Keys& more = {}) {
-  return with({"data.name=text", "data.root=" + text.root(), "data.train_size=0", "data.test_size=0",
-               "data.sequence_length=20", "model.name=lstm_lm", "model.width=24", "model.layers=2",
-               "model.dropout=0", "optimizer.lr=5", "optimizer.momentum=0", "optimizer.weight_decay=0",
-               "train.clip_global=0.5", "compress.density=0.05", "train.threads=1"},
-              more);
+  return language_model_keys(text.root(), with({"data.name=text", "data.sequence_length=20", "model.width=24",
+                                                "model.layers=2", "optimizer.lr=5"},
+                                               more));
 }
 
 // What lm_keys() has for lstm_lm, for every language model: transformers take a lower rate.
@@ -36,31 +35,6 @@ const std::vector<Keys>& language_models() {
       {"model.name=llama", "model.heads=4", "model.kv_heads=2", "model.feed_forward=40", "optimizer.lr=0.5"}};
   return all;
 }
-
-// lstm_lm whose logits are NaN in one step of rank 0, and that keeps the state with which each of its
-// training steps begins there.
-struct BrokenStep {
-  static constexpr std::uint32_t kBroken = 3;
-  static inline std::vector<std::vector<float>> states;
-};
-class BrokenLm final : public Module {
- public:
-  BrokenLm(ParameterStore& store, const ModelOptions& options)
-      : store_(store), inner_(make_model("lstm_lm", store, options)) {}
-  bool reads_tokens() const override { return true; }
-  Variable forward(const Variable& x, const ForwardContext& context) override {
-    if (context.training && context.rank == 0) BrokenStep::states.push_back(store_.buffers().back()->values);
-    Variable y = inner_->forward(x, context);
-    if (context.training && context.rank == 0 && context.step == BrokenStep::kBroken)
-      y.value().data()[0] = std::numeric_limits<float>::quiet_NaN();
-    return y;
-  }
-
- private:
-  ParameterStore& store_;
-  ModulePtr inner_;
-};
-const bool broken_lm_registered = (add_model<BrokenLm>("test_broken_lm", "of the tests"), true);
 
 Keys speech_keys(const MadeUpSpeech& speech) {
   return {"data.name=speech",   "data.root=" + speech.root(), "data.train_size=0",  "data.test_size=0",
@@ -153,7 +127,7 @@ class BrokenTransformer final : public Module {
   }
   Variable loss(const Variable& x, std::span<const std::int32_t> labels, float smoothing,
                 const ForwardContext& context) override {
-    const bool broken = context.training && context.rank == 1 && context.step == BrokenStep::kBroken;
+    const bool broken = context.training && context.rank == 1 && context.step == kBrokenStep;
     const Variable loss = inner_->loss(x, labels, smoothing, context);
     if (!broken) return loss;
     Tensor nan = Tensor::from({std::nanf("")}, {1});
@@ -178,7 +152,7 @@ TEST_CASE("a step of a transformer with a NaN on one rank is discarded on all, a
                                        std::string("compress.name=") + method, "dist.ordered_sum=true"});
       const Run run = train("threads", 2, keys);  // which compares the checksums after every step
       REQUIRE(run.metrics.steps.size() == 8);
-      for (std::size_t i = 0; i < 8; ++i) CHECK(run.metrics.steps[i].skipped == (i == BrokenStep::kBroken));
+      for (std::size_t i = 0; i < 8; ++i) CHECK(run.metrics.steps[i].skipped == (i == kBrokenStep));
       CHECK(run.checksums == train("gloo", 2, keys).checksums);
       CHECK(std::isfinite(run.test_loss));
     }
@@ -196,10 +170,10 @@ TEST_CASE("a text whose perplexity is infinite ends as a run that diverged, howe
 
 TEST_CASE("the state is carried through an epoch and begins anew with the next") {
   const MadeUpText text;
-  BrokenStep::states.clear();
+  seen_states.clear();
   const Keys keys = lm_keys(text, {"model.name=test_broken_lm", "train.max_steps=40", "train.max_skips=2"});
   const Run run = train("threads", 1, keys);
-  const auto& states = BrokenStep::states;
+  const auto& states = seen_states;
   REQUIRE(states.size() == 40);
   const std::vector<float> zeros(states[0].size(), 0.0f);
   for (std::size_t i = 0; i < states.size(); ++i) {
@@ -207,9 +181,9 @@ TEST_CASE("the state is carried through an epoch and begins anew with the next")
     CHECK((states[i] == zeros) == (i % 19 == 0));
   }
   SECTION("a discarded step leaves the state as it was before") {
-    REQUIRE(run.metrics.steps[BrokenStep::kBroken].skipped);
-    CHECK(states[BrokenStep::kBroken + 1] == states[BrokenStep::kBroken]);
-    CHECK(states[BrokenStep::kBroken + 2] != states[BrokenStep::kBroken + 1]);
+    REQUIRE(run.metrics.steps[kBrokenStep].skipped);
+    CHECK(states[kBrokenStep + 1] == states[kBrokenStep]);
+    CHECK(states[kBrokenStep + 2] != states[kBrokenStep + 1]);
   }
 }
 
@@ -227,12 +201,12 @@ TEST_CASE(
 
 TEST_CASE("micro-batches go on through the text, and carry the state") {
   const MadeUpText text;
-  BrokenStep::states.clear();
+  seen_states.clear();
   train("threads", 1,
         lm_keys(text, {"model.name=test_broken_lm", "train.max_steps=1", "train.accumulate=3"}));
-  REQUIRE(BrokenStep::states.size() == 3);
-  CHECK(BrokenStep::states[1] != BrokenStep::states[0]);
-  CHECK(BrokenStep::states[2] != BrokenStep::states[1]);
+  REQUIRE(seen_states.size() == 3);
+  CHECK(seen_states[1] != seen_states[0]);
+  CHECK(seen_states[2] != seen_states[1]);
 }
 
 TEST_CASE("a language model's file has its parameters and no state, and a run can begin from it") {

@@ -32,12 +32,7 @@ class StoppingTest final : public BrokenSample {
  private:
   bool test_;
 };
-const bool stopping_test_registered =
-    (datasets().add("stopping_test", "of the tests",
-                    [](const DatasetOptions&, Split split) {
-                      return std::unique_ptr<Dataset>(std::make_unique<StoppingTest>(split));
-                    }),
-     true);
+const bool stopping_test_registered = add_test_dataset<StoppingTest>("stopping_test");
 
 std::atomic<int> training_reads{0};
 int hang_at = 0;               // this read of a training sample hangs; 0: none does
@@ -65,12 +60,7 @@ class HangingTraining final : public BrokenSample {
 
   bool training_;
 };
-const bool hanging_training_registered =
-    (datasets().add("hanging_training", "of the tests",
-                    [](const DatasetOptions&, Split split) {
-                      return std::unique_ptr<Dataset>(std::make_unique<HangingTraining>(split));
-                    }),
-     true);
+const bool hanging_training_registered = add_test_dataset<HangingTraining>("hanging_training");
 
 }  // namespace
 

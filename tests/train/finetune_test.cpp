@@ -55,12 +55,7 @@ std::unique_ptr<BuiltModel> model_of(const Keys& overrides) {
 
 void write_model(BuiltModel& model, const std::string& path) {
   const ModelCopy copy = copy_model(model.store);
-  std::ofstream file(path, std::ios::binary);
-  write_safetensors(
-      [&](std::span<const std::byte> part) {
-        file.write(reinterpret_cast<const char*>(part.data()), static_cast<std::streamsize>(part.size()));
-      },
-      model_tensors(model.store, copy));
+  std::ofstream(path, std::ios::binary) << safetensors_text(model_tensors(model.store, copy));
 }
 
 }  // namespace

@@ -47,19 +47,16 @@ class TrainedRun {
 };
 
 // A gpt that gives a NaN or an infinite logit in evaluation, if it is told to.
-struct BrokenLogits {
-  static inline float value = 0;  // 0: none
-};
 class BrokenGpt final : public Module {
  public:
   BrokenGpt(ParameterStore& store, const ModelOptions& options) : inner_(make_model("gpt", store, options)) {}
+  static inline float broken = 0;                   // 0: none
   static inline std::vector<std::int64_t> windows;  // tokens that evaluations were given
   bool reads_tokens() const override { return true; }
   Variable forward(const Variable& x, const ForwardContext& context) override {
     if (!context.training) windows.push_back(x.value().shape()[1]);
     Variable y = inner_->forward(x, context);
-    if (!context.training && BrokenLogits::value != 0)
-      y.value().data()[y.value().numel() - 3] = BrokenLogits::value;
+    if (!context.training && broken != 0) y.value().data()[y.value().numel() - 3] = broken;
     return y;
   }
 
@@ -158,7 +155,7 @@ TEST_CASE("logits that are not finite end the text with one message") {
   options.overrides = {"model.width=32", "model.layers=1", "model.heads=2"};
   CHECK_NOTHROW(run.sample(options));
   for (const float bad : {kNan, kInfinite}) {
-    BrokenLogits::value = bad;
+    BrokenGpt::broken = bad;
     for (const double temperature : {0.0, 1.0}) {
       options.temperature = temperature;
       CHECK(user_error([&] { run.sample(options); },
@@ -166,24 +163,23 @@ TEST_CASE("logits that are not finite end the text with one message") {
                         "step 2", "--step"}));
     }
   }
-  BrokenLogits::value = 0;
+  BrokenGpt::broken = 0;
 }
 
 TEST_CASE("a model is given the text so far, and no more of it than its window") {
   const TrainedRun run({"model.name=test_broken_gpt", "train.max_steps=2"});
   SampleOptions options{.prompt = "subject1 verb1", .tokens = 3};
   options.overrides = {"model.width=32", "model.layers=1", "model.heads=2"};
-  BrokenGpt::windows.clear();
-  run.sample(options);
-  CHECK(BrokenGpt::windows == std::vector<std::int64_t>{2, 3, 4});
+  const auto windows = [&] {
+    BrokenGpt::windows.clear();
+    run.sample(options);
+    return BrokenGpt::windows;
+  };
+  CHECK(windows() == std::vector<std::int64_t>{2, 3, 4});
   for (int i = 0; i < 4; ++i) options.prompt += " verb2 verb3";
-  BrokenGpt::windows.clear();
-  run.sample(options);
-  CHECK(BrokenGpt::windows == std::vector<std::int64_t>{10, 11, 12});
+  CHECK(windows() == std::vector<std::int64_t>{10, 11, 12});
   options.prompt += " verb2 verb3";
-  BrokenGpt::windows.clear();
-  run.sample(options);
-  CHECK(BrokenGpt::windows == std::vector<std::int64_t>{12, 12, 12});
+  CHECK(windows() == std::vector<std::int64_t>{12, 12, 12});
 }
 
 TEST_CASE("a run whose text is gone goes on with a prompt all the same") {

@@ -6,17 +6,15 @@
 #include "tests/support/error_text.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
+#include "tests/train/watched_lm.h"
 #include "train/setup.h"
 
 namespace topknot::testing {
 namespace {
 
 Keys lm_keys(const std::string& root, const Keys& more = {}) {
-  return with({"data.root=" + root, "data.train_size=0", "data.test_size=0", "data.sequence_length=10",
-               "model.name=lstm_lm", "model.width=16", "model.layers=1", "model.dropout=0", "optimizer.lr=1",
-               "optimizer.momentum=0", "optimizer.weight_decay=0", "train.clip_global=0.5",
-               "compress.density=0.05", "train.threads=1"},
-              more);
+  return language_model_keys(
+      root, with({"data.sequence_length=10", "model.width=16", "model.layers=1", "optimizer.lr=1"}, more));
 }
 
 // 20 words of 16 letters each, as uint16; `bad`: a token of the training file that has another value.
@@ -40,26 +38,6 @@ class MadeUpTokens {
   }
   TempFolder folder_;
 };
-
-// lstm_lm that keeps the state with which each training step of rank 0 begins.
-struct SeenStates {
-  static inline std::vector<std::vector<float>> states;
-};
-class WatchedLm final : public Module {
- public:
-  WatchedLm(ParameterStore& store, const ModelOptions& options)
-      : store_(store), inner_(make_model("lstm_lm", store, options)) {}
-  bool reads_tokens() const override { return true; }
-  Variable forward(const Variable& x, const ForwardContext& context) override {
-    if (context.training && context.rank == 0) SeenStates::states.push_back(store_.buffers().back()->values);
-    return inner_->forward(x, context);
-  }
-
- private:
-  ParameterStore& store_;
-  ModulePtr inner_;
-};
-const bool watched_lm_registered = (add_model<WatchedLm>("test_watched_lm", "of the tests"), true);
 
 }  // namespace
 
@@ -118,11 +96,11 @@ TEST_CASE(
   const Keys keys =
       lm_keys(tokens.root(), {"data.name=tokens", "data.vocabulary=20", "data.windows=random",
                               "model.name=test_watched_lm", "train.max_steps=90", "train.accumulate=2"});
-  SeenStates::states.clear();
+  seen_states.clear();
   const Run run = train("threads", 2, keys);
-  REQUIRE(SeenStates::states.size() == 180);
-  const std::vector<float> zeros(SeenStates::states[0].size());
-  CHECK(std::count(SeenStates::states.begin(), SeenStates::states.end(), zeros) == 180);
+  REQUIRE(seen_states.size() == 180);
+  const std::vector<float> zeros(seen_states[0].size());
+  CHECK(std::count(seen_states.begin(), seen_states.end(), zeros) == 180);
   CHECK(run.metrics.starts[0].steps_per_epoch == 3000 / (2 * 4 * 10) / 2);
   CHECK(run.test_loss < 0.95 * run.metrics.steps.front().loss);
   CHECK(train("gloo", 2, keys).checksums == run.checksums);
@@ -131,9 +109,9 @@ TEST_CASE(
   const Keys more = with(keys, {"train.accumulate=40", "train.max_steps=2"});
   CHECK(train("threads", 2, more).metrics.starts[0].steps_per_epoch == 1);
 
-  SeenStates::states.clear();  // down the columns it goes on
+  seen_states.clear();  // down the columns it goes on
   train("threads", 1, with(keys, {"data.windows=columns", "train.max_steps=3"}));
-  CHECK(std::count(SeenStates::states.begin(), SeenStates::states.end(), zeros) == 1);
+  CHECK(std::count(seen_states.begin(), seen_states.end(), zeros) == 1);
 }
 
 TEST_CASE("windows at random: a run goes on bit for bit from the middle of an epoch, with any workers") {

@@ -308,24 +308,21 @@ TEST_CASE("point-to-point calls and collectives follow each other without mixing
   }
 }
 
-TEST_CASE("a send_receive whose receiver expects nothing is an error on all ranks") {
-  for (const auto& backend : kBackends) {
-    const auto errors = errors_of_ranks(backend, 3, [&](Communicator& c) {
-      std::vector<std::byte> theirs;
-      c.send_receive(c.rank() == 2 ? 0 : -1, std::vector<std::byte>(10), -1, theirs);
-    });
-    for (const auto& error : errors) CHECK(says(error, {"rank 2 sends to rank 0, which expects no rank"}));
-  }
-}
-
-TEST_CASE("a send_receive whose sender does not send is an error on all ranks") {
-  for (const auto& backend : kBackends) {
-    const auto errors = errors_of_ranks(backend, 3, [&](Communicator& c) {
-      std::vector<std::byte> theirs;
-      c.send_receive(-1, {}, c.rank() == 1 ? 2 : -1, theirs);
-    });
-    for (const auto& error : errors) CHECK(says(error, {"rank 1 expects rank 2, which sends to no rank"}));
-  }
+TEST_CASE("a send_receive of which the other rank does not know is an error on all ranks") {
+  for (const auto& backend : kBackends)
+    for (const bool sends : {true, false}) {
+      INFO(backend << (sends ? ": a receiver expects nothing" : ": a sender does not send"));
+      const auto errors = errors_of_ranks(backend, 3, [&](Communicator& c) {
+        std::vector<std::byte> theirs;
+        if (sends)
+          c.send_receive(c.rank() == 2 ? 0 : -1, std::vector<std::byte>(10), -1, theirs);
+        else
+          c.send_receive(-1, {}, c.rank() == 1 ? 2 : -1, theirs);
+      });
+      for (const auto& error : errors)
+        CHECK(says(error, {sends ? "rank 2 sends to rank 0, which expects no rank"
+                                 : "rank 1 expects rank 2, which sends to no rank"}));
+    }
 }
 
 TEST_CASE(

@@ -4,9 +4,11 @@
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <functional>
 #include <thread>
 
 #include "tests/dist/ranks.h"
@@ -71,6 +73,32 @@ int code_of_suspended(const Body& body) {
   waitpid(child, &status, 0);
   for (const int fd : {ready[0], ready[1], go_on[0], go_on[1]}) close(fd);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// The errors of ranks 1 and 2, which run `other`, where rank 0 is a process that runs `first` and stops in it.
+std::array<std::string, 2> errors_of_silent_first(const std::function<void(JoinOptions)>& first,
+                                                  const std::function<void(JoinOptions)>& other) {
+  JoinOptions options;
+  options.size = 3;
+  options.port = free_port();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(100);
+    error_text([&] { first(options); });
+    std::_Exit(1);
+  }
+  std::array<std::string, 2> errors;
+  std::vector<std::thread> threads;
+  for (const int rank : {1, 2})
+    threads.emplace_back([&, rank] {
+      JoinOptions mine = options;
+      mine.rank = rank;
+      errors[static_cast<std::size_t>(rank - 1)] = error_text([&] { other(mine); });
+    });
+  for (std::thread& thread : threads) thread.join();
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  return errors;
 }
 
 }  // namespace
@@ -251,78 +279,37 @@ TEST_CASE("ranks that make different calls get an error that names them") {
 // As with the network of rank 0's host cut: rank 1 gives up first, and its reason, which rank 0 would pass
 // on, does not come.
 TEST_CASE("gloo: where rank 0 serves the rendezvous and is silent, no rank names one that gave up on it") {
-  JoinOptions options;
-  options.size = 3;
-  options.port = free_port();
-  const pid_t first = fork();
-  if (first == 0) {
-    alarm(100);
-    try {
-      options.serve_store = true;
-      const auto group = make_gloo_communicator(options);
-      group->barrier();
-      raise(SIGSTOP);
-    } catch (const std::exception&) {
-    }
-    std::_Exit(1);
-  }
-  std::string errors[2];
-  std::vector<std::thread> threads;
-  for (const int rank : {1, 2})
-    threads.emplace_back([&, rank] {
-      JoinOptions mine = options;
-      mine.rank = rank;
-      mine.timeout_s = rank == 1 ? 3 : 60;
-      try {
-        const auto group = make_gloo_communicator(mine);
+  const auto errors = errors_of_silent_first(
+      [](JoinOptions options) {
+        options.serve_store = true;
+        const auto group = make_gloo_communicator(options);
+        group->barrier();
+        raise(SIGSTOP);
+      },
+      [](JoinOptions options) {
+        options.timeout_s = options.rank == 1 ? 3 : 60;
+        const auto group = make_gloo_communicator(options);
         group->barrier();
         std::vector<std::byte> theirs;
-        group->send_receive(-1, {}, rank - 1, theirs);
-      } catch (const std::exception& error) {
-        errors[rank - 1] = error.what();
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  kill(first, SIGKILL);
-  waitpid(first, nullptr, 0);
-  for (const std::string& error : errors) {
+        group->send_receive(-1, {}, options.rank - 1, theirs);
+      });
+  for (const std::string& error : errors)
     CHECK(says(error, {"rank 0, which serves the rendezvous, does not answer"}));
-  }
   CHECK(contains(errors[1], "rank 2: send_receive"));
   CHECK_FALSE(contains(errors[1], "rank 1"));
 }
 
 TEST_CASE("gloo: a rank 0 that serves the rendezvous and is silent while ranks connect is named") {
-  JoinOptions options;
-  options.size = 3;
-  options.port = free_port();
-  const pid_t first = fork();
-  if (first == 0) {
-    alarm(100);
-    try {
-      const TcpStoreServer server("127.0.0.1", options.port, 3, 60);
-      const TcpStoreClient store("127.0.0.1", options.port, 0, 3, 60);
-      raise(SIGSTOP);  // all ranks have come, and none has this one's address
-    } catch (const std::exception&) {
-    }
-    std::_Exit(1);
-  }
-  std::string errors[2];
-  std::vector<std::thread> threads;
-  for (const int rank : {1, 2})
-    threads.emplace_back([&, rank] {
-      JoinOptions mine = options;
-      mine.rank = rank;
-      mine.timeout_s = 3;
-      try {
-        make_gloo_communicator(mine);
-      } catch (const std::exception& error) {
-        errors[rank - 1] = error.what();
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  kill(first, SIGKILL);
-  waitpid(first, nullptr, 0);
+  const auto errors = errors_of_silent_first(
+      [](const JoinOptions& options) {
+        const TcpStoreServer server("127.0.0.1", options.port, 3, 60);
+        const TcpStoreClient store("127.0.0.1", options.port, 0, 3, 60);
+        raise(SIGSTOP);  // all ranks have come, and none has this one's address
+      },
+      [](JoinOptions options) {
+        options.timeout_s = 3;
+        make_gloo_communicator(options);
+      });
   for (const std::string& error : errors)
     CHECK(says(error,
                {"could not connect to all ranks", "rank 0, which serves the rendezvous, does not answer"}));

@@ -2,10 +2,12 @@
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "dist/launch/launch.h"
@@ -146,6 +148,19 @@ int code_of(int signal, const Body& body) {
   return code_of(start(signal, true, body));
 }
 
+std::vector<std::string> children_of(pid_t process) {
+  const std::string id = std::to_string(process);
+  std::ifstream list("/proc/" + id + "/task/" + id + "/children");
+  return {std::istream_iterator<std::string>(list), {}};
+}
+// The letter in /proc; "" of a process that is gone.
+std::string state_of(const std::string& process) {
+  std::ifstream stat("/proc/" + process + "/stat");
+  std::string number, name, state;
+  stat >> number >> name >> state;
+  return state;
+}
+
 // One rank's part on its own thread; its exception comes out where the thread is joined.
 void run_two(const std::string& backend, const std::function<void(Communicator&)>& body) {
   std::exception_ptr first;
@@ -253,14 +268,9 @@ TEST_CASE("a stop signal ends ranks that wait for a stopped one, and that one to
     const Folder folder;
     const pid_t launcher = fork();
     if (launcher == 0) std::_Exit(run_copies("stopped peer", folder, 3, 20));
-    const std::string task = "/proc/" + std::to_string(launcher) + "/task/" + std::to_string(launcher);
     const auto one_is_stopped = [&] {
-      std::ifstream list(task + "/children");
-      for (std::string pid, number, name, state; list >> pid;) {
-        std::ifstream stat("/proc/" + pid + "/stat");
-        if (stat >> number >> name >> state && state == "T") return true;
-      }
-      return false;
+      const auto copies = children_of(launcher);
+      return std::any_of(copies.begin(), copies.end(), [](const auto& pid) { return state_of(pid) == "T"; });
     };
     CHECK(wait_until(one_is_stopped));
     const auto begin = std::chrono::steady_clock::now();
@@ -317,24 +327,14 @@ TEST_CASE("a signal to the launcher reaches all copies, which die with it") {
       return true;
     };
     CHECK(wait_until(written));
-    std::vector<std::string> copies;
-    const std::string children =
-        "/proc/" + std::to_string(launcher) + "/task/" + std::to_string(launcher) + "/children";
-    std::ifstream list(children);
-    for (std::string pid; list >> pid;) copies.push_back(pid);
+    const auto copies = children_of(launcher);
     kill(launcher, signal);
     CHECK(code_of(launcher) == 128 + signal);  // SIGKILL's too: it ends the launcher itself
     // Gone, or waiting to be collected by whoever inherited them.
-    const auto alive = [&] {
-      int count = 0;
-      for (const auto& pid : copies) {
-        std::ifstream stat("/proc/" + pid + "/stat");
-        std::string number, name, state;
-        if (stat >> number >> name >> state && state != "Z") ++count;
-      }
-      return count;
-    };
-    CHECK(wait_until([&] { return alive() == 0; }));
+    CHECK(wait_until([&] {
+      return std::all_of(copies.begin(), copies.end(),
+                         [](const auto& pid) { return state_of(pid).empty() || state_of(pid) == "Z"; });
+    }));
   }
 }
 

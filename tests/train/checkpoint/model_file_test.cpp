@@ -27,16 +27,9 @@ struct Model {
   ModulePtr module;
 };
 
-std::vector<std::byte> bytes_of(std::span<const TensorView> tensors) {
-  std::vector<std::byte> bytes;
-  write_safetensors(
-      [&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); }, tensors);
-  return bytes;
-}
-
 SafetensorsFile file_of(Model& model) {
   const ModelCopy copy = copy_model(model.store);
-  return SafetensorsFile::parse(bytes_of(model_tensors(model.store, copy)), "m.safetensors");
+  return as_file(model_tensors(model.store, copy));
 }
 
 bool equal(const ModelCopy& a, const ModelCopy& b) {
@@ -83,7 +76,7 @@ TEST_CASE("every tensor that does not fit a model is listed in one message, and 
   std::vector<TensorView> tensors = model_tensors(small.store, copy);
   tensors[0].name = "evil\x1b[31m";  // for hidden1.weight
   tensors[1].dtype = "I32";          // hidden1.bias
-  const auto file = SafetensorsFile::parse(bytes_of(tensors), "m.safetensors");
+  const auto file = as_file(tensors);
   const ModelCopy before = copy_model(other.store);
   CHECK(user_error([&] { load_model(other.store, file); },
                    {"m.safetensors", "missing in the file:\n    hidden1.weight [4, 192]",
@@ -100,7 +93,7 @@ TEST_CASE("one of several files with a model's weights is said to be that") {
   std::vector<TensorView> some = model_tensors(model.store, copy);
   some.pop_back();
   const auto text = [&](const char* where) {
-    return error_text([&] { load_model(model.store, SafetensorsFile::parse(bytes_of(some), where)); });
+    return error_text([&] { load_model(model.store, as_file(some, where)); });
   };
   CHECK(says(text("d/model-00001-of-00012.safetensors"), {"one of 12 files", "max_shard_size"}));
   for (const char* whole : {"d/model-00001-of-00001.safetensors", "d/model.safetensors"})
@@ -143,7 +136,7 @@ TEST_CASE("tensors that are to be initialised anew keep their values, whatever t
   const ModelCopy copy = copy_model(ten.store);
   std::vector<TensorView> body = model_tensors(ten.store, copy);
   body.resize(2);
-  load_model(seven.store, SafetensorsFile::parse(bytes_of(body), "m.safetensors"), {"output"});
+  load_model(seven.store, as_file(body), {"output"});
   CHECK(user_error([&] { load_model(ten.store, file_of(ten), {"fc"}); },
                    {"model.reinit", "'fc' matches nothing", "hidden1.weight, hidden1.bias, output.weight"}));
 }

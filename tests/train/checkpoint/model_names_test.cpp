@@ -40,13 +40,6 @@ struct Model {
   ModulePtr module;
 };
 
-SafetensorsFile file_of(std::span<const TensorView> tensors) {
-  std::vector<std::byte> bytes;
-  write_safetensors(
-      [&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); }, tensors);
-  return SafetensorsFile::parse(bytes, "m.safetensors");
-}
-
 // A file's tensors in the order of their names, as transformers writes them.
 std::vector<TensorView> sorted(std::vector<TensorView> tensors) {
   std::ranges::sort(tensors, {}, &TensorView::name);
@@ -136,10 +129,10 @@ TEST_CASE("a transformer's weights come back from a file with Hugging Face's nam
     Model from(name), to(name, 2);
     const ModelCopy copy = copy_model(from.store);
     const NamedTensors theirs = to_hugging_face(model_tensors(from.store, copy));
-    load_model(to.store, file_of(sorted(theirs.tensors)));
+    load_model(to.store, as_file(sorted(theirs.tensors)));
     CHECK(copy_model(to.store).weights == copy.weights);
     Model own(name, 3);
-    load_model(own.store, file_of(model_tensors(from.store, copy)));  // with our names as before
+    load_model(own.store, as_file(model_tensors(from.store, copy)));  // with our names as before
     CHECK(copy_model(own.store).weights == copy.weights);
   }
 }
@@ -167,18 +160,18 @@ TEST_CASE("GPT-2's file has Conv1D's weights, [in, out], with or without a prefi
   };
   std::vector<TensorView> without = theirs.tensors;
   for (TensorView& tensor : without) tensor.name = tensor.name.substr(std::string("transformer.").size());
-  load_model(bare.store, file_of(sorted(add_masks(without))));
+  load_model(bare.store, as_file(sorted(add_masks(without))));
   CHECK(copy_model(bare.store).weights == copy.weights);
 
   // nanoGPT's: linear layers' order, and the tied head once more.
   std::vector<TensorView> linear = ours;
   for (TensorView& tensor : linear) tensor.name = "transformer." + tensor.name;
   linear.push_back({"lm_head.weight", "F32", {11, 8}, ours[0].data});
-  load_model(nano.store, file_of(linear));
+  load_model(nano.store, as_file(linear));
   CHECK(copy_model(nano.store).weights == copy.weights);
 
   linear.back().data = std::as_bytes(std::span(copy.weights).first(88));  // another head: the model has none
-  CHECK(user_error([&] { load_model(to.store, file_of(linear)); }, {"not in the model", "lm_head.weight"}));
+  CHECK(user_error([&] { load_model(to.store, as_file(linear)); }, {"not in the model", "lm_head.weight"}));
 }
 
 TEST_CASE("llama's file has queries, keys and values, gate and up, each by itself; BF16 becomes F32") {
@@ -205,7 +198,7 @@ TEST_CASE("llama's file has queries, keys and values, gate and up, each by itsel
       half.insert(half.end(), {tensor.data[i + 2], tensor.data[i + 3]});
     tensor.dtype = "BF16", tensor.data = half;
   }
-  load_model(to.store, file_of(sorted(theirs.tensors)));
+  load_model(to.store, as_file(sorted(theirs.tensors)));
   std::vector<float> rounded = copy.weights;
   for (float& value : rounded) {
     std::uint32_t bits = 0;
@@ -223,7 +216,7 @@ TEST_CASE("a llama's file without one of the three projections is refused with t
   // As views of `copy`: nothing of llama's is moved on the way out.
   std::erase_if(tensors,
                 [](const TensorView& t) { return t.name == "model.layers.0.self_attn.k_proj.weight"; });
-  CHECK(user_error([&] { load_model(model.store, file_of(tensors)); },
+  CHECK(user_error([&] { load_model(model.store, as_file(tensors)); },
                    {"missing in the file", "layers.0.self_attn.qkv_proj.weight", "not in the model",
                     "layers.0.self_attn.q_proj.weight"}));
 }
@@ -259,16 +252,16 @@ TEST_CASE("what wrappers of PyTorch add to names is taken off in any order, and 
                                "_forward_module.model._fsdp_wrapped_module."}) {
       INFO(name << " " << prefix);
       Model other(name, options, 3);
-      load_model(other.store, file_of(wrapped(own, prefix)));
+      load_model(other.store, as_file(wrapped(own, prefix)));
       CHECK(copy_model(other.store).weights == copy.weights);
       if (std::string(name) == "lenet") continue;
       Model theirs(name, options, 3);
-      load_model(theirs.store, file_of(wrapped(to_hugging_face(own).tensors, prefix)));
+      load_model(theirs.store, as_file(wrapped(to_hugging_face(own).tensors, prefix)));
       CHECK(copy_model(theirs.store).weights == copy.weights);
     }
     std::vector<TensorView> both = own;  // of two models in one file neither is chosen
     for (const TensorView& tensor : wrapped(own, "module.")) both.push_back(tensor);
-    CHECK(user_error([&] { load_model(to.store, file_of(both)); }, {"not in the model", "module."}));
+    CHECK(user_error([&] { load_model(to.store, as_file(both)); }, {"not in the model", "module."}));
     CHECK(copy_model(to.store).weights == before.weights);
   }
   const std::vector<TensorView> inner = {{"h.0._orig_mod.attn.weight", "F32", {0}, {}},

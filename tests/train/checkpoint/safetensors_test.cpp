@@ -11,6 +11,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/model_copy.h"
 
 namespace topknot {
 namespace {
@@ -36,16 +37,6 @@ bool refused(const std::vector<std::byte>& bytes, std::initializer_list<std::str
          user_error([&] { SafetensorsFile::parse(bytes, "a.safetensors"); }, parts);
 }
 
-std::string written(std::span<const TensorView> tensors, const Metadata& metadata = {}) {
-  std::string text;
-  write_safetensors(
-      [&](std::span<const std::byte> part) {
-        text.append(reinterpret_cast<const char*>(part.data()), part.size());
-      },
-      tensors, metadata);
-  return text;
-}
-
 TensorView view(const std::string& name, const std::string& dtype, std::vector<std::int64_t> shape,
                 const std::string& data) {
   return {name, dtype, std::move(shape), std::as_bytes(std::span(data))};
@@ -60,6 +51,10 @@ const std::string kGood = R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
 
 std::string four() {
   return {"\x00\x00\x80\x3f", 4};
+}
+
+bool one_refused(const std::string& description, std::initializer_list<std::string> parts) {
+  return refused(file_of(one(description), four()), parts);
 }
 
 }  // namespace
@@ -97,8 +92,8 @@ TEST_CASE("the safetensors bytes written are the format's: length, padded header
   const std::size_t padded = (header.size() + 7) / 8 * 8;
   const std::string expected = std::string(1, static_cast<char>(padded)) + std::string(7, '\0') + header +
                                std::string(padded - header.size(), ' ') + ids + w;
-  CHECK(written(tensors, {{"format", "pt"}}) == expected);
-  CHECK(written({}) == std::string("\x08\0\0\0\0\0\0\0{}      ", 16));
+  CHECK(safetensors_text(tensors, {{"format", "pt"}}) == expected);
+  CHECK(safetensors_text({}) == std::string("\x08\0\0\0\0\0\0\0{}      ", 16));
 }
 
 TEST_CASE("safetensors files read back as they were written, through a file too") {
@@ -111,7 +106,7 @@ TEST_CASE("safetensors files read back as they were written, through a file too"
                        {2, static_cast<std::int64_t>(48 / dtype_bytes(dtype) / 2)},
                        std::as_bytes(std::span(data))});
   const Metadata metadata = {{"config", "a: 1\nb: \"\x01\"\n"}, {"", ""}};
-  const std::string text = written(tensors, metadata);
+  const std::string text = safetensors_text(tensors, metadata);
   const TempFolder temp;
   temp.write("m.safetensors", {text.begin(), text.end()});
   SafetensorsFile file = SafetensorsFile::read(temp.at("m.safetensors"));
@@ -153,27 +148,20 @@ TEST_CASE("a safetensors header that is no JSON, or not the format's, is refused
   CHECK(refused(file_of("{\"a\":1}"), {"\"a\" is 1, not an object"}));
   CHECK(refused(file_of("{\"a\":[1]}"), {"\"a\" is a list, not an object"}));
   CHECK(refused(file_of(one("{}")), {"tensor \"w\": dtype is missing"}));
-  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":[1]})"), four()), {"data_offsets is missing"}));
-  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1})"), four()),
-                {"unknown field \"x\""}));
-  CHECK(refused(file_of(one(R"({"dtype":4,"shape":[1],"data_offsets":[0,4]})"), four()),
-                {"dtype has 4, where a text"}));
-  CHECK(refused(file_of(one(R"({"dtype":["F32"],"shape":[1],"data_offsets":[0,4]})"), four()),
-                {"dtype has a list, where a text"}));
-  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":1,"data_offsets":[0,4]})"), four()),
-                {"shape has 1, where a list"}));
-  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":[[1]],"data_offsets":[0,4]})"), four()),
-                {"shape has a list, where a whole number"}));
+  CHECK(one_refused(R"({"dtype":"F32","shape":[1]})", {"data_offsets is missing"}));
+  CHECK(one_refused(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1})", {"unknown field \"x\""}));
+  CHECK(one_refused(R"({"dtype":4,"shape":[1],"data_offsets":[0,4]})", {"dtype has 4, where a text"}));
+  CHECK(one_refused(R"({"dtype":["F32"],"shape":[1],"data_offsets":[0,4]})",
+                    {"dtype has a list, where a text"}));
+  CHECK(one_refused(R"({"dtype":"F32","shape":1,"data_offsets":[0,4]})", {"shape has 1, where a list"}));
+  CHECK(one_refused(R"({"dtype":"F32","shape":[[1]],"data_offsets":[0,4]})",
+                    {"shape has a list, where a whole number"}));
   for (const char* number :
        {"-1", "1.0", "1e0", "18446744073709551616", "9223372036854775808", "\"1\"", "true", "null", "{}"})
-    CHECK(refused(
-        file_of(one(std::string(R"({"dtype":"F32","shape":[)") + number + R"(],"data_offsets":[0,4]})"),
-                four()),
-        {"tensor \"w\": shape has ", "where a whole number is expected"}));
-  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":[1],"data_offsets":[4]})"), four()),
-                {"1 numbers, not 2"}));
-  CHECK(refused(file_of(one(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4,4]})"), four()),
-                {"3 numbers, not 2"}));
+    CHECK(one_refused(std::string(R"({"dtype":"F32","shape":[)") + number + R"(],"data_offsets":[0,4]})",
+                      {"tensor \"w\": shape has ", "where a whole number is expected"}));
+  CHECK(one_refused(R"({"dtype":"F32","shape":[1],"data_offsets":[4]})", {"1 numbers, not 2"}));
+  CHECK(one_refused(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4,4]})", {"3 numbers, not 2"}));
   CHECK(refused(file_of(R"({"__metadata__":{"step":3}})"), {"__metadata__: \"step\" is 3, not a text"}));
   CHECK(refused(file_of(R"({"__metadata__":{"step":{}}})"), {"__metadata__: \"step\" is an object"}));
   CHECK(refused(file_of(R"({"__metadata__":"x"})"), {"\"__metadata__\" is a text, not an object"}));
@@ -184,8 +172,8 @@ TEST_CASE("a safetensors header that is no JSON, or not the format's, is refused
 
 TEST_CASE("a key that stands twice in a safetensors header is refused") {
   CHECK(refused(file_of("{\"w\":" + kGood + ",\"w\":" + kGood + "}", four()), {"\"w\" stands twice"}));
-  CHECK(refused(file_of(one(R"({"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]})"), four()),
-                {"tensor \"w\": \"dtype\" stands twice"}));
+  CHECK(one_refused(R"({"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]})",
+                    {"tensor \"w\": \"dtype\" stands twice"}));
   CHECK(refused(file_of(R"({"__metadata__":{},"__metadata__":{}})"), {"stands twice"}));
   CHECK(refused(file_of(R"({"__metadata__":{"a":"","a":""}})"), {"__metadata__: \"a\" stands twice"}));
 }
@@ -195,21 +183,16 @@ TEST_CASE("safetensors dtypes, shapes and offsets that do not fit are refused") 
                               const std::string& offsets) {
     return R"({"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
   };
-  CHECK(refused(file_of(one(description("f32", "[1]", "[0,4]")), four()), {"unknown dtype \"f32\""}));
-  CHECK(refused(file_of(one(description("", "[1]", "[0,4]")), four()), {"unknown dtype \"\""}));
-  CHECK(refused(file_of(one(description("F32", "[2]", "[0,4]")), four()),
-                {"[2] of F32 takes 8 bytes", "for 4"}));
-  CHECK(refused(file_of(one(description("F64", "[]", "[0,4]")), four()), {"takes 8 bytes"}));
-  CHECK(refused(file_of(one(description("F32", "[1]", "[4,0]")), four()), {"end before they begin: 4, 0"}));
-  CHECK(refused(file_of(one(description("F32", "[4294967296,4294967296]", "[0,0]")), ""),
-                {"beyond any memory"}));
-  CHECK(
-      refused(file_of(one(description("F32", "[4611686018427387904]", "[0,0]")), ""), {"beyond any memory"}));
-  CHECK(
-      refused(file_of(one(description("F32", "[1]", "[18446744073709551612,18446744073709551615]")), four()),
-              {"takes 4 bytes"}));
-  CHECK(refused(file_of(one(description("U8", "[9223372036854775807]", "[0,9223372036854775807]")), four()),
-                {"truncated"}));
+  CHECK(one_refused(description("f32", "[1]", "[0,4]"), {"unknown dtype \"f32\""}));
+  CHECK(one_refused(description("", "[1]", "[0,4]"), {"unknown dtype \"\""}));
+  CHECK(one_refused(description("F32", "[2]", "[0,4]"), {"[2] of F32 takes 8 bytes", "for 4"}));
+  CHECK(one_refused(description("F64", "[]", "[0,4]"), {"takes 8 bytes"}));
+  CHECK(one_refused(description("F32", "[1]", "[4,0]"), {"end before they begin: 4, 0"}));
+  CHECK(one_refused(description("F32", "[4294967296,4294967296]", "[0,0]"), {"beyond any memory"}));
+  CHECK(one_refused(description("F32", "[4611686018427387904]", "[0,0]"), {"beyond any memory"}));
+  CHECK(one_refused(description("F32", "[1]", "[18446744073709551612,18446744073709551615]"),
+                    {"takes 4 bytes"}));
+  CHECK(one_refused(description("U8", "[9223372036854775807]", "[0,9223372036854775807]"), {"truncated"}));
   const auto pair = [&](const std::string& first, const std::string& second) {
     return "{\"a\":" + description("U8", "[2]", first) + ",\"b\":" + description("U8", "[2]", second) + "}";
   };
@@ -237,35 +220,29 @@ TEST_CASE("a path that is no readable safetensors file is refused with its reaso
 
 TEST_CASE("what cannot be written as a safetensors file is a mistake of the caller") {
   const std::string data = four();
-  CHECK_THROWS_AS(written(std::vector{view("a", "F31", {1}, data)}), Error);
-  CHECK_THROWS_AS(written(std::vector{view("a", "F32", {2}, data)}), Error);
-  CHECK_THROWS_AS(written(std::vector{view("a", "F32", {1}, data), view("a", "F32", {1}, data)}), Error);
-  CHECK_THROWS_AS(written(std::vector{view("__metadata__", "F32", {1}, data)}, {{"a", "b"}}), Error);
-  CHECK_THROWS_AS(written(std::vector{view("__metadata__", "F32", {1}, data)}), Error);
+  CHECK_THROWS_AS(safetensors_text(std::vector{view("a", "F31", {1}, data)}), Error);
+  CHECK_THROWS_AS(safetensors_text(std::vector{view("a", "F32", {2}, data)}), Error);
+  CHECK_THROWS_AS(safetensors_text(std::vector{view("a", "F32", {1}, data), view("a", "F32", {1}, data)}),
+                  Error);
+  CHECK_THROWS_AS(safetensors_text(std::vector{view("__metadata__", "F32", {1}, data)}, {{"a", "b"}}), Error);
+  CHECK_THROWS_AS(safetensors_text(std::vector{view("__metadata__", "F32", {1}, data)}), Error);
 }
 
 TEST_CASE("another file in place of a safetensors file is named, and what to do about it") {
-  const auto refused = [](std::string text, const char* what) {
-    const auto bytes = std::as_bytes(std::span(text));
-    return user_error(
-        [&] {
-          SafetensorsFile::parse({bytes.begin(), bytes.end()}, "w.safetensors");
-        },
-        {"w.safetensors", what});
-  };
-  CHECK(refused("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "git lfs pull"));
-  CHECK(refused("<!DOCTYPE html>\n<html></html>", "a web page"));
-  CHECK(refused("<html lang=\"en\"></html>", "a web page"));
-  CHECK(refused(std::string("GGUF\x03\0\0\0\x20\0\0\0", 12), "a GGUF file"));
-  CHECK(refused(std::string("PK\x03\x04\x14\0\0\0\0\0\0\0", 12), "scripts/convert-pth"));
-  CHECK(refused(std::string("\x80\x02\x8a\nl\xfc\x9c\x46\xf9\x20j\xa8P\x19.", 16), "a pickle"));
-  CHECK(refused("{\n  \"metadata\": {\"total_size\": 1},\n  \"weight_map\": {}\n}", "in several files"));
+  CHECK(refused(bytes_of("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"),
+                {"git lfs pull"}));
+  CHECK(refused(bytes_of("<!DOCTYPE html>\n<html></html>"), {"a web page"}));
+  CHECK(refused(bytes_of("<html lang=\"en\"></html>"), {"a web page"}));
+  CHECK(refused(bytes_of(std::string("GGUF\x03\0\0\0\x20\0\0\0", 12)), {"a GGUF file"}));
+  CHECK(refused(bytes_of(std::string("PK\x03\x04\x14\0\0\0\0\0\0\0", 12)), {"scripts/convert-pth"}));
+  CHECK(refused(bytes_of(std::string("\x80\x02\x8a\nl\xfc\x9c\x46\xf9\x20j\xa8P\x19.", 16)), {"a pickle"}));
+  CHECK(refused(bytes_of("{\n  \"metadata\": {\"total_size\": 1},\n  \"weight_map\": {}\n}"),
+                {"in several files"}));
   // A header of 123 bytes: its length begins with the byte of '{'.
   std::string good =
       "{" + std::string(7, '\0') + "{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}";
   good.resize(8 + 123, ' ');
-  const auto bytes = std::as_bytes(std::span(good));
-  CHECK(SafetensorsFile::parse({bytes.begin(), bytes.end()}, "w").tensors().size() == 1);
+  CHECK(SafetensorsFile::parse(bytes_of(good), "w").tensors().size() == 1);
 }
 
 TEST_CASE("recorded gradients are one tensor, whose header counts the steps when the file is closed") {
