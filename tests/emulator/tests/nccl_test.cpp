@@ -425,7 +425,7 @@ TEST_CASE("nccl: a graph whose collectives do not end is given up at the deadlin
 
 TEST_CASE("nccl: steps that wait for one another may take longer than the deadline together") {
   const auto start = Clock::now();
-  const auto errors = errors_of(1, 0.6, 60, [&](DeviceRank& rank, float* data) {
+  const auto errors = errors_of(1, 0.6, 60, [&](DeviceRank& rank, float*) {
     for (int step = 1; step <= 4; ++step) {
       emulator::enqueue_when(rank.stream(), [&start, step] {
         return Clock::now() >= start + step * std::chrono::milliseconds(400);
