@@ -86,8 +86,18 @@ Probe norm_probe(const NormKind& kind, std::int64_t rows, std::int64_t width, DT
 TEST_CASE("layer_norm and rms_norm agree with their formulas, forward and backward, for any width") {
   const OnDevice device(GENERATE(from_range(activation_types())));
   for (const NormKind& kind : kKinds)
-    for (const auto& [rows, width] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-             {1, 1}, {3, 2}, {5, 15}, {2, 16}, {40, 33}, {9, 64}, {7, 130}, {530, 12}, {8200, 8}, {3, 768}, {2, 1024}, {2, 1028}}) {
+    for (const auto& [rows, width] : std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 1},
+                                                                                        {3, 2},
+                                                                                        {5, 15},
+                                                                                        {2, 16},
+                                                                                        {40, 33},
+                                                                                        {9, 64},
+                                                                                        {7, 130},
+                                                                                        {530, 12},
+                                                                                        {8200, 8},
+                                                                                        {3, 768},
+                                                                                        {2, 1024},
+                                                                                        {2, 1028}}) {
       INFO(kind.name << " of " << rows << " rows of " << width);
       Leaf x({rows, width}, random_activations(rows * width, 1, 0.5f)),
           w({width}, random_values(width, 2, 1)), b({width}, random_values(width, 3));
