@@ -112,7 +112,7 @@ def write_text(path, text):
             out.flush()
             os.fsync(out.fileno())
         os.replace(part, path)
-    except OSError:
+    except BaseException:  # an interruption too
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise
