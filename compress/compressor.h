@@ -163,7 +163,7 @@ class Compressor {
   virtual std::span<float> commit(std::span<const std::uint32_t> rejected) = 0;
   virtual void discard() {}
 
-  // What is applied in the average already; the same in every step.
+  // The parts of the update rule that the average contains already; the same in every step.
   Applied applied() const { return applied_; }
 
   // Everything that a later step depends on but the residual, which the arena holds: velocities, carried
@@ -175,7 +175,7 @@ class Compressor {
   virtual void save(StateWriter&) const {}  // a compressor that carries nothing has nothing to save
   virtual void load(StateReader&) {}
 
-  // Of the last encode, for metrics, logs and studies; on a GPU StepStatus has the counts.
+  // Figures of the last encode, for metrics, logs and studies; on a GPU StepStatus has the counts.
   struct Diagnostics {
     std::size_t selected = 0;       // entries sent
     std::size_t over_capacity = 0;  // entries selected that compress.capacity kept back

@@ -93,7 +93,7 @@ class Communicator {
 
   // ", step 12, group 3"
   std::string place() const;
-  // What abort() publishes: the first error alone if the reason tells of one, and whose it is.
+  // Returns what abort() publishes: the first error alone if the reason tells of one, with its rank.
   std::string published(const std::string& reason) const;
 
  private:

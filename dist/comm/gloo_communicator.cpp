@@ -383,7 +383,7 @@ class GlooCommunicator : public Communicator {
 
   // If a rank whose network is cut serves the rendezvous, no rank learns there why another one has ended.
   bool server_is_silent() { return !ask_for_peers() && may_be_silent(); }
-  // Where the server did not answer: whether it is another rank's, which has not closed it.
+  // Whether a server that did not answer is of another rank and has not closed.
   bool may_be_silent() {
     return rank() != 0 && !options_.launcher_serves && store_->first_reason({}).empty();
   }
