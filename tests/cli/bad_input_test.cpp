@@ -77,6 +77,11 @@ TEST_CASE("where memory runs out a run says what it was for, and never dies of a
   // From too little for anything up to enough; what is needed depends on the libraries.
   int said = 0, done = 0;
   for (int megabytes = 100; megabytes < 8000 && done < 2; megabytes += megabytes / 8) {
+    // The start of the program's own libraries, with something to spare: cuBLAS's dies of a signal.
+    if (run_command("ulimit -v " + std::to_string(megabytes * 1000 - 32000) +
+                    "; " TOPKNOT_BIN "/train --version")
+            .code != 0)
+      continue;
     const TempFolder temp;
     const CommandOutcome outcome =
         run_command("ulimit -v " + std::to_string(megabytes * 1000) +
@@ -85,7 +90,6 @@ TEST_CASE("where memory runs out a run says what it was for, and never dies of a
                     "train.eval_every=0 train.threads=1 output.dir=" +
                     temp.at("run"));
     INFO(megabytes << " MB: " << outcome.output);
-    if (outcome.code == 127) continue;  // the program's own libraries do not fit
     CHECK(outcome.code <= 2);
     CHECK_FALSE(outcome.has("bad_alloc"));
     said += outcome.has("error: out of memory: ");
@@ -106,7 +110,7 @@ TEST_CASE("an address space too small for what is known of a run is refused befo
                           temp.at("run");
   for (const char* limit : {"-v", "-d"})
     check_refused(
-        run_command(std::string("ulimit ") + limit + " 1000000; " + run + " train.threads=1000"),
+        run_command(std::string("ulimit ") + limit + " 4000000; " + run + " train.threads=1000"),
         {"out of memory: the process needs ", "of the stacks of threads", "ulimit -v", "train.threads"});
   CHECK_FALSE(std::filesystem::exists(temp.at("run")));
 #endif

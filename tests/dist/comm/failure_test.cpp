@@ -303,7 +303,8 @@ TEST_CASE("gloo: a rank 0 that serves the rendezvous and is silent while ranks c
   const auto errors = errors_of_silent_first(
       [](const JoinOptions& options) {
         const TcpStoreServer server("127.0.0.1", options.port, 3, 60);
-        const TcpStoreClient store("127.0.0.1", options.port, 0, 3, 60);
+        TcpStoreClient store("127.0.0.1", options.port, 0, 3, 60);
+        for (const int r : {1, 2}) store.get(fmt::format("address of {} for 0", r), Patience(60), r);
         raise(SIGSTOP);  // all ranks have come, and none has this one's address
       },
       [](JoinOptions options) {
