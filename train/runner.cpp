@@ -43,7 +43,7 @@ class CpuRunner final : public Runner {
   }
 
   void begin_step(const StepContext& context, int, double awaited_s) override {
-    trace_->end_step(exchange_->spans());
+    trace_->end_step(exchange_->spans());  // the step before, with the metrics that followed it
     times_ = {.data_s = awaited_s};
     in_hooks_ = 0;
     trace_->begin_step(context.step);

@@ -94,9 +94,7 @@ void check_same(Communicator& communicator, const std::string& what, const std::
 }
 
 std::string unmatched_partners(std::span<const std::pair<int, int>> partners, const RunRanks& run_ranks) {
-  const auto name = [&](int rank) {
-    return rank < 0 ? std::string("no rank") : fmt::format("rank {}", run_rank(run_ranks, rank));
-  };
+  const auto name = [&](int rank) { return rank < 0 ? std::string("no rank") : rank_name(run_ranks, rank); };
   for (std::size_t r = 0; r < partners.size(); ++r) {
     const auto [to, from] = partners[r];
     const int self = static_cast<int>(r);

@@ -36,7 +36,7 @@ class Communicator {
   int rank() const { return traits_.rank; }
   int size() const { return traits_.size; }
   // "rank 3": how messages call rank r of this communicator.
-  std::string rank_name(int r) const { return "rank " + std::to_string(run_rank(traits_.run_ranks, r)); }
+  std::string rank_name(int r) const { return topknot::rank_name(run_ranks(), r); }
   const std::string& backend() const { return traits_.backend; }  // "threads", "gloo"
   // The backend and the emulated link, if any, for messages to users: "threads, emulated link 100mbit, 50us".
   std::string network() const { return traits_.link.empty() ? backend() : backend() + ", " + traits_.link; }
@@ -91,6 +91,7 @@ class Communicator {
   };
   explicit Communicator(Traits traits) : traits_(std::move(traits)) {}
 
+  const RunRanks& run_ranks() const { return traits_.run_ranks; }
   // ", step 12, group 3"
   std::string place() const;
   // Returns what abort() publishes: the first error alone if the reason tells of one, with its rank.

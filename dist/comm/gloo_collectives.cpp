@@ -96,8 +96,8 @@ void GlooCollectives::check_header(const Header& theirs, const Header& mine, int
   const auto text = [](const Header& h) {
     return fmt::format("{} #{} of {} bytes", operation_name(h.operation), h.sequence, h.size);
   };
-  throw GlooMismatch(fmt::format("the ranks do not make the same calls: rank {} is in {}, rank {} in {}",
-                                 run_rank(run_ranks_, rank_), text(mine), run_rank(run_ranks_, r),
+  throw GlooMismatch(fmt::format("the ranks do not make the same calls: {} is in {}, {} in {}",
+                                 rank_name(run_ranks_, rank_), text(mine), rank_name(run_ranks_, r),
                                  text(theirs)));
 }
 

@@ -165,7 +165,7 @@ class GlooCommunicator : public Communicator {
       if (r == rank()) options.rank = static_cast<int>(members.size());
       if (theirs != color) continue;
       members.push_back(r);
-      options.run_ranks.push_back(run_rank(options_.run_ranks, r));
+      options.run_ranks.push_back(run_rank(run_ranks(), r));
     }
     options.size = static_cast<int>(members.size());
 
@@ -411,7 +411,7 @@ class GlooCommunicator : public Communicator {
     // On a busy machine an answer takes its time; after a stop signal there is none to lose.
     const std::chrono::milliseconds patience(stop_signal() == 0 ? 2000 : 300);
     if (const auto peers = store_->peers({}, patience)) {
-      const PeerReport report = report_peers(*peers, rank(), sequence_, awaited, options_.run_ranks);
+      const PeerReport report = report_peers(*peers, rank(), sequence_, awaited, run_ranks());
       awaited = report.awaited;
       return "; calls started: " + report.calls;
     }

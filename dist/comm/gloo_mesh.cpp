@@ -80,7 +80,7 @@ std::string GlooMesh::key(int from, int to) {
 void GlooMesh::connect(TcpStoreClient& store, Patience patience) {
   for (int r = 0; r < state_->size; ++r) {
     if (r == state_->rank) continue;
-    const std::string name = "rank " + std::to_string(run_rank(store.run_ranks(), r));
+    const std::string name = rank_name(store.run_ranks(), r);
     const std::string address = store.get(key(r, state_->rank), patience, r);
     try {
       state_->context->getPair(r)->connect({address.begin(), address.end()});

@@ -302,7 +302,7 @@ class ThreadCommunicator : public Communicator {
         const auto* other = static_cast<const Part*>(call.data);
         partners.emplace_back(other->to, other->from);
       }
-      const std::string problem = unmatched_partners(partners, group_->run_ranks());
+      const std::string problem = unmatched_partners(partners, run_ranks());
       if (!problem.empty()) throw CollectiveError(rank_name(rank_) + ": " + problem);
       theirs.clear();
       if (from >= 0) {

@@ -200,7 +200,9 @@ int local_port(int fd) {
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
-Fd connect_to(const std::string& host, int port, Patience patience) {
+Fd connect_to(const std::string& host, int port, Patience patience, int server) {
+  const std::string name = "rank " + std::to_string(server),
+                    where = name + "'s address " + host_port_text(host, port);
   // A name server's answer may take longer than Patience counts.
   const AddressList addresses =
       resolve(host, port, deadline_in(patience.limited() ? std::max(patience.left(), 1e-3) : 0));
@@ -213,18 +215,16 @@ Fd connect_to(const std::string& host, int port, Patience patience) {
       error = attempt;
     }
     if (error == EMFILE || error == ENFILE)
-      throw UserError("no connection to rank 0's address " + host_port_text(host, port) + ": " +
-                      errno_text(error) + "; raise the limit (ulimit -n)");
+      throw UserError("no connection to " + where + ": " + errno_text(error) +
+                      "; raise the limit (ulimit -n)");
     if (const int signal = stop_signal(); signal != 0)
-      throw Interrupted("stopped by " + signal_name(signal) + " while connecting to rank 0's address " +
-                        host_port_text(host, port));
+      throw Interrupted("stopped by " + signal_name(signal) + " while connecting to " + where);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   } while (!patience.over());
   const char* zone =
       error == EINVAL && is_ipv6(host) ? "; a link-local address needs its interface, as fe80::1%eth0" : "";
-  throw CollectiveError("no process answers at rank 0's address " + host_port_text(host, port) + " (" +
-                        errno_text(error) + zone +
-                        "); is rank 0 running on that machine, and does a firewall let the port through?");
+  throw CollectiveError("no process answers at " + where + " (" + errno_text(error) + zone + "); is " + name +
+                        " running on that machine, and does a firewall let the port through?");
 }
 
 namespace {

@@ -19,6 +19,9 @@ using RunRanks = std::vector<int>;
 inline int run_rank(const RunRanks& ranks, int r) {
   return ranks.empty() || r < 0 ? r : ranks.at(static_cast<std::size_t>(r));
 }
+inline std::string rank_name(const RunRanks& ranks, int r) {
+  return "rank " + std::to_string(run_rank(ranks, r));
+}
 
 // A collective, or a wait for the ranks to come, that did not finish. `what()` names this rank, the operation
 // and what is known of the peers.
@@ -47,8 +50,8 @@ int local_port(int fd);
 
 // Tries as long as the patience lasts, since the other side may start later. Throws UserError for a name that
 // does not resolve within a minute and if this process has no file descriptors left, CollectiveError when no
-// process answers in time, and Interrupted after a stop signal.
-Fd connect_to(const std::string& host, int port, Patience patience);
+// process answers in time, and Interrupted after a stop signal. `server`: the rank whose address it is, for messages.
+Fd connect_to(const std::string& host, int port, Patience patience, int server = 0);
 
 // The numeric addresses of this end of a connection and of the other, and whether one is a loopback address.
 std::string local_address(int fd);

@@ -99,6 +99,7 @@ class TcpStoreClient {
   void on_tick(std::function<void()> callback);
 
  private:
+  std::string server() const { return rank_name(run_ranks_, 0) + "'s address " + where_; }
   void wait_for_all(const std::string& host, int port, const std::string& hello, double timeout_s,
                     std::string& buffer);
   void read_loop(std::string buffer);

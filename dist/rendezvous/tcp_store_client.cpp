@@ -31,9 +31,9 @@ TcpStoreClient::TcpStoreClient(const std::string& host, int port, int rank, int 
                                const std::string& token, const RunRanks& run_ranks)
     : where_(host_port_text(host, port)), rank_(rank), run_ranks_(run_ranks) {
   std::string buffer;
-  const std::string me = fmt::format("rank {}: ", run_rank(run_ranks, rank));
+  const std::string me = rank_name(run_ranks, rank) + ": ";
   try {
-    fd_ = connect_to(host, port, Patience(timeout_s));
+    fd_ = connect_to(host, port, Patience(timeout_s), run_rank(run_ranks, 0));
     wait_for_all(host, port, encode_frame(Frame::hello, encode_hello({rank, size, token})), timeout_s,
                  buffer);
   } catch (const CollectiveError& error) {
@@ -71,7 +71,7 @@ void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::
         return take_frame(buffer, type, payload);
       } catch (const Error& error) {
         throw CollectiveError(
-            fmt::format("{} (rank 0's address {}); is another program on that port?", error.what(), where_));
+            fmt::format("{} ({}); is another program on that port?", error.what(), server()));
       }
     };
     while (next_frame()) {
@@ -80,24 +80,22 @@ void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::
         return;
       }
       if (type == Frame::refused)
-        throw UserError(fmt::format(
-            "rank 0's address {} refuses this process: {}; give every job a dist.master of its own, "
-            "and every process of "
-            "a job its own rank",
-            where_, one_line(payload)));
+        throw UserError(
+            fmt::format("{} refuses this process: {}; give every job a dist.master of its own, and every "
+                        "process of a job its "
+                        "own rank",
+                        server(), one_line(payload)));
       if (type == Frame::abort) handle(type, payload);
       if (signal_ != 0) throw Interrupted(reason_, signal_);
       if (!reason_.empty()) throw CollectiveError(reason_);
     }
     if (const int signal = stop_signal(); signal != 0) {
       const std::string why =
-          fmt::format("stopped by {} while waiting for the other ranks at rank 0's address {}",
-                      signal_name(signal), where_);
-      abort(fmt::format("rank {}: {}", run_rank(run_ranks_, rank_), why));
+          fmt::format("stopped by {} while waiting for the other ranks at {}", signal_name(signal), server());
+      abort(rank_name(run_ranks_, rank_) + ": " + why);
       throw Interrupted(why, signal);
     }
-    if (patience.over())
-      throw CollectiveError("the ranks did not all meet at rank 0's address " + where_ + " in time");
+    if (patience.over()) throw CollectiveError("the ranks did not all meet at " + server() + " in time");
     if (!closed) continue;
     const std::string lost =
         "the rendezvous at " + where_ +
@@ -107,7 +105,7 @@ void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::
     buffer.clear();
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     try {
-      fd_ = connect_to(host, port, Patience(kReconnectSeconds));
+      fd_ = connect_to(host, port, Patience(kReconnectSeconds), run_rank(run_ranks_, 0));
     } catch (const CollectiveError&) {
       throw CollectiveError(lost);
     }
@@ -164,9 +162,7 @@ void TcpStoreClient::read_loop(std::string buffer) {
       std::string payload;
       while (take_frame(buffer, type, payload)) handle(type, std::move(payload));
     } catch (const Error& error) {
-      learn_reason(
-          std::string(error.what()) + " (rank 0's address " + where_ + "); is another program on that port?",
-          0);
+      learn_reason(fmt::format("{} ({}); is another program on that port?", error.what(), server()), 0);
       return;
     }
   }
@@ -254,8 +250,7 @@ std::string TcpStoreClient::get(const std::string& key, Patience& patience, int 
   if (signal_ != 0) throw Interrupted(reason_, signal_);
   if (!reason_.empty()) throw CollectiveError(reason_);
   throw CollectiveError(fmt::format("{} did not publish '{}' at {} in time",
-                                    rank < 0 ? "a peer" : fmt::format("rank {}", run_rank(run_ranks_, rank)),
-                                    key, where_));
+                                    rank < 0 ? "a peer" : rank_name(run_ranks_, rank), key, where_));
 }
 
 void TcpStoreClient::abort(const std::string& reason) noexcept {
@@ -342,10 +337,10 @@ PeerReport report_peers(const std::vector<PeerState>& peers, int rank, std::uint
       report.calls += ", ...";
       break;
     }
-    report.calls += fmt::format("{}{} #{}", report.calls.empty() ? "" : ", ",
-                                first == last ? fmt::format("rank {}", run_rank(run_ranks, first))
-                                              : fmt::format("ranks {} to {}", first, last),
-                                calls(first));
+    report.calls +=
+        fmt::format("{}{} #{}", report.calls.empty() ? "" : ", ",
+                    first == last ? rank_name(run_ranks, first) : fmt::format("ranks {} to {}", first, last),
+                    calls(first));
     if (silent(first))
       report.calls +=
           fmt::format(" (silent for {:.1f} s)", peers[static_cast<std::size_t>(first)].silent * 1e-3);

@@ -322,8 +322,7 @@ struct TcpStoreServer::State {
       drop_strangers();
       for (const auto& client : clients)
         if (client->gone && client->rank >= 0 && !client->left)
-          set_reason(fmt::format("rank {} died (its connections closed without a message)",
-                                 run_rank(run_ranks, client->rank)),
+          set_reason(rank_name(run_ranks, client->rank) + " died (its connections closed without a message)",
                      false, client->rank);
       std::erase_if(clients, [](const auto& client) { return client->gone; });
       check_arrivals();

@@ -206,7 +206,7 @@ class DeviceThreads : public DeviceCommunicator {
       if (r != rank()) events[static_cast<std::size_t>(r)]->wait(stream);
   }
 
-  static std::string text(const Part& part) {
+  std::string text(const Part& part) const {
     switch (part.operation) {
       case Operation::gather:
         return fmt::format("all_gather of {} bytes on the GPU", part.size);
@@ -217,7 +217,7 @@ class DeviceThreads : public DeviceCommunicator {
       case Operation::broadcast:
         break;
     }
-    return fmt::format("broadcast of {} bytes from rank {} on the GPU", part.size, part.root);
+    return fmt::format("broadcast of {} bytes from {} on the GPU", part.size, host_.rank_name(part.root));
   }
 
   Communicator& host_;
