@@ -7,7 +7,7 @@ namespace {
 // Sizes are positive.
 struct EmbeddingShape {
   std::uint32_t batch, steps, tokens, width;
-  std::uint32_t rows() const { return batch * steps; }
+  __host__ __device__ std::uint32_t rows() const { return batch * steps; }
 };
 
 EmbeddingShape shape_of(const Tensor& ids, std::int64_t tokens, std::int64_t width) {
@@ -45,37 +45,50 @@ Tensor forward(const Tensor& ids, const Tensor& weight) {
   return y;
 }
 
-// dw[id] += the sum of dy's rows with this id, in their order. A block per row: that of a token's first row
-// adds up all rows of the token. The block looks at kThreads rows at a time.
+// Where a token's rows begin and end: rows - its first row, and its last row + 1; both are 0 without a row.
+struct TokenRows {
+  std::uint32_t from_end, end;
+};
+
+__global__ void __launch_bounds__(kThreads)
+    token_rows_kernel(const float* __restrict__ ids, EmbeddingShape s, TokenRows* __restrict__ tokens) {
+  await_previous();
+  const std::uint32_t row = blockIdx.x * kThreads + threadIdx.x;
+  const std::int64_t id = row < s.rows() ? id_of(ids, row, s) : -1;
+  if (id < 0) return;
+  atomicMax(&tokens[id].from_end, s.rows() - row);
+  atomicMax(&tokens[id].end, row + 1);
+}
+
+// dw[id] += the sum of dy's rows with this id, in their order. A block per row and kThreads columns: that of a
+// token's first row adds up all rows of the token. The block looks at kThreads rows at a time.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     embedding_gradient_kernel(const float* __restrict__ ids, const T* __restrict__ dy, EmbeddingShape s,
-                              float* __restrict__ dw) {
+                              const TokenRows* __restrict__ tokens, float* __restrict__ dw) {
   await_previous();
   __shared__ std::uint32_t same[kThreads];  // the rows of this token among those looked at, in their order
-  const std::uint32_t first = blockIdx.x, rows = s.batch * s.steps;
+  const std::uint32_t first = blockIdx.x, column = blockIdx.y * kThreads + threadIdx.x;
   const std::int64_t id = id_of(ids, first, s);
-  if (id < 0) return;  // the whole block
-  for (std::uint32_t begin = 0; begin < first; begin += kThreads) {
+  if (id < 0 || tokens[id].from_end != s.rows() - first) return;  // the whole block
+  const std::uint32_t end = tokens[id].end;
+  float* const to = dw + id * s.width + column;
+  float sum = column < s.width ? *to : 0;
+  for (std::uint32_t begin = first; begin < end; begin += kThreads) {
     const std::uint32_t row = begin + threadIdx.x;
-    if (__syncthreads_or(row < first && id_of(ids, row, s) == id)) return;
-  }
-  for (std::uint32_t begin = first; begin < rows; begin += kThreads) {
-    const std::uint32_t row = begin + threadIdx.x;
-    const unsigned mine = row < rows && id_of(ids, row, s) == id;
+    const unsigned mine = row < end && id_of(ids, row, s) == id;
     if (!__syncthreads_or(static_cast<int>(mine))) continue;
     unsigned count = 0;
     const unsigned before = block_exclusive_sum(mine, count);
     if (mine) same[before] = row;
     __syncthreads();
-    for (std::uint32_t j = threadIdx.x; j < s.width; j += kThreads) {
-      float sum = dw[id * s.width + j];
+    if (column < s.width) {
 #pragma unroll 4
-      for (unsigned i = 0; i < count; ++i) sum += as_float(dy[std::size_t{same[i]} * s.width + j]);
-      dw[id * s.width + j] = sum;
+      for (unsigned i = 0; i < count; ++i) sum += as_float(dy[std::size_t{same[i]} * s.width + column]);
     }
     __syncthreads();
   }
+  if (column < s.width) *to = sum;
 }
 
 void backward(const Tensor& ids, const Tensor& dy, std::int64_t tokens, const GradientTarget& weight) {
@@ -83,10 +96,15 @@ void backward(const Tensor& ids, const Tensor& dy, std::int64_t tokens, const Gr
   const EmbeddingShape shape = shape_of(ids, tokens, dy.dim(1));
   if (!weight.accumulate)
     backend(dy.device()).fill_zero(weight.data, static_cast<std::size_t>(tokens * dy.dim(1)));
+  const DeviceArray<TokenRows> found(static_cast<std::size_t>(tokens));
+  TOPKNOT_CUDA(cudaMemsetAsync(found.data(), 0, found.bytes(), compute_stream()));
+  launch_in_turn(token_rows_kernel, grid_for(shape.rows(), kThreads), kThreads, compute_stream(), ids.data(),
+                 shape, found.data());
+  const dim3 grid(shape.rows(), grid_for(shape.width, kThreads).x);
   by_type(dy, [&](auto type) {
     using T = decltype(type);
-    launch_in_turn(embedding_gradient_kernel<T>, dim3(shape.rows()), kThreads, compute_stream(), ids.data(),
-                   dy.as<T>(), shape, weight.data);
+    launch_in_turn(embedding_gradient_kernel<T>, grid, kThreads, compute_stream(), ids.data(), dy.as<T>(),
+                   shape, found.data(), weight.data);
   });
 }
 
