@@ -87,10 +87,10 @@ void check_same(Communicator& communicator, const std::string& what, const std::
   } catch (const CollectiveError&) {
     // Another rank has passed the barrier and ended; all know what is wrong.
   }
-  throw UserError(
-      fmt::format("the ranks disagree about {}: rank 0 has {}, rank {} has {}; start all ranks with the same "
-                  "program and configuration",
-                  what, text(0), odd, text(odd)));
+  throw UserError(fmt::format(
+      "the ranks disagree about {}: {} has {}, {} has {}; start all ranks with the same program and "
+      "configuration",
+      what, communicator.rank_name(0), text(0), communicator.rank_name(static_cast<int>(odd)), text(odd)));
 }
 
 std::string unmatched_partners(std::span<const std::pair<int, int>> partners, const RunRanks& run_ranks) {

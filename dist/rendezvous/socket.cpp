@@ -201,8 +201,7 @@ int local_port(int fd) {
 }
 
 Fd connect_to(const std::string& host, int port, Patience patience, int server) {
-  const std::string name = "rank " + std::to_string(server),
-                    where = name + "'s address " + host_port_text(host, port);
+  const std::string name = rank_name({}, server), where = name + "'s address " + host_port_text(host, port);
   // A name server's answer may take longer than Patience counts.
   const AddressList addresses =
       resolve(host, port, deadline_in(patience.limited() ? std::max(patience.left(), 1e-3) : 0));

@@ -50,7 +50,8 @@ int local_port(int fd);
 
 // Tries as long as the patience lasts, since the other side may start later. Throws UserError for a name that
 // does not resolve within a minute and if this process has no file descriptors left, CollectiveError when no
-// process answers in time, and Interrupted after a stop signal. `server`: the rank whose address it is, for messages.
+// process answers in time, and Interrupted after a stop signal. `server`: the rank whose address it is, for
+// messages.
 Fd connect_to(const std::string& host, int port, Patience patience, int server = 0);
 
 // The numeric addresses of this end of a connection and of the other, and whether one is a loopback address.

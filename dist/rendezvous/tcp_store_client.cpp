@@ -82,8 +82,7 @@ void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::
       if (type == Frame::refused)
         throw UserError(
             fmt::format("{} refuses this process: {}; give every job a dist.master of its own, and every "
-                        "process of a job its "
-                        "own rank",
+                        "process of a job its own rank",
                         server(), one_line(payload)));
       if (type == Frame::abort) handle(type, payload);
       if (signal_ != 0) throw Interrupted(reason_, signal_);
@@ -97,10 +96,9 @@ void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::
     }
     if (patience.over()) throw CollectiveError("the ranks did not all meet at " + server() + " in time");
     if (!closed) continue;
-    const std::string lost =
-        "the rendezvous at " + where_ +
-        " closed before all ranks had met (rank 0 or the launcher ended or died, or another "
-        "program is on that port)";
+    const std::string lost = "the rendezvous at " + where_ + " closed before all ranks had met (" +
+                             rank_name(run_ranks_, 0) +
+                             " or the launcher ended or died, or another program is on that port)";
     if (++reconnects > kMostReconnects) throw CollectiveError(lost);
     buffer.clear();
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -174,7 +172,9 @@ void TcpStoreClient::read_loop(std::string buffer) {
   }
   changed_.notify_all();
   if (!expected)
-    learn_reason("the rendezvous at " + where_ + " closed (rank 0 or the launcher ended or died)", 0);
+    learn_reason("the rendezvous at " + where_ + " closed (" + rank_name(run_ranks_, 0) +
+                     " or the launcher ended or died)",
+                 0);
 }
 
 void TcpStoreClient::tick() {

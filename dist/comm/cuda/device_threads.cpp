@@ -78,10 +78,10 @@ class DeviceThreads : public DeviceCommunicator {
     const auto all = exchange(Hello{device, &made});
     for (int r = 1; r < size(); ++r)
       if (all[static_cast<std::size_t>(r)].device != all[0].device)
-        throw UserError(
-            fmt::format("ranks that are threads of one process share one GPU, but rank 0 is on GPU {} and "
-                        "rank {} on GPU {}; use dist.backend=nccl for several GPUs",
-                        all[0].device, r, all[static_cast<std::size_t>(r)].device));
+        throw UserError(fmt::format(
+            "ranks that are threads of one process share one GPU, but {} is on GPU {} and {} on GPU "
+            "{}; use dist.backend=nccl for several GPUs",
+            host_.rank_name(0), all[0].device, host_.rank_name(r), all[static_cast<std::size_t>(r)].device));
     group_ = *all[0].group;
     mine(group_->ready) = std::make_unique<Event>();
     mine(group_->done) = std::make_unique<Event>();

@@ -130,9 +130,9 @@ class NcclCommunicator : public DeviceCommunicator {
     start();
     if (rank() == 0)
       log_warning(
-          fmt::format("NCCL refuses its calls in a CUDA graph, on rank {}: {}; steps are recorded in two "
+          fmt::format("NCCL refuses its calls in a CUDA graph, on {}: {}; steps are recorded in two "
                       "graphs around the collectives (train.graphs=parts)",
-                      first - problems.begin(), *first));
+                      host_.rank_name(static_cast<int>(first - problems.begin())), *first));
   }
 
   void all_gather(const std::byte* mine, std::byte* all, std::size_t bytes, cudaStream_t stream) override {

@@ -45,7 +45,7 @@ Tensor forward(const Tensor& ids, const Tensor& weight) {
   return y;
 }
 
-// Where a token's rows begin and end: rows - its first row, and its last row + 1; both are 0 without a row.
+// A token's rows lie in [rows - from_end, end); both are 0 if it has none.
 struct TokenRows {
   std::uint32_t from_end, end;
 };
