@@ -20,7 +20,7 @@ help:  ## list the targets
 
 demo: deps  ## train four methods over an emulated slow link and write one HTML report (sets everything up)
 	@$(call CONFIGURE,$(BUILD),)
-	@cmake --build $(BUILD) -j $(JOBS) --target train compare
+	@cmake --build $(BUILD) -j $(JOBS) --target train
 	@BUILD=$(BUILD) scripts/demo
 
 test: build  ## build and test everything but the laboratory (sets everything up)

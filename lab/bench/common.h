@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "compress/parallel.h"
+#include "lab/common/options.h"
 #include "nn/base/clock.h"
 #include "nn/base/text.h"
 #include "nn/core/rng.h"
-#include "tools/common/options.h"
 
 namespace topknot::bench {
 

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "data/loader.h"
+#include "lab/common/options.h"
 #include "nn/base/clock.h"
 #include "nn/base/program.h"
-#include "tools/common/options.h"
 
 using namespace topknot;
 

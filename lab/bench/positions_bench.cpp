@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "compress/codec/codec.h"
+#include "lab/common/options.h"
 #include "nn/base/check.h"
 #include "nn/base/clock.h"
 #include "nn/base/program.h"
 #include "nn/core/rng.h"
-#include "tools/common/options.h"
 
 namespace topknot::bench {
 namespace {

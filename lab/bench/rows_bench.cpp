@@ -11,12 +11,12 @@
 #include <sstream>
 #include <string>
 
+#include "lab/common/options.h"
 #include "nn/base/clock.h"
 #include "nn/base/program.h"
 #include "nn/core/rng.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/kernels.h"
-#include "tools/common/options.h"
 
 using namespace topknot;
 

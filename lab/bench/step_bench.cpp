@@ -13,6 +13,7 @@
 #include "dist/comm/collective_queue.h"
 #include "dist/exchange/exchange.h"
 #include "dist/launch/launch.h"
+#include "lab/common/options.h"
 #include "nn/base/clock.h"
 #include "nn/base/program.h"
 #include "nn/core/threads.h"
@@ -20,7 +21,6 @@
 #include "nn/ops/kernels.h"
 #include "optim/clip.h"
 #include "optim/optimizer.h"
-#include "tools/common/options.h"
 
 using namespace topknot;
 

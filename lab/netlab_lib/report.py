@@ -47,7 +47,7 @@ HEADS = (
     "sent per step",
     "speed-up over {}",
 )
-# The parts of a bar, each with the part of tools/common/chart.h whose colour it has.
+# The parts of a bar, each with the part of python/topknot/compare/charts.py whose colour it has.
 COLOURS = {"compute": "forward", "encode and decode": "encode", "exposed communication": "exposed communication", "step": "data"}
 NOTE = (
     "Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Of local "
@@ -160,7 +160,7 @@ def bar(spec, row):
 
 
 def page(spec, rows):
-    """What the page shows, as tools/compare/lab_page.cpp reads it."""
+    """What the page shows, as python/topknot/compare/page.py reads it."""
     return {
         "title": spec.get("title") or "netlab: methods compared",
         "note": f"{note(spec)} {machine()}",

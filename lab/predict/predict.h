@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/common/page.h"
+#include "lab/predict/page.h"
 #include "train/plan/profile.h"
 
 namespace topknot {

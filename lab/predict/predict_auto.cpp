@@ -6,10 +6,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "lab/predict/chart.h"
+#include "lab/predict/page.h"
 #include "lab/predict/predict.h"
 #include "nn/base/text.h"
-#include "tools/common/chart.h"
-#include "tools/common/page.h"
 #include "train/plan/plan.h"
 
 namespace topknot {

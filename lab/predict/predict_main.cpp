@@ -10,11 +10,11 @@
 
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
+#include "lab/common/options.h"
 #include "lab/predict/predict.h"
 #include "lab/predict/predict_auto.h"
 #include "nn/base/program.h"
 #include "nn/base/text.h"
-#include "tools/common/options.h"
 #include "train/metrics/output_file.h"
 
 using namespace topknot;

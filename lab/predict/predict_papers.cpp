@@ -8,8 +8,8 @@
 
 #include "dist/comm/link.h"
 #include "dist/plan/schedule.h"
+#include "lab/predict/page.h"
 #include "lab/predict/predict.h"
-#include "tools/common/page.h"
 
 namespace topknot {
 namespace {

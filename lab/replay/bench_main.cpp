@@ -8,11 +8,11 @@
 #include <filesystem>
 #include <optional>
 
+#include "lab/common/options.h"
 #include "lab/replay/replay.h"
 #include "nn/base/log.h"
 #include "nn/base/program.h"
 #include "nn/ops/cpu/onednn.h"
-#include "tools/common/options.h"
 #include "train/run_directory.h"
 #include "train/setup.h"
 #include "train/start.h"

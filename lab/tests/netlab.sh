@@ -189,12 +189,13 @@ END
 test_page() {
   [ -x "$program" ] || { complain "no compare at '$program'"; return 0; }
   python3 -B - "$root" "$program" <<'END' || complain 'the page is wrong'
-import contextlib, io, os, re, sys
+import contextlib, io, os, sys
 root, compare = sys.argv[1:]
 sys.path.insert(0, root + "/lab")
 from netlab_lib import report
 from netlab_lib.figures import summarise
-colours = dict(re.findall(r'\{"([a-z_]+)", "(#[0-9a-f]{6})"\}', open(root + "/tools/common/chart.cpp").read()))
+sys.path.insert(0, root + "/python")
+from topknot.compare.charts import PART_COLOURS as colours
 os.mkdir("bin")
 os.symlink(compare, "bin/compare")  # as beside the train that the commands name
 open("bin/train", "w").close()
@@ -215,8 +216,7 @@ def written():
     assert sorted(os.listdir("drawn")) == ["report.html", "results.json", "table.csv", "table.md"], os.listdir("drawn")
     return open("drawn/report.html").read(), table
 text, _ = written()
-# "new" is in no list: tests/tools/common/palette_test.cpp has its colour
-for part in (colours["dense"], colours["topk"], "#1870f8", "exposed communication 100.0 ms", "prefers-color-scheme: dark",
+for part in (colours["encode"], colours["exposed"], "exposed communication 100.0 ms", "prefers-color-scheme: dark",
              "<span>1000.0 ms</span>", "<span>failed</span>", "topk &lt;1 %&gt;", "<h1>netlab: methods compared</h1>",
              "<h2>2 hosts, links of 1gbit, measured TCP rate -</h2>", "compute</span>", "All hosts share this machine",
              "<li>2 hosts, 1gbit, new: exit code 5; no luck</li>", "<code>bin/train compress.name=topk</code>"):

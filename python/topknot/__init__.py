@@ -14,12 +14,18 @@ What a step did not send waits in the compressor (error feedback) and goes with 
 `topknot.methods()` says which methods and keys there are.
 """
 
-from ._arrays import Array, Buffer
-from ._library import LIBRARY, Error, NotFinite, State, Type
-from ._methods import Method, Methods, Option, Recipe, methods
-from .compressor import Compressor, Message, MessagePointers, Round, Sent, average, exchange
+from __future__ import annotations
 
-__version__: str = LIBRARY.topknot_version().decode()
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._arrays import Array, Buffer
+    from ._library import Error, NotFinite, State, Type
+    from ._methods import Method, Methods, Option, Recipe, methods
+    from .compressor import Compressor, Message, MessagePointers, Round, Sent, average, exchange
+
+    __version__: str
 
 __all__ = [
     "Array",
@@ -41,3 +47,25 @@ __all__ = [
     "exchange",
     "methods",
 ]
+
+_PLACES = {
+    "_arrays": ("Array", "Buffer"),
+    "_library": ("LIBRARY", "Error", "NotFinite", "State", "Type"),
+    "_methods": ("Method", "Methods", "Option", "Recipe", "methods"),
+    "compressor": ("Compressor", "Message", "MessagePointers", "Round", "Sent", "average", "exchange"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads libtopknot with the first name that needs it: `topknot compare` does without."""
+    if name == "__version__":
+        return __getattr__("LIBRARY").topknot_version().decode()
+    for module, names in _PLACES.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(f".{module}", __name__), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

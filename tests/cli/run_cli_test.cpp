@@ -538,25 +538,3 @@ TEST_CASE("a stop signal to one rank ends every rank after the same step, with t
     CHECK(outcome.count(signal == "INT" ? "code 130" : "code 138") == 2);
   }
 }
-
-TEST_CASE("compare makes a table and the files that --out names") {
-  const TempFolder temp;
-  for (const char* name : {"dense", "topk"})
-    REQUIRE(
-        train(kSmallRun + "dist.ranks=2 compress.name=" + name + " output.dir=" + temp.at(name)).ended(0));
-  const CommandOutcome outcome =
-      compare(temp.at("dense") + " " + temp.at("topk") + " --out " + temp.at("report.html"));
-  CHECK(outcome.ended(0));
-  CHECK(outcome.has("topk"));
-  CHECK(contains(text_of(temp.at("report.html")), "<svg"));
-  const std::string runs = temp.at("dense") + " " + temp.at("topk") + " --out ";
-  CHECK(compare(runs + temp.at("x.csv") + " --out " + temp.at("x.json")).ended(0));
-  CHECK(text_of(temp.at("x.csv")).starts_with("method,"));
-  CHECK(text_of(temp.at("x.json")).starts_with("{"));
-  const std::string metrics = temp.at("dense/metrics.csv"), before = text_of(metrics);
-  check_refused(compare(runs + metrics), {"metrics.csv: is a configuration or a file of a run"}, "compare: ");
-  CHECK(text_of(metrics) == before);
-  const CommandOutcome unknown = compare(runs + temp.at("x.pdf"));
-  CHECK(unknown.ended(2));
-  CHECK(unknown.has("x.pdf' says what to write; there are .html, .csv, .json"));
-}

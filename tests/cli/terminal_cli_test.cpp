@@ -252,15 +252,12 @@ TEST_CASE("warnings and errors have a colour on a terminal, unless NO_COLOR says
                               " output.overwrite=true train.max_steps=2 compress.mu=3 compress.name=topk";
   for (const bool plain : {false, true}) {
     const std::string environment = plain ? "env NO_COLOR=1 " : "env -u NO_COLOR ";
-    Terminal warned(environment + warning, 80), refused(environment + kTrain + "model.name=resnet", 80),
-        other(environment + TOPKNOT_BIN "/compare " + temp.at("none"), 80);
+    Terminal warned(environment + warning, 80), refused(environment + kTrain + "model.name=resnet", 80);
     CHECK(warned.code() == 0);
     CHECK(refused.code() == 2);
-    CHECK(other.code() == 2);
     CHECK(
         contains(warned.output(), plain ? "warning: compress.mu" : "\033[1;33mwarning: \033[0mcompress.mu"));
     CHECK(contains(refused.output(), plain ? "error: model.name" : "\033[1;31merror: \033[0mmodel.name"));
-    CHECK(contains(other.output(), plain ? "compare: " : "\033[1;31mcompare:\033[0m "));
   }
   CHECK_FALSE(run_command(warning).has("\033"));
 }
@@ -273,15 +270,6 @@ TEST_CASE("help is as wide as the terminal, and 80 columns where there is none")
     CHECK(wide.code() == 0);
     CHECK(widest_line(wide.output()) <= 120);
     CHECK(widest_line(wide.output()) > 80);
-  }
-  for (const int columns : {60, 80, 120}) {
-    Terminal terminal(TOPKNOT_BIN "/compare --help", columns);
-    CHECK(terminal.code() == 0);
-    INFO(columns << " columns\n" << terminal.output());
-    for (const std::string& line : drawn(terminal.output()))
-      if (line.rfind("  ", 0) != 0 || contains(line.substr(2), "  "))  // no command, which stays whole
-        CHECK(line.size() <= static_cast<std::size_t>(columns));
-    CHECK(contains(terminal.output(), "Examples:\r\n  "));
   }
   Terminal narrow(kTrain + "--help compress", 60);
   CHECK(narrow.code() == 0);

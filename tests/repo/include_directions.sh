@@ -25,15 +25,13 @@ declare -A may_include=(
   [optim]="optim nn/core nn/base"
   [train]="train optim dist compress data nn"
   [train/metrics]="train/metrics nn/core nn/base"
-  [tools]="tools train optim dist compress data nn"
-  [tools/common]="tools/common train/metrics nn/base"
-  [tools/compare]="tools/compare tools/common train/metrics nn/base"
-  [lab/predict]="lab/predict tools/common train/metrics train/plan dist/comm dist/plan dist/sparse compress nn/base"
-  [lab/replay]="lab/replay tools/common train dist compress nn"
+  [lab/common]="lab/common nn/base"
+  [lab/predict]="lab/predict lab/common train/metrics train/plan dist/comm dist/plan dist/sparse compress nn/base"
+  [lab/replay]="lab/replay lab/common train dist compress nn"
   [lab/gpu_timings]="lab/gpu_timings compress nn/core nn/base"
-  [lab/bench]="lab/bench tools/common optim dist compress data nn"
-  [lab/tests]="lab tests tools train optim dist compress data nn include"
-  [tests]="tests lab/gpu_timings tools train optim dist compress data nn include"
+  [lab/bench]="lab/bench lab/common optim dist compress data nn"
+  [lab/tests]="lab tests train optim dist compress data nn include"
+  [tests]="tests lab/gpu_timings train optim dist compress data nn include"
 )
 
 folder_of() {  # sets `folder` to a file's folder of the table

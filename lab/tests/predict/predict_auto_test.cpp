@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "lab/predict/chart.h"
 #include "lab/predict/predict.h"
 #include "tests/support/error_text.h"
 #include "tests/support/text.h"
-#include "tools/common/chart.h"
 
 namespace topknot {
 namespace {

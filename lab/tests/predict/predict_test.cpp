@@ -4,9 +4,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "lab/predict/chart.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
-#include "tools/common/chart.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
 #include "train/run_directory.h"

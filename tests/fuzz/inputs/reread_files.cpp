@@ -1,4 +1,4 @@
-// Files that a run writes and a later one, or `compare`, reads; tables of runs.
+// Files that a run writes and a later one, or another program, reads.
 #include <fmt/format.h>
 #include <cmath>
 #include <string>
@@ -11,8 +11,9 @@
 #include "nn/core/parameter.h"
 #include "nn/layers/layers.h"
 #include "tests/fuzz/inputs/input_target.h"
-#include "tools/compare/compare.h"
 #include "train/checkpoint/checkpoint.h"
+#include "train/metrics/metrics.h"
+#include "train/metrics/run_config.h"
 #include "train/plan/choose.h"
 
 namespace topknot::fuzz {
@@ -90,34 +91,16 @@ void algorithm_cache(Bytes input) {
   expect(AlgorithmCache(path).find(key).has_value(), "what was kept is not found");
 }
 
-constexpr std::string_view kConfig = "model:\n  name: mlp\ncompress:\n  name: topk\n  density: 0.01\n";
-constexpr std::string_view kMetrics =
-    "{\"event\":\"step\",\"step\":1,\"loss\":2.5,\"time_s\":0.1,\"bytes_sent\":8,\"bytes_dense\":80}\n";
-
-Bytes bytes_of(std::string_view text) {
-  return std::as_bytes(std::span(text));
-}
-
-void write_all(const Comparison& comparison) {
-  comparison_text(comparison);
-  comparison_csv(comparison);
-  comparison_json(comparison);
-  report_html(comparison);
-}
-
-void compare_run(Bytes metrics, Bytes config) {
+// As a run that goes on, and predict, read them.
+void metrics(Bytes input) {
   static const Scratch scratch;
-  scratch.write("run/metrics.jsonl", metrics);
-  scratch.write("run/config.yaml", config);
-  scratch.write("other/metrics.jsonl", bytes_of(kMetrics));
-  scratch.write("other/config.yaml", bytes_of(kConfig));
-  write_all(compare_runs({read_run(scratch.path("run")), read_run(scratch.path("other"))}, std::nullopt));
+  read_metrics(scratch.write("metrics.jsonl", input));
 }
 
-void compare_table(Bytes table) {
+void run_config(Bytes input) {
   static const Scratch scratch;
-  scratch.write("runs.csv", table);
-  write_all(compare_runs(read_table(scratch.path("runs.csv")), std::nullopt));
+  const RunConfig config(scratch.write("config.yaml", input));
+  for (const RunConfig::Entry& entry : config.entries()) config.text(entry.key);
 }
 
 const bool added = [] {
@@ -126,10 +109,8 @@ const bool added = [] {
   input_targets().add("auto_profiles", "auto_profiles.json", auto_profiles);
   input_targets().add("layer_density", "densities by parameter", layer_density);
   input_targets().add("algorithm_cache", "timed algorithms of a GPU", algorithm_cache);
-  input_targets().add("metrics", "metrics.jsonl", [](Bytes input) { compare_run(input, bytes_of(kConfig)); });
-  input_targets().add("run_config", "config.yaml of a run directory",
-                      [](Bytes input) { compare_run(bytes_of(kMetrics), input); });
-  input_targets().add("run_table", "table of runs (.csv)", compare_table);
+  input_targets().add("metrics", "metrics.jsonl", metrics);
+  input_targets().add("run_config", "config.yaml of a run directory", run_config);
   return true;
 }();
 

@@ -2,7 +2,7 @@
 // Line charts as SVG text, and the one palette of all pages and plots: scales with round ticks, panels side
 // by side, a fixed colour per method. Sizes are in the drawing's own units, about CSS pixels at full width.
 // Pointing at a panel shows the values there, by <title> alone. Text and grid take their colours from the
-// page's style (tools/common/page.h), light or dark.
+// page's style (lab/predict/page.h), light or dark.
 
 #include <cstddef>
 #include <optional>

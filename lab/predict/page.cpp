@@ -1,12 +1,12 @@
-#include "tools/common/page.h"
+#include "lab/predict/page.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
 
+#include "lab/predict/chart.h"
 #include "nn/base/text.h"
-#include "tools/common/chart.h"
 
 namespace topknot {
 namespace {

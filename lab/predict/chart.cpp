@@ -1,4 +1,4 @@
-#include "tools/common/chart.h"
+#include "lab/predict/chart.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "tools/common/chart.h"
+#include "lab/predict/chart.h"
 
 #include <algorithm>
 #include <map>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "compress/compressor.h"
+#include "lab/predict/page.h"
 #include "tests/support/error_text.h"
-#include "tools/common/page.h"
 
 namespace topknot {
 namespace {
@@ -42,8 +42,8 @@ TEST_CASE("every registered method has a colour of its own, and one that is not 
   const auto names = compressors().names();
   for (const std::string& name : names) colours.insert(method_colour(name));
   CHECK(colours.size() == names.size());
-  CHECK(method_colour("of_my_own") == "#1870f8");  // as lab/tests/netlab.sh has it
-  for (int i = 0; i < 100; ++i)                    // the colours for these belong to no registered method
+  CHECK(method_colour("of_my_own") == "#1870f8");
+  for (int i = 0; i < 100; ++i)  // the colours for these belong to no registered method
     CHECK(colours.count(method_colour("method" + std::to_string(i))) == 0);
   CHECK(!error_text([] { part_colour("no part"); }).empty());
 }
