@@ -166,7 +166,7 @@ class Drawing:
     panels: list[tuple[Any, dict[str, Any]]] = dataclasses.field(default_factory=list)
 
 
-def _figure(width: float, height: float, panels: int) -> tuple[Any, list[Any]]:
+def _figure(width: float, height: float, panels: int, sharey: bool = True) -> tuple[Any, list[Any]]:
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -180,22 +180,30 @@ def _figure(width: float, height: float, panels: int) -> tuple[Any, list[Any]]:
     })  # fmt: skip
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(1, panels, squeeze=False, sharey=True)[0])
+    return figure, list(figure.subplots(1, panels, squeeze=False, sharey=sharey)[0])
 
 
 def _scale(axis: Any, values: list[float], percent: bool = False, unit: str = "") -> None:
     """A logarithmic scale if the values are far apart; ticks in percent or bytes."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter
 
     low, high = min(values), max(values)
     wide = low > 0 and high / low > 60 and not percent
-    if wide:
-        axis.axes.set_yscale("log") if axis.axis_name == "y" else axis.axes.set_xscale("log")
-        axis.set_major_locator(LogLocator(10, subs=(1.0, 3.0) if high / low < 1000 else (1.0,), numticks=12))
-        axis.set_minor_formatter(NullFormatter())
     plain = _bytes if unit == "bytes" else (lambda v: f"{100 * v:.10g} %") if percent else _short if wide or high >= 1e4 else None
-    if plain:
+    if wide:
+        _logarithmic(axis, (1.0, 3.0) if high / low < 1000 else (1.0,), plain or _short)
+    elif plain:
         axis.set_major_formatter(FuncFormatter(lambda v, _: plain(v)))
+
+
+def _logarithmic(axis: Any, ticks: tuple[float, ...], text: Callable[[float], str]) -> None:
+    """A logarithmic axis with ticks at these multiples of powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.axes.set_yscale("log") if axis.axis_name == "y" else axis.axes.set_xscale("log")
+    axis.set_major_locator(LogLocator(10, subs=ticks, numticks=12))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda v, _: text(v)))
 
 
 def _short(value: float) -> str:
@@ -344,11 +352,9 @@ def _bits(c: Comparison, size: tuple[float, float]) -> Drawing | None:
         return None
     figure, (axes,) = _figure(*size, 1)
     shown: list[list[Any]] = []
-    drawing, other = Drawing(figure), 0
+    drawing, look = Drawing(figure), styles(c)
     for name, members in sorted(families.items(), key=lambda item: -item[1][-1].bits):
-        dense = members[0].dense
-        style = Style(INK, "-", "s") if dense else Style(_COLOURS[other % 10], _DASHES[other % 5], _MARKERS[other % 10])
-        other += not dense
+        style = look[next(i for i, m in enumerate(c.methods) if m is members[0])]  # as in the other pictures
         x, y = [m.bits for m in members], [m.last.mean for m in members]
         bars = [m.last.deviation for m in members]
         axes.errorbar(x, y, bars if any(bars) else None, color=style.colour, linestyle=style.dash, marker=style.marker, markersize=4.5, linewidth=1.4,
@@ -356,12 +362,7 @@ def _bits(c: Comparison, size: tuple[float, float]) -> Drawing | None:
         shown.append([name, style.colour, x, y])
     share = c.metric.unit == "share"
     _scale(axes.yaxis, [y for line in shown for y in line[3]], share)
-    axes.set_xscale("log")
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 3.0), numticks=12))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _short(v)))
+    _logarithmic(axes.xaxis, (1.0, 3.0), _short)
     axes.set_xlabel("bits sent per parameter and step")
     axes.set_ylabel(f"last {c.metric.long_title}" + ("" if share or not c.metric.unit else f" ({c.metric.unit})"))
     if size[0] >= 4:
@@ -486,12 +487,11 @@ def distribution_svg(c: Comparison, method: int | None) -> str:
             _histogram(axes, record, look[method])
         panels[0].set_ylabel("density")
         return _inline(Drawing(figure), f"distribution{method}")
-    figure, panels = _figure(9.6, 3.0, 2)
+    figure, panels = _figure(9.6, 3.0, 2, sharey=False)
     drawn = False
     for axes, captured in zip(panels, (False, True)):
         axes.set_ylabel("1 - contraction: energy captured" if captured else "contraction")
         axes.set_xlabel("step")
-        axes.tick_params(labelleft=True)
         for m, records in recorded.items():
             for key, dash in (("bound", (0, (7, 4))), ("bell_bound", (0, (2, 3))), ("contraction", "-")):
                 rows = [(r["step"], 1 - r[key] if captured else r[key]) for r in records if 0 <= r[key] <= 1]
@@ -501,7 +501,7 @@ def distribution_svg(c: Comparison, method: int | None) -> str:
                 if rows:
                     axes.plot(*zip(*rows), color=look[m].colour, linestyle=dash, linewidth=1.5 if dots else 1.0, **dots)
         if captured and drawn and axes.lines:
-            axes.set_yscale("log")
+            _logarithmic(axes.yaxis, (1.0, 2.0, 5.0), lambda v: f"{v:g}")
     return _inline(Drawing(figure), "contraction") if drawn else ""
 
 
@@ -536,7 +536,7 @@ def _histogram(axes: Any, record: dict[str, Any], style: Style) -> None:
     x = [-reach + width * (i + 0.5) for i in range(len(counts))]
     y = [count / record["size"] / width if count else math.nan for count in counts]
     axes.plot(x, y, color=style.colour, linewidth=1.5)
-    axes.set_yscale("log")
+    _logarithmic(axes.yaxis, (1.0,), lambda v: f"{v:g}")
     known = [v for v in y if v > 0]
     axes.set_ylim(min([1e-6, *(v / 2 for v in known)]), max([2.0, *(1.5 * v for v in known)]))
     each = f", of {deviation:.3g} each" if 0 < deviation < _MOST else ""
