@@ -619,10 +619,10 @@ class Life(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
 
     def test_a_library_that_is_missing_or_another_is_named(self):
-        done = self.program("import topknot", TOPKNOT_LIBRARY="/nowhere/libtopknot.so")
+        done = self.program("import topknot; topknot.methods", TOPKNOT_LIBRARY="/nowhere/libtopknot.so")
         self.assertEqual(done.returncode, 1)
         self.assertIn("ImportError: topknot: /nowhere/libtopknot.so cannot be loaded", done.stderr)
-        done = self.program("import topknot", TOPKNOT_LIBRARY="libm.so.6")
+        done = self.program("import topknot; topknot.methods", TOPKNOT_LIBRARY="libm.so.6")
         self.assertIn("ImportError: topknot: libm.so.6 cannot be loaded", done.stderr)
 
     def test_the_header_has_the_functions_that_are_declared_here(self):

@@ -171,7 +171,7 @@ def _write(file: str, c: Comparison, size: tuple[float, float | None]) -> None:
         data = charts.picture(c, _drawn(file) or "", os.path.splitext(file)[1][1:], size)
     else:
         data = _TEXTS[os.path.splitext(file)[1]](c).encode("utf-8", "replace")
-        if file.endswith(".html") and not page.can_draw():
+        if file.endswith(".html") and not charts.available():
             print(f"compare: {file} has no curves: {charts.INSTALL}", file=sys.stderr)
     output.write_file(file, data)
 
@@ -188,15 +188,12 @@ def main(words: list[str] | None = None) -> int:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         text = _run(sys.argv[1:] if words is None else words)
-    except UserError as error:
-        _report(str(error))
+    except (UserError, MemoryError) as error:
+        _report(str(error) or "the memory of this machine does not hold these runs")
         return 2
     except KeyboardInterrupt:
         _report("interrupted")
         return 130
-    except MemoryError:
-        _report("the memory of this machine does not hold these runs")
-        return 2
     try:
         print(text, end="", flush=True)
     except OSError as error:

@@ -48,11 +48,6 @@ for (const svg of document.querySelectorAll("svg[data-plot]")) {
 """
 
 
-def can_draw() -> bool:
-    """Whether pages have curves: matplotlib is installed."""
-    return charts.available()
-
-
 def escape(text: str) -> str:
     """The text for HTML, control characters as escapes."""
     return html.escape(one_line(str(text)))
@@ -199,7 +194,7 @@ def _chart(title: str, note: str, svgs: Sequence[str], kind: str = "") -> str:
 
 def _distributions(c: Comparison) -> str:
     recorded = charts.recorded_methods(c)
-    if not recorded or not can_draw():
+    if not recorded or not charts.available():
         return ""
     text = (
         '<h2>The accumulated gradient</h2><p class="note">Of rank 0, gradient and residual together, before anything is taken out of it; the '
@@ -216,7 +211,7 @@ def _distributions(c: Comparison) -> str:
 
 
 def _tabs(c: Comparison) -> str:
-    draw = charts.page_svg if can_draw() else lambda *_: ""
+    draw = charts.page_svg if charts.available() else lambda *_: ""
     link = c.emulated_link
     emulated = f" The times of communication are those of an emulation: {escape(link)}." if link else ""
     incomplete = " Thin, ending in ×: an incomplete run." if any(not run.end for run in c.runs) else ""
@@ -247,7 +242,7 @@ def _tabs(c: Comparison) -> str:
     }  # fmt: skip
     text = style = ""
     for i, (name, body) in enumerate(tabs.items()):
-        nothing = "These runs have no records of this kind." if can_draw() else INSTALL[0].upper() + INSTALL[1:] + "."
+        nothing = "These runs have no records of this kind." if charts.available() else INSTALL[0].upper() + INSTALL[1:] + "."
         text += f'<input type="radio" name="tab" id="tab{i}"{" checked" if not i else ""}><label for="tab{i}">{name}</label>'
         style += f"#tab{i}:checked ~ #show{i}{{display:block}}"
         tabs[name] = f'<section id="show{i}">{body or f"<p>{nothing}</p>"}</section>'

@@ -278,13 +278,9 @@ def _read_environment(path: str) -> dict[str, str]:
     try:
         known = _parse(read_bytes(path, 16 << 20).decode(errors="replace"))
     except ValueError:
-        return _flat_texts(read_bytes(path).decode(errors="replace"))
+        # Of a file that is no JSON throughout, the texts that stand in it plainly.
+        return dict(re.findall(r'"(host|cpu|revision)":\s*"([^"\\]*)"', read_bytes(path).decode(errors="replace")))
     return {key: value for key, value in known.items() if isinstance(value, str)} if isinstance(known, dict) else {}
-
-
-def _flat_texts(text: str) -> dict[str, str]:
-    """Of a file that is no JSON throughout, the texts that stand in it plainly."""
-    return {key: value for key, value in re.findall(r'"(host|cpu|revision)":\s*"([^"\\]*)"', text)}
 
 
 def _sampled(lines: list[bytes]) -> set[int]:
