@@ -40,6 +40,8 @@ if "TOPKNOT_LIBRARY" not in os.environ and (path := _library()).exists():
 sys.path.insert(0, str(ROOT / "python"))
 try:
     import topknot
+
+    topknot.methods  # loads libtopknot
 except ImportError as error:
     print(f"{PROGRAM.name}: {error}", file=sys.stderr)
     sys.exit(2)
