@@ -162,8 +162,8 @@ class ComparisonTest(Folder):
         self.add("b", TOPK)
         self.add("d")
         self.add("int8", {**TOPK, "compress.values": "int8"})
-        self.assertEqual(self.names("a", "b", "d"), ["dense", "topk density=0.01", "topk density=0.001"])
-        self.assertEqual(self.names("d", "b", "int8"), ["dense", "topk", "topk values=int8"])
+        self.assertEqual(self.names("a", "b", "d"), ["dense", "topk density 0.01", "topk density 0.001"])
+        self.assertEqual(self.names("d", "b", "int8"), ["dense", "topk", "topk int8 values"])
 
     def add_long(self, name, method, density, seed=1):
         keys = {
@@ -184,9 +184,9 @@ class ComparisonTest(Folder):
         self.add_long("fast", "dgc", "0.03")
         self.add_long("dgc_slow-s3", "dgc", "0.04")
         self.add_long("other_dgc", "dgc", "0.01", 3)
-        self.assertEqual(self.names("dgc_slow-s1", "fast"), ["dgc density=0.01", "dgc density=0.03"])
-        self.assertEqual(self.names("dgc_slow-s1", "dgc_slow-s3"), ["dgc density=0.01", "dgc density=0.04"])
-        self.assertEqual(self.names("dgc_slow-s1", "other_dgc", "my_dgc"), ["dgc density=0.01", "dgc density=0.02"])
+        self.assertEqual(self.names("dgc_slow-s1", "fast"), ["dgc density 0.01", "dgc density 0.03"])
+        self.assertEqual(self.names("dgc_slow-s1", "dgc_slow-s3"), ["dgc density 0.01", "dgc density 0.04"])
+        self.assertEqual(self.names("dgc_slow-s1", "other_dgc", "my_dgc"), ["dgc density 0.01", "dgc density 0.02"])
 
     def test_keys_that_mean_nothing_to_dense_neither_split_it_nor_count_as_its_own(self):
         self.add("d1", {"compress.density": "0.5", "seed": "1"})
@@ -509,7 +509,7 @@ class FilesTest(Folder):
         self.add("dgc_a", {"compress.name": "dgc", "compress.values": '"100%_&"'})
         self.add("b", {"compress.name": "dgc"})
         text = tables.comparison_tex(self.compare("d", "dgc_a", "b"))
-        self.says(text, r"\toprule", r"80.0 \%", 'dgc values="100\\%\\_\\&"', r"$\times$", "What this does not show")
+        self.says(text, r"\toprule", r"80.0 \%", r"dgc 100\%\_\& values", r"$\times$", "What this does not show")
         self.assertEqual(text.count("\\\\\n"), 4)
 
     def test_what_is_no_run_is_refused_with_its_name_and_the_reason(self):
@@ -672,7 +672,7 @@ class TableTest(Folder):
         self.says(html, "configs/a.yaml · 4 methods, 5 runs<", "<strong>91.0 %</strong><small>final test accuracy")
         families = {name: [(round(m.bits, 3), m.last.mean) for m in members] for name, members in charts.families_of(c).items()}
         self.assertEqual(families["topk"], [(0.32, 0.88), (3.2, 0.89)])
-        self.assertEqual(sorted(families), ["dense", "topk", "topk values=int8"])
+        self.assertEqual(sorted(families), ["dense", "topk", "topk int8 values"])
         self.refused(lambda: compare_runs(runs, 0.5), "--target", "no evaluations")
 
     def test_the_last_value_of_a_key_counts_and_a_list_may_have_spaces(self):
@@ -776,7 +776,7 @@ class PictureTest(Folder):
         self.add("int8", {**TOPK, "compress.values": "int8"}, bytes=20)
         c = self.compare("d", "own", "int8", target=0.5)
         svg = charts.picture(c, "", "svg", (7, None)).decode()
-        for part in ("dense", "topk", "topk values=int8", "test accuracy", "training time (s)", "epoch", "step", "target 50.0 %"):
+        for part in ("dense", "topk", "topk int8 values", "test accuracy", "training time (s)", "epoch", "step", "target 50.0 %"):
             self.says(svg, f">{part}</text>")
         epochs = charts.picture(c, "epochs", "svg", (3.3, 2)).decode()
         self.says(epochs, 'width="237.6pt"', 'height="144pt"', ">epoch<")
@@ -797,7 +797,7 @@ class PictureTest(Folder):
         self.add("none", {"compress.name": "randk"}, bytes=0)
         self.add("half", {"compress.name": "dgc"}, bytes=40, complete=False)
         lines = self.values(charts.page_svg(self.compare("d", "d2", "a", "b", "c", "none", "half"), "bits"))
-        self.assertEqual(lines, {"dense": [(32, 0.84)], "topk": [(0.32, 0.69), (3.2, 0.74)], "topk values=int8": [(0.16, 0.59)]})
+        self.assertEqual(lines, {"dense": [(32, 0.84)], "topk": [(0.32, 0.69), (3.2, 0.74)], "topk int8 values": [(0.16, 0.59)]})
         self.refused(lambda: charts.picture(self.compare("none"), "bits", "svg", (7, None)), "--out", "nothing to draw")
 
     def test_a_tables_curves_are_refused_and_its_bits_drawn(self):

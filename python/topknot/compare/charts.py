@@ -10,6 +10,7 @@ import dataclasses
 import html
 import importlib.util
 import io
+import itertools
 import json
 import math
 import re
@@ -17,7 +18,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from .comparison import Comparison, Method, brief_key, stat_of, value_text
+from .comparison import Comparison, Method, in_words, method_name, stat_of, value_text
 from .read import Run, UserError, finite_mean, one_line
 
 INSTALL = "pictures need matplotlib: install python3-matplotlib (Debian) or pip install matplotlib"
@@ -94,8 +95,15 @@ class Curve:
 
 def smooth(values: list[float], window: int) -> list[float]:
     """The centred moving mean of the finite values, narrower at the ends."""
+    if window <= 1:
+        return values
+    known = [math.isfinite(value) for value in values]
+    counts = [0, *itertools.accumulate(known)]
+    sums = [0.0, *itertools.accumulate(value if is_known else 0.0 for value, is_known in zip(values, known))]
+    bounds = ((max(0, i - window // 2), min(len(values), i + (window + 1) // 2)) for i in range(len(values)))
     return [
-        finite_mean(values[max(0, i - window // 2) : i + (window + 1) // 2]) if window > 1 else v for i, v in enumerate(values)
+        (sums[high] - sums[low]) / (counts[high] - counts[low]) if counts[high] > counts[low] else math.nan
+        for low, high in bounds
     ]
 
 
@@ -117,7 +125,7 @@ def mean_curve(curves: list[Curve]) -> Curve:
         return curves[0]
     places = [{at[2]: i for i, at in enumerate(curve.at)} for curve in curves]
     mean = Curve([], [], [])
-    for step in (step for step in places[0] if all(step in place for place in places)):
+    for step in _thinned([step for step in places[0] if all(step in place for place in places)]):
         here = [(curve.at[place[step]], curve.value[place[step]]) for curve, place in zip(curves, places)]
         stat = stat_of(value for _, value in here)
         mean.at.append((finite_mean([at[0] for at, _ in here]), finite_mean([at[1] for at, _ in here]), step))
@@ -127,21 +135,26 @@ def mean_curve(curves: list[Curve]) -> Curve:
 
 
 def curves_of(c: Comparison, what: str) -> list[Curve]:
-    """Of each method the mean of its complete runs, and each incomplete run by itself. `what`: quality, loss or bytes."""
+    """By method the mean of the complete runs, and each incomplete run by itself. `what`: quality, loss or bytes."""
+    if what in c.curves:
+        return c.curves[what]
     result = []
     for m, method in enumerate(c.methods):
         complete = [_run_curve(c.runs[i], what) for i in method.runs if c.runs[i].end]
         cut = [dataclasses.replace(_run_curve(c.runs[i], what), incomplete=True) for i in method.runs if not c.runs[i].end]
         result += [dataclasses.replace(curve, method=m) for curve in cut + ([mean_curve(complete)] if complete else [])]
-    return [thin(curve) for curve in result if any(map(math.isfinite, curve.value))]
+    return c.curves.setdefault(what, [thin(curve) for curve in result if any(map(math.isfinite, curve.value))])
+
+
+def _thinned(values: list[Any]) -> list[Any]:
+    """At most about _POINTS of the values, the last one among them."""
+    every = max(1, len(values) // _POINTS)
+    return values if every == 1 else values[:-1:every] + values[-1:]
 
 
 def thin(curve: Curve) -> Curve:
     """At most about _POINTS points, the last one among them."""
-    every = -(-len(curve.at) // _POINTS)
-    kept = sorted({*range(0, len(curve.at), every), len(curve.at) - 1})
-    pick: Callable[[list[Any]], list[Any]] = lambda values: [values[i] for i in kept]
-    return dataclasses.replace(curve, at=pick(curve.at), value=pick(curve.value), deviation=pick(curve.deviation))
+    return dataclasses.replace(curve, at=_thinned(curve.at), value=_thinned(curve.value), deviation=_thinned(curve.deviation))
 
 
 def families_of(c: Comparison) -> dict[str, list[Method]]:
@@ -149,12 +162,12 @@ def families_of(c: Comparison) -> dict[str, list[Method]]:
     families: dict[str, list[Method]] = {}
     for i, m in enumerate(c.methods):
         if m.complete and abs(m.last.mean) < _MOST and 1 / _MOST < m.bits < _MOST:
-            keys = "".join(
-                brief_key(key, values[i])
+            words = [
+                in_words(key, values[i])
                 for key, values in c.differing
                 if key not in _AMOUNTS and not key.startswith("train.distribution") and c.tells_apart(values, i)
-            )
-            families.setdefault(m.compressor + keys, []).append(m)
+            ]
+            families.setdefault(method_name(m.compressor, words), []).append(m)
     return {name: sorted(members, key=lambda m: m.bits) for name, members in families.items()}
 
 
@@ -324,8 +337,9 @@ def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, floa
     panels[0].set_ylabel(title)
     if math.isfinite(target):
         text = "target " + value_text(c.metric, stat_of([target]))
-        panels[0].annotate(text, (0.01, target), xycoords=panels[0].get_yaxis_transform(), xytext=(0, 2), textcoords="offset points",
-                           ha="left", va="bottom", fontsize=6.5, color=_FAINT)  # fmt: skip
+        below = c.metric.higher_is_better  # at the right curves are beyond the target
+        panels[0].annotate(text, (0.99, target), xycoords=panels[0].get_yaxis_transform(), xytext=(0, -2 if below else 2),
+                           textcoords="offset points", ha="right", va="top" if below else "bottom", fontsize=6.5, color=_FAINT)  # fmt: skip
     if share:
         low, high = panels[0].get_ylim()
         panels[0].set_ylim(
@@ -475,7 +489,7 @@ def _values(drawing: Drawing) -> list[dict[str, Any]]:
 
 
 def distribution_svg(c: Comparison, method: int | None) -> str:
-    """Of a method the histograms of the accumulated gradient at its first, middle and last record; with None the contraction of
+    """A method's histograms of the accumulated gradient at its first, middle and last record; with None the contraction of
     top-k of all methods, and the energy captured, over steps. "" if nothing was recorded."""
     recorded = recorded_methods(c)
     look = styles(c)

@@ -60,7 +60,7 @@ def help_text(columns: int) -> str:
 
 
 def parse_target(text: str, metric: Metric) -> float:
-    """The target as a value of the metric, of a share from 0 to 1. Raises UserError if it is none."""
+    """The target as a value of the metric, of a share from 0 to 1. Raises UserError for other text."""
     share = metric.unit == "share"
     percent = share and text.endswith("%")
     try:
@@ -70,7 +70,9 @@ def parse_target(text: str, metric: Metric) -> float:
     if percent or (share and value > 1):
         value /= 100
     if not 0 < value < math.inf or (share and value > 1):
-        raise UserError(f"--target: '{text}' is no {metric.name}; write " + ("0.7 or 70%" if share else "a number above 0"))
+        raise UserError(
+            f"--target: '{text}' is not a target for {metric.name}; write " + ("0.7 or 70%" if share else "a number above 0")
+        )
     return value
 
 
@@ -80,7 +82,7 @@ def parse_size(text: str) -> tuple[float, float | None]:
     match = re.fullmatch(f"{number}(?:x{number})?", text)
     sizes = [float(match[i]) * _UNITS[match[i + 1]] for i in (1, 3) if match[i]] if match else []
     if not sizes or not all(1 <= size <= 60 for size in sizes):
-        raise UserError(f"--size: '{text}' is no size from 1in to 60in; write 3.3in, 84mm or 3.3inx2.5in")
+        raise UserError(f"--size: '{text}' is not a size from 1in to 60in; write 3.3in, 84mm or 3.3inx2.5in")
     return sizes[0], sizes[1] if len(sizes) > 1 else None
 
 
@@ -119,7 +121,7 @@ def _misuse(text: str) -> UserError:
 
 
 def _drawn(path: str) -> str | None:
-    """What a picture of this name draws: "" for the metric, "bits", ...; None if it is no picture."""
+    """What a picture of this name draws: "" for the metric, "bits", ...; None if it is not a picture."""
     stem, ending = os.path.splitext(os.path.basename(path))
     if ending not in _PICTURES:
         return None

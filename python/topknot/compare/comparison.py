@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .read import ABSENT, PARTS, Eval, Metric, Run, UserError, finite_mean
+from .read import ABSENT, PARTS, Eval, Metric, Run, UserError, finite_mean, plain_text
 
 LONGEST_KEYS, LONGEST_NAME = 32, 40
 """Characters of keys, and of a folder's name, that a method's name may have."""
@@ -99,6 +99,8 @@ class Comparison:
     target_reason: str = ""
     warnings: list[str] = dataclasses.field(default_factory=list)
     limits: list[str] = dataclasses.field(default_factory=list)
+    curves: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    """What charts.curves_of has found, by quantity."""
 
     def has(self, stat: str) -> bool:
         """Whether some method has this figure."""
@@ -127,9 +129,23 @@ class Comparison:
         return any(m.compressor == same and value != values[method] for m, value in zip(self.methods, values))
 
 
-def brief_key(key: str, value: str) -> str:
-    """ " density=0.01"; "" for a value that is absent or the method's own choice."""
-    return "" if value in ('""', "-") else f" {key.rpartition('.')[2]}={value}"
+# How keys read in a name; other keys stand before their value, and switches alone.
+_WORDS = {"compress.chunk": "chunks of {}", "compress.values": "{} values", "exchange.every": "every {}"}
+
+
+def in_words(key: str, value: str) -> str:
+    """ "density 0.01", "int8 values", "no nesterov"; "" for a value that is absent or the method's own choice."""
+    if value in ('""', "-"):
+        return ""
+    name = key.rpartition(".")[2].replace("_", " ")
+    if value in ("true", "false"):
+        return name if value == "true" else "no " + name
+    return _WORDS.get(key, name + " {}").format(plain_text(value))
+
+
+def method_name(compressor: str, words: Iterable[str]) -> str:
+    """ "dgc int8 values, every 10"."""
+    return " ".join(part for part in (compressor, ", ".join(filter(None, words))) if part)
 
 
 def _of_compressed(key: str) -> bool:
@@ -182,8 +198,8 @@ def _folder_name(runs: list[Run], method: Method) -> str:
 def _name(c: Comparison) -> None:
     """Names each method by its compressor and the keys that tell it from others of it. Where they are many, by the runs'
     folders, or by as few keys as make the names differ."""
-    rows = [[(k, brief_key(k, v[i])) for k, v in c.differing if c.tells_apart(v, i)] for i in range(len(c.methods))]
-    long = {m.compressor for m, row in zip(c.methods, rows) if sum(len(text) for _, text in row) > LONGEST_KEYS}
+    rows = [[(k, in_words(k, v[i])) for k, v in c.differing if c.tells_apart(v, i)] for i in range(len(c.methods))]
+    long = {m.compressor for m, row in zip(c.methods, rows) if len(method_name("", (text for _, text in row))) > LONGEST_KEYS}
     folders = [_folder_name(c.runs, method) for method in c.methods]
     by_folder = all(f and folders.count(f) == 1 for f, m in zip(folders, c.methods) if m.compressor in long)
     for compressor in {method.compressor for method in c.methods}:
@@ -192,7 +208,7 @@ def _name(c: Comparison) -> None:
         if compressor in long and not by_folder:
             keys = _fewest(c, own, keys)
         for i in own:
-            c.methods[i].name = compressor + "".join(text for key, text in rows[i] if key in keys)
+            c.methods[i].name = method_name(compressor, (text for key, text in rows[i] if key in keys))
             if compressor in long and by_folder:
                 c.methods[i].name = folders[i]
     seen: dict[str, int] = {}
@@ -206,7 +222,7 @@ def _fewest(c: Comparison, own: list[int], keys: list[str]) -> list[str]:
     """Few keys that tell the methods apart, those of the method itself before others."""
     values = dict(c.differing)
     chosen: list[str] = []
-    names: Callable[..., Any] = lambda some: len({tuple(brief_key(key, values[key][i]) for key in some) for i in own})
+    names: Callable[..., Any] = lambda some: len({tuple(in_words(key, values[key][i]) for key in some) for i in own})
     keys = sorted(keys, key=lambda key: not key.startswith(("compress.", "exchange.")))
     while keys and names(chosen) < names(keys):
         chosen.append(max((key for key in keys if key not in chosen), key=lambda key: names([*chosen, key])))

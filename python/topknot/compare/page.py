@@ -304,7 +304,7 @@ def _lab_page(page: dict[str, Any]) -> str:
 
 
 def lab_html(path: str) -> str:
-    """The page of the results.json of `lab/netlab compare`. Raises UserError if it is none."""
+    """The page of the results.json of `lab/netlab compare`. Raises UserError for other files."""
     data = read_bytes(path)
     try:
         return _lab_page(json.loads(data)["page"])

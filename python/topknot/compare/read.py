@@ -20,7 +20,7 @@ ABSENT = math.nan
 WARM_UP = 5
 """Steps whose times do not count: they pay for caches and memory."""
 WHOLE = 1000
-"""Step records up to which a run is read whole. Of a longer one each of as many windows gives one record at random."""
+"""Step records up to which a run is read whole. A longer run is cut into so many windows, and one random record of each is read."""
 PARTS = ("data", "forward", "backward", "encode", "exposed", "decode", "update")
 """The measured parts of a step, which together with `other` make its time."""
 _MOST_SECONDS = 1e15
@@ -31,7 +31,7 @@ class UserError(Exception):
 
 
 def one_line(text: str) -> str:
-    """The text with control characters, and what is no character, written as escapes."""
+    """The text with control characters and invalid bytes written as escapes."""
     signs = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return "".join(
         signs.get(c, f"\\x{ord(c):02x}")
@@ -49,34 +49,39 @@ def read_bytes(path: str, most: int | None = None) -> bytes:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
             kind = "a named pipe" if stat.S_ISFIFO(mode) else "a folder" if stat.S_ISDIR(mode) else "a device"
-            raise UserError(f"'{path}' is {kind}, no file")
+            raise UserError(f"'{path}' is {kind}, not a file")
         with open(path, "rb") as file:
             data = file.read() if most is None else file.read(most + 1)
     except OSError as error:
         raise UserError(f"'{path}' cannot be read: {error.strerror}") from None
     if most is not None and len(data) > most:
-        raise UserError(f"'{path}' is longer than {most} bytes, so it is no file of a run")
+        raise UserError(f"'{path}' is longer than {most} bytes, so it is not a file of a run")
     return data
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _parse(text: bytes | str) -> Any:
-    """JSON; ValueError for what is none, or is nested without end."""
+    """Parses JSON. Raises ValueError for other text and for endless nesting."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return _DECODER.decode(text if isinstance(text, str) else text.decode())
     except RecursionError:
         raise ValueError("nested too deep") from None
 
 
 def _number(record: dict[str, Any], key: str, default: float = 0.0) -> float:
     value = record.get(key, default)
+    if type(value) is float:
+        return value
     if value is None:
         return ABSENT
-    if not isinstance(value, (int, float)):
-        raise ValueError(f"{key} is no number")
+    if not isinstance(value, int):
+        raise ValueError(f"{key} is not a number")
     try:
         return float(value)
     except OverflowError:
@@ -86,14 +91,14 @@ def _number(record: dict[str, Any], key: str, default: float = 0.0) -> float:
 def _whole(record: dict[str, Any], key: str) -> int:
     value = record.get(key, 0)
     if type(value) is not int or abs(value) >= 1 << 63:
-        raise ValueError(f"{key} is no integer")
+        raise ValueError(f"{key} is not an integer")
     return value
 
 
 def _text(record: dict[str, Any], key: str, default: str = "") -> str:
     value = record.get(key, default)
     if not isinstance(value, str):
-        raise ValueError(f"{key} is no text")
+        raise ValueError(f"{key} is not text")
     return value
 
 
@@ -278,14 +283,17 @@ def _read_environment(path: str) -> dict[str, str]:
     try:
         known = _parse(read_bytes(path, 16 << 20).decode(errors="replace"))
     except ValueError:
-        # Of a file that is no JSON throughout, the texts that stand in it plainly.
+        # The file is not JSON as a whole: take the texts that can be found in it.
         return dict(re.findall(r'"(host|cpu|revision)":\s*"([^"\\]*)"', read_bytes(path).decode(errors="replace")))
     return {key: value for key, value in known.items() if isinstance(value, str)} if isinstance(known, dict) else {}
 
 
+_STEP = b'{"event":"step"'
+
+
 def _sampled(lines: list[bytes]) -> set[int]:
     """Numbers of the step lines of a long run that are read: the first and last ones, and one of each window."""
-    steps = [i for i, line in enumerate(lines) if line.startswith(b'{"event":"step"')]
+    steps = [i for i, line in enumerate(lines) if line.startswith(_STEP)]
     if len(steps) <= WHOLE:
         return set(steps)
     draw = random.Random(len(steps))  # not every n-th: the exchanges of local steps come at every n-th too
@@ -301,7 +309,7 @@ def _read_metrics(run: Run, path: str) -> dict[str, Any]:
     kept = _sampled(lines)
     end: dict[str, Any] = {}
     for i, line in enumerate(lines + [cut] if cut else lines):
-        if not line or (i not in kept and line.startswith(b'{"event":"step"') and line.endswith(b"}") and i < len(lines)):
+        if not line or (i not in kept and i < len(lines) and line.startswith(_STEP) and line.endswith(b"}")):
             continue
         try:
             record = _parse(line)
@@ -461,7 +469,7 @@ def _derive(run: Run, end: dict[str, float]) -> None:
 def read_run(folder: str) -> Run:
     """The run of a directory. Raises UserError: no run, a damaged line, no step yet, an unknown metric."""
     for name, why in (
-        ("metrics.jsonl", "so this is no run directory"),
+        ("metrics.jsonl", "so this is not a run directory"),
         ("config.yaml", "the configuration is needed to compare the run"),
     ):
         if not os.path.exists(os.path.join(folder, name)):
@@ -497,7 +505,7 @@ class _Row(dict[str, str]):
     place = ""
 
     def __missing__(self, column: str) -> str:
-        raise UserError(f"{self.place}: no column '{column}', so this is no runs.csv of lab/train-runs")
+        raise UserError(f"{self.place}: no column '{column}', so this is not a runs.csv of lab/train-runs")
 
 
 def _table_run(row: _Row, path: str) -> Run:
@@ -522,7 +530,7 @@ def _table_run(row: _Row, path: str) -> Run:
     run.wall_seconds = number("seconds")
     counts = [number(column) for column in ("steps", "skipped_steps")]
     if any(math.isnan(count) for count in counts):
-        raise UserError(f"{place}: steps is no number")
+        raise UserError(f"{place}: steps is not a number")
     run.end = End(int(counts[0]), int(counts[1]), checksum=row["checksum"])
     run.bytes_sent, run.bytes_received, run.bytes_dense = (
         counts[0] * number(key + "_per_step") for key in ("sent", "received", "dense")
@@ -531,7 +539,7 @@ def _table_run(row: _Row, path: str) -> Run:
 
 
 def read_table(path: str) -> list[Run]:
-    """The rows of a runs.csv as complete runs without steps. Raises UserError with the line for what is none."""
+    """The rows of a runs.csv as complete runs without steps. Raises UserError, with the line, for other text."""
     runs: list[Run] = []
     header: list[str] | None = None
     csv.field_size_limit(1 << 30)
@@ -579,7 +587,7 @@ def read_runs(arguments: Sequence[str]) -> list[Run]:
             except OSError as error:
                 raise UserError(f"{folder}: {error.strerror}") from None
         if not inside:
-            raise UserError(f"{folder}: no metrics.jsonl in it, so this is no run directory (nor a folder of runs)")
+            raise UserError(f"{folder}: no metrics.jsonl in it, so this is not a run directory (nor a folder of runs)")
         for path in inside:
             found.setdefault(os.path.realpath(path), path)
     return runs + [read_run(path) for path in found.values()]
