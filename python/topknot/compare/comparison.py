@@ -123,6 +123,12 @@ class Comparison:
         links = {m.network[m.network.find("emulated link") :] if "emulated link" in m.network else "" for m in self.methods}
         return links.pop() if len(links) == 1 else "partly emulated links" if "" in links else "emulated links"
 
+    @property
+    def base_name(self) -> str:
+        """What speed-ups are over: a method, or words for several."""
+        names = {self.methods[m.baseline].name for m in self.methods if m.baseline is not None}
+        return names.pop() if len(names) == 1 else "the dense run of the same configuration"
+
     def tells_apart(self, values: list[str], method: int) -> bool:
         """Whether a differing key tells this method from another one of its compressor."""
         same = self.methods[method].compressor

@@ -264,8 +264,7 @@ def report_html(c: Comparison) -> str:
         text += f"Target {c.metric.title} {target}: {escape(c.target_reason)}; the time is that of the first evaluation that reaches it. "
     if c.has_times:
         text += "Times are of training alone: evaluation and start-up are left out and stand in the table of runs. "
-        bases = {c.methods[m.baseline].name for m in c.methods if m.baseline is not None}
-        text += f"Speed-ups are over {escape(bases.pop() if len(bases) == 1 else 'the dense run of the same configuration')}. "
+        text += f"Speed-ups are over {escape(c.base_name)}. "
     emulated = f" The times of communication are those of an emulation: {escape(c.emulated_link)}." if c.emulated_link else ""
     text += (
         "± is the standard deviation over seeds. <i>Compression</i>: four bytes per parameter and step, over the bytes that a rank really sent, "

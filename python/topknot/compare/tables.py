@@ -161,7 +161,7 @@ def comparison_text(c: Comparison) -> str:
     if math.isfinite(c.target):
         text += (
             f"\nTarget {c.metric.title} {value_text(c.metric, stat_of([c.target]))}: {c.target_reason}.\nTimes are of training alone; "
-            "evaluation and start-up are left out. Speed-ups are over the baseline, a dense run.\n"
+            f"evaluation and start-up are left out. Speed-ups are over {one_line(c.base_name)}.\n"
         )
     if c.has_times:
         text += "\n" + table_text(time_table(c))
