@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <page_style.h>  // generated
 #include <algorithm>
 #include <numeric>
 
@@ -11,43 +12,10 @@
 namespace topknot {
 namespace {
 
-// Text and lines have a contrast of 4.5 and more on their background in both schemes.
+// What compare's page does not have; kCompareStyle is python/topknot/compare/page.css.
 constexpr const char* kPageStyle = R"(
-:root { color-scheme: light dark; --paper: #fff; --ink: #1c2126; --text: #3b434a; --faint: #59626b; --rule: #d9dde1;
-  --grid: #e4e7ea; --head: #8a939b; --warn: #fdf6e7; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14181c; --ink: #e8ebee; --text: #c3cad1; --faint: #a3adb6;
-  --rule: #353d45; --grid: #2c343b; --head: #6d7780; --warn: #2b2417; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto,
-  "Helvetica Neue", "DejaVu Sans", Arial, sans-serif; }
-main { max-width: 1200px; margin: 0 auto; padding: 36px 28px 60px; }
-h1 { font-size: 27px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; }
-h2 { font-size: 19px; margin: 44px 0 6px; padding-top: 12px; border-top: 1px solid var(--rule); }
-h3 { font-size: 15px; margin: 22px 0 2px; }
-p { margin: 4px 0 10px; }
-p, li { max-width: 92ch; overflow-wrap: anywhere; }
-.sub { color: var(--faint); margin-bottom: 22px; }
-.note { color: var(--faint); font-size: 13.5px; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 165px), 1fr)); gap: 14px; margin: 18px 0 8px; }
-.card { border: 1px solid var(--rule); border-top: 4px solid; border-radius: 4px; padding: 12px 14px 10px; }
-.card b { display: block; font-size: 15px; overflow-wrap: anywhere; }
-.card strong { display: block; font-size: 28px; line-height: 1.25; font-weight: 600; font-variant-numeric: tabular-nums; }
-.card small { color: var(--faint); font-size: 13px; display: block; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; margin: 10px 0 6px; }
-th, td { padding: 5px 8px; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
-th { font-weight: 600; color: var(--text); border-bottom: 1.5px solid var(--head); vertical-align: bottom; white-space: normal; }
-th:first-child, td:first-child { text-align: left; padding-left: 2px; }
-td:first-child { font-weight: 600; }
-table.plain td { white-space: normal; overflow-wrap: anywhere; min-width: 9ch; }
-table.runs { font-size: 12.5px; }
-table.runs th, table.runs td { padding: 4px 7px; }
-table.runs td:first-child { font-weight: 400; white-space: normal; overflow-wrap: anywhere; min-width: 16ch; }
-.swatch { display: inline-block; width: 28px; height: 8px; margin-right: 7px; vertical-align: middle; fill: none; }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 20px; font-size: 13.5px; margin: 6px 0 8px; color: var(--text); }
-.legend i { display: inline-block; width: 13px; height: 13px; vertical-align: -2px; margin-right: 6px; border: 1px solid #0002; }
-.warning { border-left: 4px solid #e69f00; background: var(--warn); padding: 8px 14px; margin: 14px 0; font-size: 14px; }
-.warning ul { margin: 2px 0; padding-left: 18px; }
+main { max-width: 1200px; }
+.swatch { width: 28px; fill: none; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 10px 4px; }
 .panels.lone { max-width: 620px; }
 .panels svg { display: block; width: 100%; height: auto; fill: var(--text); }
@@ -60,38 +28,10 @@ svg .axis { stroke: var(--faint); stroke-width: 1; }
 svg .reference { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 1.5 3; }
 .strip { fill: currentColor; fill-opacity: 0; }
 .strip:hover { fill-opacity: 0.08; }
-.bars { display: grid; grid-template-columns: minmax(6ch, 22ch) 1fr; gap: 2px 12px; align-items: center; margin: 8px 0; font-size: 13px; }
-.bars b { text-align: right; overflow-wrap: anywhere; line-height: 1.2; }
-.bars .bar { display: flex; align-items: center; padding-right: 11ch; }
-.bars .bar > i { flex: none; height: 26px; overflow: hidden; display: flex; flex-wrap: wrap; justify-content: center;
-  font-style: normal; line-height: 26px; font-size: 12px; }
-.bars .bar > i::before { content: ""; width: 0; height: 26px; }
-.bars .bar > span { white-space: nowrap; margin: 0 -11ch 0 7px; }
-.bars .hidden { grid-column: 2; font-size: 12px; color: var(--faint); margin-bottom: 8px; }
-.bars .hidden > i { height: 9px; border: 1px solid; }
-@media (max-width: 640px) {
-  main { padding: 20px 14px 40px; }
-  .bars { grid-template-columns: 1fr; }
-  .bars b { text-align: left; margin-top: 6px; }
-  .bars .hidden { grid-column: 1; }
-  th, td { padding: 5px 8px; }
-}
 @media print {
-  :root { color-scheme: light; --paper: #fff; --ink: #1c2126; --text: #3b434a; --faint: #59626b; --rule: #d9dde1;
-    --grid: #e4e7ea; --head: #8a939b; --warn: #fdf6e7; }
-  body { font-size: 11px; -webkit-print-color-adjust: exact; print-color-adjust: exact; }
-  main { max-width: none; padding: 0; }
-  h2 { margin-top: 22px; }
-  h2, h3 { break-after: avoid; }
-  h3 { margin-top: 10px; }
-  svg, table, .card, .legend, .chart { break-inside: avoid; }
+  main { max-width: none; }
   .panels { grid-template-columns: repeat(auto-fit, minmax(30%, 1fr)); }
-  .note, .legend { font-size: 10px; margin: 2px 0 4px; }
-  table { font-size: 9.5px; } th, td { padding: 3px 5px; }
-  table.runs { font-size: 8.5px; } table.runs th, table.runs td { padding: 2px 4px; }
-  .scroll { overflow: visible; }
 }
-@page { size: A4 landscape; margin: 12mm; }
 )";
 
 std::string milliseconds(double seconds) {
@@ -115,8 +55,8 @@ std::size_t width(const std::string& text) {
 std::string html_page(const std::string& title, const std::string& body) {
   return "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>" +
-         escape(title) + "</title><style>" + kPageStyle + "</style></head><body><main>\n" + body +
-         "</main></body></html>\n";
+         escape(title) + "</title><style>" + kCompareStyle + kPageStyle + "</style></head><body><main>\n" +
+         body + "</main></body></html>\n";
 }
 
 std::string csv_quoted(const std::string& text) {

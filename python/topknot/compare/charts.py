@@ -20,6 +20,7 @@ from typing import Any
 
 from .comparison import Comparison, Method, in_words, method_name, stat_of, value_text
 from .read import Run, UserError, finite_mean, one_line
+from .tables import bytes_text
 
 INSTALL = "pictures need matplotlib: install python3-matplotlib (Debian) or pip install matplotlib"
 PICTURES = ("time", "epochs", "steps", "loss", "bits", "phases")
@@ -202,7 +203,9 @@ def _scale(axis: Any, values: list[float], percent: bool = False, unit: str = ""
 
     low, high = min(values), max(values)
     wide = low > 0 and high / low > 60 and not percent
-    plain = _bytes if unit == "bytes" else (lambda v: f"{100 * v:.10g} %") if percent else _short if wide or high >= 1e4 else None
+    plain = (
+        bytes_text if unit == "bytes" else (lambda v: f"{100 * v:.10g} %") if percent else _short if wide or high >= 1e4 else None
+    )
     if wide:
         _logarithmic(axis, (1.0, 3.0) if high / low < 1000 else (1.0,), plain or _short)
     elif plain:
@@ -224,13 +227,6 @@ def _short(value: float) -> str:
         if abs(value) >= 10 * factor or (letter != "k" and abs(value) >= factor):
             return f"{value / factor:.4g}{letter}"
     return f"{value:.4g}"
-
-
-def _bytes(value: float) -> str:
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= factor:
-            return f"{value / factor:.4g} {unit}"
-    return f"{value:.4g} B"
 
 
 def _label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> bool:
@@ -410,8 +406,9 @@ def _phases(c: Comparison, size: tuple[float, float]) -> Drawing | None:
     axes.margins(x=0.16)
     axes.set_xlim(left=0)
     axes.set_xlabel("milliseconds per step" + (f"\n{c.emulated_link}" if c.emulated_link else ""))
-    _legend(Drawing(figure), *axes.get_legend_handles_labels())
-    return Drawing(figure, [])
+    drawing = Drawing(figure)
+    _legend(drawing, *axes.get_legend_handles_labels())
+    return drawing
 
 
 def _draw(c: Comparison, what: str, size: tuple[float, float | None]) -> Drawing | None:
