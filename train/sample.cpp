@@ -154,8 +154,8 @@ void sample_text(const std::string& run, const SampleOptions& options,
 
   std::vector<std::int32_t> text = encode_prompt(*data, options.prompt);
   // Positions after the run's windows are trained only if the weights came from elsewhere.
-  const bool imported = !config.model.init_from.empty() && config.model.context > 0;
-  const auto context = static_cast<std::size_t>(imported ? config.model.context : data->sample_shape()[0]);
+  const int positions = config.model.init_from.empty() ? 0 : config.model.get<int>(option::context);
+  const auto context = static_cast<std::size_t>(positions > 0 ? positions : data->sample_shape()[0]);
   for (const std::int32_t token : text) write(data->token_text(token));
   const CounterRng rng(options.seed, RngUse::sample);
   for (std::int64_t i = 0; i < options.tokens; ++i) {

@@ -58,10 +58,11 @@ struct Options {
 };
 
 ModelOptions model_options(const Options& options) {
-  ModelOptions of{{3, options.side, options.side}, options.classes};
+  ModelOptions of;
+  of.input = {3, options.side, options.side}, of.outputs = options.classes;
   if (options.reads_tokens()) of.input = {options.window, 1, 1}, of.outputs = options.tokens, of.dropout = 0;
   of.batch = options.batch;
-  of.width = options.width, of.layers = options.layers, of.heads = options.heads;
+  of.set("width", options.width), of.set("layers", options.layers), of.set("heads", options.heads);
   return of;
 }
 

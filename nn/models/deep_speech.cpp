@@ -20,7 +20,7 @@ class DeepSpeech final : public Module {
  public:
   DeepSpeech(ParameterStore& store, const ModelOptions& options)
       : bins_(options.input[1]),
-        width_(options.width),
+        width_(options.get<int>(option::width)),
         first_{1, 32, {41, 11}, 2, {20, 5}},
         second_{32, 32, {21, 11}, {2, 1}, {10, 5}},
         first_conv_(store, "conv.1", first_),
@@ -32,7 +32,7 @@ class DeepSpeech final : public Module {
     const Shape maps = second_.output_shape(first_.output_shape({1, 1, bins_, 1 << 10}));
     std::int64_t in = maps[1] * maps[2];
     const Initializer start = uniform(1.0f / std::sqrt(static_cast<float>(width_)));
-    for (std::int64_t i = 1; i <= options.layers; ++i, in = width_) {
+    for (std::int64_t i = 1; i <= options.get<int>(option::layers); ++i, in = width_) {
       Layer& layer = layers_.emplace_back();
       if (i > 1) layer.norm = std::make_unique<BatchNorm>(store, fmt::format("rnn{}.bn", i), in);
       const auto add = [&](const char* name, const Shape& shape) {
@@ -97,7 +97,8 @@ class DeepSpeech final : public Module {
 const bool deep_speech_registered =
     (add_model<DeepSpeech>(
          "deep_speech",
-         "Deep Speech 2 as for AN4: model.layers LSTM layers of model.width units, for data.name=speech"),
+         "Deep Speech 2 as for AN4: model.layers LSTM layers of model.width units, for data.name=speech",
+         {option::width, option::layers}),
      true);
 
 }  // namespace

@@ -9,17 +9,20 @@
 namespace topknot {
 namespace {
 
+const Option kInitUniform{
+    "init_uniform", 0.0,
+    "first values of all parameters are uniform in +- this; 0: those of PyTorch's language model", 0, 10};
+
 class LstmLanguageModel final : public Module {
  public:
   LstmLanguageModel(ParameterStore& store, const ModelOptions& options) : dropout_(options.dropout) {
-    const std::int64_t tokens = options.outputs, width = options.width;
-    const auto start = [&](float bound) {
-      return uniform(options.init_uniform > 0 ? options.init_uniform : bound);
-    };
+    const std::int64_t tokens = options.outputs, width = options.get<int>(option::width);
+    const double given = options.get<double>(kInitUniform);
+    const auto start = [&](float bound) { return uniform(given > 0 ? given : bound); };
     const float of_lstm = 1.0f / std::sqrt(static_cast<float>(width));
     const auto state_size = static_cast<std::size_t>(options.batch * width);
     encoder_ = &store.add("encoder.weight", {tokens, width}, start(0.1f)).mark_outer();
-    for (std::int64_t i = 0; i < options.layers; ++i) {
+    for (std::int64_t i = 0; i < options.get<int>(option::layers); ++i) {
       const auto add = [&](const char* name, const Shape& shape) {
         return &store.add(fmt::format("rnn.{}_l{}", name, i), shape, start(of_lstm));
       };
@@ -30,8 +33,9 @@ class LstmLanguageModel final : public Module {
                          {&store.add_state(fmt::format("rnn.hidden_l{}", i), state_size),
                           &store.add_state(fmt::format("rnn.cell_l{}", i), state_size)}});
     }
-    decoder_ =
-        options.tied ? encoder_ : &store.add("decoder.weight", {tokens, width}, start(0.1f)).mark_outer();
+    decoder_ = options.get<bool>(option::tied)
+                   ? encoder_
+                   : &store.add("decoder.weight", {tokens, width}, start(0.1f)).mark_outer();
     decoder_bias_ = &store.add("decoder.bias", {tokens}, start(0.0f));
   }
 
@@ -62,7 +66,8 @@ class LstmLanguageModel final : public Module {
 const bool lstm_lm_registered =
     (add_model<LstmLanguageModel>(
          "lstm_lm",
-         "LSTM language model: model.layers of model.width units, model.tied embeddings, for data.name=text"),
+         "LSTM language model: model.layers of model.width units, model.tied embeddings, for data.name=text",
+         {option::width, option::layers, option::tied, kInitUniform}),
      true);
 
 }  // namespace

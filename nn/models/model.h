@@ -11,8 +11,9 @@
 
 namespace topknot {
 
-// Sizes that the data decide, and the keys `model.*` of the same names. A model ignores other models' keys.
-struct ModelOptions {
+// Sizes that the data decide, and the keys `model.*`. A model ignores other models' keys.
+struct ModelOptions : OptionValues {
+  ModelOptions() : OptionValues("model") {}
   Shape input;               // of one sample: {C, H, W}
   std::int64_t outputs = 0;  // classes, or the width of the regression target
   // Recurrent models: most sequences of a batch, for the state that is carried between batches.
@@ -20,18 +21,15 @@ struct ModelOptions {
   bool on_gpu = false;   // whether it is to compute on one, whose attention takes heads of limited width
   double dropout = 0.5;  // probability, where the model has any
   std::vector<int> hidden = {200, 200};  // mlp
-  int width = 200, layers = 2;           // recurrent models, transformers
-  bool tied = false;                     // lstm_lm, llama: the output layer has the embedding's weight
-  double init_uniform = 0;  // lstm_lm: every parameter is uniform in +- this; 0: the model's own way
-  // Transformers.
-  int heads = 4, kv_heads = 0;  // of attention; kv_heads 0: as many
-  int context = 0;              // positions that there are; 0: as many as a window of the data has
-  int feed_forward = 0;         // width; 0: 4 width in gpt, 8/3 width up to a multiple of 256 in llama
-  double norm_epsilon = 1e-5;
-  bool bias = true;           // gpt: of linear layers and norms
-  std::string gelu = "tanh";  // gpt: or exact
-  double rope_base = 10000;   // llama
 };
+
+// Options that several files declare or read.
+namespace option {
+inline const Option width{"width", 200, "units of a layer, and of a token's embedding", 1, 1e5},
+    layers{"layers", 2, "layers: of LSTM, of attention", 1, 1000},
+    tied{"tied", false, "the output layer has the embedding's weight; gpt's always has"},
+    context{"context", 0, "positions; 0: data.sequence_length, which may not be more", 0, 1e7};
+}  // namespace option
 
 using ModelFactory = ModulePtr (*)(ParameterStore& store, const ModelOptions& options);
 inline Registry<ModelFactory>& models() {
@@ -42,12 +40,13 @@ inline Registry<ModelFactory>& models() {
 inline void add_model(const std::string& name, const std::string& help, ModelFactory factory) {
   models().add(name, help, factory);
 }
-// A Net is made of a store and options.
+// A Net is made of a store and options; it has the options of its own that it declares here.
 template <class Net>
-void add_model(const std::string& name, const std::string& help) {
-  add_model(name, help, [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
+void add_model(const std::string& name, const std::string& help, std::vector<Option> own = {}) {
+  const auto make = [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
     return std::make_unique<Net>(store, options);
-  });
+  };
+  models().add(name, help, make, std::move(own));
 }
 
 // Throws UserError if a sample is no image of at least `least` x `least` pixels.

@@ -35,15 +35,30 @@ Initializer normal(float std) {
   };
 }
 
+const Option kHeads{"heads", 4, "heads of attention; they divide model.width", 1, 1e4};
+const Option kKvHeads{"kv_heads", 0, "heads of keys and values; they divide model.heads; 0: as many", 0, 1e4};
+const Option kFeedForward{
+    "feed_forward", 0,
+    "width of the feed-forward layers; 0: 4 model.width in gpt, 8/3 to a multiple of 256 in llama", 0, 1e6};
+const Option kBias{"bias", true, "linear layers and norms have biases; false: as nanoGPT's"};
+const Option kGelu{.name = "gelu",
+                   .standard = "tanh",
+                   .help = "GELU by tanh, as GPT-2's, or exact, as nanoGPT's",
+                   .choices = {"tanh", "exact"}};
+const Option kNormEpsilon{"norm_epsilon", 1e-5, "added to the variance in norms", 0, 1, /*above=*/true};
+const Option kRopeBase{"rope_base", 1e4, "base of the rotary positions' angles", 1, 1e9, /*above=*/true};
+
 // Throws UserError for keys that do not go together.
 struct Sizes {
   explicit Sizes(const ModelOptions& options)
       : tokens(options.outputs),
-        width(options.width),
-        heads(options.heads),
-        kv_heads(options.kv_heads > 0 ? options.kv_heads : options.heads),
+        width(options.get<int>(option::width)),
+        heads(options.get<int>(kHeads)),
+        kv_heads(options.get<int>(kKvHeads)),
         window(options.input[0]),
-        context(options.context > 0 ? options.context : window) {
+        context(options.get<int>(option::context)) {
+    if (kv_heads == 0) kv_heads = heads;
+    if (context == 0) context = window;
     if (width % heads != 0)
       throw UserError(fmt::format("model.heads: {} heads do not divide model.width={}", heads, width));
     if (heads % kv_heads != 0)
@@ -105,21 +120,21 @@ class Gpt final : public Transformer {
  public:
   Gpt(ParameterStore& store, const ModelOptions& options)
       : sizes_(options),
-        exact_(options.gelu == "exact"),
-        epsilon_(static_cast<float>(options.norm_epsilon)),
+        exact_(options.get<std::string>(kGelu) == "exact"),
+        epsilon_(static_cast<float>(options.get<double>(kNormEpsilon))),
         dropout_(static_cast<float>(options.dropout)) {
     if (sizes_.kv_heads != sizes_.heads)
       throw UserError("model.kv_heads: gpt has a key-value head for each head; choose llama");
     const std::int64_t width = sizes_.width;
-    const std::int64_t hidden = options.feed_forward > 0 ? options.feed_forward : 4 * width;
-    const float end_std = kInitStd / std::sqrt(2.0f * static_cast<float>(options.layers));
-    const bool bias = options.bias;
+    const std::int64_t given = options.get<int>(kFeedForward), hidden = given > 0 ? given : 4 * width;
+    const float end_std = kInitStd / std::sqrt(2.0f * static_cast<float>(options.get<int>(option::layers)));
+    const bool bias = options.get<bool>(kBias);
     const auto table = [&](const char* name, std::int64_t rows) {
       return &store.add(name, {rows, width}, normal(kInitStd)).mark_outer();
     };
     embedding_ = head_ = table("wte.weight", sizes_.tokens);
     positions_ = table("wpe.weight", sizes_.context);
-    for (int i = 0; i < options.layers; ++i) {
+    for (int i = 0; i < options.get<int>(option::layers); ++i) {
       const std::string name = fmt::format("h.{}.", i);
       // In the order of the forward pass, which is that of the braces.
       layers_.push_back(Layer{Norm(store, name + "ln_1", width, bias),
@@ -183,14 +198,15 @@ class Llama final : public Transformer {
  public:
   Llama(ParameterStore& store, const ModelOptions& options)
       : sizes_(options),
-        epsilon_(static_cast<float>(options.norm_epsilon)),
-        base_(static_cast<float>(options.rope_base)) {
+        epsilon_(static_cast<float>(options.get<double>(kNormEpsilon))),
+        base_(static_cast<float>(options.get<double>(kRopeBase))) {
     if (sizes_.head() % 2 != 0 || sizes_.head() > kMostOfRope)
       throw UserError(
           fmt::format("model.heads: heads of {} elements, and rotary positions take an even number up to {}",
                       sizes_.head(), kMostOfRope));
     const std::int64_t width = sizes_.width, mixed = sizes_.heads * sizes_.head();
-    const std::int64_t hidden = options.feed_forward > 0 ? options.feed_forward : default_hidden(width);
+    const std::int64_t given = options.get<int>(kFeedForward),
+                       hidden = given > 0 ? given : default_hidden(width);
     const auto norm = [&](const std::string& name) {
       return &store.add(name + ".weight", {width}, constant(1.0f));
     };
@@ -198,7 +214,7 @@ class Llama final : public Transformer {
       return &store.add(name, {sizes_.tokens, width}, normal(kInitStd)).mark_outer();
     };
     embedding_ = table("embed_tokens.weight");
-    for (int i = 0; i < options.layers; ++i) {
+    for (int i = 0; i < options.get<int>(option::layers); ++i) {
       const std::string name = fmt::format("layers.{}.", i);
       layers_.push_back(Layer{norm(name + "input_layernorm"),
                               {store, name + "self_attn.qkv_proj", width, sizes_.qkv(), false},
@@ -208,7 +224,7 @@ class Llama final : public Transformer {
                               {store, name + "mlp.down_proj", hidden, width, false}});
     }
     norm_ = norm("norm");
-    head_ = options.tied ? embedding_ : table("lm_head.weight");
+    head_ = options.get<bool>(option::tied) ? embedding_ : table("lm_head.weight");
   }
 
  private:
@@ -247,12 +263,15 @@ class Llama final : public Transformer {
 };
 
 const bool gpt_registered =
-    (add_model<Gpt>("gpt",
-                    "GPT-2: model.layers of model.width, model.heads, model.context, for texts and tokens"),
+    (add_model<Gpt>(
+         "gpt", "GPT-2: model.layers of model.width, model.heads, model.context, for texts and tokens",
+         {option::width, option::layers, kHeads, option::context, kFeedForward, kBias, kGelu, kNormEpsilon}),
      true);
 const bool llama_registered =
     (add_model<Llama>("llama",
-                      "Llama: RMS norm, SwiGLU, rotary positions, model.kv_heads, for texts and tokens"),
+                      "Llama: RMS norm, SwiGLU, rotary positions, model.kv_heads, for texts and tokens",
+                      {option::width, option::layers, option::tied, kHeads, kKvHeads, option::context,
+                       kFeedForward, kNormEpsilon, kRopeBase}),
      true);
 
 }  // namespace

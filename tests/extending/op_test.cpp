@@ -38,7 +38,9 @@ TEST_CASE("the example op agrees with the formula, forward and backward, in ever
 
 TEST_CASE("the example model trains with the example op") {
   ParameterStore store;
-  const ModulePtr model = make_model("swish_net", store, {.input = {1, 4, 4}, .outputs = 3});
+  ModelOptions options;
+  options.input = {1, 4, 4}, options.outputs = 3;
+  const ModulePtr model = make_model("swish_net", store, options);
   ParameterArena& arena = store.build([](const Parameter&) { return true; }, 1);
   const Variable x(Tensor::from(random_values(30 * 16, 3), {30, 1, 4, 4}));
   std::vector<std::int32_t> labels(30);

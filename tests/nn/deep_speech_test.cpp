@@ -11,8 +11,8 @@ ModelOptions speech_options(std::int64_t frames, std::int64_t width, std::int64_
   ModelOptions options;
   options.input = {1, 161, frames};
   options.outputs = 29;
-  options.width = width;
-  options.layers = layers;
+  options.set("width", static_cast<int>(width));
+  options.set("layers", static_cast<int>(layers));
   return options;
 }
 

@@ -14,8 +14,8 @@ ModelOptions lm_options(std::int64_t tokens, std::int64_t width, bool tied) {
   ModelOptions options;
   options.input = {4, 1, 1};
   options.outputs = tokens;
-  options.width = width;
-  options.tied = tied;
+  options.set("width", static_cast<int>(width));
+  options.set("tied", tied);
   options.batch = 3;
   options.dropout = 0;
   return options;
@@ -55,7 +55,7 @@ TEST_CASE("LSTM language models have the published number of parameters, untied 
 TEST_CASE("the gradient of every parameter of the language model is the loss's slope, tied and untied") {
   for (const bool tied : {false, true}) {
     ModelOptions options = lm_options(11, 6, tied);
-    options.init_uniform = 0.8f;
+    options.set("init_uniform", 0.8);
     BuiltLm lm(options);
     const auto loss_value = [&] {
       lm.store.reset_states();
@@ -113,7 +113,7 @@ TEST_CASE("the language model begins as PyTorch's does, or uniform as model.init
   CHECK(greatest(own.store, "encoder.weight") == Approx(0.1).epsilon(0.02));
   CHECK(greatest(own.store, "rnn.weight_hh_l1") == Approx(0.2).epsilon(0.02));
   CHECK(greatest(own.store, "decoder.bias") == 0.0f);
-  options.init_uniform = 0.05f;
+  options.set("init_uniform", 0.05);
   BuiltLm given(options);
   for (const char* name :
        {"encoder.weight", "rnn.weight_ih_l0", "rnn.bias_hh_l1", "decoder.weight", "decoder.bias"})

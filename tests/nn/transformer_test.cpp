@@ -20,7 +20,8 @@ ModelOptions options_of(std::int64_t tokens, int layers, int heads, int width, i
   ModelOptions options;
   options.input = {kSteps, 1, 1};
   options.outputs = tokens;
-  options.layers = layers, options.heads = heads, options.width = width, options.context = context;
+  options.set("layers", layers), options.set("heads", heads), options.set("width", width),
+      options.set("context", context);
   options.dropout = 0;
   return options;
 }
@@ -29,7 +30,7 @@ ModelOptions tiny() {
 }
 ModelOptions grouped() {
   ModelOptions options = options_of(kTokens, 2, 4, 16, 6);
-  options.kv_heads = 2, options.feed_forward = 12;
+  options.set("kv_heads", 2), options.set("feed_forward", 12);
   return options;
 }
 
@@ -79,11 +80,11 @@ TEST_CASE("transformers have the published number of parameters") {
   CHECK(count("gpt", options_of(50257, 24, 16, 1024, 1024)) == 354823168);
   CHECK(count("gpt", options_of(50257, 48, 25, 1600, 1024)) == 1557611200);
   ModelOptions characters = options_of(65, 4, 4, 128, 64);  // nanoGPT's on a CPU
-  characters.bias = false;
+  characters.set("bias", false);
   CHECK(count("gpt", characters) == 804096);
   CHECK(count("llama", options_of(32000, 32, 32, 4096, 2048)) == 6738415616);
   ModelOptions tiny_llama = options_of(32000, 22, 32, 2048, 2048);  // TinyLlama 1.1B: grouped heads
-  tiny_llama.kv_heads = 4, tiny_llama.feed_forward = 5632;
+  tiny_llama.set("kv_heads", 4), tiny_llama.set("feed_forward", 5632);
   CHECK(count("llama", tiny_llama) == 1100048384);
 }
 
@@ -117,7 +118,7 @@ TEST_CASE(
 
 TEST_CASE("the gradient of every parameter of a transformer is the loss's slope") {
   ModelOptions nano = tiny(), tied = grouped();
-  nano.bias = false, nano.gelu = "exact", tied.tied = true;
+  nano.set("bias", false), nano.set("gelu", "exact"), tied.set("tied", true);
   for (const auto& [name, options] : std::vector<std::pair<std::string, ModelOptions>>{
            {"gpt", tiny()}, {"gpt", nano}, {"llama", grouped()}, {"llama", tied}}) {
     Built built(name, options);
@@ -171,7 +172,7 @@ TEST_CASE("a transformer's logits do not depend on later tokens or other sequenc
 TEST_CASE(
     "a transformer's gradient of two accumulated passes is the mean of theirs, the shared weight's too") {
   ModelOptions tied = grouped();
-  tied.tied = true;
+  tied.set("tied", true);
   for (const auto& [name, options] :
        std::vector<std::pair<std::string, ModelOptions>>{{"gpt", tiny()}, {"llama", tied}}) {
     Built built(name, options);
@@ -231,12 +232,13 @@ TEST_CASE("a transformer refuses heads that do not divide, and a window beyond i
     ParameterStore store;
     CHECK_THROWS_AS(make_model(name, store, options), UserError);
   };
-  refused("gpt", [](ModelOptions& o) { o.heads = 3; });
-  refused("gpt", [](ModelOptions& o) { o.context = kSteps - 1; });
-  refused("gpt", [](ModelOptions& o) { o.kv_heads = 1; });
-  refused("llama", [](ModelOptions& o) { o.heads = 4, o.kv_heads = 3; });
-  refused("llama", [](ModelOptions& o) { o.heads = 8; });                 // heads of one element
-  refused("llama", [](ModelOptions& o) { o.heads = 1, o.width = 514; });  // longer than rope() takes
+  refused("gpt", [](ModelOptions& o) { o.set("heads", 3); });
+  refused("gpt", [](ModelOptions& o) { o.set("context", static_cast<int>(kSteps - 1)); });
+  refused("gpt", [](ModelOptions& o) { o.set("kv_heads", 1); });
+  refused("llama", [](ModelOptions& o) { o.set("heads", 4), o.set("kv_heads", 3); });
+  refused("llama", [](ModelOptions& o) { o.set("heads", 8); });  // heads of one element
+  refused("llama",
+          [](ModelOptions& o) { o.set("heads", 1), o.set("width", 514); });  // longer than rope() takes
   for (const char* name : {"gpt", "llama"})  // longer than attention() takes on a GPU
-    refused(name, [](ModelOptions& o) { o.heads = 1, o.width = 258, o.on_gpu = true; });
+    refused(name, [](ModelOptions& o) { o.set("heads", 1), o.set("width", 258), o.on_gpu = true; });
 }

@@ -162,11 +162,11 @@ TEST_CASE("the architecture of first weights: a key that is not given has their 
     CHECK(loaded.problems.empty());
     const Config::Model& model = loaded.config.model;
     CHECK(model.name == "gpt");
-    CHECK(model.layers == 1);
-    CHECK(model.heads == 2);
-    CHECK(model.context == 12);
-    CHECK(model.norm_epsilon == 1e-3);
-    CHECK(model.gelu == "exact");
+    CHECK(model.given<int>("layers") == 1);
+    CHECK(model.given<int>("heads") == 2);
+    CHECK(model.given<int>("context") == 12);
+    CHECK(model.given<double>("norm_epsilon") == 1e-3);
+    CHECK(model.given<std::string>("gelu") == "exact");
     CHECK(model.dropout == 0.5);  // is the training's
     CHECK(dump_yaml(loaded.config, false, loaded.origins).find("heads: 2  # model.init_from") !=
           std::string::npos);
@@ -180,7 +180,7 @@ TEST_CASE("the architecture of first weights: a key that is not given has their 
           {std::string(key).substr(0, std::string(key).find('=')), "(command line)", "leave the key out"}));
     // Tensors' shapes say so themselves, and of another model's file nothing is taken.
     CHECK(load({"model.width=64"}).problems.empty());
-    CHECK(load({"model.name=lstm_lm"}).config.model.heads == 4);
+    CHECK(key_value(*find_key("model.heads"), load({"model.name=lstm_lm"}).config) == "4");
   }
 }
 
@@ -196,8 +196,8 @@ TEST_CASE("the architecture of first weights with Hugging Face's config.json bes
   const LoadedConfig loaded = load(llama, {});
   CHECK(loaded.problems.empty());
   CHECK(loaded.config.model.name == "llama");
-  CHECK(loaded.config.model.kv_heads == 2);
-  CHECK(loaded.config.model.rope_base == 5e5);
+  CHECK(loaded.config.model.given<int>("kv_heads") == 2);
+  CHECK(loaded.config.model.given<double>("rope_base") == 5e5);
   CHECK(user_error([&] { throw_problems(load(llama, {"model.rope_base=10000"}).problems); },
                    {"model.rope_base: 10000", "config.json has 5e5"}));
   CHECK(

@@ -209,11 +209,12 @@ void adopt_architecture(LoadedConfig& loaded, const std::map<std::string, std::s
   }
   if (given("model.name") && loaded.config.model.name != weights.model.name) return;  // other tensors
   const auto length = stated.find("data.sequence_length");
-  if (weights.model.context == 0 && length != stated.end())
+  if (weights.model.get<int>(option::context) == 0 && length != stated.end())
     set_key(*find_key("model.context"), {.items = {length->second}}, weights);
-  if (weights.model.kv_heads == weights.model.heads) weights.model.kv_heads = 0;
-
   const std::string as_many = key_value(*find_key("model.heads"), weights);
+  if (const Key& key = *find_key("model.kv_heads"); key_value(key, weights) == as_many)
+    set_key(key, {.items = {"0"}}, weights);
+
   for (const auto& [name, value] : stated) {
     if (shapes.count(name) + in_no_shape.count(name) == 0) continue;
     const Key& key = *find_key(name);

@@ -1,6 +1,6 @@
 #pragma once
 // The configuration of a run. Every key is declared once, as an Option (nn/base/registry.h). Keys of single
-// methods (compress.mu) are declared where the method is registered. All others have their default in
+// methods and models (compress.mu) are declared where these are registered. All others have their default in
 // `Config`, and name, range or choices and one line of help in train/config/config_keys.cpp. The parser,
 // --help, --validate, the effective config in the run directory and `--list keys-markdown` all come from
 // config_keys().

@@ -1,9 +1,10 @@
 // The table of keys. Adding one takes a member of Config, or of the options that a section of it is, and a
-// row here; a key of one method is declared where the method is registered.
+// row here; a key of one method or model is declared where that is registered.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <list>
 
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
@@ -35,35 +36,6 @@ std::vector<Key> run_keys() {
       number("model.dropout", at<m, &Model::dropout>, 0, 0.99, "dropout rate, in models that have dropout"),
       number("model.hidden", at<m, &Model::hidden>, 1, 1e6, "widths of the hidden layers of mlp")
           .used_by({"mlp"}),
-      number("model.width", at<m, &Model::width>, 1, 1e5, "units of a layer, and of a token's embedding")
-          .of({"lstm_lm", "deep_speech", "gpt", "llama"}),
-      number("model.layers", at<m, &Model::layers>, 1, 1000, "layers: of LSTM, of attention")
-          .of({"lstm_lm", "deep_speech", "gpt", "llama"}),
-      flag("model.tied", at<m, &Model::tied>, "the output layer has the embedding's weight; gpt's always has")
-          .of({"lstm_lm", "llama"}),
-      number("model.heads", at<m, &Model::heads>, 1, 1e4, "heads of attention; they divide model.width")
-          .of({"gpt", "llama"}),
-      number("model.kv_heads", at<m, &Model::kv_heads>, 0, 1e4,
-             "heads of keys and values; they divide model.heads; 0: as many")
-          .of({"llama"}),
-      number("model.context", at<m, &Model::context>, 0, 1e7,
-             "positions; 0: data.sequence_length, which may not be more")
-          .of({"gpt", "llama"}),
-      number("model.feed_forward", at<m, &Model::feed_forward>, 0, 1e6,
-             "width of the feed-forward layers; 0: 4 model.width in gpt, 8/3 to a multiple of 256 in llama")
-          .of({"gpt", "llama"}),
-      flag("model.bias", at<m, &Model::bias>, "linear layers and norms have biases; false: as nanoGPT's")
-          .of({"gpt"}),
-      text("model.gelu", at<m, &Model::gelu>, "GELU by tanh, as GPT-2's, or exact, as nanoGPT's",
-           {"tanh", "exact"})
-          .of({"gpt"}),
-      above("model.norm_epsilon", at<m, &Model::norm_epsilon>, 0, 1, "added to the variance in norms")
-          .of({"gpt", "llama"}),
-      above("model.rope_base", at<m, &Model::rope_base>, 1, 1e9, "base of the rotary positions' angles")
-          .of({"llama"}),
-      number("model.init_uniform", at<m, &Model::init_uniform>, 0, 10,
-             "first values of all parameters are uniform in +- this; 0: those of PyTorch's language model")
-          .of({"lstm_lm"}),
       text("model.init_from", at<m, &Model::init_from>,
            "safetensors file with the first weights and statistics; empty: drawn by the seed"),
       text("model.reinit", at<m, &Model::reinit>,
@@ -259,31 +231,30 @@ std::vector<Key> method_keys() {
   };
 }
 
-// Keys of single methods, from their registrations. Methods that share an option declare it alike.
-std::vector<Key> declared_keys() {
-  std::vector<Row> rows;  // by the options' own names
-  for (const RegisteredNames* registry : std::initializer_list<const RegisteredNames*>{
-           &memories(), &selectors(), &index_codecs(), &value_codecs(), &compressors()})
-    for (const std::string& name : registry->names())
+// Keys of single models or methods, from their registrations. Entries that share an option declare it alike.
+template <auto Section>
+std::vector<Key> declared_keys(const std::string& section,
+                               const std::vector<const RegisteredNames*>& registries) {
+  std::list<Row> rows;  // by the options' own names
+  for (const RegisteredNames* registry : registries)
+    for (const std::string& name : registry->names()) {
+      auto next = rows.end();  // an entry's options keep their order
       for (const Option& option : registry->options(name)) {
-        auto row =
-            std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.name == option.name; });
-        if (row == rows.end()) {
-          row = rows.emplace(row);
-          static_cast<Option&>(*row) = option;
-        }
+        auto row = std::ranges::find(rows, option.name, &Row::name);
+        if (row == rows.end()) static_cast<Option&>(*(row = rows.emplace(next))) = option;
+        next = std::next(row);
         TOPKNOT_CHECK(
             static_cast<const Option&>(*row) == option,
-            fmt::format("{} declares compress.{} otherwise than {}", name, option.name, row->users[0]));
-        if (std::find(row->users.begin(), row->users.end(), name) == row->users.end())
-          row->users.push_back(name);
+            fmt::format("{} declares {}.{} otherwise than {}", name, section, option.name, row->users[0]));
+        if (std::ranges::count(row->users, name) == 0) row->users.push_back(name);
       }
+    }
   std::vector<Key> keys;
   for (Row& row : rows) {
     row.ref = [option = Option(row)](Config& config) {
-      return std::visit([](auto& value) -> KeyRef { return &value; }, config.compress.at(option));
+      return std::visit([](auto& value) -> KeyRef { return &value; }, (config.*Section).at(option));
     };
-    row.name = "compress." + row.name;
+    row.name = section + "." + row.name;
     keys.push_back(row.of(row.users));
   }
   return keys;
@@ -293,8 +264,11 @@ std::vector<Key> declared_keys() {
 
 const std::vector<Key>& config_keys() {
   static const std::vector<Key> keys = [] {
-    std::vector<Key> all;
-    for (const auto& part : {run_keys(), method_keys(), declared_keys(), machine_keys()})
+    std::vector<Key> all = run_keys(), own = declared_keys<&Config::model>("model", {&models()});
+    all.insert(std::ranges::find(all, "model.init_from", &Key::name), own.begin(), own.end());
+    own = declared_keys<&Config::compress>(
+        "compress", {&memories(), &selectors(), &index_codecs(), &value_codecs(), &compressors()});
+    for (const auto& part : {method_keys(), own, machine_keys()})
       all.insert(all.end(), part.begin(), part.end());
     return all;
   }();

@@ -20,7 +20,9 @@ namespace {
 
 struct Model {
   explicit Model(const std::string& name, std::int64_t outputs = 10, std::uint64_t seed = 1) {
-    module = make_model(name, store, {.input = {3, 8, 8}, .outputs = outputs, .hidden = {4}});
+    ModelOptions options;
+    options.input = {3, 8, 8}, options.outputs = outputs, options.hidden = {4};
+    module = make_model(name, store, options);
     store.build([](const Parameter& p) { return p.shape().rank() > 1; }, seed);
   }
   ParameterStore store;

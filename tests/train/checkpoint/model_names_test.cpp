@@ -17,15 +17,15 @@ namespace {
 ModelOptions small(const std::string& name) {
   ModelOptions options;
   options.input = {4, 1, 1}, options.outputs = 11;
-  options.layers = 2, options.width = 8, options.heads = 4, options.context = 6;
-  if (name == "llama") options.kv_heads = 2, options.feed_forward = 12;
+  options.set("layers", 2), options.set("width", 8), options.set("heads", 4), options.set("context", 6);
+  if (name == "llama") options.set("kv_heads", 2), options.set("feed_forward", 12);
   return options;
 }
 // As lab/torch-fixtures makes them.
 ModelOptions of_fixture(const std::string& name) {
   ModelOptions options = small(name);
-  options.input = {7, 1, 1}, options.outputs = 13, options.width = 16, options.context = 8;
-  if (name == "llama") options.feed_forward = 24;
+  options.input = {7, 1, 1}, options.outputs = 13, options.set("width", 16), options.set("context", 8);
+  if (name == "llama") options.set("feed_forward", 24);
   options.dropout = 0;
   return options;
 }
@@ -223,7 +223,9 @@ TEST_CASE("a llama's file without one of the three projections is refused with t
 
 TEST_CASE("Hugging Face's names are for transformers; other models' tensors stay as they are") {
   ParameterStore store;
-  const ModulePtr module = make_model("mlp", store, {.input = {3, 8, 8}, .outputs = 10, .hidden = {4}});
+  ModelOptions options;
+  options.input = {3, 8, 8}, options.outputs = 10, options.hidden = {4};
+  const ModulePtr module = make_model("mlp", store, options);
   store.build([](const Parameter&) { return true; }, 1);
   const ModelCopy copy = copy_model(store);
   const std::vector<TensorView> tensors = model_tensors(store, copy);

@@ -429,12 +429,14 @@ TEST_CASE("a run directory is named by what the run is and by every key that dif
   CHECK(name({"output.dir=here", "seed=3"}) == "here");
 }
 
-TEST_CASE("a method's keys come from its registration, and a shared one names all its methods") {
+TEST_CASE("a method's or model's keys come from its registration, and a shared one names all its users") {
   CHECK(contains(help_text(), "  compress.mu=4"));
   CHECK(contains(find_key("compress.mu")->help, "regtopk: temperature"));
   CHECK(find_key("compress.rank")->users == std::vector<std::string>{"acpsgd", "powersgd"});
   CHECK(contains(list_text("compressors", "", 200),
                  "compress.mu=4: temperature of the regulariser (number, above 0, at most 1,000,000,000)"));
+  CHECK(find_key("model.tied")->users == std::vector<std::string>{"llama", "lstm_lm"});
+  CHECK(contains(list_text("models", "", 200), "model.heads=4: heads of attention; they divide model.width"));
   for (const NameList& list : name_lists())
     for (const std::string& name : list.registry.names()) {
       INFO(list.list << " " << name);
