@@ -89,6 +89,15 @@ std::string Dataset::where(std::int64_t index) const {
   return fmt::format("sample {}", index);
 }
 
+Option option::windows() {
+  return {.name = "windows",
+          .standard = "columns",
+          .help =
+              "the training windows: each row of the batch goes down a column of the text, and a recurrent "
+              "state goes on; or each begins at a token drawn at random, with a state of zeros",
+          .choices = {"columns", "random"}};
+}
+
 Registry<DatasetFactory>& datasets() {
   static Registry<DatasetFactory> registry("data set");
   return registry;

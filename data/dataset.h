@@ -26,28 +26,36 @@ enum class Task {
   transcription,  // a label sequence for a recording of any length; sample i + 1 is not shorter than sample i
 };
 
-// Options of data sets: the keys `data.*` of the same names. A set ignores those of other sets.
-struct DatasetOptions {
+// The keys `data.*` of all sets. A set declares those of its own where it is registered.
+struct DatasetOptions : OptionValues {
+  DatasetOptions() : OptionValues("data") {}
   std::string root;             // folder of the files; synthetic sets need none
   std::uint64_t seed = 1;       // synthetic sets: which world is drawn. Train and test differ under one seed
   std::int64_t train_size = 0;  // samples; 0: all of them, or the synthetic set's own default
   std::int64_t test_size = 0;   // as train_size, for the test split
-  int classes = 10;             // synthetic_images: 2 to 1000
-  int image_size = 0;           // images of any size: pixels per side, 8 to 512; 0: the set's own
-  int resize = 0;  // image_folder: the shorter side before the crop in the centre; 0: 256/224 of image_size
-  std::vector<double> mean, std;    // image_folder: of the channels, 1 or 3 values each; empty: ImageNet's
-  std::optional<double> noise;      // synthetic sets: none given means the set's own; 0 to 1
-  std::int64_t features = 64;       // synthetic_regression: inputs of a sample
-  std::int64_t targets = 1;         // synthetic_regression: outputs of a sample
-  int sequence_length = 35;         // text, tokens: tokens of a window
-  std::string tokens = "word";      // text: what a token is: word, byte or char
-  std::string token_type = "auto";  // tokens, files without a header: uint16 (auto), uint32 or int64
-  int vocabulary = 50257;           // tokens: ids are 0 to vocabulary - 1; GPT-2's
-  double bytes_per_token = 0;       // tokens: of the validation text, on average; 0: not known
+  std::int64_t features = 64;   // synthetic_regression: inputs of a sample
+  std::int64_t targets = 1;     // synthetic_regression: outputs of a sample
   // Language models: what vocabulary() gave, to encode and decode without files; such a set has no samples.
   std::optional<std::string> stored_vocabulary;
-  int max_bad_files = 0;  // of a rank; speech: recordings that may be left out when the set is made
 };
+
+// Options that several files declare or read.
+namespace option {
+inline const Option image_size{"image_size", 0,
+                               "height and width of synthetic_images (8 or more) and of image_folder's "
+                               "samples, in pixels; 0: 32 and 224",
+                               0, 512},
+    noise{"noise", std::optional<double>(),
+          "noise of synthetic data, as a standard deviation; auto: the data set's own", 0, 1},
+    sequence_length{"sequence_length", 35,
+                    "tokens of a step in each row of the batch, through which gradients go back", 1, 1e5},
+    max_bad_files{"max_bad_files", 0,
+                  "damaged files that a rank passes over: the next picture of the class stands in; a "
+                  "recording is left out, or one of nearly its length stands in; one more ends the run",
+                  0, 1e9};
+// data.windows, "columns" or "random": a function, because nvcc cannot read a constant with choices.
+Option windows();
+}  // namespace option
 
 class Checksum;
 class CounterRng;
@@ -150,12 +158,13 @@ using DatasetFactory = std::unique_ptr<Dataset> (*)(const DatasetOptions&, Split
 // files, options out of range.
 Registry<DatasetFactory>& datasets();
 
-// A Set is made of options and a split.
+// A Set is made of options and a split; it has the options of its own that it declares here.
 template <class Set>
-void add_dataset(const std::string& name, const std::string& help) {
-  datasets().add(name, help, [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
+void add_dataset(const std::string& name, const std::string& help, std::vector<Option> own = {}) {
+  const auto make = [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
     return std::make_unique<Set>(options, split);
-  });
+  };
+  datasets().add(name, help, make, std::move(own));
 }
 
 std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOptions& options, Split split);

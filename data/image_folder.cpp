@@ -192,20 +192,34 @@ std::vector<float> per_channel(const char* key, const std::vector<double>& given
   return values;
 }
 
+const Option kResize{
+    "resize", 0,
+    "pixels of the shorter side in evaluation, before the centre is cut out; 0: 256/224 of data.image_size",
+    0, 4096};
+const Option kMean{"mean", std::vector<double>(),
+                   "what is taken from each channel (or from all, one number), whose pixels are 0 to 1; []: "
+                   "0.485, 0.456, 0.406, ImageNet's",
+                   0, 1};
+const Option kStd{"std",
+                  std::vector<double>(),
+                  "what each channel is divided by then; []: 0.229, 0.224, 0.225, ImageNet's",
+                  0,
+                  10,
+                  /*above=*/true};
+
 class ImageFolder final : public Dataset {
  public:
   ImageFolder(const DatasetOptions& options, Split split)
-      : side_(options.image_size > 0 ? options.image_size : kUsualSide),
-        resize_(options.resize > 0
-                    ? options.resize
-                    : static_cast<int>(std::lround(double{kUsualResize} / kUsualSide * side_))) {
+      : side_(options.get<int>(option::image_size)), resize_(options.get<int>(kResize)) {
+    if (side_ == 0) side_ = kUsualSide;
+    if (resize_ == 0) resize_ = static_cast<int>(std::lround(double{kUsualResize} / kUsualSide * side_));
     if (resize_ < side_)
       throw UserError(fmt::format(
           "data.resize: {} is less than data.image_size ({}), which is cut out of it; give at least "
           "that, or 0",
           resize_, side_));
-    mean_ = per_channel("data.mean", options.mean, {0.485f, 0.456f, 0.406f});
-    std_ = per_channel("data.std", options.std, {0.229f, 0.224f, 0.225f});
+    mean_ = per_channel("data.mean", options.get<std::vector<double>>(kMean), {0.485f, 0.456f, 0.406f});
+    std_ = per_channel("data.std", options.get<std::vector<double>>(kStd), {0.229f, 0.224f, 0.225f});
     Ignored ignored, elsewhere;
     const bool training = split == Split::train;
     const auto train = class_names(options.root, "train", training ? ignored : elsewhere),
@@ -338,7 +352,8 @@ class ImageFolder final : public Dataset {
 const bool image_folder_registered =
     (add_dataset<ImageFolder>(
          "image_folder",
-         "pictures in a folder per class (ImageNet, Imagenette), read as they are needed; needs data.root"),
+         "pictures in a folder per class (ImageNet, Imagenette), read as they are needed; needs data.root",
+         {option::image_size, kResize, kMean, kStd, option::max_bad_files}),
      true);
 
 }  // namespace

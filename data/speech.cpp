@@ -46,7 +46,7 @@ class Speech final : public Dataset {
   Speech(const DatasetOptions& options, Split split) {
     const std::string file = split == Split::train ? "train.tsv" : "test.tsv";
     const std::string folder = find_data_folder("an4", options.root, {}, {file});
-    read(folder, find_data_file("an4", folder, {file}), options.max_bad_files);
+    read(folder, find_data_file("an4", folder, {file}), options.get<int>(option::max_bad_files));
     // The shortest first; those of one length in the manifest's order.
     std::stable_sort(utterances_.begin(), utterances_.end(),
                      [](const Utterance& a, const Utterance& b) { return a.samples < b.samples; });
@@ -142,7 +142,9 @@ class Speech final : public Dataset {
 };
 
 const bool speech_registered =
-    (add_dataset<Speech>("speech", "recordings with transcripts: train.tsv and test.tsv in data.root"), true);
+    (add_dataset<Speech>("speech", "recordings with transcripts: train.tsv and test.tsv in data.root",
+                         {option::max_bad_files}),
+     true);
 
 }  // namespace
 

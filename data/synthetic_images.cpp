@@ -133,26 +133,23 @@ class Painter {
   std::vector<float> canvas_;
 };
 
+const Option kClasses{"classes", 10, "of the pictures", 2, 1000};
+
 class SyntheticImages final : public Dataset {
  public:
   SyntheticImages(const DatasetOptions& options, Split split)
-      : classes_(options.classes),
-        side_(options.image_size > 0 ? options.image_size : kSide),
-        numel_(std::int64_t{kChannels} * side_ * side_) {
-    if (classes_ < 2 || classes_ > 1000)
-      throw UserError(
-          fmt::format("data.classes: {} is out of range; synthetic_images has 2 to 1000", classes_));
-    if (side_ < 8 || side_ > 512)
+      : classes_(options.get<int>(kClasses)), side_(options.get<int>(option::image_size)) {
+    if (side_ == 0) side_ = kSide;
+    numel_ = std::int64_t{kChannels} * side_ * side_;
+    if (side_ < 8)
       throw UserError(fmt::format(
           "data.image_size: {} is out of range; synthetic_images has sides of 8 to 512 pixels", side_));
-    const double noise = options.noise.value_or(0.08);
-    if (!(noise >= 0 && noise <= 1)) throw UserError("data.noise: synthetic_images takes 0 to 1");
     const std::int64_t wanted = split == Split::train ? options.train_size : options.test_size;
     size_ = wanted == 0 ? (split == Split::train ? 10000 : 2000) : limited_size(options, split, wanted);
     check_fits(split, size_, numel_);
     with_memory("the pictures of synthetic_images", static_cast<double>(size_ * numel_),
                 [&] { pictures_.resize(static_cast<std::size_t>(size_ * numel_)); });
-    Painter painter(noise, side_);
+    Painter painter(options.get<std::optional<double>>(option::noise).value_or(0.08), side_);
     for (std::int64_t n = 0; n < size_; ++n)
       painter.paint(CounterRng(options.seed, RngUse::dataset, static_cast<std::uint32_t>(n),
                                split == Split::train ? 0u : 1u),
@@ -173,14 +170,15 @@ class SyntheticImages final : public Dataset {
  private:
   const std::string name_ = "synthetic_images";
   int classes_, side_;
-  std::int64_t numel_, size_ = 0;  // numel_: bytes a picture
+  std::int64_t numel_ = 0, size_ = 0;  // numel_: bytes a picture
   std::vector<std::uint8_t> pictures_;
 };
 
 const bool synthetic_images_registered =
     (add_dataset<SyntheticImages>(
          "synthetic_images",
-         "textured patches in noise, 3 x 32 x 32 and 10 classes or as asked for; needs no files"),
+         "textured patches in noise, 3 x 32 x 32 and 10 classes or as asked for; needs no files",
+         {kClasses, option::image_size, option::noise}),
      true);
 
 }  // namespace

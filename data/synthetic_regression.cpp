@@ -18,14 +18,15 @@ constexpr std::uint32_t kTeacher = 0x7465;  // a stream number that no split use
 class SyntheticRegression final : public Dataset {
  public:
   SyntheticRegression(const DatasetOptions& options, Split split)
-      : features_(options.features), targets_(options.targets), noise_(options.noise.value_or(0.1)) {
+      : features_(options.features),
+        targets_(options.targets),
+        noise_(options.get<std::optional<double>>(option::noise).value_or(0.1)) {
     if (features_ < 1)
       throw UserError(
           fmt::format("synthetic_regression: a sample needs at least 1 input, not {}", features_));
     if (targets_ < 1)
       throw UserError(
           fmt::format("synthetic_regression: a sample needs at least 1 target, not {}", targets_));
-    if (!(noise_ >= 0 && noise_ <= 1)) throw UserError("data.noise: synthetic_regression takes 0 to 1");
     const std::int64_t wanted = split == Split::train ? options.train_size : options.test_size;
     size_ = wanted == 0 ? (split == Split::train ? 8192 : 2048) : limited_size(options, split, wanted);
 
@@ -76,7 +77,7 @@ class SyntheticRegression final : public Dataset {
 const bool synthetic_regression_registered =
     (add_dataset<SyntheticRegression>(
          "synthetic_regression",
-         "a noisy linear teacher on normal inputs; mean squared error, needs no files"),
+         "a noisy linear teacher on normal inputs; mean squared error, needs no files", {option::noise}),
      true);
 
 }  // namespace

@@ -31,6 +31,13 @@ constexpr std::int32_t kEndOfLine = 0, kUnknown = 1;
 constexpr char32_t kCodePoints = 0x110000;
 constexpr const char* kOneFile = "input.txt";
 
+const Option kTokens{.name = "tokens",
+                     .standard = "word",
+                     .help =
+                         "what a token is: a word, a byte, or a character of UTF-8 that the training "
+                         "text has",
+                     .choices = {"word", "byte", "char"}};
+
 struct TextFile {
   std::string path, content;
 };
@@ -42,7 +49,7 @@ struct Place {
 };
 
 Place find_text(const DatasetOptions& options) {
-  const bool words = options.tokens == "word";
+  const bool words = options.get<std::string>(kTokens) == "word";
   Place place{words ? "ptb" : "tiny-shakespeare", "", false};
   std::vector<std::string> names = {"ptb.train.txt", "train.txt"};
   if (!words) names.push_back(kOneFile);
@@ -212,13 +219,12 @@ Tokens by_character(const TextFile& training, const TextFile& source) {
 class Text final : public Dataset {
  public:
   Text(const DatasetOptions& options, Split split)
-      : token_name_(options.tokens == "char" ? "character" : options.tokens),
-        window_(options.sequence_length) {
-    if (window_ < 1) throw UserError(fmt::format("data.sequence_length: {} is not at least 1", window_));
+      : token_name_(options.get<std::string>(kTokens)), window_(options.get<int>(option::sequence_length)) {
+    if (token_name_ == "char") token_name_ = "character";
     const auto tokenised = [&](const TextFile& training, const TextFile& source) {
-      return options.tokens == "word"   ? by_word(training, source)
-             : options.tokens == "byte" ? by_byte(source)
-                                        : by_character(training, source);
+      return token_name_ == "word"   ? by_word(training, source)
+             : token_name_ == "byte" ? by_byte(source)
+                                     : by_character(training, source);
     };
     if (options.stored_vocabulary) {
       tokens_ = tokenised({"the stored vocabulary", *options.stored_vocabulary}, {});
@@ -253,8 +259,8 @@ class Text final : public Dataset {
           !place.one_file         ? ""
           : split == Split::train ? "the training part of "
                                   : "the validation part of ",
-          source.path, ids.size(), token_name_, options.tokens == "word" ? " with the ends of its lines" : "",
-          window_, token_name_));
+          source.path, ids.size(), token_name_, by_words() ? " with the ends of its lines" : "", window_,
+          token_name_));
   }
 
   const std::string& name() const override { return name_; }
@@ -329,7 +335,8 @@ class Text final : public Dataset {
   const std::string& text(std::int32_t token) const { return tokens_.texts[static_cast<std::size_t>(token)]; }
   std::int32_t token(std::int64_t i) const { return tokens_.ids[static_cast<std::size_t>(i)]; }
 
-  const std::string name_ = "text", token_name_;
+  const std::string name_ = "text";
+  std::string token_name_;
   std::int64_t window_;
   bool has_held_out_ = true;
   Tokens tokens_;
@@ -338,7 +345,8 @@ class Text final : public Dataset {
 const bool text_registered =
     (add_dataset<Text>("text",
                        "words, characters or bytes of a text (data.tokens), to predict the next: the Penn "
-                       "Treebank's files; train.txt, valid.txt and test.txt; or input.txt"),
+                       "Treebank's files; train.txt, valid.txt and test.txt; or input.txt",
+                       {option::sequence_length, kTokens, option::windows()}),
      true);
 
 }  // namespace

@@ -56,6 +56,19 @@ std::uint64_t number_at(const unsigned char* bytes, std::int64_t size) {
   return value;
 }
 
+const Option kTokenType{
+    .name = "token_type",
+    .standard = "auto",
+    .help =
+        "the type of tokens in files without a header; auto: uint16, and files that look wider are refused",
+    .choices = {"auto", "uint16", "uint32", "int64"}};
+const Option kVocabulary{"vocabulary", 50257,
+                         "how many different tokens the model has; a greater one in the files ends the run",
+                         2, 1e7};
+const Option kBytesPerToken{"bytes_per_token", 0.0,
+                            "mean bytes of the validation text per token, for bits per byte; 0: not known", 0,
+                            1e6};
+
 class Shard {
  public:
   // `first`: the number of its first token in the stream.
@@ -73,7 +86,7 @@ class Shard {
           fmt::format("'{}' holds no tokens: its first number, {}, is that of llm.c's evaluation sets, "
                       "weights or tokenizers; give files with 20240520, 20240801 or no header",
                       path_, magic));
-    const std::string& given = options.token_type;
+    const std::string given = options.get<std::string>(kTokenType);
     const bool known = given != "auto";
     if (const auto* format = std::ranges::find(kWithHeader, magic, &Format::magic);
         format != std::end(kWithHeader)) {
@@ -92,11 +105,12 @@ class Shard {
       if (!known) refuse_wider_type(begin);
       count_ = size_ / type_.bytes;
     }
-    if (!known && type_.bytes == kUint16.bytes && options.vocabulary > kUint16Values)
+    if (const int vocabulary = options.get<int>(kVocabulary);
+        !known && type_.bytes == kUint16.bytes && vocabulary > kUint16Values)
       throw UserError(fmt::format(
           "data.vocabulary: {} is more than the {} values of uint16, the type of '{}'; lower it, or give the "
           "file's own type in data.token_type",
-          options.vocabulary, kUint16Values, path_));
+          vocabulary, kUint16Values, path_));
   }
 
   std::int64_t first() const { return first_; }
@@ -235,10 +249,9 @@ std::vector<ShardName> shards_of(const std::string& root, const std::string& spl
 class TokenFiles final : public Dataset {
  public:
   TokenFiles(const DatasetOptions& options, Split split)
-      : window_(options.sequence_length),
-        vocabulary_(options.vocabulary),
-        bytes_per_token_(options.bytes_per_token) {
-    if (window_ < 1) throw UserError(fmt::format("data.sequence_length: {} is not at least 1", window_));
+      : window_(options.get<int>(option::sequence_length)),
+        vocabulary_(options.get<int>(kVocabulary)),
+        bytes_per_token_(options.get<double>(kBytesPerToken)) {
     if (options.stored_vocabulary) return;
     const std::string& root = options.root;
     if (root.empty())
@@ -333,9 +346,11 @@ class TokenFiles final : public Dataset {
 };
 
 const bool tokens_registered =
-    (add_dataset<TokenFiles>("tokens",
-                             "token files of a language model: train.bin and val.bin of nanoGPT, shards of "
-                             "llm.c"),
+    (add_dataset<TokenFiles>(
+         "tokens",
+         "token files of a language model: train.bin and val.bin of nanoGPT, shards of "
+         "llm.c",
+         {option::sequence_length, option::windows(), kTokenType, kVocabulary, kBytesPerToken}),
      true);
 
 }  // namespace

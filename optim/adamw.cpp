@@ -33,8 +33,9 @@ void adamw_update(const ArenaSlice& slice, float* first, float* second, const Ad
 class AdamW final : public Optimizer {
  public:
   AdamW(const OptimizerOptions& options, ParameterArena& arena)
-      : constants_{options.beta1.value_or(0.9), options.beta2.value_or(0.999), options.epsilon.value_or(1e-8),
-                   options.weight_decay},
+      : constants_{options.get<Given>(option::beta1).value_or(0.9),
+                   options.get<Given>(option::beta2).value_or(0.999),
+                   options.get<Given>(option::epsilon).value_or(1e-8), options.weight_decay},
         kernels_(*find_kernels<AdamwKernels>(arena.device().kind)),
         slices_(options, arena),
         first_(zeros_like(arena)),
@@ -52,6 +53,7 @@ class AdamW final : public Optimizer {
   std::vector<std::span<float>> state() override { return {span_of(first_), span_of(second_)}; }
 
  private:
+  using Given = std::optional<double>;
   const AdamwConstants constants_;
   const AdamwKernels& kernels_;
   ArenaSlices slices_;
@@ -61,7 +63,7 @@ class AdamW final : public Optimizer {
 const RegisterKernels<AdamwKernels> adamw_kernels(DeviceKind::cpu, {adamw_update});
 const bool adamw_registered =
     (optimizers().add("adamw", "AdamW: decoupled weight decay (PyTorch's semantics)",
-                      optimizer_type<AdamW, AdamwKernels>()),
+                      optimizer_type<AdamW, AdamwKernels>(), {option::beta1, option::beta2, option::epsilon}),
      true);
 
 }  // namespace

@@ -30,8 +30,6 @@
 
 #include "optim/muon.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -100,28 +98,37 @@ const Variant kVariants[] = {
      1e-8},
 };
 
-const Variant& find_variant(const std::string& name) {
-  for (const Variant& variant : kVariants)
-    if (name == variant.name) return variant;
-  throw UserError(
-      fmt::format("optimizer.variant: '{}' is none of {}", name, fmt::join(muon_variants(), ", ")));
-}
+const Option kVariant{.name = "variant",
+                      .standard = "jordan",
+                      .help = "which published program's numbers it has (docs/optim.md)",
+                      .choices = {"jordan", "moonshot", "muloco"}};
+const Option kMomentum{"muon_momentum", std::optional<double>(), "momentum of the matrices; auto: 0.95", 0,
+                       0.9999};
+const Option kAdamLr{
+    "adam_lr",
+    std::optional<double>(),
+    "learning rate of what is no matrix, by the schedule of optimizer.lr; auto: the variant's",
+    0,
+    1e6,
+    /*above=*/true};
 
 class Muon final : public Optimizer {
  public:
   Muon(const OptimizerOptions& options, ParameterArena& arena)
-      : variant_(find_variant(options.variant)),
+      : variant_(*std::ranges::find(kVariants, options.get<std::string>(kVariant), &Variant::name)),
         rule_(variant_.rule),
         adamw_constants_{
-            options.beta1.value_or(variant_.beta1), options.beta2.value_or(variant_.beta2),
-            options.epsilon.value_or(variant_.adam_epsilon), options.weight_decay,
-            options.adam_lr.value_or(variant_.adam_lr > 0 ? variant_.adam_lr : options.lr) / options.lr},
+            options.get<Given>(option::beta1).value_or(variant_.beta1),
+            options.get<Given>(option::beta2).value_or(variant_.beta2),
+            options.get<Given>(option::epsilon).value_or(variant_.adam_epsilon), options.weight_decay,
+            options.get<Given>(kAdamLr).value_or(variant_.adam_lr > 0 ? variant_.adam_lr : options.lr) /
+                options.lr},
         kernels_(*find_kernels<MuonKernels>(arena.device().kind)),
         adamw_(*find_kernels<AdamwKernels>(arena.device().kind)),
         slices_(options, arena),
         first_(zeros_like(arena)),
         second_(zeros_like(arena)) {
-    rule_.momentum = options.muon_momentum.value_or(rule_.momentum);
+    rule_.momentum = options.get<Given>(kMomentum).value_or(rule_.momentum);
     rule_.weight_decay = options.weight_decay;
     std::size_t scratch = 0;
     for (const Parameter* p : arena.parameters()) {
@@ -171,6 +178,7 @@ class Muon final : public Optimizer {
   std::vector<std::span<float>> state() override { return {span_of(first_), span_of(second_)}; }
 
  private:
+  using Given = std::optional<double>;
   // A matrix, or other parameters side by side.
   struct Part {
     std::size_t begin, end, rows;
@@ -190,15 +198,9 @@ class Muon final : public Optimizer {
 
 const bool muon_registered =
     (optimizers().add("muon", "Muon for the matrices inside a model, AdamW for all else",
-                      optimizer_type<Muon, MuonKernels>()),
+                      optimizer_type<Muon, MuonKernels>(),
+                      {option::beta1, option::beta2, option::epsilon, kVariant, kMomentum, kAdamLr}),
      true);
 
 }  // namespace
-
-std::vector<std::string> muon_variants() {
-  std::vector<std::string> names;
-  for (const Variant& variant : kVariants) names.emplace_back(variant.name);
-  return names;
-}
-
 }  // namespace topknot

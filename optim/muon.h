@@ -3,8 +3,6 @@
 
 #include <array>
 #include <cstddef>
-#include <string>
-#include <vector>
 
 #include "nn/base/host_device.h"
 #include "nn/core/step.h"
@@ -66,8 +64,5 @@ struct MuonRates {
       : rate(static_cast<float>(lr * shape_factor)), decay(static_cast<float>(1 - lr * rule.weight_decay)) {}
   float rate, decay;
 };
-
-// Names of the published variants, in the order of optim/muon.cpp's table.
-std::vector<std::string> muon_variants();
 
 }  // namespace topknot

@@ -62,12 +62,6 @@ void check_optimizer(const OptimizerOptions& options) {
   require(options.momentum >= 0 && options.momentum < 1, "momentum", "in [0, 1)", options.momentum);
   require(std::isfinite(options.weight_decay) && options.weight_decay >= 0, "weight_decay", "0 or greater",
           options.weight_decay);
-  for (const auto& [key, share] : {std::pair{"beta1", options.beta1}, std::pair{"beta2", options.beta2},
-                                   std::pair{"muon_momentum", options.muon_momentum}})
-    if (share) require(*share >= 0 && *share < 1, key, "in [0, 1)", *share);
-  for (const auto& [key, number] :
-       {std::pair{"epsilon", options.epsilon}, std::pair{"adam_lr", options.adam_lr}})
-    if (number) require(std::isfinite(*number) && *number > 0, key, "greater than 0", *number);
   if (options.nesterov && options.momentum == 0)
     throw UserError("optimizer.nesterov: needs optimizer.momentum above 0");
 }

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,21 +20,30 @@
 
 namespace topknot {
 
-// The keys of section `optimizer`.
-struct OptimizerOptions {
+// The keys of section `optimizer`. An optimizer declares those of its own where it is registered.
+struct OptimizerOptions : OptionValues {
+  OptimizerOptions() : OptionValues("optimizer") {}
   std::string name = "sgd";
   double lr = 0.1;            // base learning rate, > 0; the schedule starts from it
   double momentum = 0.0;      // sgd: in [0, 1)
   bool nesterov = false;      // sgd: needs momentum
   double weight_decay = 0.0;  // >= 0; of w, added to the averaged gradient (sgd) or taken from w
   bool decay_1d = false;      // whether 1-D parameters (biases, batch-norm scales) decay too
-  // adamw, and muon for what is no matrix: betas in [0, 1), epsilon > 0. Not given: 0.9, 0.999 and 1e-8 of
-  // PyTorch's AdamW; those of the variant.
-  std::optional<double> beta1 = {}, beta2 = {}, epsilon = {};
-  std::string variant = "jordan";            // muon: muon_variants()
-  std::optional<double> muon_momentum = {};  // muon: in [0, 1); not given: the variant's
-  std::optional<double> adam_lr = {};        // muon: AdamW's rate at `lr`, > 0; not given: the variant's
 };
+
+// Options that several files declare: AdamW's, which muon has for what is no matrix.
+namespace option {
+inline const Option beta1{"beta1", std::optional<double>(), "decay of the mean gradient; auto: 0.9", 0,
+                          0.9999},
+    beta2{"beta2", std::optional<double>(), "decay of the mean square; auto: adamw's 0.999, the variant's", 0,
+          0.999999},
+    epsilon{"epsilon",
+            std::optional<double>(),
+            "added to the square root of the mean square; auto: adamw's 1e-8, the variant's",
+            0,
+            1,
+            /*above=*/true};
+}  // namespace option
 
 class Optimizer {
  public:
@@ -100,7 +108,7 @@ inline std::span<float> span_of(Tensor& buffer) {
   return {buffer.data(), static_cast<std::size_t>(buffer.numel())};
 }
 
-// Throws UserError, naming the key, for values out of range or that contradict each other.
+// Throws UserError, naming the key, for shared values out of range or that contradict each other.
 void check_optimizer(const OptimizerOptions& options);
 
 // Throws as check_optimizer(), and for an unknown name or an optimizer that does not compute on the arena's

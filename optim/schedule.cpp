@@ -5,12 +5,32 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 #include "nn/base/check.h"
 #include "nn/base/text.h"
 
 namespace topknot {
 namespace {
+
+using Epochs = std::vector<double>;
+
+const Option kMilestones{"milestones", Epochs(), "epochs where the rate drops", 0, 1e6, /*above=*/true};
+const Option kFactors{"factors",
+                      std::vector<double>(),
+                      "the rate from each milestone on, over optimizer.lr, in place of schedule.gamma",
+                      0,
+                      1,
+                      /*above=*/true};
+const Option kGamma{"gamma",
+                    0.1,
+                    "factor at each milestone, in each epoch, or where the test loss has not fallen",
+                    0,
+                    1,
+                    /*above=*/true};
+const Option kDecayFrom{"decay_from", 1, "the first epoch, from 0, whose rate is multiplied", 0, 1e6};
+const Option kPatience{"patience", 0, "evaluations without a lower test loss that change nothing", 0, 1e6};
+const Option kMinLr{"min_lr", 0.0, "the rate at the end, the least rate", 0, 1e6};
 
 // The warm-up, shared by all; a schedule gives what follows it.
 class WarmedUp : public Schedule {
@@ -50,45 +70,78 @@ class Constant : public WarmedUp {
 
 class MultiStep : public WarmedUp {
  public:
-  using WarmedUp::WarmedUp;
+  MultiStep(const ScheduleOptions& options, double base)
+      : WarmedUp(options, base),
+        milestones_(options.get<Epochs>(kMilestones)),
+        factors_(options.get<std::vector<double>>(kFactors)),
+        gamma_(options.get<double>(kGamma)) {
+    check_milestones(options);
+    for (std::size_t i = 0; i < milestones_.size(); ++i) {
+      if (i > 0 && milestones_[i] == milestones_[i - 1])
+        throw UserError("schedule.milestones: " + short_text(milestones_[i]) + " stands twice");
+      if (milestones_[i] < options.warmup_epochs)
+        throw UserError("schedule.milestones: epoch " + short_text(milestones_[i]) +
+                        " lies within the warm-up; move it, or shorten schedule.warmup_epochs (" +
+                        short_text(options.warmup_epochs) + ")");
+    }
+    if (!factors_.empty() && factors_.size() != milestones_.size())
+      throw UserError(
+          fmt::format("schedule.factors: {} of them for {} of schedule.milestones; give one for each",
+                      factors_.size(), milestones_.size()));
+  }
 
  protected:
   double after_warmup(std::int64_t step, std::int64_t, std::int64_t steps_per_epoch,
                       std::int64_t) const override {
     double rate = base_;
-    for (std::size_t i = 0; i < options_.milestones.size(); ++i)
-      if (step >= in_steps(options_.milestones[i], steps_per_epoch))
-        rate = options_.factors.empty() ? rate * options_.gamma : base_ * options_.factors[i];
+    for (std::size_t i = 0; i < milestones_.size(); ++i)
+      if (step >= in_steps(milestones_[i], steps_per_epoch))
+        rate = factors_.empty() ? rate * gamma_ : base_ * factors_[i];
     return rate;
   }
+
+ private:
+  const Epochs milestones_;
+  const std::vector<double> factors_;
+  const double gamma_;
 };
 
 // base * gamma^n, where n epochs from decay_from on have begun.
 class Exponential : public WarmedUp {
  public:
-  using WarmedUp::WarmedUp;
+  Exponential(const ScheduleOptions& options, double base)
+      : WarmedUp(options, base),
+        gamma_(options.get<double>(kGamma)),
+        decay_from_(options.get<int>(kDecayFrom)) {}
 
  protected:
   double after_warmup(std::int64_t step, std::int64_t, std::int64_t steps_per_epoch,
                       std::int64_t) const override {
     const std::int64_t epoch = step / steps_per_epoch;
-    return base_ * std::pow(options_.gamma,
-                            static_cast<double>(std::max<std::int64_t>(0, epoch + 1 - options_.decay_from)));
+    return base_ * std::pow(gamma_, static_cast<double>(std::max<std::int64_t>(0, epoch + 1 - decay_from_)));
   }
+
+ private:
+  const double gamma_;
+  const int decay_from_;
 };
 
 // The rate drops if an evaluation's loss is not below the best one's, patience + 1 of them in a row.
 class Plateau : public WarmedUp {
  public:
-  using WarmedUp::WarmedUp;
+  Plateau(const ScheduleOptions& options, double base)
+      : WarmedUp(options, base),
+        gamma_(options.get<double>(kGamma)),
+        patience_(options.get<int>(kPatience)),
+        least_(options.get<double>(kMinLr)) {}
 
   void evaluated(double loss) override {
     if (loss < state_.best || (!state_.any && !std::isnan(loss))) {
       state_.best = loss, state_.any = true, state_.waited = 0;
       return;
     }
-    if (++state_.waited <= options_.patience) return;
-    state_.factor *= options_.gamma;
+    if (++state_.waited <= patience_) return;
+    state_.factor *= gamma_;
     state_.waited = 0;
   }
   PlateauState state() const override { return state_; }
@@ -96,10 +149,13 @@ class Plateau : public WarmedUp {
 
  protected:
   double after_warmup(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const override {
-    return std::max(options_.min_lr, base_ * state_.factor);
+    return std::max(least_, base_ * state_.factor);
   }
 
  private:
+  const double gamma_;
+  const int patience_;
+  const double least_;
   PlateauState state_;
 };
 
@@ -107,43 +163,28 @@ class Plateau : public WarmedUp {
 // and Hutter, SGDR, without restarts).
 class Cosine : public WarmedUp {
  public:
-  using WarmedUp::WarmedUp;
+  Cosine(const ScheduleOptions& options, double base)
+      : WarmedUp(options, base),
+        decay_steps_(options.get<std::int64_t>(option::decay_steps)),
+        last_(options.get<double>(kMinLr)) {}
 
  protected:
   double after_warmup(std::int64_t step, std::int64_t warmup, std::int64_t,
                       std::int64_t total_steps) const override {
-    const std::int64_t end = options_.decay_steps > 0 ? options_.decay_steps : total_steps;
+    const std::int64_t end = decay_steps_ > 0 ? decay_steps_ : total_steps;
     if (end <= warmup) return base_;
     const double done = static_cast<double>(std::min(step, end) - warmup) / static_cast<double>(end - warmup);
-    return options_.min_lr + (base_ - options_.min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * done));
+    return last_ + (base_ - last_) * 0.5 * (1.0 + std::cos(std::numbers::pi * done));
   }
+
+ private:
+  const std::int64_t decay_steps_;
+  const double last_;
 };
 
 template <class Kind>
 std::unique_ptr<Schedule> make(const ScheduleOptions& options, double base_lr) {
   return std::make_unique<Kind>(options, base_lr);
-}
-
-// Checks multistep's own conditions, beyond check_milestones().
-void check_steps(const ScheduleOptions& options) {
-  double last = 0;
-  for (double milestone : options.milestones) {
-    if (!(milestone > last) || !std::isfinite(milestone))
-      throw UserError("schedule.milestones must be ascending epochs above 0; " + short_text(milestone) +
-                      " follows " + short_text(last));
-    if (milestone < options.warmup_epochs)
-      throw UserError("schedule.milestones: epoch " + short_text(milestone) +
-                      " lies within the warm-up; move it, or shorten " + "schedule.warmup_epochs (" +
-                      short_text(options.warmup_epochs) + ")");
-    last = milestone;
-  }
-  if (!options.factors.empty() && options.factors.size() != options.milestones.size())
-    throw UserError(
-        fmt::format("schedule.factors: {} of them for {} of schedule.milestones; give one for each",
-                    options.factors.size(), options.milestones.size()));
-  for (double factor : options.factors)
-    if (!(factor > 0 && factor <= 1))
-      throw UserError("schedule.factors must be in (0, 1], not " + short_text(factor));
 }
 
 }  // namespace
@@ -154,26 +195,28 @@ Registry<ScheduleFactory>& schedules() {
 }
 
 void check_milestones(const ScheduleOptions& options) {
-  if (options.name == "multistep" && options.milestones.empty())
+  const Epochs milestones = options.get<Epochs>(kMilestones);
+  if (options.name == "multistep" && milestones.empty())
     throw UserError(
         "schedule.milestones: schedule.name=multistep needs the epochs where the rate drops, such as [81, "
         "122]");
-  if (!std::is_sorted(options.milestones.begin(), options.milestones.end()))
-    throw UserError("schedule.milestones: must rise");
+  if (!std::ranges::is_sorted(milestones)) throw UserError("schedule.milestones: must rise");
 }
 
 void check_warmup_steps(const ScheduleOptions& options, std::int64_t steps_per_epoch) {
-  if (options.name != "multistep" || options.milestones.empty()) return;
-  const double first = options.milestones.front() * static_cast<double>(steps_per_epoch);
+  const Epochs milestones = options.get<Epochs>(kMilestones);
+  if (options.name != "multistep" || milestones.empty()) return;
+  const double epoch = milestones.front(), first = epoch * static_cast<double>(steps_per_epoch);
   if (first < static_cast<double>(options.warmup_steps))
     throw UserError(
         fmt::format("schedule.milestones: epoch {} is step {:.0f} and lies within the warm-up; move it, or "
                     "shorten schedule.warmup_steps ({})",
-                    short_text(options.milestones.front()), first, options.warmup_steps));
+                    short_text(epoch), first, options.warmup_steps));
 }
 
 void check_min_lr(const ScheduleOptions& options, double base_lr) {
-  if (!(options.min_lr <= base_lr)) throw UserError("schedule.min_lr: must not exceed optimizer.lr");
+  if (!(options.get<double>(kMinLr) <= base_lr))
+    throw UserError("schedule.min_lr: must not exceed optimizer.lr");
 }
 
 std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double base_lr) {
@@ -188,19 +231,7 @@ std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double b
     throw UserError(
         fmt::format("schedule.warmup_steps: {}, and schedule.warmup_epochs is {}; give one of them",
                     options.warmup_steps, short_text(options.warmup_epochs)));
-  if (!(options.gamma > 0 && options.gamma <= 1))
-    throw UserError("schedule.gamma must be in (0, 1], not " + short_text(options.gamma));
-  if (!(options.min_lr >= 0))
-    throw UserError("schedule.min_lr must be 0 or greater, not " + short_text(options.min_lr));
   check_min_lr(options, base_lr);
-  if (options.decay_from < 0)
-    throw UserError(fmt::format("schedule.decay_from must be 0 or greater, not {}", options.decay_from));
-  if (options.decay_steps < 0)
-    throw UserError(fmt::format("schedule.decay_steps must be 0 or greater, not {}", options.decay_steps));
-  if (options.patience < 0)
-    throw UserError(fmt::format("schedule.patience must be 0 or greater, not {}", options.patience));
-  check_milestones(options);
-  if (options.name == "multistep") check_steps(options);
   return factory(options, base_lr);
 }
 
@@ -208,12 +239,13 @@ namespace {
 const bool schedule_registered =
     (schedules().add("constant", "the base rate throughout", make<Constant>),
      schedules().add("multistep", "times schedule.gamma, or schedule.factors, at each of schedule.milestones",
-                     make<MultiStep>),
+                     make<MultiStep>, {kMilestones, kFactors, kGamma}),
      schedules().add("exponential", "times schedule.gamma in each epoch from schedule.decay_from on",
-                     make<Exponential>),
-     schedules().add("plateau", "times schedule.gamma where the test loss has not fallen", make<Plateau>),
-     schedules().add("cosine", "half a cosine from the base rate to schedule.min_lr at the end",
-                     make<Cosine>),
+                     make<Exponential>, {kGamma, kDecayFrom}),
+     schedules().add("plateau", "times schedule.gamma where the test loss has not fallen", make<Plateau>,
+                     {kGamma, kPatience, kMinLr}),
+     schedules().add("cosine", "half a cosine from the base rate to schedule.min_lr at the end", make<Cosine>,
+                     {option::decay_steps, kMinLr}),
      true);
 }  // namespace
 

@@ -10,29 +10,26 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "nn/base/registry.h"
 
 namespace topknot {
 
-// The keys of section `schedule`.
-struct ScheduleOptions {
+// The keys of section `schedule`. A schedule declares those of its own where it is registered.
+struct ScheduleOptions : OptionValues {
+  ScheduleOptions() : OptionValues("schedule") {}
   std::string name = "constant";
-  std::vector<double> milestones;  // multistep: epochs at whose start the rate drops; ascending, > 0
-  std::vector<double>
-      factors;         // multistep: base times the last one that has begun, in place of gamma; empty or one
-                       // for each milestone, in (0, 1]
-  double gamma = 0.1;  // multistep, exponential, plateau: the factor of each drop, in (0, 1]
-  int decay_from = 1;  // exponential: the first epoch, from 0, whose rate is multiplied; >= 0
-  int patience = 0;    // plateau: evaluations without improvement that change nothing; >= 0
   // >= 0; the rate of the schedule proper counts from step 0 all the same, cosine's from the end of the
   // warm-up
   double warmup_epochs = 0.0;
   std::int64_t warmup_steps = 0;  // >= 0; in place of warmup_epochs
-  std::int64_t decay_steps = 0;   // cosine: steps after which the rate is min_lr; 0: those of the run
-  double min_lr = 0.0;            // cosine: the rate at the end; plateau: the least one; in [0, base]
 };
+
+namespace option {
+inline const Option decay_steps{"decay_steps", std::int64_t{0},
+                                "steps after which the rate is schedule.min_lr; 0: those of the run", 0,
+                                1e12};
+}  // namespace option
 
 // State of `plateau` after the evaluations so far.
 struct PlateauState {

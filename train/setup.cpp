@@ -162,9 +162,9 @@ LoaderOptions loader_options(const Config& config, const Dataset& data, bool tra
   options.shard = parse_shard_rule(config.data.shard);
   options.seed = config.seed;
   options.augment = train && resolve_augment(config.data.augment, data);
-  options.random_windows = config.data.windows == "random";
+  options.random_windows = config.data.get<std::string>(option::windows()) == "random";
   options.accumulate = config.train.accumulate;
-  options.max_bad_files = config.data.max_bad_files;
+  options.max_bad_files = config.data.get<int>(option::max_bad_files);
   options.train = train;
   options.stop_patience = stop_patience(config, options.stop_patience);
   return options;

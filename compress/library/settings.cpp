@@ -98,8 +98,12 @@ OptionValue parsed(const Option& option, const std::string& text) {
     if (!*flag && text != "false" && text != "0") refuse("must be true or false, not '" + text + "'");
   } else if (int* integer = std::get_if<int>(&value)) {
     number(*integer, "a whole number");
+  } else if (std::int64_t* wide = std::get_if<std::int64_t>(&value)) {
+    number(*wide, "a whole number");
   } else if (double* real = std::get_if<double>(&value)) {
     number(*real, "a number");
+  } else if (auto* optional = std::get_if<std::optional<double>>(&value)) {
+    if (text != "auto") number(optional->emplace(), "a number or auto");
   } else {
     value = text;
   }
@@ -134,8 +138,11 @@ void append_options(std::string& to, const std::vector<Option>& options) {
     to += ",\"default\":";
     if (const bool* flag = std::get_if<bool>(&option.standard)) to += *flag ? "true" : "false";
     if (const int* integer = std::get_if<int>(&option.standard)) to += std::to_string(*integer);
+    if (const auto* wide = std::get_if<std::int64_t>(&option.standard)) to += std::to_string(*wide);
     if (const double* real = std::get_if<double>(&option.standard)) to += format_number(*real);
     if (const auto* text = std::get_if<std::string>(&option.standard)) append_quoted(to, *text);
+    if (const auto* optional = std::get_if<std::optional<double>>(&option.standard))
+      to += *optional ? format_number(**optional) : "\"auto\"";
     to += ",\"help\":";
     append_quoted(to, option.help);
     if (option.least > -1e299) to += ",\"least\":" + format_number(option.least);

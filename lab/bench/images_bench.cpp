@@ -24,13 +24,15 @@ int run(int argc, char** argv) {
   DatasetOptions data;
   LoaderOptions options;
   options.batch_size = 64;
+  int size = 0;
   bool evaluation = false;
   CLI::App app("bench_images");
   app.add_option("root", data.root);
   app.add_option("--batch", options.batch_size);
-  app.add_option("--size", data.image_size);
+  app.add_option("--size", size);
   app.add_flag("--evaluation", evaluation);
   if (!parse_options(app, kUsage, argc, argv)) return 0;
+  data.set("image_size", size);
   options.augment = options.train = !evaluation;
   const auto dataset = make_dataset("image_folder", data, evaluation ? Split::test : Split::train);
   Loader loader(*dataset, options);

@@ -52,8 +52,10 @@ struct Options {
   bool reads_tokens() const { return transformer() || model == "lstm_lm"; }
   int items() const { return batch * (reads_tokens() ? window : 1); }
   OptimizerOptions optimizer() const {
-    if (transformer()) return {.name = "adamw", .weight_decay = 0.1, .beta2 = 0.99};
-    return {.momentum = 0.9, .weight_decay = 1e-4};
+    OptimizerOptions of;
+    of.momentum = 0.9, of.weight_decay = 1e-4;
+    if (transformer()) of.name = "adamw", of.weight_decay = 0.1, of.set("beta2", 0.99);
+    return of;
   }
 };
 

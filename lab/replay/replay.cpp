@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 // Only the shape of its samples and the number of classes are used.
 std::unique_ptr<Dataset> smallest_data(const Config& config) {
   DatasetOptions options = dataset_options(config);
-  options.sequence_length = 1;
+  options.set("sequence_length", 1);
   options.test_size = 2;  // a text needs the word after the first
   return make_dataset(config.data.name, options, Split::test);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 namespace topknot {
 namespace {
@@ -9,7 +10,12 @@ namespace {
 // The value in the option's own type, or a value of the wrong type as it is.
 OptionValue converted(const Option& option, const OptionValue& value) {
   const int* integer = std::get_if<int>(&value);
-  if (integer && std::holds_alternative<double>(option.standard)) return static_cast<double>(*integer);
+  if (integer && std::holds_alternative<std::int64_t>(option.standard)) return std::int64_t{*integer};
+  const bool optional = std::holds_alternative<std::optional<double>>(option.standard);
+  if (integer && (optional || std::holds_alternative<double>(option.standard)))
+    return converted(option, static_cast<double>(*integer));
+  const double* number = std::get_if<double>(&value);
+  if (number && optional) return std::optional(*number);
   return value;
 }
 
@@ -55,10 +61,22 @@ std::string choice_problem(const Option& option, const std::string& text) {
 std::string option_problem(const Option& option, const OptionValue& given) {
   const OptionValue value = converted(option, given);
   if (value.index() != option.standard.index()) return "has a value of another type";
-  if (const auto* text = std::get_if<std::string>(&value)) return choice_problem(option, *text);
-  if (const int* integer = std::get_if<int>(&value)) return number_problem(option, *integer);
-  if (const double* number = std::get_if<double>(&value)) return number_problem(option, *number);
-  return "";
+  return std::visit(
+      [&]<class T>(const T& it) -> std::string {
+        if constexpr (std::is_same_v<T, std::string>) {
+          return choice_problem(option, it);
+        } else if constexpr (std::is_same_v<T, std::optional<double>>) {
+          return it ? number_problem(option, *it) : "";
+        } else if constexpr (std::is_arithmetic_v<T>) {
+          return std::is_same_v<T, bool> ? "" : number_problem(option, static_cast<double>(it));
+        } else {
+          for (const auto entry : it)
+            if (const std::string problem = number_problem(option, entry); !problem.empty())
+              return "every entry " + problem;
+          return "";
+        }
+      },
+      value);
 }
 
 OptionValue OptionValues::checked(const Option& option) const {

@@ -2,7 +2,9 @@
 // Names to factories, and the options that whatever is registered declares for itself. A file registers what
 // it defines with one static object; registries are filled before main and only read afterwards.
 
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -15,22 +17,25 @@ namespace topknot {
 
 // An option's name, type, default, range and help stand in the file of what has it. Configuration keys,
 // --help, validation and the tables of docs/ are made from these declarations (Registry::options()); values
-// reach a factory as OptionValues. Keys that no single method owns are declared alike, in
-// train/config/config_keys.cpp.
-using OptionValue = std::variant<bool, int, double, std::string>;
+// reach a factory as OptionValues. Keys that nothing registered owns are declared alike, in
+// train/config/config_keys.cpp. An optional number that is not given is written "auto". Compressors, which a
+// library makes from texts, have no lists.
+using OptionValue = std::variant<bool, int, std::int64_t, double, std::string, std::optional<double>,
+                                 std::vector<int>, std::vector<double>>;
 
 struct Option {
   std::string name;           // "mu"; as a key, after the section of its registry: "compress.mu"
   OptionValue standard = {};  // the default; its alternative is the option's type
   std::string help;           // one line
-  double least = -1e300, greatest = 1e300;  // of numbers
+  double least = -1e300, greatest = 1e300;  // of numbers, those of a list too
   bool above = false;                       // least itself is excluded
   std::vector<std::string> choices = {};    // of text; empty: any text
 
   bool operator==(const Option&) const = default;
 };
 
-// "" if `value` fits, else what is wrong: "must be above 0, at most 100, not -1". An int fits a number.
+// "" if `value` fits, else what is wrong: "must be above 0, at most 100, not -1". An int fits any number, and a number
+// an optional one.
 std::string option_problem(const Option& option, const OptionValue& value);
 // The same of a number (NaN fits nowhere), and of a text.
 std::string number_problem(const Option& option, double number);

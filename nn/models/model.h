@@ -20,7 +20,6 @@ struct ModelOptions : OptionValues {
   std::int64_t batch = 1;
   bool on_gpu = false;   // whether it is to compute on one, whose attention takes heads of limited width
   double dropout = 0.5;  // probability, where the model has any
-  std::vector<int> hidden = {200, 200};  // mlp
 };
 
 // Options that several files declare or read.
@@ -37,16 +36,18 @@ inline Registry<ModelFactory>& models() {
   return registry;
 }
 
-inline void add_model(const std::string& name, const std::string& help, ModelFactory factory) {
-  models().add(name, help, factory);
+// `own`: the options that the model has besides.
+inline void add_model(const std::string& name, const std::string& help, ModelFactory factory,
+                      std::vector<Option> own = {}) {
+  models().add(name, help, factory, std::move(own));
 }
-// A Net is made of a store and options; it has the options of its own that it declares here.
+// A Net is made of a store and options.
 template <class Net>
 void add_model(const std::string& name, const std::string& help, std::vector<Option> own = {}) {
   const auto make = [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
     return std::make_unique<Net>(store, options);
   };
-  models().add(name, help, make, std::move(own));
+  add_model(name, help, make, std::move(own));
 }
 
 // Throws UserError if a sample is no image of at least `least` x `least` pixels.

@@ -23,7 +23,7 @@ namespace {
 std::unique_ptr<Dataset> speech(const std::string& root, Split split = Split::train, int max_bad_files = 0) {
   DatasetOptions options;
   options.root = root;
-  options.max_bad_files = max_bad_files;
+  options.set("max_bad_files", max_bad_files);
   return make_dataset("speech", options, split);
 }
 

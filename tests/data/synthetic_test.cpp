@@ -111,15 +111,15 @@ TEST_CASE("synthetic pictures are balanced, and normalise to mean 0 and deviatio
 
 TEST_CASE("synthetic pictures come in ImageNet's shape and with its number of classes") {
   DatasetOptions options;
-  options.image_size = 224;
-  options.classes = 1000;
+  options.set("image_size", 224);
+  options.set("classes", 1000);
   options.train_size = 5;
-  options.noise = 0;
+  options.set("noise", 0);
   const auto data = make_dataset("synthetic_images", options, Split::train);
   CHECK(data->sample_shape() == Shape({3, 224, 224}));
   CHECK(data->classes() == 1000);
   options.train_size = 1003;
-  options.image_size = 9;  // odd, and so many elements
+  options.set("image_size", 9);  // odd, and so many elements
   const auto small = make_dataset("synthetic_images", options, Split::train);
   for (const std::int64_t n : {0, 999, 1002}) CHECK(small->label(n) == n % 1000);
   double sum = 0, squares = 0;
@@ -153,21 +153,21 @@ TEST_CASE("synthetic pictures refuse options that make no sense") {
     return user_error([&] { make_dataset(name, options, Split::train); }, parts);
   };
   const char *const pictures = "synthetic_images", *const regression = "synthetic_regression";
-  CHECK(refused(pictures, [](auto& options) { options.classes = 1001; }, {"data.classes", "1001"}));
+  CHECK(refused(pictures, [](auto& options) { options.set("classes", 1001); }, {"data.classes", "1001"}));
   for (const int size : {7, 513})
-    CHECK(
-        refused(pictures, [=](auto& o) { o.image_size = size; }, {"data.image_size", std::to_string(size)}));
-  CHECK(refused(pictures, [](auto& options) { options.noise = -0.1; }, {"data.noise"}));
+    CHECK(refused(pictures, [=](auto& o) { o.set("image_size", size); },
+                  {"data.image_size", std::to_string(size)}));
+  CHECK(refused(pictures, [](auto& options) { options.set("noise", -0.1); }, {"data.noise"}));
   for (const char* name : {pictures, regression})  // the key's upper end is 1 for every set
-    CHECK(refused(name, [](auto& options) { options.noise = 1.5; }, {"data.noise"}));
-  CHECK(refused(regression, [](auto& options) { options.noise = std::nan(""); }, {"data.noise"}));
+    CHECK(refused(name, [](auto& options) { options.set("noise", 1.5); }, {"data.noise"}));
+  CHECK(refused(regression, [](auto& options) { options.set("noise", std::nan("")); }, {"data.noise"}));
   CHECK(refused(pictures, [](auto& options) { options.train_size = -1; }, {"data.train_size"}));
 }
 
 TEST_CASE("regression targets are linear in the inputs but for the noise, with one teacher for both splits") {
   DatasetOptions options;
   options.features = 3;
-  options.noise = 0.0;
+  options.set("noise", 0.0);
   options.train_size = options.test_size = 200;
   const auto train = make_dataset("synthetic_regression", options, Split::train);
   const auto test = make_dataset("synthetic_regression", options, Split::test);
@@ -192,7 +192,7 @@ TEST_CASE("regression targets are linear in the inputs but for the noise, with o
       for (int j = 0; j < 3; ++j) m[n][j] = j == i ? y[n] : x[n][j];
     w[i] = det(m) / det(x);
   }
-  options.noise = 0.5;
+  options.set("noise", 0.5);
   const auto noisy = make_dataset("synthetic_regression", options, Split::train);
   double squares = 0;
   for (int n = 0; n < 200; ++n) {

@@ -17,8 +17,8 @@ inline std::unique_ptr<Dataset> text_in(const TempFolder& folder, const std::str
                                         int window, std::int64_t train_size = 0) {
   DatasetOptions options;
   options.root = folder.str();
-  options.tokens = tokens;
-  options.sequence_length = window;
+  options.set("tokens", tokens);
+  options.set("sequence_length", window);
   options.train_size = train_size;
   return make_dataset("text", options, split);
 }

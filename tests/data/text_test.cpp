@@ -263,7 +263,7 @@ TEST_CASE("the real Penn Treebank has the published number of words") {
   }
   DatasetOptions options;
   options.root = std::string(root) + "/ptb";
-  options.sequence_length = 20;
+  options.set("sequence_length", 20);
   for (const auto& [split, words] :
        {std::pair{Split::train, 929589}, {Split::test, 73760}, {Split::held_out, 82430}}) {
     const auto text = make_dataset("text", options, split);

@@ -27,13 +27,13 @@ TEST_CASE("texts by characters and bytes may have no test file; the Penn Treeban
   const TempFolder folder;
   for (const char* name : {"train.txt", "valid.txt"}) put(folder, name, "one two three\n");
   DatasetOptions options;
-  options.root = folder.str(), options.sequence_length = 2;
+  options.root = folder.str(), options.set("sequence_length", 2);
   for (const char* tokens : {"char", "byte"}) {
-    options.tokens = tokens;
+    options.set("tokens", tokens);
     CHECK_FALSE(make_dataset("text", options, Split::train)->has_held_out());
     CHECK(text_of(TempFolder(), tokens, "one two\n")->has_held_out());
   }
-  options.tokens = "word";
+  options.set("tokens", "word");
   CHECK(make_dataset("text", options, Split::train)->has_held_out());
   CHECK(says(error_text([&] { make_dataset("text", options, Split::held_out); }), {"test.txt is missing"}));
 }
@@ -75,8 +75,8 @@ TEST_CASE("tokens of a file that knows no texts are read and written as numbers"
   for (const char* name : {"train.bin", "val.bin"}) folder.write(name, {1, 0, 2, 0, 3, 0, 4, 0});
   DatasetOptions options;
   options.root = folder.str();
-  options.sequence_length = 2;
-  options.vocabulary = 10;
+  options.set("sequence_length", 2);
+  options.set("vocabulary", 10);
   const auto data = make_dataset("tokens", options, Split::train);
   CHECK(data->encode(" 9 0\n7") == Ids{9, 0, 7});
   CHECK(decoded(*data, {9, 0, 7}) == "9 0 7 ");

@@ -22,9 +22,9 @@ std::unique_ptr<Dataset> tokens_in(const TempFolder& folder, Split split, int wi
                                    std::int64_t size = 0, const std::string& type = "auto") {
   DatasetOptions options;
   options.root = folder.str();
-  options.token_type = type;
-  options.sequence_length = window;
-  options.vocabulary = vocabulary;
+  options.set("token_type", type);
+  options.set("sequence_length", window);
+  options.set("vocabulary", vocabulary);
   options.train_size = options.test_size = size;
   return make_dataset("tokens", options, split);
 }
@@ -423,7 +423,7 @@ TEST_CASE("tiny Shakespeare has nanoGPT's numbers of characters") {
     return;
   }
   DatasetOptions options;
-  options.root = folder, options.tokens = "char", options.sequence_length = 64;
+  options.root = folder, options.set("tokens", "char"), options.set("sequence_length", 64);
   const auto train = make_dataset("text", options, Split::train);
   CHECK(train->classes() == 65);
   CHECK(train->size() == 1'003'854 - 64);

@@ -230,7 +230,7 @@ TEST_CASE("adamw agrees with its formula, in any slices, decay of matrices alone
       ParameterArena& arena = *model.arena;
       OptimizerOptions options = adamw_options();
       options.decay_1d = decay_1d;
-      options.beta1 = 0.8, options.beta2 = 0.99, options.epsilon = 1e-3;
+      options.set("beta1", 0.8), options.set("beta2", 0.99), options.set("epsilon", 1e-3);
       const auto optimizer = make_optimizer(options, arena);
       const auto weights = arena.weights();
       std::vector<double> w(weights.begin(), weights.end()), m(w.size()), v(w.size());
@@ -263,7 +263,7 @@ TEST_CASE("the moments of adamw, and of muon's AdamW, are those of doubles for b
     Model model;
     ParameterArena& arena = *model.arena;
     OptimizerOptions options = adamw_options();
-    options.name = name, options.beta1 = 0.9999, options.beta2 = 0.999999;
+    options.name = name, options.set("beta1", 0.9999), options.set("beta2", 0.999999);
     const auto optimizer = make_optimizer(options, arena);
     const auto gradient = gradient_of_step(arena.weights().size(), 0);
     std::vector<double> m(gradient.size()), v(gradient.size());
@@ -291,11 +291,11 @@ TEST_CASE("options of adamw out of range are the user's errors, and only plain g
   CHECK(optimizers().find("adamw").takes(Applied::nothing));
   CHECK_FALSE(optimizers().find("adamw").takes(Applied::momentum));
   CHECK_FALSE(optimizers().find("adamw").takes(Applied::learning_rate));
-  options.beta2 = 1;
-  CHECK(user_error([&] { make_optimizer(options, *model.arena); }, {"optimizer.beta2", "[0, 1)"}));
-  options.beta2 = 0.9;
-  options.epsilon = 0;
-  CHECK(user_error([&] { make_optimizer(options, *model.arena); }, {"optimizer.epsilon", "greater than 0"}));
+  options.set("beta2", 1);
+  CHECK(user_error([&] { make_optimizer(options, *model.arena); }, {"optimizer.beta2", "0.999999, not 1"}));
+  options.set("beta2", 0.9);
+  options.set("epsilon", 0);
+  CHECK(user_error([&] { make_optimizer(options, *model.arena); }, {"optimizer.epsilon", "above 0"}));
 }
 
 namespace {

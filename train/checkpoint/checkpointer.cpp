@@ -442,9 +442,10 @@ void warn_of_other_rate(const Manifest& manifest, const Config& config, const Da
       "steps, {} in an epoch, and had {}, {} in an epoch",
       rate(then, before, step - 1), step, is, config.schedule.name, now.total_steps, now.steps_per_epoch,
       before.total_steps, before.steps_per_epoch);
-  if (config.schedule.name == "cosine")
-    text += fmt::format("; schedule.decay_steps={} keeps its end",
-                        then.schedule.decay_steps > 0 ? then.schedule.decay_steps : before.total_steps);
+  if (config.schedule.name == "cosine") {
+    const auto steps = then.schedule.get<std::int64_t>(option::decay_steps);
+    text += fmt::format("; schedule.decay_steps={} keeps its end", steps > 0 ? steps : before.total_steps);
+  }
   log_warning(text);
 }
 

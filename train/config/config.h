@@ -1,7 +1,7 @@
 #pragma once
 // The configuration of a run. Every key is declared once, as an Option (nn/base/registry.h). Keys of single
-// methods and models (compress.mu) are declared where these are registered. All others have their default in
-// `Config`, and name, range or choices and one line of help in train/config/config_keys.cpp. The parser,
+// models, data sets, optimizers, schedules and methods (compress.mu) are declared where these are registered. All
+// others have their default in `Config`, and name, range or choices and one line of help in train/config/config_keys.cpp. The parser,
 // --help, --validate, the effective config in the run directory and `--list keys-markdown` all come from
 // config_keys().
 //
@@ -45,13 +45,14 @@ struct Config {
   struct Data : DatasetOptions, LoaderKeys {
     Data() { workers = 1; }
     std::string name = "synthetic_images";
-    std::string shard = "even";       // parse_shard_rule()
-    std::string augment = "auto";     // auto, true, false: resolve_augment()
-    std::string on_device = "auto";   // auto, true, false
-    std::string windows = "columns";  // columns, random
+    std::string shard = "even";      // parse_shard_rule()
+    std::string augment = "auto";    // auto, true, false: resolve_augment()
+    std::string on_device = "auto";  // auto, true, false
   } data;
 
-  OptimizerOptions optimizer{.momentum = 0.9, .weight_decay = 1e-4};
+  struct Optimizer : OptimizerOptions {
+    Optimizer() { momentum = 0.9, weight_decay = 1e-4; }
+  } optimizer;
   ScheduleOptions schedule;
 
   struct Compress : CompressOptions, CompressKeys {
@@ -282,6 +283,7 @@ std::string run_directory_name(const Config& config);
 struct NameList {
   std::string list;                 // "models", as in --list models
   std::string kind;                 // "model", as in Key::registry and in messages
+  std::string section;              // of the keys that what is registered declares
   const RegisteredNames& registry;  // names, help, options
 };
 const std::vector<NameList>& name_lists();

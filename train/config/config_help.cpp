@@ -146,7 +146,7 @@ std::string names_text(const NameList& list, int width) {
            "\n\n";
   const auto option_lines = [&](const RegisteredNames& registry, const std::string& entry) {
     for (const Option& option : registry.options(entry)) {
-      const Key& key = *find_key((models ? "model." : "compress.") + option.name);
+      const Key& key = *find_key(list.section + "." + option.name);
       text += fmt::format("{:{}}", "", kOptionIndent) +
               wrapped(fmt::format("{}={}: {} ({})", key.name, key_value(key, Config()), option.help,
                                   kind_text(key)),
@@ -231,7 +231,7 @@ std::string method_keys_markdown() {
   for (const NameList& list : name_lists())
     for (const std::string& name : list.registry.names())
       for (const Option& option : list.registry.options(name)) {
-        if (list.list == "models") continue;
+        if (list.section != "compress") continue;
         const Key& key = *find_key("compress." + option.name);
         text += fmt::format("| {} `{}` | `{}` | `{}` | {} | {} |\n", list.kind, name, key.name,
                             key_value(key, Config()), table_cell(kind_text(key)), option.help);

@@ -1,10 +1,9 @@
 // The table of keys. Adding one takes a member of Config, or of the options that a section of it is, and a
-// row here; a key of one method or model is declared where that is registered.
+// row here; a key of what is registered (a model, a method) is declared where that is registered.
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <list>
 
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
@@ -13,7 +12,6 @@
 #include "dist/comm/communicator.h"
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
-#include "optim/muon.h"
 #include "train/config/config.h"
 #include "train/config/key_rows.h"
 
@@ -34,8 +32,6 @@ std::vector<Key> run_keys() {
 
       registered("model.name", at<m, &Model::name>, "model", "which model (train --list models)"),
       number("model.dropout", at<m, &Model::dropout>, 0, 0.99, "dropout rate, in models that have dropout"),
-      number("model.hidden", at<m, &Model::hidden>, 1, 1e6, "widths of the hidden layers of mlp")
-          .used_by({"mlp"}),
       text("model.init_from", at<m, &Model::init_from>,
            "safetensors file with the first weights and statistics; empty: drawn by the seed"),
       text("model.reinit", at<m, &Model::reinit>,
@@ -67,55 +63,6 @@ std::vector<Key> run_keys() {
       number("data.train_size", at<d, &Data::train_size>, 0, 1e9,
              "use only the first so many training samples (synthetic data: make so many); 0: all"),
       number("data.test_size", at<d, &Data::test_size>, 0, 1e9, "the same for test samples"),
-      number("data.classes", at<d, &Data::classes>, 2, 1000, "classes of synthetic_images")
-          .not_of({"cifar10", "image_folder", "mnist", "speech", "synthetic_regression", "text", "tokens"}),
-      number("data.image_size", at<d, &Data::image_size>, 0, 512,
-             "height and width of synthetic_images (8 or more) and of image_folder's samples, in pixels; 0: "
-             "32 and 224")
-          .not_of({"cifar10", "mnist", "speech", "synthetic_regression", "text", "tokens"}),
-      number("data.resize", at<d, &Data::resize>, 0, 4096,
-             "pixels of the shorter side in evaluation, before the centre is cut out; 0: 256/224 of "
-             "data.image_size")
-          .of({"image_folder"}),
-      number("data.mean", at<d, &Data::mean>, 0, 1,
-             "what is taken from each channel (or from all, one number), whose pixels are 0 to 1; []: 0.485, "
-             "0.456, 0.406, ImageNet's")
-          .of({"image_folder"}),
-      above("data.std", at<d, &Data::std>, 0, 10,
-            "what each channel is divided by then; []: 0.229, 0.224, 0.225, ImageNet's")
-          .of({"image_folder"}),
-      number("data.max_bad_files", at<d, &Data::max_bad_files>, 0, 1e9,
-             "damaged files that a rank passes over: the next picture of the class stands in; a recording is "
-             "left out, or one of nearly its length stands in; one more ends the run")
-          .of({"image_folder", "speech"}),
-      number("data.noise", at<d, &Data::noise>, 0, 1,
-             "noise of synthetic data, as a standard deviation; auto: the data set's own")
-          .or_word("auto")
-          .not_of({"cifar10", "image_folder", "mnist", "speech", "text", "tokens"}),
-      number("data.sequence_length", at<d, &Data::sequence_length>, 1, 1e5,
-             "tokens of a step in each row of the batch, through which gradients go back")
-          .of({"text", "tokens"}),
-      text("data.tokens", at<d, &Data::tokens>,
-           "what a token is: a word, a byte, or a character of UTF-8 that the training text has",
-           {"word", "byte", "char"})
-          .of({"text"}),
-      text(
-          "data.windows", at<d, &Data::windows>,
-          "the training windows: each row of the batch goes down a column of the text, and a recurrent state "
-          "goes on; or each begins at a token drawn at random, with a state of zeros",
-          {"columns", "random"})
-          .of({"text", "tokens"}),
-      text(
-          "data.token_type", at<d, &Data::token_type>,
-          "the type of tokens in files without a header; auto: uint16, and files that look wider are refused",
-          {"auto", "uint16", "uint32", "int64"})
-          .of({"tokens"}),
-      number("data.vocabulary", at<d, &Data::vocabulary>, 2, 1e7,
-             "how many different tokens the model has; a greater one in the files ends the run")
-          .of({"tokens"}),
-      number("data.bytes_per_token", at<d, &Data::bytes_per_token>, 0, 1e6,
-             "mean bytes of the validation text per token, for bits per byte; 0: not known")
-          .of({"tokens"}),
   };
 }
 
@@ -137,57 +84,14 @@ std::vector<Key> method_keys() {
              "weight decay, added to the gradient; adamw, muon: taken from the weights"),
       flag("optimizer.decay_1d", at<o, &OptimizerOptions::decay_1d>,
            "decay 1-D parameters (biases, norms) too"),
-      number("optimizer.beta1", at<o, &OptimizerOptions::beta1>, 0, 0.9999,
-             "decay of the mean gradient; auto: 0.9")
-          .or_word("auto")
-          .of({"adamw", "muon"}),
-      number("optimizer.beta2", at<o, &OptimizerOptions::beta2>, 0, 0.999999,
-             "decay of the mean square; auto: adamw's 0.999, the variant's")
-          .or_word("auto")
-          .of({"adamw", "muon"}),
-      above("optimizer.epsilon", at<o, &OptimizerOptions::epsilon>, 0, 1,
-            "added to the square root of the mean square; auto: adamw's 1e-8, the variant's")
-          .or_word("auto")
-          .of({"adamw", "muon"}),
-      text("optimizer.variant", at<o, &OptimizerOptions::variant>,
-           "which published program's numbers it has (docs/optim.md)", muon_variants())
-          .of({"muon"}),
-      number("optimizer.muon_momentum", at<o, &OptimizerOptions::muon_momentum>, 0, 0.9999,
-             "momentum of the matrices; auto: 0.95")
-          .or_word("auto")
-          .of({"muon"}),
-      above("optimizer.adam_lr", at<o, &OptimizerOptions::adam_lr>, 0, 1e6,
-            "learning rate of what is no matrix, by the schedule of optimizer.lr; auto: the variant's")
-          .or_word("auto")
-          .of({"muon"}),
 
       registered("schedule.name", at<s, &ScheduleOptions::name>, "schedule",
                  "how the learning rate changes (train --list schedules)"),
-      above("schedule.milestones", at<s, &ScheduleOptions::milestones>, 0, 1e6, "epochs where the rate drops")
-          .of({"multistep"}),
-      above("schedule.factors", at<s, &ScheduleOptions::factors>, 0, 1,
-            "the rate from each milestone on, over optimizer.lr, in place of schedule.gamma")
-          .of({"multistep"}),
-      above("schedule.gamma", at<s, &ScheduleOptions::gamma>, 0, 1,
-            "factor at each milestone, in each epoch, or where the test loss has not fallen")
-          .of({"multistep", "exponential", "plateau"}),
-      number("schedule.decay_from", at<s, &ScheduleOptions::decay_from>, 0, 1e6,
-             "the first epoch, from 0, whose rate is multiplied")
-          .of({"exponential"}),
-      number("schedule.patience", at<s, &ScheduleOptions::patience>, 0, 1e6,
-             "evaluations without a lower test loss that change nothing")
-          .of({"plateau"}),
       number("schedule.warmup_epochs", at<s, &ScheduleOptions::warmup_epochs>, 0, 1e6,
              "epochs in which the rate rises linearly to optimizer.lr"),
       number("schedule.warmup_steps", at<s, &ScheduleOptions::warmup_steps>, 0, 1e12,
              "the same in steps, W of them: step i has (i + 1) / (W + 1) of optimizer.lr; in place of "
              "schedule.warmup_epochs"),
-      number("schedule.decay_steps", at<s, &ScheduleOptions::decay_steps>, 0, 1e12,
-             "steps after which the rate is schedule.min_lr; 0: those of the run")
-          .of({"cosine"}),
-      number("schedule.min_lr", at<s, &ScheduleOptions::min_lr>, 0, 1e6,
-             "the rate at the end, the least rate")
-          .of({"cosine", "plateau"}),
 
       registered(
           "compress.name", at<c, &Compress::name>, "compressor",
@@ -231,29 +135,33 @@ std::vector<Key> method_keys() {
   };
 }
 
-// Keys of single models or methods, from their registrations. Entries that share an option declare it alike.
-template <auto Section>
-std::vector<Key> declared_keys(const std::string& section,
-                               const std::vector<const RegisteredNames*>& registries) {
-  std::list<Row> rows;  // by the options' own names
-  for (const RegisteredNames* registry : registries)
-    for (const std::string& name : registry->names()) {
-      auto next = rows.end();  // an entry's options keep their order
-      for (const Option& option : registry->options(name)) {
+OptionValues& values_of(Config& config, const std::string& section) {
+  if (section == "model") return config.model;
+  if (section == "data") return config.data;
+  if (section == "optimizer") return config.optimizer;
+  if (section == "schedule") return config.schedule;
+  return config.compress;
+}
+
+// Keys of a section that what is registered declares. Entries that share an option declare it alike.
+std::vector<Key> declared_keys(const std::string& section) {
+  std::vector<Row> rows;  // by the options' own names
+  for (const NameList& list : name_lists())
+    for (const std::string& name : list.section == section ? list.registry.names() : Names())
+      for (const Option& option : list.registry.options(name)) {
         auto row = std::ranges::find(rows, option.name, &Row::name);
-        if (row == rows.end()) static_cast<Option&>(*(row = rows.emplace(next))) = option;
-        next = std::next(row);
+        if (row == rows.end()) static_cast<Option&>(*(row = rows.emplace(row))) = option;
         TOPKNOT_CHECK(
             static_cast<const Option&>(*row) == option,
             fmt::format("{} declares {}.{} otherwise than {}", name, section, option.name, row->users[0]));
         if (std::ranges::count(row->users, name) == 0) row->users.push_back(name);
       }
-    }
   std::vector<Key> keys;
   for (Row& row : rows) {
-    row.ref = [option = Option(row)](Config& config) {
-      return std::visit([](auto& value) -> KeyRef { return &value; }, (config.*Section).at(option));
+    row.ref = [option = Option(row), section](Config& config) {
+      return std::visit([](auto& value) -> KeyRef { return &value; }, values_of(config, section).at(option));
     };
+    if (std::holds_alternative<std::optional<double>>(row.standard)) row.none_word = "auto";
     row.name = section + "." + row.name;
     keys.push_back(row.of(row.users));
   }
@@ -264,12 +172,14 @@ std::vector<Key> declared_keys(const std::string& section,
 
 const std::vector<Key>& config_keys() {
   static const std::vector<Key> keys = [] {
-    std::vector<Key> all = run_keys(), own = declared_keys<&Config::model>("model", {&models()});
-    all.insert(std::ranges::find(all, "model.init_from", &Key::name), own.begin(), own.end());
-    own = declared_keys<&Config::compress>(
-        "compress", {&memories(), &selectors(), &index_codecs(), &value_codecs(), &compressors()});
-    for (const auto& part : {method_keys(), own, machine_keys()})
+    std::vector<Key> all;
+    for (const auto& part : {run_keys(), method_keys(), machine_keys()})
       all.insert(all.end(), part.begin(), part.end());
+    for (const char* section : {"model", "data", "optimizer", "schedule", "compress"}) {
+      const std::vector<Key> own = declared_keys(section);
+      const auto of_section = [&](const Key& key) { return section_of(key.name) == section; };
+      all.insert(std::find_if(all.rbegin(), all.rend(), of_section).base(), own.begin(), own.end());
+    }
     return all;
   }();
   return keys;
@@ -282,19 +192,19 @@ const Key* find_key(const std::string& name) {
 }
 
 const std::vector<NameList>& name_lists() {
-  static const std::vector<NameList> lists = {{"models", "model", models()},
-                                              {"datasets", "dataset", datasets()},
-                                              {"compressors", "compressor", compressors()},
-                                              {"recipes", "recipe", recipes()},
-                                              {"selections", "selection", selectors()},
-                                              {"memories", "memory", memories()},
-                                              {"codecs", "index codec", index_codecs()},
-                                              {"values", "value codec", value_codecs()},
-                                              {"optimizers", "optimizer", optimizers()},
-                                              {"schedules", "schedule", schedules()},
-                                              {"collectives", "collective", collectives()},
-                                              {"merges", "merge rule", merge_rules()},
-                                              {"backends", "backend", backends()}};
+  static const std::vector<NameList> lists = {{"models", "model", "model", models()},
+                                              {"datasets", "dataset", "data", datasets()},
+                                              {"compressors", "compressor", "compress", compressors()},
+                                              {"recipes", "recipe", "compress", recipes()},
+                                              {"selections", "selection", "compress", selectors()},
+                                              {"memories", "memory", "compress", memories()},
+                                              {"codecs", "index codec", "compress", index_codecs()},
+                                              {"values", "value codec", "compress", value_codecs()},
+                                              {"optimizers", "optimizer", "optimizer", optimizers()},
+                                              {"schedules", "schedule", "schedule", schedules()},
+                                              {"collectives", "collective", "exchange", collectives()},
+                                              {"merges", "merge rule", "exchange", merge_rules()},
+                                              {"backends", "backend", "dist", backends()}};
   return lists;
 }
 

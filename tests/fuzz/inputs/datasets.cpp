@@ -91,8 +91,8 @@ void use_text(Bytes input, const std::string& tokens) {
   scratch.write("valid.txt", input.subspan(std::min(cut + 1, input.size())));
   DatasetOptions options;
   options.root = scratch.path("");
-  options.tokens = tokens;
-  options.sequence_length = 3;
+  options.set("tokens", tokens);
+  options.set("sequence_length", 3);
   for (const Split split : {Split::train, Split::test}) use_stream(*make_dataset("text", options, split));
 }
 void text(Bytes input) {
@@ -107,8 +107,8 @@ void token_file(Bytes input) {
   scratch.write("train.bin", input);
   DatasetOptions options;
   options.root = scratch.path("");
-  options.vocabulary = 1000;
-  options.sequence_length = 3;
+  options.set("vocabulary", 1000);
+  options.set("sequence_length", 3);
   use_stream(*make_dataset("tokens", options, Split::train));
 }
 

@@ -21,7 +21,7 @@ namespace {
 struct Model {
   explicit Model(const std::string& name, std::int64_t outputs = 10, std::uint64_t seed = 1) {
     ModelOptions options;
-    options.input = {3, 8, 8}, options.outputs = outputs, options.hidden = {4};
+    options.input = {3, 8, 8}, options.outputs = outputs, options.set("hidden", std::vector<int>{4});
     module = make_model(name, store, options);
     store.build([](const Parameter& p) { return p.shape().rank() > 1; }, seed);
   }
@@ -179,7 +179,7 @@ TEST_CASE("an exported model has a checkpoint's bits, says what it is, and begin
   const LoadedConfig again = load_config(temp.at("again.yaml"), {});
   CHECK(again.problems.empty());
   CHECK(again.config.model.freeze == std::vector<std::string>{"stem"});
-  CHECK(again.config.data.image_size == 8);
+  CHECK(again.config.data.get<int>(option::image_size) == 8);
   CHECK(text_of(to).find(temp.str()) == std::string::npos);  // no path
   CHECK(file.metadata().at("config").find("output") == std::string::npos);
 

@@ -224,7 +224,7 @@ TEST_CASE("a llama's file without one of the three projections is refused with t
 TEST_CASE("Hugging Face's names are for transformers; other models' tensors stay as they are") {
   ParameterStore store;
   ModelOptions options;
-  options.input = {3, 8, 8}, options.outputs = 10, options.hidden = {4};
+  options.input = {3, 8, 8}, options.outputs = 10, options.set("hidden", std::vector<int>{4});
   const ModulePtr module = make_model("mlp", store, options);
   store.build([](const Parameter&) { return true; }, 1);
   const ModelCopy copy = copy_model(store);

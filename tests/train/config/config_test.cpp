@@ -79,7 +79,7 @@ TEST_CASE("the command line wins over the file and the file over defaults, and o
   CHECK(loaded.config.optimizer.momentum == 0.5);
   CHECK(loaded.config.seed == 7);
   CHECK(loaded.config.compress.warmup == std::vector<double>{0.1, 0.01});
-  CHECK(loaded.config.model.hidden == std::vector<int>{5, 6});
+  CHECK(loaded.config.model.given<std::vector<int>>("hidden") == std::vector<int>{5, 6});
   CHECK(loaded.config.train.epochs == 1);
   CHECK(loaded.origins.at("optimizer.lr") == Origin::command_line);
   CHECK(loaded.origins.at("optimizer.momentum") == Origin::file);
@@ -378,7 +378,7 @@ TEST_CASE(
         Lines{"train.precision tf32 is for GPUs; fp32 is used here (train.device=cpu)"});
   CHECK(notes({"train.precision=fp32"}).empty());
   CHECK(notes({"data.name=cifar10", "data.classes=10"}) ==
-        Lines{"data.classes is not for cifar10 and changes nothing here (data.name=cifar10)"});
+        Lines{"data.classes is for synthetic_images and changes nothing here (data.name=cifar10)"});
   CHECK(notes({"data.name=mnist", "data.image_size=32", "data.noise=0.1"}).size() == 2);
   CHECK(notes({"data.classes=10", "data.image_size=64", "data.noise=0.1"}).empty());
   CHECK(notes({"data.root=/tmp"}).size() == 1);
