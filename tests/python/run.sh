@@ -7,7 +7,8 @@ root=$(cd "${1:?$usage}" && pwd)
 library=${2:?$usage} test=${3:?$usage} modules=${4:?$usage}
 shift 4
 
-for python in python3 /usr/bin/python3; do  # the distribution's, where another one comes first
+# build/pytorch is CI's; the distribution's counts where another one comes first.
+for python in "$root/build/pytorch/bin/python" python3 /usr/bin/python3; do
   "$python" -c "import sys, $modules; sys.exit(sys.version_info < (3, 10))" 2>/dev/null || continue
   export PYTHONPATH=$root/python PYTHONDONTWRITEBYTECODE=1 TOPKNOT_LIBRARY=$library
   [ $# -eq 0 ] || export LD_PRELOAD="$*" ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0"
