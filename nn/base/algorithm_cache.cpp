@@ -2,12 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
@@ -22,17 +20,10 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{16} << 20;  // of the file: more is neither written nor read
 
-// Parses "NUMBER...;"; nothing for any other text.
-std::optional<AlgorithmCache::Numbers> numbers(const std::string& text) {
-  AlgorithmCache::Numbers list;
-  const char *at = text.data(), *const end = at + text.size();
-  while (at != end && *at != ';') {
-    const auto [next, failed] = std::from_chars(at, end, list.emplace_back());
-    if (failed != std::errc()) return {};
-    at = next != end && *next == ' ' ? next + 1 : next;
-  }
-  if (end - at != 1) return {};
-  return list;
+// Parses "CHOICE;"; nothing for any other text.
+std::optional<std::string> choice_of(const std::string& text) {
+  if (text.find(';') + 1 != text.size() || text.empty() || text.find(" = ") != std::string::npos) return {};
+  return text.substr(0, text.size() - 1);
 }
 
 }  // namespace
@@ -44,21 +35,21 @@ AlgorithmCache::AlgorithmCache(std::string file) : file_(std::move(file)) {
     std::istringstream in(read_text_file(file_, kMostBytes));
     for (std::string line; std::getline(in, line);)
       if (const auto equals = line.find(" = "); equals != std::string::npos)
-        if (auto choice = numbers(line.substr(equals + 3)))
+        if (auto choice = choice_of(line.substr(equals + 3)))
           choices_.emplace(line.substr(0, equals), std::move(*choice));
   } catch (const UserError& error) {
     give_up(error.what());
   }
 }
 
-std::optional<AlgorithmCache::Numbers> AlgorithmCache::find(const std::string& key) const {
+std::optional<std::string> AlgorithmCache::find(const std::string& key) const {
   const auto found = choices_.find(key);
   return found == choices_.end() ? std::nullopt : std::optional(found->second);
 }
 
-void AlgorithmCache::keep(const std::string& key, const Numbers& choice) {
+void AlgorithmCache::keep(const std::string& key, const std::string& choice) {
   if (file_.empty() || !choices_.emplace(key, choice).second) return;
-  const std::string line = fmt::format("{} = {};\n", key, fmt::join(choice, " "));
+  const std::string line = fmt::format("{} = {};\n", key, choice);
   std::error_code failed;
   std::filesystem::create_directories(std::filesystem::path(file_).parent_path(), failed);
   errno = 0;

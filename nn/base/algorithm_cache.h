@@ -1,37 +1,33 @@
 #pragma once
 // Algorithms that were chosen by timing, kept in a text file, so that later processes choose the same ones
-// without timing. A line per choice, "KEY = NUMBER...;", appended by one write, so that processes of one host
+// without timing. A line per choice, "KEY = CHOICE;", appended by one write, so that processes of one host
 // can share the file; over NFS lines may be lost. Of two lines with one key the first counts, until the file
 // is deleted, which is allowed at any time. All else in the file is passed over, lines that were cut off too.
 
-#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace topknot {
 
 class AlgorithmCache {
  public:
-  using Numbers = std::vector<std::int64_t>;
-
   AlgorithmCache() = default;  // keeps nothing
   // Reads the file; none there: empty. If it cannot be read: a line in the log, and nothing is kept.
   explicit AlgorithmCache(std::string file);
 
-  // The numbers that were kept first for this key.
-  std::optional<Numbers> find(const std::string& key) const;
-  // Appends to the file, whose folder it makes; nothing if the key was kept before. A key is one line of text
-  // without " = ". Where the file cannot be written: a line in the log, once. A file of 16 MiB is full, and
-  // stays as it is.
-  void keep(const std::string& key, const Numbers& choice);
+  // The choice that was kept first for this key.
+  std::optional<std::string> find(const std::string& key) const;
+  // Appends to the file, whose folder it makes; nothing if the key was kept before. A key and a choice are
+  // lines of text without " = ", a choice without ';' too. Where the file cannot be written: a line in the
+  // log, once. A file of 16 MiB is full, and stays as it is.
+  void keep(const std::string& key, const std::string& choice);
 
  private:
   void give_up(const std::string& why);
 
   std::string file_;  // "": nothing is written
-  std::map<std::string, Numbers> choices_;
+  std::map<std::string, std::string> choices_;
 };
 
 // The folder of a setting: "auto": $XDG_CACHE_HOME/topknot, or $HOME/.cache/topknot, or "" if neither is an

@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <limits>
 #include <map>
+#include <optional>
 
-#include "nn/base/log.h"
+#include "nn/core/cuda/trial.h"
 #include "nn/ops/cuda/cudnn_descriptor.h"
 
 namespace topknot::cuda {
@@ -128,82 +128,60 @@ class CudnnBatchNorm : public BatchNormMethod {
 // The fastest method for each shape, timed or recalled at its first use.
 using Choices = std::map<std::array<std::int64_t, 8>, std::shared_ptr<const BatchNormMethod>>;
 
-constexpr int kTimedRuns = 4;
-
-// Milliseconds of kTimedRuns forward and backward passes, on memory of their own.
-float time_of(const BatchNormMethod& method, BatchNormArguments call) {
-  Context& context = Context::current();
-  const auto channels = static_cast<std::size_t>(call.x.dim(1));
-  DeviceArray<float> moved(4 * channels);  // neither running statistics nor gradients are touched
-  for (std::size_t i = 0; i < 2; ++i)
-    backend(context.device()).fill(moved.data() + i * channels, channels, static_cast<float>(i));
-  Buffer mean{"", {}, moved.data()}, variance{"", {}, moved.data() + channels};
-  call.state.mean = &mean, call.state.variance = &variance;
-  BatchNormGradients out;
-  out.gamma = {moved.data() + 2 * channels, false};
-  out.beta = {moved.data() + 3 * channels, false};
-  out.x.tensor = Tensor::empty_like(call.x);
-  out.want_residual = call.residual.defined();
-  Event begin(true), end(true);
-  for (int run = -1; run < kTimedRuns; ++run) {
-    if (run == 0) begin.record(context.stream());
-    BatchNormKept kept;
-    const Tensor y = method.forward(call, kept);
-    method.backward(call, kept, y, out);
+// Forward and backward passes on memory of their own: neither running statistics nor gradients are touched.
+class TriedBatchNorm {
+ public:
+  explicit TriedBatchNorm(const BatchNormArguments& call)
+      : call_(call), moved_(4 * static_cast<std::size_t>(call.x.dim(1))) {
+    const auto channels = static_cast<std::size_t>(call.x.dim(1));
+    for (std::size_t i = 0; i < 2; ++i)
+      backend(call.x.device()).fill(moved_.data() + i * channels, channels, static_cast<float>(i));
+    mean_.device = moved_.data(), variance_.device = moved_.data() + channels;
+    call_.state.mean = &mean_, call_.state.variance = &variance_;
+    out_.gamma = {moved_.data() + 2 * channels, false};
+    out_.beta = {moved_.data() + 3 * channels, false};
+    out_.x.tensor = Tensor::empty_like(call.x);
+    out_.want_residual = call.residual.defined();
   }
-  end.record(context.stream());
-  end.synchronize();
-  return milliseconds_between(begin, end);
-}
+  TriedBatchNorm(const TriedBatchNorm&) = delete;
+  TriedBatchNorm& operator=(const TriedBatchNorm&) = delete;
 
-struct Fastest {
-  std::shared_ptr<const BatchNormMethod> method;  // null if none works
-  BatchNormKind kind = BatchNormKind::kernels;
-  bool of_all = true;  // none was left out because of a failure
+  bool run(BatchNormKind kind) try {
+    auto& method = methods_[kind];
+    if (!method) method = make_batch_norm_method(kind, call_);
+    BatchNormKept kept;
+    const Tensor y = method->forward(call_, kept);
+    method->backward(call_, kept, y, out_);
+    return true;
+  } catch (const BatchNormUnsupported&) {
+    return false;
+  }
+
+ private:
+  BatchNormArguments call_;
+  DeviceArray<float> moved_;
+  Buffer mean_{"", {}, nullptr}, variance_{"", {}, nullptr};
+  BatchNormGradients out_;
+  std::map<BatchNormKind, std::unique_ptr<BatchNormMethod>> methods_;
 };
 
-Fastest fastest_of(const std::vector<BatchNormKind>& kinds, const BatchNormArguments& call) {
-  Fastest best;
-  float least = std::numeric_limits<float>::infinity();
-  for (const BatchNormKind kind : kinds) {
-    try {
-      std::shared_ptr<const BatchNormMethod> method = make_batch_norm_method(kind, call);
-      const float ms = time_of(*method, call);
-      if (ms < least) least = ms, best.kind = kind, best.method = std::move(method);
-      log_debug(fmt::format("batch norm of {}: {}, {:f} ms forward and back", call.x.shape().str(),
-                            name_of(kind), ms / kTimedRuns));
-    } catch (const BatchNormUnsupported&) {
-    } catch (const OutOfMemory&) {  // no room to try things
-      best.of_all = false;
-      break;
-    } catch (const CudaError& error) {
-      if (kind == BatchNormKind::kernels) throw;
-      cudaGetLastError();
-      Context::current().synchronize();  // throws if the GPU is lost
-      log_warning(fmt::format("{} is left out: {}", name_of(kind), error.what()));
-      best.of_all = false;
-    }
-  }
-  return best;
-}
-
-// Takes an earlier run's choice, if that still works.
 std::shared_ptr<const BatchNormMethod> choose_method(const BatchNormArguments& call) {
   Context& context = Context::current();
   const std::string key = fmt::format(
       "batch norm of {} {}{}{}{}{}", call.x.dtype() == DType::bf16 ? "bf16" : "fp32", call.x.shape().str(),
       call.options.relu ? ", relu" : "", call.residual.defined() ? ", residual" : "",
       aligned_parameters(call) ? "" : ", parameters not aligned", context.options().shared ? ", shared" : "");
-  const std::vector all{BatchNormKind::kernels, BatchNormKind::spatial, BatchNormKind::persistent,
-                        BatchNormKind::fused};
-  const auto kept = context.algorithm_cache().find(key);
-  for (const BatchNormKind kind : all)
-    if (kept && *kept == AlgorithmCache::Numbers{static_cast<std::int64_t>(kind)})
-      if (Fastest known = fastest_of({kind}, call); known.method) return known.method;
-  const Fastest best = fastest_of(all, call);
-  if (!best.method) return make_kernel_batch_norm();
-  if (best.of_all) context.algorithm_cache().keep(key, {static_cast<std::int64_t>(best.kind)});
-  return best.method;
+  std::optional<TriedBatchNorm> tried;  // has memory only where something is timed
+  std::vector<TrialCandidate> candidates;
+  for (int i = 0; i < kBatchNormKinds; ++i) {
+    const auto kind = static_cast<BatchNormKind>(i);
+    const auto run = [&tried, &call, kind](cudaStream_t) {
+      if (!tried) tried.emplace(call);
+      return tried->run(kind);
+    };
+    candidates.push_back({name_of(kind), run, kind == BatchNormKind::kernels});
+  }
+  return make_batch_norm_method(static_cast<BatchNormKind>(Trial::pick(context, key, candidates)), call);
 }
 
 std::shared_ptr<const BatchNormMethod> method_for(const BatchNormArguments& call) {

@@ -1,6 +1,6 @@
 #pragma once
-// The methods by which a GPU does batch_norm() in training; batch_norm.cpp times them and takes the
-// fastest for each shape. Host code of the CUDA backend, on the current context's stream.
+// The methods by which a GPU does batch_norm() in training; a trial in batch_norm.cpp takes the fastest
+// for each shape. Host code of the CUDA backend, on the current context's stream.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,13 +13,14 @@
 
 namespace topknot::cuda {
 
-// Their numbers stand in the files of Context::algorithm_cache().
+// The candidates of a trial (nn/core/cuda/trial.h), by their names.
 enum class BatchNormKind {
   kernels,     // ours; the same bits in every run
   spatial,     // cuDNN's CUDNN_BATCHNORM_SPATIAL, then ours for the residual and relu
   persistent,  // cuDNN's CUDNN_BATCHNORM_SPATIAL_PERSISTENT, in the same way
   fused,       // that with the residual and relu done by cuDNN; bfloat16, channels a multiple of 4, relu
 };
+inline constexpr int kBatchNormKinds = 4;
 const char* name_of(BatchNormKind kind);
 
 // The forward pass's state for the backward pass, besides the call.

@@ -1,21 +1,24 @@
 #include "nn/ops/cuda/conv_algorithms.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <vector>
 
+#include "nn/base/algorithm_cache.h"
 #include "nn/base/log.h"
+#include "nn/core/cuda/trial.h"
 
 namespace topknot::cuda {
 namespace {
 
-constexpr std::uint64_t kHostsWork = 200000;  // ns; more than it takes, so that the GPU's time is measured
-constexpr int kMostResults = 32;              // more than cuDNN has algorithms times math types
+constexpr int kMostResults = 32;  // more than cuDNN has algorithms times math types
 
 // cuDNN's result for an algorithm; its three result types differ in the enumeration only.
 struct Candidate {
@@ -36,6 +39,18 @@ std::vector<Candidate> candidates(const std::array<Result, kMostResults>& result
                     r.status,
                     r.time,
                     r.determinism == CUDNN_DETERMINISTIC});
+  }
+  return list;
+}
+
+// Parses "NUMBER ..."; nothing for any other text.
+std::vector<std::int64_t> numbers(const std::string& text) {
+  std::vector<std::int64_t> list;
+  const char *at = text.data(), *const end = at + text.size();
+  while (at != end) {
+    const auto [next, failed] = std::from_chars(at, end, list.emplace_back());
+    if (failed != std::errc()) return {};
+    at = next != end && *next == ' ' ? next + 1 : next;
   }
   return list;
 }
@@ -203,9 +218,10 @@ class ConvChooser {
   // a plan, (-1 - its number, engine, workspace).
   std::vector<ConvAlgorithm> recalled() const {
     const auto kept = context_.algorithm_cache().find(cache_key());
-    if (!kept || kept->size() % 3 != 0) return {};
+    const std::vector<std::int64_t> all = numbers(kept.value_or(""));
+    if (all.size() % 3 != 0) return {};
     std::vector<Candidate> rows;
-    for (auto at = kept->begin(); at != kept->end(); at += 3) {
+    for (auto at = all.begin(); at != all.end(); at += 3) {
       if (at[0] < 0) {
         const ConvAlgorithm a{static_cast<int>(-1 - at[0]), CUDNN_DEFAULT_MATH,
                               static_cast<std::size_t>(at[2]), static_cast<int>(at[1])};
@@ -222,11 +238,11 @@ class ConvChooser {
     return algorithms.size() == rows.size() ? algorithms : std::vector<ConvAlgorithm>();
   }
   void keep(const std::vector<ConvAlgorithm>& choice) const {
-    AlgorithmCache::Numbers rows;
+    std::vector<std::int64_t> rows;
     for (const ConvAlgorithm& a : choice)
       rows.insert(rows.end(), {a.is_plan() ? -1 - a.algorithm : a.algorithm, a.is_plan() ? a.engine : a.math,
                                static_cast<std::int64_t>(a.workspace)});
-    context_.algorithm_cache().keep(cache_key(), rows);
+    context_.algorithm_cache().keep(cache_key(), fmt::format("{}", fmt::join(rows, " ")));
   }
   std::string cache_key() const {
     return fmt::format("{}, {}, precision {}{}{}", name(), of_.type_ == DType::bf16 ? "bf16" : "fp32",
@@ -287,7 +303,7 @@ class ConvChooser {
     const DeviceArray<float> dw(of_.filter_shape().size());
     const DeviceArray<std::byte> filter = of_.scratch(product_);
     Candidate best = list.front();
-    best.time += shortest([&] {
+    best.time += shortest_ms(context_.stream(), [&](cudaStream_t) {
       weight_from_filter(context_.stream(), filter.data(), true, dw.data(), false, of_.filter_shape());
       return true;
     });
@@ -297,7 +313,7 @@ class ConvChooser {
       if (!plan || plan->workspace() > kConvWorkspaceLimit) continue;
       const ConvAlgorithm a{i, CUDNN_DEFAULT_MATH, plan->workspace(), static_cast<int>(plan->engine())};
       const DeviceArray<std::byte> workspace(a.workspace);
-      const float time = shortest([&] {
+      const float time = shortest_ms(context_.stream(), [&](cudaStream_t) {
         return of_.execute_weight_gradient(a, plan, workspace.data(), x, dy, {dw.data()}) ==
                CUDNN_STATUS_SUCCESS;
       });
@@ -313,25 +329,6 @@ class ConvChooser {
     cudaGetLastError();
     log_warning(std::string(error.what()) + ": " + name() + " goes without cuDNN's graph API");
     return true;
-  }
-
-  // The shortest of kConvTimings times of what run() puts on the stream, in milliseconds; infinity if it fails.
-  template <class Run>
-  float shortest(const Run& run) const {
-    Event begin(true), end(true);
-    float best = std::numeric_limits<float>::infinity();
-    for (int i = 0; i < kConvTimings; ++i) {
-      hold(context_.stream(), kHostsWork);
-      begin.record(context_.stream());
-      if (!run()) {
-        cudaGetLastError();
-        return std::numeric_limits<float>::infinity();
-      }
-      end.record(context_.stream());
-      end.synchronize();
-      best = std::min(best, milliseconds_between(begin, end));
-    }
-    return best;
   }
 
   // The algorithms that cuDNN's heuristics propose, in their order.

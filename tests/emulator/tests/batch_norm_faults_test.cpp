@@ -72,7 +72,7 @@ TEST_CASE("the choice among batch norms is kept for later processes") {
   };
   process();
   const std::string file = std::filesystem::directory_iterator(folder.str())->path();
-  const std::string key = "batch norm of fp32 [3, 8, 4, 3], relu, residual";
+  const std::string key = "trial of batch norm of fp32 [3, 8, 4, 3], relu, residual";
   CHECK(text_of(file).rfind(key + " = ", 0) == 0);
   process(true);
   CHECK(contains(text_of(file), "\n" + key + ", shared = "));
@@ -83,14 +83,14 @@ TEST_CASE("the choice among batch norms is kept for later processes") {
     of_kind[static_cast<int>(kind)] = by_method(kind, p);
   }
   for (const int kind : {0, 1}) {
-    const std::string line = key + " = " + std::to_string(kind) + ";\n";
+    const std::string line = key + " = " + name_of(static_cast<BatchNormKind>(kind)) + ";\n";
     std::ofstream(file) << line;
     CHECK((process() == of_kind[kind]));
     CHECK(text_of(file) == line);  // nothing else was tried and kept
   }
   // What cuDNN does no longer, and what is no kind: all are tried.
   emulator::fail("cudnnBatchNormalizationForwardTrainingEx", CUDNN_STATUS_NOT_SUPPORTED);
-  for (const char* choice : {"1", "4", "-1", "0 0", ""}) {
+  for (const char* choice : {"cuDNN spatial", "another"}) {
     INFO(choice);
     std::ofstream(file) << key << " = " << choice << ";\n";
     CHECK((process() == of_kind[0]));

@@ -98,7 +98,7 @@ TEST_CASE("timed algorithms of a convolution are kept for later processes, by pr
   // What this cuDNN does not do, needs more memory than is allowed, or never was a row is timed anew.
   const std::string first = kept.substr(0, kept.find(" = "));
   for (const char* row : {"7 3 4096", "1 0 4096 7 3 0", "1 2 4096", "1 4 4096", "1 -1 4096", "1 3", "",
-                          "1 3 -1", "1 3 536870913"}) {
+                          "1 3 -1", "1 3 536870913", "1 x 4096", "99999999999999999999 3 0"}) {
     INFO(row);
     std::ofstream(file) << first << " = " << row << ";\n" << kept.substr(kept.find('\n') + 1);
     process();

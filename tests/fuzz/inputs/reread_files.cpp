@@ -87,7 +87,7 @@ void algorithm_cache(Bytes input) {
   const std::string path = scratch.write("algorithms", input);
   const std::string key = "a key of its own";
   // Twice: the first line is lost where the input ends in a line that was cut off.
-  for (int i = 0; i < 2; ++i) AlgorithmCache(path).keep(key, {3, 1});
+  for (int i = 0; i < 2; ++i) AlgorithmCache(path).keep(key, "own kernels");
   expect(AlgorithmCache(path).find(key).has_value(), "what was kept is not found");
 }
 

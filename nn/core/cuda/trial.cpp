@@ -1,0 +1,131 @@
+#include "nn/core/cuda/trial.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "nn/base/algorithm_cache.h"
+#include "nn/base/log.h"
+#include "nn/base/text.h"
+
+namespace topknot::cuda {
+namespace {
+
+constexpr std::uint64_t kHostsWork = 200000;  // ns; more than it takes, so that the GPU's time is measured
+constexpr float kNever = std::numeric_limits<float>::infinity();
+constexpr float kTie = 0.98f;  // of candidate 0's time: who is not below it does not win
+
+// What Trial::force() says: beginnings of keys, and names.
+struct Forced {
+  std::vector<std::pair<std::string, std::string>> choices;
+};
+
+// Not found: the number of candidates.
+std::size_t number_of(const std::string& name, std::span<const TrialCandidate> candidates) {
+  const auto named = [&](const TrialCandidate& c) { return c.name == name; };
+  return static_cast<std::size_t>(std::find_if(candidates.begin(), candidates.end(), named) -
+                                  candidates.begin());
+}
+
+std::size_t forced_number(const std::string& name, const std::string& key, bool deterministic,
+                          std::span<const TrialCandidate> candidates) {
+  const std::size_t i = number_of(name, candidates);
+  std::vector<std::string> names;
+  for (const TrialCandidate& c : candidates) names.push_back(c.name);
+  if (i == candidates.size())
+    throw UserError(unknown_name_message("candidate of '" + key + "'", name, names));
+  if (deterministic && !candidates[i].repeats)
+    throw UserError(
+        fmt::format("'{}' does not repeat its bits, which train.deterministic asks of {}", name, key));
+  return i;
+}
+
+// What run() returns; `otherwise`, and `failed` is set, after an error that stops the candidate.
+template <class Result, class Run>
+Result attempt(Context& context, const TrialCandidate& candidate, bool& failed, Result otherwise,
+               const Run& run) {
+  try {
+    return run();
+  } catch (const OutOfMemory&) {  // no room to try it
+    failed = true;
+    return otherwise;
+  } catch (const CudaError& error) {
+    cudaGetLastError();
+    context.synchronize();  // throws if the GPU is lost
+    log_warning(fmt::format("{} is left out: {}", candidate.name, error.what()));
+    failed = true;
+    return otherwise;
+  }
+}
+
+}  // namespace
+
+float shortest_ms(cudaStream_t stream, const std::function<bool(cudaStream_t)>& run) {
+  Event begin(true), end(true);
+  float best = kNever;
+  for (int i = 0; i < kTrialTimings; ++i) {
+    hold(stream, kHostsWork);
+    begin.record(stream);
+    if (!run(stream)) {
+      cudaGetLastError();
+      return kNever;
+    }
+    end.record(stream);
+    end.synchronize();
+    best = std::min(best, milliseconds_between(begin, end));
+  }
+  return best;
+}
+
+void Trial::force(Context& context, const std::string& choices) {
+  auto& forced = context.keep<Forced>().choices;
+  forced.clear();
+  std::istringstream all(choices);
+  for (std::string choice; std::getline(all, choice, ';');) {
+    const auto equals = choice.find('=');
+    if (equals == std::string::npos) throw UserError("a forced trial is KEY=NAME, not '" + choice + "'");
+    forced.emplace_back(choice.substr(0, equals), choice.substr(equals + 1));
+  }
+}
+
+int Trial::pick(Context& context, const std::string& key, std::span<const TrialCandidate> candidates) {
+  const bool deterministic = context.options().deterministic;
+  for (const auto& [beginning, name] : context.keep<Forced>().choices)
+    if (key.starts_with(beginning))
+      return static_cast<int>(forced_number(name, key, deterministic, candidates));
+  if (deterministic) {
+    const auto repeats =
+        std::find_if(candidates.begin(), candidates.end(), [](auto& c) { return c.repeats; });
+    return repeats == candidates.end() ? 0 : static_cast<int>(repeats - candidates.begin());
+  }
+  const std::string cache_key = "trial of " + key;
+  const auto kept = context.algorithm_cache().find(cache_key);
+  const std::size_t known = kept ? number_of(*kept, candidates) : candidates.size();
+  if (capturing(context.stream())) return known == candidates.size() ? 0 : static_cast<int>(known);
+
+  static std::mutex one_at_a_time;  // ranks of a process share a GPU
+  const std::lock_guard lock(one_at_a_time);
+  bool failed = false;
+  if (known != candidates.size() && attempt(context, candidates[known], failed, false,
+                                            [&] { return candidates[known].run(context.stream()); }))
+    return static_cast<int>(known);
+  std::size_t best = 0;
+  std::vector<float> ms;
+  std::string times;
+  for (const TrialCandidate& c : candidates) {
+    ms.push_back(attempt(context, c, failed, kNever, [&] { return shortest_ms(context.stream(), c.run); }));
+    times += fmt::format("{}{} {:f} ms", times.empty() ? "" : ", ", c.name, ms.back());
+    const float least = best == 0 ? kTie * ms[0] : ms[best];
+    if (ms.back() < least) best = ms.size() - 1;
+  }
+  log_debug(fmt::format("trial of {}: {} of {}", key, candidates[best].name, times));
+  if (!failed && ms[best] < kNever) context.algorithm_cache().keep(cache_key, candidates[best].name);
+  return static_cast<int>(best);
+}
+
+}  // namespace topknot::cuda

@@ -1,0 +1,160 @@
+// Which candidate a trial takes by the clock of events, what it keeps, and what it does where one fails.
+#include "nn/core/cuda/trial.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "nn/base/log.h"
+#include "tests/cuda/fixture.h"
+#include "tests/emulator/machine_state.h"
+#include "tests/emulator/tests/machine_settings.h"
+#include "tests/support/error_text.h"
+#include "tests/support/files.h"
+#include "tests/support/standard_error.h"
+#include "tests/support/temp_folder.h"
+
+namespace topknot {
+namespace {
+
+using cuda::CudaError;
+using cuda::Trial;
+
+// Candidates a, b, c ... that take so many milliseconds, beside which the host's own are few; a negative
+// number is a candidate that does not do it.
+struct Candidates {
+  explicit Candidates(const std::vector<float>& ms) : runs(ms.size()) {
+    for (std::size_t i = 0; i < ms.size(); ++i)
+      all.push_back(
+          {std::string(1, static_cast<char>('a' + i)), [this, i, time = ms[i]](cudaStream_t stream) {
+             const int run = ++runs[i];
+             if (i == throws) throw CudaError("no luck");
+             if (i == lacks_memory) throw cuda::OutOfMemory("no room");
+             emulator::enqueue(stream, [=] {
+               emulator::state().passed += std::chrono::duration_cast<emulator::Clock::duration>(
+                   std::chrono::duration<float, std::milli>(run == 1 ? 9e6f : time));
+             });
+             return time >= 0;
+           }});
+  }
+  int pick(OnGpu& gpu, const std::string& key = "work of [2, 3]") {
+    return Trial::pick(gpu.context(), key, all);
+  }
+  std::vector<cuda::TrialCandidate> all;
+  std::vector<int> runs;
+  std::size_t throws = 99, lacks_memory = 99;
+};
+
+struct Timing : OnGpu {
+  explicit Timing(const std::string& cache = "") : OnGpu(cuda::Precision::fp32, false, false, cache) {}
+};
+
+constexpr float kLong = 1e6f;  // milliseconds
+
+}  // namespace
+
+TEST_CASE("a trial picks the shortest of four times, and candidate 0 where the gain is below 2 percent") {
+  Timing gpu;
+  const auto picked = [&](const std::vector<float>& ms) {
+    Candidates candidates(ms);
+    const int best = candidates.pick(gpu);
+    for (std::size_t i = 0; i < ms.size(); ++i) CHECK(candidates.runs[i] == (ms[i] < 0 ? 1 : 4));
+    return best;
+  };
+  CHECK(picked({3 * kLong, 2 * kLong, 1 * kLong}) == 2);
+  CHECK(picked({3 * kLong, 1 * kLong, 2 * kLong}) == 1);
+  CHECK(picked({kLong, 0.99f * kLong}) == 0);
+  CHECK(picked({kLong, 0.97f * kLong}) == 1);
+  CHECK(picked({kLong, 0.97f * kLong, 0.96f * kLong}) == 2);
+  CHECK(picked({-1, kLong, -1}) == 1);
+  CHECK(picked({-1, -1}) == 0);
+}
+
+TEST_CASE("a trial's choice is kept by name for later processes, as long as the candidate runs") {
+  const TempFolder folder;
+  const auto pick = [&](Candidates& candidates) {
+    Timing gpu(folder.str());
+    return candidates.pick(gpu);
+  };
+  Candidates first({2 * kLong, kLong});
+  CHECK(pick(first) == 1);
+  const std::string file = std::filesystem::directory_iterator(folder.str())->path();
+  CHECK(text_of(file) == "trial of work of [2, 3] = b;\n");
+  Candidates later({kLong, 2 * kLong});
+  CHECK(pick(later) == 1);
+  CHECK(later.runs == std::vector{0, 1});
+  std::swap(later.all[0], later.all[1]);  // the name counts
+  CHECK(pick(later) == 0);
+  Candidates cannot({kLong, -1});
+  CHECK(pick(cannot) == 0);
+  for (const char* other : {"1", "", "bb"}) {
+    std::ofstream(file) << "trial of work of [2, 3] = " << other << ";\n";
+    Candidates anew({kLong, 2 * kLong});
+    CHECK(pick(anew) == 0);
+    CHECK(anew.runs == std::vector{4, 4});
+  }
+}
+
+TEST_CASE("a candidate that throws or lacks memory is left out, and nothing is kept then") {
+  const TempFolder folder;
+  const testing::StandardError errors;
+  for (const std::size_t throws : {0u, 1u, 2u}) {
+    Candidates candidates({3 * kLong, kLong, 2 * kLong});
+    candidates.throws = throws;
+    Timing gpu(folder.str());
+    CHECK(candidates.pick(gpu) == (throws == 1 ? 2 : 1));
+    CHECK(std::filesystem::is_empty(folder.str()));
+  }
+  const std::string warned = errors.text();
+  CHECK(contains(warned, "a is left out: no luck"));
+  Candidates candidates({3 * kLong, kLong, 2 * kLong});
+  candidates.lacks_memory = 1;
+  Timing gpu(folder.str());
+  CHECK(candidates.pick(gpu) == 2);
+  CHECK(std::filesystem::is_empty(folder.str()));
+  CHECK(errors.text() == warned);
+}
+
+TEST_CASE("a trial times nothing in deterministic runs, in a capture and where it is forced") {
+  const TempFolder folder;
+  Candidates candidates({3 * kLong, 2 * kLong, kLong});
+  {
+    OnGpu gpu(cuda::Precision::fp32, true);
+    CHECK(candidates.pick(gpu) == 0);
+    candidates.all[0].repeats = false;
+    CHECK(candidates.pick(gpu) == 1);
+    Trial::force(gpu.context(), "work=a");
+    CHECK(says(error_text([&] { candidates.pick(gpu); }), {"'a'", "train.deterministic", "work of [2, 3]"}));
+    Trial::force(gpu.context(), "work=c");
+    CHECK(candidates.pick(gpu) == 2);
+  }
+  CHECK(candidates.runs == std::vector{0, 0, 0});
+  Timing gpu(folder.str());
+  const auto captured = [&] {
+    int picked = -1;
+    CHECK(emulator::error_in_capture(gpu.stream(), [&] { picked = candidates.pick(gpu); }).empty());
+    return picked;
+  };
+  CHECK(captured() == 0);
+  CHECK(candidates.runs == std::vector{0, 0, 0});
+  CHECK(candidates.pick(gpu) == 2);
+  CHECK(captured() == 2);
+  CHECK(candidates.runs == std::vector{4, 4, 4});
+  Trial::force(gpu.context(), "other=a;work of [2=b");
+  CHECK(candidates.pick(gpu) == 1);
+  CHECK(candidates.pick(gpu, "a work") == 2);
+  Trial::force(gpu.context(), "work=bb");
+  CHECK(says(error_text([&] { candidates.pick(gpu); }), {"'bb'", "did you mean 'b'", "work of [2, 3]"}));
+  CHECK(says(error_text([&] { Trial::force(gpu.context(), "work"); }), {"KEY=NAME", "'work'"}));
+}
+
+TEST_CASE("one debug line of a trial has every time") {
+  const testing::StandardError errors;
+  Timing gpu;
+  set_log_level(LogLevel::debug);
+  Candidates({2 * kLong, kLong, -1}).pick(gpu);
+  set_log_level(LogLevel::warning);
+  const std::string text = errors.text();
+  CHECK(says(text, {"trial of work of [2, 3]: b of a 2", "b 1", "c inf ms"}));
+}
+
+}  // namespace topknot
