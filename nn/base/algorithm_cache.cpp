@@ -29,6 +29,10 @@ std::optional<std::string> choice_of(const std::string& text) {
 }  // namespace
 
 AlgorithmCache::AlgorithmCache(std::string file) : file_(std::move(file)) {
+  read();
+}
+
+void AlgorithmCache::read() {
   std::error_code ignored;
   if (!std::filesystem::exists(file_, ignored)) return;
   try {
@@ -42,7 +46,8 @@ AlgorithmCache::AlgorithmCache(std::string file) : file_(std::move(file)) {
   }
 }
 
-std::optional<std::string> AlgorithmCache::find(const std::string& key) const {
+std::optional<std::string> AlgorithmCache::find(const std::string& key) {
+  if (!choices_.contains(key)) read();
   const auto found = choices_.find(key);
   return found == choices_.end() ? std::nullopt : std::optional(found->second);
 }

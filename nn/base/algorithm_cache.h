@@ -16,14 +16,16 @@ class AlgorithmCache {
   // Reads the file; none there: empty. If it cannot be read: a line in the log, and nothing is kept.
   explicit AlgorithmCache(std::string file);
 
-  // The choice that was kept first for this key.
-  std::optional<std::string> find(const std::string& key) const;
+  // The choice that was kept first for this key. Reads the file again where none is known: another rank may
+  // have kept one by now.
+  std::optional<std::string> find(const std::string& key);
   // Appends to the file, whose folder it makes; nothing if the key was kept before. A key and a choice are
   // lines of text without " = ", a choice without ';' too. Where the file cannot be written: a line in the
   // log, once. A file of 16 MiB is full, and stays as it is.
   void keep(const std::string& key, const std::string& choice);
 
  private:
+  void read();
   void give_up(const std::string& why);
 
   std::string file_;  // "": nothing is written

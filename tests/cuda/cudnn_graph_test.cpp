@@ -30,7 +30,7 @@ TEST_CASE("plans of cuDNN's graph API give a weight gradient in fp32 from bfloat
     for (int i = 0; i < graph.plans(); ++i) {
       const cuda::WeightGradientPlan* plan = graph.plan(i);
       if (!plan) continue;
-      INFO(g.str() << ", engine " << plan->engine());
+      INFO(g.str() << ", engine " << graph.engine(i));
       Tensor dw = Tensor::empty(g.geometry().weight_shape(), Layout::nhwc, gpu.device());
       REQUIRE(plan->run(gpu.context().cudnn(), on_gpu.data(), gradient.data(),
                         gpu.context().workspace(plan->workspace()), dw.data()) == CUDNN_STATUS_SUCCESS);

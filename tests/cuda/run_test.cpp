@@ -193,7 +193,7 @@ TEST_CASE("what a run has timed the next one takes from train.algorithm_cache") 
     return text_of(std::filesystem::directory_iterator(cache.str())->path());
   };
   const std::string first = kept();
-  CHECK(contains(first, "the weight's gradient of a convolution of [2, 16, 12, 12]"));
+  CHECK(contains(first, "weight's gradient of a convolution of [2, 16, 12, 12]"));
   CHECK(contains(first, "batch norm of fp32 [2, 16, 12, 12], relu"));
   CHECK(kept() == first);
 }

@@ -8,7 +8,7 @@
 #include <mutex>
 
 #include "tests/emulator/cudnn_descriptors.h"
-#include "tests/emulator/machine.h"
+#include "tests/emulator/machine_state.h"
 
 namespace topknot::emulator {
 
@@ -91,8 +91,7 @@ cudnnStatus_t workspace_size(const char* call, const Shapes& shapes, int number,
   return shapes.check();
 }
 
-// Puts the product on the stream: out = alpha * product(a, b) + beta * out. `call` is "" for one that only
-// takes time.
+// Puts the product on the stream: out = alpha * product(a, b) + beta * out.
 cudnnStatus_t run(const char* call, cudnnHandle_t handle, Product product, const Shapes& shapes,
                   const void* alpha, const void* a, const void* b, int number, void* workspace,
                   std::size_t bytes, const void* beta, void* out) {
@@ -102,13 +101,14 @@ cudnnStatus_t run(const char* call, cudnnHandle_t handle, Product product, const
   if (!algorithm) return CUDNN_STATUS_NOT_SUPPORTED;
   if (!a || !b || !out || bytes < algorithm->workspace || (bytes > 0 && !workspace))
     return CUDNN_STATUS_BAD_PARAM;
-  if (*call && number == convolutions().fails_to_run) return CUDNN_STATUS_EXECUTION_FAILED;
-  if (*call && convolutions().runs_nothing) return CUDNN_STATUS_NOT_SUPPORTED;
+  if (number == convolutions().fails_to_run) return CUDNN_STATUS_EXECUTION_FAILED;
+  if (convolutions().runs_nothing) return CUDNN_STATUS_NOT_SUPPORTED;
   const float by = *static_cast<const float*>(alpha), old = *static_cast<const float*>(beta);
   if (old != 0 && convolutions().refuses_to_add) return CUDNN_STATUS_NOT_SUPPORTED;
-  if (*call) note_convolution(number, shapes.conv.math);
+  note_convolution(number, shapes.conv.math);
   const std::size_t scratch = algorithm->workspace;
-  enqueue(handle->stream, [=] {
+  enqueue(handle->stream, [=, time = algorithm->time] {
+    pass(time);
     if (scratch > 0) std::memset(workspace, 0xff, scratch);  // NaNs
     const cudnnDataType_t type = shapes.x.type;
     std::vector<float> sums(product == Product::output           ? elements(shapes.y)
@@ -131,20 +131,6 @@ cudnnStatus_t run(const char* call, cudnnHandle_t handle, Product product, const
 }
 
 template <class Result>
-void report(const Shapes& shapes, const ConvolutionAlgorithm& algorithm, std::size_t memory, Result& result) {
-  result = {};
-  result.algo = static_cast<decltype(result.algo)>(algorithm.number);
-  result.time = algorithm.time;
-  result.memory = algorithm.workspace;
-  result.status =
-      algorithm.workspace <= memory ? shapes.check() : CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED;
-  result.determinism = algorithm.deterministic ? CUDNN_DETERMINISTIC : CUDNN_NON_DETERMINISTIC;
-  result.mathType = convolutions().names_default           ? CUDNN_DEFAULT_MATH
-                    : algorithm.math == CUDNN_DEFAULT_MATH ? shapes.conv.math
-                                                           : algorithm.math;
-}
-
-template <class Result>
 cudnnStatus_t foretell(const char* call, const Shapes& shapes, int most, int* found, Result* results) {
   if (const int error = injected(call)) return static_cast<cudnnStatus_t>(error);
   if (const cudnnStatus_t status = shapes.check(); status != CUDNN_STATUS_SUCCESS) return status;
@@ -152,37 +138,16 @@ cudnnStatus_t foretell(const char* call, const Shapes& shapes, int most, int* fo
   *found = 0;
   for (const auto& algorithm : convolutions().algorithms) {
     if (*found == most) break;
-    report(shapes, algorithm, static_cast<std::size_t>(-1), results[(*found)++]);
-    results[*found - 1].time = -1;
+    Result& result = results[(*found)++] = {};
+    result.algo = static_cast<decltype(result.algo)>(algorithm.number);
+    result.time = -1;
+    result.memory = algorithm.workspace;
+    result.status = CUDNN_STATUS_SUCCESS;
+    result.determinism = algorithm.deterministic ? CUDNN_DETERMINISTIC : CUDNN_NON_DETERMINISTIC;
+    result.mathType = convolutions().names_default           ? CUDNN_DEFAULT_MATH
+                      : algorithm.math == CUDNN_DEFAULT_MATH ? shapes.conv.math
+                                                             : algorithm.math;
   }
-  return CUDNN_STATUS_SUCCESS;
-}
-
-// Runs what fits, so that `out` is written over, and waits, as timing does; not while a graph is captured.
-template <class Result>
-cudnnStatus_t time_all(const char* call, cudnnHandle_t handle, Product product, const Shapes& shapes,
-                       const void* a, const void* b, void* out, int most, int* found, Result* results,
-                       void* workspace, std::size_t bytes) {
-  if (const int error = injected(call)) return static_cast<cudnnStatus_t>(error);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(handle->stream, &capture) != cudaSuccess ||
-      capture != cudaStreamCaptureStatusNone)
-    return CUDNN_STATUS_EXECUTION_FAILED_CUDART;
-  if (const cudnnStatus_t status = shapes.check(); status != CUDNN_STATUS_SUCCESS) return status;
-  count(convolutions().timed);
-  std::vector<ConvolutionAlgorithm> order = convolutions().algorithms;
-  std::stable_sort(order.begin(), order.end(), [](const auto& p, const auto& q) { return p.time < q.time; });
-  *found = 0;
-  const float one = 1, zero = 0;
-  for (const auto& algorithm : order) {
-    if (*found == most) break;
-    report(shapes, algorithm, bytes, results[(*found)++]);
-    if (convolutions().loaded.insert(algorithm.number).second)
-      results[*found - 1].time = 1000 / algorithm.time;
-    if (results[*found - 1].status == CUDNN_STATUS_SUCCESS)
-      run("", handle, product, shapes, &one, a, b, algorithm.number, workspace, bytes, &zero, out);
-  }
-  drain(handle->stream);
   return CUDNN_STATUS_SUCCESS;
 }
 
@@ -192,6 +157,11 @@ void note_convolution(int number, cudnnMathType_t math) {
   const std::lock_guard lock(mutex);
   convolutions().used.push_back(number);
   convolutions().maths.push_back(math);
+}
+
+void pass(float milliseconds) {
+  state().passed +=
+      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<float, std::milli>(milliseconds));
 }
 
 std::vector<float> weight_gradient(const cudnnTensorStruct& x, const cudnnTensorStruct& y,
@@ -227,31 +197,6 @@ cudnnStatus_t cudnnGetConvolutionBackwardFilterAlgorithm_v7(cudnnHandle_t, Tenso
                                                             Filter w, const int most, int* count,
                                                             cudnnConvolutionBwdFilterAlgoPerf_t* results) {
   return foretell("cudnnGetConvolutionBackwardFilterAlgorithm_v7", {*x, *y, *w, *conv}, most, count, results);
-}
-
-cudnnStatus_t cudnnFindConvolutionForwardAlgorithmEx(cudnnHandle_t handle, Tensor x, const void* a, Filter w,
-                                                     const void* b, Conv conv, Tensor y, void* out,
-                                                     const int most, int* count,
-                                                     cudnnConvolutionFwdAlgoPerf_t* results, void* workspace,
-                                                     std::size_t bytes) {
-  return time_all("cudnnFindConvolutionForwardAlgorithmEx", handle, Product::output, {*x, *y, *w, *conv}, a,
-                  b, out, most, count, results, workspace, bytes);
-}
-cudnnStatus_t cudnnFindConvolutionBackwardDataAlgorithmEx(cudnnHandle_t handle, Filter w, const void* a,
-                                                          Tensor y, const void* b, Conv conv, Tensor x,
-                                                          void* out, const int most, int* count,
-                                                          cudnnConvolutionBwdDataAlgoPerf_t* results,
-                                                          void* workspace, std::size_t bytes) {
-  return time_all("cudnnFindConvolutionBackwardDataAlgorithmEx", handle, Product::input_gradient,
-                  {*x, *y, *w, *conv}, a, b, out, most, count, results, workspace, bytes);
-}
-cudnnStatus_t cudnnFindConvolutionBackwardFilterAlgorithmEx(cudnnHandle_t handle, Tensor x, const void* a,
-                                                            Tensor y, const void* b, Conv conv, Filter w,
-                                                            void* out, const int most, int* count,
-                                                            cudnnConvolutionBwdFilterAlgoPerf_t* results,
-                                                            void* workspace, std::size_t bytes) {
-  return time_all("cudnnFindConvolutionBackwardFilterAlgorithmEx", handle, Product::weight_gradient,
-                  {*x, *y, *w, *conv}, a, b, out, most, count, results, workspace, bytes);
 }
 
 cudnnStatus_t cudnnGetConvolutionForwardWorkspaceSize(cudnnHandle_t, Tensor x, Filter w, Conv conv, Tensor y,

@@ -12,6 +12,7 @@
 #include "nn/base/algorithm_cache.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"
+#include "nn/core/cuda/context.h"
 
 namespace topknot::cuda {
 namespace {
@@ -45,45 +46,38 @@ std::size_t forced_number(const std::string& name, const std::string& key, bool 
   return i;
 }
 
-// What run() returns; `otherwise`, and `failed` is set, after an error that stops the candidate.
-template <class Result, class Run>
-Result attempt(Context& context, const TrialCandidate& candidate, bool& failed, Result otherwise,
-               const Run& run) {
-  try {
-    return run();
-  } catch (const OutOfMemory&) {  // no room to try it
-    failed = true;
-    return otherwise;
-  } catch (const CudaError& error) {
-    cudaGetLastError();
-    context.synchronize();  // throws if the GPU is lost
-    log_warning(fmt::format("{} is left out: {}", candidate.name, error.what()));
-    failed = true;
-    return otherwise;
+// The shortest time of so many runs, in milliseconds. kNever if the candidate does not do the shape, or fails,
+// which `failed` says too.
+float shortest_ms(Context& context, const TrialCandidate& candidate, int runs, bool& failed) try {
+  Event begin(true), end(true);
+  float shortest = kNever;
+  for (int i = 0; i < runs; ++i) {
+    hold(context.stream(), kHostsWork);
+    begin.record(context.stream());
+    if (!candidate.run()) {
+      cudaGetLastError();
+      return kNever;
+    }
+    end.record(context.stream());
+    end.synchronize();
+    shortest = std::min(shortest, milliseconds_between(begin, end));
   }
+  return shortest;
+} catch (const OutOfMemory&) {  // no room to try it
+  failed = true;
+  return kNever;
+} catch (const CudaError& error) {
+  cudaGetLastError();
+  context.synchronize();  // throws if the GPU is lost
+  log_warning(fmt::format("{} is left out: {}", candidate.name, error.what()));
+  failed = true;
+  return kNever;
 }
 
 }  // namespace
 
-float shortest_ms(cudaStream_t stream, const std::function<bool(cudaStream_t)>& run) {
-  Event begin(true), end(true);
-  float best = kNever;
-  for (int i = 0; i < kTrialTimings; ++i) {
-    hold(stream, kHostsWork);
-    begin.record(stream);
-    if (!run(stream)) {
-      cudaGetLastError();
-      return kNever;
-    }
-    end.record(stream);
-    end.synchronize();
-    best = std::min(best, milliseconds_between(begin, end));
-  }
-  return best;
-}
-
-void Trial::force(Context& context, const std::string& choices) {
-  auto& forced = context.keep<Forced>().choices;
+void Trial::force(const std::string& choices) {
+  auto& forced = Context::current().keep<Forced>().choices;
   forced.clear();
   std::istringstream all(choices);
   for (std::string choice; std::getline(all, choice, ';');) {
@@ -93,39 +87,39 @@ void Trial::force(Context& context, const std::string& choices) {
   }
 }
 
-int Trial::pick(Context& context, const std::string& key, std::span<const TrialCandidate> candidates) {
+std::size_t Trial::pick(const std::string& key, std::span<const TrialCandidate> candidates) {
+  Context& context = Context::current();
   const bool deterministic = context.options().deterministic;
   for (const auto& [beginning, name] : context.keep<Forced>().choices)
-    if (key.starts_with(beginning))
-      return static_cast<int>(forced_number(name, key, deterministic, candidates));
+    if (key.starts_with(beginning)) return forced_number(name, key, deterministic, candidates);
   if (deterministic) {
     const auto repeats =
         std::find_if(candidates.begin(), candidates.end(), [](auto& c) { return c.repeats; });
-    return repeats == candidates.end() ? 0 : static_cast<int>(repeats - candidates.begin());
+    return repeats == candidates.end() ? 0 : static_cast<std::size_t>(repeats - candidates.begin());
   }
+  if (candidates.size() == 1) return 0;
+  // Ranks of a process share a GPU, and choices by the file.
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
   const std::string cache_key = "trial of " + key;
   const auto kept = context.algorithm_cache().find(cache_key);
   const std::size_t known = kept ? number_of(*kept, candidates) : candidates.size();
-  if (capturing(context.stream())) return known == candidates.size() ? 0 : static_cast<int>(known);
+  if (capturing(context.stream())) return known == candidates.size() ? 0 : known;
 
-  static std::mutex one_at_a_time;  // ranks of a process share a GPU
-  const std::lock_guard lock(one_at_a_time);
   bool failed = false;
-  if (known != candidates.size() && attempt(context, candidates[known], failed, false,
-                                            [&] { return candidates[known].run(context.stream()); }))
-    return static_cast<int>(known);
+  if (known != candidates.size() && shortest_ms(context, candidates[known], 1, failed) < kNever) return known;
   std::size_t best = 0;
   std::vector<float> ms;
   std::string times;
   for (const TrialCandidate& c : candidates) {
-    ms.push_back(attempt(context, c, failed, kNever, [&] { return shortest_ms(context.stream(), c.run); }));
+    ms.push_back(shortest_ms(context, c, kTrialTimings, failed));
     times += fmt::format("{}{} {:f} ms", times.empty() ? "" : ", ", c.name, ms.back());
     const float least = best == 0 ? kTie * ms[0] : ms[best];
     if (ms.back() < least) best = ms.size() - 1;
   }
   log_debug(fmt::format("trial of {}: {} of {}", key, candidates[best].name, times));
   if (!failed && ms[best] < kNever) context.algorithm_cache().keep(cache_key, candidates[best].name);
-  return static_cast<int>(best);
+  return best;
 }
 
 }  // namespace topknot::cuda

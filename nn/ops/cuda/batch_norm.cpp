@@ -175,13 +175,13 @@ std::shared_ptr<const BatchNormMethod> choose_method(const BatchNormArguments& c
   std::vector<TrialCandidate> candidates;
   for (int i = 0; i < kBatchNormKinds; ++i) {
     const auto kind = static_cast<BatchNormKind>(i);
-    const auto run = [&tried, &call, kind](cudaStream_t) {
+    const auto run = [&tried, &call, kind] {
       if (!tried) tried.emplace(call);
       return tried->run(kind);
     };
     candidates.push_back({name_of(kind), run, kind == BatchNormKind::kernels});
   }
-  return make_batch_norm_method(static_cast<BatchNormKind>(Trial::pick(context, key, candidates)), call);
+  return make_batch_norm_method(static_cast<BatchNormKind>(Trial::pick(key, candidates)), call);
 }
 
 std::shared_ptr<const BatchNormMethod> method_for(const BatchNormArguments& call) {

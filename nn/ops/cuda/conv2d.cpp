@@ -60,24 +60,24 @@ class Cudnn final : public Products {
  public:
   // The weight may have fewer channels than the geometry says.
   Cudnn(const ConvGeometry& geometry, const Shape& x, DType type, const Tensor& weight)
-      : convolution_(geometry, x, type),
+      : convolution_(Convolution::of(geometry, x, type)),
         filter_(filter_of(weight, type,
                           {geometry.out, geometry.in / geometry.groups,
                            geometry.kernel.height * geometry.kernel.width, weight.dim(0), weight.dim(1)})) {}
 
   void forward(const Tensor& x, Tensor& y) const override {
-    convolution_.run(ConvProduct::output, x.data(), filter_.data(), 0.0f, y.data());
+    convolution_.run(ConvProduct::output, x.data(), filter_.data(), false, y.data());
   }
   void input_gradient(const Tensor& grad, InputGradient& dx) const override {
-    convolution_.run(ConvProduct::input_gradient, filter_.data(), grad.data(), dx.accumulate ? 1.0f : 0.0f,
+    convolution_.run(ConvProduct::input_gradient, filter_.data(), grad.data(), dx.accumulate,
                      dx.tensor.data());
   }
   void weight_gradient(const Tensor& x, const Tensor& grad, const GradientTarget& dw) const override {
-    convolution_.weight_gradient(x.data(), grad.data(), dw);
+    convolution_.run(ConvProduct::weight_gradient, x.data(), grad.data(), dw.accumulate, dw.data);
   }
 
  private:
-  Convolution convolution_;
+  Convolution& convolution_;
   Tensor filter_;  // KRSC; kept for the backward pass
 };
 
@@ -172,7 +172,7 @@ Way way_of(ConvProduct product, const ConvGeometry& geometry, const Tensor& x) {
   if (geometry.kernel == 1 && geometry.stride == 1 && geometry.padding == 0 && geometry.groups == 1)
     return Way::pointwise;
   const auto supported = [&](const ConvGeometry& g) {
-    return Convolution(g, with_channels(x.shape(), g.in), x.dtype()).supported(product);
+    return Convolution::of(g, with_channels(x.shape(), g.in), x.dtype()).supported(product);
   };
   if (supported(geometry)) return Way::cudnn;
   const ConvGeometry wide = widened(geometry, x.dtype());

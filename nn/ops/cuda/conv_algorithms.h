@@ -1,21 +1,22 @@
 #pragma once
-// One convolution of a layer by cuDNN: its descriptors, and which of cuDNN's algorithms serves each of its
-// three products, found out once per shape. Everything NHWC, filters KRSC (OIHW shapes in nhwc order).
+// One convolution of a layer by cuDNN: its descriptors, and which of cuDNN's algorithms computes each of its
+// three products. Everything NHWC, filters KRSC (OIHW shapes in nhwc order).
 //
-// The choice. Each product's first use times cuDNN's algorithms on the GPU and keeps the fastest, next to
-// slower ones that need less workspace, which take over when memory is short; the host waits for this. What
-// an earlier process chose with enough memory is taken from Context::algorithm_cache() instead. With
-// ContextOptions::conv_plans the plans of cudnn_graph.h compete for a weight's gradient in bfloat16, which write
-// fp32; the times compared are those until the gradient is in the arena. Under ContextOptions::deterministic, or if timing fails, nothing is timed: the
-// first algorithm that cuDNN's heuristics name and call deterministic is taken, and no plan, so that runs
-// repeat (unless one is short of memory and another is not). Choices are kept for the process, by shape, type,
-// precision, determinism and GPU; ranks that share a process share them, and each compiles its own plans. A
-// first use while a CUDA graph is captured is an Error, since nothing can be timed or compiled then.
+// A product's algorithms are those that cuDNN's heuristics name, in their order. With ContextOptions::conv_plans
+// the plans of cudnn_graph.h follow for a weight's gradient in bfloat16, which write fp32. The first use of a
+// product is a trial of all (nn/core/cuda/trial.h), for which the host waits. An algorithm that fails later, or
+// for which memory has run short, is dropped, and another trial chooses among the others. Deterministic runs have
+// only algorithms that cuDNN calls deterministic, in the heuristics' order, and no plans; they repeat unless one
+// is short of memory and another is not. A first use while a CUDA graph is captured is an Error, since nothing
+// can be timed or compiled then.
 
+#include <array>
 #include <cstddef>
-#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
 
-#include "nn/core/cuda/context.h"
 #include "nn/ops/cuda/cudnn_descriptor.h"
 #include "nn/ops/cuda/cudnn_graph.h"
 #include "nn/ops/cuda/products.h"
@@ -26,10 +27,6 @@ namespace topknot::cuda {
 // Bytes of one product's workspace, at most. Algorithms that need more are not considered.
 inline constexpr std::size_t kConvWorkspaceLimit = std::size_t{512} << 20;
 
-// How often all algorithms of a product are timed; the shortest time of each counts. The first run of an
-// algorithm also loads its code, which takes longer than many a convolution.
-inline constexpr int kConvTimings = 4;
-
 enum class ConvProduct {
   output,           // y = conv(x, w)
   input_gradient,   // dx from w, dy
@@ -37,11 +34,11 @@ enum class ConvProduct {
 };
 
 struct ConvAlgorithm {
-  int algorithm = 0;  // of the product's cuDNN enumeration, or of cudnn_graph.h's plans
+  std::string name;
+  int number = 0;  // in the product's cuDNN enumeration, or of the plan
   cudnnMathType_t math = CUDNN_DEFAULT_MATH;
-  std::size_t workspace = 0;  // bytes
-  int engine = -1;            // of a plan; -1: no plan
-  bool is_plan() const { return engine >= 0; }
+  std::size_t workspace = 0;  // bytes; a plan has its own
+  bool is_plan = false;
 };
 
 using CudnnFilter =
@@ -55,47 +52,58 @@ class ConvUnsupported : public Error {
   using Error::Error;
 };
 
-// For one op of a graph; used by one thread.
 class Convolution {
  public:
-  // x: [N, C, H, W], an activation's shape.
-  Convolution(const ConvGeometry& geometry, const Shape& x, DType type);
+  // The current context's convolution of x, [N, C, H, W], made at its first use.
+  static Convolution& of(const ConvGeometry& geometry, const Shape& x, DType type);
 
-  // Puts the output or the input's gradient on the current context's stream: out = product(a, b) + beta * out,
-  // with beta 0 or 1. (a, b): (x, w) or (w, dy); all of the convolution's type, out too. Throws CudaError if a
-  // call fails, ConvUnsupported where cuDNN has no algorithm, or named some and supports none.
-  void run(ConvProduct product, const void* a, const void* b, float beta, void* out) const;
-  // The weight's gradient, in fp32 and OIHW. Throws as run() does.
-  void weight_gradient(const void* x, const void* dy, const GradientTarget& dw) const;
+  Convolution(cudnnHandle_t handle, const ConvGeometry& geometry, const Shape& x, DType type);
 
-  // Whether cuDNN's heuristics name an algorithm for the product; asked once per shape, as for choices.
-  bool supported(ConvProduct product) const;
+  // Puts a product on the current context's stream: out = product(a, b), or out += that with `accumulate`.
+  // (a, b): (x, w), (w, dy) or (x, dy). All are of the convolution's type, but the weight's gradient is fp32 and
+  // OIHW. Throws CudaError if a call fails, ConvUnsupported if cuDNN has no algorithm or supports none of those
+  // that it named.
+  void run(ConvProduct product, const void* a, const void* b, bool accumulate, void* out);
+
+  // Whether there is an algorithm for the product; cuDNN's heuristics are asked at the first call.
+  bool supported(ConvProduct product);
 
  private:
-  friend class ConvChooser;
-  cudnnStatus_t execute(ConvProduct product, const ConvAlgorithm& with, void* workspace, const void* a,
-                        const void* b, float beta, void* out) const;
-  // `plan` as `with` says, or null.
-  cudnnStatus_t execute_weight_gradient(const ConvAlgorithm& with, const WeightGradientPlan* plan,
-                                        void* workspace, const void* x, const void* dy,
-                                        const GradientTarget& dw) const;
-  // execute(algorithm, workspace) by the best algorithm that can. A choice writes over `out`, or over scratch
-  // if that is null.
-  template <class Execute>
-  void run_best(ConvProduct product, const void* a, const void* b, void* out, const Execute& execute) const;
-  DeviceArray<std::byte> scratch(ConvProduct product) const;
-  std::size_t elements_of_output(ConvProduct product) const;
-  FilterShape filter_shape() const;
+  struct Algorithms {
+    std::vector<ConvAlgorithm> left;  // the choice first
+    bool asked = false, chosen = false;
+  };
+  using Workspace = std::function<void*(std::size_t bytes)>;
 
+  Algorithms& algorithms(ConvProduct product);
+  std::vector<ConvAlgorithm> named(ConvProduct product, cudnnMathType_t math) const;
+  template <class Result, class Name, class Size, class... Descriptors>
+  std::vector<ConvAlgorithm> named_by(cudnnMathType_t math, const char* call, Name name, Size size,
+                                      Descriptors... descriptors) const;
+  void add_plans(std::vector<ConvAlgorithm>& to);
+  void choose(ConvProduct product, const void* a, const void* b, bool accumulate, void* out);
+
+  // These return false if the algorithm does not do it; nothing was written then.
+  bool compute(ConvProduct product, const ConvAlgorithm& by, const Workspace& workspace, const void* a,
+               const void* b, bool accumulate, void* out);
+  bool weight_gradient(const ConvAlgorithm& by, const Workspace& workspace, const void* x, const void* dy,
+                       const GradientTarget& dw);
+  bool execute(ConvProduct product, const ConvAlgorithm& by, void* workspace, const void* a, const void* b,
+               bool accumulate, void* out) const;
+  bool succeeded(cudnnStatus_t status, const char* call, ConvProduct product) const;
+
+  std::string name(ConvProduct product) const;
+  std::size_t output_elements(ConvProduct product) const;
+
+  cudnnHandle_t handle_;
   ConvGeometry geometry_;
   Shape shape_;
   DType type_;
   CudnnTensor x_, y_;
   CudnnFilter w_;
   CudnnConvolution convolution_;
+  std::array<Algorithms, 3> algorithms_;
+  std::optional<WeightGradientGraph> plans_;  // which CUDA graphs may run
 };
-
-// Forgets all choices: the next use of each shape chooses again. For tests and measurements.
-void forget_conv_algorithms();
 
 }  // namespace topknot::cuda

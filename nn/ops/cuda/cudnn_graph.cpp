@@ -148,8 +148,18 @@ WeightGradientGraph::WeightGradientGraph(cudnnHandle_t handle, const ConvGeometr
 
 const WeightGradientPlan* WeightGradientGraph::plan(int number) {
   if (number < 0 || number >= plans()) return nullptr;
-  if (!compiled(number)) plans_[number] = compile(number);
+  if (!plans_.contains(number)) plans_[number] = compile(number);
   return plans_[number].get();
+}
+
+std::int64_t WeightGradientGraph::engine(int number) const {
+  const Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  cudnnBackendDescriptor_t raw = engine.get();
+  std::int64_t count = 0;
+  TOPKNOT_CUDNN(cudnnBackendGetAttribute(configurations_[static_cast<std::size_t>(number)].get(),
+                                         CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1,
+                                         &count, &raw));
+  return integer(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
 }
 
 std::unique_ptr<const WeightGradientPlan> WeightGradientGraph::compile(int number) const {
@@ -159,13 +169,6 @@ std::unique_ptr<const WeightGradientPlan> WeightGradientGraph::compile(int numbe
   set(made->plan_, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
   if (cudnnBackendFinalize(made->plan_.get()) != CUDNN_STATUS_SUCCESS) return nullptr;
   made->workspace_ = static_cast<std::size_t>(integer(made->plan_, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE));
-
-  const Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
-  cudnnBackendDescriptor_t raw = engine.get();
-  std::int64_t count = 0;
-  TOPKNOT_CUDNN(cudnnBackendGetAttribute(configuration.get(), CUDNN_ATTR_ENGINECFG_ENGINE,
-                                         CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw));
-  made->engine_ = integer(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
   return made;
 }
 

@@ -41,7 +41,6 @@ class CudnnGraphDescriptor {
 // One engine of cuDNN's, configured and compiled for a shape and a GPU. Made by WeightGradientGraph.
 class WeightGradientPlan {
  public:
-  std::int64_t engine() const { return engine_; }       // cuDNN's number of it
   std::size_t workspace() const { return workspace_; }  // bytes
 
   // dw [out, height, width, in / groups] (KRSC) = the gradient, on the handle's stream. x, dy: nhwc, bfloat16.
@@ -51,7 +50,6 @@ class WeightGradientPlan {
  private:
   friend class WeightGradientGraph;
   CudnnGraphDescriptor plan_{CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR};
-  std::int64_t engine_ = 0;
   std::size_t workspace_ = 0;
 };
 
@@ -66,7 +64,7 @@ class WeightGradientGraph {
   // x: [N, C, H, W]. Throws CudaError if cuDNN fails in another way than by offering no plan.
   WeightGradientGraph(cudnnHandle_t handle, const ConvGeometry& geometry, const Shape& x);
   int plans() const { return static_cast<int>(configurations_.size()); }
-  bool compiled(int number) const { return plans_.count(number) > 0; }
+  std::int64_t engine(int number) const;  // cuDNN's number of a plan's engine
   // Compiled at the first call. Null if there are not as many, or cuDNN cannot make it.
   const WeightGradientPlan* plan(int number);
 

@@ -1,6 +1,7 @@
 #pragma once
-// An emulated cuDNN with no algorithm chosen yet, and a convolution's tensors on the current context's GPU.
+// An emulated cuDNN as it is at first, and a convolution's tensors on the current context's GPU.
 
+#include "nn/core/cuda/trial.h"
 #include "nn/ops/cuda/conv_algorithms.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
@@ -15,7 +16,6 @@ struct ConvMachine {
   static void clear() {
     emulator::reset();
     emulator::convolutions() = {};
-    cuda::forget_conv_algorithms();
   }
 };
 

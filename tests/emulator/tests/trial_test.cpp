@@ -6,7 +6,7 @@
 
 #include "nn/base/log.h"
 #include "tests/cuda/fixture.h"
-#include "tests/emulator/machine_state.h"
+#include "tests/emulator/cudnn_convolution.h"
 #include "tests/emulator/tests/machine_settings.h"
 #include "tests/support/error_text.h"
 #include "tests/support/files.h"
@@ -24,20 +24,18 @@ using cuda::Trial;
 struct Candidates {
   explicit Candidates(const std::vector<float>& ms) : runs(ms.size()) {
     for (std::size_t i = 0; i < ms.size(); ++i)
-      all.push_back(
-          {std::string(1, static_cast<char>('a' + i)), [this, i, time = ms[i]](cudaStream_t stream) {
-             const int run = ++runs[i];
-             if (i == throws) throw CudaError("no luck");
-             if (i == lacks_memory) throw cuda::OutOfMemory("no room");
-             emulator::enqueue(stream, [=] {
-               emulator::state().passed += std::chrono::duration_cast<emulator::Clock::duration>(
-                   std::chrono::duration<float, std::milli>(run == 1 ? 9e6f : time));
-             });
-             return time >= 0;
-           }});
+      all.push_back({std::string(1, static_cast<char>('a' + i)), [this, i, time = ms[i]] {
+                       const int run = ++runs[i];
+                       if (i == throws) throw CudaError("no luck");
+                       if (i == lacks_memory) throw cuda::OutOfMemory("no room");
+                       emulator::enqueue(cuda::Context::current().stream(),
+                                         [=] { emulator::pass(run == 1 ? 9e6f : time); });
+                       return time >= 0;
+                     }});
   }
-  int pick(OnGpu& gpu, const std::string& key = "work of [2, 3]") {
-    return Trial::pick(gpu.context(), key, all);
+  std::size_t pick(OnGpu& gpu, const std::string& key = "work of [2, 3]") {
+    const cuda::Context::Use use(gpu.context());
+    return Trial::pick(key, all);
   }
   std::vector<cuda::TrialCandidate> all;
   std::vector<int> runs;
@@ -56,7 +54,7 @@ TEST_CASE("a trial picks the shortest of four times, and candidate 0 where the g
   Timing gpu;
   const auto picked = [&](const std::vector<float>& ms) {
     Candidates candidates(ms);
-    const int best = candidates.pick(gpu);
+    const std::size_t best = candidates.pick(gpu);
     for (std::size_t i = 0; i < ms.size(); ++i) CHECK(candidates.runs[i] == (ms[i] < 0 ? 1 : 4));
     return best;
   };
@@ -82,6 +80,14 @@ TEST_CASE("a trial's choice is kept by name for later processes, as long as the 
   Candidates later({kLong, 2 * kLong});
   CHECK(pick(later) == 1);
   CHECK(later.runs == std::vector{0, 1});
+  {
+    Timing one(folder.str()), two(folder.str());  // ranks of one process
+    one.context().algorithm_cache(), two.context().algorithm_cache();
+    Candidates of_one({2 * kLong, kLong}), of_two({kLong, 2 * kLong});
+    CHECK(of_one.pick(one, "other work") == 1);
+    CHECK(of_two.pick(two, "other work") == 1);
+    CHECK(of_two.runs == std::vector{0, 1});
+  }
   std::swap(later.all[0], later.all[1]);  // the name counts
   CHECK(pick(later) == 0);
   Candidates cannot({kLong, -1});
@@ -122,15 +128,15 @@ TEST_CASE("a trial times nothing in deterministic runs, in a capture and where i
     CHECK(candidates.pick(gpu) == 0);
     candidates.all[0].repeats = false;
     CHECK(candidates.pick(gpu) == 1);
-    Trial::force(gpu.context(), "work=a");
+    Trial::force("work=a");
     CHECK(says(error_text([&] { candidates.pick(gpu); }), {"'a'", "train.deterministic", "work of [2, 3]"}));
-    Trial::force(gpu.context(), "work=c");
+    Trial::force("work=c");
     CHECK(candidates.pick(gpu) == 2);
   }
   CHECK(candidates.runs == std::vector{0, 0, 0});
   Timing gpu(folder.str());
   const auto captured = [&] {
-    int picked = -1;
+    std::size_t picked = 99;
     CHECK(emulator::error_in_capture(gpu.stream(), [&] { picked = candidates.pick(gpu); }).empty());
     return picked;
   };
@@ -139,12 +145,12 @@ TEST_CASE("a trial times nothing in deterministic runs, in a capture and where i
   CHECK(candidates.pick(gpu) == 2);
   CHECK(captured() == 2);
   CHECK(candidates.runs == std::vector{4, 4, 4});
-  Trial::force(gpu.context(), "other=a;work of [2=b");
+  Trial::force("other=a;work of [2=b");
   CHECK(candidates.pick(gpu) == 1);
   CHECK(candidates.pick(gpu, "a work") == 2);
-  Trial::force(gpu.context(), "work=bb");
+  Trial::force("work=bb");
   CHECK(says(error_text([&] { candidates.pick(gpu); }), {"'bb'", "did you mean 'b'", "work of [2, 3]"}));
-  CHECK(says(error_text([&] { Trial::force(gpu.context(), "work"); }), {"KEY=NAME", "'work'"}));
+  CHECK(says(error_text([&] { Trial::force("work"); }), {"KEY=NAME", "'work'"}));
 }
 
 TEST_CASE("one debug line of a trial has every time") {
