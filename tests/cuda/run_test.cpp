@@ -186,8 +186,8 @@ TEST_CASE("what a run has timed the next one takes from train.algorithm_cache") 
   const TempFolder cache;
   const Keys keys{"model.name=resnet20", "train.max_steps=2",         "data.batch_size=2",
                   "data.test_size=4",    "train.deterministic=false", "train.algorithm_cache=" + cache.str()};
-  const auto kept = [&] {
-    on_gpu("threads", 1, keys);
+  const auto kept = [&](const Keys& more = {}) {
+    on_gpu("threads", 1, with(keys, more));
     const std::filesystem::directory_iterator files(cache.str());
     REQUIRE(std::distance(begin(files), end(files)) == 1);
     return text_of(std::filesystem::directory_iterator(cache.str())->path());
@@ -196,6 +196,12 @@ TEST_CASE("what a run has timed the next one takes from train.algorithm_cache") 
   CHECK(contains(first, "weight's gradient of a convolution of [2, 16, 12, 12]"));
   CHECK(contains(first, "batch norm of fp32 [2, 16, 12, 12], relu"));
   CHECK(kept() == first);
+  std::filesystem::remove_all(cache.str());
+  const std::string without = kept({"train.trial=batch norm=cuDNN spatial"});
+  CHECK(contains(without, "weight's gradient of a convolution of [2, 16, 12, 12]"));
+  CHECK(!contains(without, "batch norm"));
+  CHECK(says(error_text([&] { kept({"train.trial=batch norm=cuDNN spacial"}); }),
+             {"did you mean 'cuDNN spatial'"}));
 }
 
 TEST_CASE("clipping, micro-batches and weight decay are the CPU's") {

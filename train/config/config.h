@@ -105,6 +105,7 @@ struct Config {
     std::string graphs = "true";  // true, false, parts
     bool early_launch = false;
     bool conv_plans = false;
+    std::string trial;  // "": none is forced
     bool deterministic = false;
     std::string algorithm_cache = "auto";
     std::string bn_stats = "mean";

@@ -138,6 +138,11 @@ std::vector<Key> machine_keys() {
            "any "
            "card")
           .used_by({kGpus}),
+      text("train.trial", at<t, &Train::trial>,
+           "on a GPU, for tests: KEY=NAME;...: trials whose key begins with KEY take the candidate NAME, "
+           "untimed; --verbose shows both")
+          .used_by({kGpus})
+          .on_host(),
       flag("train.deterministic", at<t, &Train::deterministic>,
            "the same bits in every run on a GPU too, slower there; on a CPU always so")
           .used_by({kGpus}),

@@ -16,6 +16,7 @@
 #include "nn/base/log.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/pool.h"
+#include "nn/core/cuda/trial.h"
 #include "nn/ops/cuda/filters.h"
 #include "train/cuda/batches.h"
 #include "train/cuda/step_times.h"
@@ -122,6 +123,7 @@ class CudaRunner final : public Runner {
         neighbours_(ranks_of_gpu(communicator, inputs.gpu)),
         gpu_steps_(static_cast<std::size_t>(config_.train.accumulate)),
         outcomes_(kStepsAhead * sizeof(StepOutcome)) {
+    Trial::force(config_.train.trial);
     try_early_launches(context_);
     cudaDeviceProp properties{};
     TOPKNOT_CUDA(cudaGetDeviceProperties(&properties, context_.options().device));

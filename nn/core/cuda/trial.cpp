@@ -26,6 +26,11 @@ struct Forced {
   std::vector<std::pair<std::string, std::string>> choices;
 };
 
+std::vector<std::string>& subjects() {
+  static std::vector<std::string> all;
+  return all;
+}
+
 // Not found: the number of candidates.
 std::size_t number_of(const std::string& name, std::span<const TrialCandidate> candidates) {
   const auto named = [&](const TrialCandidate& c) { return c.name == name; };
@@ -39,10 +44,10 @@ std::size_t forced_number(const std::string& name, const std::string& key, bool 
   std::vector<std::string> names;
   for (const TrialCandidate& c : candidates) names.push_back(c.name);
   if (i == candidates.size())
-    throw UserError(unknown_name_message("candidate of '" + key + "'", name, names));
+    throw UserError("train.trial: " + unknown_name_message("candidate of " + key, name, names));
   if (deterministic && !candidates[i].repeats)
-    throw UserError(
-        fmt::format("'{}' does not repeat its bits, which train.deterministic asks of {}", name, key));
+    throw UserError(fmt::format(
+        "train.trial: '{}' does not repeat its bits, which train.deterministic asks of {}", name, key));
   return i;
 }
 
@@ -76,14 +81,22 @@ float shortest_ms(Context& context, const TrialCandidate& candidate, int runs, b
 
 }  // namespace
 
+TrialSubject::TrialSubject(const char* subject) : name(subject) {
+  subjects().push_back(subject);
+}
+
 void Trial::force(const std::string& choices) {
   auto& forced = Context::current().keep<Forced>().choices;
   forced.clear();
   std::istringstream all(choices);
   for (std::string choice; std::getline(all, choice, ';');) {
     const auto equals = choice.find('=');
-    if (equals == std::string::npos) throw UserError("a forced trial is KEY=NAME, not '" + choice + "'");
-    forced.emplace_back(choice.substr(0, equals), choice.substr(equals + 1));
+    if (equals == std::string::npos) throw UserError("train.trial: must be KEY=NAME, not '" + choice + "'");
+    const std::string key = choice.substr(0, equals);
+    if (std::ranges::none_of(subjects(),
+                             [&](const std::string& subject) { return key.starts_with(subject); }))
+      throw UserError("train.trial: " + unknown_name_message("trial", key, subjects()));
+    forced.emplace_back(key, choice.substr(equals + 1));
   }
 }
 

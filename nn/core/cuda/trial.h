@@ -23,6 +23,13 @@ struct TrialCandidate {
   bool repeats = true;  // computes the same bits in every run
 };
 
+// What trials choose for, "batch norm": their keys are this and " of ...". At namespace scope, so that
+// Trial::force() knows all of them.
+struct TrialSubject {
+  explicit TrialSubject(const char* subject);
+  const char* name;
+};
+
 class Trial {
  public:
   // The number of the candidate to use: that with the shortest of kTrialTimings times, each taken on a stream
@@ -32,8 +39,8 @@ class Trial {
   // GPU is lost.
   static std::size_t pick(const std::string& key, std::span<const TrialCandidate> candidates);
 
-  // "KEY=NAME;KEY=NAME...", for tests and measurements: the context's trials whose key begins with KEY pick
-  // NAME, untimed. Throws UserError for other text; a KEY that no trial has is not noticed.
+  // train.trial, "KEY=NAME;KEY=NAME...": the context's trials whose key begins with KEY pick NAME, untimed.
+  // Throws UserError for other text, and for a KEY that does not begin with a subject.
   static void force(const std::string& choices);
 };
 

@@ -125,6 +125,8 @@ class CudnnBatchNorm : public BatchNormMethod {
   std::size_t forward_bytes_ = 0, backward_bytes_ = 0, reserve_bytes_ = 0;
 };
 
+const TrialSubject kTrials("batch norm");
+
 // The fastest method for each shape, timed or recalled at its first use.
 using Choices = std::map<std::array<std::int64_t, 8>, std::shared_ptr<const BatchNormMethod>>;
 
@@ -168,8 +170,8 @@ class TriedBatchNorm {
 std::shared_ptr<const BatchNormMethod> choose_method(const BatchNormArguments& call) {
   Context& context = Context::current();
   const std::string key = fmt::format(
-      "batch norm of {} {}{}{}{}{}", call.x.dtype() == DType::bf16 ? "bf16" : "fp32", call.x.shape().str(),
-      call.options.relu ? ", relu" : "", call.residual.defined() ? ", residual" : "",
+      "{} of {} {}{}{}{}{}", kTrials.name, call.x.dtype() == DType::bf16 ? "bf16" : "fp32",
+      call.x.shape().str(), call.options.relu ? ", relu" : "", call.residual.defined() ? ", residual" : "",
       aligned_parameters(call) ? "" : ", parameters not aligned", context.options().shared ? ", shared" : "");
   std::optional<TriedBatchNorm> tried;  // has memory only where something is timed
   std::vector<TrialCandidate> candidates;

@@ -15,6 +15,9 @@ namespace {
 
 constexpr int kMostResults = 32;  // more than cuDNN has algorithms times math types
 
+const TrialSubject kOutput("output of a convolution"), kInputGradient("input's gradient of a convolution"),
+    kWeightGradient("weight's gradient of a convolution");
+
 // A context's convolutions, by geometry, shape and type of x.
 struct Convolutions {
   std::map<std::tuple<ConvGeometry, std::array<std::int64_t, 4>, DType>, Convolution> all;
@@ -256,11 +259,13 @@ bool Convolution::succeeded(cudnnStatus_t status, const char* call, ConvProduct 
 }
 
 std::string Convolution::name(ConvProduct product) const {
-  const char* what[] = {"output", "input's gradient", "weight's gradient"};
+  const TrialSubject& subject = product == ConvProduct::output           ? kOutput
+                                : product == ConvProduct::input_gradient ? kInputGradient
+                                                                         : kWeightGradient;
   const ConvGeometry& g = geometry_;
-  return fmt::format("{} of a convolution of {} with {}, stride {}x{}, padding {}x{}, {} groups",
-                     what[static_cast<int>(product)], shape_.str(), g.weight_shape().str(), g.stride.height,
-                     g.stride.width, g.padding.height, g.padding.width, g.groups);
+  return fmt::format("{} of {} with {}, stride {}x{}, padding {}x{}, {} groups", subject.name, shape_.str(),
+                     g.weight_shape().str(), g.stride.height, g.stride.width, g.padding.height,
+                     g.padding.width, g.groups);
 }
 
 std::size_t Convolution::output_elements(ConvProduct product) const {

@@ -19,6 +19,8 @@ namespace {
 using cuda::CudaError;
 using cuda::Trial;
 
+const cuda::TrialSubject kWork("work"), kOther("other work");
+
 // Candidates a, b, c ... that take so many milliseconds, beside which the host's own are few; a negative
 // number is a candidate that does not do it.
 struct Candidates {
@@ -145,12 +147,13 @@ TEST_CASE("a trial times nothing in deterministic runs, in a capture and where i
   CHECK(candidates.pick(gpu) == 2);
   CHECK(captured() == 2);
   CHECK(candidates.runs == std::vector{4, 4, 4});
-  Trial::force("other=a;work of [2=b");
+  Trial::force("other work=a;work of [2=b");
   CHECK(candidates.pick(gpu) == 1);
-  CHECK(candidates.pick(gpu, "a work") == 2);
+  CHECK(candidates.pick(gpu, "work of [3]") == 2);
   Trial::force("work=bb");
   CHECK(says(error_text([&] { candidates.pick(gpu); }), {"'bb'", "did you mean 'b'", "work of [2, 3]"}));
-  CHECK(says(error_text([&] { Trial::force("work"); }), {"KEY=NAME", "'work'"}));
+  CHECK(says(error_text([&] { Trial::force("work"); }), {"train.trial", "KEY=NAME", "'work'"}));
+  CHECK(says(error_text([&] { Trial::force("werk=a"); }), {"train.trial", "'werk'", "did you mean 'work'"}));
 }
 
 TEST_CASE("one debug line of a trial has every time") {
