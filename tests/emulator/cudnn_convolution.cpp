@@ -78,11 +78,6 @@ const ConvolutionAlgorithm* find(int number) {
   return nullptr;
 }
 
-void count(int& calls) {
-  const std::lock_guard lock(mutex);
-  ++calls;
-}
-
 cudnnStatus_t workspace_size(const char* call, const Shapes& shapes, int number, std::size_t* bytes) {
   if (const int error = injected(call)) return static_cast<cudnnStatus_t>(error);
   const auto* algorithm = find(number);
@@ -134,15 +129,14 @@ template <class Result>
 cudnnStatus_t foretell(const char* call, const Shapes& shapes, int most, int* found, Result* results) {
   if (const int error = injected(call)) return static_cast<cudnnStatus_t>(error);
   if (const cudnnStatus_t status = shapes.check(); status != CUDNN_STATUS_SUCCESS) return status;
-  count(convolutions().foretold);
+  const std::lock_guard lock(mutex);
+  ++convolutions().foretold;
   *found = 0;
   for (const auto& algorithm : convolutions().algorithms) {
     if (*found == most) break;
     Result& result = results[(*found)++] = {};
     result.algo = static_cast<decltype(result.algo)>(algorithm.number);
-    result.time = -1;
     result.memory = algorithm.workspace;
-    result.status = CUDNN_STATUS_SUCCESS;
     result.determinism = algorithm.deterministic ? CUDNN_DETERMINISTIC : CUDNN_NON_DETERMINISTIC;
     result.mathType = convolutions().names_default           ? CUDNN_DEFAULT_MATH
                       : algorithm.math == CUDNN_DEFAULT_MATH ? shapes.conv.math
