@@ -73,7 +73,8 @@ float shortest_ms(Context& context, const TrialCandidate& candidate, int runs, b
   return kNever;
 } catch (const CudaError& error) {
   cudaGetLastError();
-  context.synchronize();  // throws if the GPU is lost
+  // Throws if the GPU is lost. Collectives may wait for a rank that waits for this trial to end.
+  TOPKNOT_CUDA(cudaStreamSynchronize(context.stream()));
   log_warning(fmt::format("{} is left out: {}", candidate.name, error.what()));
   failed = true;
   return kNever;
