@@ -42,6 +42,9 @@ class RecipesTest(unittest.TestCase):
                 )
                 self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
                 self.assertRegex(ended.stdout, r"sent \d+ bytes|bits per parameter and step")
+        own = (FOLDER / "own_method.py").read_text()
+        method = own[own.index("class TopK") : own.index("dist.init")].strip()
+        self.assertIn(method, (FOLDER.parent.parent / "pytorch.md").read_text(), "the page shows another method than the program")
         if left_out:
             print(f"left out, not installed: {', '.join(left_out)}")
 

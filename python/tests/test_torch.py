@@ -756,6 +756,255 @@ def check_local_steps(rank, ranks):
             expect((model[0].running_mean - mean).abs().max() < 1e-6, "the statistics went back")
 
 
+class TopK:
+    """As a user writes it."""
+
+    def __init__(self, count=7):
+        self.count = count
+
+    def compress(self, tensor, name):
+        flat = tensor.flatten()
+        indices = flat.abs().topk(min(self.count, flat.numel())).indices
+        return [flat[indices], indices.to(torch.int32)], tensor.shape
+
+    def decompress(self, tensors, shape):
+        values, indices = tensors
+        return torch.zeros(shape.numel(), device=values.device).index_put_((indices.long(),), values).view(shape)
+
+
+class Half:
+    """Summed, and scaled in place by decompress(), which gets copies."""
+
+    sums = True
+
+    def compress(self, tensor, name):
+        return tensor.to(torch.float16), None
+
+    def decompress(self, tensor, context):
+        return tensor.float().mul_(1.0)
+
+
+class Signs:
+    """Sends more or fewer bytes on each rank, keeps momentum, and is decided by the majority."""
+
+    average = False
+
+    def __init__(self):
+        self.momentum, self.steps = {}, 0
+
+    def compress(self, tensor, name):
+        self.steps += 1
+        self.momentum[name] = tensor + 0.5 * self.momentum.get(name, 0)
+        return (self.momentum[name] >= 0, torch.ones(dist.get_rank() + 1, 2, dtype=torch.int64)), tensor.shape
+
+    def decompress(self, tensors, shape):
+        return tensors[0].float().view(shape) * 2 - 1
+
+    def aggregate(self, tensors):
+        return (sum(tensors) >= 0) * 2.0 - 1.0
+
+
+class Kept:
+    """A memory as GRACE's."""
+
+    def __init__(self):
+        self.residuals = {}
+
+    def compensate(self, tensor, name):
+        return tensor + 0.5 * self.residuals.get(name, 0)
+
+    def update(self, tensor, name, compressor, tensors, context):
+        self.residuals[name] = tensor - compressor.decompress(tensors, context)
+
+
+def check_own_methods(rank, ranks):
+    """Averages, residuals and states of methods in Python, against a loop over all ranks' gradients."""
+
+    def fresh(kind, memory):
+        ddp = wrapped(network(), bucket_cap_mb=0.003)
+        return ddp, topknot.torch.CompressionHook(
+            ddp, kind(), memory=memory() if isinstance(memory, type) else memory, dense_steps=0
+        )
+
+    for kind, memory, decay in [(TopK, "residual", 1), (TopK, Kept, 0.5), (TopK, "none", 0), (Half, None, 1), (Signs, "none", 0)]:
+        where = f"{kind.__name__}, {memory}"
+        ddp, hook = fresh(kind, memory)
+        model = ddp.module
+        residuals = [{name: torch.zeros_like(p) for name, p in model.named_parameters()} for _ in range(ranks)]
+        momenta = copy.deepcopy(residuals)
+        for step in range(6):
+            inputs = batch(rank, step)
+            gradients = of_all_ranks(own_gradients(model, inputs), ranks)
+            ddp.zero_grad()
+            ddp(inputs).square().mean().backward()
+            for name, p in model.named_parameters():
+                sent = []
+                for r in range(ranks):
+                    given = torch.from_numpy(gradients[r][name]).to(device) + decay * residuals[r][name]
+                    if kind is Signs:
+                        momenta[r][name] = given = given + 0.5 * momenta[r][name]
+                        sent.append((given >= 0) * 2.0 - 1.0)
+                        continue
+                    method = kind()
+                    sent.append(method.decompress(*method.compress(given, name)))
+                    residuals[r][name] = given - sent[-1]
+                expected = (sum(sent) >= 0) * 2.0 - 1.0 if kind is Signs else sum(sent) / ranks
+                if kind is Half:
+                    expect((p.grad - expected).abs().max() < 1e-2 * expected.abs().max(), f"{where}, {name}")
+                    continue
+                expect(same(p.grad, expected), f"{where}, step {step}, {name}")
+                if memory in ("residual", Kept):
+                    expect(same(hook.residual(name), residuals[rank][name]), f"{where}: the residual of {name}")
+            if step == 2:
+                state = copy.deepcopy(hook.state_dict())
+                twin, hook = fresh(kind, memory)
+                hook.load_state_dict(state)
+                twin.module.load_state_dict(model.state_dict())
+                ddp, model = twin, twin.module
+        everyone = [None] * ranks
+        dist.all_gather_object(everyone, [p.grad.cpu() for p in model.parameters()])
+        expect(all(same(a, b) for a, b in zip(everyone[0], everyone[rank])), f"{where}: ranks differ")
+        expect(hook.step == 6 and hook.times.steps == 3 and hook.bytes_sent > 0, where)
+        if memory == "residual":  # in a run of other ranks
+            states = [None] * ranks
+            dist.all_gather_object(states, hook.state_dict())
+            merged = hook.merge_state_dicts(states)
+            _, other = fresh(kind, memory)
+            other.load_state_dict(merged)
+            expect(same(other.residual("0.weight"), residuals[rank]["0.weight"]), "merged states")
+            with refused("another memory (residual in the state, none here)"):
+                fresh(kind, "none")[1].load_state_dict(states[rank])
+            with refused("another method (TopK in the state, Signs here)"):
+                fresh(Signs, "residual")[1].load_state_dict(states[rank])
+
+    # Accumulation, unused parameters, and bfloat16.
+    model = Branches().to(device)
+    ddp = wrapped(model, find_unused_parameters=True)
+    hook = topknot.torch.CompressionHook(ddp, TopK(), dense_steps=0)
+    with ddp.no_sync():
+        ddp(batch(rank, 0), "abc").square().mean().backward()
+    ddp(batch(rank, 0), "abc").square().mean().backward()
+    kept = hook.residual("c.weight").clone()
+    ddp.zero_grad(set_to_none=True)
+    ddp(batch(rank, 1), "ab" if rank == 0 else "a").square().mean().backward()
+    expect(kept.abs().max() > 0 and same(hook.residual("c.weight"), kept) and hook.step == 2, "an unused parameter")
+    ddp = wrapped(network().to(torch.bfloat16))
+    topknot.torch.CompressionHook(ddp, TopK(10**6), memory="none", dense_steps=0)
+    expected = own_gradients(ddp.module, batch(rank, 0).to(torch.bfloat16))
+    ddp(batch(rank, 0).to(torch.bfloat16)).square().mean().backward()
+    for name, p in ddp.module.named_parameters():
+        both = [torch.empty_like(expected[name]) for _ in range(ranks)]
+        dist.all_gather(both, expected[name])
+        expect(same(p.grad, (sum(each.float() for each in both) / ranks).bfloat16()), f"bfloat16, {name}")
+
+    # A step with a NaN, or that the scaler skips, leaves residuals and the method's attributes as they were.
+    for scaled in (False, True):
+        scaler = torch.amp.GradScaler(device, init_scale=256.0) if scaled else None
+        method = Signs()
+        ddp = wrapped(network(), bucket_cap_mb=0.003)
+        hook = topknot.torch.CompressionHook(ddp, method, memory=Kept(), dense_steps=0, scaler=scaler)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = ddp(batch(rank, step)).square().mean()
+            overflow = None
+            if step == 1:
+                before = copy.deepcopy(vars(method)), {name: hook.residual(name) for name, _ in ddp.module.named_parameters()}
+                if rank == 1:
+                    overflow = ddp.module[0].weight.register_hook(lambda g: g * float("inf"))  # in the last bucket alone
+            (scaler.scale(loss) if scaled else loss).backward()
+            if overflow is not None:
+                overflow.remove()
+            if step == 1:
+                expect(bool(ddp.module[0].weight.grad.isnan().any()), "NaN on all ranks")
+                for name in before[1] if scaled else ["0.weight"]:
+                    expect(same(hook.residual(name), before[1][name]), f"a bad step left a residual of {name}")
+                    expect(same(method.momentum[name], before[0]["momentum"][name]), f"a bad step left momentum of {name}")
+                expect(not scaled or method.steps == before[0]["steps"], "a skipped step counts")
+            if scaled:
+                scaler.step(optimizer)
+                scaler.update()
+        expect(all(bool(p.grad.isfinite().all()) for p in ddp.parameters()))
+
+    # Local steps: plain averages of the weights, and a resumed run.
+    model, twin = network(), network()
+    sync = topknot.torch.LocalSteps(model, Half(), every=1, memory="none", outer="sgd", outer_lr=1, outer_momentum=0)
+    expect((sync.method, sync.keys) == ("Half", {"memory": "none"}), "settings")
+    ddp = wrapped(twin)
+    a, b = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(3):
+        step_of(model, a, batch(rank, step))
+        expect(sync.step())
+        step_of(ddp, b, batch(rank, step))
+    expect(all((p - q).abs().max() < 1e-4 for p, q in zip(model.parameters(), twin.parameters())), "H = 1")
+    ends = []
+    for interrupted in (False, True):
+        model = network()
+        sync, optimizer = topknot.torch.LocalSteps(model, TopK(), every=2), torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(6):
+            if interrupted and step == 3:
+                state = copy.deepcopy(sync.state_dict())
+                sync = topknot.torch.LocalSteps(model, TopK(), every=2)
+                sync.load_state_dict(state)
+            step_of(model, optimizer, batch(rank, step))
+            sync.step()
+        ends.append([p.detach().clone() for p in model.parameters()])
+    expect(all(same(x, y) for x, y in zip(*ends)), "resumed local steps")
+
+
+def check_own_refusals(rank, ranks):
+    """What a method in Python does wrong is one error, which names the parameter and the rank."""
+
+    class Wrong(TopK):
+        def __init__(self, sums=False, compress=None, decompress=None):
+            super().__init__()
+            self.sums = sums
+            self.first, self.second = compress, decompress
+
+        def compress(self, tensor, name):
+            return self.first(tensor) if self.first else super().compress(tensor, name)
+
+        def decompress(self, tensors, shape):
+            return self.second(super().decompress(tensors, shape)) if self.second else super().decompress(tensors, shape)
+
+    where = f"parameter 'weight', rank {rank}: "
+    for kind, text in [
+        (dict(compress=lambda t: [t]), where + "compress() gave list; return a pair, (tensors, context)"),
+        (dict(compress=lambda t: ([1], None)), where + "compress() gave [1] as tensors; return a tensor or a list of tensors"),
+        (dict(compress=lambda t: (t.to(torch.complex64), None)), where + "compress() gave torch.complex64; known: torch.float32"),
+        (dict(compress=lambda t: t / "two"), where + "compress() failed: TypeError"),
+        (dict(decompress=lambda t: t[:1]), where + "decompress() gave torch.float32 of shape (1, 5); return torch.float32 of shape (6, 5)"),
+        (dict(decompress=torch.Tensor.double), where + "decompress() gave torch.float64 of shape (6, 5); return torch.float32"),
+        (dict(decompress=torch.Tensor.tolist), where + "decompress() gave list, not a tensor"),
+        (dict(sums=True), where + "compress() gave torch.float32, torch.int32; what is summed is of one float type"),
+        (dict(sums=True, compress=lambda t: (t.flatten()[: rank + 1], None)),
+         "parameter 'weight', rank 1: compress() gave tensors of other sizes or types than rank 0's; leave out sums = True"),
+    ]:  # fmt: skip
+        sync = topknot.torch.LocalSteps(nn.Linear(5, 6, bias=False), Wrong(**kind), every=1, memory="none")
+        with refused(text, (Error, RuntimeError)):
+            sync.sync()
+    for method, memory, text in [
+        (TopK, None, "the method is the class TopK; give an object of it: TopK(...)"),
+        (TopK(), Kept, "the memory is the class Kept; give an object of it: Kept(...)"),
+        (7, None, "the method must be a name or an object with compress() and decompress(), not 7"),
+        (TopK(), TopK(), "the memory must be a name or an object with compensate() and update()"),
+        (TopK(), "dgc", "memory must be 'residual', 'none' or an object with compensate() and update(), not 'dgc'"),
+        ("topk", Kept(), "'topk' has memories of its own"),
+    ]:
+        for make in (lambda **m: topknot.torch.CompressionHook(wrapped(network()), **m),
+                     lambda method, **m: topknot.torch.LocalSteps(network(), method, every=2, **m)):  # fmt: skip
+            with refused(text):
+                make(method=method, memory=memory)
+    with refused("'density' is a key of the library's methods; TopK takes its settings when it is made"):
+        topknot.torch.CompressionHook(wrapped(network()), TopK(), density=0.1)
+    with refused("warmup has densities for the library's methods"):
+        topknot.torch.CompressionHook(wrapped(network()), TopK(), warmup=[0.1])
+    method = TopK()
+    method.rule = lambda x: x
+    with refused("state 'rule' of the method TopK cannot be in a checkpoint"):
+        topknot.torch.LocalSteps(network(), method, every=2).state_dict()
+
+
 def check_distributed_checkpoint(rank, ranks):
     """torch.distributed.checkpoint keeps every rank's state, and loads it into a hook that has none yet."""
     import torch.distributed.checkpoint as dcp
@@ -894,6 +1143,12 @@ class TorchTest(unittest.TestCase):
     def test_states_of_another_number_of_ranks_are_summed(self):
         on_ranks(2, check_fewer_ranks)
 
+    def test_methods_in_python(self):
+        on_ranks(2, check_own_methods)
+
+    def test_mistakes_of_methods_in_python_are_refused(self):
+        on_ranks(2, check_own_refusals)
+
     def test_distributed_checkpoints_have_every_rank(self):
         on_ranks(2, check_distributed_checkpoint)
 
@@ -906,7 +1161,7 @@ class TorchTest(unittest.TestCase):
 
 
 ON_GPU = [check_methods, check_layouts, check_unused, check_scaler, check_not_finite, check_refusals, check_fewer_ranks,
-          check_local_steps]  # fmt: skip
+          check_local_steps, check_own_methods]  # fmt: skip
 
 
 @unittest.skipUnless(torch.cuda.is_available(), "there is no GPU")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import operator
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, Optional, Union
 
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .. import Compressor, Error, Round, State
 from .._library import Type
 from .._methods import Value
+from .method import MethodCompressor, MethodRound, Own
 
 _TYPES = {torch.float32: Type.FLOAT32, torch.bfloat16: Type.BFLOAT16, torch.float16: Type.FLOAT16}
 Place = tuple[int, int]  # rank, ranks
@@ -77,15 +79,44 @@ def _pointers(slices: Slices) -> tuple[list[int], Type]:
     return [s.data_ptr() for s in slices.values()], _TYPES[next(iter(slices.values())).dtype]
 
 
-def encode(compressor: Compressor, slices: Slices, **step: Any) -> Round:
-    return compressor.encode_pointers([*slices], *_pointers(slices), **step)
+class LibraryRound:
+    """A round of a method of the library."""
+
+    def __init__(self, round_: Round) -> None:
+        self._round, self.state, self.discard = round_, State.MORE, round_.discard
+        self.bounded = round_.device != "cpu"  # on a GPU the density alone determines a block's length
+
+    def message(self) -> tuple[torch.Tensor, bool]:
+        """What this rank sends now, in the library's memory, and whether it is to be replaced by the ranks' sum."""
+        message, device = self._round.message_pointers(), self._round.device
+        if not message.sum_count:
+            return _view(message.block, message.block_bytes, device), False
+        type_ = _SUMS[message.sum_type]
+        return _view(message.sum, message.sum_count * type_.itemsize, device).view(type_), True
+
+    def decode(self, blocks: Optional[Sequence[torch.Tensor]] = None) -> State:
+        """Takes every rank's block, or nothing after a sum."""
+        if blocks is None:
+            return self._round.decode()
+        return self._round.decode_pointers([block.data_ptr() for block in blocks], [len(block) for block in blocks])
+
+    def commit(self, slices: Slices, scale: float = 1.0) -> None:
+        """Replaces the slices by the averages times `scale`."""
+        self._round.commit_pointers(*_pointers(slices), scale)
 
 
-def commit(round_: Round, slices: Slices, scale: float = 1.0) -> None:
-    round_.commit_pointers(*_pointers(slices), scale)
+class LibraryCompressor(Compressor):
+    """A rank's compressor by a method of the library."""
+
+    def encode_slices(self, slices: Slices, **step: Any) -> LibraryRound:
+        return LibraryRound(self.encode_pointers([*slices], *_pointers(slices), **step))
 
 
-def saved_state(compressor: Compressor) -> torch.Tensor:
+AnyCompressor = Union[LibraryCompressor, MethodCompressor]
+AnyRound = Union[LibraryRound, MethodRound]
+
+
+def saved_state(compressor: AnyCompressor) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(compressor.save(), np.uint8).copy())
 
 
@@ -120,8 +151,13 @@ def check_settings(saved: dict[str, Any], own: dict[str, Any]) -> None:
         raise Error(f"the state was saved with another {', another '.join(differ)}; give what the state has")
 
 
-def warn_of_adam(method: str, optimizer: Optional[torch.optim.Optimizer]) -> None:
-    if optimizer is not None and method not in _FOR_ADAM and {"betas", "eps"} <= {*optimizer.param_groups[0]}:
+def warn_of_adam(method: Union[str, Own], optimizer: Optional[torch.optim.Optimizer]) -> None:
+    if (
+        optimizer is not None
+        and isinstance(method, str)
+        and method not in _FOR_ADAM
+        and {"betas", "eps"} <= {*optimizer.param_groups[0]}
+    ):
         warnings.warn(
             f"'{method}' in every step ends far behind dense training with Adam or AdamW; exchange every few steps by "
             "topknot.torch.LocalSteps(model, 'sparseloco', every=10), or train with SGD and momentum"
@@ -149,32 +185,43 @@ class Channel:
         self.bytes_sent = 0  # payload
         self._room: dict[Any, int] = {}  # bytes that a message of this kind is expected to fit in
 
-    def compressor(self, method: str, shapes: Shapes, keys: dict[str, Value], place: Optional[Place] = None) -> Compressor:
+    def compressor(
+        self, method: Union[str, Own], shapes: Shapes, keys: dict[str, Value], place: Optional[Place] = None
+    ) -> AnyCompressor:
         """A compressor for this rank, or for another place."""
+        if isinstance(method, Own):
+            return MethodCompressor(method if place is None else copy.deepcopy(method), shapes, self, keys)
         rank, ranks = place or (self.rank, self.ranks)
-        return Compressor(method, shapes, rank=rank, ranks=ranks, keys=keys)
+        return LibraryCompressor(method, shapes, rank=rank, ranks=ranks, keys=keys)
 
-    def average(self, compressor: Compressor, slices: Slices, step: int, kind: Any) -> bool:
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on some rank."""
+        flags = torch.tensor([float(flag)], device=self.device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
+        return bool(flags.item() > 0)
+
+    def average(self, compressor: AnyCompressor, slices: Slices, step: int, kind: Any) -> bool:
         """Replaces the slices by the ranks' averages. False, and nothing has changed, if these are not finite."""
-        with encode(compressor, slices, step=step) as round_:
+        round_ = compressor.encode_slices(slices, step=step)
+        try:
             if done := self.run(round_, kind) is State.DONE:
-                commit(round_, slices)
-        return done
+                round_.commit(slices)
+            return done
+        finally:
+            round_.discard()  # nothing, after a commit
 
-    def run(self, round_: Round, kind: Any) -> State:
+    def run(self, round_: AnyRound, kind: Any) -> State:
         """Sends, receives and decodes until the round is done. Rounds of one `kind` have messages of about the same size;
         all ranks give the same."""
-        state, turn = State.MORE, 0
+        state, turn = round_.state, 0
         while state is State.MORE:
-            message = round_.message_pointers()
-            if message.sum_count:
-                type_ = _SUMS[message.sum_type]
-                self._sum(_view(message.sum, message.sum_count * type_.itemsize, round_.device).view(type_))
+            own, is_sum = round_.message()
+            if is_sum:
+                if own.numel():
+                    self._sum(own)
                 state = round_.decode()
             else:
-                own = _view(message.block, message.block_bytes, round_.device)
-                blocks = self._gather(own, (kind, turn)) if round_.device == "cpu" else self._gather_equal(own)
-                state = round_.decode_pointers([block.data_ptr() for block in blocks], [len(block) for block in blocks])
+                state = round_.decode(self._gather_equal(own) if round_.bounded else self._gather(own, (kind, turn)))
             turn += 1
         return state
 
@@ -201,7 +248,7 @@ class Channel:
         size = own.numel()
         self.bytes_sent += size
         room = self._room.get(kind, 0)
-        first = torch.zeros(8 + room, dtype=torch.uint8)
+        first = torch.zeros(8 + room, dtype=torch.uint8, device=own.device)
         first[:8] = torch.frombuffer(bytearray(size.to_bytes(8, "little")), dtype=torch.uint8)
         fits = min(size, room)
         first[8 : 8 + fits] = own[:fits]
@@ -212,7 +259,7 @@ class Channel:
         blocks = [other[8 : 8 + min(bytes_, room)] for other, bytes_ in zip(firsts, sizes)]
         if largest <= room:
             return blocks
-        rest = torch.zeros(largest - room, dtype=torch.uint8)
+        rest = torch.zeros(largest - room, dtype=torch.uint8, device=own.device)
         rest[: size - fits] = own[fits:]
         rests = self.all_gather(rest)
         return [torch.cat([block, other[: bytes_ - len(block)]]) for block, other, bytes_ in zip(blocks, rests, sizes)]
@@ -221,7 +268,7 @@ class Channel:
         there = own.to(self.device)
         all_ = [torch.empty_like(there) for _ in range(self.ranks)]
         dist.all_gather(all_, there, group=self.group)
-        return [other.cpu() for other in all_]
+        return [other.to(own.device) for other in all_]
 
     def named_state(self, **state: Any) -> dict[str, Any]:
         """A state_dict. Its key names the program's rank, so that torch.distributed.checkpoint keeps every rank's. Its value
@@ -245,14 +292,16 @@ def parts_of(state: dict[str, Any]) -> list[dict[str, Any]]:
     return [state] if "rank" in state else [part for parts in state.values() for part in parts]
 
 
-def device_for(method: str, keys: dict[str, Value], tensors: Iterable[torch.Tensor], channel: Channel) -> str:
+def device_for(method: Union[str, Own], keys: dict[str, Value], tensors: Iterable[torch.Tensor], channel: Channel) -> str:
     """The device that compresses gradients of these tensors. For device="auto", the default, it is their GPU if on all ranks
     the library has kernels for the method and a block's size is bounded, else the CPU. Collective."""
     places = {str(t.device) for t in tensors}
-    place = places.pop() if len(places) == 1 else "several devices"
+    place = [*places][0] if len(places) == 1 else "several devices"
     wanted = str(keys.get("device", "auto"))
     if wanted == "cpu":
         return wanted
+    if isinstance(method, Own):
+        return place if len(places) == 1 else "cpu"
     on_gpu = place.startswith("cuda:")
     if wanted != "auto" and not (on_gpu and wanted in ("cuda", place)):
         raise Error(f"device='{wanted}', and the parameters are on {place}; leave it out, or choose 'cpu'")
@@ -267,5 +316,4 @@ def device_for(method: str, keys: dict[str, Value], tensors: Iterable[torch.Tens
                 raise
             on_gpu = False
     # All ranks use the same kind of device, since blocks of a GPU and of the CPU do not mix.
-    found = torch.cat(channel.all_gather(torch.tensor([float(on_gpu)])))
-    return place if bool(found.min() > 0) else "cpu"
+    return "cpu" if channel.any(not on_gpu) else place

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from .. import Compressor, Error
+from .. import Error
 from .._methods import Value
 from ._channel import (
-    Channel, check_has_values, check_settings, check_type, device_for, in_place, plain_name, saved_state, trainable, wait_for,
+    AnyCompressor, Channel, check_has_values, check_settings, check_type, device_for, in_place, plain_name, saved_state, trainable, wait_for,
     warn_of_adam,
 )  # fmt: skip
 
@@ -60,7 +60,7 @@ class FsdpCompression:
             raise Error("lr_inside needs a learning rate, which FSDP2's hook does not know")
         warn_of_adam(method, optimizer)
         self._channel = Channel(process_group)
-        self._compressors: dict[str, Compressor] = {}
+        self._compressors: dict[str, AnyCompressor] = {}
         self._pinned: dict[str, torch.Tensor] = {}
         self._loaded: dict[str, torch.Tensor] = {}
         self._steps: dict[str, int] = {}

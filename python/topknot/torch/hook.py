@@ -10,19 +10,20 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.amp.grad_scaler import GradScaler
 
-from .. import Compressor, Error, Round, State
+from .. import Compressor, Error, State
 from .._methods import Value
 from ._channel import (
-    Channel, Place, Shapes, Slices, check_settings, check_type, commit, device_for, encode, in_place, parts_of, saved_state,
-    trainable, warn_of_adam, whole_number,
+    AnyCompressor, AnyRound, Channel, Place, Shapes, Slices, check_settings, check_type, device_for, in_place, parts_of,
+    saved_state, trainable, warn_of_adam, whole_number,
 )  # fmt: skip
+from .method import Memory, MethodCompressor, Own, PythonMethod, chosen
 
 
 def _memory_order(tensor: torch.Tensor) -> list[int]:
@@ -37,22 +38,22 @@ class _Compressors:
     """The hook's compressors. Scope "tensor" has one for all parameters, scope "bucket" one for each bucket as a vector, made
     when the bucket first comes. If buckets change, as after a load, residuals follow the parameters' names."""
 
-    def __init__(self, method: str, shapes: Shapes, channel: Channel, keys: dict[str, Value]) -> None:
+    def __init__(self, method: Union[str, Own], shapes: Shapes, channel: Channel, keys: dict[str, Value]) -> None:
         self._buckets = keys.get("scope") == "bucket"
-        self._method, self._shapes, self._channel = method, shapes, channel
+        self._method, self._shapes, self.channel = method, shapes, channel
         self._keys = {**keys, "scope": "model"} if self._buckets else keys
-        self._made: dict[tuple[str, ...], Compressor] = {}
+        self._made: dict[tuple[str, ...], AnyCompressor] = {}
         self._residuals: dict[str, np.ndarray] = {}  # of parameters that are in no compressor yet
         self._new(tuple(shapes)).close()  # refuses wrong keys now
 
-    def _new(self, names: Sequence[str], state: Optional[torch.Tensor] = None, place: Optional[Place] = None) -> Compressor:
+    def _new(self, names: Sequence[str], state: Optional[torch.Tensor] = None, place: Optional[Place] = None) -> AnyCompressor:
         self._refuse_unknown(names)
-        made = self._channel.compressor(self._method, {name: self._shapes[name] for name in names}, self._keys, place)
+        made = self.channel.compressor(self._method, {name: self._shapes[name] for name in names}, self._keys, place)
         if state is not None:
             made.load(state.numpy())
         return made
 
-    def of(self, names: Sequence[str]) -> Compressor:
+    def of(self, names: Sequence[str]) -> AnyCompressor:
         """The compressor for a round of these parameters, in this order."""
         key = tuple(names) if self._buckets else tuple(self._shapes)
         if key not in self._made:
@@ -94,7 +95,7 @@ class _Compressors:
     def sum_of(self, states: Sequence[tuple[int, dict[str, Any]]], before: int) -> dict[str, Any]:
         """Merges what save() gave on some of `before` ranks: the sum of their residuals, times ranks / before."""
         total: dict[str, torch.Tensor] = {}
-        factor = np.float32(self._channel.ranks / before)
+        factor = np.float32(self.channel.ranks / before)
         for rank, saved in states:
             residuals = {name: tensor.numpy() for name, tensor in saved["owed"].items()}
             for names, state in saved["parts"]:
@@ -110,7 +111,7 @@ class _Compressors:
             raise Error(f"the state has a parameter '{unknown[0]}', which the model has not")
 
 
-def _residuals_of(compressor: Compressor) -> dict[str, np.ndarray]:
+def _residuals_of(compressor: Union[Compressor, MethodCompressor]) -> dict[str, np.ndarray]:
     return {name: found for name in compressor.names if (found := compressor.residual(name)) is not None}
 
 
@@ -216,12 +217,14 @@ class CompressionHook:
     """Compresses the gradients of a DistributedDataParallel model; it registers itself as the model's communication hook.
 
     ddp: the model, before its first backward pass and without another hook.
-    method, keys: as in `topknot.methods()`: "topk" with density=0.001, "powersgd" with rank=4, ... Two keys differ here:
+    method, keys: as in `topknot.methods()`: "topk" with density=0.001, "powersgd" with rank=4, ... Or, without keys, an
+        object with compress() and decompress() (PythonMethod). Two keys differ here:
         scope: "tensor", the default, compresses each parameter by itself; "bucket" each bucket as one vector, so that entries
             of small and large layers compete. With "bucket" the first dense_steps steps after a load_state_dict(), two at
             most, are dense again, and residuals follow the parameters' names.
         device: "cpu", the parameters' GPU, or "auto", the default: the GPU if the library has CUDA and kernels for the
             method. Attribute `device` has the choice.
+    memory: the library's key; beside an object "residual", the default, "none", or a Memory.
     warmup, warmup_steps: densities of the first compressed steps, each for warmup_steps steps.
     dense_steps: number of first steps that are averaged uncompressed. DistributedDataParallel needs two to put its buckets
         into the order of the gradients; before that, nothing overlaps.
@@ -240,8 +243,9 @@ class CompressionHook:
     def __init__(
         self,
         ddp: torch.nn.parallel.DistributedDataParallel,
-        method: str = "topk",
+        method: Union[str, PythonMethod] = "topk",
         *,
+        memory: Union[str, Memory, None] = None,
         warmup: Sequence[float] = (),
         warmup_steps: int = 1,
         dense_steps: int = 2,
@@ -257,7 +261,10 @@ class CompressionHook:
             raise Error(
                 "with torch._dynamo.config.optimize_ddp = 'python_reducer' PyTorch ignores what a hook returns; use True or False"
             )
-        self.method, self.keys = method, {**(keys or {}), **more}
+        made, self.keys = chosen(method, memory, {**(keys or {}), **more})
+        self.method = str(made)
+        if warmup and isinstance(made, Own):
+            raise Error("warmup has densities for the library's methods; an object counts its steps itself")
         scope = self.keys.get("scope", "tensor")
         if scope not in ("tensor", "bucket"):
             raise Error(f"scope: buckets come one by one, so it is 'tensor' or 'bucket', not '{scope}'")
@@ -272,7 +279,7 @@ class CompressionHook:
         if self.keys.get("lr_inside") and optimizer is None:
             raise Error("lr_inside: the learning rate is the optimizer's; give optimizer=")
         self.optimizer = optimizer
-        warn_of_adam(method, optimizer)
+        warn_of_adam(made, optimizer)
         self._each = bool(getattr(ddp, "find_unused_parameters", False))  # a round for each parameter
         if self._each and scope == "bucket":
             raise Error("scope: with find_unused_parameters each parameter has a message of its own; remove scope='bucket'")
@@ -284,8 +291,8 @@ class CompressionHook:
         self._layouts = {name: (p.stride(), _memory_order(p)) for name, p in parameters.items()}
         shapes = {name: tuple(p.shape[d] for d in self._layouts[name][1]) for name, p in parameters.items()}
         group = ddp.process_group
-        self.device = device_for(method, self.keys, parameters.values(), Channel(group))
-        self._compressors = _Compressors(method, shapes, Channel(group), {**self.keys, "device": self.device})
+        self.device = device_for(made, self.keys, parameters.values(), Channel(group))
+        self._compressors = _Compressors(made, shapes, Channel(group), {**self.keys, "device": self.device})
         self._step = -1
         self._skipped: set[int] = set()  # steps with a bucket that was not finite
         self._scale = 1.0
@@ -297,7 +304,7 @@ class CompressionHook:
         # The hook's thread has its own group, since other threads use the model's at the same time.
         ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
         own = dist.new_group(ranks, backend=backend, timeout=_timeout_of(group), use_local_synchronization=True)
-        self._channel = Channel(own)
+        self._channel = self._compressors.channel = Channel(own)
         self._pinned: dict[int, torch.Tensor] = {}  # by bucket: copies of gradients on a GPU
         self._worker = _Worker(next(iter(parameters.values())).device)
         weakref.finalize(self, self._worker.tasks.put, None)
@@ -436,15 +443,15 @@ class CompressionHook:
         if self.optimizer is not None and self.keys.get("lr_inside"):
             step["lr"] = float(self.optimizer.param_groups[0]["lr"])
         parts = [{index: gradient} for index, gradient in slices.items()] if self._each else [slices]
-        rounds: list[tuple[Round, Slices]] = []
+        rounds: list[tuple[AnyRound, Slices]] = []
         finite = True
         for part in parts:
             begin_s = time.perf_counter()
             index, gradient = next(iter(part.items()))
-            if self._each and not self._used(gradient):
+            if self._each and not self._channel.any(bool(gradient.count_nonzero() > 0)):
                 continue
             encode_s = time.perf_counter()
-            round_ = encode(compressor, part, **step)
+            round_ = compressor.encode_slices(part, **step)
             rounds.append((round_, part))
             exchange_s = time.perf_counter()
             finite &= self._channel.run(round_, (bucket.number, len(slices), index)) is State.DONE
@@ -453,7 +460,7 @@ class CompressionHook:
         begin_s = time.perf_counter()
         for round_, part in rounds:
             if finite:
-                commit(round_, part, self._scale)
+                round_.commit(part, self._scale)
             else:
                 round_.discard()
         if finite and here is not bucket.buffer:
@@ -464,13 +471,6 @@ class CompressionHook:
         if not finite:
             bucket.buffer.fill_(float("nan"))
             self._skipped.add(bucket.step)
-
-    def _used(self, gradient: torch.Tensor) -> bool:
-        """Whether the gradient is not all zeros on some rank. For a parameter that no rank used, PyTorch does not change
-        .grad, and a message would be lost."""
-        some = torch.tensor([float(gradient.count_nonzero() > 0)], device=self._channel.device)
-        dist.all_reduce(some, op=dist.ReduceOp.MAX, group=self._channel.group)
-        return bool(some.item() > 0)
 
     def _settle(self) -> None:
         """Waits for the queued buckets, and undoes the steps that the scaler has skipped."""

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .. import Error
 from .._methods import Value, methods
 from ._channel import Channel, check_has_values, check_settings, check_type, host_buffer, saved_state, trainable, whole_number
+from .method import Memory, PythonMethod, chosen
 
 
 def _preset(name: str) -> tuple[str, dict[str, str]]:
@@ -37,8 +38,9 @@ class LocalSteps:
 
     model: any module that is not wrapped in DistributedDataParallel, with any optimizer. All ranks take rank 0's weights
         and buffers.
-    preset: "diloco", "muloco" (for Muon as the optimizer), "sparseloco", or a method of `topknot.methods()`, by default
-        with DiLoCo's outer optimizer.
+    preset: "diloco", "muloco" (for Muon as the optimizer), "sparseloco", or a method of `topknot.methods()` or an object
+        (PythonMethod), by default with DiLoCo's outer optimizer.
+    memory: as for CompressionHook.
     every: steps between two exchanges, counted by step().
     outer, outer_lr, outer_momentum: override the preset's outer optimizer, "nesterov" or "sgd".
     optimizer: if given, a rank whose weights are not finite clears the optimizer's state.
@@ -52,9 +54,10 @@ class LocalSteps:
     def __init__(
         self,
         model: torch.nn.Module,
-        preset: str = "sparseloco",
+        preset: Union[str, PythonMethod] = "sparseloco",
         *,
         every: int,
+        memory: Union[str, Memory, None] = None,
         outer: Optional[str] = None,
         outer_lr: Optional[float] = None,
         outer_momentum: Optional[float] = None,
@@ -66,7 +69,10 @@ class LocalSteps:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise Error("LocalSteps takes the model itself: DistributedDataParallel would exchange every gradient")
         every = whole_number("every", every, 1)
-        self.method, own = _preset(preset)
+        made, self.keys = chosen(preset, memory, {**(keys or {}), **more})
+        method, own = _preset(preset if isinstance(preset, str) else "dense")
+        made = method if isinstance(made, str) else made
+        self.method = str(made)
         self.outer = own["name"] if outer is None else outer
         self.outer_lr = float(own["lr"]) if outer_lr is None else outer_lr
         self.outer_momentum = float(own["momentum"]) if outer_momentum is None else outer_momentum
@@ -77,7 +83,6 @@ class LocalSteps:
         if not (isinstance(self.outer_momentum, (int, float)) and 0 <= self.outer_momentum < 1):
             raise Error(f"outer_momentum must be at least 0, below 1, not {self.outer_momentum!r}")
         self.every = every
-        self.keys: dict[str, Value] = {**(keys or {}), **more}
         if self.keys.get("lr_inside"):
             raise Error("lr_inside is of gradients; what is exchanged here is a change of weights")
         if self.keys.get("device", "cpu") != "cpu":
@@ -104,7 +109,7 @@ class LocalSteps:
             self._kept = [t.clone() for t in self._statistics]  # after the last exchange
         self._momentum = [torch.zeros_like(t) for t in self._theta]
         shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
-        self._compressor = self._channel.compressor(self.method, shapes, self.keys)
+        self._compressor = self._channel.compressor(made, shapes, self.keys)
         self._step = self._syncs = self._discarded = 0
 
     @property

@@ -1,0 +1,345 @@
+"""Methods of compression in Python: what their objects have, and their rounds."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
+
+import numpy as np
+import torch
+
+from .. import Error, State
+from .._methods import Value
+
+if TYPE_CHECKING:
+    from ._channel import Channel, Shapes, Slices
+
+_DTYPES = [
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32,
+    torch.int64, torch.bool,
+]  # fmt: skip
+
+
+class PythonMethod(Protocol):
+    """A method of compression. GRACE's compressors are such objects (Xu et al. 2021, github.com/sands-lab/grace).
+
+    Three attributes are optional:
+    sums: True if the ranks' tensors are summed, then decompressed once; they have equal sizes. Else every rank gets every
+        rank's tensors, which may differ in size, and decompresses them in rank order.
+    average: False if the result is not divided by the number of ranks.
+    aggregate(tensors): combines the ranks' decompressed tensors; without it they are added.
+
+    Checkpoints hold state_dict(), which load_state_dict() takes, or without these the object's attributes.
+    """
+
+    def compress(self, tensor: torch.Tensor, name: str, /) -> tuple[Union[torch.Tensor, Sequence[torch.Tensor]], Any]:
+        """What is sent, and a context that stays on this rank: the same on all ranks, such as the shape.
+
+        tensor: float32, contiguous, of the parameter's shape (its dimensions in memory order) and device, finite. The method
+            owns it.
+        name: the parameter's.
+        """
+
+    def decompress(self, tensors: Any, context: Any, /) -> torch.Tensor:
+        """The inverse: float32 of the parameter's shape.
+
+        tensors: a copy of what compress() gave on some rank, a list if it was a sequence; or the sum or average over ranks.
+        context: what compress() gave on this rank.
+        """
+
+
+class Memory(Protocol):
+    """Error feedback, as GRACE's memories have it; checkpoints as of a PythonMethod."""
+
+    def compensate(self, tensor: torch.Tensor, name: str, /) -> torch.Tensor:
+        """What compress() gets: float32, of the gradient's shape."""
+
+    def update(self, tensor: torch.Tensor, name: str, compressor: Any, tensors: Any, context: Any, /) -> None:
+        """Called after a finite exchange, with what compress() got and gave."""
+
+
+class _Residual:
+    """memory="residual": what was not sent is added to the next gradient (Seide et al. 2014)."""
+
+    def __init__(self) -> None:
+        self.residuals: dict[str, torch.Tensor] = {}
+
+    def compensate(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return tensor + self.residuals[name] if name in self.residuals else tensor
+
+    def update(self, tensor: torch.Tensor, name: str, compressor: PythonMethod, tensors: Any, context: Any) -> None:
+        self.residuals[name] = tensor - compressor.decompress(tensors, context)
+
+
+class Own:
+    """A user's method and memory."""
+
+    def __init__(self, method: PythonMethod, memory: Union[str, Memory, None]) -> None:
+        if isinstance(memory, str) and memory not in ("residual", "none"):
+            raise Error(f"memory must be 'residual', 'none' or an object with compensate() and update(), not '{memory}'")
+        self.method = method
+        self.memory: Any = {"residual": _Residual(), "none": None}[memory] if isinstance(memory, str) else memory
+        for what, each, needed in [("method", method, ("compress", "decompress")), ("memory", memory, ("compensate", "update"))]:
+            if isinstance(each, type):
+                raise Error(f"the {what} is the class {each.__name__}; give an object of it: {each.__name__}(...)")
+            if not isinstance(each, str) and each is not None and not all(callable(getattr(each, n, None)) for n in needed):
+                raise Error(f"the {what} must be a name or an object with {'() and '.join(needed)}(), not {each!r}")
+
+    def __str__(self) -> str:
+        return type(self.method).__name__
+
+
+def chosen(
+    method: Union[str, PythonMethod], memory: Union[str, Memory, None], keys: dict[str, Value]
+) -> tuple[Union[str, Own], dict[str, Value]]:
+    """The method, and its keys with the memory's name."""
+    if isinstance(method, str):
+        if memory is not None and not isinstance(memory, str):
+            raise Error(f"'{method}' has memories of its own, named by memory=; an object goes with a method that is an object")
+        return method, keys if memory is None else {**keys, "memory": memory}
+    memory = "residual" if memory is None else memory
+    own = Own(method, memory)
+    if keys:
+        raise Error(f"'{[*keys][0]}' is a key of the library's methods; {own} takes its settings when it is made")
+    return own, {"memory": memory if isinstance(memory, str) else type(memory).__name__}
+
+
+def _state_of(thing: Any) -> Any:
+    return thing.state_dict() if hasattr(thing, "state_dict") else getattr(thing, "__dict__", {})
+
+
+def _set_state(thing: Any, state: Any) -> None:
+    if hasattr(thing, "load_state_dict"):
+        thing.load_state_dict(state)
+    elif state:
+        vars(thing).update(state)
+
+
+def _packed(what: str, state: Any) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        torch.save(state, buffer)
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except Exception as error:
+        if not isinstance(state, dict) or "state" in what:
+            raise Error(
+                f"{what} cannot be in a checkpoint, which holds tensors, numbers, texts, lists and dicts: {error}. Give the "
+                "object state_dict() and load_state_dict()"
+            ) from error
+        for name, value in state.items():
+            _packed(f"state '{name}' of {what}", value)
+        raise
+    return buffer.getvalue()
+
+
+def _layout(tensors: Sequence[torch.Tensor]) -> bytes:
+    parts = [struct.pack(f"<BB{t.dim()}I", _DTYPES.index(t.dtype), t.dim(), *t.shape) for t in tensors]
+    return struct.pack("<B", len(tensors)) + b"".join(parts)
+
+
+def _from_layout(layout: bytes, data: torch.Tensor) -> list[list[torch.Tensor]]:
+    """The tensors of each parameter, copied from a message's bytes."""
+    found: list[list[torch.Tensor]] = []
+    at = place = 0
+    while at < len(layout):
+        found.append([])
+        count, at = layout[at], at + 1
+        for _ in range(count):
+            dtype, dims = _DTYPES[layout[at]], layout[at + 1]
+            shape = struct.unpack_from(f"<{dims}I", layout, at + 2)
+            at += 2 + 4 * dims
+            size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            found[-1].append(data[place : place + size].clone().view(dtype).view(shape))
+            place += size
+    return found
+
+
+class MethodCompressor:
+    """A rank's compressor by a method in Python, as LibraryCompressor is by one of the library's."""
+
+    def __init__(self, own: Own, shapes: Shapes, channel: Channel, keys: dict[str, Value]) -> None:
+        self.own, self.shapes, self.channel, self.names = own, shapes, channel, tuple(shapes)
+        self._undo, self._device = bool(keys.get("undo")), str(keys.get("device", "cpu"))
+        self._layouts: dict[tuple[str, ...], list[bytes]] = {}  # of sums, by the round's parameters
+        self._before: tuple[int, Any] = (-1, None)  # a step and the state before it
+
+    def index(self, name: str) -> int:
+        return self.names.index(name)
+
+    def encode_slices(self, slices: Slices, *, step: int, scale: float = 1.0, **_: float) -> MethodRound:
+        """Compresses gradients times `scale`. Collective, because no rank compresses if a gradient is not finite on one."""
+        if self._undo and self._before[0] != step:
+            self._before = step, copy.deepcopy(self._states())
+        given = {
+            (name := self.names[index]): slice_.to(torch.float32, copy=True).view(self.shapes[name]).mul_(scale)
+            for index, slice_ in slices.items()
+        }
+        finite = not self.channel.any(not all(bool(tensor.isfinite().all()) for tensor in given.values()))
+        return MethodRound(self, given if finite else {})
+
+    def call(self, name: str, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The function's result; its exceptions name the parameter and the rank."""
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise RuntimeError(f"{self.at(name)}: {what} failed: {type(error).__name__}: {error}") from error
+
+    def at(self, name: str) -> str:
+        return f"parameter '{name}', rank {self.channel.rank}"
+
+    def check(self, name: str, what: str, tensor: Any) -> torch.Tensor:
+        if not isinstance(tensor, torch.Tensor):
+            raise Error(f"{self.at(name)}: {what} gave {type(tensor).__name__}, not a tensor")
+        if tensor.shape != self.shapes[name] or tensor.dtype != torch.float32:
+            wanted = f"torch.float32 of shape {self.shapes[name]}"
+            raise Error(f"{self.at(name)}: {what} gave {tensor.dtype} of shape {tuple(tensor.shape)}; return {wanted}")
+        return tensor
+
+    def agree_on_sizes(self, names: tuple[str, ...], layouts: list[bytes]) -> None:
+        """Refuses sums of tensors of other sizes or types than in the first round, in which the ranks compare theirs."""
+        if names not in self._layouts:
+            digests = b"".join(hashlib.sha256(layout).digest()[:8] for layout in layouts)
+            all_ = [each.view(-1, 8) for each in self.channel.all_gather(torch.frombuffer(bytearray(digests), dtype=torch.uint8))]
+            for rank, each in enumerate(all_):
+                if wrong := [name for name, a, b in zip(names, each, all_[0]) if not torch.equal(a, b)]:
+                    at = f"parameter '{wrong[0]}', rank {rank}"
+                    raise Error(f"{at}: compress() gave tensors of other sizes or types than rank 0's; leave out sums = True")
+            self._layouts[names] = layouts
+        if wrong := [name for name, a, b in zip(names, layouts, self._layouts[names]) if a != b]:
+            raise Error(
+                f"{self.at(wrong[0])}: compress() gave tensors of other sizes than in the step before; leave out sums = True"
+            )
+
+    def _states(self) -> dict[str, Any]:
+        return {"method": _state_of(self.own.method), "memory": _state_of(self.own.memory)}
+
+    def _set_states(self, states: dict[str, Any]) -> None:
+        _set_state(self.own.method, states["method"])
+        _set_state(self.own.memory, states["memory"])
+
+    def undo(self, step: int) -> None:
+        if self._before[0] == step:
+            self._set_states(self._before[1])
+
+    def save(self) -> bytes:
+        for what, state in self._states().items():
+            _packed(f"the {what} {type(getattr(self.own, what)).__name__}", state)
+        return _packed("the state", self._states())
+
+    def load(self, state: Any) -> None:
+        self._set_states(torch.load(io.BytesIO(bytes(state)), map_location=self._device, weights_only=True))
+
+    def residual(self, name: str) -> Optional[np.ndarray]:
+        found = getattr(self.own.memory, "residuals", {}).get(name)
+        return None if found is None else found.cpu().numpy()
+
+    def set_residual(self, name: str, residual: np.ndarray) -> None:
+        self.own.memory.residuals[name] = torch.from_numpy(residual.copy()).to(self._device)
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> MethodCompressor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class MethodRound:
+    """Gradients on their way, by a method in Python; as LibraryRound."""
+
+    bounded = False
+
+    def __init__(self, compressor: MethodCompressor, given: dict[str, torch.Tensor]) -> None:
+        self._of, self._method, self._memory = compressor, compressor.own.method, compressor.own.memory
+        self.state = State.MORE if given else State.NOT_FINITE
+        self._given = given
+        self._bare: list[bool] = []  # by parameter: compress() gave a tensor, not a list
+        self._contexts: list[Any] = []
+        self._averages: list[torch.Tensor] = []
+        if given:
+            self._compress()
+
+    def _compress(self) -> None:
+        of, sums = self._of, getattr(self._method, "sums", False)
+        sent: list[torch.Tensor] = []
+        layouts: list[bytes] = []
+        for name, tensor in self._given.items():
+            if self._memory is not None:
+                tensor = of.call(name, "compensate()", self._memory.compensate, tensor, name)
+                self._given[name] = of.check(name, "compensate()", tensor)
+            tensors = self._checked(name, of.call(name, "compress()", self._method.compress, tensor, name))
+            layouts.append(_layout(tensors))
+            sent += tensors
+            types = [*dict.fromkeys(t.dtype for t in sent)]
+            if sums and (len(types) > 1 or not all(t.is_floating_point for t in types)):
+                raise Error(f"{of.at(name)}: compress() gave {', '.join(map(str, types))}; what is summed is of one float type")
+        self._layout = b"".join(layouts)
+        head = struct.pack("<I", len(self._layout)) + self._layout
+        device = next(iter(self._given.values())).device
+        self._head = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(device)
+        self._data = torch.cat([self._head[:0], *(t.detach().reshape(-1).view(torch.uint8) for t in sent)])
+        self._total: Optional[torch.Tensor] = None
+        if sums:
+            of.agree_on_sizes(tuple(self._given), layouts)
+            self._total = self._data.clone().view(*types or [torch.float32])
+
+    def _checked(self, name: str, result: Any) -> list[torch.Tensor]:
+        where = f"{self._of.at(name)}: compress() gave"
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise Error(f"{where} {type(result).__name__}; return a pair, (tensors, context)")
+        tensors, context = result
+        self._contexts.append(context)
+        self._bare.append(isinstance(tensors, torch.Tensor))
+        tensors = [tensors] if self._bare[-1] else tensors
+        if not isinstance(tensors, (list, tuple)) or not all(isinstance(t, torch.Tensor) for t in tensors):
+            raise Error(f"{where} {tensors!r:.60} as tensors; return a tensor or a list of tensors")
+        if unknown := [str(t.dtype) for t in tensors if t.dtype not in _DTYPES]:
+            raise Error(f"{where} {unknown[0]}; known: {', '.join(map(str, _DTYPES))}")
+        return [*tensors]
+
+    def message(self) -> tuple[torch.Tensor, bool]:
+        return (torch.cat([self._head, self._data]), False) if self._total is None else (self._total, True)
+
+    def decode(self, blocks: Optional[Sequence[torch.Tensor]] = None) -> State:
+        ranks, average = self._of.channel.ranks, getattr(self._method, "average", True)
+        if blocks is None:
+            assert self._total is not None
+            messages = [_from_layout(self._layout, (self._total / ranks if average else self._total).view(torch.uint8))]
+        else:
+            sizes = [int.from_bytes(bytes(block[:4].tolist()), "little") + 4 for block in blocks]
+            messages = [_from_layout(bytes(b[4:size].tolist()), b[size:]) for b, size in zip(blocks, sizes)]
+        aggregate = getattr(self._method, "aggregate", sum)
+        for index, name in enumerate(self._given):
+            tensors = [self._decompress(name, message[index], index) for message in messages]
+            if blocks is None:
+                self._averages += tensors
+                continue
+            total = self._of.check(name, "aggregate()", self._of.call(name, "aggregate()", aggregate, tensors))
+            self._averages.append(total / ranks if average else total)
+        self.state = State.DONE if all(bool(t.isfinite().all()) for t in self._averages) else State.NOT_FINITE
+        return self.state
+
+    def _decompress(self, name: str, tensors: list[torch.Tensor], index: int) -> torch.Tensor:
+        sent = tensors[0] if self._bare[index] else tensors
+        result = self._of.call(name, "decompress()", self._method.decompress, sent, self._contexts[index])
+        return self._of.check(name, "decompress()", result)
+
+    def commit(self, slices: Slices, scale: float = 1.0) -> None:
+        """Replaces the slices by the averages times `scale`."""
+        if self._memory is not None:
+            for (name, tensor), own, bare, context in zip(
+                self._given.items(), _from_layout(self._layout, self._data), self._bare, self._contexts
+            ):
+                sent = own[0] if bare else own
+                self._of.call(name, "update()", self._memory.update, tensor, name, self._method, sent, context)
+        for slice_, average in zip(slices.values(), self._averages):
+            slice_.copy_((average * scale).view(slice_.shape))
+
+    def discard(self) -> None:
+        pass
