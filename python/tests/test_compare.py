@@ -390,6 +390,22 @@ class ComparisonTest(Folder):
         self.add("later", metric=type(ACCURACY)("bleu", "", True))
         self.refused(lambda: read_run(self.at("later")), "/later", "its metric is 'bleu'")
 
+    def test_a_run_that_records_no_task_or_no_epochs_is_compared(self):
+        self.add("own", task="")
+        self.add("a", TOPK)
+        path = self.at("own/metrics.jsonl")
+        self.write("own/metrics.jsonl", re.sub('"epoch":[0-9.]+', '"epoch":null', pathlib.Path(path).read_text()))
+        c = self.compare("own", "a")
+        self.assertEqual((c.task, [m.last.mean for m in c.methods]), (TASK, [0.79, 0.79]))
+        self.says("".join(c.warnings), f"own: the task is not recorded; it is taken for that of the others, {TASK}")
+        self.assertEqual(self.compare("own").warnings, [])
+        if charts.available():
+            lines = [
+                [line[0] for line in panel["lines"]]
+                for _, panel in charts._line_up(c, "quality", ["time", "epochs"], (7, 3)).panels
+            ]
+            self.assertEqual(lines, [["dense", "topk"], ["topk"]])
+
     def test_an_emulated_link_stands_in_the_table_and_the_page(self):
         self.add("d")
         network = "threads, emulated link 100mbit, 50us"

@@ -10,7 +10,10 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import unittest
+
+from topknot.compare.read import read_run
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "examples" / "pytorch"
 NEEDS = {"use_accelerate": "accelerate", "use_lightning": "lightning", "use_transformers": "transformers"}
@@ -24,7 +27,9 @@ class RecipesTest(unittest.TestCase):
     def test_every_program_trains_and_says_what_it_sent(self):
         programs = sorted(FOLDER.glob("*.py"))
         self.assertGreaterEqual(len(programs), 5)
-        left_out = []
+        left_out, temporary = [], tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        folder = temporary.name
         for program in programs:
             if (needed := NEEDS.get(program.stem)) and importlib.util.find_spec(needed) is None:
                 left_out.append(needed)
@@ -38,13 +43,15 @@ class RecipesTest(unittest.TestCase):
                     left_out.append("accelerate, for transformers")
                     continue
                 ended = subprocess.run(
-                    command, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}
+                    command, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=folder
                 )
                 self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
                 self.assertRegex(ended.stdout, r"sent \d+ bytes|bits per parameter and step")
         own = (FOLDER / "own_method.py").read_text()
         method = own[own.index("class TopK") : own.index("dist.init")].strip()
         self.assertIn(method, (FOLDER.parent.parent / "pytorch.md").read_text(), "the page shows another method than the program")
+        run = read_run(folder + "/runs/own_method")
+        self.assertTrue(run.end and run.end.steps == 20 and run.last == run.last, "the run's record")
         if left_out:
             print(f"left out, not installed: {', '.join(left_out)}")
 

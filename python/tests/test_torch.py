@@ -10,10 +10,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import json
 import os
+import pathlib
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import unittest
 import warnings
@@ -35,6 +40,8 @@ import numpy as np
 import topknot
 import topknot.torch
 from topknot import Compressor, Error
+from topknot.compare.comparison import compare_runs
+from topknot.compare.read import read_config, read_runs
 
 HAS_FSDP2 = hasattr(getattr(fsdp, "FSDPModule", None), "set_all_reduce_hook")
 NO_FSDP2 = "this PyTorch has no such FSDP2"
@@ -1005,6 +1012,141 @@ def check_own_refusals(rank, ranks):
         topknot.torch.LocalSteps(network(), method, every=2).state_dict()
 
 
+def check_run(rank, ranks):
+    """What a run directory records, against the hook's own figures and the clock."""
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder, src=0)
+    path = folder[0] + "/mine"
+    task = "synthetic_images, 10 classes, samples [3, 32, 32]"
+
+    def train(folder, make, steps=8, end=True, **more):
+        model = network()
+        trained, hook = make(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        run = topknot.torch.Run(folder, hook, **more)
+        begin = time.perf_counter()
+        for step in range(steps):
+            model.train()
+            loss = trained(batch(rank, step)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if isinstance(hook, topknot.torch.LocalSteps):
+                hook.step()
+            run.step(loss)
+            if step % 4 == 3:
+                model.eval()
+                trained(batch(rank, step))
+                time.sleep(0.2)
+                run.evaluate(accuracy=0.5 + step / 64, loss=0.25)
+        if end:
+            run.close()
+            run.close()
+        return hook, run, time.perf_counter() - begin, trained
+
+    def hooked(method, **keys):
+        def make(model):
+            ddp = wrapped(model)
+            return ddp, topknot.torch.CompressionHook(ddp, method, **keys)
+
+        return make
+
+    hook, run, wall, ddp = train(
+        path, hooked("topk", density=0.05), task=task, steps_per_epoch=4, config={"data.batch_size": 8, "optimizer.lr": 0.125}
+    )
+    for name, make in [
+        ("dense", hooked("dense")),
+        ("own", hooked(TopK())),
+        ("local", lambda model: (model, topknot.torch.LocalSteps(model, "sparseloco", every=4))),
+    ]:
+        train(f"{folder[0]}/{name}", make)
+    cut = train(folder[0] + "/cut", hooked("topk", density=0.05), end=False)[1]
+    dist.barrier()
+    if rank == 0:
+        lines = [json.loads(line) for line in open(path + "/metrics.jsonl")]
+        expect([line["event"] for line in lines] == ["start", *["step"] * 4, "eval", *["step"] * 4, "eval", "end"], "events")
+        steps, end = [line for line in lines if line["event"] == "step"], lines[-1]
+        parameters = sum(p.numel() for p in network().parameters())
+        expect(sum(line["bytes_sent"] for line in steps) == end["bytes_sent"] == hook.bytes_sent, "bytes sent")
+        expect(end["bytes_dense"] == 8 * 4 * parameters and steps[0]["bytes_sent"] == 4 * parameters, "dense bytes")
+        expect(abs(end["bits_per_parameter_step"] - 8 * hook.bytes_sent / parameters / 8) < 1e-9, "bits")
+        expect(0 < steps[-1]["bytes_received"] < 2 * steps[-1]["bytes_sent"], "bytes received")
+        expect([line["epoch"] for line in steps[3::4]] == [1, 2] and steps[0]["lr"] == 0.125, "epoch, rate")
+        expect(0.4 <= end["eval_seconds"] <= wall - end["wall_seconds"] and end["steps"] == 8, "evaluations are no training")
+        before = 0
+        for line in steps:
+            taken = sum(line[part + "_s"] for part in ("data", "forward", "backward", "encode", "exposed", "decode", "update"))
+            expect(0.5 * (line["time_s"] - before) < taken <= line["time_s"] - before + 1e-9, f"parts of a step: {line}")
+            timed = ("forward", "backward", "update", *(("communicate", "exposed") if line["step"] > 2 else ()))  # two are dense
+            expect(min(line[part + "_s"] for part in timed) > 0, f"{line}")
+            expect(abs(line["images_per_second"] * (line["time_s"] - before) - 8 * ranks) < 1e-6, "images")
+            before = line["time_s"]
+        expect((end["best_test_accuracy"], end["test_loss"]) == (0.609375, 0.25), "evaluations")
+        config = read_config(path + "/config.yaml")
+        expected = {
+            "compress.name": "topk",
+            "compress.density": "0.05",
+            "dist.ranks": f"{ranks}",
+            "data.batch_size": "8",
+            "model.name": "Sequential",
+        }
+        expect({key: config[key].text for key in expected} == expected, f"{config}")
+        config = read_config(folder[0] + "/local/config.yaml")
+        expected = {"compress.name": "sparseloco", "exchange.every": "4", "exchange.outer.name": "sgd"}
+        expect(
+            {key: config[key].text for key in expected if key in config}
+            == {**expected, "compress.name": config["compress.name"].text},
+            f"{config}",
+        )
+        with refused("holds a run"):
+            topknot.torch.Run(path, hook)
+
+        # Beside runs of train, if it is built.
+        trainer = pathlib.Path(os.environ["TOPKNOT_LIBRARY"]).parents[1] / "bin" / "train"
+        if trainer.exists():
+            keys = "model.name=mlp model.hidden=[16] data.name=synthetic_images data.train_size=64 data.test_size=16 data.batch_size=4"
+            for method in ("dense", "topk"):
+                own = f"train.max_steps=8 train.epochs=0 train.threads=1 dist.ranks=2 compress.name={method} output.dir={folder[0]}/train-{method}"
+                subprocess.run([trainer, "-q", *keys.split(), *own.split()], check=True, stdout=subprocess.DEVNULL)
+        found = compare_runs(read_runs([folder[0]]))
+        names = {os.path.basename(run.path) for run in found.runs}
+        expect(
+            names == {"mine", "dense", "own", "local", "cut", *(["train-dense", "train-topk"] if trainer.exists() else [])},
+            f"{names}",
+        )
+        by_run = {os.path.basename(found.runs[i].path): method for method in found.methods for i in method.runs}
+        expect(
+            by_run["own"].speed_up > 0 and by_run["own"].baseline == found.methods.index(by_run["dense"]),
+            "the speed-up of a method in Python",
+        )
+        expect(
+            abs(by_run["mine"].bits - end["bits_per_parameter_step"]) < 1e-9 and by_run["mine"].last.mean == 0.609375, "figures"
+        )
+        expect(any("cut is incomplete" in warning for warning in found.warnings), "a run without its end")
+        expect(any("the task is not recorded" in warning for warning in found.warnings), "a run without a task")
+        made = subprocess.run(
+            [sys.executable, "-m", "topknot", "compare", folder[0], "--out", folder[0] + "/page.html"],
+            capture_output=True,
+            text=True,
+        )
+        expect(made.returncode == 0, made.stderr)
+        train_again = topknot.torch.Run(path, hook, overwrite=True, metric="loss")
+        for wrong, text in [
+            ({"accuracy": 0.5}, "give evaluate() loss="),
+            ({"loss": 1, "accuracy": 50}, "from 0 to 1, not 50"),
+            ({"loss": 1, "speed": 3}, "no figure 'speed'"),
+        ]:
+            with refused(text):
+                train_again.evaluate(**wrong)
+        cut.close()
+        train_again.close()
+        shutil.rmtree(folder[0])
+    with refused("there is no metric 'speed'; known: accuracy, loss"):
+        topknot.torch.Run(path, hook, metric="speed")
+    with refused("hook must be a CompressionHook or LocalSteps, not a Sequential"):
+        topknot.torch.Run(path, network())
+
+
 def check_distributed_checkpoint(rank, ranks):
     """torch.distributed.checkpoint keeps every rank's state, and loads it into a hook that has none yet."""
     import torch.distributed.checkpoint as dcp
@@ -1111,7 +1253,32 @@ def check_fsdp(rank, ranks):
         topknot.torch.FsdpCompression(model, "topkk", process_group=between[place])
 
 
+PROGRAM = """
+import sys, torch, topknot.torch
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/store", rank=0, world_size=1)
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+hook = topknot.torch.CompressionHook(ddp, "topk")
+run = topknot.torch.Run(sys.argv[1] + "/run", hook)
+for step in range(int(sys.argv[2])):
+    run.step(0.5)
+"""
+
+
 class TorchTest(unittest.TestCase):
+    def test_a_program_that_is_stopped_leaves_whole_lines(self):
+        for steps in (20, 10**9):
+            with tempfile.TemporaryDirectory() as folder:
+                program = subprocess.Popen([sys.executable, "-c", PROGRAM, folder, str(steps)], stderr=subprocess.PIPE)
+                lines = pathlib.Path(folder, "run", "metrics.jsonl")
+                while steps > 20 and program.poll() is None and (not lines.exists() or lines.read_bytes().count(b"\n") < 50):
+                    time.sleep(0.01)
+                if steps > 20:
+                    program.send_signal(signal.SIGINT)
+                error = program.communicate(timeout=60)[1]
+                events = [json.loads(line)["event"] for line in lines.read_text().splitlines()]
+                self.assertEqual(events[-1], "step" if steps > 20 else "end", error)
+                self.assertTrue(lines.read_bytes().endswith(b"}\n"))
+
     def test_averages_have_the_bits_of_the_compressors_of_two_ranks(self):
         on_ranks(2, check_methods)
 
@@ -1148,6 +1315,9 @@ class TorchTest(unittest.TestCase):
 
     def test_mistakes_of_methods_in_python_are_refused(self):
         on_ranks(2, check_own_refusals)
+
+    def test_run_directories(self):
+        on_ranks(2, check_run)
 
     def test_distributed_checkpoints_have_every_rank(self):
         on_ranks(2, check_distributed_checkpoint)

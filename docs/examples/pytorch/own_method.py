@@ -26,6 +26,7 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.
 ddp = torch.nn.parallel.DistributedDataParallel(model)
 hook = topknot.torch.CompressionHook(ddp, TopK(0.01))
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+run = topknot.torch.Run("runs/own_method", hook, task="random images", overwrite=True)
 
 for step in range(20):
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
@@ -34,7 +35,11 @@ for step in range(20):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    run.step(loss)
 
+accuracy = (ddp(images).argmax(1) == labels).float().mean()
+run.evaluate(accuracy=accuracy, loss=loss)
+run.close()
 if dist.get_rank() == 0:
     print(f"loss {loss.item():.3f}; sent {hook.bytes_sent} bytes in {hook.step} steps; {hook.times}")
 dist.destroy_process_group()

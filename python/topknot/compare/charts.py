@@ -113,7 +113,8 @@ def _run_curve(run: Run, what: str) -> Curve:
         rows = [((e.time, e.epoch, float(e.step)), e.value) for e in run.evals]
     else:
         rows = [((s.time, s.epoch, float(s.step)), s.loss if what == "loss" else s.sent_so_far) for s in run.steps]
-    rows = [row for row in rows if all(math.isfinite(v) and 0 <= v < _MOST for v in row[0])]
+    # Without the steps of an epoch, epochs are not known.
+    rows = [(at, v) for at, v in rows if 0 <= at[0] < _MOST and 0 <= at[2] < _MOST and (math.isnan(at[1]) or 0 <= at[1] < _MOST)]
     values = [value if abs(value) < _MOST else math.nan for _, value in rows]
     if what == "loss":
         values = smooth(values, max(1, len(values) // 40))
@@ -296,12 +297,13 @@ def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, floa
     title = {"quality": c.metric.long_title + unit, "loss": "train loss", "bytes": "sent by a rank"}[what]
     handles: dict[int, Any] = {}
     for axes, name in zip(panels, names):
-        longest = max(curve.axis(name)[-1] for curve in curves)
+        here = [curve for curve in curves if math.isfinite(curve.axis(name)[-1])]
+        longest = max((curve.axis(name)[-1] for curve in here), default=0.0)
         divisor, suffix = (
             (1, "") if name != "time" else (1, " (s)") if longest < 240 else (60, " (min)") if longest < 14400 else (3600, " (h)")
         )
         shown = []
-        for curve in curves:
+        for curve in here:
             style, method = look[curve.method], c.methods[curve.method]
             x = [v / divisor for v in curve.axis(name)]
             dots = {"marker": style.marker, "markersize": 3, "markevery": max(1, len(x) // 12)} if what == "quality" else {}

@@ -340,10 +340,11 @@ def _check_one_task(runs: list[Run]) -> None:
     described: Callable[..., Any] = lambda run: (
         f"{run.path} has {run.task or 'an unnamed task'} by {run.metric.name}{unit(run.metric)}"
     )
+    first = next((run for run in runs if run.task), runs[0])  # a run that names no task is compared with any
     for run in runs:
-        if run.task != runs[0].task or run.metric != runs[0].metric:
+        if run.task not in ("", first.task) or run.metric != first.metric:
             raise UserError(
-                f"these runs have different tasks, so their results cannot be compared: {described(runs[0])}; {described(run)}. Compare "
+                f"these runs have different tasks, so their results cannot be compared: {described(first)}; {described(run)}. Compare "
                 "the runs of each task by themselves"
             )
 
@@ -375,6 +376,10 @@ def _warn(c: Comparison) -> Iterable[str]:
     places = [{run.environment[key] for run in c.runs if key in run.environment} for key in ("cpu", "host")]
     if any(len(place) > 1 for place in places):
         yield "the runs come from different machines: times and speed-ups do not compare the methods alone"
+    if (named := next((run.task for run in c.runs if run.task), "")) and (
+        unnamed := [run.path for run in c.runs if not run.task]
+    ):
+        yield f"{', '.join(unnamed)}: the task is not recorded; it is taken for that of the others, {named}"
     revisions = {run.environment["revision"] for run in c.runs if "revision" in run.environment}
     revisions |= {start["revision"] for run in c.runs for start in run.starts if start.get("revision")}
     if len(revisions) > 1:
@@ -421,7 +426,9 @@ def compare_runs(runs: list[Run], target: float | None = None, baseline: str | N
     _check_one_task(runs)
     keys = list(dict.fromkeys(key for run in runs for key in run.config if key not in _APART and not key.startswith("output.")))
     methods = _group(runs, keys)
-    c = Comparison(runs, methods, runs[0].task, runs[0].metric, _differing(runs, methods, keys))
+    c = Comparison(
+        runs, methods, next((run.task for run in runs if run.task), ""), runs[0].metric, _differing(runs, methods, keys)
+    )
     _name(c)
     _choose_baselines(c, baseline)
     for method in methods:

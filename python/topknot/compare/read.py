@@ -151,7 +151,7 @@ ACCURACY = Metric("accuracy", "share", True)
 SQUARED_ERROR = Metric("loss", "mean squared error", False)
 PERPLEXITY = Metric("perplexity", "per token", False, "validation")
 WORD_ERRORS = Metric("word error rate", "share", False)
-_METRICS = {metric.name: metric for metric in (ACCURACY, SQUARED_ERROR, PERPLEXITY, WORD_ERRORS)}
+METRICS = {metric.name: metric for metric in (ACCURACY, SQUARED_ERROR, PERPLEXITY, WORD_ERRORS)}
 
 
 @dataclasses.dataclass
@@ -381,7 +381,7 @@ def _find_task(run: Run) -> None:
                 bool(start.get("higher_is_better", True)),
                 start.get("metric_set", "test"),
             )
-    if known and run.metric.name not in _METRICS:
+    if known and run.metric.name not in METRICS:
         raise UserError(
             f"{run.path}: its metric is '{run.metric.name}', and this version compares accuracy, loss, perplexity and word error rate "
             "only; use the compare of the version that trained it"
@@ -511,7 +511,7 @@ class _Row(dict[str, str]):
 def _table_run(row: _Row, path: str) -> Run:
     place = row.place
     run = Run(f"{path}/{row['run']}-s{row['seed']}", {}, {"revision": row["commit"]}, task=row["config"])
-    if row["metric"] not in _METRICS:
+    if row["metric"] not in METRICS:
         raise UserError(f"{place}: the metric '{row['metric']}' is not known")
     for word in re.findall(r"(?:\[[^\]]*\]?|[^ \[])+", row["keys"]):  # spaces within brackets do not part words
         key, sign, value = word.partition("=")
@@ -521,7 +521,7 @@ def _table_run(row: _Row, path: str) -> Run:
     run.config["seed"] = Entry(row["seed"])
     if not run.text("compress.name"):
         raise UserError(f"{place}: no compress.name among the keys, which names the method")
-    run.metric = _METRICS[row["metric"]]
+    run.metric = METRICS[row["metric"]]
     scale = 0.01 if run.metric.unit == "share" else 1
     number: Callable[..., Any] = lambda column, most=1e18: _table_number(row, place, column, most)
     run.last = scale * number("value", 100 if run.metric is ACCURACY else 1e18)

@@ -18,5 +18,6 @@ from .fsdp import FsdpCompression
 from .hook import CompressionHook, Times
 from .local_steps import LocalSteps
 from .method import Memory, PythonMethod
+from .run import Run
 
-__all__ = ["CompressionHook", "FsdpCompression", "LocalSteps", "Memory", "PythonMethod", "Times"]
+__all__ = ["CompressionHook", "FsdpCompression", "LocalSteps", "Memory", "PythonMethod", "Run", "Times"]

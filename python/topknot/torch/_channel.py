@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import operator
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
@@ -182,7 +183,8 @@ class Channel:
             raise Error("this process is not in the process group")
         nccl = "nccl" in str(dist.get_backend(self.group))
         self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-        self.bytes_sent = 0  # payload
+        self.bytes_sent = self.bytes_received = 0  # payload; a sum counts once in each
+        self.seconds = [0.0] * 4  # encoding; collectives with decoding; writing; the part of these that the training waits for
         self._room: dict[Any, int] = {}  # bytes that a message of this kind is expected to fit in
 
     def compressor(
@@ -202,13 +204,19 @@ class Channel:
 
     def average(self, compressor: AnyCompressor, slices: Slices, step: int, kind: Any) -> bool:
         """Replaces the slices by the ranks' averages. False, and nothing has changed, if these are not finite."""
+        times = [time.perf_counter()]
         round_ = compressor.encode_slices(slices, step=step)
         try:
-            if done := self.run(round_, kind) is State.DONE:
+            times.append(time.perf_counter())
+            done = self.run(round_, kind) is State.DONE
+            times.append(time.perf_counter())
+            if done:
                 round_.commit(slices)
-            return done
         finally:
             round_.discard()  # nothing, after a commit
+        times.append(time.perf_counter())
+        self.seconds[:3] = [total + end - begin for total, begin, end in zip(self.seconds, times, times[1:])]
+        return done
 
     def run(self, round_: AnyRound, kind: Any) -> State:
         """Sends, receives and decodes until the round is done. Rounds of one `kind` have messages of about the same size;
@@ -225,8 +233,11 @@ class Channel:
             turn += 1
         return state
 
+    def count(self, sent: int, received: int) -> None:
+        self.bytes_sent, self.bytes_received = self.bytes_sent + sent, self.bytes_received + received
+
     def _sum(self, values: torch.Tensor) -> None:
-        self.bytes_sent += values.numel() * values.element_size()
+        self.count(values.nbytes, values.nbytes)
         there = values.to(self.device)
         dist.all_reduce(there, group=self.group)
         if there.data_ptr() != values.data_ptr():
@@ -235,7 +246,7 @@ class Channel:
 
     def _gather_equal(self, own: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's block on a GPU, where the density alone determines a block's length."""
-        self.bytes_sent += own.numel()
+        self.count(own.numel(), (self.ranks - 1) * own.numel())
         there = torch.empty(self.ranks, own.numel(), dtype=torch.uint8, device=self.device)
         dist.all_gather(list(there.unbind()), own.to(self.device), group=self.group)
         blocks = there.to(own.device)
@@ -246,7 +257,6 @@ class Channel:
         """Every rank's block. Blocks differ in length. The first call sends a block's length, then as much of the block as
         the longest of last time, with a margin; a second call sends the rest, if there is any."""
         size = own.numel()
-        self.bytes_sent += size
         room = self._room.get(kind, 0)
         first = torch.zeros(8 + room, dtype=torch.uint8, device=own.device)
         first[:8] = torch.frombuffer(bytearray(size.to_bytes(8, "little")), dtype=torch.uint8)
@@ -255,6 +265,7 @@ class Channel:
         firsts = self.all_gather(first)
         sizes = [int.from_bytes(bytes(other[:8].tolist()), "little") for other in firsts]
         largest = max(sizes)
+        self.count(size, sum(sizes) - size)
         self._room[kind] = largest + largest // 16 + 16
         blocks = [other[8 : 8 + min(bytes_, room)] for other, bytes_ in zip(firsts, sizes)]
         if largest <= room:

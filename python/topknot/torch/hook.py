@@ -296,7 +296,9 @@ class CompressionHook:
         self._step = -1
         self._skipped: set[int] = set()  # steps with a bucket that was not finite
         self._scale = 1.0
-        self._seconds = [0.0, 0.0, 0.0, 0.0]  # the four times of Times
+        self.skipped_steps = 0
+        """Steps whose averages were not finite."""
+        self._ddp = weakref.ref(ddp)
         self._timed_steps, self._last_call = 0, 0.0
         self._error: Optional[Exception] = None  # after which this rank exchanges nothing more
         # PyTorch checks a hook's annotations against its classes, but here annotations are strings; a lambda has none.
@@ -308,6 +310,14 @@ class CompressionHook:
         self._pinned: dict[int, torch.Tensor] = {}  # by bucket: copies of gradients on a GPU
         self._worker = _Worker(next(iter(parameters.values())).device)
         weakref.finalize(self, self._worker.tasks.put, None)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The DistributedDataParallel model."""
+        ddp = self._ddp()
+        if ddp is None:
+            raise Error("the DistributedDataParallel model is gone; keep a reference to it")
+        return ddp
 
     @property
     def step(self) -> int:
@@ -323,7 +333,7 @@ class CompressionHook:
     def times(self) -> Times:
         """Times of this process's steps."""
         self._settle()
-        return Times(self._timed_steps, *(seconds / max(1, self._timed_steps) for seconds in self._seconds))
+        return Times(self._timed_steps, *(seconds / max(1, self._timed_steps) for seconds in self._channel.seconds))
 
     def residual(self, name: str) -> Optional[torch.Tensor]:
         """What this rank adds to the parameter's next gradient: what it has not sent, times feedback_decay. None if the
@@ -405,7 +415,7 @@ class CompressionHook:
                 else:
                     self._compressed(bucket)
                     if bucket.last:
-                        self._seconds[3] += time.perf_counter() - self._last_call
+                        self._channel.seconds[3] += time.perf_counter() - self._last_call
                         self._timed_steps += 1
             bucket.future.set_result(bucket.buffer)
         except Exception as error:
@@ -416,7 +426,7 @@ class CompressionHook:
 
     def _dense(self, buffer: torch.Tensor) -> None:
         buffer.div_(self._channel.ranks)
-        self._channel.bytes_sent += buffer.numel() * buffer.element_size()
+        self._channel.count(buffer.nbytes, buffer.nbytes)
         there = buffer if buffer.is_cuda or self._channel.device.type == "cpu" else buffer.to(self._channel.device)
         dist.all_reduce(there, group=self._channel.group)
         if there is not buffer:
@@ -438,7 +448,7 @@ class CompressionHook:
             if parameter.stride() != strides and _memory_order(parameter) != order:
                 raise Error("a parameter's memory format has changed; choose it before the hook is made")
             slices[compressor.index(name)] = gradient
-        self._seconds[0] += time.perf_counter() - begin_s
+        self._channel.seconds[0] += time.perf_counter() - begin_s
         step: dict[str, Any] = {"step": bucket.step, "density": self._density(bucket.step), "scale": 1 / self._scale}
         if self.optimizer is not None and self.keys.get("lr_inside"):
             step["lr"] = float(self.optimizer.param_groups[0]["lr"])
@@ -455,8 +465,8 @@ class CompressionHook:
             rounds.append((round_, part))
             exchange_s = time.perf_counter()
             finite &= self._channel.run(round_, (bucket.number, len(slices), index)) is State.DONE
-            self._seconds[0] += exchange_s - encode_s
-            self._seconds[1] += encode_s - begin_s + time.perf_counter() - exchange_s
+            self._channel.seconds[0] += exchange_s - encode_s
+            self._channel.seconds[1] += encode_s - begin_s + time.perf_counter() - exchange_s
         begin_s = time.perf_counter()
         for round_, part in rounds:
             if finite:
@@ -465,11 +475,12 @@ class CompressionHook:
                 round_.discard()
         if finite and here is not bucket.buffer:
             bucket.buffer.copy_(here)
-        self._seconds[2] += time.perf_counter() - begin_s
+        self._channel.seconds[2] += time.perf_counter() - begin_s
         if finite and self.scaler is not None and bucket.buffer.dtype == torch.float16:
             finite = bool(here.isfinite().all())  # the scaled average may overflow
         if not finite:
             bucket.buffer.fill_(float("nan"))
+            self.skipped_steps += bucket.step not in self._skipped
             self._skipped.add(bucket.step)
 
     def _settle(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import time
 import warnings
 from typing import Any, Optional, Union
 
@@ -87,7 +88,7 @@ class LocalSteps:
             raise Error("lr_inside is of gradients; what is exchanged here is a change of weights")
         if self.keys.get("device", "cpu") != "cpu":
             raise Error("device: local steps keep their state in the CPU's memory, where changes are compressed; leave it out")
-        self._optimizer = optimizer
+        self.module, self._optimizer = model, optimizer
         self._statistics = [
             getattr(module, name)
             for module in model.modules()
@@ -133,6 +134,7 @@ class LocalSteps:
     @torch.no_grad()
     def sync(self) -> bool:
         """Exchanges now, as after the last step of a training. False if the exchange was discarded. Collective."""
+        begin_s = time.perf_counter()
         changes = {}
         for index, (theta, weights, parameter) in enumerate(zip(self._theta, self._weights, self._parameters.values())):
             here = parameter.detach().float().contiguous() if weights is None else weights.copy_(parameter)
@@ -149,6 +151,7 @@ class LocalSteps:
             self._discard()
         for theta, parameter in zip(self._theta, self._parameters.values()):
             parameter.copy_(theta)
+        self._channel.seconds[3] += time.perf_counter() - begin_s
         self._discarded = 0 if done else self._discarded + 1
         if self._discarded >= 10:
             raise RuntimeError(

@@ -1,0 +1,273 @@
+"""A run directory, as `train` writes it, from a PyTorch training."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from .. import Error
+from ..compare.read import METRICS, WARM_UP
+from .hook import CompressionHook
+from .local_steps import LocalSteps
+
+_FIGURES = ("accuracy", "loss", "top5_accuracy", "bits_per_byte", "character_error_rate")
+Number = Union[float, torch.Tensor]
+
+
+class Run:
+    """Writes config.yaml, environment.json and metrics.jsonl (docs/run.md), for `topknot compare`. Rank 0 writes; what the other
+    ranks call does nothing.
+
+    folder: the run directory, which is made.
+    hook: a CompressionHook, or LocalSteps. The phases of a step are timed by hooks of its model and of the optimizers, as the
+        program sees them: work that a GPU has still to do counts where the program waits for it.
+    metric: what evaluate() measures: "accuracy", "loss", "perplexity" (of evaluate's loss) or "word error rate" (1 - accuracy).
+    task: names the data, such as "cifar10, 10 classes, samples [3, 32, 32]"; runs of different tasks are not compared. A run
+        without a task is compared with any.
+    steps_per_epoch: for figures over epochs.
+    config: more facts for config.yaml, such as {"data.batch_size": 32, "optimizer.lr": 0.1}, with train's names of keys.
+    overwrite: replaces an earlier run in the folder, which is refused otherwise.
+
+    A line is written by one call, so that a program that is stopped leaves whole lines. The last line is written by close(), or
+    when the program ends, unless an exception ended it.
+    """
+
+    def __init__(
+        self,
+        folder: Union[str, os.PathLike[str]],
+        hook: Union[CompressionHook, LocalSteps],
+        *,
+        metric: str = "accuracy",
+        task: str = "",
+        steps_per_epoch: int = 0,
+        config: Optional[Mapping[str, Any]] = None,
+        overwrite: bool = False,
+    ) -> None:
+        if not isinstance(hook, (CompressionHook, LocalSteps)):
+            raise Error(f"hook must be a CompressionHook or LocalSteps, not a {type(hook).__name__}")
+        if metric not in METRICS:
+            raise Error(f"there is no metric '{metric}'; known: {', '.join(METRICS)}")
+        self.folder, self._hook, self._metric, self._per_epoch = os.fspath(folder), hook, METRICS[metric], steps_per_epoch
+        self._closed = dist.get_rank() != 0
+        if self._closed:
+            return
+        path = os.path.join(self.folder, "metrics.jsonl")
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            if os.path.exists(path) and not overwrite:
+                raise Error(f"{self.folder} holds a run; choose another folder, remove it, or give overwrite=True")
+            self._write("config.yaml", _yaml({**_facts(hook), **(config or {})}))
+            self._write("environment.json", json.dumps(_environment(hook), indent=2) + "\n")
+            self._file = open(path, "wb", buffering=0)
+        except OSError as error:
+            raise Error(f"{error.filename} cannot be written: {error.strerror}") from None
+        self._model = getattr(hook.module, "module", hook.module)  # without DistributedDataParallel
+        self._parameters = sum(p.numel() for p in hook.module.parameters() if p.requires_grad)
+        self._parts = dict.fromkeys(("data", "forward", "backward", "update", "evaluation", "other"), 0.0)
+        self._step = self._samples = 0
+        self._lr: Optional[float] = None
+        self._time = self._startup = self._evaluation = 0.0
+        self._seconds: list[float] = []  # of each step
+        self._rates: list[float] = []
+        self._figures: dict[str, float] = {}
+        self._best, self._skipped = -math.inf, 0
+        self._start = self._last = time.perf_counter()
+        self._before, self._total = self._counts(), [0] * 3
+        self._hooks: list[Any] = [
+            hook.module.register_forward_pre_hook(self._begin_forward),
+            hook.module.register_forward_hook(lambda *_: self._lap("forward") if self._trains() else None),
+            register_optimizer_step_pre_hook(self._begin_update),
+            register_optimizer_step_post_hook(lambda *_: self._lap("update")),
+        ]
+        about = self._metric
+        self._line(
+            "start", step=0, time=_now(), backend=_backend(hook), task=task, metric=about.name, metric_unit=about.unit,
+            higher_is_better=about.higher_is_better, metric_set=about.set,
+        )  # fmt: skip
+        atexit.register(self._at_exit)
+
+    def _write(self, name: str, text: str) -> None:
+        with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def _line(self, event: str, **fields: Any) -> None:
+        known = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+        text = json.dumps({"event": event, "rank": 0, **known}, separators=(",", ":"))
+        try:
+            self._file.write(text.encode() + b"\n")
+        except OSError as error:
+            raise Error(f"{self.folder}/metrics.jsonl cannot be written: {error.strerror}; what was written is kept") from None
+
+    def _lap(self, part: str) -> None:
+        now = time.perf_counter()
+        self._parts[part] += now - self._last
+        self._last = now
+
+    def _trains(self) -> bool:
+        return torch.is_grad_enabled() and self._model.training
+
+    def _begin_forward(self, _: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not self._trains():
+            return
+        if not self._step and not self._samples:
+            self._startup = time.perf_counter() - self._start
+            self._last = time.perf_counter()
+        self._lap("backward" if self._samples else "data")  # accumulation: the part before had a backward pass
+        first = next((value for value in inputs if isinstance(value, torch.Tensor) and value.dim()), None)
+        if first is not None:
+            self._samples += (first.numel() if self._metric.name == "perplexity" else first.shape[0]) * self._hook._channel.ranks
+
+    def _begin_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._lap("backward")
+        self._lr = float(optimizer.param_groups[0]["lr"])
+
+    def _counts(self) -> tuple[list[int], list[float], int]:
+        channel = self._hook._channel
+        return [channel.bytes_sent, channel.bytes_received], [*channel.seconds], getattr(self._hook, "skipped_steps", 0)
+
+    def step(self, loss: Number) -> None:
+        """Writes a step. Call it last in each step, after optimizer.step() and LocalSteps.step(), with this rank's loss."""
+        if self._closed:
+            return
+        self._lap("other")
+        counts, seconds, skipped = self._counts()
+        sent, received = (now - before for now, before in zip(counts, self._before[0]))
+        encode, exchange, write, exposed = (now - before for now, before in zip(seconds, self._before[1]))
+        skips, self._before = skipped - self._before[2], (counts, seconds, skipped)
+        dense = 4 * self._parameters
+        self._step, self._skipped = self._step + 1, self._skipped + skips
+        self._total = [total + now for total, now in zip(self._total, (sent, received, dense))]
+        parts, self._parts = self._parts, dict.fromkeys(self._parts, 0.0)
+        taken = sum(parts.values())
+        self._time += taken
+        self._seconds.append(taken)
+        self._rates.append(self._samples / taken)
+        # The rest of these runs during the backward pass.
+        waited = min(1.0, exposed / (encode + exchange + write)) if exposed > 0 else 0.0
+        within = "other" if isinstance(self._hook, LocalSteps) else "backward"
+        self._line(
+            "step", step=self._step, epoch=self._epoch(), time_s=self._time, loss=_float(loss), lr=self._lr, bytes_sent=sent,
+            bytes_received=received, bytes_dense=dense, bytes_ratio=dense / sent if sent else 0, data_s=parts["data"],
+            forward_s=parts["forward"], backward_s=parts["backward"] - (exposed if within == "backward" else 0),
+            encode_s=waited * encode, communicate_s=exchange, decode_s=waited * write, update_s=parts["update"],
+            exposed_s=exposed - waited * (encode + write), skipped=skips > 0, images_per_second=self._rates[-1],
+        )  # fmt: skip
+        self._samples = 0
+
+    def _epoch(self) -> float:
+        return self._step / self._per_epoch if self._per_epoch else math.nan
+
+    def evaluate(self, *, accuracy: Optional[Number] = None, loss: Optional[Number] = None, **more: Number) -> None:
+        """Writes an evaluation. Call it right after it; the time since step() counts as evaluation, not as training.
+
+        accuracy: a share, 0 to 1. loss: a mean. more: top5_accuracy, bits_per_byte, character_error_rate.
+        """
+        figures = {"accuracy": accuracy, "loss": loss, **more}
+        known = {name: _float(value) for name, value in figures.items() if value is not None}
+        needed = "accuracy" if self._metric.unit == "share" else "loss"
+        if unknown := [name for name in known if name not in _FIGURES]:
+            raise Error(f"there is no figure '{unknown[0]}'; known: {', '.join(_FIGURES)}")
+        if needed not in known:
+            raise Error(f"the run's metric is {self._metric.name}: give evaluate() {needed}=, or Run() another metric=")
+        if not 0 <= known.get("accuracy", 0) <= 1:
+            raise Error(f"accuracy is a share from 0 to 1, not {accuracy}")
+        if self._closed:
+            return
+        self._lap("evaluation")
+        taken, self._parts["evaluation"] = self._parts["evaluation"], 0.0
+        self._figures = {"test_" + name: value for name, value in known.items()}
+        self._best = max(self._best, known.get("accuracy", -math.inf))
+        self._evaluation += taken
+        self._line("eval", step=self._step, epoch=self._epoch(), time_s=self._time, **self._figures, eval_seconds=taken)
+
+    def close(self) -> None:
+        """Writes the last line: the run is complete."""
+        if self._closed:
+            return
+        self._closed = True
+        for hook in self._hooks:
+            hook.remove()
+        atexit.unregister(self._at_exit)
+        steady = slice(WARM_UP if self._step > WARM_UP else 0, None)
+        rates, seconds = np.array(self._rates[steady]), np.array(self._seconds[steady])
+        p50, p95 = np.quantile(seconds, (0.5, 0.95)) if len(seconds) else (math.nan, math.nan)
+        sent, received, dense = self._total
+        best = {"best_test_accuracy": self._best} if "test_accuracy" in self._figures else {}
+        self._line(
+            "end", **self._figures, **best, wall_seconds=self._time, eval_seconds=self._evaluation,
+            startup_seconds=self._startup, images_per_second=float((rates * seconds).sum() / seconds.sum()) if len(seconds) else 0.0,
+            bytes_sent=sent, bytes_received=received, bytes_dense=dense, bytes_ratio=dense / sent if sent else 0,
+            bits_per_parameter_step=32 * sent / dense if dense else 0, parameter_checksum="", steps=self._step,
+            skipped_steps=self._skipped, failed=False, reason="", step_p50_s=float(p50), step_p95_s=float(p95),
+        )  # fmt: skip
+        self._file.close()
+
+    def _at_exit(self) -> None:
+        if getattr(sys, "last_value", None) is None:  # no exception has ended the program
+            self.close()
+
+
+def _float(value: Number) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _backend(hook: Any) -> str:
+    return str(dist.get_backend(hook._channel.group))
+
+
+def _facts(hook: Union[CompressionHook, LocalSteps]) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        f"compress.{key}": value for key, value in hook.keys.items() if key not in ("device", "threads", "undo")
+    }
+    if isinstance(hook, LocalSteps):
+        outer = {"name": hook.outer, "lr": hook.outer_lr, "momentum": hook.outer_momentum}
+        settings |= {"exchange.every": hook.every, **{f"exchange.outer.{key}": value for key, value in outer.items()}}
+    elif hook.warmup:
+        settings["compress.warmup"] = [*hook.warmup]
+    model = getattr(hook.module, "module", hook.module)
+    return {"seed": torch.initial_seed(), "model.name": type(model).__name__, "compress.name": hook.method, **settings,
+            "dist.backend": _backend(hook), "dist.ranks": hook._channel.ranks}  # fmt: skip
+
+
+def _yaml(config: Mapping[str, Any]) -> str:
+    """config.yaml, a section for each first part of a key."""
+    sections: dict[str, list[str]] = {"": []}
+    for key, value in config.items():
+        section, _, name = key.partition(".") if "." in key else ("", "", key)
+        text = value if isinstance(value, str) and re.fullmatch(r"[\w.+/-]+", value) else json.dumps(value, ensure_ascii=False)
+        sections.setdefault(section, []).append(f"{'  ' if section else ''}{name}: {text}  # given\n")
+    text = "".join("".join([f"\n{section}:\n" if section else "", *lines]) for section, lines in sections.items())
+    return "# A run of topknot.torch.\n" + text
+
+
+def _environment(hook: Any) -> dict[str, Any]:
+    from .. import __version__
+
+    try:
+        with open("/proc/cpuinfo") as file:
+            cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    except OSError:
+        cpu = platform.processor()
+    return {
+        "host": platform.node(), "cpu": cpu, "cores": os.cpu_count(), "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "topknot": __version__, "libraries": {"Python": platform.python_version(), "PyTorch": torch.__version__},
+        "backend": _backend(hook), "ranks": hook._channel.ranks, "threads_per_rank": torch.get_num_threads(), "started": _now(),
+        "command_line": sys.argv,
+    }  # fmt: skip
