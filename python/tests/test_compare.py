@@ -15,6 +15,7 @@ import pathlib
 import pty
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -885,7 +886,33 @@ class CommandTest(Folder):
         )
         self.assertEqual(call("compare", "dense", "--out", "x.csv").returncode, 0)
         self.says(call("--help").stdout, "compare")
-        self.assertEqual(call("compear").returncode, 2)
+        for words, code, said in [
+            (["compear"], 2, "there is no command 'compear'; did you mean 'compare'?"),
+            (["x"], 2, "'topknot --help' shows what there is"),
+            (["doctor", "now"], 2, "topknot doctor: takes no arguments, and there is 'now'"),
+            (["doctor"], 1, "libtopknot: topknot: /none cannot be loaded"),
+        ]:
+            outcome = call(*words)
+            self.assertEqual(outcome.returncode, code, outcome.stderr)
+            self.says(outcome.stderr, said)
+
+    def test_train_and_demo_start_the_trainer_or_say_how_to_get_it(self):
+        shutil.copytree(
+            ROOT / "python" / "topknot", self.at("alone/topknot"), ignore=shutil.ignore_patterns("__pycache__", "*.so")
+        )
+        environment = {**os.environ, "PYTHONPATH": self.at("alone")}
+        call = lambda *words: subprocess.run(
+            [sys.executable, "-B", "-m", "topknot", *words], cwd=self.path, env=environment, text=True, capture_output=True
+        )
+        for command in ("train", "demo"):
+            outcome = call(command, "--help")
+            self.assertEqual(outcome.returncode, 1)
+            self.says(outcome.stderr, f"topknot {command}: there is no trainer here; install the package topknot-trainer, or run")
+            self.write("alone/topknot_trainer/__init__.py", "")
+            program = self.write(f"alone/topknot_trainer/bin/{command}", '#!/bin/sh\necho "$0 runs $*"; exit 7\n')
+            os.chmod(program, 0o755)
+            outcome = call(command, "a.yaml", "x=1")
+            self.assertEqual((outcome.returncode, outcome.stdout), (7, f"{program} runs a.yaml x=1\n"))
 
     def test_misuse_is_refused_before_any_work(self):
         run = self.add("dense")

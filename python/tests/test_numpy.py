@@ -62,6 +62,21 @@ class Methods(unittest.TestCase):
         self.assertGreater(len(listed), 20)
         self.assertEqual(sorted(listed), METHODS)
 
+    def test_the_commands_list_and_try_every_method(self):
+        call = lambda command: subprocess.run([sys.executable, "-m", "topknot", command], text=True, capture_output=True)
+        listed = call("methods")
+        self.assertEqual(listed.returncode, 0, listed.stderr)
+        rows = dict(re.findall(r"^(\w+) +((?:\S+ )*\S+)? +[\d.]+(?:  .*)?$", listed.stdout, re.M))
+        self.assertEqual(sorted(rows), METHODS)
+        self.assertEqual([name for name, paper in rows.items() if not paper], ["dense"])
+        self.assertRegex(listed.stdout, r"(?m)^powersgd +Vogels et al. 2019 +1.00  rank=4, min_compression=2$")
+        self.assertRegex(listed.stdout, r"(?m)^dense +32.00$")
+        self.assertIn("recipe diloco", listed.stdout)
+        tried = call("doctor")
+        self.assertEqual((tried.returncode, tried.stderr), (0, ""))
+        self.assertIn(f"{len(METHODS)} of {len(METHODS)} methods average", tried.stdout)
+        self.assertIn("libtopknot", tried.stdout)
+
     def test_methods_describes_keys_and_pieces(self):
         told = topknot.methods()
         density = next(key for key in told["keys"] if key["name"] == "density")
