@@ -48,21 +48,14 @@ __all__ = [
     "methods",
 ]
 
-_PLACES = {
-    "_arrays": ("Array", "Buffer"),
-    "_library": ("LIBRARY", "Error", "NotFinite", "State", "Type"),
-    "_methods": ("Method", "Methods", "Option", "Recipe", "methods"),
-    "compressor": ("Compressor", "Message", "MessagePointers", "Round", "Sent", "average", "exchange"),
-}
-
 
 def __getattr__(name: str) -> Any:
     """Loads libtopknot with the first name that needs it: `topknot compare` does without."""
     if name == "__version__":
         return __getattr__("LIBRARY").topknot_version().decode()
-    for module, names in _PLACES.items():
-        if name in names:
-            value = globals()[name] = getattr(importlib.import_module(f".{module}", __name__), name)
+    for module in ("_methods", "compressor") if name in (*__all__, "LIBRARY") else ():
+        if hasattr(found := importlib.import_module(f".{module}", __name__), name):
+            value = globals()[name] = getattr(found, name)
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

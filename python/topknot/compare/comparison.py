@@ -17,13 +17,8 @@ LONGEST_KEYS, LONGEST_NAME = 32, 40
 # What tells runs of one method apart: where things lie and where ranks meet.
 _APART = {"seed", "data.root", "train.algorithm_cache", "dist.master", "dist.token"}
 # What is recorded or shown beside the training: it makes no other baseline.
-_RECORDS = (
-    "compress.",
-    "exchange.",
-    "train.distribution_every",
-    "train.record_gradients",
-    "train.profile_steps",
-    "train.log_every",
+_RECORDS = tuple(
+    "compress. exchange. train.distribution_every train.record_gradients train.profile_steps train.log_every".split()
 )
 _UNFAIR = (
     "model.name data.name data.batch_size data.train_size data.test_size data.noise dist.ranks dist.backend dist.link.rate "

@@ -1,4 +1,4 @@
-"""The page of a comparison and of `lab/netlab compare`: one file, no network, a few lines of script for values to point at."""
+"""The page of a comparison and of `lab/netlab compare`: one file, no network; page.js shows values where one points."""
 
 from __future__ import annotations
 
@@ -15,37 +15,7 @@ from .comparison import Comparison, stat_of, value_text
 from .read import UserError, one_line, read_bytes
 from .tables import Table, bytes_text, difference_table, result_table, run_table, time_table
 
-_STYLE = pathlib.Path(__file__).with_name("page.css")
-_SCRIPT = """
-const tip = document.body.appendChild(Object.assign(document.createElement("div"), {id: "tip"}));
-const shown = (v, unit) => unit == "percent" ? +(100 * v).toPrecision(4) + " %" : unit == "bytes" && v >= 1e3
-  ? +(v / 1000 ** Math.min(3, Math.floor(Math.log10(v) / 3))).toPrecision(4) + " " + ["", "k", "M", "G"][Math.min(3, Math.floor(Math.log10(v) / 3))] + "B"
-  : +v.toPrecision(5) + (unit == "bytes" ? " B" : "");
-for (const svg of document.querySelectorAll("svg[data-plot]")) {
-  const plots = JSON.parse(svg.dataset.plot);
-  svg.addEventListener("pointerleave", () => tip.style.display = "none");
-  svg.addEventListener("pointermove", event => {
-    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-    const plot = plots.find(p => point.x >= p.box[0] && point.x <= p.box[2] && point.y >= p.box[1] && point.y <= p.box[3]);
-    tip.style.display = plot ? "block" : "none";
-    if (!plot) return;
-    const share = (point.x - plot.box[0]) / (plot.box[2] - plot.box[0]), [low, high] = plot.xlim;
-    const at = v => plot.log[0] ? Math.log(v / low) / Math.log(high / low) : (v - low) / (high - low);
-    tip.replaceChildren(plot.x);
-    for (const [name, colour, xs, ys] of plot.lines) {
-      let near = -1;
-      xs.forEach((x, i) => { if (ys[i] !== null && (near < 0 || Math.abs(at(x) - share) < Math.abs(at(xs[near]) - share))) near = i; });
-      if (near < 0) continue;
-      const dot = Object.assign(document.createElement("b"), {textContent: "\\n\\u25cf "});
-      dot.style.color = colour;
-      tip.append(dot, name + ": " + shown(ys[near], plot.unit) + " at " + shown(xs[near], ""));
-    }
-    const left = event.clientX + 16;
-    tip.style.left = (left + tip.offsetWidth > innerWidth ? event.clientX - tip.offsetWidth - 12 : left) + "px";
-    tip.style.top = Math.max(4, Math.min(event.clientY + 12, innerHeight - tip.offsetHeight - 4)) + "px";
-  });
-}
-"""
+_STYLE, _SCRIPT = (pathlib.Path(__file__).with_name(name) for name in ("page.css", "page.js"))
 
 
 def escape(text: str) -> str:
@@ -56,7 +26,7 @@ def escape(text: str) -> str:
 def html_page(title: str, body: str, script: bool = True) -> str:
     """A whole page; `title` is plain text, `body` HTML."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
-    code = f"<script>{_SCRIPT}</script>" if script else ""
+    code = f"<script>\n{_SCRIPT.read_text(encoding='utf-8')}</script>" if script else ""
     style = _STYLE.read_text(encoding="utf-8")
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}<style>{style}</style></head><body><main>\n{body}</main>{code}</body></html>\n'
 

@@ -123,20 +123,9 @@ def _run_row(c: Comparison, r: Run, m: Method) -> list[str]:
 def run_table(c: Comparison) -> Table:
     """Every run by itself."""
     quality = c.metric.title
-    head = [
-        "run",
-        "method",
-        "seed",
-        "state",
-        "steps",
-        "best " + quality,
-        "final " + quality,
-        "training time",
-        "evaluation",
-        "start-up",
-    ]
+    figures = ["best " + quality, "final " + quality, "training time", "evaluation", "start-up", c.metric.rate_unit]
     table = (
-        head + [c.metric.rate_unit, "step p50 / p95", "parameters"],
+        ["run", "method", "seed", "state", "steps", *figures, "step p50 / p95", "parameters"],
         [_run_row(c, c.runs[i], m) for m in c.methods for i in m.runs],
     )
     return table if c.has_times else _without_empty_columns(table)
@@ -249,14 +238,7 @@ def comparison_tex(c: Comparison) -> str:
     left_out = {"training time", "received", "network", c.metric.rate_unit}
     kept = [i for i, name in enumerate(head) if name not in left_out and any(row[i] != "-" for row in rows)]
     line: Callable[..., Any] = lambda cells: "  " + " & ".join(latex(cells[i]) for i in kept) + r" \\"
-    body = [line(head), r"  \midrule", *map(line, rows)]
     note = "; ".join(c.limits)
-    lines = [
-        "% \\usepackage{booktabs}",
-        r"\begin{tabular}{l" + "r" * (len(kept) - 1) + "}",
-        r"  \toprule",
-        *body,
-        r"  \bottomrule",
-        r"\end{tabular}",
-    ]
+    begin = ["% \\usepackage{booktabs}", r"\begin{tabular}{l" + "r" * (len(kept) - 1) + "}", r"  \toprule"]
+    lines = [*begin, line(head), r"  \midrule", *map(line, rows), r"  \bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n" + (f"% What this does not show: {one_line(note)}.\n" if note else "")

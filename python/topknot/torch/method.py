@@ -119,20 +119,9 @@ def _set_state(thing: Any, state: Any) -> None:
         vars(thing).update(state)
 
 
-def _packed(what: str, state: Any) -> bytes:
+def _packed(state: Any) -> bytes:
     buffer = io.BytesIO()
-    try:
-        torch.save(state, buffer)
-        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
-    except Exception as error:
-        if not isinstance(state, dict) or "state" in what:
-            raise Error(
-                f"{what} cannot be in a checkpoint, which holds tensors, numbers, texts, lists and dicts: {error}. Give the "
-                "object state_dict() and load_state_dict()"
-            ) from error
-        for name, value in state.items():
-            _packed(f"state '{name}' of {what}", value)
-        raise
+    torch.save(state, buffer)
     return buffer.getvalue()
 
 
@@ -227,8 +216,15 @@ class MethodCompressor:
 
     def save(self) -> bytes:
         for what, state in self._states().items():
-            _packed(f"the {what} {type(getattr(self.own, what)).__name__}", state)
-        return _packed("the state", self._states())
+            for name, value in state.items():
+                try:
+                    torch.load(io.BytesIO(_packed(value)), weights_only=True)
+                except Exception as error:
+                    raise Error(
+                        f"state '{name}' of the {what} {type(getattr(self.own, what)).__name__} cannot be in a checkpoint, which holds "
+                        f"tensors, numbers, texts, lists and dicts: {error}. Give the object state_dict() and load_state_dict()"
+                    ) from error
+        return _packed(self._states())
 
     def load(self, state: Any) -> None:
         self._set_states(torch.load(io.BytesIO(bytes(state)), map_location=self._device, weights_only=True))

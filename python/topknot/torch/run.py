@@ -83,9 +83,9 @@ class Run:
         self._seconds: list[float] = []  # of each step
         self._rates: list[float] = []
         self._figures: dict[str, float] = {}
-        self._best, self._skipped = -math.inf, 0
+        self._best = -math.inf
         self._start = self._last = time.perf_counter()
-        self._before, self._total = self._counts(), [0] * 3
+        self._first = self._before = self._counts()
         self._hooks: list[Any] = [
             hook.module.register_forward_pre_hook(self._begin_forward),
             hook.module.register_forward_hook(lambda *_: self._lap("forward") if self._trains() else None),
@@ -134,22 +134,18 @@ class Run:
         self._lap("backward")
         self._lr = float(optimizer.param_groups[0]["lr"])
 
-    def _counts(self) -> tuple[list[int], list[float], int]:
+    def _counts(self) -> list[float]:
         channel = self._hook._channel
-        return [channel.bytes_sent, channel.bytes_received], [*channel.seconds], getattr(self._hook, "skipped_steps", 0)
+        return [channel.bytes_sent, channel.bytes_received, *channel.seconds, getattr(self._hook, "skipped_steps", 0)]
 
     def step(self, loss: Number) -> None:
         """Writes a step. Call it last in each step, after optimizer.step() and LocalSteps.step(), with this rank's loss."""
         if self._closed:
             return
         self._lap("other")
-        counts, seconds, skipped = self._counts()
-        sent, received = (now - before for now, before in zip(counts, self._before[0]))
-        encode, exchange, write, exposed = (now - before for now, before in zip(seconds, self._before[1]))
-        skips, self._before = skipped - self._before[2], (counts, seconds, skipped)
-        dense = 4 * self._parameters
-        self._step, self._skipped = self._step + 1, self._skipped + skips
-        self._total = [total + now for total, now in zip(self._total, (sent, received, dense))]
+        counts, dense = self._counts(), 4 * self._parameters
+        sent, received, encode, exchange, write, exposed, skips = (now - before for now, before in zip(counts, self._before))
+        self._before, self._step = counts, self._step + 1
         parts, self._parts = self._parts, dict.fromkeys(self._parts, 0.0)
         taken = sum(parts.values())
         self._time += taken
@@ -157,11 +153,11 @@ class Run:
         self._rates.append(self._samples / taken)
         # The rest of these runs during the backward pass.
         waited = min(1.0, exposed / (encode + exchange + write)) if exposed > 0 else 0.0
-        within = "other" if isinstance(self._hook, LocalSteps) else "backward"
+        hidden = exposed if isinstance(self._hook, CompressionHook) else 0.0  # in what was timed as the backward pass
         self._line(
             "step", step=self._step, epoch=self._epoch(), time_s=self._time, loss=_float(loss), lr=self._lr, bytes_sent=sent,
             bytes_received=received, bytes_dense=dense, bytes_ratio=dense / sent if sent else 0, data_s=parts["data"],
-            forward_s=parts["forward"], backward_s=parts["backward"] - (exposed if within == "backward" else 0),
+            forward_s=parts["forward"], backward_s=parts["backward"] - hidden,
             encode_s=waited * encode, communicate_s=exchange, decode_s=waited * write, update_s=parts["update"],
             exposed_s=exposed - waited * (encode + write), skipped=skips > 0, images_per_second=self._rates[-1],
         )  # fmt: skip
@@ -204,14 +200,15 @@ class Run:
         steady = slice(WARM_UP if self._step > WARM_UP else 0, None)
         rates, seconds = np.array(self._rates[steady]), np.array(self._seconds[steady])
         p50, p95 = np.quantile(seconds, (0.5, 0.95)) if len(seconds) else (math.nan, math.nan)
-        sent, received, dense = self._total
+        sent, received, *_, skipped = (now - before for now, before in zip(self._before, self._first))
+        dense = 4 * self._parameters * self._step
         best = {"best_test_accuracy": self._best} if "test_accuracy" in self._figures else {}
         self._line(
             "end", **self._figures, **best, wall_seconds=self._time, eval_seconds=self._evaluation,
             startup_seconds=self._startup, images_per_second=float((rates * seconds).sum() / seconds.sum()) if len(seconds) else 0.0,
             bytes_sent=sent, bytes_received=received, bytes_dense=dense, bytes_ratio=dense / sent if sent else 0,
             bits_per_parameter_step=32 * sent / dense if dense else 0, parameter_checksum="", steps=self._step,
-            skipped_steps=self._skipped, failed=False, reason="", step_p50_s=float(p50), step_p95_s=float(p95),
+            skipped_steps=skipped, failed=False, reason="", step_p50_s=float(p50), step_p95_s=float(p95),
         )  # fmt: skip
         self._file.close()
 
