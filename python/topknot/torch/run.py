@@ -87,8 +87,8 @@ class Run:
         self._start = self._last = time.perf_counter()
         self._first = self._before = self._counts()
         self._hooks: list[Any] = [
-            hook.module.register_forward_pre_hook(self._begin_forward),
-            hook.module.register_forward_hook(lambda *_: self._lap("forward") if self._trains() else None),
+            hook.module.register_forward_pre_hook(torch.compiler.disable(self._begin_forward)),  # type: ignore[no-untyped-call]
+            hook.module.register_forward_hook(torch.compiler.disable(self._end_forward)),  # type: ignore[no-untyped-call]
             register_optimizer_step_pre_hook(self._begin_update),
             register_optimizer_step_post_hook(lambda *_: self._lap("update")),
         ]
@@ -129,6 +129,10 @@ class Run:
         first = next((value for value in inputs if isinstance(value, torch.Tensor) and value.dim()), None)
         if first is not None:
             self._samples += (first.numel() if self._metric.name == "perplexity" else first.shape[0]) * self._hook._channel.ranks
+
+    def _end_forward(self, *_: Any) -> None:
+        if self._trains():
+            self._lap("forward")
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._lap("backward")
