@@ -299,9 +299,8 @@ def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, floa
     for axes, name in zip(panels, names):
         here = [curve for curve in curves if math.isfinite(curve.axis(name)[-1])]
         longest = max((curve.axis(name)[-1] for curve in here), default=0.0)
-        divisor, suffix = (
-            (1, "") if name != "time" else (1, " (s)") if longest < 240 else (60, " (min)") if longest < 14400 else (3600, " (h)")
-        )
+        divisor, suffix = (1, " (s)") if longest < 240 else (60, " (min)") if longest < 14400 else (3600, " (h)")
+        divisor, suffix = (divisor, suffix) if name == "time" else (1, "")
         shown = []
         for curve in here:
             style, method = look[curve.method], c.methods[curve.method]
@@ -340,19 +339,12 @@ def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, floa
                            textcoords="offset points", ha="right", va="top" if below else "bottom", fontsize=6.5, color=_FAINT)  # fmt: skip
     if share:
         low, high = panels[0].get_ylim()
-        panels[0].set_ylim(
-            max(low, min(0.0, *values)) if low < 0 else 0 if low < 0.3 * high else low,
-            min(high, 1.02) if max(values) <= 1 else high,
-        )
-    last = {
-        curve.method: curve
-        for curve in curves
-        if not curve.incomplete or curve.method not in {o.method for o in curves if not o.incomplete}
-    }
-    ends = [
-        (next(v for v in reversed(curve.value) if math.isfinite(v)), c.methods[m].name, look[m].colour)
-        for m, curve in last.items()
-    ]
+        bottom = max(low, min(0.0, *values)) if low < 0 else 0 if low < 0.3 * high else low
+        panels[0].set_ylim(bottom, min(high, 1.02) if max(values) <= 1 else high)
+    whole = {curve.method for curve in curves if not curve.incomplete}
+    last = {curve.method: curve.value for curve in curves if not curve.incomplete or curve.method not in whole}
+    final = {m: next(v for v in reversed(values) if math.isfinite(v)) for m, values in last.items()}
+    ends = [(value, c.methods[m].name, look[m].colour) for m, value in final.items()]
     if not _label_ends(panels[-1], ends):
         _legend(drawing, list(handles.values()), [c.methods[m].name for m in handles])
     return drawing
@@ -396,10 +388,8 @@ def _phases(c: Comparison, size: tuple[float, float]) -> Drawing | None:
     for part, colour in PART_COLOURS.items():
         widths = [1000 * value if (value := m.times[part]) > 0 else 0.0 for m in methods]
         if any(widths):
-            label = "exposed communication" if part == "exposed" else part
-            axes.barh(
-                rows, widths, 0.7, left, color=colour, edgecolor="#444444", linewidth=0.4, hatch=_HATCHES.get(part), label=label
-            )
+            look = {"color": colour, "hatch": _HATCHES.get(part), "label": "exposed communication" if part == "exposed" else part}
+            axes.barh(rows, widths, 0.7, left, edgecolor="#444444", linewidth=0.4, **look)
         left = [a + b for a, b in zip(left, widths)]
     for row, end in zip(rows, left):
         axes.annotate(f"{end:.3g} ms", (end, row), xytext=(3, 0), textcoords="offset points", va="center")
@@ -471,15 +461,8 @@ def _values(drawing: Drawing) -> list[dict[str, Any]]:
     plots = []
     for axes, shown in drawing.panels:
         box = axes.get_position()
-        lines = [
-            [
-                one_line(name),
-                colour.replace(INK, "var(--ink)"),
-                [float(f"{v:.5g}") for v in x],
-                [float(f"{v:.5g}") if math.isfinite(v) else None for v in y],
-            ]
-            for name, colour, x, y in shown["lines"]
-        ]
+        short: Callable[..., Any] = lambda values: [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
+        lines = [[one_line(n), colour.replace(INK, "var(--ink)"), short(x), short(y)] for n, colour, x, y in shown["lines"]]
         plots.append({
             "box": [box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height], "xlim": axes.get_xlim(), "ylim": axes.get_ylim(),
             "log": [axes.get_xscale() == "log", axes.get_yscale() == "log"], **shown, "lines": lines,
@@ -520,10 +503,8 @@ def distribution_svg(c: Comparison, method: int | None) -> str:
 
 def recorded_methods(c: Comparison) -> dict[int, list[dict[str, Any]]]:
     """By method the records of the accumulated gradient of its first run that has some."""
-    first = {
-        m: next((c.runs[i].distributions for i in method.runs if c.runs[i].distributions), [])
-        for m, method in enumerate(c.methods)
-    }
+    recorded: Callable[..., Any] = lambda method: (c.runs[i].distributions for i in method.runs if c.runs[i].distributions)
+    first: dict[int, list[dict[str, Any]]] = {m: next(recorded(method), []) for m, method in enumerate(c.methods)}
     return {m: records for m, records in first.items() if records}
 
 
@@ -533,19 +514,11 @@ def _histogram(axes: Any, record: dict[str, Any], style: Style) -> None:
     grid = [-reach + 0.05 * i for i in range(int(2 * reach / 0.05) + 1)]
     axes.plot(grid, [math.exp(-x * x / 2) / math.sqrt(2 * math.pi) for x in grid], color=INK, linewidth=1, linestyle=(0, (7, 4)))
     deviation, scale = record["deviation"], record["laplace_scale"]
-    if (
-        0 < deviation < _MOST
-        and 0 < scale < _MOST
-        and abs(shift := (record["median"] - record["mean"]) / deviation) < _MOST
-        and (b := scale / deviation) > 1e-9
-    ):
-        axes.plot(
-            grid,
-            [max(math.exp(-min(700, abs(x - shift) / b)) / (2 * b), 1e-300) for x in grid],
-            color=INK,
-            linewidth=1,
-            linestyle=(0, (2, 3)),
-        )
+    if 0 < deviation < _MOST and 0 < scale < _MOST:
+        shift, b = (record["median"] - record["mean"]) / deviation, scale / deviation
+        if abs(shift) < _MOST and b > 1e-9:
+            laplace = [max(math.exp(-min(700, abs(x - shift) / b)) / (2 * b), 1e-300) for x in grid]
+            axes.plot(grid, laplace, color=INK, linewidth=1, linestyle=(0, (2, 3)))
     x = [-reach + width * (i + 0.5) for i in range(len(counts))]
     y = [count / record["size"] / width if count else math.nan for count in counts]
     axes.plot(x, y, color=style.colour, linewidth=1.5)
