@@ -40,20 +40,16 @@ _EXAMPLES = (
     "compare runs/* --out fig.bits.pdf --size 3.3in",
 )
 _TEXTS: dict[str, Callable[[Comparison], str]] = {
-    ".html": page.report_html,
-    ".csv": tables.comparison_csv,
-    ".json": tables.comparison_json,
-    ".tex": tables.comparison_tex,
-}
+    ".html": page.report_html, ".csv": tables.comparison_csv, ".json": tables.comparison_json, ".tex": tables.comparison_tex,
+}  # fmt: skip
 _PICTURES = (".pdf", ".svg", ".png")
 _UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
 
 
 def help_text(columns: int) -> str:
     """The text of --help for a terminal of so many columns."""
-    wrap: Callable[..., Any] = lambda text, indent: textwrap.fill(
-        text, columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
+    whole: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
+    wrap: Callable[..., Any] = lambda text, indent: textwrap.fill(text, columns, subsequent_indent=indent, **whole)
     parts = [text if text.startswith("  ") else wrap(text, "") for text in _PARAGRAPHS]
     parts.append("\n".join(wrap(f"  {name:17}{text}", " " * 19) for name, text in _OPTIONS.items()))
     return "\n\n".join([*parts, "Examples:\n" + "\n".join("  " + example for example in _EXAMPLES)]) + "\n"
@@ -70,9 +66,8 @@ def parse_target(text: str, metric: Metric) -> float:
     if percent or (share and value > 1):
         value /= 100
     if not 0 < value < math.inf or (share and value > 1):
-        raise UserError(
-            f"--target: '{text}' is not a target for {metric.name}; write " + ("0.7 or 70%" if share else "a number above 0")
-        )
+        form = "0.7 or 70%" if share else "a number above 0"
+        raise UserError(f"--target: '{text}' is not a target for {metric.name}; write {form}")
     return value
 
 

@@ -17,8 +17,10 @@ LONGEST_KEYS, LONGEST_NAME = 32, 40
 # What tells runs of one method apart: where things lie and where ranks meet.
 _APART = {"seed", "data.root", "train.algorithm_cache", "dist.master", "dist.token"}
 # What is recorded or shown beside the training: it makes no other baseline.
-_RECORDS = tuple(
-    "compress. exchange. train.distribution_every train.record_gradients train.profile_steps train.log_every".split()
+_RECORDS = (
+    "compress.",
+    "exchange.",
+    *(f"train.{k}" for k in "distribution_every record_gradients profile_steps log_every".split()),
 )
 _UNFAIR = (
     "model.name data.name data.batch_size data.train_size data.test_size data.noise dist.ranks dist.backend dist.link.rate "
@@ -162,14 +164,8 @@ def _group(runs: list[Run], keys: list[str]) -> list[Method]:
     defaults = {key: _default(runs, key) for key in keys}
     for i, run in enumerate(runs):
         name = run.text("compress.name")
-        config = {
-            key: "-"
-            if name == "dense" and _of_compressed(key)
-            else entry.text
-            if (entry := run.config.get(key))
-            else defaults[key]
-            for key in keys
-        }
+        known = {key: entry.text for key, entry in run.config.items()}
+        config = {key: "-" if name == "dense" and _of_compressed(key) else known.get(key, defaults[key]) for key in keys}
         methods.setdefault(tuple(config.values()), Method(name, run.network, config)).runs.append(i)
     ordered = sorted(methods.values(), key=lambda method: not method.dense)
     for method in ordered:
@@ -236,10 +232,8 @@ def _choose_baselines(c: Comparison, name: str | None) -> None:
         names = [method.name for method in c.methods]
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)
-            raise UserError(
-                f"--baseline: there is no method '{name}'; "
-                + (f"did you mean '{close[0]}'?" if close else "there are " + ", ".join(names))
-            )
+            hint = f"did you mean '{close[0]}'?" if close else "there are " + ", ".join(names)
+            raise UserError(f"--baseline: there is no method '{name}'; {hint}")
         for method in c.methods:
             method.baseline = names.index(name)
         return
@@ -285,11 +279,8 @@ def with_deviation(stat: Stat, pattern: str, factor: float = 1, unit: str = "") 
     """The mean with its deviation, times `factor`; "-" if absent."""
     if not stat.count or not math.isfinite(factor * stat.mean):
         return "-"
-    return (
-        pattern.format(factor * stat.mean)
-        + (" ± " + number_text(pattern, factor * stat.deviation) if stat.count > 1 else "")
-        + unit
-    )
+    spread = " ± " + number_text(pattern, factor * stat.deviation) if stat.count > 1 else ""
+    return pattern.format(factor * stat.mean) + spread + unit
 
 
 def _choose_target(c: Comparison, target: float | None) -> None:
@@ -331,10 +322,8 @@ def _measure_speed_ups(methods: list[Method]) -> None:
 
 
 def _check_one_task(runs: list[Run]) -> None:
-    unit: Callable[..., Any] = lambda metric: f" ({metric.unit})" if metric.unit else ""
-    described: Callable[..., Any] = lambda run: (
-        f"{run.path} has {run.task or 'an unnamed task'} by {run.metric.name}{unit(run.metric)}"
-    )
+    by: Callable[..., Any] = lambda metric: f"by {metric.name}" + (f" ({metric.unit})" if metric.unit else "")
+    described: Callable[..., Any] = lambda run: f"{run.path} has {run.task or 'an unnamed task'} {by(run.metric)}"
     first = next((run for run in runs if run.task), runs[0])  # a run that names no task is compared with any
     for run in runs:
         if run.task not in ("", first.task) or run.metric != first.metric:
@@ -371,10 +360,8 @@ def _warn(c: Comparison) -> Iterable[str]:
     places = [{run.environment[key] for run in c.runs if key in run.environment} for key in ("cpu", "host")]
     if any(len(place) > 1 for place in places):
         yield "the runs come from different machines: times and speed-ups do not compare the methods alone"
-    if (named := next((run.task for run in c.runs if run.task), "")) and (
-        unnamed := [run.path for run in c.runs if not run.task]
-    ):
-        yield f"{', '.join(unnamed)}: the task is not recorded; it is taken for that of the others, {named}"
+    if c.task and (unnamed := [run.path for run in c.runs if not run.task]):
+        yield f"{', '.join(unnamed)}: the task is not recorded; it is taken for that of the others, {c.task}"
     revisions = {run.environment["revision"] for run in c.runs if "revision" in run.environment}
     revisions |= {start["revision"] for run in c.runs for start in run.starts if start.get("revision")}
     if len(revisions) > 1:
@@ -407,9 +394,8 @@ def _warn(c: Comparison) -> Iterable[str]:
 def _limits(c: Comparison) -> Iterable[str]:
     single = [m.name for m in c.methods if len(m.counted) == 1]
     if single:
-        who = (
-            "all methods have" if len(single) == len(c.methods) else ", ".join(single) + (" has" if len(single) == 1 else " have")
-        )
+        some = len(single) < len(c.methods)
+        who = (", ".join(single) if some else "all methods") + (" has" if some and len(single) == 1 else " have")
         yield f"whether a difference is more than chance: {who} one seed"
     if c.has_times and c.shared_network == "threads":
         yield "the gain on a network: the ranks are threads of one machine without a link between them"
@@ -421,9 +407,8 @@ def compare_runs(runs: list[Run], target: float | None = None, baseline: str | N
     _check_one_task(runs)
     keys = list(dict.fromkeys(key for run in runs for key in run.config if key not in _APART and not key.startswith("output.")))
     methods = _group(runs, keys)
-    c = Comparison(
-        runs, methods, next((run.task for run in runs if run.task), ""), runs[0].metric, _differing(runs, methods, keys)
-    )
+    task = next((run.task for run in runs if run.task), "")
+    c = Comparison(runs, methods, task, runs[0].metric, _differing(runs, methods, keys))
     _name(c)
     _choose_baselines(c, baseline)
     for method in methods:

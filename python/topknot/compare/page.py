@@ -148,9 +148,8 @@ def _card(c: Comparison, i: int, colour: str) -> str:
         lines.append("incomplete")
     small = "".join(f"<small>{escape(line)}</small>" for line in lines)
     mean = value_text(metric, stat_of([stat.mean]))
-    return (
-        f'<div class="card" style="border-top-color:{_css(colour)}"><b>{escape(m.name)}</b><strong>{mean}</strong>{small}</div>'
-    )
+    style = f"border-top-color:{_css(colour)}"
+    return f'<div class="card" style="{style}"><b>{escape(m.name)}</b><strong>{mean}</strong>{small}</div>'
 
 
 def _chart(title: str, note: str, svgs: Sequence[str], kind: str = "") -> str:
@@ -189,11 +188,10 @@ def _tabs(c: Comparison) -> str:
     quality = ("Test " if c.metric.set == "test" else "Validation ") + c.metric.name
     ring = "A ring marks where the mean curve first meets the target." if math.isfinite(c.target) else ""
     loss = "Moving average over a fortieth of the run."
-    parts = [(part, colour) for part, colour in PART_COLOURS.items()]
-    named = [("exposed communication" if part == "exposed" else part, colour) for part, colour in parts]
+    named = [("exposed communication" if part == "exposed" else part, colour) for part, colour in PART_COLOURS.items()]
     bars = bars_html([
         {"name": m.name, "total": m.times["total"], "hidden": m.times["hidden"],
-         "parts": [(name, colour, m.times[part]) for (part, _), (name, colour) in zip(parts, named)]} for m in c.methods
+         "parts": [(name, colour, m.times[part]) for part, (name, colour) in zip(PART_COLOURS, named)]} for m in c.methods
     ])  # fmt: skip
     phases = (
         '<p class="note">Mean over steps, the first five left out. Exposed communication is what the computation had to wait for; hidden '
@@ -266,10 +264,10 @@ def _lab_page(page: dict[str, Any]) -> str:
         text += f"<h2>{escape(group['heading'])}</h2>{bars_html(bars)}{table_html((group['header'], group['rows']))}"
     if page["failed"]:
         text += "<h2>Failed</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in page["failed"]) + "</ul>"
-    commands = "".join(
-        f'<p class="note"><b>{escape(name)}</b>: <code>{escape(command)}</code></p>' for name, command in page["commands"]
-    )
-    return html_page(page["title"], text + "<h2>Commands</h2>" + commands, script=False)
+    text += "<h2>Commands</h2>"
+    for name, command in page["commands"]:
+        text += f'<p class="note"><b>{escape(name)}</b>: <code>{escape(command)}</code></p>'
+    return html_page(page["title"], text, script=False)
 
 
 def lab_html(path: str) -> str:

@@ -33,14 +33,7 @@ class UserError(Exception):
 def one_line(text: str) -> str:
     """The text with control characters and invalid bytes written as escapes."""
     signs = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    return "".join(
-        signs.get(c, f"\\x{ord(c):02x}")
-        if ord(c) < 32 or 127 <= ord(c) < 160
-        else f"\\x{ord(c) & 255:02x}"
-        if 0xD800 <= ord(c) < 0xE000
-        else c
-        for c in text
-    )
+    return re.sub("[\0-\x1f\x7f-\x9f\ud800-\udfff]", lambda m: signs.get(m[0], f"\\x{ord(m[0]) & 255:02x}"), text)
 
 
 def read_bytes(path: str, most: int | None = None) -> bytes:
@@ -123,9 +116,8 @@ class Metric:
     @property
     def second(self) -> str:
         """A second figure of the evaluations, such as "top-5 accuracy"; "" if there is none."""
-        return {"accuracy": "top-5 accuracy", "word error rate": "character error rate", "perplexity": "bits per byte"}.get(
-            self.name, ""
-        )
+        names = {"accuracy": "top-5 accuracy", "word error rate": "character error rate", "perplexity": "bits per byte"}
+        return names.get(self.name, "")
 
     @property
     def long_title(self) -> str:
@@ -324,9 +316,8 @@ def _read_metrics(run: Run, path: str) -> dict[str, Any]:
     return end
 
 
-_FIGURES = "epoch time_s loss bytes_sent bytes_received bytes_dense images_per_second communicate_s".split() + [
-    p + "_s" for p in PARTS
-]
+_FIGURES = "epoch time_s loss bytes_sent bytes_received bytes_dense images_per_second communicate_s".split()
+_FIGURES += [part + "_s" for part in PARTS]
 
 
 def _add(run: Run, record: dict[str, Any], end: dict[str, Any]) -> None:
@@ -375,12 +366,8 @@ def _find_task(run: Run) -> None:
         if start.get("metric"):
             known = True
             run.task = start.get("task", "")
-            run.metric = Metric(
-                start["metric"],
-                start.get("metric_unit", ""),
-                bool(start.get("higher_is_better", True)),
-                start.get("metric_set", "test"),
-            )
+            higher = bool(start.get("higher_is_better", True))
+            run.metric = Metric(start["metric"], start.get("metric_unit", ""), higher, start.get("metric_set", "test"))
     if known and run.metric.name not in METRICS:
         raise UserError(
             f"{run.path}: its metric is '{run.metric.name}', and this version compares accuracy, loss, perplexity and word error rate "
@@ -532,9 +519,8 @@ def _table_run(row: _Row, path: str) -> Run:
     if any(math.isnan(count) for count in counts):
         raise UserError(f"{place}: steps is not a number")
     run.end = End(int(counts[0]), int(counts[1]), checksum=row["checksum"])
-    run.bytes_sent, run.bytes_received, run.bytes_dense = (
-        counts[0] * number(key + "_per_step") for key in ("sent", "received", "dense")
-    )
+    totals = (counts[0] * number(key + "_per_step") for key in ("sent", "received", "dense"))
+    run.bytes_sent, run.bytes_received, run.bytes_dense = totals
     return run
 
 

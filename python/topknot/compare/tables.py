@@ -18,12 +18,7 @@ STEP_PARTS = {
     "update_s": ("update", "update"), "other_s": ("other", "other"), "hidden_s": ("hidden comm.", "hidden"),
 }  # fmt: skip
 """By the name of a column: its head in a table, and the part of a step that it is."""
-_RATIOS = {
-    "bytes_ratio": "dense_ratio",
-    "bits_per_parameter_step": "bits",
-    "speed_up": "speed_up",
-    "target_speed_up": "target_speed_up",
-}
+_RATIOS = {"bytes_ratio": "dense_ratio", "bits_per_parameter_step": "bits", **{k: k for k in ("speed_up", "target_speed_up")}}
 
 
 def bytes_text(count: float) -> str:
@@ -48,9 +43,8 @@ def rate_pattern(value: float) -> str:
 
 
 def _reached(m: Method, text: str) -> str:
-    return (
-        "not reached" if not m.reached else text + (f" ({m.reached} of {len(m.counted)})" if m.reached < len(m.counted) else "")
-    )
+    some = f" ({m.reached} of {len(m.counted)})" if m.reached < len(m.counted) else ""
+    return text + some if m.reached else "not reached"
 
 
 def complete_runs(m: Method) -> int:
@@ -124,10 +118,8 @@ def run_table(c: Comparison) -> Table:
     """Every run by itself."""
     quality = c.metric.title
     figures = ["best " + quality, "final " + quality, "training time", "evaluation", "start-up", c.metric.rate_unit]
-    table = (
-        ["run", "method", "seed", "state", "steps", *figures, "step p50 / p95", "parameters"],
-        [_run_row(c, c.runs[i], m) for m in c.methods for i in m.runs],
-    )
+    head = ["run", "method", "seed", "state", "steps", *figures, "step p50 / p95", "parameters"]
+    table = head, [_run_row(c, c.runs[i], m) for m in c.methods for i in m.runs]
     return table if c.has_times else _without_empty_columns(table)
 
 
@@ -136,10 +128,8 @@ def table_text(table: Table) -> str:
     head, rows = table
     lines = [[one_line(cell) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[i]) for row in lines) for i in range(len(head))]
-    text = [
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
-        for row in lines
-    ]
+    padded = [[row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:]))] for row in lines]
+    text = ["  ".join(row).rstrip() for row in padded]
     return "\n".join([text[0], "-" * (sum(widths) + 2 * len(widths) - 2), *text[1:]]) + "\n"
 
 
@@ -191,9 +181,8 @@ def comparison_csv(c: Comparison) -> str:
     for i, m in enumerate(c.methods):
         numbers = ["" if value is None else f"{value:.9g}" for value in _method_numbers(c, m).values()]
         keys = " ".join(f"{key}={values[i]}" for key, values in c.differing)
-        lines.append(
-            ",".join([quoted(m.name), str(len(m.runs)), str(complete_runs(m)), *numbers, *map(quoted, (m.network, c.task, keys))])
-        )
+        counts = [str(len(m.runs)), str(complete_runs(m))]
+        lines.append(",".join([quoted(m.name), *counts, *numbers, *map(quoted, (m.network, c.task, keys))]))
     return "\n".join(lines) + "\n"
 
 
