@@ -29,7 +29,9 @@ class RecipesTest(unittest.TestCase):
         self.assertGreaterEqual(len(programs), 5)
         left_out, temporary = [], tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
-        folder = temporary.name
+        folder, environment = temporary.name, {**os.environ, "OMP_NUM_THREADS": "1"}
+        if library := os.environ.get("TOPKNOT_LIBRARY"):
+            environment["TOPKNOT_LIBRARY"] = os.path.abspath(library)  # the programs run in another folder
         for program in programs:
             if (needed := NEEDS.get(program.stem)) and importlib.util.find_spec(needed) is None:
                 left_out.append(needed)
@@ -42,9 +44,7 @@ class RecipesTest(unittest.TestCase):
                 if needed == "transformers" and importlib.util.find_spec("accelerate") is None:
                     left_out.append("accelerate, for transformers")
                     continue
-                ended = subprocess.run(
-                    command, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=folder
-                )
+                ended = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=folder)
                 self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
                 self.assertRegex(ended.stdout, r"sent \d+ bytes|bits per parameter and step")
         own = (FOLDER / "own_method.py").read_text()

@@ -1102,7 +1102,7 @@ def check_run(rank, ranks):
             topknot.torch.Run(path, hook)
 
         # Beside runs of train, if it is built.
-        trainer = pathlib.Path(os.environ["TOPKNOT_LIBRARY"]).parents[1] / "bin" / "train"
+        trainer = pathlib.Path(topknot._library.LIBRARY._name).resolve().parents[1] / "bin" / "train"
         if trainer.exists():
             keys = "model.name=mlp model.hidden=[16] data.name=synthetic_images data.train_size=64 data.test_size=16 data.batch_size=4"
             for method in ("dense", "topk"):

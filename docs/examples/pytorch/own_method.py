@@ -17,7 +17,7 @@ class TopK:
 
     def decompress(self, tensors, shape):
         values, indices = tensors
-        return torch.zeros(shape.numel()).index_put((indices.long(),), values).view(shape)
+        return values.new_zeros(shape.numel()).index_put((indices.long(),), values).view(shape)
 
 
 dist.init_process_group("gloo")
