@@ -32,8 +32,8 @@ class Run:
     ranks call does nothing.
 
     folder: the run directory, which is made.
-    hook: a CompressionHook, or LocalSteps. The phases of a step are timed by hooks of its model and of the optimizers, as the
-        program sees them: work that a GPU has still to do counts where the program waits for it.
+    hook: a CompressionHook, or LocalSteps, after its load_state_dict(). The phases of a step are timed by hooks of its model and
+        of the optimizers, as the program sees them: work that a GPU has still to do counts where the program waits for it.
     metric: what evaluate() measures: "accuracy", "loss", "perplexity" (of evaluate's loss) or "word error rate" (1 - accuracy).
     task: names the data, such as "cifar10, 10 classes, samples [3, 32, 32]"; runs of different tasks are not compared. A run
         without a task is compared with any.
@@ -42,7 +42,7 @@ class Run:
     overwrite: replaces an earlier run in the folder, which is refused otherwise.
 
     A line is written by one call, so that a program that is stopped leaves whole lines. The last line is written by close(), or
-    when the program ends, unless an exception ended it.
+    when the program ends, unless an exception ended it. Raises Error for other arguments and files that cannot be written.
     """
 
     def __init__(
