@@ -123,6 +123,7 @@ def _doctor() -> int:
 
 def _run_trainer(command: str, arguments: list[str]) -> int:
     if program := trainer(command):
+        os.environ["TOPKNOT_PYTHON"] = sys.executable  # for demo, which ends with compare
         os.execv(program, [str(program), *arguments])
     how = "install the package topknot-trainer, or run 'make build' in the root of Topknot's sources"
     print(f"topknot {command}: there is no trainer here; {how}", file=sys.stderr)

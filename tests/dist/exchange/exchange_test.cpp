@@ -230,6 +230,19 @@ TEST_CASE("bytes, entries and the plan's bytes are those of the messages", "[exc
          report.times.exposed_s > 0));
 }
 
+TEST_CASE("bytes are those of all rounds, and of the other ranks' blocks of any length", "[exchange]") {
+  RunPlan plan = plan_of("powersgd", "none");
+  // Of matrices of 3 x 4, 11 x 3, 2 x 3 and 5 x 2 a row and a column, each in a round of its own, and 7 biases.
+  for (const RankRecord& record : run(plan)) CHECK(record.results[1].bytes_sent == 4 * (7 + 14 + 5 + 7 + 7));
+  plan.options = method("threshold", "none");
+  plan.options.compress.set("threshold", 1.0);
+  plan.ranks = 2;
+  const auto records = run(plan);
+  const StepReport &first = records[0].results[0], &second = records[1].results[0];
+  CHECK(first.bytes_sent != second.bytes_sent);
+  CHECK((first.bytes_received == second.bytes_sent && second.bytes_received == first.bytes_sent));
+}
+
 TEST_CASE("entries that a capacity keeps back are counted over all groups", "[exchange]") {
   RunPlan plan;
   plan.options = method("threshold", "none");
