@@ -63,7 +63,7 @@ class Methods(unittest.TestCase):
         self.assertEqual(sorted(listed), METHODS)
 
     def test_the_commands_list_and_try_every_method(self):
-        call = lambda command: subprocess.run([sys.executable, "-m", "topknot", command], text=True, capture_output=True)
+        call = lambda *words: subprocess.run([sys.executable, "-m", "topknot", *words], text=True, capture_output=True)
         listed = call("methods")
         self.assertEqual(listed.returncode, 0, listed.stderr)
         rows = dict(re.findall(r"^(\w+) +((?:\S+ )*\S+)? +[\d.]+(?:  .*)?$", listed.stdout, re.M))
@@ -72,6 +72,11 @@ class Methods(unittest.TestCase):
         self.assertRegex(listed.stdout, r"(?m)^powersgd +Vogels et al. 2019 +1.00  rank=4, min_compression=2$")
         self.assertRegex(listed.stdout, r"(?m)^dense +32.00$")
         self.assertIn("recipe diloco", listed.stdout)
+        one = call("methods", "powersgd")
+        self.assertRegex(one.stdout, r"^powersgd \(Vogels et al. 2019\): ")
+        self.assertRegex(one.stdout, r"(?m)^  rank=4 +[a-z]")
+        self.assertEqual(call("methods", "tpok").returncode, 2)
+        self.assertIn("did you mean 'topk'?", call("methods", "tpok").stderr)
         tried = call("doctor")
         self.assertEqual((tried.returncode, tried.stderr), (0, ""))
         self.assertIn(f"{len(METHODS)} of {len(METHODS)} methods average", tried.stdout)

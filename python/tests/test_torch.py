@@ -959,6 +959,27 @@ def check_own_methods(rank, ranks):
     expect(all(same(x, y) for x, y in zip(*ends)), "resumed local steps")
 
 
+def check_own_dense_1d(rank, ranks):
+    """With dense_1d=True biases are averaged whole, by every kind of method, and the residuals are of matrices alone."""
+
+    class Sum(Half):
+        average = False
+
+        def compress(self, tensor, name):
+            return tensor.round(), None
+
+    for kind in (TopK, Signs, Sum):
+        ddp = wrapped(network())
+        hook = topknot.torch.CompressionHook(ddp, kind(), dense_1d=True, dense_steps=0)
+        inputs = batch(rank, 0)
+        gradients = of_all_ranks(own_gradients(ddp.module, inputs), ranks)
+        ddp(inputs).square().mean().backward()
+        for name, p in ddp.module.named_parameters():
+            mean = sum(torch.from_numpy(gradients[r][name]).to(device) for r in range(ranks))
+            expect(same(p.grad, mean / ranks) == (p.dim() < 2), f"{kind.__name__}: {name}")
+            expect((hook.residual(name) is None) == (p.dim() < 2), f"{name} has a residual, or none")
+
+
 def check_own_refusals(rank, ranks):
     """What a method in Python does wrong is one error, which names the parameter and the rank."""
 
@@ -979,7 +1000,7 @@ def check_own_refusals(rank, ranks):
         (dict(compress=lambda t: [t]), where + "compress() gave list; return a pair, (tensors, context)"),
         (dict(compress=lambda t: ([1], None)), where + "compress() gave [1] as tensors; return a tensor or a list of tensors"),
         (dict(compress=lambda t: (t.to(torch.complex64), None)), where + "compress() gave torch.complex64; known: torch.float32"),
-        (dict(compress=lambda t: t / "two"), where + "compress() failed: TypeError"),
+        (dict(compress=lambda t: t / "two"), where + f"compress() failed: TypeError in {__file__}, line "),
         (dict(decompress=lambda t: t[:1]), where + "decompress() gave torch.float32 of shape (1, 5); return torch.float32 of shape (6, 5)"),
         (dict(decompress=torch.Tensor.double), where + "decompress() gave torch.float64 of shape (6, 5); return torch.float32"),
         (dict(decompress=torch.Tensor.tolist), where + "decompress() gave list, not a tensor"),
@@ -1091,6 +1112,8 @@ def check_run(rank, ranks):
             "model.name": "Sequential",
         }
         expect({key: config[key].text for key in expected} == expected, f"{config}")
+        config = read_config(folder[0] + "/own/config.yaml")
+        expect(config["compress.count"].text == "7" and "compress.memory" not in config, f"{config}")
         config = read_config(folder[0] + "/local/config.yaml")
         expected = {"compress.name": "sparseloco", "exchange.every": "4", "exchange.outer.name": "sgd"}
         expect(
@@ -1315,6 +1338,7 @@ class TorchTest(unittest.TestCase):
 
     def test_mistakes_of_methods_in_python_are_refused(self):
         on_ranks(2, check_own_refusals)
+        on_ranks(2, check_own_dense_1d)
 
     def test_run_directories(self):
         on_ranks(2, check_run)

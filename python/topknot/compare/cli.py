@@ -17,7 +17,7 @@ from .comparison import Comparison, compare_runs
 from .read import Metric, UserError, one_line, read_runs
 
 _PARAGRAPHS = (
-    "compare: puts runs of `train` side by side.",
+    "compare: puts runs of `train` and of topknot.torch.Run side by side.",
     "  compare RUN... [--out FILE]... [--target VALUE] [--baseline NAME] [--size SIZE]",
     "RUN is a run directory, a folder of run directories, or a table of runs that lab/train-runs wrote (.csv). The results.json of "
     "`lab/netlab compare` stands alone; its page is drawn.",

@@ -381,7 +381,7 @@ def _warn(c: Comparison) -> Iterable[str]:
         if here > 0 and there > 0 and max(here / there, there / here) >= _UNEQUAL:
             yield (
                 f"forward and backward of a step took {1e3 * here:.3g} ms under {m.name} and {1e3 * there:.3g} ms under {base.name}: the "
-                "machine was not equally free, communication took its cores, or they are other programs, so times do not compare the "
+                "machine was not equally free, communication took its cores, or the programs differ, so times do not compare the "
                 "methods alone"
             )
     if c.has_times and not any(m.dense for m in c.methods):

@@ -565,7 +565,9 @@ def read_runs(arguments: Sequence[str]) -> list[Run]:
     found: dict[str, str] = {}
     for folder in (folder.rstrip("/") or "/" for folder in folders):
         if not os.path.isdir(folder):
-            raise UserError(f"{folder}: no such run directory; 'train' writes them, to output.dir or runs/")
+            raise UserError(
+                f"{folder}: no such run directory; 'train' writes them, to output.dir or runs/, and topknot.torch.Run"
+            )
         inside = [folder]
         if not os.path.exists(folder + "/metrics.jsonl"):
             try:

@@ -262,7 +262,7 @@ class CompressionHook:
                 "with torch._dynamo.config.optimize_ddp = 'python_reducer' PyTorch ignores what a hook returns; use True or False"
             )
         made, self.keys = chosen(method, memory, {**(keys or {}), **more})
-        self.method = str(made)
+        self.method, self._made = str(made), made
         if warmup and isinstance(made, Own):
             raise Error("warmup has densities for the library's methods; an object counts its steps itself")
         scope = self.keys.get("scope", "tensor")

@@ -73,7 +73,7 @@ class LocalSteps:
         made, self.keys = chosen(preset, memory, {**(keys or {}), **more})
         method, own = _preset(preset if isinstance(preset, str) else "dense")
         made = method if isinstance(made, str) else made
-        self.method = str(made)
+        self.method, self._made = str(made), made
         self.outer = own["name"] if outer is None else outer
         self.outer_lr = float(own["lr"]) if outer_lr is None else outer_lr
         self.outer_momentum = float(own["momentum"]) if outer_momentum is None else outer_momentum

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import io
 import struct
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
 
@@ -103,9 +104,12 @@ def chosen(
         return method, keys if memory is None else {**keys, "memory": memory}
     memory = "residual" if memory is None else memory
     own = Own(method, memory)
+    settings: dict[str, Value] = {"memory": memory if isinstance(memory, str) else type(memory).__name__}
+    if "dense_1d" in keys:
+        keys, settings = {k: v for k, v in keys.items() if k != "dense_1d"}, {**settings, "dense_1d": bool(keys["dense_1d"])}
     if keys:
         raise Error(f"'{[*keys][0]}' is a key of the library's methods; {own} takes its settings when it is made")
-    return own, {"memory": memory if isinstance(memory, str) else type(memory).__name__}
+    return own, settings
 
 
 def _state_of(thing: Any) -> Any:
@@ -153,6 +157,7 @@ class MethodCompressor:
     def __init__(self, own: Own, shapes: Shapes, channel: Channel, keys: dict[str, Value]) -> None:
         self.own, self.shapes, self.channel, self.names = own, shapes, channel, tuple(shapes)
         self._undo, self._device = bool(keys.get("undo")), str(keys.get("device", "cpu"))
+        self.whole = {name for name, shape in shapes.items() if keys.get("dense_1d") and len(shape) < 2}  # not compressed
         self._layouts: dict[tuple[str, ...], list[bytes]] = {}  # of sums, by the round's parameters
         self._before: tuple[int, Any] = (-1, None)  # a step and the state before it
 
@@ -175,7 +180,9 @@ class MethodCompressor:
         try:
             return function(*arguments)
         except Exception as error:
-            raise RuntimeError(f"{self.at(name)}: {what} failed: {type(error).__name__}: {error}") from error
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{type(error).__name__} in {where.filename}, line {where.lineno}"
+            raise RuntimeError(f"{self.at(name)}: {what} failed: {place}: {error}") from error
 
     def at(self, name: str) -> str:
         return f"parameter '{name}', rank {self.channel.rank}"
@@ -266,10 +273,11 @@ class MethodRound:
         sent: list[torch.Tensor] = []
         layouts: list[bytes] = []
         for name, tensor in self._given.items():
-            if self._memory is not None:
+            if self._memory is not None and name not in of.whole:
                 tensor = of.call(name, "compensate()", self._memory.compensate, tensor, name)
                 self._given[name] = of.check(name, "compensate()", tensor)
-            tensors = self._checked(name, of.call(name, "compress()", self._method.compress, tensor, name))
+            result = (tensor, None) if name in of.whole else of.call(name, "compress()", self._method.compress, tensor, name)
+            tensors = self._checked(name, result)
             layouts.append(_layout(tensors))
             sent += tensors
             types = [*dict.fromkeys(t.dtype for t in sent)]
@@ -313,16 +321,20 @@ class MethodRound:
         aggregate = getattr(self._method, "aggregate", sum)
         for index, name in enumerate(self._given):
             tensors = [self._decompress(name, message[index], index) for message in messages]
-            if blocks is None:
+            if name in self._of.whole:
+                self._averages.append(sum(tensors[1:], tensors[0]) / (1 if blocks is None and average else ranks))
+            elif blocks is None:
                 self._averages += tensors
-                continue
-            total = self._of.check(name, "aggregate()", self._of.call(name, "aggregate()", aggregate, tensors))
-            self._averages.append(total / ranks if average else total)
+            else:
+                total = self._of.check(name, "aggregate()", self._of.call(name, "aggregate()", aggregate, tensors))
+                self._averages.append(total / ranks if average else total)
         self.state = State.DONE if all(bool(t.isfinite().all()) for t in self._averages) else State.NOT_FINITE
         return self.state
 
     def _decompress(self, name: str, tensors: list[torch.Tensor], index: int) -> torch.Tensor:
         sent = tensors[0] if self._bare[index] else tensors
+        if name in self._of.whole:
+            return tensors[0]
         result = self._of.call(name, "decompress()", self._method.decompress, sent, self._contexts[index])
         return self._of.check(name, "decompress()", result)
 
@@ -333,6 +345,8 @@ class MethodRound:
                 self._given.items(), _from_layout(self._layout, self._data), self._bare, self._contexts
             ):
                 sent = own[0] if bare else own
+                if name in self._of.whole:
+                    continue
                 self._of.call(name, "update()", self._memory.update, tensor, name, self._method, sent, context)
         for slice_, average in zip(slices.values(), self._averages):
             slice_.copy_((average * scale).view(slice_.shape))

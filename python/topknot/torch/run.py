@@ -22,6 +22,7 @@ from .. import Error
 from ..compare.read import METRICS, WARM_UP
 from .hook import CompressionHook
 from .local_steps import LocalSteps
+from .method import Own
 
 _FIGURES = ("accuracy", "loss", "top5_accuracy", "bits_per_byte", "character_error_rate")
 Number = Union[float, torch.Tensor]
@@ -38,7 +39,8 @@ class Run:
     task: names the data, such as "cifar10, 10 classes, samples [3, 32, 32]"; runs of different tasks are not compared. A run
         without a task is compared with any.
     steps_per_epoch: for figures over epochs.
-    config: more facts for config.yaml, such as {"data.batch_size": 32, "optimizer.lr": 0.1}, with train's names of keys.
+    config: more facts for config.yaml, such as {"data.batch_size": 32, "optimizer.lr": 0.1}: train's keys, or names of your own.
+        Numbers and texts among the attributes of a method in Python are there already, as compress.NAME.
     overwrite: replaces an earlier run in the folder, which is refused otherwise.
 
     A line is written by one call, so that a program that is stopped leaves whole lines. The last line is written by close(), or
@@ -237,6 +239,11 @@ def _facts(hook: Union[CompressionHook, LocalSteps]) -> dict[str, Any]:
     settings: dict[str, Any] = {
         f"compress.{key}": value for key, value in hook.keys.items() if key not in ("device", "threads", "undo")
     }
+    if isinstance(hook._made, Own):
+        if settings["compress.memory"] == "residual":
+            del settings["compress.memory"]  # the library's methods name only another one
+        own = getattr(hook._made.method, "__dict__", {})
+        settings |= {f"compress.{k}": v for k, v in own.items() if isinstance(v, (bool, int, float, str)) and k[0] != "_"}
     if isinstance(hook, LocalSteps):
         outer = {"name": hook.outer, "lr": hook.outer_lr, "momentum": hook.outer_momentum}
         settings |= {"exchange.every": hook.every, **{f"exchange.outer.{key}": value for key, value in outer.items()}}
