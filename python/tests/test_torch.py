@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import subprocess
@@ -860,7 +861,9 @@ def check_own_methods(rank, ranks):
                     expect((p.grad - expected).abs().max() < 1e-2 * expected.abs().max(), f"{where}, {name}")
                     continue
                 expect(same(p.grad, expected), f"{where}, step {step}, {name}")
-                if memory in ("residual", Kept):
+                if memory is Kept:  # whose meaning is its own
+                    expect(hook.residual(name) is None and same(hook._made.memory.residuals[name], residuals[rank][name]), where)
+                elif memory == "residual":
                     expect(same(hook.residual(name), residuals[rank][name]), f"{where}: the residual of {name}")
             if step == 2:
                 state = copy.deepcopy(hook.state_dict())
@@ -872,9 +875,12 @@ def check_own_methods(rank, ranks):
         dist.all_gather_object(everyone, [p.grad.cpu() for p in model.parameters()])
         expect(all(same(a, b) for a, b in zip(everyone[0], everyone[rank])), f"{where}: ranks differ")
         expect(hook.step == 6 and hook.times.steps == 3 and hook.bytes_sent > 0, where)
+        states = [None] * ranks
+        dist.all_gather_object(states, hook.state_dict())
+        if memory is Kept:
+            with refused("cannot be merged for the memory Kept"):
+                hook.merge_state_dicts(states)
         if memory == "residual":  # in a run of other ranks
-            states = [None] * ranks
-            dist.all_gather_object(states, hook.state_dict())
             merged = hook.merge_state_dicts(states)
             _, other = fresh(kind, memory)
             other.load_state_dict(merged)
@@ -916,7 +922,7 @@ def check_own_methods(rank, ranks):
             loss = ddp(batch(rank, step)).square().mean()
             overflow = None
             if step == 1:
-                before = copy.deepcopy(vars(method)), {name: hook.residual(name) for name, _ in ddp.module.named_parameters()}
+                before = copy.deepcopy(vars(method)), copy.deepcopy(hook._made.memory.residuals)
                 if rank == 1:
                     overflow = ddp.module[0].weight.register_hook(lambda g: g * float("inf"))  # in the last bucket alone
             (scaler.scale(loss) if scaled else loss).backward()
@@ -925,7 +931,8 @@ def check_own_methods(rank, ranks):
             if step == 1:
                 expect(bool(ddp.module[0].weight.grad.isnan().any()), "NaN on all ranks")
                 for name in before[1] if scaled else ["0.weight"]:
-                    expect(same(hook.residual(name), before[1][name]), f"a bad step left a residual of {name}")
+                    expect(hook.residual(name) is None)  # after what the scaler skipped is undone
+                    expect(same(hook._made.memory.residuals[name], before[1][name]), f"a bad step left a residual of {name}")
                     expect(same(method.momentum[name], before[0]["momentum"][name]), f"a bad step left momentum of {name}")
                 expect(not scaled or method.steps == before[0]["steps"], "a skipped step counts")
             if scaled:
@@ -978,6 +985,66 @@ def check_own_dense_1d(rank, ranks):
             mean = sum(torch.from_numpy(gradients[r][name]).to(device) for r in range(ranks))
             expect(same(p.grad, mean / ranks) == (p.dim() < 2), f"{kind.__name__}: {name}")
             expect((hook.residual(name) is None) == (p.dim() < 2), f"{name} has a residual, or none")
+
+
+class Careless:
+    """Changes its tensor, sends it transposed, by itself on rank 0 and in a list elsewhere, and returns a view of its own buffer."""
+
+    def __init__(self, sums, scale=0.5):
+        self.sums, self.scale, self.out = sums, scale, {}
+
+    def compress(self, tensor, name):
+        sent = tensor.clamp_(-1e-3, 1e-3).t()
+        return sent if self.sums or dist.get_rank() == 0 else [sent], name
+
+    def decompress(self, tensors, name):
+        sent = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
+        self.out.setdefault(name, torch.empty_like(sent)).copy_(sent).mul_(self.scale)
+        return self.out[name].t()
+
+
+def check_own_careless(rank, ranks):
+    """Methods that do what the interface allows have right averages and residuals; a context that differs is refused."""
+    for sums in (False, True):
+        model = nn.Linear(6, 4, bias=False)
+        ddp = wrapped(model)
+        hook = topknot.torch.CompressionHook(ddp, Careless(sums), dense_steps=0)
+        gradient = own_gradients(model, batch(rank, 0, 8, 6))["weight"]
+        gradients = of_all_ranks({"weight": gradient}, ranks)
+        state = hook.state_dict()
+        ddp(batch(rank, 0, 8, 6)).square().mean().backward()
+        mean = sum(torch.from_numpy(g["weight"]).clamp(-1e-3, 1e-3) * 0.5 for g in gradients) / ranks
+        expect((model.weight.grad.cpu() - mean).abs().max() < 1e-7, f"the average with sums = {sums}")
+        expect(same(hook.residual("weight"), gradient - gradient.clamp(-1e-3, 1e-3) * 0.5), f"the residual with sums = {sums}")
+        hook.load_state_dict(state)
+        expect(hook.residual("weight") is None and not hook._made.method.out, "a state before the first step is empty")
+    sync = topknot.torch.LocalSteps(nn.Linear(6, 4, bias=False), Careless(True, 0.5 + rank), every=1, memory="none")
+    with torch.no_grad():
+        sync.module.weight.add_(1)
+    with refused(
+        "rank 1: the average is another than rank 0's; decompress() must do the same" if rank else "the average is another"
+    ):
+        sync.sync()
+
+
+def check_own_exit(rank, ranks):
+    """What a method raises reaches backward() and ends the others' exchanges, though the process goes on."""
+    for what, text in [(SystemExit, "SystemExit: enough"), (ValueError, "ValueError in ")]:
+        one = dist.new_group([0])  # so that the ranks have different numbers of groups
+        ddp = wrapped(nn.Linear(6, 4))
+        method = TopK()
+        hook = topknot.torch.CompressionHook(ddp, method, dense_steps=0)
+        ddp(batch(rank, 0, 8, 6)).square().mean().backward()
+
+        def fail(*_):
+            raise what("enough")
+
+        if rank == 0:
+            method.compress = fail
+        with refused(text if rank == 0 else "", RuntimeError):
+            ddp(batch(rank, 1, 8, 6)).square().mean().backward()
+        del one, hook
+    os._exit(0)  # as check_error()
 
 
 def check_own_refusals(rank, ranks):
@@ -1123,6 +1190,17 @@ def check_run(rank, ranks):
         )
         with refused("holds a run"):
             topknot.torch.Run(path, hook)
+        # A disk that is full for a while takes a part of a line, which is taken back.
+        file, limits = folder[0] + "/cut/metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+        whole = os.path.getsize(file)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 100, limits[1]))
+        with refused("cannot be written: File too large"):
+            cut.step(1.0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        expect(os.path.getsize(file) == whole, "a part of a line stayed")
+        cut.step(1.0)
+        expect([json.loads(line)["event"] for line in open(file)][-2:] == ["eval", "step"], "a line after a full disk")
 
         # Beside runs of train, if it is built.
         trainer = pathlib.Path(topknot._library.LIBRARY._name).resolve().parents[1] / "bin" / "train"
@@ -1335,10 +1413,12 @@ class TorchTest(unittest.TestCase):
 
     def test_methods_in_python(self):
         on_ranks(2, check_own_methods)
+        on_ranks(2, check_own_careless)
 
     def test_mistakes_of_methods_in_python_are_refused(self):
         on_ranks(2, check_own_refusals)
         on_ranks(2, check_own_dense_1d)
+        on_ranks(2, check_own_exit)
 
     def test_run_directories(self):
         on_ranks(2, check_run)

@@ -155,7 +155,7 @@ def main() -> int:
         return compare(arguments)
     if command in _TRAINER:
         return _run_trainer(command, arguments)
-    if command in ("-h", "--help"):
+    if command in ("-h", "--help") or (command in ("methods", "doctor") and arguments[:1] in (["-h"], ["--help"])):
         print(_HELP, end="")
         return 0
     if command == "--version":
@@ -167,6 +167,9 @@ def main() -> int:
         except BrokenPipeError:  # of `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+        except ImportError as error:
+            print(f"topknot {command}: {error}", file=sys.stderr)
+            return 1
     if command == "doctor":
         print(f"topknot doctor: takes no arguments, and there is '{arguments[0]}'", file=sys.stderr)
         return 2

@@ -78,6 +78,8 @@ class _Compressors:
             compressor.undo(step)
 
     def save(self) -> dict[str, Any]:
+        if not self._made and isinstance(self._method, Own):  # its state before the first compressed step
+            self.of(tuple(self._shapes))
         return {
             "parts": [(key, saved_state(compressor)) for key, compressor in self._made.items()],
             "owed": {name: torch.from_numpy(residual.copy()) for name, residual in self._residuals.items()},
@@ -94,6 +96,8 @@ class _Compressors:
 
     def sum_of(self, states: Sequence[tuple[int, dict[str, Any]]], before: int) -> dict[str, Any]:
         """Merges what save() gave on some of `before` ranks: the sum of their residuals, times ranks / before."""
+        if isinstance(self._method, Own):
+            self._method.check_merges()
         total: dict[str, torch.Tensor] = {}
         factor = np.float32(self.channel.ranks / before)
         for rank, saved in states:
@@ -172,7 +176,9 @@ class Times(NamedTuple):
 class _Worker:
     """A thread that runs tasks in the order in which they are added."""
 
-    threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+    threads: "weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Optional[Callable[[], None]]]]" = (
+        weakref.WeakKeyDictionary()
+    )
 
     def __init__(self, device: torch.device) -> None:
         # The garbage collector may call put() during another put() in the same thread; SimpleQueue allows that.
@@ -180,7 +186,7 @@ class _Worker:
         self._last = threading.Event()  # set after the task that was added last
         self._last.set()
         thread = threading.Thread(target=self._run, args=(self.tasks, device), name="topknot", daemon=True)
-        self.threads.add(thread)
+        self.threads[thread] = self.tasks
         thread.start()
 
     def add(self, task: Callable[[], None]) -> None:
@@ -209,7 +215,10 @@ class _Worker:
 @atexit.register
 def _join_workers() -> None:
     """Waits for the threads, which hooks' finalizers have told to end: stopped inside PyTorch, they would abort the process."""
-    for thread in list(_Worker.threads):
+    threads = list(_Worker.threads.items())
+    for _, tasks in threads:
+        tasks.put(None)
+    for thread, _ in threads:
         thread.join(10)
 
 
@@ -305,7 +314,9 @@ class CompressionHook:
         ddp.register_comm_hook(_Uncopied(), lambda state, bucket: self._hook(bucket))
         # The hook's thread has its own group, since other threads use the model's at the same time.
         ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
-        own = dist.new_group(ranks, backend=backend, timeout=_timeout_of(group), use_local_synchronization=True)
+        own = dist.new_group(
+            ranks, backend=backend, timeout=_timeout_of(group), use_local_synchronization=len(ranks) < dist.get_world_size()
+        )
         self._channel = self._compressors.channel = Channel(own)
         self._pinned: dict[int, torch.Tensor] = {}  # by bucket: copies of gradients on a GPU
         self._worker = _Worker(next(iter(parameters.values())).device)
@@ -418,11 +429,14 @@ class CompressionHook:
                         self._channel.seconds[3] += time.perf_counter() - self._last_call
                         self._timed_steps += 1
             bucket.future.set_result(bucket.buffer)
-        except Exception as error:
+        except BaseException as raised:
+            error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
             # Another message would meet one of another bucket. Without the group, the other ranks end with an error too.
             self._error = error
             bucket.future.set_result(error)  # backward() raises a RuntimeError with its text
-            dist.destroy_process_group(self._channel.group)
+            group, self._channel.group = self._channel.group, None
+            dist.destroy_process_group(group)
+            del group
 
     def _dense(self, buffer: torch.Tensor) -> None:
         buffer.div_(self._channel.ranks)

@@ -8,7 +8,7 @@ import io
 import struct
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
+from typing import TYPE_CHECKING, Any, Optional, Protocol, Union, cast
 
 import numpy as np
 import torch
@@ -87,11 +87,20 @@ class Own:
         for what, each, needed in [("method", method, ("compress", "decompress")), ("memory", memory, ("compensate", "update"))]:
             if isinstance(each, type):
                 raise Error(f"the {what} is the class {each.__name__}; give an object of it: {each.__name__}(...)")
-            if not isinstance(each, str) and each is not None and not all(callable(getattr(each, n, None)) for n in needed):
+            if (
+                not isinstance(each, str)
+                and (each is not None or what == "method")
+                and not all(callable(getattr(each, n, None)) for n in needed)
+            ):
                 raise Error(f"the {what} must be a name or an object with {'() and '.join(needed)}(), not {each!r}")
 
     def __str__(self) -> str:
         return type(self.method).__name__
+
+    def check_merges(self) -> None:
+        """Refuses states of a memory whose meaning is its own."""
+        if not isinstance(self.memory, (_Residual, type(None))):
+            raise Error(f"states of another number of ranks cannot be merged for the memory {type(self.memory).__name__}")
 
 
 def chosen(
@@ -119,7 +128,8 @@ def _state_of(thing: Any) -> Any:
 def _set_state(thing: Any, state: Any) -> None:
     if hasattr(thing, "load_state_dict"):
         thing.load_state_dict(state)
-    elif state:
+    elif hasattr(thing, "__dict__"):
+        vars(thing).clear()
         vars(thing).update(state)
 
 
@@ -129,25 +139,29 @@ def _packed(state: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _layout(tensors: Sequence[torch.Tensor]) -> bytes:
+_BARE = 0xFFFF  # a tensor by itself, in place of the number of tensors in a list
+
+
+def _layout(tensors: Sequence[torch.Tensor], bare: bool) -> bytes:
     parts = [struct.pack(f"<BB{t.dim()}I", _DTYPES.index(t.dtype), t.dim(), *t.shape) for t in tensors]
-    return struct.pack("<B", len(tensors)) + b"".join(parts)
+    return struct.pack("<H", _BARE if bare else len(tensors)) + b"".join(parts)
 
 
-def _from_layout(layout: bytes, data: torch.Tensor) -> list[list[torch.Tensor]]:
+def _from_layout(layout: bytes, data: torch.Tensor) -> list[Any]:
     """The tensors of each parameter, copied from a message's bytes."""
-    found: list[list[torch.Tensor]] = []
+    found: list[Any] = []
     at = place = 0
     while at < len(layout):
-        found.append([])
-        count, at = layout[at], at + 1
-        for _ in range(count):
+        tensors: list[torch.Tensor] = []
+        (count,), at = struct.unpack_from("<H", layout, at), at + 2
+        for _ in range(1 if count == _BARE else count):
             dtype, dims = _DTYPES[layout[at]], layout[at + 1]
             shape = struct.unpack_from(f"<{dims}I", layout, at + 2)
             at += 2 + 4 * dims
             size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            found[-1].append(data[place : place + size].clone().view(dtype).view(shape))
+            tensors.append(data[place : place + size].clone().view(dtype).view(shape))
             place += size
+        found.append(tensors[0] if count == _BARE else tensors)
     return found
 
 
@@ -159,6 +173,7 @@ class MethodCompressor:
         self._undo, self._device = bool(keys.get("undo")), str(keys.get("device", "cpu"))
         self.whole = {name for name, shape in shapes.items() if keys.get("dense_1d") and len(shape) < 2}  # not compressed
         self._layouts: dict[tuple[str, ...], list[bytes]] = {}  # of sums, by the round's parameters
+        self._compared: set[tuple[str, ...]] = set()  # rounds whose averages the ranks have compared
         self._before: tuple[int, Any] = (-1, None)  # a step and the state before it
 
     def index(self, name: str) -> int:
@@ -195,12 +210,28 @@ class MethodCompressor:
             raise Error(f"{self.at(name)}: {what} gave {tensor.dtype} of shape {tuple(tensor.shape)}; return {wanted}")
         return tensor
 
+    def _digests(self, all_bytes: Sequence[bytes]) -> list[torch.Tensor]:
+        """8 bytes for each, of all ranks. Collective."""
+        digests = b"".join(hashlib.sha256(each).digest()[:8] for each in all_bytes)
+        return [each.view(-1, 8) for each in self.channel.all_gather(torch.frombuffer(bytearray(digests), dtype=torch.uint8))]
+
+    def agree_on_averages(self, averages: dict[str, torch.Tensor]) -> None:
+        """Refuses averages whose bits differ between ranks; they are compared in a round's first step."""
+        names = tuple(averages)
+        if names in self._compared:
+            return
+        self._compared.add(names)
+        for rank, each in enumerate(all_ := self._digests([t.cpu().numpy().tobytes() for t in averages.values()])):
+            if wrong := [name for name, a, b in zip(names, each, all_[0]) if not torch.equal(a, b)]:
+                raise Error(
+                    f"parameter '{wrong[0]}', rank {rank}: the average is another than rank 0's; decompress() must do the same on "
+                    "all ranks, so the context that compress() gives must be the same: send what differs among the tensors"
+                )
+
     def agree_on_sizes(self, names: tuple[str, ...], layouts: list[bytes]) -> None:
         """Refuses sums of tensors of other sizes or types than in the first round, in which the ranks compare theirs."""
         if names not in self._layouts:
-            digests = b"".join(hashlib.sha256(layout).digest()[:8] for layout in layouts)
-            all_ = [each.view(-1, 8) for each in self.channel.all_gather(torch.frombuffer(bytearray(digests), dtype=torch.uint8))]
-            for rank, each in enumerate(all_):
+            for rank, each in enumerate(all_ := self._digests(layouts)):
                 if wrong := [name for name, a, b in zip(names, each, all_[0]) if not torch.equal(a, b)]:
                     at = f"parameter '{wrong[0]}', rank {rank}"
                     raise Error(f"{at}: compress() gave tensors of other sizes or types than rank 0's; leave out sums = True")
@@ -223,7 +254,7 @@ class MethodCompressor:
 
     def save(self) -> bytes:
         for what, state in self._states().items():
-            for name, value in state.items():
+            for name, value in (state if isinstance(state, dict) else {"state_dict()": state}).items():
                 try:
                     torch.load(io.BytesIO(_packed(value)), weights_only=True)
                 except Exception as error:
@@ -237,7 +268,7 @@ class MethodCompressor:
         self._set_states(torch.load(io.BytesIO(bytes(state)), map_location=self._device, weights_only=True))
 
     def residual(self, name: str) -> Optional[np.ndarray]:
-        found = getattr(self.own.memory, "residuals", {}).get(name)
+        found = self.own.memory.residuals.get(name) if isinstance(self.own.memory, _Residual) else None
         return None if found is None else found.cpu().numpy()
 
     def set_residual(self, name: str, residual: np.ndarray) -> None:
@@ -262,7 +293,6 @@ class MethodRound:
         self._of, self._method, self._memory = compressor, compressor.own.method, compressor.own.memory
         self.state = State.MORE if given else State.NOT_FINITE
         self._given = given
-        self._bare: list[bool] = []  # by parameter: compress() gave a tensor, not a list
         self._contexts: list[Any] = []
         self._averages: list[torch.Tensor] = []
         if given:
@@ -276,9 +306,13 @@ class MethodRound:
             if self._memory is not None and name not in of.whole:
                 tensor = of.call(name, "compensate()", self._memory.compensate, tensor, name)
                 self._given[name] = of.check(name, "compensate()", tensor)
-            result = (tensor, None) if name in of.whole else of.call(name, "compress()", self._method.compress, tensor, name)
+            if name in of.whole:
+                result: Any = (tensor, None)
+            else:
+                own = tensor if self._memory is None else tensor.clone()  # update() gets the tensor too
+                result = of.call(name, "compress()", self._method.compress, own, name)
             tensors = self._checked(name, result)
-            layouts.append(_layout(tensors))
+            layouts.append(_layout(tensors, self._bare))
             sent += tensors
             types = [*dict.fromkeys(t.dtype for t in sent)]
             if sums and (len(types) > 1 or not all(t.is_floating_point for t in types)):
@@ -287,7 +321,9 @@ class MethodRound:
         head = struct.pack("<I", len(self._layout)) + self._layout
         device = next(iter(self._given.values())).device
         self._head = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(device)
-        self._data = torch.cat([self._head[:0], *(t.detach().reshape(-1).view(torch.uint8) for t in sent)])
+        self._data = torch.cat(
+            [self._head[:0], *(t.detach().contiguous().as_strided((t.numel(),), (1,)).view(torch.uint8) for t in sent)]
+        )
         self._total: Optional[torch.Tensor] = None
         if sums:
             of.agree_on_sizes(tuple(self._given), layouts)
@@ -299,12 +335,16 @@ class MethodRound:
             raise Error(f"{where} {type(result).__name__}; return a pair, (tensors, context)")
         tensors, context = result
         self._contexts.append(context)
-        self._bare.append(isinstance(tensors, torch.Tensor))
-        tensors = [tensors] if self._bare[-1] else tensors
+        self._bare = isinstance(tensors, torch.Tensor)
+        tensors = [tensors] if self._bare else tensors
         if not isinstance(tensors, (list, tuple)) or not all(isinstance(t, torch.Tensor) for t in tensors):
             raise Error(f"{where} {tensors!r:.60} as tensors; return a tensor or a list of tensors")
         if unknown := [str(t.dtype) for t in tensors if t.dtype not in _DTYPES]:
             raise Error(f"{where} {unknown[0]}; known: {', '.join(map(str, _DTYPES))}")
+        if len(tensors) >= _BARE:
+            raise Error(f"{where} {len(tensors)} tensors; at most {_BARE - 1}")
+        if wrong := [str(t.layout) for t in tensors if t.layout != torch.strided]:
+            raise Error(f"{where} a tensor of layout {wrong[0]}; send its indices and values")
         return [*tensors]
 
     def message(self) -> tuple[torch.Tensor, bool]:
@@ -328,28 +368,25 @@ class MethodRound:
             else:
                 total = self._of.check(name, "aggregate()", self._of.call(name, "aggregate()", aggregate, tensors))
                 self._averages.append(total / ranks if average else total)
+        self._of.agree_on_averages(dict(zip(self._given, self._averages)))
         self.state = State.DONE if all(bool(t.isfinite().all()) for t in self._averages) else State.NOT_FINITE
         return self.state
 
-    def _decompress(self, name: str, tensors: list[torch.Tensor], index: int) -> torch.Tensor:
-        sent = tensors[0] if self._bare[index] else tensors
+    def _decompress(self, name: str, sent: Any, index: int) -> torch.Tensor:
         if name in self._of.whole:
-            return tensors[0]
+            return cast(torch.Tensor, sent)
         result = self._of.call(name, "decompress()", self._method.decompress, sent, self._contexts[index])
-        return self._of.check(name, "decompress()", result)
+        return self._of.check(name, "decompress()", result).clone()  # it may be the method's own buffer
 
     def commit(self, slices: Slices, scale: float = 1.0) -> None:
         """Replaces the slices by the averages times `scale`."""
         if self._memory is not None:
-            for (name, tensor), own, bare, context in zip(
-                self._given.items(), _from_layout(self._layout, self._data), self._bare, self._contexts
-            ):
-                sent = own[0] if bare else own
+            for (name, tensor), sent, context in zip(self._given.items(), _from_layout(self._layout, self._data), self._contexts):
                 if name in self._of.whole:
                     continue
                 self._of.call(name, "update()", self._memory.update, tensor, name, self._method, sent, context)
         for slice_, average in zip(slices.values(), self._averages):
-            slice_.copy_((average * scale).view(slice_.shape))
+            slice_.copy_((average * scale).reshape(slice_.shape))
 
     def discard(self) -> None:
         pass

@@ -60,10 +60,12 @@ class Run:
     ) -> None:
         if not isinstance(hook, (CompressionHook, LocalSteps)):
             raise Error(f"hook must be a CompressionHook or LocalSteps, not a {type(hook).__name__}")
+        if not isinstance(task, str):
+            raise Error(f"task must be a text, not {task!r}")
         if metric not in METRICS:
             raise Error(f"there is no metric '{metric}'; known: {', '.join(METRICS)}")
         self.folder, self._hook, self._metric, self._per_epoch = os.fspath(folder), hook, METRICS[metric], steps_per_epoch
-        self._closed = dist.get_rank() != 0
+        self._closed = hook._channel.rank != 0
         if self._closed:
             return
         path = os.path.join(self.folder, "metrics.jsonl")
@@ -73,9 +75,9 @@ class Run:
                 raise Error(f"{self.folder} holds a run; choose another folder, remove it, or give overwrite=True")
             self._write("config.yaml", _yaml({**_facts(hook), **(config or {})}))
             self._write("environment.json", json.dumps(_environment(hook), indent=2) + "\n")
-            self._file = open(path, "wb", buffering=0)
+            self._file, self._end = open(path, "wb", buffering=0), 0
         except OSError as error:
-            raise Error(f"{error.filename} cannot be written: {error.strerror}") from None
+            raise Error(f"{error.filename or self.folder} cannot be written: {error.strerror}") from None
         self._model = getattr(hook.module, "module", hook.module)  # without DistributedDataParallel
         self._parameters = sum(p.numel() for p in hook.module.parameters() if p.requires_grad)
         self._parts = dict.fromkeys(("data", "forward", "backward", "update", "evaluation", "other"), 0.0)
@@ -89,7 +91,7 @@ class Run:
         self._start = self._last = time.perf_counter()
         self._first = self._before = self._counts()
         self._hooks: list[Any] = [
-            hook.module.register_forward_pre_hook(torch.compiler.disable(self._begin_forward)),  # type: ignore[no-untyped-call]
+            hook.module.register_forward_pre_hook(torch.compiler.disable(self._begin_forward), with_kwargs=True),  # type: ignore[no-untyped-call]
             hook.module.register_forward_hook(torch.compiler.disable(self._end_forward)),  # type: ignore[no-untyped-call]
             register_optimizer_step_pre_hook(self._begin_update),
             register_optimizer_step_post_hook(lambda *_: self._lap("update")),
@@ -108,9 +110,14 @@ class Run:
     def _line(self, event: str, **fields: Any) -> None:
         known = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
         text = json.dumps({"event": event, "rank": 0, **known}, separators=(",", ":"))
+        data = text.encode() + b"\n"
         try:
-            self._file.write(text.encode() + b"\n")
+            if (written := self._file.write(data)) < len(data):  # a disk that is almost full takes a part
+                self._file.write(data[written:])
+            self._end += len(data)
         except OSError as error:
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
             raise Error(f"{self.folder}/metrics.jsonl cannot be written: {error.strerror}; what was written is kept") from None
 
     def _lap(self, part: str) -> None:
@@ -121,14 +128,14 @@ class Run:
     def _trains(self) -> bool:
         return torch.is_grad_enabled() and self._model.training
 
-    def _begin_forward(self, _: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _begin_forward(self, _: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not self._trains():
             return
         if not self._step and not self._samples:
             self._startup = time.perf_counter() - self._start
             self._last = time.perf_counter()
         self._lap("backward" if self._samples else "data")  # accumulation: the part before had a backward pass
-        first = next((value for value in inputs if isinstance(value, torch.Tensor) and value.dim()), None)
+        first = next((value for value in (*inputs, *named.values()) if isinstance(value, torch.Tensor) and value.dim()), None)
         if first is not None:
             self._samples += (first.numel() if self._metric.name == "perplexity" else first.shape[0]) * self._hook._channel.ranks
 
@@ -184,7 +191,7 @@ class Run:
             raise Error(f"there is no figure '{unknown[0]}'; known: {', '.join(_FIGURES)}")
         if needed not in known:
             raise Error(f"the run's metric is {self._metric.name}: give evaluate() {needed}=, or Run() another metric=")
-        if not 0 <= known.get("accuracy", 0) <= 1:
+        if not (0 if self._metric.name == "accuracy" else -math.inf) <= known.get("accuracy", 0) <= 1:
             raise Error(f"accuracy is a share from 0 to 1, not {accuracy}")
         if self._closed:
             return
@@ -206,7 +213,7 @@ class Run:
         steady = slice(WARM_UP if self._step > WARM_UP else 0, None)
         rates, seconds = np.array(self._rates[steady]), np.array(self._seconds[steady])
         p50, p95 = np.quantile(seconds, (0.5, 0.95)) if len(seconds) else (math.nan, math.nan)
-        sent, received, *_, skipped = (now - before for now, before in zip(self._before, self._first))
+        sent, received, *_, skipped = (now - before for now, before in zip(self._counts(), self._first))
         dense = 4 * self._parameters * self._step
         best = {"best_test_accuracy": self._best} if "test_accuracy" in self._figures else {}
         self._line(
@@ -259,7 +266,11 @@ def _yaml(config: Mapping[str, Any]) -> str:
     sections: dict[str, list[str]] = {"": []}
     for key, value in config.items():
         section, _, name = key.partition(".") if "." in key else ("", "", key)
-        text = value if isinstance(value, str) and re.fullmatch(r"[\w.+/-]+", value) else json.dumps(value, ensure_ascii=False)
+        text = (
+            value
+            if isinstance(value, str) and re.fullmatch(r"[\w.+/-]+", value)
+            else json.dumps(value, ensure_ascii=False, default=str)
+        )
         sections.setdefault(section, []).append(f"{'  ' if section else ''}{name}: {text}  # given\n")
     text = "".join("".join([f"\n{section}:\n" if section else "", *lines]) for section, lines in sections.items())
     return "# A run of topknot.torch.\n" + text
