@@ -34,9 +34,9 @@ std::string state_of(const Metrics& metrics, const std::string& process) {
 std::string step_line(const Metrics& metrics) {
   if (metrics.steps.empty()) return "none was made yet";
   const StepRecord& last = metrics.steps.back();
-  const std::string of =
-      metrics.starts.empty() ? "" : fmt::format(" of {}", metrics.starts.back().total_steps);
-  return fmt::format("{}{}, epoch {:.4g}, loss {:.4g}", last.step, of, last.epoch, last.loss);
+  const std::int64_t total = metrics.starts.empty() ? 0 : metrics.starts.back().total_steps;
+  return fmt::format("{}{}{}, loss {:.4g}", last.step, total > 0 ? fmt::format(" of {}", total) : "",
+                     std::isfinite(last.epoch) ? fmt::format(", epoch {:.4g}", last.epoch) : "", last.loss);
 }
 
 // `every`: of local steps, of which one in a round exchanges; 0: none.
@@ -90,8 +90,9 @@ std::string status_text(const std::string& run) {
     throw UserError(fmt::format("{} is no run directory: it has no config.yaml", run));
   const RunConfig config(run + "/config.yaml");
   const RunDirectory folder{run};
-  const auto every =
-      static_cast<std::int64_t>(config.find("exchange.every") ? config.number("exchange.every") : 0);
+  // Runs of topknot.torch have not all keys, no last step and, unless they were told, no epochs.
+  const auto number = [&](const char* key) { return config.find(key) ? config.number(key) : 0; };
+  const auto every = static_cast<std::int64_t>(number("exchange.every"));
   const Metrics metrics = fs::exists(folder.metrics_jsonl(), error)
                               ? read_metrics(folder.metrics_jsonl(), 2 * whole_rounds(kRecentSteps, every))
                               : Metrics();
@@ -103,13 +104,14 @@ std::string status_text(const std::string& run) {
     text += fmt::format("{:<11} {}\n", name, one_line(value));
   };
   line("run",
-       fmt::format("{}: {} on {}, {}, {} by {}", run, config.text("model.name"), config.text("data.name"),
+       fmt::format("{}: {}{}, {}, {} by {}", run, config.text("model.name"),
+                   config.find("data.name") ? " on " + config.text("data.name") : "",
                    config.text("compress.name"),
                    count_text(static_cast<std::int64_t>(config.number("dist.ranks")), "rank"), backend));
   line("state", state_of(metrics, process));
   line("step", step_line(metrics));
   if (!metrics.steps.empty())
-    line("speed", speed_line(metrics, !process.empty(), config.number("train.eval_every"), every));
+    line("speed", speed_line(metrics, !process.empty(), number("train.eval_every"), every));
   if (!metrics.evals.empty()) {
     const EvalRecord& last = metrics.evals.back();
     Metric metric = metrics.starts.empty() ? Metric::accuracy() : metrics.starts.back().metric;

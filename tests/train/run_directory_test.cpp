@@ -355,6 +355,20 @@ TEST_CASE("status tells a finished run from one that stopped, failed or was kill
   CHECK(read_metrics(metrics).starts.size() == 2);
 }
 
+TEST_CASE("status reads a run of topknot.torch, which lacks keys, epochs and a last step") {
+  const TempFolder temp;
+  fs::create_directory(temp.at("run"));
+  std::ofstream(temp.at("run/config.yaml"))
+      << "model:\n  name: Net\ncompress:\n  name: Own\ndist:\n  ranks: 2\n";
+  std::ofstream(temp.at("run/metrics.jsonl"))
+      << R"({"event":"start","rank":0,"step":0,"time":"2026-01-01T00:00:00Z","backend":"gloo"})"
+      << "\n"
+      << R"({"event":"step","rank":0,"step":1,"epoch":null,"loss":2.5,"images_per_second":64})"
+      << "\n";
+  CHECK(says(status_text(temp.at("run")),
+             {": Net, Own, 2 ranks by gloo\n", "step        1, loss 2.5\n", "64 images/s"}));
+}
+
 TEST_CASE("status has the error that ended a run") {
   const TempFolder temp;
   error_text([&] {
