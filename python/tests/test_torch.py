@@ -1170,6 +1170,7 @@ def check_run(rank, ranks):
             expect(abs(line["images_per_second"] * (line["time_s"] - before) - 8 * ranks) < 1e-6, "images")
             before = line["time_s"]
         expect((end["best_test_accuracy"], end["test_loss"]) == (0.609375, 0.25), "evaluations")
+        expect(0.2 < end["startup_seconds"] < 300, "the imports are start-up")
         config = read_config(path + "/config.yaml")
         expected = {
             "compress.name": "topk",

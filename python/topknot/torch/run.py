@@ -88,7 +88,7 @@ class Run:
         self._rates: list[float] = []
         self._figures: dict[str, float] = {}
         self._best = -math.inf
-        self._start = self._last = time.perf_counter()
+        self._last = time.perf_counter()
         self._first = self._before = self._counts()
         self._hooks: list[Any] = [
             hook.module.register_forward_pre_hook(torch.compiler.disable(self._begin_forward), with_kwargs=True),  # type: ignore[no-untyped-call]
@@ -132,7 +132,7 @@ class Run:
         if not self._trains():
             return
         if not self._step and not self._samples:
-            self._startup = time.perf_counter() - self._start
+            self._startup = _age_s() - self._evaluation
             self._last = time.perf_counter()
         self._lap("backward" if self._samples else "data")  # accumulation: the part before had a backward pass
         first = next((value for value in (*inputs, *named.values()) if isinstance(value, torch.Tensor) and value.dim()), None)
@@ -232,6 +232,13 @@ class Run:
 
 def _float(value: Number) -> float:
     return float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+def _age_s() -> float:
+    """Seconds since the process began."""
+    with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
+        begin = int(stat.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return float(uptime.read().split()[0]) - begin
 
 
 def _now() -> str:
