@@ -170,7 +170,7 @@ class Times(NamedTuple):
 
     def __str__(self) -> str:
         parts = (f"{name[:-2]} {1000 * value:.1f} ms" for name, value in self._asdict().items() if name != "steps")
-        return f"a step of {self.steps}: {', '.join(parts)}"
+        return f"a step, the mean of {self.steps}: {', '.join(parts)}"
 
 
 class _Worker:
