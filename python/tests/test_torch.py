@@ -1351,6 +1351,8 @@ def check_fsdp(rank, ranks):
         expect(any("LocalSteps" in str(w.message) for w in caught) == warned, f"{method} under {optimizer}")
     with refused("no module is sharded"):
         topknot.torch.FsdpCompression(network(), "topk", process_group=between[place])
+    with refused("the method's name must be a text, not a TopK"):
+        topknot.torch.FsdpCompression(model, TopK(), process_group=between[place])
     with refused("did you mean 'topk'"):
         topknot.torch.FsdpCompression(model, "topkk", process_group=between[place])
 

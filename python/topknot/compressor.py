@@ -28,6 +28,8 @@ def _whole(what: str, value: Any, bits: int) -> int:
 
 
 def _text(what: str, text: str) -> bytes:
+    if not isinstance(text, str):
+        raise Error(f"{what} must be a text, not a {type(text).__name__}")
     if "\0" in text:
         raise Error(f"{what} has a zero byte in it")
     return text.encode()
