@@ -71,6 +71,9 @@ struct Message {
   };
   Kind kind = Kind::block;
   std::vector<std::byte> block;
+  // Above 0: the block consists of so many pieces of one length, and rank r needs the ranks' r-th ones alone. Collectives
+  // may gather whole blocks all the same: decode() takes either.
+  int pieces = 0;
   // The compressor's memory, as those below: a multiple of 16 bytes, of which the last kTrailerBytes
   // (compress/codec/cuda/device_codec.h) are zero, room for what the exchange sends with it.
   std::span<std::byte> gpu_block;
@@ -81,7 +84,7 @@ struct Message {
   const SparseVector* entries = nullptr;
 
   std::size_t bytes() const {
-    if (kind == Kind::block) return block.size();
+    if (kind == Kind::block) return pieces > 0 ? block.size() - block.size() / pieces : block.size();
     if (kind == Kind::gpu_block) return gpu_block.size();
     return kind == Kind::sum ? sum.size_bytes() : sum_bfloat16.size_bytes();
   }
@@ -233,6 +236,11 @@ struct CompressOptions : OptionValues {
 // help; defaults are CompressOptions' and those of who reads them.
 const std::vector<Option>& shared_options();
 const Option& shared_option(const std::string& name);
+
+// Whether this method sums gradients as they are or as bfloat16: dense without another value codec.
+inline bool sums_plainly(const std::string& name, const std::string& values) {
+  return name == "dense" && (values.empty() || values == "fp32" || values == "bf16");
+}
 
 struct CompressorType {
   std::unique_ptr<Compressor> (*make)(const CompressOptions& options, const GroupSpec& group);

@@ -1,10 +1,11 @@
 // The uncompressed baseline: gradients are summed by the collective and divided in place. With
 // compress.values: bf16 they are rounded to bfloat16 for the way, without error feedback, as PyTorch's
-// bf16_compress_hook does.
+// bf16_compress_hook does; with other value codecs compress/dense.h has the way.
 #include <algorithm>
 #include <vector>
 
 #include "compress/compressor.h"
+#include "compress/dense.h"
 #include "compress/parallel.h"
 #include "compress/select/passes/keys.h"
 #include "compress/sparse.h"
@@ -107,10 +108,12 @@ bool is_narrow(const CompressOptions& options) {
 }
 
 std::unique_ptr<Compressor> make_dense(const CompressOptions& options, const GroupSpec& group) {
+  if (!sums_plainly(options.name, options.values)) return make_coded_dense(options, group);
   return std::make_unique<DenseCompressor>(group, is_narrow(options));
 }
 
 std::size_t dense_bytes(const CompressOptions& options, const GroupSpec& group, double) {
+  if (!sums_plainly(options.name, options.values)) return coded_dense_bytes(options, group);
   return group.numel * (is_narrow(options) ? sizeof(BFloat16) : sizeof(float));
 }
 

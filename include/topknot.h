@@ -7,6 +7,7 @@
  *   topknot_create()                       once per rank
  *   topknot_encode() -> topknot_round      of some or all tensors, in the same order on all ranks
  *     topknot_message_of(round)            gather its block from all ranks, or sum its numbers over them
+ *     topknot_pieces_of(round)             whether a rank needs a piece of the block alone
  *     topknot_decode(round, ...)           until it says TOPKNOT_DONE or TOPKNOT_NOT_FINITE
  *   topknot_commit(round, averages)        writes the averages and keeps what was not sent, or
  *   topknot_discard(round)                 forgets the step: everything is as before topknot_encode()
@@ -138,6 +139,9 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
 topknot_result topknot_set_weights(topknot_compressor* compressor, const double* weights);
 /* What is to be sent now. */
 topknot_result topknot_message_of(topknot_round* round, topknot_message* message);
+/* *pieces: 0, or the block of what is to be sent now consists of so many pieces of one length, one for each rank, and
+ * topknot_decode() takes in place of whole blocks the ranks' pieces for this one. */
+topknot_result topknot_pieces_of(topknot_round* round, size_t* pieces);
 /* blocks[r], block_bytes[r]: rank r's block, own included, where the message is a block; else both may be null,
  * and the sum is in the message's memory. After an error the round can only be discarded. */
 topknot_result topknot_decode(topknot_round* round, const void* const* blocks, const size_t* block_bytes);

@@ -227,7 +227,7 @@ void print_dry_run(const LoadedConfig& loaded) {
   const Loader loader(*data.train, loader_options(config, *data.train, true, 0, config.dist.ranks));
   const Plan plan = plan_steps(config, loader);
 
-  print_parameters(model->store, arena, config.compress.name != "dense");
+  print_parameters(model->store, arena, compresses(config));
   print_settings(loaded);
   if (chooses_method(given))
     fmt::print("compress.name=auto chooses when the run starts; dense stands here\n");

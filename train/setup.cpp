@@ -134,7 +134,7 @@ ExchangeOptions unplanned_options(const Config& config, const ParameterArena& ar
   if (options.collective == "auto") options.collective = "all_gather";
   if (needs_plan(options)) {
     const auto parameters = arena.parameters();
-    const auto handled = options.compress.name == "dense"
+    const auto handled = !options.compressing()
                              ? static_cast<std::ptrdiff_t>(parameters.size())
                              : std::count_if(parameters.begin(), parameters.end(),
                                              [](const Parameter* p) { return p->compressible(); });

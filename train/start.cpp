@@ -213,7 +213,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   // Named before `auto` is resolved: a choice of the run is no key that differs from its default.
   if (loaded.config.output.dir.empty()) loaded.config.output.dir = run_directory_name(loaded.config);
   if (std::string& merge = loaded.config.exchange.merge; merge == "auto" && !chooses_method(loaded.config)) {
-    merge = resolve_merge(merge, loaded.config.compress.name != "dense", loaded.config.compress.scope);
+    merge = resolve_merge(merge, compresses(loaded.config), loaded.config.compress.scope);
     loaded.origins["exchange.merge"] = Origin::chosen;
   }
   if (plan.kind == LaunchPlan::Kind::threads) settle_backend(loaded, plan, nullptr);

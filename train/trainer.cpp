@@ -300,9 +300,9 @@ class Trainer {
     }
     StepRecord record;
     record.lr = schedule_->lr(step(), plan_.steps_per_epoch, plan_.total_steps);
-    record.density = config_.compress.name == "dense"
-                         ? 1.0
-                         : density_at_epoch(config_, static_cast<int>(step() / plan_.steps_per_epoch));
+    record.density = compresses(config_)
+                         ? density_at_epoch(config_, static_cast<int>(step() / plan_.steps_per_epoch))
+                         : 1.0;
     if (next_) record.density = 1.0;
     step_.make({.step = step(), .density = record.density, .weights = weights_, .lr = record.lr});
     record.step = ++position_.step;
@@ -402,10 +402,9 @@ class Trainer {
     std::optional<AutoMethod::Choice> choice =
         automatic_->choose(*inputs_.data.train, communicator_, inputs_.folder, inputs_.origins, step());
     if (!choice) return;
-    if (config_.compress.name == "dense" || choice->config.compress.name != "dense")
-      return exchange_by(*std::move(choice));
+    if (!compresses(config_) || compresses(choice->config)) return exchange_by(*std::move(choice));
     ExchangeOptions all = exchange_options(config_);
-    all.compress.values.clear();  // whose rounding would be owed again
+    if (all.compress.name != "dense") all.compress.values.clear();  // whose rounding would be owed again
     step_.exchange_by(all);
     next_ = std::move(choice);
   }

@@ -1,5 +1,5 @@
 #pragma once
-// A block's header, and the formulas of Rice's parameter and of the value codecs bf16, fp16 and int8
+// A block's header, and the formulas of Rice's parameter and of the value codecs bf16, fp16, int8 and fp8
 // (rice.cpp and values.cpp say what they are), a number at a time, for CPU loops and for kernels: the same
 // bits on both.
 
@@ -119,5 +119,36 @@ TOPKNOT_HOST_DEVICE float decode(std::int8_t code, double scale) {
 }
 
 }  // namespace int8
+
+// 4 bits of exponent and 3 of mantissa (OCP's E4M3): the magnitudes 0, 2^-9 to 448; 0x7F is no number.
+namespace fp8 {
+
+constexpr float kLeastScale = 0x1p-107f;
+
+TOPKNOT_HOST_DEVICE float scale_of(float largest) {
+  return largest < kLeastScale ? 0.0f : largest;
+}
+TOPKNOT_HOST_DEVICE double factor_of(float scale) {
+  return scale > 0 ? 448.0 / static_cast<double>(scale) : 0.0;
+}
+// To nearest, ties to the even code. What rounds to 0 is +0.
+TOPKNOT_HOST_DEVICE std::uint8_t encode(float value, double factor) {
+  const std::uint32_t bits = bits_of(static_cast<float>(static_cast<double>(value) * factor));
+  const std::uint32_t magnitude = bits & 0x7FFFFFFF;
+  const std::uint32_t normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120u << 3);
+  // 2^14 has ulp 2^-9, the smallest magnitude: the addition rounds to it.
+  const std::uint32_t small = bits_of(float_of(magnitude) + 16384.0f) - bits_of(16384.0f);
+  const std::uint32_t code = magnitude < (121u << 23) ? small : normal;
+  return static_cast<std::uint8_t>(code | (code > 0 ? (bits >> 24) & 0x80 : 0));
+}
+TOPKNOT_HOST_DEVICE float decode(std::uint8_t code, double scale) {
+  const std::uint32_t magnitude = code & 0x7Fu;
+  const float normal = float_of((magnitude << 20) + (120u << 23));
+  const float small = static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-9f;
+  const auto value = static_cast<float>(static_cast<double>(magnitude < 8 ? small : normal) * scale / 448.0);
+  return code & 0x80 ? -value : value;
+}
+
+}  // namespace fp8
 
 }  // namespace topknot

@@ -103,61 +103,103 @@ void fp16_decode(std::span<const std::byte> in, std::span<float> out) {
     damaged_block("an fp16 value that does not belong to its exponent");
 }
 
-// 8 bits per value. Blocks of 256 values have one float32 scale each, their largest magnitude a: q = nearest
-// integer to 127 x / a, value = q a / 127, computed in double. First the scales, then the q. A block whose a
-// is below 2^-119 is sent as zeros: q a / 127 would leave the normal range, where distinct q coincide.
+// 8 bits per value. Blocks of 256 values have one float32 scale each, their largest magnitude a; computed in double.
+// First the scales, then the codes q.
+//
+//   int8   q = nearest integer to 127 x / a, value = q a / 127
+//   fp8    q = nearest E4M3 number to 448 x / a, value = q a / 448
+//
+// A block whose a is below 2^-119, of fp8 2^-107, is sent as zeros: values would leave the normal range, where
+// distinct q coincide.
 
-TOPKNOT_MULTIVERSION float block_scale(const float* values, std::size_t n) {
+TOPKNOT_MULTIVERSION float largest_magnitude(const float* values, std::size_t n) {
   float largest = 0;
   for (std::size_t i = 0; i < n; ++i) {
     const float magnitude = std::fabs(values[i]);
     largest = magnitude > largest ? magnitude : largest;
   }
-  return int8::scale_of(largest);
+  return largest;
 }
 
-TOPKNOT_MULTIVERSION void to_int8(const float* values, std::size_t n, double factor, std::int8_t* out) {
-  for (std::size_t i = 0; i < n; ++i) out[i] = int8::encode(values[i], factor);
+TOPKNOT_MULTIVERSION void to_int8(const float* values, std::size_t n, double factor, std::byte* out) {
+  for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<std::byte>(int8::encode(values[i], factor));
+}
+TOPKNOT_MULTIVERSION void to_fp8(const float* values, std::size_t n, double factor, std::byte* out) {
+  for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<std::byte>(fp8::encode(values[i], factor));
 }
 
-// Returns the largest |q|.
-TOPKNOT_MULTIVERSION std::int32_t from_int8(const std::int8_t* in, std::size_t n, double scale,
-                                            float* values) {
+// These return the largest code without its sign, 255 if one is none.
+TOPKNOT_MULTIVERSION std::int32_t from_int8(const std::byte* in, std::size_t n, double scale, float* values) {
   std::int32_t largest = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    const std::int32_t q = in[i], magnitude = q < 0 ? -q : q;
-    values[i] = int8::decode(in[i], scale);
+    const auto code = static_cast<std::int8_t>(in[i]);
+    const std::int32_t q = code, magnitude = q < 0 ? -q : q;
+    values[i] = int8::decode(code, scale);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+TOPKNOT_MULTIVERSION std::int32_t from_fp8(const std::byte* in, std::size_t n, double scale, float* values) {
+  std::int32_t largest = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto code = static_cast<std::uint8_t>(in[i]);
+    const std::int32_t magnitude = code == 0x80 ? 255 : code & 0x7F;  // -0 is no code
+    values[i] = fp8::decode(code, scale);
     largest = magnitude > largest ? magnitude : largest;
   }
   return largest;
 }
 
-std::size_t int8_bytes(std::size_t count) {
+struct Int8 {
+  static constexpr const char* kName = "int8";
+  static constexpr float kLeastScale = int8::kLeastScale;
+  static constexpr std::int32_t kLargest = 127;  // the code of a
+  static constexpr auto scale_of = int8::scale_of;
+  static constexpr auto factor_of = int8::factor_of;
+  static constexpr auto to_codes = to_int8;
+  static constexpr auto from_codes = from_int8;
+};
+struct Fp8 {
+  static constexpr const char* kName = "fp8";
+  static constexpr float kLeastScale = fp8::kLeastScale;
+  static constexpr std::int32_t kLargest = 0x7E;
+  static constexpr auto scale_of = fp8::scale_of;
+  static constexpr auto factor_of = fp8::factor_of;
+  static constexpr auto to_codes = to_fp8;
+  static constexpr auto from_codes = from_fp8;
+};
+
+std::size_t byte_bytes(std::size_t count) {
   return (count + int8::kBlock - 1) / int8::kBlock * sizeof(float) + count;
 }
-void int8_encode(std::span<const float> values, std::vector<std::byte>& out) {
+template <class Bits>
+void byte_encode(std::span<const float> values, std::vector<std::byte>& out) {
   const std::size_t head = out.size();
-  out.resize(head + int8_bytes(values.size()));
+  out.resize(head + byte_bytes(values.size()));
   std::byte* const scales = out.data() + head;
-  auto* const codes = reinterpret_cast<std::int8_t*>(scales + int8_bytes(values.size()) - values.size());
+  std::byte* const codes = scales + byte_bytes(values.size()) - values.size();
   for (std::size_t begin = 0; begin < values.size(); begin += int8::kBlock) {
     const std::size_t n = std::min(int8::kBlock, values.size() - begin);
-    const float scale = block_scale(values.data() + begin, n);
+    const float scale = Bits::scale_of(largest_magnitude(values.data() + begin, n));
     std::memcpy(scales + begin / int8::kBlock * sizeof scale, &scale, sizeof scale);
-    to_int8(values.data() + begin, n, int8::factor_of(scale), codes + begin);
+    Bits::to_codes(values.data() + begin, n, Bits::factor_of(scale), codes + begin);
   }
 }
-void int8_decode(std::span<const std::byte> in, std::span<float> out) {
+template <class Bits>
+void byte_decode(std::span<const std::byte> in, std::span<float> out) {
   const std::byte* const scales = in.data();
-  const auto* const codes = reinterpret_cast<const std::int8_t*>(scales + in.size() - out.size());
+  const std::byte* const codes = scales + in.size() - out.size();
   for (std::size_t begin = 0; begin < out.size(); begin += int8::kBlock) {
     const std::size_t n = std::min(int8::kBlock, out.size() - begin);
     float scale = 0;
     std::memcpy(&scale, scales + begin / int8::kBlock * sizeof scale, sizeof scale);
     const bool zero = std::bit_cast<std::uint32_t>(scale) == 0;
-    if (!zero && !(scale >= int8::kLeastScale && std::isfinite(scale))) damaged_block("an int8 scale");
-    const std::int32_t largest = from_int8(codes + begin, n, static_cast<double>(scale), out.data() + begin);
-    if (largest != (zero ? 0 : 127)) damaged_block("int8 values that do not belong to their scale");
+    if (!zero && !(scale >= Bits::kLeastScale && std::isfinite(scale)))
+      damaged_block(std::string("an ") + Bits::kName + " scale");
+    const std::int32_t largest =
+        Bits::from_codes(codes + begin, n, static_cast<double>(scale), out.data() + begin);
+    if (largest != (zero ? 0 : Bits::kLargest))
+      damaged_block(std::string(Bits::kName) + " values that do not belong to their scale");
   }
 }
 
@@ -171,9 +213,15 @@ const bool values_registered = [] {
   value_codecs().add(
       "fp16", "2 bytes per value, 11 bits of precision, scaled by message",
       {.id = 2, .exact = false, .bytes = fp16_bytes, .encode = fp16_encode, .decode = fp16_decode});
+  value_codecs().add("int8", "1 byte per value, scaled by blocks of 256",
+                     {.id = 3,
+                      .exact = false,
+                      .bytes = byte_bytes,
+                      .encode = byte_encode<Int8>,
+                      .decode = byte_decode<Int8>});
   value_codecs().add(
-      "int8", "1 byte per value, scaled by blocks of 256",
-      {.id = 3, .exact = false, .bytes = int8_bytes, .encode = int8_encode, .decode = int8_decode});
+      "fp8", "1 byte per value with an exponent (E4M3), scaled by blocks of 256",
+      {.id = 8, .exact = false, .bytes = byte_bytes, .encode = byte_encode<Fp8>, .decode = byte_decode<Fp8>});
   return true;
 }();
 

@@ -85,6 +85,7 @@ struct topknot_round {
   std::vector<std::size_t> tensors, parts;
   std::vector<std::optional<topknot::Message>> messages;  // by part: what it sends now, or nothing more
   bool blocks = false;                                    // the message is a block, in which sums are too
+  std::size_t pieces = 0;  // as Message::pieces; in every piece is what all ranks need
   std::shared_ptr<topknot::RoundMemory> memory;
   topknot_message message = {};
   topknot_result state = TOPKNOT_MORE;  // or DONE, NOT_FINITE, INVALID after an error

@@ -125,14 +125,17 @@ void Host::pack(topknot_round& round) {
   auto& memory = static_cast<HostRound&>(*round.memory);
   memory.block.clear(), memory.sum.clear();
   if (round.blocks) {
-    for (auto& message : round.messages) {
-      if (!message) continue;
-      const bool sum = message->kind != Message::Kind::block;
-      const std::span<const std::byte> bytes =
-          sum ? summed_bytes(*message) : std::span<const std::byte>(message->block);
-      put_length(memory.block, bytes.size());
-      memory.block.insert(memory.block.end(), bytes.begin(), bytes.end());
-    }
+    for (std::size_t piece = 0; piece < std::max<std::size_t>(round.pieces, 1); ++piece)
+      for (auto& message : round.messages) {
+        if (!message) continue;
+        const bool sum = message->kind != Message::Kind::block;
+        std::span<const std::byte> bytes =
+            sum ? summed_bytes(*message) : std::span<const std::byte>(message->block);
+        if (message->pieces > 0)
+          bytes = bytes.subspan(piece * (bytes.size() / round.pieces), bytes.size() / round.pieces);
+        put_length(memory.block, bytes.size());
+        memory.block.insert(memory.block.end(), bytes.begin(), bytes.end());
+      }
     round.message.block = memory.block.data(), round.message.block_bytes = memory.block.size();
     return;
   }
@@ -147,6 +150,11 @@ void Host::pack(topknot_round& round) {
 
 void Host::decode(topknot_round& round, std::span<const std::span<const std::byte>> blocks) {
   std::vector<std::span<const std::byte>> from(blocks.begin(), blocks.end());
+  const std::size_t whole = round.message.block_bytes;
+  for (std::span<const std::byte>& block : from)
+    if (round.pieces > 1 && block.size() == whole)
+      block = block.subspan(static_cast<std::size_t>(round.owner->rank) * (whole / round.pieces),
+                            whole / round.pieces);
   std::size_t at = 0;
   for (std::size_t i = 0; i < round.parts.size(); ++i) {
     std::optional<Message>& message = round.messages[i];
@@ -170,13 +178,14 @@ std::unique_ptr<Place> make_host() {
 
 void pack(topknot_round& round) {
   round.message = {};
-  round.blocks = false;
+  round.blocks = false, round.pieces = 0;
   std::size_t bytes = 0, sums = 0, narrow = 0;
   for (const auto& message : round.messages) {
     if (!message) continue;
     const Message::Kind kind = message->kind;
     const bool sum = kind == Message::Kind::sum || kind == Message::Kind::sum_bfloat16;
     round.blocks |= !sum;
+    round.pieces = std::max(round.pieces, static_cast<std::size_t>(message->pieces));
     if (!sum) continue;
     ++sums;
     narrow += kind == Message::Kind::sum_bfloat16;

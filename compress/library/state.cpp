@@ -36,9 +36,9 @@ void make_parts(topknot_compressor& compressor) {
   CompressOptions dense;
   std::optional<std::size_t> joint;  // with scope=model the part of all that are compressed
   for (Tensor& tensor : compressor.tensors) {
-    const bool as_it_is =
-        settings.options.name != "dense" && ((settings.dense_1d && tensor.shape.size() <= 1) ||
-                                             tensor.numel < static_cast<std::size_t>(settings.min_numel));
+    const bool as_it_is = !sums_plainly(settings.options.name, settings.options.values) &&
+                          ((settings.dense_1d && tensor.shape.size() <= 1) ||
+                           tensor.numel < static_cast<std::size_t>(settings.min_numel));
     const bool joins = settings.whole && !as_it_is;
     tensor.part = joins && joint ? *joint : compressor.parts.size();
     if (tensor.part == compressor.parts.size()) compressor.parts.emplace_back();

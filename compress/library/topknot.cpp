@@ -295,6 +295,15 @@ topknot_result topknot_message_of(topknot_round* round, topknot_message* message
   });
 }
 
+topknot_result topknot_pieces_of(topknot_round* round, size_t* pieces) {
+  return locked_round(round, [&] {
+    if (!pieces) refuse("an argument is null");
+    if (round->state != TOPKNOT_MORE) refuse("the round has nothing more to send");
+    *pieces = round->pieces;
+    return TOPKNOT_OK;
+  });
+}
+
 topknot_result topknot_decode(topknot_round* round, const void* const* blocks, const size_t* block_bytes) {
   return locked_round(round, [&] { return decode(*round, blocks, block_bytes); });
 }

@@ -73,7 +73,7 @@ struct ExchangeOptions : ExchangeKeys, CompressKeys {
   // compress.layer_density: densities by parameter name, which hold where they exceed the step's; or empty.
   std::map<std::string, double> layer_density = {};
 
-  bool compressing() const { return compress.name != "dense"; }
+  bool compressing() const { return !sums_plainly(compress.name, compress.values); }
   // Whether the ranks of a host sum their gradients first. Throws UserError if the method is dense.
   bool hierarchical(int ranks) const;
   bool in_parts() const { return ranks_per_host > 1 && hierarchy == "parts"; }

@@ -78,11 +78,12 @@ double group_density(const Group& group, const ExchangeOptions& options, double 
 
 void check_collective(const ExchangeOptions& options) {
   const CollectiveType& type = collectives().find(options.collective);
-  if (type.of_sums && !compressors().find(options.compress.name).sums)
+  const bool sums = compressors().find(options.compress.name).sums;
+  if (type.of_sums && (!sums || (options.compress.name == "dense" && options.compressing())))
     throw UserError(fmt::format(
-        "exchange.collective: {} codes sums of floats, but compress.name: {} sends blocks of its own; set "
+        "exchange.collective: {} codes sums of floats, but compress.{} sends blocks of its own; set "
         "exchange.collective to all_gather",
-        options.collective, options.compress.name));
+        options.collective, sums ? "values: " + options.compress.values : "name: " + options.compress.name));
   if (options.in_parts() && (type.make || type.of_sums))
     throw UserError(
         fmt::format("exchange.collective: {} is not for exchange.hierarchy: parts, whose messages are "
@@ -291,6 +292,8 @@ void HostTransport::run(Bucket& bucket, Communicator& communicator) {
   Collective& collective = collectives_[bucket.index];
   if (bucket.adds_entries)
     bucket.collective->sum(communicator, *bucket.entries, bucket.k, bucket.sum);
+  else if (message.pieces > 0)
+    scatter(message, communicator, collective.blocks);
   else if (message.kind == Message::Kind::block)
     communicator.all_gather(message.block, collective.blocks);
   else if (codes_sums_)
@@ -301,6 +304,15 @@ void HostTransport::run(Bucket& bucket, Communicator& communicator) {
     communicator.all_reduce(message.sum_bfloat16, order_);
   else
     communicator.all_reduce(message.sum, order_);
+}
+
+// Rank r gets the ranks' r-th pieces.
+void HostTransport::scatter(const Message& message, Communicator& communicator, Blocks& brought) {
+  Blocks pieces;
+  const auto size = static_cast<std::ptrdiff_t>(message.block.size() / message.pieces);
+  for (auto at = message.block.begin(); at != message.block.end(); at += size)
+    pieces.emplace_back(at, at + size);
+  communicator.all_to_all(pieces, brought);
 }
 
 Round HostTransport::wait(Bucket& bucket) {

@@ -210,6 +210,7 @@ class HostTransport : public Transport {
   Ticket submit(CollectiveQueue::Job job);
   void wait_for(Ticket ticket, int group, int round);
   void run(Bucket& bucket, Communicator& communicator);
+  static void scatter(const Message& message, Communicator& communicator, Blocks& brought);
   std::uint64_t bytes_received(const Bucket& bucket) const;
   // Returns the seconds.
   double note(ExchangeSpan::Kind kind, int group, int round, Clock::time_point begin, Clock::time_point end);

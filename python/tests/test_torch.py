@@ -200,13 +200,19 @@ def check_methods(rank, ranks):
 
 def check_buckets(rank, ranks):
     """With scope="bucket" a bucket is one vector; after a change of buckets, residuals follow the parameters."""
-    for method, keys in [("topk", {"density": 0.05}), ("dgc", {"density": 0.05, "momentum": 0.9, "nesterov": False})]:
+    for method, keys in [
+        ("topk", {"density": 0.05}),
+        ("dgc", {"density": 0.05, "momentum": 0.9, "nesterov": False}),
+        ("dense", {"values": "int8", "dense_1d": False}),  # which is its default
+    ]:
         model = network()
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         locals_ = {}  # by bucket: of all ranks
 
         def fresh(cap):
             ddp = wrapped(model, bucket_cap_mb=cap)
+            if method == "dense":
+                return ddp, topknot.torch.CompressionHook(ddp, method, values=keys["values"])
             return ddp, topknot.torch.CompressionHook(ddp, method, scope="bucket", keys=keys)
 
         def expected(names):
@@ -222,7 +228,15 @@ def check_buckets(rank, ranks):
                 inputs = batch(rank, step)
                 gradients = of_all_ranks(own_gradients(model, inputs), ranks)
                 ddp.zero_grad()
+                before = hook.bytes_sent
                 ddp(inputs).square().mean().backward()
+                if method == "dense" and step >= steps[0] + dense:  # a piece to each other rank, and the sum of its own
+                    sent = 0
+                    for names in hook._compressors._made:
+                        with expected(names)[rank].encode({name: gradients[rank][name] for name in names}, step=step) as round_:
+                            expect(round_.pieces() == ranks)
+                            sent += round_.message.block.nbytes
+                    expect(hook.bytes_sent - before == sent, f"{hook.bytes_sent - before} bytes, not {sent}")
                 for names in [] if step < steps[0] + dense else hook._compressors._made:
                     mine = [{name: g[name] for name in names} for g in gradients]
                     averages = averages_of(expected(names), mine, step)
@@ -249,7 +263,7 @@ def check_buckets(rank, ranks):
         # In one bucket, and again in several from the states of all ranks.
         state = hook.state_dict()
         residuals = {name: hook.residual(name) for name in shapes if hook.residual(name) is not None}
-        expect(len(residuals) == 3, "matrices have residuals, vectors have none")
+        expect(len(residuals) == (5 if method == "dense" else 3), "matrices have residuals, vectors have none")
         ddp, hook = fresh(25)
         hook.load_state_dict(state)
         names = tuple(reversed(shapes))

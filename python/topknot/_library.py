@@ -91,6 +91,7 @@ _FUNCTIONS = {  # name: (result, arguments)
     ),
     "set_weights": (ctypes.c_int, [address, ctypes.POINTER(ctypes.c_double)]),
     "message_of": (ctypes.c_int, [address, ctypes.POINTER(Message)]),
+    "pieces_of": (ctypes.c_int, [address, ctypes.POINTER(ctypes.c_size_t)]),
     "decode": (ctypes.c_int, [address, ctypes.POINTER(address), ctypes.POINTER(ctypes.c_size_t)]),
     "sent_of": (ctypes.c_int, [address, ctypes.c_size_t, ctypes.POINTER(Sent)]),
     "commit": (ctypes.c_int, [address, ctypes.POINTER(address), ctypes.c_int, ctypes.c_double]),

@@ -163,6 +163,14 @@ class Round:
             message.block or 0, message.block_bytes, message.sum or 0, message.sum_count, Type(message.sum_type)
         )
 
+    def pieces(self) -> int:
+        """Above 0: the message is so many pieces of one length, by rank, and decode() takes the ranks' pieces for this one
+        in place of whole blocks."""
+        pieces = ctypes.c_size_t()
+        with self._owner.lock:
+            check(LIBRARY.topknot_pieces_of(self._open(), ctypes.byref(pieces)))
+        return pieces.value
+
     def decode(self, blocks: Optional[Sequence[Buffer]] = None) -> State:
         """Takes what the exchange brought: every rank's block, own included, in rank order; or nothing, where the
         message was a sum, which is then in the message's memory.

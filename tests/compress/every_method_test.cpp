@@ -47,6 +47,11 @@ std::vector<CompressOptions> variants() {
   for (const std::string& memory : memories().names()) add("topk", memory);
   for (const char* method : {"powersgd", "acpsgd", "signsgd", "randk"}) add(method, "none");
   add("qsgd", "residual");
+  for (const char* memory : {"residual", "none"})
+    for (const char* values : {"int8", "fp8", "fp16"}) {
+      add("dense", memory);
+      all.back().values = values;
+    }
   all.push_back(options_for("dgc"));
   all.back().nesterov = true;
   return all;

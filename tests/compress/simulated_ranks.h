@@ -56,7 +56,13 @@ class SimulatedRanks {
       std::vector<Message> next;
       for (std::size_t r = 0; r < size(); ++r) {
         Round round;
-        round.blocks = blocks;
+        std::vector<std::vector<std::byte>> pieces;
+        if (const int count = messages[0].pieces; count > 0)
+          for (const auto& block : blocks) {
+            const std::size_t size = block.size() / static_cast<std::size_t>(count);
+            pieces.emplace_back(block.data() + r * size, block.data() + (r + 1) * size);
+          }
+        round.blocks = pieces.empty() ? blocks : pieces;
         round.sum = messages[r].sum;
         if (auto message = ranks_[r].compressor->decode(round)) next.push_back(std::move(*message));
       }

@@ -210,14 +210,16 @@ TEST_CASE("gradients that go through the CPU are averaged or refused as there, w
   struct Case {
     std::string method, collective = "all_gather", dense_values = "fp32";
     int ranks = 2, ranks_per_host = 0;
-    std::string hierarchy = "leader";
+    std::string hierarchy = "leader", values = "";
   };
   for (const Case& c :
        {Case{"signsgd"}, Case{"powersgd"}, Case{"topk", "oktopk", "fp32", 3}, Case{"topk", "gtopk"},
         Case{"topk", "all_gather", "bf16"}, Case{"topk", "all_gather", "fp32", 4, 2},
-        Case{"topk", "all_gather", "bf16", 4, 2, "parts"}, Case{"dense"}}) {
+        Case{"topk", "all_gather", "bf16", 4, 2, "parts"}, Case{"dense"},
+        Case{"dense", "all_gather", "fp32", 3, 0, "leader", "int8"}}) {
     ExchangePlan plan;
     plan.options.compress.name = c.method;
+    plan.options.compress.values = c.values;
     plan.options.collective = c.collective;
     plan.options.dense_values = c.dense_values;
     plan.options.ranks_per_host = c.ranks_per_host;
@@ -245,7 +247,7 @@ TEST_CASE("gradients that go through the CPU are averaged or refused as there, w
     check(staged(plan.options));
     if (c.method == "topk" && c.collective == "all_gather" && c.ranks_per_host == 0) {
       for (const int step : {2, 4}) CHECK(cpu[0].steps[step].bad_rank == 1);
-    } else if (c.method == "powersgd" || c.collective == "gtopk") {
+    } else if (c.method == "powersgd" || c.collective == "gtopk" || !c.values.empty()) {
       // What has no kernels goes through the CPU, without a word from the user.
       check([&](ParameterArena& arena, CollectiveQueue& queue, cuda::DeviceCommunicator& device) {
         auto exchange = cuda::make_device_exchange(arena, queue, &device, plan.options);

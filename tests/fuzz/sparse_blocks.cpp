@@ -127,7 +127,7 @@ const bool added = [] {
   // The reader of auto takes every layout, `all` among them.
   for (const char* index : {"raw", "run16", "rice", "bitmap", "ans", "auto"})
     for (const char* value :
-         {"fp32", "bf16", "fp16", "int8", "centroid2", "centroid1", "e3m0", "centroid2_ans"}) {
+         {"fp32", "bf16", "fp16", "int8", "fp8", "centroid2", "centroid1", "e3m0", "centroid2_ans"}) {
       const auto lazy = std::make_shared<LazyBlocks>(LazyBlocks{index, value, nullptr});
       fuzz_targets().add(lazy->index + "/" + lazy->value, "sparse block",
                          {[lazy](Random& random) { return lazy->get().make(random); },

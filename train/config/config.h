@@ -219,6 +219,11 @@ inline bool chooses_method(const Config& config) {
 // Returns the configuration by which such a run is checked before it has chosen.
 Config before_choice(Config config);
 
+// Whether gradients are sent otherwise than as plain sums.
+inline bool compresses(const Config& config) {
+  return !sums_plainly(config.compress.name, config.compress.values);
+}
+
 // Whether the ranks exchange what several steps have done to their weights (train/local_steps.h).
 inline bool makes_local_steps(const Config& config) {
   return config.exchange.every > 0;

@@ -47,7 +47,7 @@ std::set<std::string> users_in(const Config& config, bool resumed) {
   }
   if (chooses_method(config))
     words.insert(kAutoRuns);
-  else if (c.name != "dense")
+  else if (compresses(config))
     words.insert(kCompressingMethods);
   if (config.dist.backend == "auto") words.insert({"gloo", "nccl"});
   if (on_gpu(config)) words.insert(kGpus);
@@ -132,7 +132,7 @@ std::vector<Problem> check_config(const Config& given) {
   attempt("compress.scope", [&] { check_scope(config.compress.scope, config.exchange.merge); });
   const int per_host = config.exchange.ranks_per_host;
   if (!chooses_method(given))
-    attempt("exchange.ranks_per_host", [&] { check_hierarchy(per_host, config.compress.name != "dense"); });
+    attempt("exchange.ranks_per_host", [&] { check_hierarchy(per_host, compresses(config)); });
   // One rank stands for a number that only the launcher knows; the exchange refuses that one.
   if (per_host != 0 && config.dist.ranks != 1)
     attempt("exchange.ranks_per_host", [&] { check_hosts(per_host, config.dist.ranks, " of dist.ranks"); });
@@ -167,7 +167,7 @@ std::vector<Problem> check_config(const Config& given) {
            "{} selects in each layer by itself, so compress.scope must be 'tensor'; for one k over all of "
            "them use compress.name={}",
            config.compress.name, pieces ? pieces->select : ""));
-  need(config.train.distribution_every == 0 || config.compress.name != "dense", "train.distribution_every",
+  need(config.train.distribution_every == 0 || compresses(config), "train.distribution_every",
        "looks at the accumulated gradient, and dense accumulates none; choose another compress.name");
   if (makes_local_steps(config)) {
     const std::string every = fmt::format("exchange.every={}", config.exchange.every);

@@ -52,6 +52,7 @@ const std::vector<AutoOption>& auto_options() {
     std::vector<AutoOption> all = {
         {"dense", "exact", {"compress.name=dense"}},
         {"dense, exponents coded", "exact", {"compress.name=dense", coded_sum}},
+        {"dense, sums of 8 bits", "safe", {"compress.name=dense", "compress.values=int8"}},
         {"topk, density 0.01", "safe", {topk, group, "compress.density=0.01"}},
         {"topk, density 0.01, short indices",
          "safe",

@@ -170,7 +170,9 @@ ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& 
     auto start = Clock::now();
     Message message = compressor->encode(slice, info);
     const double encoding = seconds_since(start);
-    cost.bytes = static_cast<double>(message.bytes());
+    // Pieces take the time of a gather of one.
+    cost.bytes = static_cast<double>(message.block.size() / std::max(1, message.pieces) +
+                                     message.sum.size_bytes() + message.sum_bfloat16.size_bytes());
     cost.later_bytes = 0;
     sums = message.kind != Message::Kind::block;
     double decoding = 0;
@@ -447,7 +449,7 @@ std::vector<ExchangeProfile> measure_exchange(const std::vector<Config>& methods
   std::vector<ExchangeProfile> profiles(methods.size(), run);
   for (std::size_t i = 0; i < methods.size(); ++i)
     measure_method(methods[i], layer_density, arena, queue, profiles[i]);
-  const bool ordered = config.compress.name != "dense" || config.dist.ordered_sum;
+  const bool ordered = compresses(config) || config.dist.ordered_sum;
   measure_network(queue, profiles, ordered ? SumOrder::ranks : SumOrder::library, least_bytes);
   return profiles;
 }

@@ -229,7 +229,6 @@ std::string check_exchange_profile(const ExchangeProfile& profile, const Config&
     throw UserError("exchange.profile: " + path + " was measured for another run: " + what + " is " + there +
                     " there and " + here + " here; leave the key out to measure anew");
   };
-  const bool dense = config.compress.name == "dense";
   const auto same = [&](const std::string& what, const std::string& there, const std::string& here) {
     if (there != here) differs(what, there.empty() ? "(default)" : there, here.empty() ? "(default)" : here);
   };
@@ -245,7 +244,7 @@ std::string check_exchange_profile(const ExchangeProfile& profile, const Config&
   for (std::size_t i = 0; i < profile.parameters.size(); ++i) {
     const Parameter& here = *arena.parameters()[i];
     same(fmt::format("parameter {}", i), shown(profile.parameters[i]),
-         shown({here.name(), here.numel(), !dense && here.compressible(), 0, 0}));
+         shown({here.name(), here.numel(), compresses(config) && here.compressible(), 0, 0}));
   }
   std::string off;
   const auto note = [&](const std::string& what, const std::string& there, const std::string& here) {

@@ -65,7 +65,7 @@ struct ExchangeProfile {
   Fit gather;  // all_gather of a block of `bytes` per rank
   Fit reduce;  // all_reduce of `bytes` of floats, in the order that this run's dense sums have, or their coded sum
 
-  bool is_dense() const { return method == "dense"; }
+  bool is_dense() const { return method == "dense" && sums; }  // not coded
   const Fit& fit(bool summed) const { return summed ? reduce : gather; }
 };
 

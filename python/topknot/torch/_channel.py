@@ -95,6 +95,10 @@ class LibraryRound:
         type_ = _SUMS[message.sum_type]
         return _view(message.sum, message.sum_count * type_.itemsize, device).view(type_), True
 
+    def scatters(self) -> bool:
+        """Whether each rank needs only its piece of what is sent now. What is sent after it has one length on all ranks."""
+        return self._round.pieces() > 0
+
     def decode(self, blocks: Optional[Sequence[torch.Tensor]] = None) -> State:
         """Takes every rank's block, or nothing after a sum."""
         if blocks is None:
@@ -221,15 +225,18 @@ class Channel:
     def run(self, round_: AnyRound, kind: Any) -> State:
         """Sends, receives and decodes until the round is done. Rounds of one `kind` have messages of about the same size;
         all ranks give the same."""
-        state, turn = round_.state, 0
+        state, turn, scattered = round_.state, 0, False
         while state is State.MORE:
             own, is_sum = round_.message()
             if is_sum:
                 if own.numel():
                     self._sum(own)
                 state = round_.decode()
+            elif scattered := isinstance(round_, LibraryRound) and round_.scatters():
+                state = round_.decode(self._scatter(own))
             else:
-                state = round_.decode(self._gather_equal(own) if round_.bounded else self._gather(own, (kind, turn)))
+                equal = scattered or round_.bounded
+                state = round_.decode(self._gather_equal(own) if equal else self._gather(own, (kind, turn)))
             turn += 1
         return state
 
@@ -244,8 +251,18 @@ class Channel:
             values.copy_(there)
         wait_for(values)
 
+    def _scatter(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's piece for this one."""
+        size = own.numel() // self.ranks
+        self.count(own.numel() - size, own.numel() - size)
+        there = torch.empty(own.numel(), dtype=torch.uint8, device=self.device)
+        dist.all_to_all_single(there, own.to(self.device), group=self.group)
+        blocks = there.to(own.device)
+        wait_for(blocks)
+        return list(blocks.split(size))
+
     def _gather_equal(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's block on a GPU, where the density alone determines a block's length."""
+        """Every rank's block, where all have one length."""
         self.count(own.numel(), (self.ranks - 1) * own.numel())
         there = torch.empty(self.ranks, own.numel(), dtype=torch.uint8, device=self.device)
         dist.all_gather(list(there.unbind()), own.to(self.device), group=self.group)

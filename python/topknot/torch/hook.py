@@ -272,6 +272,9 @@ class CompressionHook:
             )
         made, self.keys = chosen(method, memory, {**(keys or {}), **more})
         self.method, self._made = str(made), made
+        self._each = bool(getattr(ddp, "find_unused_parameters", False))  # a round for each parameter
+        if made == "dense" and str(self.keys.get("values", "fp32")) not in ("fp32", "bf16") and not self._each:
+            self.keys = {"scope": "bucket", "dense_1d": False, **self.keys}  # all of a bucket as one vector
         if warmup and isinstance(made, Own):
             raise Error("warmup has densities for the library's methods; an object counts its steps itself")
         scope = self.keys.get("scope", "tensor")
@@ -289,7 +292,6 @@ class CompressionHook:
             raise Error("lr_inside: the learning rate is the optimizer's; give optimizer=")
         self.optimizer = optimizer
         warn_of_adam(made, optimizer)
-        self._each = bool(getattr(ddp, "find_unused_parameters", False))  # a round for each parameter
         if self._each and scope == "bucket":
             raise Error("scope: with find_unused_parameters each parameter has a message of its own; remove scope='bucket'")
         parameters = trainable(ddp.module)

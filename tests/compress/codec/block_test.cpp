@@ -241,6 +241,19 @@ TEST_CASE("fp16 and int8: values that their scale cannot have are refused") {
   check_says(byte.answer(with(bytes, at, 0.0f), 9), "int8 values");
 }
 
+TEST_CASE("fp8: values that their scale cannot have are refused") {
+  const Codes codes("raw", "fp8");
+  const std::size_t at = 16 + 8;
+  const Block bytes = codes.write_at({1, 2}, 9);
+  REQUIRE(bytes.size() == at + 4 + 2);
+  CHECK(bytes[at + 4] == std::byte{0xFE});  // -448
+  for (const std::uint8_t code : {0xFF, 0x7F, 0x80, 0x7D})
+    check_says(codes.answer(with(bytes, at + 4, code), 9), "fp8 values");
+  for (const float scale : {-2.0f, -0.0f, 0x1p-108f, std::numeric_limits<float>::infinity()})
+    check_says(codes.answer(with(bytes, at, scale), 9), "fp8 scale");
+  check_says(codes.answer(with(bytes, at, 0.0f), 9), "fp8 values");
+}
+
 TEST_CASE("a Rice part that would end before it begins is refused by its length") {
   const Codes codes("rice", "fp32");
   std::vector<std::uint32_t> positions;

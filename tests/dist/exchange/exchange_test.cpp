@@ -266,6 +266,30 @@ TEST_CASE("dense groups in 16 bits are sent whole, whatever the density", "[exch
         planned_bytes(*TinyModel().arena, plan.options, plan.ranks, plan.density));
 }
 
+TEST_CASE("dense in few bits sends each rank its piece, and the average in pieces", "[exchange]") {
+  for (const int ranks : {1, 3}) {
+    RunPlan plan;
+    plan.options = method("dense");
+    plan.options.compress.values = "int8";
+    plan.ranks = ranks, plan.steps = 2;
+    const auto records = run(plan);
+    for (const auto& record : records) {
+      CHECK(record.results[0].bytes_sent == planned_bytes(*TinyModel().arena, plan.options, ranks, 1.0));
+      for (std::size_t i = 0; i < kSize; ++i) {
+        float exact = 0;
+        for (int r = 0; r < ranks; ++r) exact += gradient_value(0, r, i) / static_cast<float>(ranks);
+        CHECK(record.averages[0][i] == Approx(exact).margin(0.03));
+      }
+      for (int step = 0; step < 2; ++step) CHECK(same_bits(record.averages[step], records[0].averages[step]));
+    }
+    if (ranks == 1) continue;
+    // Pieces leave one by one, and the average's once, as gathered blocks do; two of each arrive.
+    const std::size_t plain = 4 * (kSize - kCompressible);
+    CHECK(3 * (records[0].results[1].bytes_received - plain) ==
+          4 * (records[0].results[1].bytes_sent - plain));
+  }
+}
+
 TEST_CASE("spans say in which round a group was decoded", "[exchange]") {
   std::vector<int> rounds;
   run_ranks(1, false, [&](TestCommunicator& communicator) {

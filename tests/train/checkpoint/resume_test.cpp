@@ -145,6 +145,8 @@ TEST_CASE("schedules, warm-up, shards, clipping, accumulation, hosts and statist
            {"train.accumulate=3", "compress.name=topk", "schedule.name=cosine"},
            {"exchange.ranks_per_host=2", "compress.name=topk"},
            {"exchange.ranks_per_host=2", "exchange.hierarchy=parts", "compress.name=dgc"},
+           {"compress.values=int8"},
+           {"compress.values=fp8", "compress.dense_1d=false", "exchange.ranks_per_host=2"},
            {"exchange.collective=coded_sum"},
            {"exchange.collective=coded_sum", "compress.values=bf16"},
            {"exchange.collective=coded_sum", "compress.name=powersgd", "compress.rank=2",

@@ -49,7 +49,7 @@ ExchangeProfile profile(const std::string& method, double bytes_per_element, dou
 std::vector<ModelledOption> modelled(double byte, double encode_s) {
   const auto& all = auto_options();
   std::vector<ModelledOption> options = modelled_options({all[0].name, profile("dense", 4, 0, byte)});
-  options.push_back(modelled_options({all[2].name, profile("topk", 0.08, encode_s, byte)}).front());
+  options.push_back(modelled_options({all[3].name, profile("topk", 0.08, encode_s, byte)}).front());
   return options;
 }
 
