@@ -1,10 +1,12 @@
 #include "train/local_steps.h"
 
+#include "dist/sparse/hierarchical.h"
 #include "train/step.h"
 
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -33,7 +35,7 @@ OptimizerOptions outer_options(const Config::Outer& outer) {
   return options;
 }
 
-LocalSteps::LocalSteps(const Config& config, ParameterStore& model, int rank)
+LocalSteps::LocalSteps(const Config& config, ParameterStore& model, int rank, bool alone)
     : rank_(rank),
       every_(config.exchange.every),
       fragments_(config.exchange.fragments),
@@ -45,7 +47,7 @@ LocalSteps::LocalSteps(const Config& config, ParameterStore& model, int rank)
       outer_(model_.device()),
       arena_(lay_out_as(model, outer_)),
       backend_(backend(model_.device())),
-      inner_(make_optimizer(config.optimizer, model_)),
+      inner_(alone ? make_optimizer(config.optimizer, model_) : nullptr),
       outer_optimizer_(make_optimizer(outer_options(config.outer), arena_)),
       clip_(model_.device(), model_.size()),
       parameters_(Tensor::zeros({sizeof(StepParameters) / sizeof(float)}, Layout::plain, model_.device())),
@@ -173,7 +175,8 @@ void LocalSteps::swap_weights() {
 }
 
 std::vector<std::span<float>> LocalSteps::inner_state() {
-  std::vector<std::span<float>> state = inner_->state();
+  std::vector<std::span<float>> state;
+  if (inner_) state = inner_->state();
   state.insert(state.begin(), model_.weights());
   if (overlap_ > 0) state.push_back({changes_.data(), arena_.size()});
   return state;
@@ -213,7 +216,56 @@ void LocalSteps::load_exchange_state(Exchange& exchange, std::span<const std::by
 
 namespace {
 
-// A step of this rank alone, and what of a sync begins or ends after it.
+// The ranks of a host, which step together by plain sums of their gradients.
+class Island {
+ public:
+  // Collective over all ranks.
+  Island(const Config& config, CollectiveQueue& all, Runner& runner, Replica& replica)
+      : first_rank_(all.communicator().rank() / config.exchange.ranks_per_host *
+                    config.exchange.ranks_per_host),
+        inside_(split(all, config.exchange.ranks_per_host)),
+        queue_(*inside_),
+        step_(make_gradient_step(config, *inside_, runner, replica)) {
+    ExchangeOptions sums;
+    sums.merge = "buckets", sums.ordered_sum = true;
+    exchange_ = runner.make_exchange(replica.arena(), queue_, sums);
+  }
+
+  void record_by(Recorder& recorder) { step_->exchange_by(*exchange_, recorder); }
+  std::vector<std::span<float>> state() { return step_->shared_state(); }
+
+  StepReport make(StepContext context) {
+    if (!context.weights.empty()) {
+      const auto size = static_cast<std::size_t>(inside_->size());
+      const auto own = context.weights.subspan(static_cast<std::size_t>(first_rank_), size);
+      const float sum = std::accumulate(own.begin(), own.end(), 0.0f);
+      weights_.assign(own.begin(), own.end());
+      for (float& weight : weights_) weight *= sum > 0 ? static_cast<float>(size) / sum : 0;
+      context.weights = weights_;
+    }
+    context.rank = inside_->rank();
+    StepReport report = step_->make(context);
+    if (report.status.bad_rank >= 0) report.status.bad_rank += first_rank_;
+    return report;
+  }
+
+ private:
+  static std::unique_ptr<Communicator> split(CollectiveQueue& all, int ranks_per_host) {
+    check_hosts(ranks_per_host, all.communicator().size());
+    std::unique_ptr<Communicator> inside;
+    all.run([&](Communicator& c) { inside = c.split(c.rank() / ranks_per_host); });
+    return inside;
+  }
+
+  const int first_rank_;
+  const std::unique_ptr<Communicator> inside_;
+  CollectiveQueue queue_;
+  const std::unique_ptr<StepRule> step_;
+  std::unique_ptr<Exchange> exchange_;
+  std::vector<float> weights_;  // of the host's ranks
+};
+
+// A step of this rank, or with exchange.ranks_per_host of its host, and what of a sync begins or ends after it.
 class LocalStep final : public StepRule {
  public:
   LocalStep(const Config& config, Communicator& communicator, Runner& runner, Replica& replica,
@@ -222,26 +274,22 @@ class LocalStep final : public StepRule {
         runner_(runner),
         replica_(replica),
         queue_(queue),
-        local_(config, replica.store(), rank_) {}
+        island_(config.exchange.ranks_per_host > 1 && communicator.size() > 1
+                    ? std::make_unique<Island>(config, queue, runner, replica)
+                    : nullptr),
+        local_(config, replica.store(), rank_, !island_) {}
 
   ParameterArena& shared_weights() override { return local_.arena(); }
   void exchange_by(Exchange& exchange, Recorder& recorder) override {
     exchange_ = &exchange, recorder_ = &recorder;
+    if (island_) island_->record_by(recorder);
   }
   void begin_run(std::int64_t total_steps) override { local_.begin_run(total_steps); }
 
   // A step that this rank leaves out is bad here, whatever the others found.
   StepReport make(const StepContext& context) override {
-    ParameterArena& arena = replica_.arena();
-    replica_.forward_and_backward(context.step, {});
-    arena.zero_unwritten_gradients();
-    for (const Parameter* parameter : arena.parameters()) recorder_->take(*parameter);
-    bool left_out = false;
-    runner_.in_phase(Runner::Phase::update, [&] {
-      const float* loss = replica_.loss();
-      left_out = !local_.inner_step(context, value_on(backend(arena.device()), loss));
-    });
-    if (left_out) replica_.restore_statistics_if_bad(nullptr);
+    const StepReport inside = island_ ? island_->make(context) : make_alone(context);
+    const bool left_out = !inside.committed();
     StepReport report;
     exchange_->clear_spans();
     if (local_.exchanges_after(context.step)) {
@@ -249,15 +297,23 @@ class LocalStep final : public StepRule {
       // Not after what was only sent: it would wait for it.
       if (!local_.under_way()) replica_.bring_statistics_together(queue_);
     }
+    report.times += inside.times;
     if (left_out && report.committed()) {
-      report.status.bad = 1, report.status.bad_rank = rank_;
+      report.status.bad = 1, report.status.bad_rank = inside.status.bad_rank;
+      const ParameterArena& arena = replica_.arena();
       if (arena.device().kind == DeviceKind::cpu) report.bad_parameter = first_bad_parameter(arena);
     }
     return report;
   }
 
   std::vector<std::span<float>> shared_state() override { return local_.outer_state(); }
-  std::vector<std::span<float>> own_state() override { return local_.inner_state(); }
+  std::vector<std::span<float>> own_state() override {
+    std::vector<std::span<float>> state = local_.inner_state();
+    if (!island_) return state;
+    const std::vector<std::span<float>> buffers = island_->state();
+    state.insert(state.begin() + 1, buffers.begin(), buffers.end());
+    return state;
+  }
   std::vector<std::byte> exchange_state(const Exchange& exchange,
                                         std::vector<DeviceFloats>* later) const override {
     return local_.exchange_state(exchange, later);
@@ -274,10 +330,25 @@ class LocalStep final : public StepRule {
   std::size_t reported_of(std::size_t made) const override { return made; }
 
  private:
+  StepReport make_alone(const StepContext& context) {
+    ParameterArena& arena = replica_.arena();
+    replica_.forward_and_backward(context.step, {});
+    arena.zero_unwritten_gradients();
+    for (const Parameter* parameter : arena.parameters()) recorder_->take(*parameter);
+    StepReport report;
+    runner_.in_phase(Runner::Phase::update, [&] {
+      if (!local_.inner_step(context, value_on(backend(arena.device()), replica_.loss())))
+        report.status.bad = 1, report.status.bad_rank = rank_;
+    });
+    if (!report.committed()) replica_.restore_statistics_if_bad(nullptr);
+    return report;
+  }
+
   const int rank_;
   Runner& runner_;
   Replica& replica_;
   CollectiveQueue& queue_;
+  const std::unique_ptr<Island> island_;  // null: the rank steps alone
   LocalSteps local_;
   Exchange* exchange_ = nullptr;
   Recorder* recorder_ = nullptr;

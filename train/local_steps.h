@@ -5,6 +5,8 @@
 // last sync, the same bits on all ranks, and x those of this rank:
 //
 //   inner step   x <- optimizer(x, this rank's gradient), clipped by train.clip_global; nothing is sent
+//                With exchange.ranks_per_host the ranks of a host make it together, by their gradients' average
+//                (train/gradient_step.cpp), have one x, and send one Delta
 //   sync         Delta = theta - x;  D = the average of Delta that the exchange makes, by any method
 //                exchange.overlap_steps inner steps
 //                theta <- outer optimizer(theta, D);  x <- alpha x + (1 - alpha) theta
@@ -41,8 +43,9 @@ namespace topknot {
 
 class LocalSteps {
  public:
-  // `model` has the weights that all ranks start from, and must outlive this.
-  LocalSteps(const Config& config, ParameterStore& model, int rank);
+  // `model` has the weights that all ranks start from, and must outlive this. `alone`: inner steps are inner_step()'s;
+  // else the caller makes them.
+  LocalSteps(const Config& config, ParameterStore& model, int rank, bool alone = true);
   void begin_run(std::int64_t total_steps) { total_steps_ = total_steps; }
 
   // The arena that the exchange works on: a second one of the model's layout, with theta as its weights,
@@ -90,7 +93,8 @@ class LocalSteps {
   ParameterStore outer_;
   ParameterArena& arena_;
   const DeviceBackend& backend_;
-  const std::unique_ptr<Optimizer> inner_, outer_optimizer_;
+  const std::unique_ptr<Optimizer> inner_;  // null: not alone
+  const std::unique_ptr<Optimizer> outer_optimizer_;
   Clip clip_;
   std::optional<Sync> sync_;
   // In the device's memory: the inner step's StepParameters, and one float that is NaN if Delta is not finite.

@@ -119,6 +119,7 @@ ExchangeOptions exchange_options(const Config& config) {
   ExchangeOptions options{config.exchange, config.compress, compress_options(config),
                           config.dist.ordered_sum};
   if (!makes_local_steps(config)) options.fragments = 1;
+  options.same_inside = makes_local_steps(config);
   return options;
 }
 

@@ -300,9 +300,9 @@ class Trainer {
     }
     StepRecord record;
     record.lr = schedule_->lr(step(), plan_.steps_per_epoch, plan_.total_steps);
-    record.density = compresses(config_)
-                         ? density_at_epoch(config_, static_cast<int>(step() / plan_.steps_per_epoch))
-                         : 1.0;
+    record.density = config_.compress.name == "dense"
+                         ? 1.0
+                         : density_at_epoch(config_, static_cast<int>(step() / plan_.steps_per_epoch));
     if (next_) record.density = 1.0;
     step_.make({.step = step(), .density = record.density, .weights = weights_, .lr = record.lr});
     record.step = ++position_.step;

@@ -16,7 +16,7 @@ using Inside = Transport::Inside;
 
 bool ExchangeOptions::hierarchical(int ranks) const {
   if (ranks_per_host <= 1 || ranks == 1) return false;
-  check_hierarchy(ranks_per_host, compressing());
+  check_hierarchy(ranks_per_host, compressing() || same_inside);
   return true;
 }
 

@@ -50,7 +50,7 @@ struct ExchangeKeys {
   // entries with values as they are; or coded_sum, which needs one whose messages are sums.
   std::string collective = "all_gather";
   // So many neighbouring ranks sum their gradients dense, and a host of them compresses as one rank does
-  // (dist/sparse/hierarchical.h). Must divide the ranks; 0 and 1: no hierarchy. Not for method dense.
+  // (dist/sparse/hierarchical.h). Must divide the ranks; 0 and 1: no hierarchy. Not for plain sums of gradients.
   int ranks_per_host = 0;
   // Whether each rank of a host encodes the whole sum, and its first rank sends it (leader), or each a part (parts).
   std::string hierarchy = "leader";
@@ -70,6 +70,8 @@ struct ExchangeOptions : ExchangeKeys, CompressKeys {
   CompressOptions compress = {};
   // dist.ordered_sum; a compressed method sums its dense groups in rank order anyway.
   bool ordered_sum = false;
+  // With ranks_per_host: the ranks of a host have the same gradients, which need no sum inside it.
+  bool same_inside = false;
   // compress.layer_density: densities by parameter name, which hold where they exceed the step's; or empty.
   std::map<std::string, double> layer_density = {};
 

@@ -202,7 +202,8 @@ void Bucket::load(StateReader& reader) {
 HostTransport::HostTransport(CollectiveQueue& queue, const ExchangeOptions& options)
     : queue_(queue),
       order_(options.compressing() || options.ordered_sum ? SumOrder::ranks : SumOrder::library),
-      codes_sums_(codes_sums(options.collective)) {
+      codes_sums_(codes_sums(options.collective)),
+      same_inside_(options.same_inside) {
   step_state_ = {&parameters_, &status_};
   traits_.rank = queue.communicator().rank();
   traits_.encoders = traits_.ranks = queue.communicator().size();
@@ -262,10 +263,10 @@ void HostTransport::start_inside(Inside what, Bucket& bucket) {
   const auto begin = Clock::now();
   collectives_[bucket.index].inside = submit([this, what, &bucket, step = number_](Communicator&) {
     hierarchy_->inside().set_place(step, bucket.index);
-    if (what == Inside::sum)
-      hierarchy_->average(bucket.slice.gradient);
-    else
+    if (what == Inside::gather)
       hierarchy_->gather(bucket.average());
+    else if (!same_inside_)
+      hierarchy_->average(bucket.slice.gradient);
   });
   if (what == Inside::gather) gathering_ += Clock::now() - begin;
 }

@@ -223,6 +223,7 @@ class HostTransport : public Transport {
   CollectiveQueue& queue_;
   const SumOrder order_;
   const bool codes_sums_;                 // the messages that are sums
+  const bool same_inside_;                // ExchangeOptions
   CodedSum coded_sum_;                    // the queue's thread has it
   std::unique_ptr<Hierarchy> hierarchy_;  // null: every rank encodes for itself
   std::vector<Ticket> outstanding_;

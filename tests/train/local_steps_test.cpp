@@ -447,6 +447,47 @@ TEST_CASE("a step that is not finite on one rank is left out by that rank alone,
     if (step.step % 4 == 0) CHECK(step.bytes_sent > 0);
 }
 
+TEST_CASE("hosts of ranks take the steps of as many ranks with all of the hosts' samples") {
+  // A step is an epoch: a host's two shards are those of one of two ranks.
+  const Keys one{"data.train_size=64", "train.max_steps=20", "exchange.every=5", "train.clip_global=1"};
+  for (const Keys& more :
+       {Keys{}, Keys{"compress.name=topk", "compress.density=0.1", "compress.dense_1d=true"},
+        Keys{"optimizer.name=adamw", "optimizer.lr=0.001", "exchange.every=4", "exchange.fragments=2"}}) {
+    const Keys keys = with(one, more);
+    const Run ranks = train("threads", 2, with(keys, {"data.batch_size=32"}));
+    const Run hosts = train("threads", 4, with(keys, {"data.batch_size=16", "exchange.ranks_per_host=2"}));
+    REQUIRE(hosts.metrics.steps.size() == ranks.metrics.steps.size());
+    for (std::size_t i = 0; i < hosts.metrics.steps.size(); ++i) {
+      CHECK(hosts.metrics.steps[i].loss == Approx(ranks.metrics.steps[i].loss).epsilon(1e-4));
+      CHECK(2 * hosts.metrics.steps[i].bytes_sent == ranks.metrics.steps[i].bytes_sent);  // means of ranks
+    }
+  }
+}
+
+TEST_CASE("hosts of ranks: threads equal gloo, and a run that is resumed has the same bits") {
+  const Keys local{"exchange.every=8", "exchange.ranks_per_host=2", "dist.ranks=4", "train.max_steps=24",
+                   "train.stop_after=0"};
+  for (const Keys& method : {Keys{"optimizer.name=adamw", "exchange.fragments=2", "exchange.overlap_steps=3"},
+                             Keys{"compress.values=int8", "data.shard=uneven:3", "optimizer.lr=0.002"},
+                             Keys{"compress.name=topk", "exchange.hierarchy=parts"}}) {
+    const Keys keys = with(local, method);
+    const auto one = whole(keys);
+    INFO(method.front());
+    for (const int stop : {3, 9}) check_same(one, stopped_and_resumed(keys, stop));
+    CHECK(train("threads", 4, keys).checksums == train("gloo", 4, keys).checksums);
+  }
+}
+
+TEST_CASE("a step that is not finite on one rank of a host is left out by its host, and named") {
+  const Run run = train("threads", 4,
+                        {"data.name=broken_sample", "data.batch_size=2", "train.max_steps=12",
+                         "exchange.every=4", "model.name=mlp", "exchange.ranks_per_host=2"});
+  std::size_t skipped = 0;
+  for (const StepRecord& step : run.metrics.steps) skipped += step.skipped;
+  CHECK(skipped == 3);
+  CHECK(std::isfinite(run.test_loss));
+}
+
 TEST_CASE("distributions are of syncs, and gradients of every step") {
   const TempFolder temp;
   start(temp,

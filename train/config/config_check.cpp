@@ -132,7 +132,8 @@ std::vector<Problem> check_config(const Config& given) {
   attempt("compress.scope", [&] { check_scope(config.compress.scope, config.exchange.merge); });
   const int per_host = config.exchange.ranks_per_host;
   if (!chooses_method(given))
-    attempt("exchange.ranks_per_host", [&] { check_hierarchy(per_host, compresses(config)); });
+    attempt("exchange.ranks_per_host",
+            [&] { check_hierarchy(per_host, compresses(config) || makes_local_steps(config)); });
   // One rank stands for a number that only the launcher knows; the exchange refuses that one.
   if (per_host != 0 && config.dist.ranks != 1)
     attempt("exchange.ranks_per_host", [&] { check_hosts(per_host, config.dist.ranks, " of dist.ranks"); });
@@ -175,6 +176,8 @@ std::vector<Problem> check_config(const Config& given) {
          "fragments are for train.device=cpu so far, and the device is a GPU");
     need(!on_gpu(config) || config.exchange.overlap_steps == 0, "exchange.overlap_steps",
          "steps and an exchange overlap on train.device=cpu so far, and the device is a GPU");
+    need(!on_gpu(config) || per_host <= 1, "exchange.ranks_per_host",
+         "local steps of hosts are for train.device=cpu so far, and the device is a GPU");
     for (const auto& [key, value] : {std::pair("compress.clip", config.compress.clip),
                                      std::pair("train.clip_local", config.train.clip_local)})
       need(value == 0, key,

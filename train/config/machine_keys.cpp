@@ -54,7 +54,7 @@ std::vector<Key> machine_keys() {
            with("auto", collectives().names())),
       number("exchange.ranks_per_host", at<e, &Config::Exchange::ranks_per_host>, 0, 1024,
              "neighbouring ranks that share a host: their gradients are summed dense, and what hosts send is "
-             "compressed; 0: no hierarchy"),
+             "compressed; with exchange.every a host makes its steps together; 0: no hierarchy"),
       text("exchange.hierarchy", at<e, &Config::Exchange::hierarchy>,
            "leader: each rank of a host encodes the whole sum, its first rank sends it; parts: each encodes "
            "and "
