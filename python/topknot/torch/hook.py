@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import queue
-import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -23,6 +19,7 @@ from ._channel import (
     AnyCompressor, AnyRound, Channel, Place, Shapes, Slices, check_settings, check_type, device_for, in_place, parts_of,
     saved_state, trainable, warn_of_adam, whole_number,
 )  # fmt: skip
+from ._worker import Worker, twin_of
 from .method import Memory, MethodCompressor, Own, PythonMethod, chosen
 
 
@@ -126,18 +123,6 @@ def _unpacked(future: "torch.futures.Future[Any]") -> Any:
     return value
 
 
-def _timeout_of(group: dist.ProcessGroup) -> Optional[timedelta]:
-    """The group's timeout, which PyTorch's public interface does not give; None for PyTorch's default."""
-    for device in ("cpu", "cuda"):
-        try:
-            found = group._get_backend(torch.device(device)).options._timeout
-        except (AttributeError, RuntimeError):
-            continue
-        if isinstance(found, timedelta):
-            return found
-    return None
-
-
 class _Uncopied:
     """The hook's state in DistributedDataParallel, which copies it with the model but registers no hook for the copy."""
 
@@ -171,55 +156,6 @@ class Times(NamedTuple):
     def __str__(self) -> str:
         parts = (f"{name[:-2]} {1000 * value:.1f} ms" for name, value in self._asdict().items() if name != "steps")
         return f"a step, the mean of {self.steps}: {', '.join(parts)}"
-
-
-class _Worker:
-    """A thread that runs tasks in the order in which they are added."""
-
-    threads: "weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Optional[Callable[[], None]]]]" = (
-        weakref.WeakKeyDictionary()
-    )
-
-    def __init__(self, device: torch.device) -> None:
-        # The garbage collector may call put() during another put() in the same thread; SimpleQueue allows that.
-        self.tasks: "queue.SimpleQueue[Optional[Callable[[], None]]]" = queue.SimpleQueue()
-        self._last = threading.Event()  # set after the task that was added last
-        self._last.set()
-        thread = threading.Thread(target=self._run, args=(self.tasks, device), name="topknot", daemon=True)
-        self.threads[thread] = self.tasks
-        thread.start()
-
-    def add(self, task: Callable[[], None]) -> None:
-        done = self._last = threading.Event()
-
-        def run() -> None:
-            try:
-                task()
-            finally:
-                done.set()
-
-        self.tasks.put(run)
-
-    def wait(self) -> None:
-        self._last.wait()
-
-    @staticmethod
-    def _run(tasks: "queue.SimpleQueue[Optional[Callable[[], None]]]", device: torch.device) -> None:
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        while (task := tasks.get()) is not None:
-            task()
-            del task
-
-
-@atexit.register
-def _join_workers() -> None:
-    """Waits for the threads, which hooks' finalizers have told to end: stopped inside PyTorch, they would abort the process."""
-    threads = list(_Worker.threads.items())
-    for _, tasks in threads:
-        tasks.put(None)
-    for thread, _ in threads:
-        thread.join(10)
 
 
 class CompressionHook:
@@ -315,13 +251,9 @@ class CompressionHook:
         # PyTorch checks a hook's annotations against its classes, but here annotations are strings; a lambda has none.
         ddp.register_comm_hook(_Uncopied(), lambda state, bucket: self._hook(bucket))
         # The hook's thread has its own group, since other threads use the model's at the same time.
-        ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
-        own = dist.new_group(
-            ranks, backend=backend, timeout=_timeout_of(group), use_local_synchronization=len(ranks) < dist.get_world_size()
-        )
-        self._channel = self._compressors.channel = Channel(own)
+        self._channel = self._compressors.channel = Channel(twin_of(group))
         self._pinned: dict[int, torch.Tensor] = {}  # by bucket: copies of gradients on a GPU
-        self._worker = _Worker(next(iter(parameters.values())).device)
+        self._worker = Worker(next(iter(parameters.values())).device)
         weakref.finalize(self, self._worker.tasks.put, None)
 
     @property
