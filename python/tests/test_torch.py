@@ -56,7 +56,7 @@ ONE_GPU = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": 
            "NCCL_SHM_DISABLE": "1"}  # fmt: skip
 
 
-def _process(rank, ranks, name, store, backend, where):
+def _process(rank, ranks, check, store, backend, where):
     global device
     device = where
     torch.set_num_threads(1)
@@ -66,7 +66,7 @@ def _process(rank, ranks, name, store, backend, where):
         if backend == "nccl":
             os.environ.update(ONE_GPU, NCCL_HOSTID=f"rank-{rank}")
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
-        globals()[name](rank, ranks)
+        check(rank, ranks)
         dist.barrier()
     except BaseException:
         traceback.print_exc()
@@ -75,11 +75,11 @@ def _process(rank, ranks, name, store, backend, where):
     os._exit(0)  # without Gloo's destructors, which may wait
 
 
-def on_ranks(ranks, check, backend="gloo", where="cpu"):
-    """Runs check(rank, ranks) in as many processes."""
+def codes_of(ranks, check, backend="gloo", where="cpu"):
+    """Runs check(rank, ranks) in as many processes; their exit codes."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("spawn")
-        arguments = (ranks, check.__name__, os.path.join(folder, "store"), backend, where)
+        arguments = (ranks, check, os.path.join(folder, "store"), backend, where)
         processes = [context.Process(target=_process, args=(rank, *arguments)) for rank in range(ranks)]
         for process in processes:
             process.start()
@@ -88,8 +88,12 @@ def on_ranks(ranks, check, backend="gloo", where="cpu"):
         codes = [process.exitcode for process in processes]
         for process in processes:
             process.kill()
-        if any(codes):
-            raise AssertionError(f"processes ended with {codes}; their errors are above")
+        return codes
+
+
+def on_ranks(ranks, check, backend="gloo", where="cpu"):
+    if any(codes := codes_of(ranks, check, backend, where)):
+        raise AssertionError(f"processes ended with {codes}; their errors are above")
 
 
 def expect(condition, text=""):

@@ -187,6 +187,8 @@ class Channel:
             raise Error("this process is not in the process group")
         nccl = "nccl" in str(dist.get_backend(self.group))
         self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        # Ranks that train together, and whether this is the first: Islands makes them more than the group's.
+        self.total, self.leads = self.ranks, self.rank == 0
         self.bytes_sent = self.bytes_received = 0  # payload; a sum counts once in each
         self.seconds = [0.0] * 4  # encoding; collectives with decoding; writing; the part of these that the training waits for
         self._room: dict[Any, int] = {}  # bytes that a message of this kind is expected to fit in
@@ -208,18 +210,32 @@ class Channel:
 
     def average(self, compressor: AnyCompressor, slices: Slices, step: int, kind: Any) -> bool:
         """Replaces the slices by the ranks' averages. False, and nothing has changed, if these are not finite."""
-        times = [time.perf_counter()]
+        round_, done = self.begin(compressor, slices, step, kind)
+        return self.end(round_, slices, done)
+
+    def begin(self, compressor: AnyCompressor, slices: Slices, step: int, kind: Any) -> tuple[AnyRound, bool]:
+        """Exchanges without a change of anything here; whether the averages are finite."""
+        begin_s = time.perf_counter()
         round_ = compressor.encode_slices(slices, step=step)
+        encoded_s = time.perf_counter()
         try:
-            times.append(time.perf_counter())
             done = self.run(round_, kind) is State.DONE
-            times.append(time.perf_counter())
+        except BaseException:
+            round_.discard()
+            raise
+        self.seconds[0] += encoded_s - begin_s
+        self.seconds[1] += time.perf_counter() - encoded_s
+        return round_, done
+
+    def end(self, round_: AnyRound, slices: Slices, done: bool) -> bool:
+        """Replaces the slices by the averages, or discards these."""
+        begin_s = time.perf_counter()
+        try:
             if done:
                 round_.commit(slices)
         finally:
             round_.discard()  # nothing, after a commit
-        times.append(time.perf_counter())
-        self.seconds[:3] = [total + end - begin for total, begin, end in zip(self.seconds, times, times[1:])]
+        self.seconds[2] += time.perf_counter() - begin_s
         return done
 
     def run(self, round_: AnyRound, kind: Any) -> State:
@@ -297,6 +313,21 @@ class Channel:
         all_ = [torch.empty_like(there) for _ in range(self.ranks)]
         dist.all_gather(all_, there, group=self.group)
         return [other.to(own.device) for other in all_]
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Of a rank of the group."""
+        if tensor.numel() == 0 or (tensor.numel() > 1 and 0 in tensor.stride()):  # an expanded value
+            return
+        there = tensor.detach().to(self.device).contiguous()
+        as_bytes = there.reshape(-1).view(torch.uint8)  # backends support different types
+        dist.broadcast(as_bytes, src=dist.get_global_rank(self.group, source), group=self.group)
+        tensor.copy_(there)
+
+    def mean(self, tensor: torch.Tensor) -> None:
+        """Replaces the tensor by the mean over the ranks."""
+        there = tensor.detach().to(self.device).double().contiguous() / self.ranks
+        dist.all_reduce(there, group=self.group)
+        tensor.copy_(there)
 
     def named_state(self, **state: Any) -> dict[str, Any]:
         """A state_dict. Its key names the program's rank, so that torch.distributed.checkpoint keeps every rank's. Its value

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import time
 import warnings
+import weakref
 from typing import Any, Optional, Union
 
 import torch
@@ -14,7 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .. import Error
 from .._methods import Value, methods
-from ._channel import Channel, check_has_values, check_settings, check_type, host_buffer, saved_state, trainable, whole_number
+from ._channel import (
+    AnyCompressor, AnyRound, Channel, Slices, check_has_values, check_settings, check_type, host_buffer, saved_state, trainable,
+    whole_number,
+)  # fmt: skip
+from ._islands import Islands, in_fragments, local, reshard
+from ._worker import Worker, twin_of
 from .method import Memory, PythonMethod, chosen
 
 
@@ -33,23 +40,70 @@ def _preset(name: str) -> tuple[str, dict[str, str]]:
     return method, {key[len(prefix) :]: value for key, value in outer.items() if key.startswith(prefix)}
 
 
+class _Fragment:
+    """Parameters that are exchanged together, and of those that this rank exchanges, what it keeps."""
+
+    def __init__(self, index: int, parameters: dict[str, torch.nn.Parameter], islands: Islands) -> None:
+        self.index, self.parameters, self.owners = index, parameters, islands.owners(parameters)
+        self.own = {name: p for name, p in parameters.items() if self.owners[name] == islands.place}
+        self.theta = [host_buffer(local(p), torch.float32).copy_(local(p)) for p in self.own.values()]
+        # Pinned copies of weights on a GPU, made at each exchange.
+        self._weights = [host_buffer(local(p), torch.float32) if p.is_cuda else None for p in self.own.values()]
+        self.momentum = [torch.zeros_like(t) for t in self.theta]
+        self.compressor: Optional[AnyCompressor] = None  # None if this rank exchanges nothing
+        self.syncs = 0
+
+    def weights(self) -> list[torch.Tensor]:
+        """This rank's, in float on the CPU."""
+        pairs = zip(self._weights, self.own.values())
+        return [local(p).float().contiguous() if here is None else here.copy_(local(p)) for here, p in pairs]
+
+    def write(self, islands: Islands, alpha: float = 0.0) -> None:
+        """Sets the model's weights to theta, or with alpha to a mean of both, on all ranks of the island."""
+        for theta, x, parameter in zip(self.theta, self.weights() if alpha else self.theta, self.own.values()):
+            local(parameter).copy_(theta - theta * alpha + x * alpha if alpha else theta)
+        for name, parameter in self.parameters.items():
+            islands.share(parameter, self.owners[name])
+
+
+@dataclasses.dataclass
+class _Flight:
+    """An exchange of a fragment that has begun."""
+
+    fragment: _Fragment
+    step: int  # after which it began
+    changes: Slices
+    before: Optional[torch.Tensor] = None  # the compressor's state, if the exchange is in the background
+    round: Optional[AnyRound] = None
+    finite: bool = True
+    error: Optional[BaseException] = None
+
+
 class LocalSteps:
     """Exchanges changes of weights instead of gradients (DiLoCo and similar methods; docs/local_steps.md). After `every`
     steps of its own, each rank sends the compressed change of its weights, and an outer optimizer applies the average.
 
-    model: any module that is not wrapped in DistributedDataParallel, with any optimizer. All ranks take rank 0's weights
-        and buffers.
+    model: any module, with any optimizer. All ranks take rank 0's weights and buffers. DistributedDataParallel, or FSDP2's
+        fully_shard(), over a group of ranks makes these an island, which steps together.
     preset: "diloco", "muloco" (for Muon as the optimizer), "sparseloco", or a method of `topknot.methods()` or an object
         (PythonMethod), by default with DiLoCo's outer optimizer.
     memory: as for CompressionHook.
     every: steps between two exchanges, counted by step().
+    fragments: parts of the model that take turns, each once in `every` steps (Streaming DiLoCo): layers f, f + fragments, ...
+    overlap: steps between an exchange's begin and its effect. It runs meanwhile in a thread, with a process group of its own.
     outer, outer_lr, outer_momentum: override the preset's outer optimizer, "nesterov" or "sgd".
+    outer_alpha: the share of a rank's own weights in those that replace them; 0 takes the exchanged ones.
     optimizer: if given, a rank whose weights are not finite clears the optimizer's state.
+    process_group: all ranks by default; of islands the ranks of equal place, or a 2-D mesh of (islands, ranks of an island).
     keys: the method's keys (density=, codec=, scope="model", ...).
+
+    In an island each rank sends the changes of its shards. Parameters that all its ranks have are shared out among them, and
+    one rank sends the changes of each.
 
     Each exchange averages batch norm's running statistics. If an exchange is not finite, as with a NaN in a rank's
     weights, all ranks discard it and return to the weights and statistics of the last one, and a warning gives the reason.
-    Ten such exchanges in a row raise RuntimeError. Without `optimizer`, an optimizer that keeps a NaN causes them.
+    With fragments, a rank whose weights are finite returns in that fragment only. Ten such exchanges in a row raise RuntimeError.
+    Without `optimizer`, an optimizer that keeps a NaN causes them.
     """
 
     def __init__(
@@ -58,18 +112,24 @@ class LocalSteps:
         preset: Union[str, PythonMethod] = "sparseloco",
         *,
         every: int,
+        fragments: int = 1,
+        overlap: int = 0,
         memory: Union[str, Memory, None] = None,
         outer: Optional[str] = None,
         outer_lr: Optional[float] = None,
         outer_momentum: Optional[float] = None,
+        outer_alpha: float = 0.0,
         optimizer: Optional[torch.optim.Optimizer] = None,
         process_group: Union[dist.ProcessGroup, DeviceMesh, None] = None,
         keys: Optional[dict[str, Value]] = None,
         **more: Value,
     ) -> None:
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            raise Error("LocalSteps takes the model itself: DistributedDataParallel would exchange every gradient")
-        every = whole_number("every", every, 1)
+        self.every = every = whole_number("every", every, 1)
+        self.fragments, self.overlap = whole_number("fragments", fragments, 1), whole_number("overlap", overlap, 0)
+        if every % fragments:
+            raise Error(f"{fragments} fragments take turns of equal length: every must be a multiple of them, not {every}")
+        if overlap >= every // fragments and overlap:
+            raise Error(f"overlap={overlap}: exchanges begin {every // fragments} steps apart; it must be less")
         made, self.keys = chosen(preset, memory, {**(keys or {}), **more})
         method, own = _preset(preset if isinstance(preset, str) else "dense")
         made = method if isinstance(made, str) else made
@@ -83,75 +143,173 @@ class LocalSteps:
             raise Error(f"outer_lr must be a number above 0, not {self.outer_lr!r}")
         if not (isinstance(self.outer_momentum, (int, float)) and 0 <= self.outer_momentum < 1):
             raise Error(f"outer_momentum must be at least 0, below 1, not {self.outer_momentum!r}")
-        self.every = every
+        if not (isinstance(outer_alpha, (int, float)) and 0 <= outer_alpha <= 1):
+            raise Error(f"outer_alpha must be from 0 to 1, not {outer_alpha!r}")
+        self.outer_alpha = outer_alpha
         if self.keys.get("lr_inside"):
             raise Error("lr_inside is of gradients; what is exchanged here is a change of weights")
         if self.keys.get("device", "cpu") != "cpu":
             raise Error("device: local steps keep their state in the CPU's memory, where changes are compressed; leave it out")
         self.module, self._optimizer = model, optimizer
+        self._islands = Islands(model, process_group)
+        module: torch.nn.Module = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+        self._channel = self._islands.channel
         self._statistics = [
-            getattr(module, name)
-            for module in model.modules()
-            if isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.running_mean is not None
+            getattr(part, name)
+            for part in module.modules()
+            if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.running_mean is not None
             for name in ("running_mean", "running_var")
         ]
-        self._channel = Channel(process_group)
-        self._parameters = trainable(model)
+        self._parameters = trainable(module)
         for name, parameter in self._parameters.items():
             check_type(parameter, f"parameter '{name}'")
-        for name, buffer in model.named_buffers():
+        for name, buffer in module.named_buffers():
             check_has_values(buffer, f"buffer '{name}'")
         with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
-                self._broadcast(tensor)
-            self._theta = [host_buffer(p, torch.float32).copy_(p) for p in self._parameters.values()]
-            # Pinned copies of weights on a GPU, made at each exchange.
-            self._weights = [host_buffer(p, torch.float32) if p.is_cuda else None for p in self._parameters.values()]
+            for tensor in [*module.parameters(), *module.buffers()]:
+                self._islands.take_first(tensor)
+            parts = in_fragments(self._parameters, fragments) if fragments > 1 else [self._parameters]
+            self._fragments = [_Fragment(index, part, self._islands) for index, part in enumerate(parts)]
             self._kept = [t.clone() for t in self._statistics]  # after the last exchange
-        self._momentum = [torch.zeros_like(t) for t in self._theta]
-        shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
-        self._compressor = self._channel.compressor(made, shapes, self.keys)
-        self._step = self._syncs = self._discarded = 0
+        # What exchanges: with overlap a thread, with a group and a stream of its own.
+        self._wire, self._worker, self._stream = self._channel, None, None
+        if overlap:
+            self._wire = Channel(twin_of(self._channel.group))
+            self._worker = Worker(next(iter(self._parameters.values())).device)
+            on_gpu = self._wire.device.type == "cuda"
+            self._stream = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
+            weakref.finalize(self, self._worker.tasks.put, None)
+        for fragment in self._fragments:
+            # Each fragment but the first has a copy of a method in Python, which counts its own exchanges.
+            place = (self._wire.rank, self._wire.ranks) if fragment.index else None
+            shapes = {name: tuple(theta.shape) for name, theta in zip(fragment.own, fragment.theta)}
+            if shapes:
+                fragment.compressor = self._wire.compressor(made, shapes, self.keys, place)
+        self._numel = sum(theta.numel() for theta in self._all("theta"))
+        self._flight: Optional[_Flight] = None
+        self._step = self._discarded = 0
 
     @property
     def bytes_sent(self) -> int:
-        """Payload that this rank has sent."""
+        """Payload that this rank has sent to other islands."""
         return self._channel.bytes_sent
 
     @property
     def bits_per_parameter_step(self) -> float:
-        count = sum(t.numel() for t in self._theta)
-        return 8 * self.bytes_sent / count / self._step if self._step else 0.0
+        """Of the parameters whose changes this rank sends."""
+        return 8 * self.bytes_sent / self._numel / self._step if self._step and self._numel else 0.0
+
+    def _all(self, what: str) -> list[torch.Tensor]:
+        return [tensor for fragment in self._fragments for tensor in getattr(fragment, what)]
+
+    def _due(self) -> Optional[_Fragment]:
+        """The fragment that is sent after this step."""
+        turn, rest = divmod(self._step, self.every // self.fragments)
+        return self._fragments[(turn - 1) % self.fragments] if turn and not rest else None
 
     def step(self) -> bool:
-        """Call after the optimizer's step. True if the ranks have exchanged and now have the same weights."""
+        """Call after the optimizer's step. True if an exchange has ended: the ranks now have the same weights, but for those
+        of other fragments and of outer_alpha."""
         self._step += 1
-        if self._step % self.every:
-            return False
-        self.sync()
-        return True
+        ended = self._flight is not None and self._step >= self._flight.step + self.overlap
+        if ended:
+            self._receive()
+        if fragment := self._due():
+            self._send(fragment)
+            if not self.overlap:
+                self._receive()
+                ended = True
+        return ended
 
     @torch.no_grad()
     def sync(self) -> bool:
-        """Exchanges now, as after the last step of a training. False if the exchange was discarded. Collective."""
+        """Exchanges all fragments now, as after the last step of a training: all ranks then have the same weights. False if an
+        exchange was discarded. Collective."""
+        done = self._receive() if self._flight else True
+        turns = self._due() if self.fragments > 1 or self.overlap else None  # which step() has exchanged
+        for fragment in self._fragments:
+            if fragment is not turns:
+                self._send(fragment)
+                done &= self._receive()
+        for fragment in self._fragments if self.outer_alpha else []:
+            fragment.write(self._islands)
+        reshard(self.module)
+        return done
+
+    @torch.no_grad()
+    def _send(self, fragment: _Fragment) -> None:
         begin_s = time.perf_counter()
-        changes = {}
-        for index, (theta, weights, parameter) in enumerate(zip(self._theta, self._weights, self._parameters.values())):
-            here = parameter.detach().float().contiguous() if weights is None else weights.copy_(parameter)
-            changes[index] = theta - here
-        done = self._channel.average(self._compressor, changes, self._syncs, "sync")
-        self._syncs += 1
+        changes = {i: theta - here for i, (theta, here) in enumerate(zip(fragment.theta, fragment.weights()))}
+        if self._islands.inside and self._islands.any(not all(bool(c.isfinite().all()) for c in changes.values())):
+            for change in changes.values():  # no rank's method sees a part of what is discarded
+                change.fill_(math.nan)
+        self._flight = _Flight(fragment, self._step, changes)
+        taken_s = time.perf_counter() - begin_s
+        self._channel.seconds[0] += taken_s
+        self._channel.seconds[3] += taken_s
+        self._begin(self._flight)
+
+    def _begin(self, flight: _Flight) -> None:
+        if self._worker is None:
+            begin_s = time.perf_counter()
+            self._exchange(flight)
+            self._channel.seconds[3] += time.perf_counter() - begin_s
+            return
+
+        def run() -> None:
+            try:
+                with torch.no_grad(), torch.cuda.stream(self._stream):
+                    if flight.fragment.compressor:
+                        flight.before = saved_state(flight.fragment.compressor)
+                    self._exchange(flight)
+            except BaseException as error:
+                flight.error = error
+
+        self._worker.add(run)
+
+    def _exchange(self, flight: _Flight) -> None:
+        fragment = flight.fragment
+        if fragment.compressor:
+            flight.round, flight.finite = self._wire.begin(fragment.compressor, flight.changes, fragment.syncs, fragment.index)
+
+    def _landed(self) -> Optional[_Flight]:
+        """What is on its way, when the ranks have exchanged it."""
+        if self._worker and self._flight:
+            self._worker.wait()
+            if self._flight.error:
+                raise RuntimeError(
+                    f"rank {dist.get_rank()}: the exchange that began after step {self._flight.step} failed: {self._flight.error}; if a "
+                    "rank has ended, start all again from their last states"
+                ) from self._flight.error
+        return self._flight
+
+    @torch.no_grad()
+    def _receive(self) -> bool:
+        begin_s = time.perf_counter()
+        flight = self._landed()
+        assert flight is not None
+        fragment, changes = flight.fragment, flight.changes
+        done = not self._islands.any(not flight.finite)
+        if flight.round:
+            self._wire.end(flight.round, changes, done)
+        self._flight = None
+        fragment.syncs += 1
         if done:
-            for theta, momentum, change in zip(self._theta, self._momentum, changes.values()):
+            for theta, momentum, change in zip(fragment.theta, fragment.momentum, changes.values()):
                 self._outer_step(theta, momentum, change)
             for statistics in self._statistics:
-                self._average(statistics)
+                self._islands.average(statistics)
             self._kept = [t.clone() for t in self._statistics]
+            fragment.write(self._islands, self.outer_alpha)
         else:
-            self._discard()
-        for theta, parameter in zip(self._theta, self._parameters.values()):
-            parameter.copy_(theta)
+            self._discard(fragment)
+        reshard(self.module)
         self._channel.seconds[3] += time.perf_counter() - begin_s
+        if self._wire is not self._channel:
+            self._channel.count(self._wire.bytes_sent, self._wire.bytes_received)
+            self._channel.seconds[:3] = [a + b for a, b in zip(self._channel.seconds, self._wire.seconds[:3])]
+            self._wire.bytes_sent = self._wire.bytes_received = 0
+            self._wire.seconds = [0.0] * 4
         self._discarded = 0 if done else self._discarded + 1
         if self._discarded >= 10:
             raise RuntimeError(
@@ -171,62 +329,82 @@ class LocalSteps:
         else:
             theta -= momentum * self.outer_lr
 
-    def _discard(self) -> None:
-        sound = all(bool(p.isfinite().all()) for p in self._parameters.values())
-        finite = [bool(other.item()) for other in self._channel.all_gather(torch.tensor([float(sound)]))]
-        bad = ", ".join(str(rank) for rank, each in enumerate(finite) if not each)
+    def _discard(self, fragment: _Fragment) -> None:
+        finite = all(bool(local(p).isfinite().all()) for p in self._parameters.values())
+        bad = ", ".join(map(str, self._islands.without_flag(finite)))
         reason = f"weights of rank {bad} are not finite" if bad else "a change of the weights is too large"
-        warnings.warn(f"exchange {self._syncs} is discarded: {reason}; all ranks go back to those of the last one")
-        if not sound and self._optimizer is not None:
+        number = sum(each.syncs for each in self._fragments)
+        warnings.warn(f"exchange {number} is discarded: {reason}; all ranks go back to those of the last one")
+        unsound = self._islands.any(not finite)
+        if unsound and self._optimizer is not None:
             self._optimizer.state.clear()
+        for each in self._fragments if unsound else [fragment]:
+            each.write(self._islands)
         for statistics, kept in zip(self._statistics, self._kept):
             statistics.copy_(kept)
 
-    def _broadcast(self, tensor: torch.Tensor) -> None:
-        if tensor.numel() == 0 or (tensor.numel() > 1 and 0 in tensor.stride()):  # an expanded value
-            return
-        there = tensor.detach().to(self._channel.device).contiguous()
-        as_bytes = there.reshape(-1).view(torch.uint8)  # backends support different types
-        dist.broadcast(as_bytes, src=dist.get_global_rank(self._channel.group, 0), group=self._channel.group)
-        tensor.copy_(there)
-
-    def _average(self, statistics: torch.Tensor) -> None:
-        there = statistics.detach().to(self._channel.device).double().contiguous() / self._channel.ranks
-        dist.all_reduce(there, group=self._channel.group)
-        statistics.copy_(there)
-
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, weights included, under a key that names the rank. Each rank saves its own, at any step,
-        together with its optimizer's state and its buffers."""
+        together with its optimizer's state and its buffers. What is on its way is in it too, and is sent anew after a load."""
+        flight = self._landed()
+        states = [
+            saved_state(f.compressor) if f.compressor and not (flight and f is flight.fragment) else None for f in self._fragments
+        ]
+        if flight:
+            states[flight.fragment.index] = flight.before
         return self._channel.named_state(
             settings=self._settings(),
             step=self._step,
-            syncs=self._syncs,
+            syncs=[fragment.syncs for fragment in self._fragments],
             bytes_sent=self._channel.bytes_sent,
-            weights=[p.detach().clone() for p in self._parameters.values()],
-            theta=[t.clone() for t in self._theta],
-            momentum=[m.clone() for m in self._momentum],
+            weights=[local(p).clone() for p in self._parameters.values()],
+            theta=[t.clone() for t in self._all("theta")],
+            momentum=[m.clone() for m in self._all("momentum")],
             statistics=[t.clone() for t in self._kept],
-            state=saved_state(self._compressor),
+            states=states,
+            flight=(flight.fragment.index, flight.step, [c.clone() for c in flight.changes.values()]) if flight else None,
         )
 
     def _settings(self) -> dict[str, Any]:
         outer = {"outer": self.outer, "outer_lr": self.outer_lr, "outer_momentum": self.outer_momentum}
-        return {"method": self.method, **self.keys, "every": self.every, **outer}
+        # What earlier versions did not have is left out where it is as in these.
+        new: list[tuple[str, Any, Any]] = [
+            ("fragments", self.fragments, 1),
+            ("overlap", self.overlap, 0),
+            ("outer_alpha", self.outer_alpha, 0),
+        ]
+        new.append(("place", f"{self._islands.place} of {self._islands.count}", "0 of 1"))
+        more = {name: value for name, value, before in new if value != before}
+        return {"method": self.method, **self.keys, "every": self.every, **outer, **more}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes a state_dict() of the same rank, number of ranks, method and settings, and sets the model's weights."""
+        """Takes a state_dict() of the same rank, number of ranks, method and settings, and sets the model's weights. If an
+        exchange was on its way, all ranks must load."""
         state = self._channel.own_state(state)
         check_settings(state, self._settings())
-        if [t.shape for t in state["theta"]] != [t.shape for t in self._theta]:
+        theta, momentum = self._all("theta"), self._all("momentum")
+        if [t.shape for t in state["theta"]] != [t.shape for t in theta]:
             raise Error("the state is of a model of other parameters")
         # The weights themselves may be NaN or infinite: the next exchange discards them.
         for what in ("theta", "momentum", "statistics"):
             if not all(bool(t.isfinite().all()) for t in state[what]):
                 raise Error(f"the state's {what} is not finite, so no exchange could work; load an earlier one")
-        self._compressor.load(state["state"].numpy())
-        own = [*self._parameters.values(), *self._theta, *self._momentum, *self._kept]
+        if (flight := self._landed()) and flight.round:
+            flight.round.discard()
+        # Earlier versions had one compressor.
+        for fragment, saved in zip(self._fragments, state["states"] if "states" in state else [state["state"]]):
+            if fragment.compressor:
+                fragment.compressor.load(saved.numpy())
+        own = [*map(local, self._parameters.values()), *theta, *momentum, *self._kept]
         with torch.no_grad():
             for to, from_ in zip(own, [*state["weights"], *state["theta"], *state["momentum"], *state["statistics"]]):
                 to.copy_(from_)
-        self._step, self._syncs, self._channel.bytes_sent = state["step"], state["syncs"], state["bytes_sent"]
+        reshard(self.module)
+        self._step, self._channel.bytes_sent = state["step"], state["bytes_sent"]
+        for fragment, syncs in zip(self._fragments, state["syncs"] if "states" in state else [state["syncs"]]):
+            fragment.syncs = syncs
+        self._flight = None
+        if saved := state.get("flight"):
+            index, step, changes = saved
+            self._flight = _Flight(self._fragments[index], step, {i: change.clone() for i, change in enumerate(changes)})
+            self._begin(self._flight)

@@ -65,7 +65,7 @@ class Run:
         if metric not in METRICS:
             raise Error(f"there is no metric '{metric}'; known: {', '.join(METRICS)}")
         self.folder, self._hook, self._metric, self._per_epoch = os.fspath(folder), hook, METRICS[metric], steps_per_epoch
-        self._closed = hook._channel.rank != 0
+        self._closed = not hook._channel.leads
         if self._closed:
             return
         path = os.path.join(self.folder, "metrics.jsonl")
@@ -79,7 +79,8 @@ class Run:
         except OSError as error:
             raise Error(f"{error.filename or self.folder} cannot be written: {error.strerror}") from None
         self._model = getattr(hook.module, "module", hook.module)  # without DistributedDataParallel
-        self._parameters = sum(p.numel() for p in hook.module.parameters() if p.requires_grad)
+        own = getattr(hook, "_numel", None)  # local steps: the parameters whose changes this rank sends
+        self._parameters = sum(p.numel() for p in hook.module.parameters() if p.requires_grad) if own is None else own
         self._parts = dict.fromkeys(("data", "forward", "backward", "update", "evaluation", "other"), 0.0)
         self._step = self._samples = 0
         self._lr: Optional[float] = None
@@ -137,7 +138,7 @@ class Run:
         self._lap("backward" if self._samples else "data")  # accumulation: the part before had a backward pass
         first = next((value for value in (*inputs, *named.values()) if isinstance(value, torch.Tensor) and value.dim()), None)
         if first is not None:
-            self._samples += (first.numel() if self._metric.name == "perplexity" else first.shape[0]) * self._hook._channel.ranks
+            self._samples += (first.numel() if self._metric.name == "perplexity" else first.shape[0]) * self._hook._channel.total
 
     def _end_forward(self, *_: Any) -> None:
         if self._trains():
@@ -165,7 +166,8 @@ class Run:
         self._seconds.append(taken)
         self._rates.append(self._samples / taken)
         # The rest of these runs during the backward pass.
-        waited = min(1.0, exposed / (encode + exchange + write)) if exposed > 0 else 0.0
+        busy = encode + exchange + write
+        waited = min(1.0, exposed / busy) if busy > 0 else 0.0
         hidden = exposed if isinstance(self._hook, CompressionHook) else 0.0  # in what was timed as the backward pass
         self._line(
             "step", step=self._step, epoch=self._epoch(), time_s=self._time, loss=_float(loss), lr=self._lr, bytes_sent=sent,
@@ -261,11 +263,16 @@ def _facts(hook: Union[CompressionHook, LocalSteps]) -> dict[str, Any]:
     if isinstance(hook, LocalSteps):
         outer = {"name": hook.outer, "lr": hook.outer_lr, "momentum": hook.outer_momentum}
         settings |= {"exchange.every": hook.every, **{f"exchange.outer.{key}": value for key, value in outer.items()}}
+        if hook.fragments > 1 or hook.overlap:
+            settings |= {"exchange.fragments": hook.fragments, "exchange.overlap_steps": hook.overlap}
+            settings["exchange.outer.alpha"] = hook.outer_alpha
+        if (count := hook._islands.count) > 1:
+            settings["dist.ranks_per_island"] = count
     elif hook.warmup:
         settings["compress.warmup"] = [*hook.warmup]
     model = getattr(hook.module, "module", hook.module)
     return {"seed": torch.initial_seed(), "model.name": type(model).__name__, "compress.name": hook.method, **settings,
-            "dist.backend": _backend(hook), "dist.ranks": hook._channel.ranks}  # fmt: skip
+            "dist.backend": _backend(hook), "dist.ranks": hook._channel.total}  # fmt: skip
 
 
 def _yaml(config: Mapping[str, Any]) -> str:
