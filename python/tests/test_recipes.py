@@ -1,4 +1,4 @@
-"""The programs of docs/examples/pytorch, each with two processes.
+"""The programs of docs/examples/pytorch, each with as many processes as its first line says.
 
 python3 python/tests/test_recipes.py
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,8 @@ class RecipesTest(unittest.TestCase):
             with self.subTest(program.name):
                 # Without the interpreter's own end: after collectives over gloo, PyTorch 2.9 and 2.10 sometimes abort there.
                 run = "import os, runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__'); sys.stdout.flush(); os._exit(0)"
-                command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+                (ranks,) = re.findall(r"^\"\"\".*--nproc-per-node (\d)", program.read_text())
+                command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
                 command += ["--no-python", sys.executable, "-c", run, str(program)]
                 if needed == "transformers" and importlib.util.find_spec("accelerate") is None:
                     left_out.append("accelerate, for transformers")
