@@ -531,6 +531,19 @@ def check_fragments(rank, ranks):
     with refused(f"rank {rank}: the exchange that began after step 4 failed: parameter '0.weight', rank {rank}", RuntimeError):
         sync.step()
 
+    # An error that a program survives is no exchange.
+    method, model = Fails(), network()
+    sync = LocalSteps(model, method, every=1)
+    before = weights_of(model)
+    with refused("no luck", RuntimeError):
+        sync.step()
+    method.compress = TopK().compress
+    with torch.no_grad():
+        model[0].weight += 1
+    expect(sync.step() and sync._fragments[0].syncs == 1)
+    agree(weights_of(model), "after an error")
+    expect(sum(map(same, before, weights_of(model))) == len(before) - 1, "what has not changed")
+
     for keys, reason in [
         ({"every": 4, "fragments": 3}, "3 fragments take turns of equal length: every must be a multiple of them, not 4"),
         ({"every": 4, "fragments": 2, "overlap": 2}, "overlap=2: exchanges begin 2 steps apart; it must be less"),

@@ -243,17 +243,17 @@ class LocalSteps:
         if self._islands.inside and self._islands.any(not all(bool(c.isfinite().all()) for c in changes.values())):
             for change in changes.values():  # no rank's method sees a part of what is discarded
                 change.fill_(math.nan)
-        self._flight = _Flight(fragment, self._step, changes)
         taken_s = time.perf_counter() - begin_s
         self._channel.seconds[0] += taken_s
         self._channel.seconds[3] += taken_s
-        self._begin(self._flight)
+        self._begin(_Flight(fragment, self._step, changes))
 
     def _begin(self, flight: _Flight) -> None:
         if self._worker is None:
             begin_s = time.perf_counter()
             self._exchange(flight)
             self._channel.seconds[3] += time.perf_counter() - begin_s
+            self._flight = flight
             return
 
         def run() -> None:
@@ -265,6 +265,7 @@ class LocalSteps:
             except BaseException as error:
                 flight.error = error
 
+        self._flight = flight
         self._worker.add(run)
 
     def _exchange(self, flight: _Flight) -> None:
@@ -288,11 +289,11 @@ class LocalSteps:
         begin_s = time.perf_counter()
         flight = self._landed()
         assert flight is not None
+        self._flight = None
         fragment, changes = flight.fragment, flight.changes
         done = not self._islands.any(not flight.finite)
         if flight.round:
             self._wire.end(flight.round, changes, done)
-        self._flight = None
         fragment.syncs += 1
         if done:
             for theta, momentum, change in zip(fragment.theta, fragment.momentum, changes.values()):
@@ -406,5 +407,4 @@ class LocalSteps:
         self._flight = None
         if saved := state.get("flight"):
             index, step, changes = saved
-            self._flight = _Flight(self._fragments[index], step, {i: change.clone() for i, change in enumerate(changes)})
-            self._begin(self._flight)
+            self._begin(_Flight(self._fragments[index], step, {i: change.clone() for i, change in enumerate(changes)}))

@@ -263,7 +263,7 @@ def _facts(hook: Union[CompressionHook, LocalSteps]) -> dict[str, Any]:
     if isinstance(hook, LocalSteps):
         outer = {"name": hook.outer, "lr": hook.outer_lr, "momentum": hook.outer_momentum}
         settings |= {"exchange.every": hook.every, **{f"exchange.outer.{key}": value for key, value in outer.items()}}
-        if hook.fragments > 1 or hook.overlap:
+        if hook.fragments > 1 or hook.overlap or hook.outer_alpha:
             settings |= {"exchange.fragments": hook.fragments, "exchange.overlap_steps": hook.overlap}
             settings["exchange.outer.alpha"] = hook.outer_alpha
         if (count := hook._islands.count) > 1:
