@@ -1085,7 +1085,7 @@ def check_own_refusals(rank, ranks):
     for kind, text in [
         (dict(compress=lambda t: [t]), where + "compress() gave list; return a pair, (tensors, context)"),
         (dict(compress=lambda t: ([1], None)), where + "compress() gave [1] as tensors; return a tensor or a list of tensors"),
-        (dict(compress=lambda t: (t.to(torch.complex64), None)), where + "compress() gave torch.complex64; known: torch.float32"),
+        (dict(compress=lambda t: (t.to(torch.complex64), None)), where + "compress() gave torch.complex64; known: torch.float64"),
         (dict(compress=lambda t: t / "two"), where + f"compress() failed: TypeError in {__file__}, line "),
         (dict(decompress=lambda t: t[:1]), where + "decompress() gave torch.float32 of shape (1, 5); return torch.float32 of shape (6, 5)"),
         (dict(decompress=torch.Tensor.double), where + "decompress() gave torch.float64 of shape (6, 5); return torch.float32"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import io
+import itertools
 import math
 import struct
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Protocol, Union, cast
+from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
 
 import numpy as np
 import torch
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from ._channel import Channel, Shapes, Slices
 
 _DTYPES = [
-    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32,
-    torch.int64, torch.bool,
+    torch.float64, torch.int64, torch.float32, torch.int32, torch.float16, torch.bfloat16, torch.int16, torch.uint8, torch.int8,
+    torch.bool,
 ]  # fmt: skip
 
 
@@ -134,10 +136,8 @@ def _set_state(thing: Any, state: Any) -> None:
         vars(thing).update(state)
 
 
-def _finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """In one call for all: a model has many small ones."""
-    filled = [tensor for tensor in tensors if tensor.numel()]
-    return not filled or bool(torch.stack(torch._foreach_norm(filled, math.inf)).isfinite().all())
+def _finite(tensor: torch.Tensor) -> bool:
+    return not tensor.numel() or all(math.isfinite(bound.item()) for bound in torch.aminmax(tensor))
 
 
 def _packed(state: Any) -> bytes:
@@ -149,27 +149,48 @@ def _packed(state: Any) -> bytes:
 _BARE = 0xFFFF  # a tensor by itself, in place of the number of tensors in a list
 
 
-def _layout(tensors: Sequence[torch.Tensor], bare: bool) -> bytes:
-    parts = [struct.pack(f"<BB{t.dim()}I", _DTYPES.index(t.dtype), t.dim(), *t.shape) for t in tensors]
-    return struct.pack("<H", _BARE if bare else len(tensors)) + b"".join(parts)
+class _Layout:
+    """A message's tensors in memory: by type in the order of _DTYPES, the widest first, so that all are aligned."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        self._counts: list[int] = []  # by parameter
+        self._shapes: list[tuple[int, ...]] = []
+        codes: list[int] = []
+        at = 0
+        while at < len(text):
+            (count,), at = struct.unpack_from("<H", text, at), at + 2
+            self._counts.append(count)
+            for _ in range(1 if count == _BARE else count):
+                codes.append(text[at])
+                self._shapes.append(struct.unpack_from(f"<{text[at + 1]}I", text, at + 2))
+                at += 2 + 4 * text[at + 1]
+        by_type = [(dtype, [i for i, each in enumerate(codes) if each == code]) for code, dtype in enumerate(_DTYPES)]
+        self._sections = [(dtype, section) for dtype, section in by_type if section]
+
+    @staticmethod
+    def of_parameter(tensors: Sequence[torch.Tensor], bare: bool) -> bytes:
+        parts = [struct.pack(f"<BB{t.dim()}I", _DTYPES.index(t.dtype), t.dim(), *t.shape) for t in tensors]
+        return struct.pack("<H", _BARE if bare else len(tensors)) + b"".join(parts)
+
+    def joined(self, head: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A copy of the tensors' bytes, after the head's."""
+        sections = [torch.cat([tensors[index].reshape(-1) for index in section]) for _, section in self._sections]
+        return torch.cat([head, *(section.view(torch.uint8) for section in sections)])
+
+    def split(self, data: torch.Tensor) -> list[Any]:
+        """The tensors of each parameter, views of a message's bytes."""
+        tensors: list[Any] = [None] * len(self._shapes)
+        for dtype, section in self._sections:
+            sizes = [math.prod(self._shapes[index]) for index in section]
+            part, data = data.tensor_split([dtype.itemsize * sum(sizes)])
+            for index, tensor in zip(section, part.view(dtype).split_with_sizes(sizes)):
+                tensors[index] = tensor.view(self._shapes[index])
+        rest = iter(tensors)
+        return [next(rest) if count == _BARE else [*itertools.islice(rest, count)] for count in self._counts]
 
 
-def _from_layout(layout: bytes, data: torch.Tensor) -> list[Any]:
-    """The tensors of each parameter, copied from a message's bytes."""
-    found: list[Any] = []
-    at = place = 0
-    while at < len(layout):
-        tensors: list[torch.Tensor] = []
-        (count,), at = struct.unpack_from("<H", layout, at), at + 2
-        for _ in range(1 if count == _BARE else count):
-            dtype, dims = _DTYPES[layout[at]], layout[at + 1]
-            shape = struct.unpack_from(f"<{dims}I", layout, at + 2)
-            at += 2 + 4 * dims
-            size = dtype.itemsize * math.prod(shape)
-            tensors.append(data[place : place + size].clone().view(dtype).view(shape))
-            place += size
-        found.append(tensors[0] if count == _BARE else tensors)
-    return found
+_layout = functools.lru_cache(64)(_Layout)  # most methods send the same in every step
 
 
 class MethodCompressor:
@@ -190,12 +211,12 @@ class MethodCompressor:
         """Compresses gradients times `scale`. Collective, because no rank compresses if a gradient is not finite on one."""
         if self._undo and self._before[0] != step:
             self._before = step, copy.deepcopy(self._states())
-        given = {
-            (name := self.names[index]): slice_.to(torch.float32, copy=True).view(self.shapes[name]).mul_(scale)
-            for index, slice_ in slices.items()
-        }
-        finite = not self.channel.any(not _finite([*given.values()]))
-        return MethodRound(self, given if finite else {})
+        order = sorted(slices, key=lambda index: self.names[index] in self.whole)
+        given = torch.cat([slices[index].reshape(-1) for index in order]).float()
+        if scale != 1:
+            given *= scale
+        finite = not self.channel.any(not _finite(given))
+        return MethodRound(self, order, given if finite else None)
 
     def call(self, name: str, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """The function's result; its exceptions name the parameter and the rank."""
@@ -296,45 +317,55 @@ class MethodRound:
 
     bounded = False
 
-    def __init__(self, compressor: MethodCompressor, given: dict[str, torch.Tensor]) -> None:
+    def __init__(self, compressor: MethodCompressor, order: Sequence[int], given: Optional[torch.Tensor]) -> None:
+        """order: indices of the parameters, those that are sent whole last; given: their gradients, None if not finite."""
         self._of, self._method, self._memory = compressor, compressor.own.method, compressor.own.memory
-        self.state = State.MORE if given else State.NOT_FINITE
-        self._given = given
-        self._contexts: list[Any] = []
-        self._averages: list[torch.Tensor] = []
-        if given:
-            self._compress()
+        self._order, names = order, [compressor.names[index] for index in order]
+        self._names = [name for name in names if name not in compressor.whole]
+        self.state = State.NOT_FINITE if given is None else State.MORE
+        if given is not None:
+            self._compress(given)
 
-    def _compress(self) -> None:
+    def _parts(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The compressed parameters' parts of a vector."""
+        shapes = [self._of.shapes[name] for name in self._names]
+        parts = values.split_with_sizes([math.prod(shape) for shape in shapes])
+        return {name: part.view(shape) for name, part, shape in zip(self._names, parts, shapes)}
+
+    def _compress(self, given: torch.Tensor) -> None:
         of, sums = self._of, getattr(self._method, "sums", False)
+        self._contexts: list[Any] = []
+        self._averages = torch.zeros_like(given)
+        self._end = sum(math.prod(of.shapes[name]) for name in self._names)
+        whole = given[self._end :]
+        self._given = self._parts(given[: self._end])
+        types = dict.fromkeys([whole.dtype] if len(whole) else [])
         sent: list[torch.Tensor] = []
         layouts: list[bytes] = []
-        for name, tensor in self._given.items():
-            if self._memory is not None and name not in of.whole:
-                tensor = of.call(name, "compensate()", self._memory.compensate, tensor, name)
-                self._given[name] = of.check(name, "compensate()", tensor)
-            if name in of.whole:
-                result: Any = (tensor, None)
-            else:
-                own = tensor if self._memory is None else tensor.clone()  # update() gets the tensor too
-                result = of.call(name, "compress()", self._method.compress, own, name)
-            tensors = self._checked(name, result)
-            layouts.append(_layout(tensors, self._bare))
+        for name in self._names:
+            tensor = self._given[name]
+            if self._memory is not None:
+                tensor = of.check(name, "compensate()", of.call(name, "compensate()", self._memory.compensate, tensor, name))
+                self._given[name] = tensor
+                tensor = tensor.clone()  # update() gets the tensor too
+            tensors = self._checked(name, of.call(name, "compress()", self._method.compress, tensor, name))
+            layouts.append(_Layout.of_parameter(tensors, self._bare))
             sent += tensors
-            types = [*dict.fromkeys(t.dtype for t in sent)]
+            types |= dict.fromkeys(t.dtype for t in tensors)
             if sums and (len(types) > 1 or not all(t.is_floating_point for t in types)):
                 raise Error(f"{of.at(name)}: compress() gave {', '.join(map(str, types))}; what is summed is of one float type")
-        self._layout = b"".join(layouts)
-        head = struct.pack("<I", len(self._layout)) + self._layout
-        device = next(iter(self._given.values())).device
-        self._head = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(device)
-        self._data = torch.cat(
-            [self._head[:0], *(t.detach().contiguous().as_strided((t.numel(),), (1,)).view(torch.uint8) for t in sent)]
-        )
-        self._total: Optional[torch.Tensor] = None
+        if len(whole):
+            layouts.append(_Layout.of_parameter([whole], True))
+            sent.append(whole)
+        self._layout = _layout(b"".join(layouts))
+        head = struct.pack("<I", len(self._layout.text)) + self._layout.text
+        head += bytes(-len(head) % 8)
+        self._message = self._layout.joined(torch.frombuffer(bytearray(head), dtype=torch.uint8).to(given.device), sent)
+        self._data = self._message[len(head) :]
         if sums:
-            of.agree_on_sizes(tuple(self._given), layouts)
-            self._total = self._data.clone().view(*types or [torch.float32])
+            of.agree_on_sizes(tuple(self._names), layouts)
+            self._message = self._data.clone().view(*types or [torch.float32])
+        self._sums = sums
 
     def _checked(self, name: str, result: Any) -> list[torch.Tensor]:
         where = f"{self._of.at(name)}: compress() gave"
@@ -355,45 +386,54 @@ class MethodRound:
         return [*tensors]
 
     def message(self) -> tuple[torch.Tensor, bool]:
-        return (torch.cat([self._head, self._data]), False) if self._total is None else (self._total, True)
+        return self._message, self._sums
 
     def decode(self, blocks: Optional[Sequence[torch.Tensor]] = None) -> State:
-        ranks, average = self._of.channel.ranks, getattr(self._method, "average", True)
+        of, ranks, average = self._of, self._of.channel.ranks, getattr(self._method, "average", True)
         if blocks is None:
-            assert self._total is not None
-            messages = [_from_layout(self._layout, (self._total / ranks if average else self._total).view(torch.uint8))]
+            messages = [self._layout.split((self._message / ranks if average else self._message).view(torch.uint8))]
         else:
-            sizes = [int.from_bytes(bytes(block[:4].tolist()), "little") + 4 for block in blocks]
-            messages = [_from_layout(bytes(b[4:size].tolist()), b[size:]) for b, size in zip(blocks, sizes)]
-        aggregate = getattr(self._method, "aggregate", sum)
-        for index, name in enumerate(self._given):
-            tensors = [self._decompress(name, message[index], index) for message in messages]
-            if name in self._of.whole:
-                self._averages.append(sum(tensors[1:], tensors[0]) / (1 if blocks is None and average else ranks))
-            elif blocks is None:
-                self._averages += tensors
+            messages = []
+            for block in blocks:
+                end = int.from_bytes(bytes(block[:4].tolist()), "little") + 4
+                messages.append(_layout(bytes(block[4:end].tolist())).split(block[end + -end % 8 :]))
+        aggregate = getattr(self._method, "aggregate", None)
+        averages, whole = self._parts(self._averages[: self._end]), self._averages[self._end :]
+        for index, name in enumerate(self._names):
+            # A result may be the method's own buffer, which its next call writes.
+            results = (self._decompress(name, message[index], index) for message in messages)
+            if blocks is None:
+                averages[name].copy_(next(results))
+            elif aggregate is None:
+                for result in results:
+                    averages[name] += result
             else:
-                total = self._of.check(name, "aggregate()", self._of.call(name, "aggregate()", aggregate, tensors))
-                self._averages.append(total / ranks if average else total)
-        self._of.agree_on_averages(dict(zip(self._given, self._averages)))
+                total = of.call(name, "aggregate()", aggregate, [result.clone() for result in results])
+                averages[name].copy_(of.check(name, "aggregate()", total))
+        if len(whole):
+            whole.copy_(messages[0][-1])
+            for message in messages[1:]:
+                whole += message[-1]
+        if blocks is not None or not average:  # else the sum has been divided
+            (self._averages if average else whole).div_(ranks)
+        of.agree_on_averages(averages)
         self.state = State.DONE if _finite(self._averages) else State.NOT_FINITE
         return self.state
 
     def _decompress(self, name: str, sent: Any, index: int) -> torch.Tensor:
-        if name in self._of.whole:
-            return cast(torch.Tensor, sent)
         result = self._of.call(name, "decompress()", self._method.decompress, sent, self._contexts[index])
-        return self._of.check(name, "decompress()", result).clone()  # it may be the method's own buffer
+        return self._of.check(name, "decompress()", result)
 
     def commit(self, slices: Slices, scale: float = 1.0) -> None:
         """Replaces the slices by the averages times `scale`."""
         if self._memory is not None:
-            for (name, tensor), sent, context in zip(self._given.items(), _from_layout(self._layout, self._data), self._contexts):
-                if name in self._of.whole:
-                    continue
-                self._of.call(name, "update()", self._memory.update, tensor, name, self._method, sent, context)
-        for slice_, average in zip(slices.values(), self._averages):
-            slice_.copy_((average * scale).reshape(slice_.shape))
+            for name, sent, context in zip(self._names, self._layout.split(self._data), self._contexts):
+                self._of.call(name, "update()", self._memory.update, self._given[name], name, self._method, sent, context)
+        if scale != 1:
+            self._averages *= scale
+        into = [slices[index] for index in self._order]
+        parts = self._averages.split_with_sizes([s.numel() for s in into])
+        torch._foreach_copy_(into, [part.view(s.shape) for part, s in zip(parts, into)])
 
     def discard(self) -> None:
         pass
