@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -44,6 +45,7 @@ from topknot import Compressor, Error
 from topknot.compare.comparison import compare_runs
 from topknot.compare.read import read_config, read_runs
 
+HAS_TENSORBOARD = importlib.util.find_spec("tensorboard") is not None
 HAS_FSDP2 = hasattr(getattr(fsdp, "FSDPModule", None), "set_all_reduce_hook")
 NO_FSDP2 = "this PyTorch has no such FSDP2"
 
@@ -619,6 +621,23 @@ def check_refusals(rank, ranks):
     expect(same(plain.residual("0.weight"), hook.residual("0.weight")), "a compiled model's residual")
 
 
+def check_part_of_the_ranks(rank, ranks):
+    """A hook over two of three ranks, of which one is in two groups more."""
+    more = [dist.new_group([0, 2], use_local_synchronization=True) for _ in range(2)]
+    part = dist.new_group([0, 1])
+    if rank == 2:
+        return
+    ddp = wrapped(network(), process_group=part)
+    hook = topknot.torch.CompressionHook(ddp, "topk", density=1.0, dense_steps=0)
+    expected = own_gradients(ddp.module, batch(rank, 0))
+    ddp(batch(rank, 0)).square().mean().backward()
+    for name, p in ddp.module.named_parameters():
+        dist.all_reduce(expected[name], group=part)
+        expect((p.grad - expected[name] / 2).abs().max() < 1e-6, name)
+    expect(hook.step == 1 and (more[0] is None) == (rank == 1))
+    expect(len(dist.distributed_c10d._world.pg_names) == (5 if rank == 0 else 3), "a group is left over")
+
+
 def check_fewer_ranks(rank, ranks):
     """States of four ranks, for two: the average of the residuals stays the same."""
     shapes = {name: tuple(p.shape) for name, p in network().named_parameters()}
@@ -811,6 +830,29 @@ class Half:
         return tensor.float().mul_(1.0)
 
 
+class Slotted:
+    """Keeps its state in slots: sends what has not been sent yet, rounded, and counts."""
+
+    __slots__ = ("rest", "__steps")
+
+    def __init__(self):
+        self.rest, self.__steps = {}, 0
+
+    @property
+    def steps(self):
+        return self.__steps
+
+    def compress(self, tensor, name):
+        self.__steps += 1
+        tensor += self.rest.get(name, 0)
+        sent = tensor.to(torch.bfloat16)
+        self.rest[name] = tensor - sent
+        return sent, None
+
+    def decompress(self, tensor, context):
+        return tensor.float()
+
+
 class Signs:
     """Sends more or fewer bytes on each rank, keeps momentum, and is decided by the majority."""
 
@@ -958,6 +1000,15 @@ def check_own_methods(rank, ranks):
                 scaler.step(optimizer)
                 scaler.update()
         expect(all(bool(p.grad.isfinite().all()) for p in ddp.parameters()))
+
+    # Attributes in slots are state.
+    ddp, hook = fresh(Slotted, "none")
+    ddp(batch(rank, 0)).square().mean().backward()
+    twin, other = fresh(Slotted, "none")
+    other.load_state_dict(hook.state_dict())
+    loaded, method = other._made.method, hook._made.method
+    expect(loaded.steps == method.steps == len(method.rest) > 0, "counted")
+    expect(all(same(loaded.rest[name], rest) for name, rest in method.rest.items()), "what was not sent")
 
     # Local steps: plain averages of the weights, and a resumed run.
     model, twin = network(), network()
@@ -1113,6 +1164,13 @@ def check_own_refusals(rank, ranks):
         topknot.torch.CompressionHook(wrapped(network()), TopK(), density=0.1)
     with refused("warmup has densities for the library's methods"):
         topknot.torch.CompressionHook(wrapped(network()), TopK(), warmup=[0.1])
+    method, memory = TopK(), Kept()
+    hook = topknot.torch.CompressionHook(wrapped(network()), method, memory=memory)
+    with refused("a TopK is in use by another hook or LocalSteps; make an object for each"):
+        topknot.torch.LocalSteps(network(), method, every=2)
+    with refused("a Kept is in use"):
+        topknot.torch.CompressionHook(wrapped(network()), TopK(), memory=memory)
+    expect(hook.step == 0)
     method = TopK()
     method.rule = lambda x: x
     with refused("state 'rule' of the method TopK cannot be in a checkpoint"):
@@ -1158,9 +1216,9 @@ def check_run(rank, ranks):
 
         return make
 
-    hook, run, wall, ddp = train(
-        path, hooked("topk", density=0.05), task=task, steps_per_epoch=4, config={"data.batch_size": 8, "optimizer.lr": 0.125}
-    )
+    config = {"data.batch_size": 8, "optimizer.lr": 0.125}
+    more = {"task": task, "steps_per_epoch": 4, "config": config, "tensorboard": HAS_TENSORBOARD}
+    hook, run, wall, ddp = train(path, hooked("topk", density=0.05), **more)
     for name, make in [
         ("dense", hooked("dense")),
         ("own", hooked(TopK())),
@@ -1208,6 +1266,15 @@ def check_run(rank, ranks):
             == {**expected, "compress.name": config["compress.name"].text},
             f"{config}",
         )
+        if HAS_TENSORBOARD:
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+            scalars = EventAccumulator(path).Reload()
+            for tag, key in [("loss",) * 2, ("learning_rate", "lr"), ("bytes_sent",) * 2, ("images_per_second",) * 2]:
+                found = [(event.step, event.value) for event in scalars.Scalars("train/" + tag)]
+                expect(found == [(line["step"], np.float32(line[key])) for line in steps], tag)
+            found = {tag: [event.value for event in scalars.Scalars("test/" + tag)] for tag in ("loss", "accuracy")}
+            expect(found == {"loss": [0.25, 0.25], "accuracy": [0.546875, 0.609375]}, f"{found}")
         with refused("holds a run"):
             topknot.torch.Run(path, hook)
         # A disk that is full for a while takes a part of a line, which is taken back.
@@ -1264,7 +1331,10 @@ def check_run(rank, ranks):
         shutil.rmtree(folder[0])
     with refused("there is no metric 'speed'; known: accuracy, loss"):
         topknot.torch.Run(path, hook, metric="speed")
-    with refused("hook must be a CompressionHook or LocalSteps, not a Sequential"):
+    if not HAS_TENSORBOARD:
+        with refused("tensorboard=True needs the package tensorboard"):
+            topknot.torch.Run(path, hook, tensorboard=True)
+    with refused("hook must be a CompressionHook, LocalSteps or FsdpCompression, not a Sequential"):
         topknot.torch.Run(path, network())
 
 
@@ -1352,6 +1422,31 @@ def check_fsdp(rank, ranks):
             expect(all(same(gradient, other) for other in all_), "ranks differ")
     expect(all(same(a, b) for a, b in zip(*ends)), "a loaded state goes on with the same bits")
     expect(compression.bytes_sent > 0)
+
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder, src=0)
+    model, compression = sharded(0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    run = topknot.torch.Run(folder[0], compression)
+    for step in range(3):
+        step_of(model, optimizer, batch(rank, step))
+        run.step(0.5)
+    run.close()
+    if rank == 0:
+        lines = [json.loads(line) for line in open(folder[0] + "/metrics.jsonl")]
+        expect([line["event"] for line in lines] == ["start", *["step"] * 3, "end"], "one rank alone writes")
+        before = 0
+        for line in lines[1:-1]:
+            taken = sum(line[part + "_s"] for part in ("data", "forward", "backward", "encode", "exposed", "decode", "update"))
+            expect(0.5 * (line["time_s"] - before) < taken <= line["time_s"] - before + 1e-9, f"parts of a step: {line}")
+            expect(min(line[part + "_s"] for part in ("backward", "communicate", "exposed")) > 0, f"{line}")
+            expect(abs(line["images_per_second"] * (line["time_s"] - before) - 8 * 4) < 1e-6, "images of all ranks")
+            before = line["time_s"]
+        shard = sum(p.to_local().numel() for p in model.parameters())
+        expect((lines[-1]["bytes_sent"], lines[-1]["bytes_dense"]) == (compression.bytes_sent, 3 * 4 * shard), "bytes")
+        expect(read_config(folder[0] + "/config.yaml")["dist.ranks"].text == "4", "ranks")
+        shutil.rmtree(folder[0])
+
     hybrid = network()
     fully_shard(hybrid, mesh=init_device_mesh(device, (2, 2), mesh_dim_names=("hosts", "shards")))
     with refused("parameter '0.weight' is sharded over a 2-D mesh (HSDP)"):
@@ -1413,6 +1508,9 @@ class TorchTest(unittest.TestCase):
 
     def test_residuals_follow_parameters_into_other_buckets(self):
         on_ranks(2, check_buckets)
+
+    def test_a_part_of_the_ranks_whose_members_are_in_different_numbers_of_groups(self):
+        on_ranks(3, check_part_of_the_ranks)
 
     def test_what_no_rank_used_keeps_its_residual(self):
         on_ranks(2, check_unused)

@@ -13,6 +13,7 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
+from ._channel import Channel
 
 def _timeout_of(group: dist.ProcessGroup) -> Optional[timedelta]:
     """The group's timeout, which PyTorch's public interface does not give; None for PyTorch's default."""
@@ -28,9 +29,17 @@ def _timeout_of(group: dist.ProcessGroup) -> Optional[timedelta]:
 
 def twin_of(group: dist.ProcessGroup) -> Any:
     """A group of the same ranks for a thread of its own, since other threads use `group` at the same time. Collective."""
-    ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
-    alone = len(ranks) < dist.get_world_size()
-    return dist.new_group(ranks, backend=backend, timeout=_timeout_of(group), use_local_synchronization=alone)
+    ranks, backend, fill = dist.get_process_group_ranks(group), dist.get_backend(group), []
+    if part := len(ranks) < dist.get_world_size():
+        # PyTorch names it by the number of a rank's groups, which has to be the same on all; what is missing is filled up.
+        count = len(dist.distributed_c10d._world.pg_names)
+        most = max(int(each) for each in Channel(group).all_gather(torch.tensor([count])))
+        for _ in range(count, most):
+            fill.append(dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True))
+    made: dist.ProcessGroup = dist.new_group(ranks, backend=backend, timeout=_timeout_of(group), use_local_synchronization=part)
+    for each in fill:
+        dist.destroy_process_group(each)
+    return made
 
 
 class Worker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any, Optional, Union
 
 import torch
@@ -55,11 +56,15 @@ class FsdpCompression:
                     f"parameter '{name}' is sharded over a 2-D mesh (HSDP): FSDP2 averages over its replicas uncompressed before "
                     "the hook; give fully_shard() the mesh's second dimension alone, and process_group= that of the first"
                 )
+        self.module, self._mesh = model, getattr(next(iter(trainable(model).values())), "device_mesh", None)
         self.method, self.keys = method, {"dense_1d": False, **(keys or {}), **more}
         if self.keys.get("lr_inside"):
             raise Error("lr_inside needs a learning rate, which FSDP2's hook does not know")
         warn_of_adam(method, optimizer)
         self._channel = Channel(process_group)
+        if self._mesh is not None:
+            self._channel.total *= self._mesh.size()
+            self._channel.leads &= self._mesh.get_local_rank() == 0
         self._compressors: dict[str, AnyCompressor] = {}
         self._pinned: dict[str, torch.Tensor] = {}
         self._loaded: dict[str, torch.Tensor] = {}
@@ -88,10 +93,12 @@ class FsdpCompression:
         self._steps[name] = step + 1
         here = in_place(shard, self.device, self._pinned, name)
         wait_for(here)
+        begin_s = time.perf_counter()
         if not self._channel.average(self._compressors[name], {0: here}, step, name):
             shard.fill_(float("nan"))
         elif here is not shard:
             shard.copy_(here)
+        self._channel.seconds[3] += time.perf_counter() - begin_s
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, under a key that names the rank. Each rank saves its own, between backward passes."""

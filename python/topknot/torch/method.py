@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import functools
 import hashlib
 import io
@@ -10,6 +11,7 @@ import itertools
 import math
 import struct
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
 
@@ -124,16 +126,23 @@ def chosen(
     return own, settings
 
 
+def attributes_of(thing: Any) -> dict[str, Any]:
+    slots = copyreg._slotnames(type(thing))  # type: ignore[attr-defined]
+    return {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots if hasattr(thing, name)}}
+
+
 def _state_of(thing: Any) -> Any:
-    return thing.state_dict() if hasattr(thing, "state_dict") else getattr(thing, "__dict__", {})
+    return thing.state_dict() if hasattr(thing, "state_dict") else attributes_of(thing)
 
 
 def _set_state(thing: Any, state: Any) -> None:
     if hasattr(thing, "load_state_dict"):
         thing.load_state_dict(state)
-    elif hasattr(thing, "__dict__"):
-        vars(thing).clear()
-        vars(thing).update(state)
+        return
+    for name in attributes_of(thing):
+        object.__delattr__(thing, name)
+    for name, value in state.items():
+        object.__setattr__(thing, name, value)
 
 
 def _finite(tensor: torch.Tensor) -> bool:
@@ -193,11 +202,17 @@ class _Layout:
 _layout = functools.lru_cache(64)(_Layout)  # most methods send the same in every step
 
 
+_users: weakref.WeakValueDictionary[int, Own] = weakref.WeakValueDictionary()  # by the id of a method or memory
+
+
 class MethodCompressor:
     """A rank's compressor by a method in Python, as LibraryCompressor is by one of the library's."""
 
     def __init__(self, own: Own, shapes: Shapes, channel: Channel, keys: dict[str, Value]) -> None:
         self.own, self.shapes, self.channel, self.names = own, shapes, channel, tuple(shapes)
+        for each in (own.method, own.memory):
+            if each is not None and _users.setdefault(id(each), own) is not own:
+                raise Error(f"a {type(each).__name__} is in use by another hook or LocalSteps; make an object for each")
         self._undo, self._device = bool(keys.get("undo")), str(keys.get("device", "cpu"))
         self.whole = {name for name, shape in shapes.items() if keys.get("dense_1d") and len(shape) < 2}  # not compressed
         self._layouts: dict[tuple[str, ...], list[bytes]] = {}  # of sums, by the round's parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import glob
 import json
 import math
 import os
@@ -20,12 +21,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .. import Error
 from ..compare.read import METRICS, WARM_UP
+from .fsdp import FsdpCompression
 from .hook import CompressionHook
 from .local_steps import LocalSteps
-from .method import Own
+from .method import Own, attributes_of
 
 _FIGURES = ("accuracy", "loss", "top5_accuracy", "bits_per_byte", "character_error_rate")
 Number = Union[float, torch.Tensor]
+Hook = Union[CompressionHook, LocalSteps, FsdpCompression]
 
 
 class Run:
@@ -33,7 +36,7 @@ class Run:
     ranks call does nothing.
 
     folder: the run directory, which is made.
-    hook: a CompressionHook, or LocalSteps, after its load_state_dict(). The phases of a step are timed by hooks of its model and
+    hook: a CompressionHook, LocalSteps or FsdpCompression, after its load_state_dict(). The phases of a step are timed by hooks of its model and
         of the optimizers, as the program sees them: work that a GPU has still to do counts where the program waits for it.
     metric: what evaluate() measures: "accuracy", "loss", "perplexity" (of evaluate's loss) or "word error rate" (1 - accuracy).
     task: names the data, such as "cifar10, 10 classes, samples [3, 32, 32]"; runs of different tasks are not compared. A run
@@ -42,6 +45,7 @@ class Run:
     config: more facts for config.yaml, such as {"data.batch_size": 32, "optimizer.lr": 0.1}: train's keys, or names of your own.
         Numbers and texts among the attributes of a method in Python are there already, as compress.NAME.
     overwrite: replaces an earlier run in the folder, which is refused otherwise.
+    tensorboard: writes train's scalars for TensorBoard too, but the density; needs the package tensorboard.
 
     A line is written by one call, so that a program that is stopped leaves whole lines. The last line is written by close(), or
     when the program ends, unless an exception ended it. Raises Error for other arguments and files that cannot be written.
@@ -50,21 +54,27 @@ class Run:
     def __init__(
         self,
         folder: Union[str, os.PathLike[str]],
-        hook: Union[CompressionHook, LocalSteps],
+        hook: Hook,
         *,
         metric: str = "accuracy",
         task: str = "",
         steps_per_epoch: int = 0,
         config: Optional[Mapping[str, Any]] = None,
         overwrite: bool = False,
+        tensorboard: bool = False,
     ) -> None:
-        if not isinstance(hook, (CompressionHook, LocalSteps)):
-            raise Error(f"hook must be a CompressionHook or LocalSteps, not a {type(hook).__name__}")
+        if not isinstance(hook, (CompressionHook, LocalSteps, FsdpCompression)):
+            raise Error(f"hook must be a CompressionHook, LocalSteps or FsdpCompression, not a {type(hook).__name__}")
         if not isinstance(task, str):
             raise Error(f"task must be a text, not {task!r}")
         if metric not in METRICS:
             raise Error(f"there is no metric '{metric}'; known: {', '.join(METRICS)}")
         self.folder, self._hook, self._metric, self._per_epoch = os.fspath(folder), hook, METRICS[metric], steps_per_epoch
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise Error(f"tensorboard=True needs the package tensorboard: {error}") from None
         self._closed = not hook._channel.leads
         if self._closed:
             return
@@ -73,14 +83,18 @@ class Run:
             os.makedirs(self.folder, exist_ok=True)
             if os.path.exists(path) and not overwrite:
                 raise Error(f"{self.folder} holds a run; choose another folder, remove it, or give overwrite=True")
+            for old in glob.glob(os.path.join(glob.escape(self.folder), "events.out.tfevents.*")):
+                os.remove(old)
             self._write("config.yaml", _yaml({**_facts(hook), **(config or {})}))
             self._write("environment.json", json.dumps(_environment(hook), indent=2) + "\n")
             self._file, self._end = open(path, "wb", buffering=0), 0
         except OSError as error:
             raise Error(f"{error.filename or self.folder} cannot be written: {error.strerror}") from None
+        self._board: Any = SummaryWriter(self.folder) if tensorboard else None
         self._model = getattr(hook.module, "module", hook.module)  # without DistributedDataParallel
         own = getattr(hook, "_numel", None)  # local steps: the parameters whose changes this rank sends
-        self._parameters = sum(p.numel() for p in hook.module.parameters() if p.requires_grad) if own is None else own
+        mine = (getattr(p, "to_local", lambda p=p: p)() for p in hook.module.parameters() if p.requires_grad)
+        self._parameters = sum(p.numel() for p in mine) if own is None else own
         self._parts = dict.fromkeys(("data", "forward", "backward", "update", "evaluation", "other"), 0.0)
         self._step = self._samples = 0
         self._lr: Optional[float] = None
@@ -168,15 +182,22 @@ class Run:
         # The rest of these runs during the backward pass.
         busy = encode + exchange + write
         waited = min(1.0, exposed / busy) if busy > 0 else 0.0
-        hidden = exposed if isinstance(self._hook, CompressionHook) else 0.0  # in what was timed as the backward pass
+        hidden = 0.0 if isinstance(self._hook, LocalSteps) else exposed  # in what was timed as the backward pass
+        rate, loss = self._rates[-1], _float(loss)
         self._line(
-            "step", step=self._step, epoch=self._epoch(), time_s=self._time, loss=_float(loss), lr=self._lr, bytes_sent=sent,
+            "step", step=self._step, epoch=self._epoch(), time_s=self._time, loss=loss, lr=self._lr, bytes_sent=sent,
             bytes_received=received, bytes_dense=dense, bytes_ratio=dense / sent if sent else 0, data_s=parts["data"],
             forward_s=parts["forward"], backward_s=parts["backward"] - hidden,
             encode_s=waited * encode, communicate_s=exchange, decode_s=waited * write, update_s=parts["update"],
-            exposed_s=exposed - waited * (encode + write), skipped=skips > 0, images_per_second=self._rates[-1],
+            exposed_s=exposed - waited * (encode + write), skipped=skips > 0, images_per_second=rate,
         )  # fmt: skip
+        self._show("train", loss=loss, learning_rate=self._lr, bytes_sent=sent, images_per_second=rate)
         self._samples = 0
+
+    def _show(self, group: str, **scalars: Optional[float]) -> None:
+        for name, value in scalars.items():
+            if self._board is not None and value is not None:
+                self._board.add_scalar(f"{group}/{name}", value, self._step)
 
     def _epoch(self) -> float:
         return self._step / self._per_epoch if self._per_epoch else math.nan
@@ -203,6 +224,10 @@ class Run:
         self._best = max(self._best, known.get("accuracy", -math.inf))
         self._evaluation += taken
         self._line("eval", step=self._step, epoch=self._epoch(), time_s=self._time, **self._figures, eval_seconds=taken)
+        about, loss, accuracy = self._metric, known.get("loss"), known.get("accuracy", math.nan)
+        second = {about.second: known[name] for name in _FIGURES[2:] if about.second and name in known}
+        value = about.value(math.nan if loss is None else loss, accuracy)
+        self._show(about.set, **{"loss": loss, about.name: value, **second})
 
     def close(self) -> None:
         """Writes the last line: the run is complete."""
@@ -226,6 +251,8 @@ class Run:
             skipped_steps=skipped, failed=False, reason="", step_p50_s=float(p50), step_p95_s=float(p95),
         )  # fmt: skip
         self._file.close()
+        if self._board is not None:
+            self._board.close()
 
     def _at_exit(self) -> None:
         if getattr(sys, "last_value", None) is None:  # no exception has ended the program
@@ -251,15 +278,18 @@ def _backend(hook: Any) -> str:
     return str(dist.get_backend(hook._channel.group))
 
 
-def _facts(hook: Union[CompressionHook, LocalSteps]) -> dict[str, Any]:
+def _facts(hook: Hook) -> dict[str, Any]:
     settings: dict[str, Any] = {
         f"compress.{key}": value for key, value in hook.keys.items() if key not in ("device", "threads", "undo")
     }
-    if isinstance(hook._made, Own):
+    if isinstance(made := getattr(hook, "_made", None), Own):
         if settings["compress.memory"] == "residual":
             del settings["compress.memory"]  # the library's methods name only another one
-        own = getattr(hook._made.method, "__dict__", {})
-        settings |= {f"compress.{k}": v for k, v in own.items() if isinstance(v, (bool, int, float, str)) and k[0] != "_"}
+        settings |= {
+            f"compress.{k}": v
+            for k, v in attributes_of(made.method).items()
+            if isinstance(v, (bool, int, float, str)) and k[0] != "_"
+        }
     if isinstance(hook, LocalSteps):
         outer = {"name": hook.outer, "lr": hook.outer_lr, "momentum": hook.outer_momentum}
         settings |= {"exchange.every": hook.every, **{f"exchange.outer.{key}": value for key, value in outer.items()}}
@@ -268,7 +298,7 @@ def _facts(hook: Union[CompressionHook, LocalSteps]) -> dict[str, Any]:
             settings["exchange.outer.alpha"] = hook.outer_alpha
         if (count := hook._islands.count) > 1:
             settings["dist.ranks_per_island"] = count
-    elif hook.warmup:
+    elif isinstance(hook, CompressionHook) and hook.warmup:
         settings["compress.warmup"] = [*hook.warmup]
     model = getattr(hook.module, "module", hook.module)
     return {"seed": torch.initial_seed(), "model.name": type(model).__name__, "compress.name": hook.method, **settings,
@@ -301,6 +331,6 @@ def _environment(hook: Any) -> dict[str, Any]:
     return {
         "host": platform.node(), "cpu": cpu, "cores": os.cpu_count(), "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "topknot": __version__, "libraries": {"Python": platform.python_version(), "PyTorch": torch.__version__},
-        "backend": _backend(hook), "ranks": hook._channel.ranks, "threads_per_rank": torch.get_num_threads(), "started": _now(),
+        "backend": _backend(hook), "ranks": hook._channel.total, "threads_per_rank": torch.get_num_threads(), "started": _now(),
         "command_line": sys.argv,
     }  # fmt: skip
