@@ -11,6 +11,7 @@ import contextlib
 import copy
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -1045,8 +1046,8 @@ def check_own_dense_1d(rank, ranks):
         def compress(self, tensor, name):
             return tensor.round(), None
 
-    for kind in (TopK, Signs, Sum):
-        ddp = wrapped(network())
+    for kind, each in itertools.product((TopK, Signs, Sum), (False, True)):
+        ddp = wrapped(network(), find_unused_parameters=each)
         hook = topknot.torch.CompressionHook(ddp, kind(), dense_1d=True, dense_steps=0)
         inputs = batch(rank, 0)
         gradients = of_all_ranks(own_gradients(ddp.module, inputs), ranks)

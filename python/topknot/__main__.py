@@ -10,6 +10,7 @@ import pathlib
 import platform
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 _HELP = """topknot COMMAND ...
@@ -20,6 +21,9 @@ _HELP = """topknot COMMAND ...
   topknot train FILE...    trains in C++; needs the trainer, as demo does; 'topknot train --help' has more
   topknot demo             the same small network with four methods over a slow link, in about two minutes
 """
+_BITS = """
+bits: per parameter and step (dense: 32), in the first step of a 256 x 256 matrix of normal numbers, with the defaults
+(density 0.001; threshold 2.5). Methods that take what exceeds a bound have none yet in a first step."""
 _COMMANDS = ("compare", "methods", "doctor", "train", "demo")
 # By command: the program's place in the package topknot_trainer, and in these sources.
 _TRAINER = {"train": ("bin/train", "build/bin/train"), "demo": ("bin/demo", "scripts/demo")}
@@ -65,15 +69,19 @@ def _try(method: str) -> float:
     return 8 * sum(sizes) / 256**2
 
 
+def _unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f"there is no {kind} '{name}'; " + (f"did you mean '{close[0]}'?" if close else otherwise)
+
+
 def _methods(names: list[str]) -> int:
     from . import methods
 
     known = methods()
     for name in names:
         if name not in known["methods"]:
-            close = difflib.get_close_matches(name, known["methods"], 1)
-            hint = f"did you mean '{close[0]}'?" if close else "'topknot methods' lists them"
-            print(f"topknot methods: there is no method '{name}'; {hint}", file=sys.stderr)
+            hint = _unknown("method", name, known["methods"], "'topknot methods' lists them")
+            print(f"topknot methods: {hint}", file=sys.stderr)
             return 2
         print(f"{name} ({_PAPERS.get(name, 'no compression')}): {known['methods'][name]['help']}\n")
         for option in (*known["methods"][name]["options"], *known["keys"]):
@@ -81,16 +89,12 @@ def _methods(names: list[str]) -> int:
             print(f"  {setting:24} {option['help']}")
     if names:
         return 0
-    print(
-        f"{'method':21} {'paper':24} {'bits':>6}  keys of its own; 'topknot methods NAME' explains them and those of all methods"
-    )
+    title = "keys of its own; 'topknot methods NAME' explains them and those of all methods"
+    print(f"{'method':21} {'paper':24} {'bits':>6}  {title}")
     for name, method in known["methods"].items():
         options = ", ".join(f"{option['name']}={option['default']}" for option in method["options"])
         print(f"{name:21} {_PAPERS.get(name, ''):24} {_try(name):6.2f}  {options}".rstrip() + f"\n{'':22}{method['help']}")
-    print(
-        "\nbits: per parameter and step (dense: 32), in the first step of a 256 x 256 matrix of normal numbers, with the defaults"
-    )
-    print("(density 0.001; threshold 2.5). Methods that take what exceeds a bound have none yet in a first step.")
+    print(_BITS)
     for name, recipe in known["recipes"].items():
         print(f"recipe {name}: {recipe['help']}")
     return 0
@@ -149,33 +153,33 @@ def _run_trainer(command: str, arguments: list[str]) -> int:
 def main() -> int:
     """Runs the command of the command line; returns its exit status."""
     command, *arguments = sys.argv[1:] or ["--help"]
-    if command == "compare":
-        from .compare.cli import main as compare
+    if command in ("methods", "doctor") and arguments[:1] in (["-h"], ["--help"]):
+        command = "--help"
+    try:
+        if command == "compare":
+            from .compare.cli import main as compare
 
-        return compare(arguments)
-    if command in _TRAINER:
-        return _run_trainer(command, arguments)
-    if command in ("-h", "--help") or (command in ("methods", "doctor") and arguments[:1] in (["-h"], ["--help"])):
-        print(_HELP, end="")
-        return 0
-    if command == "--version":
-        print(_version("topknot"))
-        return 0
-    if command == "methods" or (command == "doctor" and not arguments):
-        try:
-            return _methods(arguments) if command == "methods" else _doctor()
-        except BrokenPipeError:  # of `| head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return compare(arguments)
+        if command in _TRAINER:
+            return _run_trainer(command, arguments)
+        if command == "methods":
+            return _methods(arguments)
+        if command == "doctor" and not arguments:
+            return _doctor()
+        if command in ("-h", "--help", "--version"):
+            print(_version("topknot") + "\n" if command == "--version" else _HELP, end="")
             return 0
-        except ImportError as error:
-            print(f"topknot {command}: {error}", file=sys.stderr)
-            return 1
+    except BrokenPipeError:  # of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ImportError as error:
+        print(f"topknot {command}: {error}", file=sys.stderr)
+        return 1
     if command == "doctor":
         print(f"topknot doctor: takes no arguments, and there is '{arguments[0]}'", file=sys.stderr)
-        return 2
-    close = difflib.get_close_matches(command, _COMMANDS, 1)
-    hint = f"did you mean '{close[0]}'?" if close else "'topknot --help' shows what there is"
-    print(f"topknot: there is no command '{command}'; {hint}", file=sys.stderr)
+    else:
+        hint = _unknown("command", command, _COMMANDS, "'topknot --help' shows what there is")
+        print(f"topknot: {hint}", file=sys.stderr)
     return 2
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import operator
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Optional, Union
 
@@ -215,28 +216,32 @@ class Channel:
 
     def begin(self, compressor: AnyCompressor, slices: Slices, step: int, kind: Any) -> tuple[AnyRound, bool]:
         """Exchanges without a change of anything here; whether the averages are finite."""
-        begin_s = time.perf_counter()
-        round_ = compressor.encode_slices(slices, step=step)
-        encoded_s = time.perf_counter()
+        with self.timed(0):
+            round_ = compressor.encode_slices(slices, step=step)
         try:
-            done = self.run(round_, kind) is State.DONE
+            with self.timed(1):
+                done = self.run(round_, kind) is State.DONE
         except BaseException:
             round_.discard()
             raise
-        self.seconds[0] += encoded_s - begin_s
-        self.seconds[1] += time.perf_counter() - encoded_s
         return round_, done
 
     def end(self, round_: AnyRound, slices: Slices, done: bool) -> bool:
         """Replaces the slices by the averages, or discards these."""
-        begin_s = time.perf_counter()
-        try:
-            if done:
-                round_.commit(slices)
-        finally:
-            round_.discard()  # nothing, after a commit
-        self.seconds[2] += time.perf_counter() - begin_s
+        with self.timed(2):
+            try:
+                if done:
+                    round_.commit(slices)
+            finally:
+                round_.discard()  # nothing, after a commit
         return done
+
+    @contextlib.contextmanager
+    def timed(self, part: int) -> Iterator[None]:
+        """Adds the time of a block to seconds[part]."""
+        begin_s = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - begin_s
 
     def run(self, round_: AnyRound, kind: Any) -> State:
         """Sends, receives and decodes until the round is done. Rounds of one `kind` have messages of about the same size;
@@ -369,7 +374,7 @@ def device_for(method: Union[str, Own], keys: dict[str, Value], tensors: Iterabl
     if on_gpu := on_gpu and not (wanted == "auto" and unbounded):
         trial: dict[str, Value] = {**keys, "dense_1d": False, "min_numel": 0, "scope": "tensor", "device": place}
         try:
-            Compressor(method, {"all": (8, 8)}, keys=trial).close()
+            Compressor(method, {"all": (8, 8)}, keys=trial)
         except Error:
             if wanted != "auto":
                 raise

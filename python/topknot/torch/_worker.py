@@ -42,16 +42,17 @@ def twin_of(group: dist.ProcessGroup) -> Any:
     return made
 
 
+_Tasks = queue.SimpleQueue[Optional[Callable[[], Any]]]
+
+
 class Worker:
     """A thread that runs tasks in the order in which they are added."""
 
-    threads: "weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Optional[Callable[[], None]]]]" = (
-        weakref.WeakKeyDictionary()
-    )
+    threads: weakref.WeakKeyDictionary[threading.Thread, _Tasks] = weakref.WeakKeyDictionary()
 
     def __init__(self, device: torch.device) -> None:
         # The garbage collector may call put() during another put() in the same thread; SimpleQueue allows that.
-        self.tasks: "queue.SimpleQueue[Optional[Callable[[], None]]]" = queue.SimpleQueue()
+        self.tasks: _Tasks = queue.SimpleQueue()
         self._last = threading.Event()  # set after the task that was added last
         self._last.set()
         thread = threading.Thread(target=self._run, args=(self.tasks, device), name="topknot", daemon=True)
@@ -59,21 +60,16 @@ class Worker:
         thread.start()
 
     def add(self, task: Callable[[], None]) -> None:
+        """task: raises nothing."""
         done = self._last = threading.Event()
-
-        def run() -> None:
-            try:
-                task()
-            finally:
-                done.set()
-
-        self.tasks.put(run)
+        self.tasks.put(task)
+        self.tasks.put(done.set)
 
     def wait(self) -> None:
         self._last.wait()
 
     @staticmethod
-    def _run(tasks: "queue.SimpleQueue[Optional[Callable[[], None]]]", device: torch.device) -> None:
+    def _run(tasks: _Tasks, device: torch.device) -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         while (task := tasks.get()) is not None:

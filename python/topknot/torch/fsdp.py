@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from typing import Any, Optional, Union
 
 import torch
@@ -71,7 +70,7 @@ class FsdpCompression:
         self._steps: dict[str, int] = {}
         self.device = device_for(method, self.keys, model.parameters(), self._channel)
         self._keys = {**self.keys, "device": self.device}
-        self._channel.compressor(method, {"all": (64,)}, self._keys).close()  # refuses wrong keys now
+        self._channel.compressor(method, {"all": (64,)}, self._keys)  # refuses wrong keys now
         for name, module in modules.items():
             if not hasattr(module, "set_all_reduce_hook"):
                 raise Error("this PyTorch's FSDP2 has no set_all_reduce_hook(); that of 2.10 has")
@@ -93,12 +92,11 @@ class FsdpCompression:
         self._steps[name] = step + 1
         here = in_place(shard, self.device, self._pinned, name)
         wait_for(here)
-        begin_s = time.perf_counter()
-        if not self._channel.average(self._compressors[name], {0: here}, step, name):
-            shard.fill_(float("nan"))
-        elif here is not shard:
-            shard.copy_(here)
-        self._channel.seconds[3] += time.perf_counter() - begin_s
+        with self._channel.timed(3):
+            if not self._channel.average(self._compressors[name], {0: here}, step, name):
+                shard.fill_(float("nan"))
+            elif here is not shard:
+                shard.copy_(here)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, under a key that names the rank. Each rank saves its own, between backward passes."""

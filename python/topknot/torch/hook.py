@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch.amp.grad_scaler import GradScaler
 
-from .. import Compressor, Error, State
+from .. import Error, State
 from .._methods import Value
 from ._channel import (
     AnyCompressor, AnyRound, Channel, Place, Shapes, Slices, check_settings, check_type, device_for, in_place, parts_of,
     saved_state, trainable, warn_of_adam, whole_number,
 )  # fmt: skip
 from ._worker import Worker, twin_of
-from .method import Memory, MethodCompressor, Own, PythonMethod, chosen
+from .method import Memory, Own, PythonMethod, chosen
 
 
 def _memory_order(tensor: torch.Tensor) -> list[int]:
@@ -41,7 +41,7 @@ class _Compressors:
         self._keys = {**keys, "scope": "model"} if self._buckets else keys
         self._made: dict[tuple[str, ...], AnyCompressor] = {}
         self._residuals: dict[str, np.ndarray] = {}  # of parameters that are in no compressor yet
-        self._new(tuple(shapes)).close()  # refuses wrong keys now
+        self._new(tuple(shapes))  # refuses wrong keys now
 
     def _new(self, names: Sequence[str], state: Optional[torch.Tensor] = None, place: Optional[Place] = None) -> AnyCompressor:
         self._refuse_unknown(names)
@@ -55,8 +55,7 @@ class _Compressors:
         key = tuple(names) if self._buckets else tuple(self._shapes)
         if key not in self._made:
             for other in [other for other in self._made if set(other) & set(key)]:
-                with self._made.pop(other) as compressor:
-                    self._residuals.update(_residuals_of(compressor))
+                self._residuals.update(_residuals_of(self._made.pop(other)))
             made = self._new(key)
             for name in set(key) & set(self._residuals):
                 made.set_residual(name, self._residuals.pop(name))
@@ -87,8 +86,6 @@ class _Compressors:
         residuals = {name: tensor.numpy().copy() for name, tensor in saved["owed"].items()}
         made = {tuple(names): self._new(names, state) for names, state in saved["parts"]}
         self._refuse_unknown([*residuals])
-        for compressor in self._made.values():
-            compressor.close()
         self._made, self._residuals = made, residuals
 
     def sum_of(self, states: Sequence[tuple[int, dict[str, Any]]], before: int) -> dict[str, Any]:
@@ -100,8 +97,7 @@ class _Compressors:
         for rank, saved in states:
             residuals = {name: tensor.numpy() for name, tensor in saved["owed"].items()}
             for names, state in saved["parts"]:
-                with self._new(names, state, place=(rank, before)) as compressor:
-                    residuals.update(_residuals_of(compressor))
+                residuals.update(_residuals_of(self._new(names, state, place=(rank, before))))
             for name, residual in residuals.items():
                 scaled = torch.from_numpy(factor * residual)
                 total[name] = total[name] + scaled if name in total else scaled
@@ -112,7 +108,7 @@ class _Compressors:
             raise Error(f"the state has a parameter '{unknown[0]}', which the model has not")
 
 
-def _residuals_of(compressor: Union[Compressor, MethodCompressor]) -> dict[str, np.ndarray]:
+def _residuals_of(compressor: AnyCompressor) -> dict[str, np.ndarray]:
     return {name: found for name in compressor.names if (found := compressor.residual(name)) is not None}
 
 
@@ -201,8 +197,8 @@ class CompressionHook:
     ) -> None:
         if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
             raise Error(f"the model must be a DistributedDataParallel, not a {type(ddp).__name__}")
-        reducer = getattr(getattr(torch, "_dynamo", None), "config", None)
-        if reducer is not None and getattr(reducer, "optimize_ddp", None) == "python_reducer":
+        dynamo = getattr(getattr(torch, "_dynamo", None), "config", None)
+        if getattr(dynamo, "optimize_ddp", None) == "python_reducer":
             raise Error(
                 "with torch._dynamo.config.optimize_ddp = 'python_reducer' PyTorch ignores what a hook returns; use True or False"
             )
@@ -219,11 +215,10 @@ class CompressionHook:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self.scaler is not None:
             self.keys["undo"] = True
-        dense_steps, warmup_steps = whole_number("dense_steps", dense_steps, 0), whole_number("warmup_steps", warmup_steps, 1)
+        self._dense_until = self.dense_steps = whole_number("dense_steps", dense_steps, 0)
+        self.warmup, self.warmup_steps = tuple(warmup), whole_number("warmup_steps", warmup_steps, 1)
         if any(not 0 < density <= 1 for density in warmup):
             raise Error("warmup: a density must be above 0, at most 1")
-        self.warmup, self.warmup_steps, self.dense_steps = tuple(warmup), warmup_steps, dense_steps
-        self._dense_until = dense_steps
         if self.keys.get("lr_inside") and optimizer is None:
             raise Error("lr_inside: the learning rate is the optimizer's; give optimizer=")
         self.optimizer = optimizer
@@ -385,18 +380,18 @@ class CompressionHook:
         return self.warmup[turn] if turn < len(self.warmup) else 0.0
 
     def _compressed(self, bucket: _Bucket) -> None:
-        begin_s = time.perf_counter()
-        here = in_place(bucket.buffer, self.device, self._pinned, bucket.number)
-        names = [self._names[id(parameter)] for parameter in bucket.parameters]
-        compressor = self._compressors.of(names)
-        slices: Slices = {}
-        sizes = [parameter.numel() for parameter in bucket.parameters]
-        for name, parameter, gradient in zip(names, bucket.parameters, here.split_with_sizes(sizes)):
-            strides, order = self._layouts[name]
-            if parameter.stride() != strides and _memory_order(parameter) != order:
-                raise Error("a parameter's memory format has changed; choose it before the hook is made")
-            slices[compressor.index(name)] = gradient
-        self._channel.seconds[0] += time.perf_counter() - begin_s
+        channel = self._channel
+        with channel.timed(0):
+            here = in_place(bucket.buffer, self.device, self._pinned, bucket.number)
+            names = [self._names[id(parameter)] for parameter in bucket.parameters]
+            compressor = self._compressors.of(names)
+            slices: Slices = {}
+            sizes = [parameter.numel() for parameter in bucket.parameters]
+            for name, parameter, gradient in zip(names, bucket.parameters, here.split_with_sizes(sizes)):
+                strides, order = self._layouts[name]
+                if parameter.stride() != strides and _memory_order(parameter) != order:
+                    raise Error("a parameter's memory format has changed; choose it before the hook is made")
+                slices[compressor.index(name)] = gradient
         step: dict[str, Any] = {"step": bucket.step, "density": self._density(bucket.step), "scale": 1 / self._scale}
         if self.optimizer is not None and self.keys.get("lr_inside"):
             step["lr"] = float(self.optimizer.param_groups[0]["lr"])
@@ -404,26 +399,23 @@ class CompressionHook:
         rounds: list[tuple[AnyRound, Slices]] = []
         finite = True
         for part in parts:
-            begin_s = time.perf_counter()
             index, gradient = next(iter(part.items()))
-            if self._each and not self._channel.any(bool(gradient.count_nonzero() > 0)):
-                continue
-            encode_s = time.perf_counter()
-            round_ = compressor.encode_slices(part, **step)
+            with channel.timed(1):
+                if self._each and not channel.any(bool(gradient.count_nonzero() > 0)):
+                    continue
+            with channel.timed(0):
+                round_ = compressor.encode_slices(part, **step)
             rounds.append((round_, part))
-            exchange_s = time.perf_counter()
-            finite &= self._channel.run(round_, (bucket.number, len(slices), index)) is State.DONE
-            self._channel.seconds[0] += exchange_s - encode_s
-            self._channel.seconds[1] += encode_s - begin_s + time.perf_counter() - exchange_s
-        begin_s = time.perf_counter()
-        for round_, part in rounds:
-            if finite:
-                round_.commit(part, self._scale)
-            else:
-                round_.discard()
-        if finite and here is not bucket.buffer:
-            bucket.buffer.copy_(here)
-        self._channel.seconds[2] += time.perf_counter() - begin_s
+            with channel.timed(1):
+                finite &= channel.run(round_, (bucket.number, len(slices), index)) is State.DONE
+        with channel.timed(2):
+            for round_, part in rounds:
+                if finite:
+                    round_.commit(part, self._scale)
+                else:
+                    round_.discard()
+            if finite and here is not bucket.buffer:
+                bucket.buffer.copy_(here)
         if finite and self.scaler is not None and bucket.buffer.dtype == torch.float16:
             finite = bool(here.isfinite().all())  # the scaled average may overflow
         if not finite:

@@ -8,8 +8,8 @@ import functools
 import hashlib
 import io
 import itertools
+import json
 import math
-import struct
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
@@ -89,14 +89,10 @@ class Own:
             raise Error(f"memory must be 'residual', 'none' or an object with compensate() and update(), not '{memory}'")
         self.method = method
         self.memory: Any = {"residual": _Residual(), "none": None}[memory] if isinstance(memory, str) else memory
-        for what, each, needed in [("method", method, ("compress", "decompress")), ("memory", memory, ("compensate", "update"))]:
+        for what, each, *needed in ("method", method, "compress", "decompress"), ("memory", self.memory, "compensate", "update"):
             if isinstance(each, type):
                 raise Error(f"the {what} is the class {each.__name__}; give an object of it: {each.__name__}(...)")
-            if (
-                not isinstance(each, str)
-                and (each is not None or what == "method")
-                and not all(callable(getattr(each, n, None)) for n in needed)
-            ):
+            if (each is not None or what == "method") and not all(callable(getattr(each, name, None)) for name in needed):
                 raise Error(f"the {what} must be a name or an object with {'() and '.join(needed)}(), not {each!r}")
 
     def __str__(self) -> str:
@@ -155,32 +151,22 @@ def _packed(state: Any) -> bytes:
     return buffer.getvalue()
 
 
-_BARE = 0xFFFF  # a tensor by itself, in place of the number of tensors in a list
-
-
 class _Layout:
-    """A message's tensors in memory: by type in the order of _DTYPES, the widest first, so that all are aligned."""
+    """A message's tensors in memory: by type in the order of _DTYPES, the widest first, so that all are aligned.
+
+    text: in JSON, a parameter's list for each: whether compress() gave a tensor by itself, and the types and shapes.
+    """
 
     def __init__(self, text: bytes) -> None:
-        self.text = text
-        self._counts: list[int] = []  # by parameter
-        self._shapes: list[tuple[int, ...]] = []
-        codes: list[int] = []
-        at = 0
-        while at < len(text):
-            (count,), at = struct.unpack_from("<H", text, at), at + 2
-            self._counts.append(count)
-            for _ in range(1 if count == _BARE else count):
-                codes.append(text[at])
-                self._shapes.append(struct.unpack_from(f"<{text[at + 1]}I", text, at + 2))
-                at += 2 + 4 * text[at + 1]
-        by_type = [(dtype, [i for i, each in enumerate(codes) if each == code]) for code, dtype in enumerate(_DTYPES)]
+        self.text, self._parameters = text, json.loads(text)
+        types = [each for _, *own in self._parameters for each in own]
+        self._shapes = [shape for _, *shape in types]
+        by_type = [(dtype, [i for i, each in enumerate(types) if each[0] == code]) for code, dtype in enumerate(_DTYPES)]
         self._sections = [(dtype, section) for dtype, section in by_type if section]
 
     @staticmethod
-    def of_parameter(tensors: Sequence[torch.Tensor], bare: bool) -> bytes:
-        parts = [struct.pack(f"<BB{t.dim()}I", _DTYPES.index(t.dtype), t.dim(), *t.shape) for t in tensors]
-        return struct.pack("<H", _BARE if bare else len(tensors)) + b"".join(parts)
+    def of_parameter(tensors: Sequence[torch.Tensor], bare: bool) -> list[Any]:
+        return [int(bare), *([_DTYPES.index(t.dtype), *t.shape] for t in tensors)]
 
     def joined(self, head: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """A copy of the tensors' bytes, after the head's."""
@@ -196,7 +182,7 @@ class _Layout:
             for index, tensor in zip(section, part.view(dtype).split_with_sizes(sizes)):
                 tensors[index] = tensor.view(self._shapes[index])
         rest = iter(tensors)
-        return [next(rest) if count == _BARE else [*itertools.islice(rest, count)] for count in self._counts]
+        return [next(rest) if bare else [*itertools.islice(rest, len(own))] for bare, *own in self._parameters]
 
 
 _layout = functools.lru_cache(64)(_Layout)  # most methods send the same in every step
@@ -215,7 +201,7 @@ class MethodCompressor:
                 raise Error(f"a {type(each).__name__} is in use by another hook or LocalSteps; make an object for each")
         self._undo, self._device = bool(keys.get("undo")), str(keys.get("device", "cpu"))
         self.whole = {name for name, shape in shapes.items() if keys.get("dense_1d") and len(shape) < 2}  # not compressed
-        self._layouts: dict[tuple[str, ...], list[bytes]] = {}  # of sums, by the round's parameters
+        self._layouts: dict[tuple[str, ...], list[list[Any]]] = {}  # of sums, by the round's parameters
         self._compared: set[tuple[str, ...]] = set()  # rounds whose averages the ranks have compared
         self._before: tuple[int, Any] = (-1, None)  # a step and the state before it
 
@@ -253,36 +239,34 @@ class MethodCompressor:
             raise Error(f"{self.at(name)}: {what} gave {tensor.dtype} of shape {tuple(tensor.shape)}; return {wanted}")
         return tensor
 
-    def _digests(self, all_bytes: Sequence[bytes]) -> list[torch.Tensor]:
-        """8 bytes for each, of all ranks. Collective."""
-        digests = b"".join(hashlib.sha256(each).digest()[:8] for each in all_bytes)
-        return [each.view(-1, 8) for each in self.channel.all_gather(torch.frombuffer(bytearray(digests), dtype=torch.uint8))]
+    def _differs(self, names: tuple[str, ...], all_bytes: Sequence[bytes]) -> str:
+        """A parameter whose bytes differ from rank 0's, and the rank, or nothing. Collective."""
+        digests = bytearray(b"".join(hashlib.sha256(each).digest()[:8] for each in all_bytes))
+        every = [each.view(-1, 8).tolist() for each in self.channel.all_gather(torch.frombuffer(digests, dtype=torch.uint8))]
+        found = ((name, rank) for rank, own in enumerate(every) for name, a, b in zip(names, own, every[0]) if a != b)
+        return next((f"parameter '{name}', rank {rank}" for name, rank in found), "")
 
     def agree_on_averages(self, averages: dict[str, torch.Tensor]) -> None:
         """Refuses averages whose bits differ between ranks; they are compared in a round's first step."""
         names = tuple(averages)
-        if names in self._compared:
+        if not names or names in self._compared:
             return
         self._compared.add(names)
-        for rank, each in enumerate(all_ := self._digests([t.cpu().numpy().tobytes() for t in averages.values()])):
-            if wrong := [name for name, a, b in zip(names, each, all_[0]) if not torch.equal(a, b)]:
-                raise Error(
-                    f"parameter '{wrong[0]}', rank {rank}: the average is another than rank 0's; decompress() must do the same on "
-                    "all ranks, so the context that compress() gives must be the same: send what differs among the tensors"
-                )
+        if where := self._differs(names, [t.cpu().numpy().tobytes() for t in averages.values()]):
+            raise Error(
+                f"{where}: the average is another than rank 0's; decompress() must do the same on all ranks, so the context that "
+                "compress() gives must be the same: send what differs among the tensors"
+            )
 
-    def agree_on_sizes(self, names: tuple[str, ...], layouts: list[bytes]) -> None:
+    def agree_on_sizes(self, names: tuple[str, ...], layouts: list[list[Any]]) -> None:
         """Refuses sums of tensors of other sizes or types than in the first round, in which the ranks compare theirs."""
         if names not in self._layouts:
-            for rank, each in enumerate(all_ := self._digests(layouts)):
-                if wrong := [name for name, a, b in zip(names, each, all_[0]) if not torch.equal(a, b)]:
-                    at = f"parameter '{wrong[0]}', rank {rank}"
-                    raise Error(f"{at}: compress() gave tensors of other sizes or types than rank 0's; leave out sums = True")
+            if where := self._differs(names, [json.dumps(each).encode() for each in layouts]):
+                raise Error(f"{where}: compress() gave tensors of other sizes or types than rank 0's; leave out sums = True")
             self._layouts[names] = layouts
         if wrong := [name for name, a, b in zip(names, layouts, self._layouts[names]) if a != b]:
-            raise Error(
-                f"{self.at(wrong[0])}: compress() gave tensors of other sizes than in the step before; leave out sums = True"
-            )
+            where = self.at(wrong[0])
+            raise Error(f"{where}: compress() gave tensors of other sizes than in the step before; leave out sums = True")
 
     def _states(self) -> dict[str, Any]:
         return {"method": _state_of(self.own.method), "memory": _state_of(self.own.memory)}
@@ -317,15 +301,6 @@ class MethodCompressor:
     def set_residual(self, name: str, residual: np.ndarray) -> None:
         self.own.memory.residuals[name] = torch.from_numpy(residual.copy()).to(self._device)
 
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> MethodCompressor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
 
 class MethodRound:
     """Gradients on their way, by a method in Python; as LibraryRound."""
@@ -356,7 +331,7 @@ class MethodRound:
         self._given = self._parts(given[: self._end])
         types = dict.fromkeys([whole.dtype] if len(whole) else [])
         sent: list[torch.Tensor] = []
-        layouts: list[bytes] = []
+        layouts: list[list[Any]] = []
         for name in self._names:
             tensor = self._given[name]
             if self._memory is not None:
@@ -372,9 +347,9 @@ class MethodRound:
         if len(whole):
             layouts.append(_Layout.of_parameter([whole], True))
             sent.append(whole)
-        self._layout = _layout(b"".join(layouts))
-        head = struct.pack("<I", len(self._layout.text)) + self._layout.text
-        head += bytes(-len(head) % 8)
+        text = json.dumps(layouts, separators=(",", ":")).encode()
+        text += b" " * (-(4 + len(text)) % 8)
+        self._layout, head = _layout(text), len(text).to_bytes(4, "little") + text
         self._message = self._layout.joined(torch.frombuffer(bytearray(head), dtype=torch.uint8).to(given.device), sent)
         self._data = self._message[len(head) :]
         if sums:
@@ -394,8 +369,6 @@ class MethodRound:
             raise Error(f"{where} {tensors!r:.60} as tensors; return a tensor or a list of tensors")
         if unknown := [str(t.dtype) for t in tensors if t.dtype not in _DTYPES]:
             raise Error(f"{where} {unknown[0]}; known: {', '.join(map(str, _DTYPES))}")
-        if len(tensors) >= _BARE:
-            raise Error(f"{where} {len(tensors)} tensors; at most {_BARE - 1}")
         if wrong := [str(t.layout) for t in tensors if t.layout != torch.strided]:
             raise Error(f"{where} a tensor of layout {wrong[0]}; send its indices and values")
         return [*tensors]
@@ -410,8 +383,8 @@ class MethodRound:
         else:
             messages = []
             for block in blocks:
-                end = int.from_bytes(bytes(block[:4].tolist()), "little") + 4
-                messages.append(_layout(bytes(block[4:end].tolist())).split(block[end + -end % 8 :]))
+                end = 4 + int.from_bytes(bytes(block[:4].tolist()), "little")
+                messages.append(_layout(bytes(block[4:end].tolist())).split(block[end:]))
         aggregate = getattr(self._method, "aggregate", None)
         averages, whole = self._parts(self._averages[: self._end]), self._averages[self._end :]
         for index, name in enumerate(self._names):

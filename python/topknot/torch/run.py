@@ -7,6 +7,7 @@ import glob
 import json
 import math
 import os
+import pathlib
 import platform
 import re
 import sys
@@ -85,8 +86,9 @@ class Run:
                 raise Error(f"{self.folder} holds a run; choose another folder, remove it, or give overwrite=True")
             for old in glob.glob(os.path.join(glob.escape(self.folder), "events.out.tfevents.*")):
                 os.remove(old)
-            self._write("config.yaml", _yaml({**_facts(hook), **(config or {})}))
-            self._write("environment.json", json.dumps(_environment(hook), indent=2) + "\n")
+            made = pathlib.Path(self.folder)
+            made.joinpath("config.yaml").write_text(_yaml({**_facts(hook), **(config or {})}), "utf-8")
+            made.joinpath("environment.json").write_text(json.dumps(_environment(hook), indent=2) + "\n", "utf-8")
             self._file, self._end = open(path, "wb", buffering=0), 0
         except OSError as error:
             raise Error(f"{error.filename or self.folder} cannot be written: {error.strerror}") from None
@@ -117,10 +119,6 @@ class Run:
             higher_is_better=about.higher_is_better, metric_set=about.set,
         )  # fmt: skip
         atexit.register(self._at_exit)
-
-    def _write(self, name: str, text: str) -> None:
-        with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
-            file.write(text)
 
     def _line(self, event: str, **fields: Any) -> None:
         known = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
@@ -224,10 +222,9 @@ class Run:
         self._best = max(self._best, known.get("accuracy", -math.inf))
         self._evaluation += taken
         self._line("eval", step=self._step, epoch=self._epoch(), time_s=self._time, **self._figures, eval_seconds=taken)
-        about, loss, accuracy = self._metric, known.get("loss"), known.get("accuracy", math.nan)
-        second = {about.second: known[name] for name in _FIGURES[2:] if about.second and name in known}
-        value = about.value(math.nan if loss is None else loss, accuracy)
-        self._show(about.set, **{"loss": loss, about.name: value, **second})
+        about, second = self._metric, {self._metric.second or name: known[name] for name in _FIGURES[2:] if name in known}
+        value = about.value(known.get("loss", math.nan), known.get("accuracy", math.nan))
+        self._show(about.set, **{"loss": known.get("loss"), about.name: value, **second})
 
     def close(self) -> None:
         """Writes the last line: the run is complete."""
@@ -310,24 +307,18 @@ def _yaml(config: Mapping[str, Any]) -> str:
     sections: dict[str, list[str]] = {"": []}
     for key, value in config.items():
         section, _, name = key.partition(".") if "." in key else ("", "", key)
-        text = (
-            value
-            if isinstance(value, str) and re.fullmatch(r"[\w.+/-]+", value)
-            else json.dumps(value, ensure_ascii=False, default=str)
-        )
+        plain = isinstance(value, str) and re.fullmatch(r"[\w.+/-]+", value)
+        text = value if plain else json.dumps(value, ensure_ascii=False, default=str)
         sections.setdefault(section, []).append(f"{'  ' if section else ''}{name}: {text}  # given\n")
-    text = "".join("".join([f"\n{section}:\n" if section else "", *lines]) for section, lines in sections.items())
-    return "# A run of topknot.torch.\n" + text
+    parts = ((f"\n{section}:\n" if section else "") + "".join(lines) for section, lines in sections.items())
+    return "# A run of topknot.torch.\n" + "".join(parts)
 
 
 def _environment(hook: Any) -> dict[str, Any]:
     from .. import __version__
 
-    try:
-        with open("/proc/cpuinfo") as file:
-            cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
-    except OSError:
-        cpu = platform.processor()
+    with open("/proc/cpuinfo") as file:
+        cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
     return {
         "host": platform.node(), "cpu": cpu, "cores": os.cpu_count(), "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "topknot": __version__, "libraries": {"Python": platform.python_version(), "PyTorch": torch.__version__},
