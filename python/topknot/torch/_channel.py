@@ -251,7 +251,7 @@ class Channel:
             own, is_sum = round_.message()
             if is_sum:
                 if own.numel():
-                    self._sum(own)
+                    self.sum(own)
                 state = round_.decode()
             elif scattered := isinstance(round_, LibraryRound) and round_.scatters():
                 state = round_.decode(self._scatter(own))
@@ -264,7 +264,8 @@ class Channel:
     def count(self, sent: int, received: int) -> None:
         self.bytes_sent, self.bytes_received = self.bytes_sent + sent, self.bytes_received + received
 
-    def _sum(self, values: torch.Tensor) -> None:
+    def sum(self, values: torch.Tensor) -> None:
+        """Replaces the values by the ranks' sum."""
         self.count(values.nbytes, values.nbytes)
         there = values.to(self.device)
         dist.all_reduce(there, group=self.group)

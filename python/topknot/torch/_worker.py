@@ -60,10 +60,15 @@ class Worker:
         thread.start()
 
     def add(self, task: Callable[[], None]) -> None:
-        """task: raises nothing."""
         done = self._last = threading.Event()
-        self.tasks.put(task)
-        self.tasks.put(done.set)
+
+        def run() -> None:
+            try:
+                task()
+            finally:
+                done.set()
+
+        self.tasks.put(run)
 
     def wait(self) -> None:
         self._last.wait()

@@ -351,7 +351,7 @@ class CompressionHook:
                 bucket.ready.synchronize()
             with torch.no_grad():
                 if bucket.step < self._dense_until:
-                    self._dense(bucket.buffer)
+                    self._channel.sum(bucket.buffer.div_(self._channel.ranks))
                 else:
                     self._compressed(bucket)
                     if bucket.last:
@@ -366,14 +366,6 @@ class CompressionHook:
             group, self._channel.group = self._channel.group, None
             dist.destroy_process_group(group)
             del group
-
-    def _dense(self, buffer: torch.Tensor) -> None:
-        buffer.div_(self._channel.ranks)
-        self._channel.count(buffer.nbytes, buffer.nbytes)
-        there = buffer if buffer.is_cuda or self._channel.device.type == "cpu" else buffer.to(self._channel.device)
-        dist.all_reduce(there, group=self._channel.group)
-        if there is not buffer:
-            buffer.copy_(there)
 
     def _density(self, step: int) -> float:
         turn = (step - self.dense_steps) // self.warmup_steps
