@@ -114,12 +114,10 @@ def chosen(
         return method, keys if memory is None else {**keys, "memory": memory}
     memory = "residual" if memory is None else memory
     own = Own(method, memory)
-    settings: dict[str, Value] = {"memory": memory if isinstance(memory, str) else type(memory).__name__}
-    if "dense_1d" in keys:
-        keys, settings = {k: v for k, v in keys.items() if k != "dense_1d"}, {**settings, "dense_1d": bool(keys["dense_1d"])}
-    if keys:
-        raise Error(f"'{[*keys][0]}' is a key of the library's methods; {own} takes its settings when it is made")
-    return own, settings
+    if unknown := [key for key in keys if key != "dense_1d"]:
+        raise Error(f"'{unknown[0]}' is a key of the library's methods; {own} takes its settings when it is made")
+    named = memory if isinstance(memory, str) else type(memory).__name__
+    return own, {"memory": named, **{key: bool(value) for key, value in keys.items()}}
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import glob
 import json
 import math
 import os
@@ -82,11 +81,12 @@ class Run:
         path = os.path.join(self.folder, "metrics.jsonl")
         try:
             os.makedirs(self.folder, exist_ok=True)
-            if os.path.exists(path) and not overwrite:
-                raise Error(f"{self.folder} holds a run; choose another folder, remove it, or give overwrite=True")
-            for old in glob.glob(os.path.join(glob.escape(self.folder), "events.out.tfevents.*")):
-                os.remove(old)
             made = pathlib.Path(self.folder)
+            if os.path.exists(path):
+                if not overwrite:
+                    raise Error(f"{self.folder} holds a run; choose another folder, remove it, or give overwrite=True")
+                for old in made.glob("events.out.tfevents.*"):
+                    old.unlink()
             made.joinpath("config.yaml").write_text(_yaml({**_facts(hook), **(config or {})}), "utf-8")
             made.joinpath("environment.json").write_text(json.dumps(_environment(hook), indent=2) + "\n", "utf-8")
             self._file, self._end = open(path, "wb", buffering=0), 0
@@ -276,17 +276,13 @@ def _backend(hook: Any) -> str:
 
 
 def _facts(hook: Hook) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        f"compress.{key}": value for key, value in hook.keys.items() if key not in ("device", "threads", "undo")
-    }
+    given = {key: value for key, value in hook.keys.items() if key not in ("device", "threads", "undo")}
     if isinstance(made := getattr(hook, "_made", None), Own):
-        if settings["compress.memory"] == "residual":
-            del settings["compress.memory"]  # the library's methods name only another one
-        settings |= {
-            f"compress.{k}": v
-            for k, v in attributes_of(made.method).items()
-            if isinstance(v, (bool, int, float, str)) and k[0] != "_"
-        }
+        if given["memory"] == "residual":
+            del given["memory"]  # the library's methods name only another one
+        own = attributes_of(made.method).items()
+        given |= {key: value for key, value in own if isinstance(value, (bool, int, float, str)) and key[0] != "_"}
+    settings: dict[str, Any] = {f"compress.{key}": value for key, value in given.items()}
     if isinstance(hook, LocalSteps):
         outer = {"name": hook.outer, "lr": hook.outer_lr, "momentum": hook.outer_momentum}
         settings |= {"exchange.every": hook.every, **{f"exchange.outer.{key}": value for key, value in outer.items()}}
