@@ -19,8 +19,7 @@ _HELP = """topknot COMMAND ...
   topknot methods [NAME]   which methods of compression there are: paper, bits per parameter and step, keys
   topknot doctor           what this machine has, and whether every method works here
   topknot train FILE...    trains in C++; needs the trainer, as demo does; 'topknot train --help' has more
-  topknot demo             the same small network with four methods over a slow link, in about two minutes
-"""
+  topknot demo             the same small network with four methods over a slow link, in about two minutes"""
 _BITS = """
 bits: per parameter and step (dense: 32), in the first step of a 256 x 256 matrix of normal numbers, with the defaults
 (density 0.001; threshold 2.5). Methods that take what exceeds a bound have none yet in a first step."""
@@ -69,9 +68,11 @@ def _try(method: str) -> float:
     return 8 * sum(sizes) / 256**2
 
 
-def _unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> str:
+def _unknown(program: str, kind: str, name: str, known: Iterable[str], otherwise: str) -> int:
     close = difflib.get_close_matches(name, known, 1)
-    return f"there is no {kind} '{name}'; " + (f"did you mean '{close[0]}'?" if close else otherwise)
+    hint = f"did you mean '{close[0]}'?" if close else otherwise
+    print(f"{program}: there is no {kind} '{name}'; {hint}", file=sys.stderr)
+    return 2
 
 
 def _methods(names: list[str]) -> int:
@@ -80,9 +81,7 @@ def _methods(names: list[str]) -> int:
     known = methods()
     for name in names:
         if name not in known["methods"]:
-            hint = _unknown("method", name, known["methods"], "'topknot methods' lists them")
-            print(f"topknot methods: {hint}", file=sys.stderr)
-            return 2
+            return _unknown("topknot methods", "method", name, known["methods"], "'topknot methods' lists them")
         print(f"{name} ({_PAPERS.get(name, 'no compression')}): {known['methods'][name]['help']}\n")
         for option in (*known["methods"][name]["options"], *known["keys"]):
             setting = f"{option['name']}={option['default']}"
@@ -107,7 +106,10 @@ def _version(package: str) -> str:
         return f"no {package}"
 
 
-def _doctor() -> int:
+def _doctor(arguments: list[str]) -> int:
+    if arguments:
+        print(f"topknot doctor: takes no arguments, and there is '{arguments[0]}'", file=sys.stderr)
+        return 2
     print(f"Python {platform.python_version()}, {', '.join(map(_version, ('numpy', 'torch')))}, ", end="")
     print(_version("matplotlib") + " (for the pictures of compare)")
     threads = os.environ.get("OMP_NUM_THREADS", "all cores")
@@ -162,12 +164,10 @@ def main() -> int:
             return compare(arguments)
         if command in _TRAINER:
             return _run_trainer(command, arguments)
-        if command == "methods":
-            return _methods(arguments)
-        if command == "doctor" and not arguments:
-            return _doctor()
+        if command in ("methods", "doctor"):
+            return {"methods": _methods, "doctor": _doctor}[command](arguments)
         if command in ("-h", "--help", "--version"):
-            print(_version("topknot") + "\n" if command == "--version" else _HELP, end="")
+            print(_version("topknot") if command == "--version" else _HELP)
             return 0
     except BrokenPipeError:  # of `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -175,12 +175,7 @@ def main() -> int:
     except ImportError as error:
         print(f"topknot {command}: {error}", file=sys.stderr)
         return 1
-    if command == "doctor":
-        print(f"topknot doctor: takes no arguments, and there is '{arguments[0]}'", file=sys.stderr)
-    else:
-        hint = _unknown("command", command, _COMMANDS, "'topknot --help' shows what there is")
-        print(f"topknot: {hint}", file=sys.stderr)
-    return 2
+    return _unknown("topknot", "command", command, _COMMANDS, "'topknot --help' shows what there is")
 
 
 if __name__ == "__main__":
