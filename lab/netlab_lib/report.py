@@ -47,7 +47,7 @@ HEADS = (
     "sent per step",
     "speed-up over {}",
 )
-# The parts of a bar, each with the part of python/topknot/compare/charts.py whose colour it has.
+# The parts of a bar, each with the part of python/topknot/compare/style.py whose colour it has.
 COLOURS = {"compute": "forward", "encode and decode": "encode", "exposed communication": "exposed communication", "step": "data"}
 NOTE = (
     "Medians over the rounds of a run's median step, first five steps left out; range: lowest to highest round. Of local "

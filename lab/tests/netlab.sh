@@ -195,7 +195,7 @@ sys.path.insert(0, root + "/lab")
 from netlab_lib import report
 from netlab_lib.figures import summarise
 sys.path.insert(0, root + "/python")
-from topknot.compare.charts import PART_COLOURS as colours
+from topknot.compare.style import PART_COLOURS as colours
 os.mkdir("bin")
 os.symlink(compare, "bin/compare")  # as beside the train that the commands name
 open("bin/train", "w").close()

@@ -1303,13 +1303,13 @@ def check_run(rank, ranks):
             names == {"mine", "dense", "own", "local", "cut", *(["train-dense", "train-topk"] if trainer.exists() else [])},
             f"{names}",
         )
-        by_run = {os.path.basename(found.runs[i].path): method for method in found.methods for i in method.runs}
+        by_run = {os.path.basename(run.path): method for method in found.methods for run in method.runs}
         expect(
-            by_run["own"].speed_up > 0 and by_run["own"].baseline == found.methods.index(by_run["dense"]),
+            by_run["own"].speed_up > 0 and by_run["own"].baseline is by_run["dense"],
             "the speed-up of a method in Python",
         )
         expect(
-            abs(by_run["mine"].bits - end["bits_per_parameter_step"]) < 1e-9 and by_run["mine"].last.mean == 0.609375, "figures"
+            abs(by_run["mine"].bits_per_parameter_step - end["bits_per_parameter_step"]) < 1e-9 and by_run["mine"].last.mean == 0.609375, "figures"
         )
         expect(any("cut is incomplete" in warning for warning in found.warnings), "a run without its end")
         expect(any("the task is not recorded" in warning for warning in found.warnings), "a run without a task")

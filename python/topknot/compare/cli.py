@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import getopt
 import math
 import os
 import re
@@ -12,9 +12,10 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from . import charts, output, page, tables
-from .comparison import Comparison, compare_runs
+from . import output, page, tables
+from .comparison import Comparison, compare_runs, did_you_mean
 from .read import Metric, UserError, one_line, read_runs
+from .style import INSTALL, PICTURES, available
 
 _PARAGRAPHS = (
     "compare: puts runs of `train` and of topknot.torch.Run side by side.",
@@ -81,96 +82,72 @@ def parse_size(text: str) -> tuple[float, float | None]:
     return sizes[0], sizes[1] if len(sizes) > 1 else None
 
 
-class _Arguments:
-    def __init__(self, words: list[str]) -> None:
-        self.runs: list[str] = []
-        self.values: dict[str, list[str]] = {"--out": [], "--target": [], "--baseline": [], "--size": []}
-        self.help = False
-        rest = iter(words)
-        for word in rest:
-            name, sign, value = word.partition("=")
-            if word == "--":
-                self.runs += rest
-            elif word in ("-h", "--help"):
-                self.help = True
-            elif name in self.values:
-                given = value if sign else next(rest, None)
-                if given is None:
-                    raise _misuse(f"{name} needs a value")
-                self.values[name].append(given)
-            elif word.startswith("-") and len(word) > 1:
-                close = difflib.get_close_matches(name, [*self.values, "--help"], 1)
-                raise _misuse(f"there is no option '{name}'" + (f"; did you mean '{close[0]}'?" if close else ""))
-            else:
-                self.runs.append(word)
-        for name, given_values in self.values.items():
-            if name != "--out" and len(given_values) > 1:
-                raise _misuse(f"{name} is given more than once")
-
-    def last(self, name: str) -> str | None:
-        return self.values[name][0] if self.values[name] else None
-
-
 def _misuse(text: str) -> UserError:
     return UserError(text + "; 'compare --help' shows how it is used")
 
 
-def _drawn(path: str) -> str | None:
-    """What a picture of this name draws: "" for the metric, "bits", ...; None if it is not a picture."""
-    stem, ending = os.path.splitext(os.path.basename(path))
-    if ending not in _PICTURES:
-        return None
-    word = os.path.splitext(stem)[1][1:]
-    return word if word in charts.PICTURES else ""
+def _arguments(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """The runs, and the values given of each option."""
+    names = ["--" + name.strip("-").partition(" ")[0] for name in _OPTIONS]
+    try:
+        pairs, runs = getopt.gnu_getopt(words, "h", [name[2:] + ("" if name == "--help" else "=") for name in names])
+    except getopt.GetoptError as error:
+        raise _misuse(error.msg + did_you_mean("--" + error.opt, names)) from None
+    values: dict[str, list[str]] = {name: [value for option, value in pairs if option == name] for name in (*names, "-h")}
+    for name, given in values.items():
+        if len(given) > 1 and name not in ("--out", "--help"):
+            raise _misuse(f"{name} is given more than once")
+    return runs, values
 
 
-def _check_outputs(files: list[str], runs: list[str]) -> None:
-    for file in files:  # before any work
-        if not file.endswith((*_TEXTS, *_PICTURES)):
-            raise UserError(f"--out: the ending of '{file}' says what to write; there are {', '.join((*_TEXTS, *_PICTURES))}")
-        output.check_output(file)
-        if file.endswith(_PICTURES):
-            charts.need_matplotlib()
-        for run in runs:
-            if os.path.exists(file) and os.path.exists(run) and os.path.samefile(file, run):
-                raise UserError(f"--out: {file} is an input; choose another name")
+def _check_output(file: str, runs: list[str]) -> None:
+    if not file.endswith((*_TEXTS, *_PICTURES)):
+        raise UserError(f"--out: the ending of '{file}' says what to write; there are {', '.join((*_TEXTS, *_PICTURES))}")
+    output.check_output(file)
+    if file.endswith(_PICTURES) and not available():
+        raise UserError(INSTALL)
+    if any(os.path.exists(file) and os.path.exists(run) and os.path.samefile(file, run) for run in runs):
+        raise UserError(f"--out: {file} is an input; choose another name")
 
 
 def _run(words: list[str]) -> str:
     """Does the work; returns what is printed."""
-    arguments = _Arguments(words)
-    if arguments.help:
+    runs, values = _arguments(words)
+    if values["--help"] or values["-h"]:
         return help_text(shutil.get_terminal_size().columns)
-    if not arguments.runs:
+    if not runs:
         raise _misuse("no run given")
-    files = arguments.values["--out"] or ["report.html"]
+    files = values["--out"] or ["report.html"]
+    size, target, baseline = (next(iter(values[name]), None) for name in ("--size", "--target", "--baseline"))
+    inches = parse_size(size or "7in")
+    for file in files:  # before any work
+        _check_output(file, runs)
     text = ""
-    size = parse_size(arguments.last("--size") or "7in")
-    _check_outputs(files, arguments.runs)
-    target, baseline = arguments.last("--target"), arguments.last("--baseline")
-    if any(run.endswith(".json") and not os.path.isdir(run) for run in arguments.runs):
-        if len(arguments.runs) > 1 or target or baseline or not all(file.endswith(".html") for file in files):
+    if any(run.endswith(".json") and not os.path.isdir(run) for run in runs):
+        if len(runs) > 1 or target or baseline or not all(file.endswith(".html") for file in files):
             raise _misuse("the results.json of netlab stands alone, and its page (.html) is all that is written")
-        html = page.lab_html(arguments.runs[0])
+        html = page.lab_html(runs[0])
         for file in files:
             output.write_file(file, html.encode("utf-8", "replace"))
     else:
-        runs = read_runs(arguments.runs)
-        c = compare_runs(runs, parse_target(target, runs[0].metric) if target else None, baseline)
+        found = read_runs(runs)
+        c = compare_runs(found, parse_target(target, found[0].metric) if target else None, baseline)
         for file in files:
-            _write(file, c, size)
+            output.write_file(file, _contents(file, c, inches))
         text = tables.comparison_text(c) + "\n"
     return text + "".join(f"Report: {one_line(file)}\n" for file in files)
 
 
-def _write(file: str, c: Comparison, size: tuple[float, float | None]) -> None:
-    if file.endswith(_PICTURES):
-        data = charts.picture(c, _drawn(file) or "", os.path.splitext(file)[1][1:], size)
-    else:
-        data = _TEXTS[os.path.splitext(file)[1]](c).encode("utf-8", "replace")
-        if file.endswith(".html") and not charts.available():
-            print(f"compare: {file} has no curves: {charts.INSTALL}", file=sys.stderr)
-    output.write_file(file, data)
+def _contents(file: str, c: Comparison, size: tuple[float, float | None]) -> bytes:
+    stem, ending = os.path.splitext(os.path.basename(file))
+    if ending in _PICTURES:
+        from . import charts
+
+        what = os.path.splitext(stem)[1][1:]
+        return charts.picture(c, what if what in PICTURES else "", ending[1:], size)
+    if ending == ".html" and not available():
+        print(f"compare: {file} has no curves: {INSTALL}", file=sys.stderr)
+    return _TEXTS[ending](c).encode("utf-8", "replace")
 
 
 def _report(message: str) -> None:

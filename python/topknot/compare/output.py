@@ -3,72 +3,57 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import re
 import secrets
 
 from .read import UserError
 
 _RUN_NAMES = re.compile(
-    r"(config\.yaml|(choices|auto_profiles)\.json|environment\.json|bench\.json|metrics\.(jsonl|csv)|gradients\.(safetensors|npy)|"
-    r"trace_rank[0-9]+\.json)(\.part-[0-9]+)?|checkpoints|(layer_density|exchange_profile)\.json(\.part-[0-9]+)?|run\.lock|"
-    r"events\.out\.tfevents\..*"
+    r"((config\.yaml|(choices|auto_profiles|environment|bench|layer_density|exchange_profile)\.json|metrics\.(jsonl|csv)|"
+    r"gradients\.(safetensors|npy)|trace_rank[0-9]+\.json)(\.part-[0-9]+)?|checkpoints|run\.lock|events\.out\.tfevents\..*)"
 )
 _NO_REPORTS = (".safetensors", ".npy", ".npz", ".pth", ".pt")
 
 
-def _in_checkpoints(path: str) -> bool:
-    folder = os.path.dirname(path)
-    while True:
-        name, parent = os.path.basename(folder), os.path.dirname(folder)
-        if name.startswith("step-") and os.path.exists(os.path.join(folder, "manifest.json")):
-            return True
-        if name == "checkpoints" and all(
-            os.path.exists(os.path.join(parent, own)) for own in ("environment.json", "config.yaml")
-        ):
-            return True
-        if parent == folder:
-            return False
-        folder = parent
+def _in_checkpoints(folder: pathlib.Path) -> bool:
+    of_run = all((folder.parent / name).exists() for name in ("environment.json", "config.yaml"))
+    return folder.name.startswith("step-") and (folder / "manifest.json").exists() or folder.name == "checkpoints" and of_run
 
 
 def check_output(path: str) -> None:
     """Raises UserError if the file would lie in the checkpoints of a run or take the place of a file of a run, a configuration, a
     model or an array, by whatever links and relative names."""
-    plain = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(path))), os.path.basename(path))
-    places = {os.path.realpath(path), plain}
-    if any(map(_in_checkpoints, places)):
+    absolute = pathlib.Path(os.path.abspath(path))
+    places = (absolute.resolve(), absolute.parent.resolve() / absolute.name)
+    if any(_in_checkpoints(folder) for place in places for folder in place.parents):
         raise UserError(f"{path}: lies in the checkpoints of a run, which only the run writes; choose another place")
-    if os.path.isdir(path):
+    if absolute.is_dir():
         raise UserError(f"{path}: is a folder; give the name of a file")
-    if not os.path.isfile(path):
-        return
-    for place in places:
-        if _RUN_NAMES.fullmatch(os.path.basename(place)) and os.path.exists(os.path.join(os.path.dirname(place), "config.yaml")):
-            raise UserError(f"{path}: is a configuration or a file of a run; choose another place")
-    if os.path.realpath(path).endswith(_NO_REPORTS):
+    if absolute.is_file() and any(_RUN_NAMES.fullmatch(p.name) and (p.parent / "config.yaml").exists() for p in places):
+        raise UserError(f"{path}: is a configuration or a file of a run; choose another place")
+    if absolute.is_file() and places[0].suffix in _NO_REPORTS:
         raise UserError(f"{path}: exists already; choose another name")
 
 
 def write_file(path: str, data: bytes) -> None:
     """Writes a file that appears under its name when it is whole; an earlier one stays until then. Pipes and devices are
     written in place. Raises UserError if it cannot be written."""
-    target = os.path.realpath(path)
-    part = f"{target}.part-{secrets.randbits(32)}"
+    target = pathlib.Path(os.path.realpath(path))
+    part = target.with_name(f"{target.name}.part-{secrets.randbits(32)}")
     try:
-        if os.path.exists(target) and not os.path.isfile(target):
-            with open(target, "wb") as file:
-                file.write(data)
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
             return
-        if os.path.exists(target) and not os.access(target, os.W_OK):
+        if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(13, "Permission denied")
         try:
             with open(part, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(part, target)
+            part.replace(target)
         finally:
-            if os.path.exists(part):
-                os.unlink(part)
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}; free space or choose another place") from None
