@@ -192,6 +192,46 @@ class ComparisonTest(Folder):
         self.assertEqual(self.names("dgc_slow-s1", "dgc_slow-s3"), ["dgc density 0.01", "dgc density 0.04"])
         self.assertEqual(self.names("dgc_slow-s1", "other_dgc", "my_dgc"), ["dgc density 0.01", "dgc density 0.02"])
 
+    def test_local_steps_are_named_by_steps_k_of_a_chunk_and_bits(self):
+        for name, every, density, values, chunk in [("a", 10, 1 / 64, "centroid1", 4096), ("b", 10, 1 / 32, "centroid1", 4096),
+                                                    ("c", 10, 1 / 64, "centroid2", 4096), ("d", 5, 1 / 64, "centroid1", 4096),
+                                                    ("e", 10, 1 / 64, "centroid1", 1024)]:  # fmt: skip
+            keys = {
+                "compress.density": str(density),
+                "compress.values": values,
+                "compress.chunk": str(chunk),
+                "exchange.every": str(every),
+            }
+            self.add(name, {"compress.name": "sparseloco", **keys})
+        self.add("dense", {"exchange.every": "0"})
+        self.add("local", {"exchange.every": "10"})
+        self.add("topk", {**TOPK, "exchange.every": "10"})
+        names = self.names("dense", "local", "a", "b", "c", "d")
+        self.assertEqual(names, ["dense", "dense every 10", *(f"sparseloco every {text}" for text in (
+            "10, 64 of 4,096, 1 bit", "10, 128 of 4,096, 1 bit", "10, 64 of 4,096, 2 bits", "5, 64 of 4,096, 1 bit"))])  # fmt: skip
+        self.assertEqual(self.names("a", "e", "topk"), ["sparseloco 64 of 4,096", "sparseloco 16 of 1,024", "topk"])
+        families = {name: len(members) for name, members in families_of(self.compare("a", "b", "e")).items()}
+        self.assertEqual(families, {"sparseloco chunks of 4096": 2, "sparseloco chunks of 1024": 1})
+
+    def test_a_run_without_a_step_is_named_and_left_out(self):
+        self.add("new", {"compress.name": "dgc", "dist.ranks": "8"}, metric=PERPLEXITY, steps=0, complete=False)
+        self.add("d")
+        self.add("t", TOPK)
+        c = self.compare("new", "d", "t")
+        self.assertEqual(([m.name for m in c.methods], c.metric), (["dense", "topk"], ACCURACY))
+        self.says(tables.comparison_text(c), f"Note: {self.at('new')} has not finished a step yet and is left out.")
+        self.lacks(tables.comparison_text(c), "dist.ranks")
+        self.refused(lambda: self.compare("new"), "/new: the run has not finished a step yet; there is nothing to compare")
+
+    def test_the_page_warns_before_it_shows_speed_ups(self):
+        self.add("d")
+        self.add("t", TOPK, step_seconds=0.05)
+        environment = {"host": "node2", "cpu": "another cpu"}
+        self.write("t/environment.json", json.dumps(environment))
+        text = page.report_html(self.compare("d", "t"))
+        warned = text.index("the runs come from different machines: times and speed-ups do not compare")
+        self.assertLess(warned, text.index("2.00× dense"))
+
     def test_keys_that_mean_nothing_to_dense_neither_split_it_nor_count_as_its_own(self):
         self.add("d1", {"compress.density": "0.5", "seed": "1"})
         self.add("d2", {"seed": "2"})
@@ -554,7 +594,7 @@ class FilesTest(Folder):
         self.write("d/metrics.jsonl", good + '{"event":"distribution","step":1,"size":0,"histogram":[1]}\n{}\n')
         self.refused(lambda: read_run(run), "damaged line")
         self.write("d/metrics.jsonl", "")
-        self.refused(lambda: read_run(run), "not finished a step")
+        self.refused(lambda: self.compare("d"), f"{run}: the run has not finished a step")
         os.unlink(run + "/config.yaml")
         self.refused(lambda: read_run(run), "config.yaml")
 

@@ -131,7 +131,8 @@ def _run(words: list[str]) -> str:
             output.write_file(file, html.encode("utf-8", "replace"))
     else:
         found = read_runs(runs)
-        c = compare_runs(found, parse_target(target, found[0].metric) if target else None, baseline)
+        metric = next((run for run in found if run.begun), found[0]).metric
+        c = compare_runs(found, parse_target(target, metric) if target else None, baseline)
         for file in files:
             output.write_file(file, _contents(file, c, inches))
         text = tables.comparison_text(c) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -32,8 +33,14 @@ _UNEQUAL = 1.3  # forward and backward of a method over the baseline's
 _AMOUNTS = {"compress.density", "compress.warmup", "compress.threshold", "compress.rank", "compress.levels"}
 MOST = 1e12
 """A value beyond is not drawn."""
-# How keys read in a name; other keys stand before their value, and switches alone.
-_WORDS = {"compress.chunk": "chunks of {}", "compress.values": "{} values", "exchange.every": "every {}"}
+# How keys read in a name, in this order; then come other keys before their values, and switches alone.
+_WORDS = {
+    "exchange.every": "every {}",
+    "compress.density": "density {}",
+    "compress.chunk": "chunks of {}",
+    "compress.values": "{} values",
+}
+_BITS = {"centroid1": "1 bit", "centroid2": "2 bits", "e3m0": "4 bits"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +119,7 @@ class Comparison:
     """Runs of one task and metric; the methods with dense ones first. `differing`: the keys in which methods differ."""
 
     runs: list[Run]
+    left_out: list[Run]
     methods: list[Method]
     task: str
     metric: Metric
@@ -155,9 +163,11 @@ class Comparison:
 
 
 def in_words(key: str, value: str) -> str:
-    """ "density 0.01", "int8 values", "no nesterov"; "" for a value that is absent or the method's own choice."""
-    if value in ('""', "-"):
+    """ "density 0.01", "1 bit", "no nesterov"; "" for a value that is absent or the method's own choice."""
+    if value in ('""', "-") or (key, value) == ("exchange.every", "0"):
         return ""
+    if key == "compress.values" and value in _BITS:
+        return _BITS[value]
     name = key.rpartition(".")[2].replace("_", " ")
     if value in ("true", "false"):
         return name if value == "true" else "no " + name
@@ -165,9 +175,15 @@ def in_words(key: str, value: str) -> str:
 
 
 def method_name(method: Method, keys: Iterable[str]) -> str:
-    """ "dgc int8 values, every 10"."""
-    words = ", ".join(filter(None, (in_words(key, method.config[key]) for key in keys)))
-    return f"{method.compressor} {words}".rstrip()
+    """ "sparseloco every 10, 64 of 4,096, 1 bit". With the density a chunk is k of its length."""
+    places = {key: place for place, key in enumerate(_WORDS)}
+    words = {key: in_words(key, method.config[key]) for key in sorted(keys, key=lambda key: places.get(key, len(places)))}
+    chunk = method.runs[0].text("compress.chunk")
+    with contextlib.suppress(ValueError, OverflowError):  # no chunk, or no number
+        if "compress.density" in words:
+            k = max(1, round(float(method.config["compress.density"]) * int(chunk)))
+            words |= {"compress.density": f"{k:,} of {int(chunk):,}", "compress.chunk": ""}
+    return f"{method.compressor} {', '.join(filter(None, words.values()))}".rstrip()
 
 
 def _group(runs: list[Run], keys: list[str]) -> tuple[list[Method], list[str]]:
@@ -199,6 +215,8 @@ def _name(c: Comparison) -> None:
     """Names each method by its compressor and the keys that tell it from others of it. Where they are many, by the runs'
     folders, or by as few keys as make the names differ."""
     keys = {method.compressor: c.telling(method.compressor) for method in c.methods}
+    for own in keys.values():
+        own += ["compress.density"] if "compress.chunk" in own and "compress.density" not in own else []
     for m in c.methods:
         m.name = method_name(m, keys[m.compressor])
     long = {m.compressor for m in c.methods if len(m.name) - len(m.compressor) - 1 > LONGEST_KEYS}
@@ -318,6 +336,8 @@ def _warn_of_run(c: Comparison, run: Run) -> Iterable[str]:
 
 
 def _warn(c: Comparison) -> Iterable[str]:
+    for run in c.left_out:
+        yield f"{run.path} has not finished a step yet and is left out"
     for run in c.runs:
         yield from _warn_of_run(c, run)
     if any(len({run.environment[key] for run in c.runs if key in run.environment}) > 1 for key in ("cpu", "host")):
@@ -365,11 +385,15 @@ def _limits(c: Comparison) -> Iterable[str]:
 
 def compare_runs(runs: list[Run], target: float | None = None, baseline: str | None = None) -> Comparison:
     """Compares runs of one task. `target` is a value of the metric, `baseline` a method's name. Raises UserError if tasks or
-    metrics differ, if there is no such method, and for a target of runs without evaluations."""
+    metrics differ, if there is no such method, for a target of runs without evaluations, and if no run made a step."""
+    left_out = [run for run in runs if not run.begun]
+    runs = [run for run in runs if run.begun]
+    if not runs:
+        raise UserError(f"{left_out[0].path}: the run has not finished a step yet; there is nothing to compare")
     _check_one_task(runs)
     keys = list(dict.fromkeys(key for run in runs for key in run.config if key not in _APART and not key.startswith("output.")))
     methods, differing = _group(runs, keys)
-    c = Comparison(runs, methods, next((run.task for run in runs if run.task), ""), runs[0].metric, differing)
+    c = Comparison(runs, left_out, methods, next((run.task for run in runs if run.task), ""), runs[0].metric, differing)
     _name(c)
     _choose_baselines(c, baseline)
     for method in methods:

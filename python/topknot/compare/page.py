@@ -213,11 +213,11 @@ def report_html(c: Comparison) -> str:
     """The whole page, self-contained. Without matplotlib it has no curves, and says how to install it."""
     colours = {m: style.colour for m, style in styles(c).items()}
     text = f'<h1>Gradient compression compared</h1><p class="sub">{escape(_subtitle(c))}</p>\n'
-    text += f'<div class="cards">{"".join(_card(c, m, colours[m]) for m in c.methods)}</div>\n'
     if c.warnings or c.limits:
         lines = "".join(f"<li>{escape(warning)}.</li>" for warning in c.warnings)
         lines += f"<li><b>What this does not show:</b> {escape('; '.join(c.limits))}.</li>" if c.limits else ""
         text += f'<div class="warning"><b>Before you conclude</b><ul>{lines}</ul></div>\n'
+    text += f'<div class="cards">{"".join(_card(c, m, colours[m]) for m in c.methods)}</div>\n'
     text += "<h2>Results</h2>" + table_html(result_table(c), "", [colours[m] for m in c.methods]) + '<p class="note">'
     if math.isfinite(c.target):
         target = value_text(c.metric, c.target)

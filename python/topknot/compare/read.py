@@ -135,6 +135,8 @@ class Run:
     distributions: list[Record] = dataclasses.field(default_factory=list)
     end: Record | None = None
     truncated: bool = False
+    begun: bool = True
+    """Whether it made a step; one that did not has no figures."""
     task: str = ""
     metric: Metric = ACCURACY
     network: str = ""
@@ -319,7 +321,7 @@ def _derive(run: Run) -> None:
 
 
 def read_run(folder: str) -> Run:
-    """The run of a directory. Raises UserError: no run, a damaged line, no step yet, an unknown metric."""
+    """The run of a directory. Raises UserError: no run, a damaged line, an unknown metric."""
     for name, why in (
         ("metrics.jsonl", "so this is not a run directory"),
         ("config.yaml", "the configuration is needed to compare the run"),
@@ -332,11 +334,11 @@ def read_run(folder: str) -> Run:
     records, run.truncated = _read_records(folder + "/metrics.jsonl")
     run.starts, run.steps, run.evals, run.distributions, ends = records.values()
     run.end = ends[-1] if ends else None
-    if not run.steps:
-        raise UserError(f"{folder}: the run has not finished a step yet; there is nothing to compare")
+    run.begun = bool(run.steps)
     run.environment = _read_environment(folder + "/environment.json")
     _find_task(run)
-    _derive(run)
+    if run.begun:
+        _derive(run)
     return run
 
 
