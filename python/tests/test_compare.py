@@ -856,6 +856,16 @@ class PictureTest(Folder):
         self.assertGreater(min(abs(a - b) for i, a in enumerate(grey) for b in grey[:i]), 25)
         self.assertEqual(len({s.marker for s in style.styles(c).values()}), 3)
 
+    def test_a_long_legend_leaves_room_for_the_curves(self):
+        for i in range(12):
+            self.add(f"t{i}", {**TOPK, "compress.density": f"0.0{i}", "optimizer.lr": f"0.{i}", "exchange.every": "8"})
+        c = self.compare(*(f"t{i}" for i in range(12)))
+        panel = json.loads(
+            __import__("html").unescape(re.search("data-plot='([^']*)'", charts.page_svg(c, "quality", "steps"))[1])
+        )[0]
+        self.assertGreater(panel["box"][3] - panel["box"][1], 72)  # points
+        self.says(charts.picture(c, "steps", "svg", (3.3, 2)).decode(), 'height="144pt"')
+
     def test_bits_join_methods_that_differ_in_how_much_they_send(self):
         self.add("d")
         self.add("d2", {"seed": "2"}, best=0.9)

@@ -112,23 +112,21 @@ def curves_of(c: Comparison, what: str) -> list[Curve]:
     return [dataclasses.replace(curve, rows=_thinned(curve.rows)) for curve in known]
 
 
-def _figure(width: float, height: float, panels: int, sharey: bool = True) -> tuple[Any, list[Any]]:
-    figure = Figure(figsize=(width, height), layout="constrained")
+def _figure(size: tuple[float, float], panels: int = 1, sharey: bool = True) -> tuple[Any, list[Any]]:
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(1, panels, squeeze=False, sharey=sharey)[0])
 
 
-def _scale(axis: Any, values: Any, share: bool = False, unit: str = "") -> None:
+def _scale(axis: Any, values: Any, unit: str) -> None:
     """A logarithmic scale if the values are far apart; ticks in percent or bytes."""
     low, high = float(min(values)), float(max(values))
-    wide = low > 0 and high / low > 60 and not share
-    plain = (
-        bytes_text if unit == "bytes" else (lambda v: f"{100 * v:.10g} %") if share else _short if wide or high >= 1e4 else None
-    )
-    if wide:
-        _logarithmic(axis, (1.0, 3.0) if high / low < 1000 else (1.0,), plain or _short)
-    elif plain:
-        axis.set_major_formatter(FuncFormatter(lambda v, _: plain(v)))
+    texts: dict[str, Callable[[float], str]] = {"bytes": bytes_text, "percent": lambda v: f"{100 * v:.10g} %"}
+    text = texts.get(unit, _short)
+    if unit != "percent" and low > 0 and high / low > 60:
+        _logarithmic(axis, (1.0, 3.0) if high / low < 1000 else (1.0,), text)
+    elif unit or high >= 1e4:
+        axis.set_major_formatter(FuncFormatter(lambda v, _: text(v)))
 
 
 def _logarithmic(axis: Any, ticks: tuple[float, ...], text: Callable[[float], str]) -> None:
@@ -140,10 +138,8 @@ def _logarithmic(axis: Any, ticks: tuple[float, ...], text: Callable[[float], st
 
 
 def _short(value: float) -> str:
-    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= factor:
-            return f"{value / min(factor, 1e3 if letter == 'k' else factor):.4g}{letter}"
-    return f"{value:.4g}"
+    units = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0, 1, ""))
+    return next(f"{value / unit:.4g}{letter}" for least, unit, letter in units if abs(value) >= least)
 
 
 def _wrapped(name: str, width: int) -> str:
@@ -156,46 +152,45 @@ def _label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> bool:
     figure.draw_without_rendering()
     line = 9.6 / (axes.get_position().height * figure.get_figheight() * 72)
     to_axes = axes.transData - axes.transAxes
-    labels: list[list[Any]] = [
-        [float(to_axes.transform((axes.get_xlim()[0], y))[1]), _wrapped(name, 18), colour] for y, name, colour in ends
-    ]
-    labels.sort(key=lambda label: label[0])
-    halves = [(text.count("\n") + 1) * line / 2 for _, text, _ in labels]
+    labels = sorted(
+        (float(to_axes.transform((axes.get_xlim()[0], y))[1]), _wrapped(name, 18), colour) for y, name, colour in ends
+    )
+    places, halves = [label[0] for label in labels], [(label[1].count("\n") + 1) * line / 2 for label in labels]
     if sum(halves) > 0.5 or figure.get_figwidth() / len(figure.axes) < 2.5:
         return False
     for _ in range(200):  # push neighbours apart, and all of them into the panel
-        for i in range(len(labels) - 1):
-            if (short := halves[i] + halves[i + 1] - (labels[i + 1][0] - labels[i][0])) > 0:
-                labels[i][0] -= short / 2
-                labels[i + 1][0] += short / 2
-        for label, half in zip(labels, halves):
-            label[0] = min(max(label[0], half), 1 - half)
-    for place, text, colour in labels:
+        for i in range(len(places) - 1):
+            short = max(0.0, halves[i] + halves[i + 1] - (places[i + 1] - places[i]))
+            places[i : i + 2] = places[i] - short / 2, places[i + 1] + short / 2
+        places = [min(max(place, half), 1 - half) for place, half in zip(places, halves)]
+    for place, (_, text, colour) in zip(places, labels):
         axes.text(1.025, place, text, color=colour, transform=axes.transAxes, va="center", ha="left", linespacing=1.0)
     return True
 
 
-def _legend(figure: Any, handles: list[Any], names: list[str]) -> None:
-    """A legend above the panels, in as many columns as fit."""
+def _legend(figure: Any, entries: tuple[list[Any], list[str]], fixed: bool) -> None:
+    """A legend above the panels, in as many columns as fit. A long one makes a figure higher whose height is not fixed."""
+    handles, names = entries
     width, height = 72 * figure.get_size_inches()
-    columns = max(1, min(len(names), int(width / (4.6 * min(max(map(len, names)), 40) + 42))))
-    wrapped = [_wrapped(name, 40) for name in names]
+    columns = max(1, min(len(names), int(width / (4.6 * min(max(map(len, names)), 48) + 42))))
+    wrapped = [_wrapped(name, 48) for name in names]
     figure.legend(handles, wrapped, loc="upper left", ncol=columns, frameon=False, handlelength=2.6)
-    rows = -(-len(names) // columns) + sum(name.count("\n") for name in wrapped)
-    # Before matplotlib 3.7 a layout leaves no room for a legend.
-    figure.get_layout_engine().set(rect=(0, 0, 1, max(0.3, 1 - (rows * 12.5 + 8) / height)))
+    room = 12.5 * (-(-len(names) // columns) + sum(name.count("\n") for name in wrapped)) + 8
+    height = height if fixed else max(height, room + height * 2 / 3)
+    figure.set_figheight(height / 72)
+    figure.get_layout_engine().set(rect=(0, 0, 1, max(0.3, 1 - room / height)))  # which a layout does since matplotlib 3.7 alone
 
 
-def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, float]) -> Drawing | None:
+def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, float], fixed: bool = False) -> Drawing | None:
     """The curves over some axes side by side; None if there are none."""
     curves, look = curves_of(c, what), styles(c)
-    share = what == "quality" and c.metric.unit == "share"
+    said = {"quality": "percent" if c.metric.unit == "share" else "", "loss": "", "bytes": "bytes"}[what]
     target = c.target if what == "quality" and abs(c.target) < MOST else math.nan
     values = np.concatenate([[]] + [curve.rows[:, 3] + side * curve.rows[:, 4] for curve in curves for side in (-1, 1)])
     values = values[values > 0 if what == "bytes" else np.isfinite(values)]
     if not len(values):
         return None  # of bytes: one rank sends nothing
-    figure, panels = _figure(*size, len(names))
+    figure, panels = _figure(size, len(names))
     drawing = Drawing(figure)
     handles: dict[Method, Any] = {}
     for axes, name in zip(panels, names):
@@ -208,12 +203,10 @@ def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, floa
             style, m = look[curve.method], curve.method
             x, value, deviation = curve.axis(name) / divisor, curve.rows[:, 3], curve.rows[:, 4]
             dots = {"marker": style.marker, "markersize": 3, "markevery": max(1, len(x) // 12)} if what == "quality" else {}
-            (line,) = axes.plot(
-                x, value, color=style.colour, linestyle=style.dash, linewidth=0.8 if curve.incomplete else 1.5, **dots
-            )
+            width = 0.8 if curve.incomplete else 1.5
+            handles[m] = axes.plot(x, value, color=style.colour, linestyle=style.dash, linewidth=width, **dots)[0]
             if curve.incomplete:
                 axes.plot(x[-1:], value[-1:], color=style.colour, marker="x", markersize=6)
-            handles[m] = handles.get(m, line) if curve.incomplete else line
             if any(deviation > 0) and what != "bytes":
                 axes.fill_between(x, value - deviation, value + deviation, color=style.colour, alpha=0.15, linewidth=0)
             first = next((i for i, v in enumerate(value) if c.metric.reaches(v, target)), None)
@@ -224,7 +217,6 @@ def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, floa
             axes.axhline(target, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)))
         axes.set_xlabel(AXES[name] + unit + (f"\n{c.emulated_link}" if name == "time" and c.emulated_link else ""))
         axes.set_xlim(0, max(longest / divisor, 1e-9) * 1.02)
-        said = "percent" if share else "bytes" if what == "bytes" else ""
         drawing.panels.append((axes, {"x": AXES[name] + unit, "unit": said, "lines": shown}))
     first_panel = panels[0]
     if math.isfinite(target):
@@ -232,30 +224,28 @@ def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, floa
         side, at = (-2, "top") if c.metric.higher_is_better else (2, "bottom")  # at the right curves are beyond the target
         first_panel.annotate("target " + value_text(c.metric, target), (0.99, target), xycoords=first_panel.get_yaxis_transform(),
                              xytext=(0, side), textcoords="offset points", ha="right", va=at, fontsize=6.5, color=FAINT)  # fmt: skip
-    _scale(first_panel.yaxis, values, share, what)
-    first_panel.set_ylabel(
-        {"quality": _metric_label(c, c.metric.long_title), "loss": "train loss", "bytes": "sent by a rank"}[what]
-    )
-    if share:
+    _scale(first_panel.yaxis, values, said)
+    first_panel.set_ylabel({"quality": _metric_label(c), "loss": "train loss", "bytes": "sent by a rank"}[what])
+    if said == "percent":
         low, high = first_panel.get_ylim()
         bottom = max(low, min(0.0, *values)) if low < 0 else 0 if low < 0.3 * high else low
         first_panel.set_ylim(bottom, min(high, 1.02) if max(values) <= 1 else high)
     last = {curve.method: curve.rows[np.isfinite(curve.rows[:, 3]), 3][-1] for curve in curves}  # a mean comes after its runs
     if not _label_ends(panels[-1], [(value, m.name, look[m].colour) for m, value in last.items()]):
-        _legend(figure, list(handles.values()), [m.name for m in handles])
+        _legend(figure, (list(handles.values()), [m.name for m in handles]), fixed)
     return drawing
 
 
-def _metric_label(c: Comparison, title: str) -> str:
-    return title if c.metric.unit in ("", "share") else f"{title} ({c.metric.unit})"
+def _metric_label(c: Comparison) -> str:
+    return c.metric.long_title + ("" if c.metric.unit in ("", "share") else f" ({c.metric.unit})")
 
 
-def _bits(c: Comparison, size: tuple[float, float]) -> Drawing | None:
+def _bits(c: Comparison, size: tuple[float, float], fixed: bool = False) -> Drawing | None:
     families = sorted(families_of(c).items(), key=lambda item: -item[1][-1].bits_per_parameter_step)
     if not families:
         return None
-    figure, (axes,) = _figure(*size, 1)
-    look, shown, share = styles(c), [], c.metric.unit == "share"
+    figure, (axes,) = _figure(size)
+    look, shown, unit = styles(c), [], "percent" if c.metric.unit == "share" else ""
     for name, members in families:
         style = look[min(members, key=lambda m: m.bits_per_parameter_step)]  # as in the other pictures
         x, y = [m.bits_per_parameter_step for m in members], [m.last.mean for m in members]
@@ -263,37 +253,28 @@ def _bits(c: Comparison, size: tuple[float, float]) -> Drawing | None:
         axes.errorbar(x, y, bars if any(bars) else None, color=style.colour, linestyle=style.dash, marker=style.marker, markersize=4.5,
                       linewidth=1.4, elinewidth=0.8, capsize=2, label=_wrapped(name, 24))  # fmt: skip
         shown.append([name, style.colour, x, y])
-    _scale(axes.yaxis, [y for line in shown for y in line[3]], share)
+    _scale(axes.yaxis, [y for line in shown for y in line[3]], unit)
     _logarithmic(axes.xaxis, (1.0, 3.0), _short)
     axes.set_xlabel("bits sent per parameter and step")
-    axes.set_ylabel(_metric_label(c, f"last {c.metric.long_title}"))
+    axes.set_ylabel("last " + _metric_label(c))
     if size[0] >= 4:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, handlelength=2.6)
     else:
-        _legend(figure, *axes.get_legend_handles_labels())
-    return Drawing(figure, [(axes, {"x": "bits", "unit": "percent" if share else "", "lines": shown})])
+        _legend(figure, axes.get_legend_handles_labels(), fixed)
+    return Drawing(figure, [(axes, {"x": "bits", "unit": unit, "lines": shown})])
 
 
 def _phases(c: Comparison, size: tuple[float, float]) -> Drawing | None:
     methods = [m for m in c.methods if 0 < m.times["step"] < MOST]
     if not methods:
         return None
-    figure, (axes,) = _figure(*size, 1)
+    figure, (axes,) = _figure(size)
     rows, left = np.arange(len(methods))[::-1], np.zeros(len(methods))
     for part, colour in PART_COLOURS.items():
         widths = np.array([1000 * value if (value := m.times[part]) > 0 else 0.0 for m in methods])
         if any(widths):
-            axes.barh(
-                rows,
-                widths,
-                0.7,
-                left,
-                edgecolor="#444444",
-                linewidth=0.4,
-                color=colour,
-                hatch=_HATCHES.get(part),
-                label=part_label(part),
-            )
+            look = {"color": colour, "hatch": _HATCHES.get(part), "label": part_label(part)}
+            axes.barh(rows, widths, 0.7, left, edgecolor="#444444", linewidth=0.4, **look)
         left = left + widths
     for row, end in zip(rows, left):
         axes.annotate(f"{end:.3g} ms", (end, row), xytext=(3, 0), textcoords="offset points", va="center")
@@ -302,7 +283,7 @@ def _phases(c: Comparison, size: tuple[float, float]) -> Drawing | None:
     axes.margins(x=0.16)
     axes.set_xlim(left=0)
     axes.set_xlabel("milliseconds per step" + (f"\n{c.emulated_link}" if c.emulated_link else ""))
-    _legend(figure, *axes.get_legend_handles_labels())
+    _legend(figure, axes.get_legend_handles_labels(), fixed=True)
     return Drawing(figure)
 
 
@@ -310,14 +291,17 @@ def picture(c: Comparison, what: str, kind: str, size: tuple[float, float | None
     """A picture for a paper: `what` is one of style.PICTURES, or "" for the metric; `kind` pdf, svg or png; `size` in inches.
     Raises UserError if there is nothing to draw."""
     width, height = size
-    height = height or (max(1.6, 0.34 * len(c.methods) + 1.3) if what == "phases" else min(0.68 * width, 3.2))
-    if what in ("bits", "phases"):
-        drawing = (_bits if what == "bits" else _phases)(c, (width, height))
-    elif what == "loss":
-        drawing = _line_up(c, what, ["steps"], (width, height))
+    fixed, height = (
+        height is not None,
+        height or (max(1.6, 0.34 * len(c.methods) + 1.3) if what == "phases" else min(0.68 * width, 3.2)),
+    )
+    if what == "phases":
+        drawing = _phases(c, (width, height))
+    elif what == "bits":
+        drawing = _bits(c, (width, height), fixed)
     else:
-        names = [what] if what else list(AXES)[: max(1, min(3, int(width / _LEAST_PANEL)))]
-        drawing = _line_up(c, "quality", names, (width, height))
+        names = ["steps"] if what == "loss" else [what] if what else list(AXES)[: max(1, min(3, int(width / _LEAST_PANEL)))]
+        drawing = _line_up(c, "loss" if what == "loss" else "quality", names, (width, height), fixed)
     if drawing is None:
         if what == "bits":
             raise UserError("--out: no complete run was evaluated and sent something, so there is nothing to draw")
@@ -366,18 +350,15 @@ def _values(drawing: Drawing) -> list[dict[str, Any]]:
 
 def recorded_methods(c: Comparison) -> dict[Method, list[Record]]:
     """By method the records of the accumulated gradient of its first run that has some."""
-    return {
-        m: next(run.distributions for run in m.runs if run.distributions)
-        for m in c.methods
-        if any(run.distributions for run in m.runs)
-    }
+    first = {m: next((run.distributions for run in m.runs if run.distributions), []) for m in c.methods}
+    return {m: records for m, records in first.items() if records}
 
 
 def distribution_svg(c: Comparison, method: Method) -> str:
     """A method's histograms of the accumulated gradient at its first, middle and last record."""
     records = recorded_methods(c)[method]
     chosen = [records[i] for i in sorted({0, len(records) // 2, len(records) - 1})]
-    figure, panels = _figure(9.6, 3.0, len(chosen))
+    figure, panels = _figure((9.6, 3.0), len(chosen))
     for axes, record in zip(panels, chosen):
         _histogram(axes, record, styles(c)[method])
     panels[0].set_ylabel("density")
@@ -386,7 +367,7 @@ def distribution_svg(c: Comparison, method: Method) -> str:
 
 def contraction_svg(c: Comparison) -> str:
     """The contraction of top-k of all methods, and the energy captured, over steps; "" if nothing was recorded."""
-    figure, panels = _figure(9.6, 3.0, 2, sharey=False)
+    figure, panels = _figure((9.6, 3.0), 2, sharey=False)
     look = styles(c)
     for axes, captured in zip(panels, (False, True)):
         axes.set_ylabel("1 - contraction: energy captured" if captured else "contraction")

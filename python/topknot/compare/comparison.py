@@ -23,7 +23,10 @@ _APART = {"seed", "data.root", "train.algorithm_cache", "dist.master", "dist.tok
 _RECORDS = (
     "compress.",
     "exchange.",
-    *(f"train.{k}" for k in "distribution_every record_gradients profile_steps log_every".split()),
+    "train.distribution_every",
+    "train.record_gradients",
+    "train.profile_steps",
+    "train.log_every",
 )
 _UNFAIR = (
     "model.name data.name data.batch_size data.train_size data.test_size data.noise dist.ranks dist.backend dist.link.rate "
@@ -34,12 +37,8 @@ _AMOUNTS = {"compress.density", "compress.warmup", "compress.threshold", "compre
 MOST = 1e12
 """A value beyond is not drawn."""
 # How keys read in a name, in this order; then come other keys before their values, and switches alone.
-_WORDS = {
-    "exchange.every": "every {}",
-    "compress.density": "density {}",
-    "compress.chunk": "chunks of {}",
-    "compress.values": "{} values",
-}
+_WORDS = dict(zip(("exchange.every", "compress.density", "compress.chunk", "compress.values"),
+                  ("every {}", "density {}", "chunks of {}", "{} values")))  # fmt: skip
 _BITS = {"centroid1": "1 bit", "centroid2": "2 bits", "e3m0": "4 bits"}
 
 
@@ -164,14 +163,12 @@ class Comparison:
 
 def in_words(key: str, value: str) -> str:
     """ "density 0.01", "1 bit", "no nesterov"; "" for a value that is absent or the method's own choice."""
-    if value in ('""', "-") or (key, value) == ("exchange.every", "0"):
-        return ""
-    if key == "compress.values" and value in _BITS:
-        return _BITS[value]
     name = key.rpartition(".")[2].replace("_", " ")
-    if value in ("true", "false"):
-        return name if value == "true" else "no " + name
-    return _WORDS.get(key, name + " {}").format(plain_text(value))
+    same = {'""': "", "-": "", "true": name, "false": "no " + name}
+    same |= {"0": ""} if key == "exchange.every" else _BITS if key == "compress.values" else {}
+    if value in same:
+        return same[value]
+    return _WORDS.get(key, name + " {}").replace("{}", plain_text(value))
 
 
 def method_name(method: Method, keys: Iterable[str]) -> str:
