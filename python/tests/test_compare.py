@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import html
 import io
 import json
 import math
@@ -25,33 +26,19 @@ from topknot.compare import cli, page, style, tables
 from topknot.compare.comparison import Comparison, compare_runs, families_of, stat_of, value_text
 from topknot.compare.read import ACCURACY, PERPLEXITY, SQUARED_ERROR, WORD_ERRORS, UserError, one_line, read_run, read_runs
 
-if style.available():
+if style.AVAILABLE:
     from topknot.compare import charts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAN = math.nan
 TASK = "synthetic_images, 10 classes, samples [3, 32, 32]"
 TOPK = {"compress.name": "topk"}
-DEFAULTS = {
-    "seed": "1",
-    "model.name": "mlp",
-    "data.name": "synthetic_images",
-    "data.classes": "0",
-    "data.image_size": "0",
-    "data.batch_size": "32",
-    "optimizer.lr": "0.1",
-    "compress.name": "dense",
-    "compress.density": "0.001",
-    "compress.values": '""',
-    "exchange.merge": "none",
-    "dist.ranks": "1",
-    "dist.master": '""',
-    "dist.token": '""',
-    "train.algorithm_cache": '""',
-    "train.check_every": "50",
-}
+DEFAULTS = dict(pair.split("=") for pair in (
+    'seed=1 model.name=mlp data.name=synthetic_images data.classes=0 data.image_size=0 data.batch_size=32 optimizer.lr=0.1 compress.name=dense '
+    'compress.density=0.001 compress.values="" exchange.merge=none dist.ranks=1 dist.master="" dist.token="" train.algorithm_cache="" '
+    'train.check_every=50').split())  # fmt: skip
 HEADER = "run,seed,commit,metric,value,held_out,checksum,steps,sent_per_step,received_per_step,dense_per_step,seconds,skipped_steps,config,keys\n"
-needs_matplotlib = unittest.skipUnless(style.available(), "matplotlib is not installed")
+needs_matplotlib = unittest.skipUnless(style.AVAILABLE, "matplotlib is not installed")
 
 
 def row(name, seed, value, sent, keys):
@@ -168,6 +155,8 @@ class ComparisonTest(Folder):
         self.add("int8", {**TOPK, "compress.values": "int8"})
         self.assertEqual(self.names("a", "b", "d"), ["dense", "topk density 0.01", "topk density 0.001"])
         self.assertEqual(self.names("d", "b", "int8"), ["dense", "topk", "topk int8 values"])
+        self.add("brace", {**TOPK, "compress.{a": "{b}"})
+        self.assertEqual(self.names("b", "brace"), ["topk", "topk {a {b}"])
 
     def add_long(self, name, method, density, seed=1):
         keys = {
@@ -319,7 +308,7 @@ class ComparisonTest(Folder):
         self.says(tables.comparison_text(c), "2 (1 incomplete)", "t2 is incomplete")
         self.assertAlmostEqual(self.compare("t2").methods[0].best.mean, 0.2)
         self.says(self.text("t2"), "1 (1 incomplete)")
-        if style.available():
+        if style.AVAILABLE:
             self.says(page.report_html(c), "ending in ×")
             self.lacks(page.report_html(self.compare("d", "t1")), "ending in ×")
 
@@ -411,10 +400,9 @@ class ComparisonTest(Folder):
         self.add("images", {"data.classes": "3"}, metric=None)
         self.add("regression", {"data.name": "synthetic_regression"}, metric=None)
         images, regression = read_run(self.at("images")), read_run(self.at("regression"))
-        self.assertEqual((images.task, images.metric), ("synthetic_images, 3 classes, samples [3, 32, 32]", ACCURACY))
-        self.assertEqual(
-            (regression.task, regression.metric), ("synthetic_regression, 1 target, samples [64, 1, 1]", SQUARED_ERROR)
-        )
+        for run, task, metric in ((images, "synthetic_images, 3 classes, samples [3, 32, 32]", ACCURACY),
+                                  (regression, "synthetic_regression, 1 target, samples [64, 1, 1]", SQUARED_ERROR)):  # fmt: skip
+            self.assertEqual((run.task, run.metric), (task, metric))
 
     def test_runs_of_different_tasks_or_metrics_are_refused_together(self):
         self.add("a")
@@ -424,13 +412,8 @@ class ComparisonTest(Folder):
         self.add("old_mnist", {"data.name": "mnist"}, metric=None)
         self.compare("a", "old")
         for other in ("classes", "regression", "old_mnist"):
-            self.refused(
-                lambda: self.compare("a", other),
-                "different tasks",
-                "/a has synthetic_images, 10 classes",
-                f"/{other} has ",
-                "by themselves",
-            )
+            parts = ("different tasks", "/a has synthetic_images, 10 classes", f"/{other} has ", "by themselves")
+            self.refused(lambda: self.compare("a", other), *parts)
         self.add("later", metric=type(ACCURACY)("bleu", "", True))
         self.refused(lambda: read_run(self.at("later")), "/later", "its metric is 'bleu'")
 
@@ -443,11 +426,9 @@ class ComparisonTest(Folder):
         self.assertEqual((c.task, [m.last.mean for m in c.methods]), (TASK, [0.79, 0.79]))
         self.says("".join(c.warnings), f"own: the task is not recorded; it is taken for that of the others, {TASK}")
         self.assertEqual(self.compare("own").warnings, [])
-        if style.available():
-            lines = [
-                [line[0] for line in panel["lines"]]
-                for _, panel in charts._line_up(c, "quality", ["time", "epochs"], (7, 3)).panels
-            ]
+        if style.AVAILABLE:
+            panels = charts._line_up(c, "quality", ["time", "epochs"], (7, 3))[1]
+            lines = [[line[0] for line in panel["lines"]] for _, panel in panels]
             self.assertEqual(lines, [["dense", "topk"], ["topk"]])
 
     def test_an_emulated_link_stands_in_the_table_and_the_page(self):
@@ -492,30 +473,16 @@ class ComparisonTest(Folder):
         runs = json.loads(tables.comparison_json(self.compare("a", "b")))["runs"]
         self.assertEqual([run["failed"] for run in runs], [False, True])
         self.says(self.text("a", "b", "again"), "dense has seed 1 more than once (")
-        self.append(
-            "b",
-            {
-                "event": "start",
-                "backend": "threads",
-                "metric": "accuracy",
-                "metric_unit": "share",
-                "task": TASK,
-                "revision": "0000000",
-            },
-        )
+        start = {"event": "start", "backend": "threads", "metric": "accuracy", "metric_unit": "share", "task": TASK}
+        self.append("b", {**start, "revision": "0000000"})
         self.says(self.text("a", "b"), "different commits (0000000, ")
 
     def test_keys_that_make_a_comparison_unfair_and_what_it_does_not_show_are_pointed_out(self):
         self.add("d", {"dist.ranks": "2"})
         self.add("t", TOPK)
         self.add("t2", {**TOPK, "seed": "2"})
-        self.says(
-            self.text("d", "t"),
-            "dist.ranks differs",
-            "What this does not show: ",
-            "all methods have one seed",
-            "threads of one machine",
-        )
+        limits = ("What this does not show: ", "all methods have one seed", "threads of one machine")
+        self.says(self.text("d", "t"), "dist.ranks differs", *limits)
         self.says(self.text("d", "t", "t2"), "dense has one seed")
         self.lacks(self.text("t", "t2"), "one seed")
 
@@ -524,11 +491,8 @@ class ComparisonTest(Folder):
         self.add("s", metric=WORD_ERRORS, task="speech", second=0.5)
         self.add("t", metric=PERPLEXITY, task="text", second=1.5)
         self.add("plain")
-        for name, mean, title in (
-            ("t", 1.2, "final bits per byte"),
-            ("d", 0.6, "final top-5 accuracy"),
-            ("s", 0.2, "final character error rate"),
-        ):
+        titles = {"t": "final bits per byte", "d": "final top-5 accuracy", "s": "final character error rate"}
+        for (name, title), mean in zip(titles.items(), (1.2, 0.6, 0.2)):
             c = self.compare(name)
             self.assertAlmostEqual(c.methods[0].second.mean, mean)
             self.says(tables.comparison_text(c), title)
@@ -582,17 +546,11 @@ class FilesTest(Folder):
         for arguments in ([self.path], [run + "/", run]):
             self.assertEqual([r.path for r in read_runs(arguments)], [run])
         good = pathlib.Path(run + "/metrics.jsonl").read_text()
-        for damage in (
-            "{damaged\n{}\n",
-            '{"event":"step","step":1.5}\n',
-            '{"event":"step","step":1,"loss":"x"}\n',
-            "[" * 100000 + "\n",
-            '{"event":"end","steps":1e30}\n',
-        ):
-            self.write("d/metrics.jsonl", good + damage + "{}\n")
+        distribution = '{"event":"distribution","step":1,"size":0,"histogram":[1]}'
+        for damage in ("{damaged\n{}", '{"event":"step","step":1.5}', '{"event":"step","step":1,"loss":"x"}', "[" * 100000,
+                       '{"event":"end","steps":1e30}', distribution):  # fmt: skip
+            self.write("d/metrics.jsonl", good + damage + "\n{}\n")
             self.refused(lambda: read_run(run), "damaged line")
-        self.write("d/metrics.jsonl", good + '{"event":"distribution","step":1,"size":0,"histogram":[1]}\n{}\n')
-        self.refused(lambda: read_run(run), "damaged line")
         self.write("d/metrics.jsonl", "")
         self.refused(lambda: self.compare("d"), f"{run}: the run has not finished a step")
         os.unlink(run + "/config.yaml")
@@ -608,45 +566,19 @@ class FilesTest(Folder):
         self.says(self.text("d"), "in the middle of a line")
 
     def test_numbers_that_no_run_has_make_no_nan_and_no_failure(self):
+        fields = {
+            "distribution": "mean deviation median laplace_scale contraction bound bell_bound",
+            "step": "epoch time_s loss bytes_sent data_s forward_s communicate_s exposed_s images_per_second",
+            "eval": "epoch time_s test_loss test_accuracy test_top5_accuracy eval_seconds",
+            "end": "wall_seconds eval_seconds startup_seconds images_per_second bytes_sent bytes_dense step_p50_s step_p95_s",
+        }
         for bad in (NAN, 0.0, -1.0, 1e16, 1e308, -1e308, 4e-324):
             run = os.path.basename(self.add(f"d{bad}"))
+            figures = {event: {"event": event, **dict.fromkeys(names.split(), bad)} for event, names in fields.items()}
             for step in (5, 10, 20):
-                keys = ("mean", "deviation", "median", "laplace_scale", "contraction", "bound", "bell_bound")
-                self.append(
-                    run,
-                    {
-                        "event": "distribution",
-                        "step": step,
-                        "size": 1000,
-                        "histogram": [0, 10, 500, 0],
-                        **dict.fromkeys(keys, bad),
-                    },
-                )
-                keys = (
-                    "epoch",
-                    "time_s",
-                    "loss",
-                    "bytes_sent",
-                    "data_s",
-                    "forward_s",
-                    "communicate_s",
-                    "exposed_s",
-                    "images_per_second",
-                )
-                self.append(run, {"event": "step", "step": 20 + step, **dict.fromkeys(keys, bad)})
-                keys = ("epoch", "time_s", "test_loss", "test_accuracy", "test_top5_accuracy", "eval_seconds")
-                self.append(run, {"event": "eval", "step": 20 + step, **dict.fromkeys(keys, bad)})
-            keys = (
-                "wall_seconds",
-                "eval_seconds",
-                "startup_seconds",
-                "images_per_second",
-                "bytes_sent",
-                "bytes_dense",
-                "step_p50_s",
-                "step_p95_s",
-            )
-            self.append(run, {"event": "end", "steps": 40, **dict.fromkeys(keys, bad)})
+                self.append(run, {**figures["distribution"], "step": step, "size": 1000, "histogram": [0, 10, 500, 0]})
+                self.append(run, {**figures["step"], "step": 20 + step}, {**figures["eval"], "step": 20 + step})
+            self.append(run, {**figures["end"], "steps": 40})
             c = self.compare(run)
             everything = tables.comparison_text(c) + tables.comparison_csv(c) + tables.comparison_tex(c) + page.report_html(c)
             json.loads(tables.comparison_json(c))
@@ -658,18 +590,15 @@ class FilesTest(Folder):
         draw = random.Random(1)
         self.add("d", steps=10)
         self.write("table.csv", HEADER + row("dense", 1, "90.00", 4000, '"compress.name=dense compress.warmup=[0.5, 0.1]"'))
-        files = {
-            name: pathlib.Path(self.at(name)).read_bytes()
-            for name in ("d/metrics.jsonl", "d/config.yaml", "d/environment.json", "table.csv")
-        }
+        names = ("d/metrics.jsonl", "d/config.yaml", "d/environment.json", "table.csv")
+        files = {name: pathlib.Path(self.at(name)).read_bytes() for name in names}
+        pieces = [b"", b"\xff", b'"', b"{", b"[", b"9" * 30, b"null", b"\n", b"e400", b"-", b","]
         for i in range(400):
             name = draw.choice(list(files))
             data = bytearray(files[name])
             for _ in range(draw.randrange(1, 5)):
                 at = draw.randrange(len(data))
-                data[at : at + draw.randrange(3)] = draw.choice(
-                    [b"", b"\xff", b'"', b"{", b"[", b"9" * 30, b"null", b"\n", b"e400", b"-", b","]
-                )
+                data[at : at + draw.randrange(3)] = draw.choice(pieces)
             pathlib.Path(self.at(name)).write_bytes(data)
             with contextlib.suppress(UserError):
                 c = compare_runs(read_runs([self.at("table.csv" if name == "table.csv" else "d")]))
@@ -691,9 +620,8 @@ class FilesTest(Folder):
         c.task, c.warnings = "pictures\x1b[2J\nNote: all is well", ["first\nNote: second\x1b[2J"]
         c.methods[0].name = "dense\n\x1b[2J\udc80<b>"
         text = tables.comparison_text(c)
-        self.says(
-            text, "task: pictures\\x1b[2J\\nNote: all is well\n", "Note: first\\nNote: second\\x1b[2J.", "dense\\n\\x1b[2J\\x80"
-        )
+        notes = ("task: pictures\\x1b[2J\\nNote: all is well\n", "Note: first\\nNote: second\\x1b[2J.")
+        self.says(text, *notes, "dense\\n\\x1b[2J\\x80")
         everything = text + page.report_html(c) + tables.comparison_tex(c)
         self.lacks(everything, "\x1b")
         self.lacks(page.report_html(c), "<b><")
@@ -731,8 +659,8 @@ class TableTest(Folder):
         text = tables.comparison_text(c)
         self.says(text, "configs/a.yaml", "91.0 ± 1.4 %", "400×")
         self.lacks(text, "best accuracy", "images/s", "ms per step", "nan", "network")
-        html = page.report_html(c)
-        self.says(html, "configs/a.yaml · 4 methods, 5 runs<", "<strong>91.0 %</strong><small>final test accuracy")
+        text = page.report_html(c)
+        self.says(text, "configs/a.yaml · 4 methods, 5 runs<", "<strong>91.0 %</strong><small>final test accuracy")
         families = {
             name: [(round(m.bits_per_parameter_step, 3), m.last.mean) for m in members]
             for name, members in families_of(c).items()
@@ -758,9 +686,8 @@ class TableTest(Folder):
         self.refused(lambda: read_runs([run, table]), run, "side by side")
 
     def test_a_row_that_diverged_leaves_its_method_without_a_value(self):
-        c = compare_runs(
-            self.read(HEADER + "".join(row("dense", s, v, 4000, "compress.name=dense") for s, v in ((1, "90.00"), (2, "nan"))))
-        )
+        rows = (row("dense", seed, value, 4000, "compress.name=dense") for seed, value in ((1, "90.00"), (2, "nan")))
+        c = compare_runs(self.read(HEADER + "".join(rows)))
         self.assertEqual(c.methods[0].last.count, 0)
         self.says(tables.comparison_text(c), "/runs.csv/dense-s2 is not finite")
 
@@ -777,10 +704,7 @@ class TableTest(Folder):
             (HEADER + row("dense", 1, "high", 4000, "compress.name=dense"), "value is 'high', no number"),
             (HEADER + row("dense", 1, "", 4000, "compress.name=dense"), "value is '', no number"),
             (HEADER + row("a", 1, "90.00", 4000, "seed=1"), "no compress.name"),
-            *(
-                (HEADER + row("dense", 1, v, 4000, "compress.name=dense"), "no number from 0 to 100")
-                for v in ("-1", "100.1", "1e300")
-            ),
+            *((HEADER + good.replace("90.00", value), "no number from 0 to 100") for value in ("-1", "100.1", "1e300")),
             (HEADER + row("dense", 1, "90.00", -1, "compress.name=dense"), "sent_per_step"),
             (HEADER + row("a", 1, "90.00", 4000, '"compress.name=topk compress.warmup=[0.5,'), "inside quotes"),
             (HEADER + row("a", 1, "90.00", 4000, "dense"), "expected KEY=VALUE, not 'dense'"),
@@ -807,15 +731,8 @@ class PictureTest(Folder):
         self.add("d")
         self.add("t<b>", TOPK, bytes=40)
         text = page.report_html(self.compare("d", "t<b>"))
-        self.says(
-            text,
-            "76.0 % after 1.50 s",
-            "t&lt;b&gt;",
-            "00000000deadbeef",
-            "Bytes sent",
-            "Where the time of a step goes",
-            "What differs",
-        )
+        titles = ("Bytes sent", "Where the time of a step goes", "What differs")
+        self.says(text, "76.0 % after 1.50 s", "t&lt;b&gt;", "00000000deadbeef", *titles)
         self.lacks(text, "http:", "https:", "src=", "@import", "t<b>", 'url("')
         self.says(text, *(f">{name}</label>" for name in ("Accuracy", "Time", "Bits", "Phases")))
         self.assertEqual(text.count("<svg"), 9)
@@ -824,8 +741,10 @@ class PictureTest(Folder):
             self.says(text, f">{axis}</text>")
 
     def values(self, svg):
-        data = re.search("data-plot='([^']*)'", svg)[1]
-        return {line[0]: list(zip(line[2], line[3])) for line in json.loads(__import__("html").unescape(data))[0]["lines"]}
+        return {line[0]: list(zip(line[2], line[3])) for line in self.panel(svg)["lines"]}
+
+    def panel(self, svg):
+        return json.loads(html.unescape(re.search("data-plot='([^']*)'", svg)[1]))[0]
 
     def test_pointing_at_a_picture_shows_each_methods_value(self):
         self.add("d")
@@ -860,10 +779,8 @@ class PictureTest(Folder):
         for i in range(12):
             self.add(f"t{i}", {**TOPK, "compress.density": f"0.0{i}", "optimizer.lr": f"0.{i}", "exchange.every": "8"})
         c = self.compare(*(f"t{i}" for i in range(12)))
-        panel = json.loads(
-            __import__("html").unescape(re.search("data-plot='([^']*)'", charts.page_svg(c, "quality", "steps"))[1])
-        )[0]
-        self.assertGreater(panel["box"][3] - panel["box"][1], 72)  # points
+        box = self.panel(charts.page_svg(c, "quality", "steps"))["box"]
+        self.assertGreater(box[3] - box[1], 72)  # points
         self.says(charts.picture(c, "steps", "svg", (3.3, 2)).decode(), 'height="144pt"')
 
     def test_bits_join_methods_that_differ_in_how_much_they_send(self):
@@ -928,20 +845,20 @@ class CommandTest(Folder):
         out = io.StringIO()
         code = f"import sys; sys.modules['matplotlib'] = None; sys.path.insert(0, {str(ROOT / 'python')!r}); from topknot.compare.cli import main; "
         for words, code_wanted in ((["dense", "--out", "a.html", "--out", "a.csv"], 0), (["dense", "--out", "a.pdf"], 2)):
-            outcome = subprocess.run(
-                [sys.executable, "-B", "-c", code + f"sys.exit(main({words!r}))"], cwd=self.path, text=True, capture_output=True
-            )
+            program = [sys.executable, "-B", "-c", code + f"sys.exit(main({words!r}))"]
+            outcome = subprocess.run(program, cwd=self.path, text=True, capture_output=True)
             self.assertEqual(outcome.returncode, code_wanted, outcome.stderr)
             self.assertEqual(outcome.stderr.count("python3-matplotlib"), 1, out)
             self.assertEqual(outcome.stderr.count("\n"), 1)
         self.says(pathlib.Path(self.at("a.html")).read_text(), "python3-matplotlib", "ms per step")
 
+    def module(self, **environment):
+        command, options = [sys.executable, "-B", "-m", "topknot"], {"cwd": self.path, "text": True, "capture_output": True}
+        return lambda *words: subprocess.run([*command, *words], env={**os.environ, **environment}, **options)
+
     def test_python_m_topknot_needs_no_library(self):
         self.add("dense")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "TOPKNOT_LIBRARY": "/none"}
-        call = lambda *words: subprocess.run(
-            [sys.executable, "-B", "-m", "topknot", *words], cwd=self.path, env=environment, text=True, capture_output=True
-        )
+        call = self.module(PYTHONPATH=str(ROOT / "python"), TOPKNOT_LIBRARY="/none")
         self.assertEqual(call("compare", "dense", "--out", "x.csv").returncode, 0)
         self.says(call("--help").stdout, "compare")
         for words, code, said in [
@@ -955,13 +872,9 @@ class CommandTest(Folder):
             self.says(outcome.stderr, said)
 
     def test_train_and_demo_start_the_trainer_or_say_how_to_get_it(self):
-        shutil.copytree(
-            ROOT / "python" / "topknot", self.at("alone/topknot"), ignore=shutil.ignore_patterns("__pycache__", "*.so")
-        )
-        environment = {**os.environ, "PYTHONPATH": self.at("alone")}
-        call = lambda *words: subprocess.run(
-            [sys.executable, "-B", "-m", "topknot", *words], cwd=self.path, env=environment, text=True, capture_output=True
-        )
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(ROOT / "python" / "topknot", self.at("alone/topknot"), ignore=ignored)
+        call = self.module(PYTHONPATH=self.at("alone"))
         for command in ("train", "demo"):
             outcome = call(command, "--help")
             self.assertEqual(outcome.returncode, 1)
@@ -975,14 +888,16 @@ class CommandTest(Folder):
     def test_misuse_is_refused_before_any_work(self):
         run = self.add("dense")
         before = self.write("dense/metrics.csv", "kept")
-        self.misused(said="no run given; 'compare --help'")
-        self.misused("dense", "--ouT", "x", said="did you mean '--out'?")
-        self.misused("dense", "--target", said="--target requires argument")
-        self.misused("dense", "--out", "x.doc", said="x.doc' says what to write; there are .html, .csv, .json")
-        self.misused("dense", "--out", before, said="metrics.csv: is a configuration or a file of a run")
-        self.misused("dense", "--size", "3", said="--size")
-        for target in ("x", "0", "170", "nan"):
-            self.misused("dense", "--target", target, "--out", "x.csv", said="write 0.7 or 70%")
+        for arguments, said in (
+            ([], "no run given; 'compare --help'"),
+            (["dense", "--ouT", "x"], "did you mean '--out'?"),
+            (["dense", "--target"], "--target requires argument"),
+            (["dense", "--out", "x.doc"], "x.doc' says what to write; there are .html, .csv, .json"),
+            (["dense", "--out", before], "metrics.csv: is a configuration or a file of a run"),
+            (["dense", "--size", "3"], "--size"),
+            *((["dense", "--target", target, "--out", "x.csv"], "write 0.7 or 70%") for target in ("x", "0", "170", "nan")),
+        ):
+            self.misused(*arguments, said=said)
         self.assertEqual(pathlib.Path(before).read_text(), "kept")
         table = self.write("t.csv", HEADER + row("a", 1, "90.00", 400, "compress.name=topk"))
         os.symlink(table, self.at("link.csv"))
@@ -1008,9 +923,8 @@ class CommandTest(Folder):
         self.assertEqual(os.listdir(self.at("closed")), [])
 
     def test_a_full_standard_output_is_an_error(self):
-        outcome = subprocess.run(
-            f"{sys.executable} {ROOT}/scripts/compare --help >/dev/full", shell=True, text=True, stderr=subprocess.PIPE
-        )
+        command = f"{sys.executable} {ROOT}/scripts/compare --help >/dev/full"
+        outcome = subprocess.run(command, shell=True, text=True, stderr=subprocess.PIPE)
         self.assertEqual(outcome.returncode, 2)
         self.says(outcome.stderr, "standard output cannot be written: ")
 
@@ -1026,9 +940,8 @@ class CommandTest(Folder):
             environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | (
                 {"NO_COLOR": "1"} if plain else {}
             )
-            subprocess.run(
-                [sys.executable, str(ROOT / "scripts/compare"), self.at("none")], stderr=other, env=environment, check=False
-            )
+            command = [sys.executable, str(ROOT / "scripts/compare"), self.at("none")]
+            subprocess.run(command, stderr=other, env=environment, check=False)
             os.close(other)
             said = os.read(main, 10000).decode()
             os.close(main)

@@ -55,12 +55,10 @@ class Curve:
         return self.rows[:, list(AXES).index(name)]
 
 
-@dataclasses.dataclass
-class Drawing:
-    """A figure and what pointing at its panels shows: by panel the names of x and y, and lines of name, colour, x and y."""
-
-    figure: Any
-    panels: list[tuple[Any, dict[str, Any]]] = dataclasses.field(default_factory=list)
+Panel = tuple[Any, dict[str, Any]]
+"""The axes, and what pointing at them shows: the name of x, the unit of y, and lines of name, colour, x and y."""
+Drawing = tuple[Any, list[Panel]]
+"""A figure with its panels."""
 
 
 def smooth(values: Any, window: int) -> Any:
@@ -190,10 +188,10 @@ def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, floa
     values = values[values > 0 if what == "bytes" else np.isfinite(values)]
     if not len(values):
         return None  # of bytes: one rank sends nothing
-    figure, panels = _figure(size, len(names))
-    drawing = Drawing(figure)
+    figure, all_axes = _figure(size, len(names))
+    panels: list[Panel] = []
     handles: dict[Method, Any] = {}
-    for axes, name in zip(panels, names):
+    for axes, name in zip(all_axes, names):
         here = [curve for curve in curves if math.isfinite(curve.axis(name)[-1])]
         longest = max((curve.axis(name)[-1] for curve in here), default=0.0)
         divisor, unit = (1, " (s)") if longest < 240 else (60, " (min)") if longest < 14400 else (3600, " (h)")
@@ -217,8 +215,8 @@ def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, floa
             axes.axhline(target, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)))
         axes.set_xlabel(AXES[name] + unit + (f"\n{c.emulated_link}" if name == "time" and c.emulated_link else ""))
         axes.set_xlim(0, max(longest / divisor, 1e-9) * 1.02)
-        drawing.panels.append((axes, {"x": AXES[name] + unit, "unit": said, "lines": shown}))
-    first_panel = panels[0]
+        panels.append((axes, {"x": AXES[name] + unit, "unit": said, "lines": shown}))
+    first_panel = all_axes[0]
     if math.isfinite(target):
         values = np.append(values, target)
         side, at = (-2, "top") if c.metric.higher_is_better else (2, "bottom")  # at the right curves are beyond the target
@@ -231,9 +229,9 @@ def _line_up(c: Comparison, what: str, names: list[str], size: tuple[float, floa
         bottom = max(low, min(0.0, *values)) if low < 0 else 0 if low < 0.3 * high else low
         first_panel.set_ylim(bottom, min(high, 1.02) if max(values) <= 1 else high)
     last = {curve.method: curve.rows[np.isfinite(curve.rows[:, 3]), 3][-1] for curve in curves}  # a mean comes after its runs
-    if not _label_ends(panels[-1], [(value, m.name, look[m].colour) for m, value in last.items()]):
+    if not _label_ends(all_axes[-1], [(value, m.name, look[m].colour) for m, value in last.items()]):
         _legend(figure, (list(handles.values()), [m.name for m in handles]), fixed)
-    return drawing
+    return figure, panels
 
 
 def _metric_label(c: Comparison) -> str:
@@ -261,7 +259,7 @@ def _bits(c: Comparison, size: tuple[float, float], fixed: bool = False) -> Draw
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, handlelength=2.6)
     else:
         _legend(figure, axes.get_legend_handles_labels(), fixed)
-    return Drawing(figure, [(axes, {"x": "bits", "unit": unit, "lines": shown})])
+    return figure, [(axes, {"x": "bits", "unit": unit, "lines": shown})]
 
 
 def _phases(c: Comparison, size: tuple[float, float]) -> Drawing | None:
@@ -284,7 +282,7 @@ def _phases(c: Comparison, size: tuple[float, float]) -> Drawing | None:
     axes.set_xlim(left=0)
     axes.set_xlabel("milliseconds per step" + (f"\n{c.emulated_link}" if c.emulated_link else ""))
     _legend(figure, axes.get_legend_handles_labels(), fixed=True)
-    return Drawing(figure)
+    return figure, []
 
 
 def picture(c: Comparison, what: str, kind: str, size: tuple[float, float | None]) -> bytes:
@@ -309,7 +307,7 @@ def picture(c: Comparison, what: str, kind: str, size: tuple[float, float | None
                         "--out: a table has no records on the way to draw; .bits." + kind + " draws it")  # fmt: skip
     data = io.BytesIO()
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
-    drawing.figure.savefig(data, format=kind, dpi=300, metadata=metadata)
+    drawing[0].savefig(data, format=kind, dpi=300, metadata=metadata)
     return data.getvalue()
 
 
@@ -318,34 +316,30 @@ def page_svg(c: Comparison, what: str, axis: str = "") -> str:
     (each over an axis of AXES) or bits."""
     size = (5.6, 3.1)
     drawing = _bits(c, size) if what == "bits" else _line_up(c, what, [axis], size)
-    return _inline(drawing, f"{what}{axis}") if drawing else ""
+    return _inline(*drawing, f"{what}{axis}") if drawing else ""
 
 
-def _inline(drawing: Drawing, salt: str) -> str:
+def _inline(figure: Any, panels: list[Panel], salt: str) -> str:
     data = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": salt}):  # ids differ between the drawings of a page
-        drawing.figure.savefig(data, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(data, format="svg", transparent=True, metadata={"Date": None})
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", data.getvalue(), flags=re.S)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"| id="(?:figure|axes|patch|line2d|text|xtick|ytick|matplotlib\.axis)[\w.]*"', "", svg)
     svg = re.sub(r' (width|height)="[^"]*"', "", svg, count=2)
-    for colour, name in ((INK, "--ink"), (GRID, "--grid"), (FAINT, "--faint")):
-        svg = svg.replace(colour, f"var({name})")
-    return svg.replace("<svg", f"<svg data-plot='{html.escape(json.dumps(_values(drawing)), quote=True)}'", 1)
-
-
-def _values(drawing: Drawing) -> list[dict[str, Any]]:
-    width, height = 72 * drawing.figure.get_size_inches()
+    (width, height), plots = 72 * figure.get_size_inches(), []
     short: Callable[[Any], list[float | None]] = lambda values: [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
-    plots = []
-    for axes, shown in drawing.panels:
+    for axes, shown in panels:
         box = axes.get_position()
-        lines = [[one_line(n), colour.replace(INK, "var(--ink)"), short(x), short(y)] for n, colour, x, y in shown["lines"]]
+        lines = [[one_line(name), colour, short(x), short(y)] for name, colour, x, y in shown["lines"]]
         plots.append({
             "box": [box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height], "xlim": axes.get_xlim(),
             "ylim": axes.get_ylim(), "log": [axes.get_xscale() == "log", axes.get_yscale() == "log"], **shown, "lines": lines,
         })  # fmt: skip
-    return plots
+    svg = svg.replace("<svg", f"<svg data-plot='{html.escape(json.dumps(plots), quote=True)}'", 1)
+    for colour, name in ((INK, "--ink"), (GRID, "--grid"), (FAINT, "--faint")):
+        svg = svg.replace(colour, f"var({name})")
+    return svg
 
 
 def recorded_methods(c: Comparison) -> dict[Method, list[Record]]:
@@ -362,7 +356,7 @@ def distribution_svg(c: Comparison, method: Method) -> str:
     for axes, record in zip(panels, chosen):
         _histogram(axes, record, styles(c)[method])
     panels[0].set_ylabel("density")
-    return _inline(Drawing(figure), f"distribution{c.methods.index(method)}")
+    return _inline(figure, [], f"distribution{c.methods.index(method)}")
 
 
 def contraction_svg(c: Comparison) -> str:
@@ -381,7 +375,7 @@ def contraction_svg(c: Comparison) -> str:
                     axes.plot(*zip(*rows), color=look[m].colour, linestyle=dash, linewidth=1.5 if dots else 1.0, **dots)
     if panels[1].lines:
         _logarithmic(panels[1].yaxis, (1.0, 2.0, 5.0), lambda v: f"{v:g}")
-    return _inline(Drawing(figure), "contraction") if panels[0].lines else ""
+    return _inline(figure, [], "contraction") if panels[0].lines else ""
 
 
 def _histogram(axes: Any, record: Record, style: Style) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from . import output, page, tables
 from .comparison import Comparison, compare_runs, did_you_mean
 from .read import Metric, UserError, one_line, read_runs
-from .style import INSTALL, PICTURES, available
+from .style import INSTALL, PICTURES, AVAILABLE
 
 _PARAGRAPHS = (
     "compare: puts runs of `train` and of topknot.torch.Run side by side.",
@@ -104,7 +104,7 @@ def _check_output(file: str, runs: list[str]) -> None:
     if not file.endswith((*_TEXTS, *_PICTURES)):
         raise UserError(f"--out: the ending of '{file}' says what to write; there are {', '.join((*_TEXTS, *_PICTURES))}")
     output.check_output(file)
-    if file.endswith(_PICTURES) and not available():
+    if file.endswith(_PICTURES) and not AVAILABLE:
         raise UserError(INSTALL)
     if any(os.path.exists(file) and os.path.exists(run) and os.path.samefile(file, run) for run in runs):
         raise UserError(f"--out: {file} is an input; choose another name")
@@ -146,7 +146,7 @@ def _contents(file: str, c: Comparison, size: tuple[float, float | None]) -> byt
 
         what = os.path.splitext(stem)[1][1:]
         return charts.picture(c, what if what in PICTURES else "", ending[1:], size)
-    if ending == ".html" and not available():
+    if ending == ".html" and not AVAILABLE:
         print(f"compare: {file} has no curves: {INSTALL}", file=sys.stderr)
     return _TEXTS[ending](c).encode("utf-8", "replace")
 
@@ -163,7 +163,7 @@ def main(words: list[str] | None = None) -> int:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         text = _run(sys.argv[1:] if words is None else words)
-    except (UserError, MemoryError) as error:
+    except (UserError, OSError, MemoryError) as error:
         _report(str(error) or "the memory of this machine does not hold these runs")
         return 2
     except KeyboardInterrupt:

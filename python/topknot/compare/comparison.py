@@ -346,11 +346,10 @@ def _warn(c: Comparison) -> Iterable[str]:
     if len(revisions) > 1:
         yield f"the runs are of different commits ({', '.join(sorted(revisions))}), so more than the methods is compared"
     for m in c.methods:
-        seeds: set[str] = set()
-        for run in m.counted:
-            if run.text("seed") in seeds:
-                yield f"{m.name} has seed {run.text('seed')} more than once ({run.path}): its deviation is not that of seeds"
-            seeds.add(run.text("seed"))
+        seeds = [run.text("seed") for run in m.counted]
+        for i, run in enumerate(m.counted):
+            if seeds[i] in seeds[:i]:
+                yield f"{m.name} has seed {seeds[i]} more than once ({run.path}): its deviation is not that of seeds"
     for key in c.differing:
         if key in _UNFAIR:
             yield f"{key} differs between the methods, so more than the compression is compared"

@@ -11,7 +11,7 @@ from typing import Any
 
 from .comparison import Comparison, Method, text_of, value_text
 from .read import UserError, one_line, read_bytes
-from .style import INK, INSTALL, PART_COLOURS, available, part_label, styles
+from .style import DARK, INK, INSTALL, PART_COLOURS, AVAILABLE, part_label, styles
 from .tables import Table, bytes_text, difference_table, rate_pattern, ratio_pattern, reached_text, result_table, run_table
 from .tables import seconds_text, time_table
 
@@ -35,24 +35,14 @@ def html_page(title: str, body: str, script: bool = True) -> str:
 def table_html(table: Table, kind: str = "", colours: Sequence[str] = ()) -> str:
     """A table; `kind` is its CSS class, `colours` go before the first cells."""
     cells: Callable[[str, Iterable[str]], str] = lambda tag, row: "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
-    marks = [f'<i class="swatch" style="background:{_css(colour)}"></i>' for colour in colours] or [""] * len(table[1])
+    marks = [f'<i class="swatch" style="background:{colour}"></i>' for colour in colours] or [""] * len(table[1])
     body = "".join(f"<tr><td>{mark}{cells('td', row)[4:]}</tr>" for mark, row in zip(marks, table[1]))
     attribute = f' class="{kind}"' if kind else ""
     return f'<div class="scroll"><table{attribute}><thead><tr>{cells("th", table[0])}</tr></thead><tbody>{body}</tbody></table></div>\n'
 
 
-def _css(colour: str) -> str:
-    return "var(--ink)" if colour == INK else colour
-
-
 def _milliseconds(seconds: float) -> str:
     return text_of(seconds, "{:.2f}" if seconds < 0.00995 else "{:.1f}", 1000)
-
-
-def _ink_on(colour: str) -> str:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
-    return "#111111" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.18 else "#ffffff"
 
 
 def bars_html(bars: Sequence[dict[str, Any]]) -> str:
@@ -66,7 +56,10 @@ def bars_html(bars: Sequence[dict[str, Any]]) -> str:
         text += f'<b>{name}</b><div class="bar">'
         for part, colour, seconds in bar["parts"]:
             if 0 < seconds < 1e12:
-                spent, look = _milliseconds(seconds), f"{width(seconds)};background:{colour};color:{_ink_on(colour)}"
+                spent, look = (
+                    _milliseconds(seconds),
+                    f"{width(seconds)};background:{colour};color:{'#ffffff' if colour in DARK else '#111111'}",
+                )
                 text += f'<i style="{look}" title="{name}: {escape(part)} {spent} ms">{spent}</i>'
         label = escape(bar.get("label") or (_milliseconds(bar["total"]) + " ms" if math.isfinite(bar["total"]) else "-"))
         text += f"<span>{label}</span></div>"
@@ -127,9 +120,7 @@ def _card(c: Comparison, m: Method, colour: str) -> str:
     lines += [] if m.complete else ["incomplete"]
     small = "".join(f"<small>{escape(line)}</small>" for line in lines)
     mean = value_text(metric, getattr(m, which).mean)
-    return (
-        f'<div class="card" style="border-top-color:{_css(colour)}"><b>{escape(m.name)}</b><strong>{mean}</strong>{small}</div>'
-    )
+    return f'<div class="card" style="border-top-color:{colour}"><b>{escape(m.name)}</b><strong>{mean}</strong>{small}</div>'
 
 
 def _chart(title: str, note: str, svgs: Sequence[str], kind: str = "") -> str:
@@ -193,14 +184,14 @@ def _tabs(c: Comparison) -> str:
         {"name": m.name, "total": m.times["step"], "hidden": m.times["hidden"],
          "parts": [(*look, m.times[part]) for part, look in named.items()]} for m in c.methods
     ])  # fmt: skip
-    tabs = _curves(c) if available() else dict.fromkeys((c.metric.name.capitalize(), "Time", "Bits", "Phases"), "")
+    tabs = _curves(c) if AVAILABLE else dict.fromkeys((c.metric.name.capitalize(), "Time", "Bits", "Phases"), "")
     if bars:
         tabs["Phases"] = (
             '<h3>Where the time of a step goes</h3><p class="note">Mean over steps, the first five left out. Exposed communication is what the '
             f"computation had to wait for; hidden communication ran beside it and costs no time.{_emulated(c)}</p>"
             f"{_parts_legend(named.values(), True)}{bars}{table_html(time_table(c))}{tabs['Phases']}"
         )
-    nothing = "These runs have no records of this kind." if available() else INSTALL[0].upper() + INSTALL[1:] + "."
+    nothing = "These runs have no records of this kind." if AVAILABLE else INSTALL[0].upper() + INSTALL[1:] + "."
     text = style = sections = ""
     for i, (name, body) in enumerate(tabs.items()):
         text += f'<input type="radio" name="tab" id="tab{i}"{" checked" if not i else ""}><label for="tab{i}">{name}</label>'
@@ -211,7 +202,7 @@ def _tabs(c: Comparison) -> str:
 
 def report_html(c: Comparison) -> str:
     """The whole page, self-contained. Without matplotlib it has no curves, and says how to install it."""
-    colours = {m: style.colour for m, style in styles(c).items()}
+    colours = {m: style.colour.replace(INK, "var(--ink)") for m, style in styles(c).items()}
     text = f'<h1>Gradient compression compared</h1><p class="sub">{escape(_subtitle(c))}</p>\n'
     if c.warnings or c.limits:
         lines = "".join(f"<li>{escape(warning)}.</li>" for warning in c.warnings)

@@ -322,12 +322,6 @@ def _derive(run: Run) -> None:
 
 def read_run(folder: str) -> Run:
     """The run of a directory. Raises UserError: no run, a damaged line, an unknown metric."""
-    for name, why in (
-        ("metrics.jsonl", "so this is not a run directory"),
-        ("config.yaml", "the configuration is needed to compare the run"),
-    ):
-        if not os.path.exists(os.path.join(folder, name)):
-            raise UserError(f"{folder}: no {name} in it, {why}" if os.path.isdir(folder) else f"{folder}: no such run directory")
     run = Run(folder, read_config(folder + "/config.yaml"))
     if not run.text("compress.name"):
         raise UserError(f"{folder}/config.yaml: no compress.name in it, so it is not the configuration of a run")
@@ -414,12 +408,12 @@ def read_runs(arguments: Sequence[str]) -> list[Run]:
             raise UserError(
                 f"{folder}: no such run directory; 'train' writes them, to output.dir or runs/, and topknot.torch.Run"
             )
-        inside = [folder]
-        if not os.path.exists(folder + "/metrics.jsonl"):
-            try:
-                inside = sorted(e.path for e in os.scandir(folder) if os.path.exists(e.path + "/metrics.jsonl"))
-            except OSError as error:
-                raise UserError(f"{folder}: {error.strerror}") from None
+        inside = (
+            [folder]
+            if os.path.exists(folder + "/metrics.jsonl")
+            else sorted(os.path.join(folder, name) for name in os.listdir(folder))
+        )
+        inside = [path for path in inside if os.path.exists(path + "/metrics.jsonl")]
         if not inside:
             raise UserError(f"{folder}: no metrics.jsonl in it, so this is not a run directory (nor a folder of runs)")
         for path in inside:

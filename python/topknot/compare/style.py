@@ -7,12 +7,16 @@ from typing import Any, NamedTuple
 
 from .comparison import Comparison, Method
 
+AVAILABLE = importlib.util.find_spec("matplotlib") is not None
+"""Whether matplotlib is installed."""
 INSTALL = "pictures need matplotlib: install python3-matplotlib (Debian) or pip install matplotlib"
 PICTURES = ("time", "epochs", "steps", "loss", "bits", "phases")
 PART_COLOURS = {
     "data": "#bbbbbb", "forward": "#4477aa", "backward": "#9ad2ee", "encode": "#228833", "exposed": "#ee6677", "decode": "#aa3377",
     "update": "#ddcc55", "other": "#e4e4e4",
 }  # fmt: skip
+DARK = {PART_COLOURS["forward"], PART_COLOURS["encode"], PART_COLOURS["decode"]}
+"""Colours on which text is white."""
 INK = "#010203"
 """The colour of text and of dense runs; on a page its own colours stand for this one and the next two."""
 GRID, FAINT = "#d9dcd1", "#5a6368"
@@ -44,8 +48,3 @@ def styles(c: Comparison) -> dict[Method, Style]:
 def part_label(part: str) -> str:
     """How a legend names a part of a step."""
     return "exposed communication" if part == "exposed" else part
-
-
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
