@@ -23,8 +23,18 @@ import tempfile
 import unittest
 
 from topknot.compare import cli, page, style, tables
-from topknot.compare.comparison import Comparison, compare_runs, families_of, stat_of, value_text
-from topknot.compare.read import ACCURACY, PERPLEXITY, SQUARED_ERROR, WORD_ERRORS, UserError, one_line, read_run, read_runs
+from topknot.compare.comparison import Comparison, compare_runs, families_of, value_text
+from topknot.compare.read import (
+    ACCURACY,
+    PERPLEXITY,
+    SQUARED_ERROR,
+    WORD_ERRORS,
+    UserError,
+    one_line,
+    read_run,
+    read_runs,
+    stat_of,
+)
 
 if style.AVAILABLE:
     from topknot.compare import charts
@@ -46,12 +56,14 @@ def row(name, seed, value, sent, keys):
 
 
 class Folder(unittest.TestCase):
-    """Run directories with plain numbers: every step takes `step_seconds`, the accuracy rises to `best`, then falls by 0.01."""
+    """Run directories with plain numbers, the dense "d" among them: every step takes `step_seconds`, the accuracy rises to `best`,
+    then falls by 0.01."""
 
     def setUp(self):
         temp = tempfile.TemporaryDirectory()
         self.addCleanup(temp.cleanup)
         self.path = temp.name
+        self.add("d")
 
     def at(self, name):
         return f"{self.path}/{name}"
@@ -134,7 +146,6 @@ class ComparisonTest(Folder):
         self.add("t1", {**TOPK, "seed": "1"}, best=0.7)
         apart = {"train.algorithm_cache": "none", "dist.master": "127.0.0.1:29501", "dist.token": "second"}
         self.add("t2", {**TOPK, "seed": "2", **apart}, best=0.8)
-        self.add("d")
         c = self.compare("t1", "t2", "d")
         self.assertEqual([m.name for m in c.methods], ["dense", "topk"])
         topk = c.methods[1]
@@ -151,7 +162,6 @@ class ComparisonTest(Folder):
     def test_methods_of_one_compressor_are_named_by_what_differs(self):
         self.add("a", {**TOPK, "compress.density": "0.01"})
         self.add("b", TOPK)
-        self.add("d")
         self.add("int8", {**TOPK, "compress.values": "int8"})
         self.assertEqual(self.names("a", "b", "d"), ["dense", "topk density 0.01", "topk density 0.001"])
         self.assertEqual(self.names("d", "b", "int8"), ["dense", "topk", "topk int8 values"])
@@ -204,7 +214,6 @@ class ComparisonTest(Folder):
 
     def test_a_run_without_a_step_is_named_and_left_out(self):
         self.add("new", {"compress.name": "dgc", "dist.ranks": "8"}, metric=PERPLEXITY, steps=0, complete=False)
-        self.add("d")
         self.add("t", TOPK)
         c = self.compare("new", "d", "t")
         self.assertEqual(([m.name for m in c.methods], c.metric), (["dense", "topk"], ACCURACY))
@@ -213,7 +222,6 @@ class ComparisonTest(Folder):
         self.refused(lambda: self.compare("new"), "/new: the run has not finished a step yet; there is nothing to compare")
 
     def test_the_page_warns_before_it_shows_speed_ups(self):
-        self.add("d")
         self.add("t", TOPK, step_seconds=0.05)
         environment = {"host": "node2", "cpu": "another cpu"}
         self.write("t/environment.json", json.dumps(environment))
@@ -251,7 +259,6 @@ class ComparisonTest(Folder):
             self.assertAlmostEqual(got, wanted)
 
     def test_an_accuracy_that_is_the_target_reaches_it_and_the_time_has_a_spread(self):
-        self.add("d")
         self.add("d2", {"seed": "2"}, step_seconds=0.3)
         c = self.compare("d", "d2", target=0.8)
         self.assertEqual(c.methods[0].seconds_to_target.count, 2)
@@ -287,7 +294,6 @@ class ComparisonTest(Folder):
         self.assertAlmostEqual(several.target, 0.76)  # of the best dense run
 
     def test_there_is_no_speed_up_to_a_target_that_not_every_run_reached(self):
-        self.add("d")
         self.add("t1", {**TOPK, "seed": "1"})
         self.add("t2", {**TOPK, "seed": "2"}, best=0.5)
         c = self.compare("d", "t1", "t2", target=0.7)
@@ -300,7 +306,6 @@ class ComparisonTest(Folder):
         self.says(tables.comparison_text(missed), "not reached", "as asked for")
 
     def test_an_incomplete_run_is_named_and_left_out_of_the_means(self):
-        self.add("d")
         self.add("t1", {**TOPK, "seed": "1"})
         self.add("t2", {**TOPK, "seed": "2"}, best=0.2, complete=False)
         c = self.compare("d", "t1", "t2")
@@ -317,7 +322,6 @@ class ComparisonTest(Folder):
         self.assertAlmostEqual(self.compare("t").methods[0].bytes_sent.mean, 40)
 
     def test_the_parts_of_a_step_add_up_and_hidden_communication_stands_beside_them(self):
-        self.add("d")
         t = self.compare("d").methods[0].times
         self.assertAlmostEqual(t["step"], 0.1)
         self.assertAlmostEqual(t["forward"] + t["backward"] + t["exposed"] + t["other"], t["step"])
@@ -432,7 +436,6 @@ class ComparisonTest(Folder):
             self.assertEqual(lines, [["dense", "topk"], ["topk"]])
 
     def test_an_emulated_link_stands_in_the_table_and_the_page(self):
-        self.add("d")
         network = "threads, emulated link 100mbit, 50us"
         self.add("e", network=network)
         self.add("t", TOPK, network=network)
@@ -447,7 +450,6 @@ class ComparisonTest(Folder):
         self.says(page.report_html(mixed), f"<td>{network}</td>", "partly emulated links")
 
     def test_a_busy_machine_and_another_network_are_pointed_out(self):
-        self.add("d")
         self.add("busy", TOPK, steps=80, slower=True)
         self.add("moved", {**TOPK, "seed": "2"})
         self.lacks(self.text("d", "moved"), "not equally free", "another network")
@@ -503,7 +505,6 @@ class ComparisonTest(Folder):
 
 class FilesTest(Folder):
     def test_csv_has_a_row_a_method_and_nothing_where_nothing_is_known(self):
-        self.add("d")
         self.add("t1", {**TOPK, "seed": "1"}, best=0.7, bytes=40)
         self.add("t2", {**TOPK, "seed": "2"}, bytes=40)
         text = tables.comparison_csv(self.compare("d", "t1", "t2", target=0.9))
@@ -512,7 +513,6 @@ class FilesTest(Folder):
         self.assertEqual(text.count("\n"), 3)
 
     def test_json_has_what_the_page_has_and_the_documentation_names_every_column(self):
-        self.add("d")
         self.add("t", TOPK, best=0.7, bytes=40, complete=False)
         c = self.compare("d", "t")
         everything = json.loads(tables.comparison_json(c))
@@ -532,7 +532,6 @@ class FilesTest(Folder):
             self.assertIn(f"`{name}`", documentation)
 
     def test_latex_has_the_table_escaped(self):
-        self.add("d")
         self.add("dgc_a", {"compress.name": "dgc", "compress.values": '"100%_&"'})
         self.add("b", {"compress.name": "dgc"})
         text = tables.comparison_tex(self.compare("d", "dgc_a", "b"))
@@ -541,8 +540,9 @@ class FilesTest(Folder):
 
     def test_what_is_no_run_is_refused_with_its_name_and_the_reason(self):
         self.refused(lambda: read_runs([self.at("none")]), "/none: no such run directory")
-        self.refused(lambda: read_runs([self.path]), "no metrics.jsonl")
-        run = self.add("d")
+        os.makedirs(self.at("empty"))
+        self.refused(lambda: read_runs([self.at("empty")]), "no metrics.jsonl")
+        run = self.at("d")
         for arguments in ([self.path], [run + "/", run]):
             self.assertEqual([r.path for r in read_runs(arguments)], [run])
         good = pathlib.Path(run + "/metrics.jsonl").read_text()
@@ -606,7 +606,7 @@ class FilesTest(Folder):
             pathlib.Path(self.at(name)).write_bytes(files[name])
 
     def test_an_environment_is_read_as_far_as_it_makes_sense_and_a_pipe_is_refused(self):
-        run = self.add("d")
+        run = self.at("d")
         for text in (b"[" * 300000, b"[" * 300000 + b"]" * 300000, b'["\xff"]'):
             pathlib.Path(run + "/environment.json").write_bytes(b'{"host":"node1","deep":' + text + b"}")
             self.assertEqual(read_run(run).environment["host"], "node1")
@@ -615,7 +615,6 @@ class FilesTest(Folder):
         self.refused(lambda: read_run(run), "environment.json", "a named pipe")
 
     def test_words_of_files_move_no_cursor_and_begin_no_line(self):
-        self.add("d")
         c = self.compare("d")
         c.task, c.warnings = "pictures\x1b[2J\nNote: all is well", ["first\nNote: second\x1b[2J"]
         c.methods[0].name = "dense\n\x1b[2J\udc80<b>"
@@ -728,7 +727,6 @@ class TableTest(Folder):
 @needs_matplotlib
 class PictureTest(Folder):
     def test_the_page_is_one_file_without_network(self):
-        self.add("d")
         self.add("t<b>", TOPK, bytes=40)
         text = page.report_html(self.compare("d", "t<b>"))
         titles = ("Bytes sent", "Where the time of a step goes", "What differs")
@@ -747,7 +745,6 @@ class PictureTest(Folder):
         return json.loads(html.unescape(re.search("data-plot='([^']*)'", svg)[1]))[0]
 
     def test_pointing_at_a_picture_shows_each_methods_value(self):
-        self.add("d")
         self.add("t", TOPK, step_seconds=0.2, best=0.6, bytes=40)
         c = self.compare("d", "t")
         steps = self.values(charts.page_svg(c, "quality", "steps"))
@@ -756,7 +753,6 @@ class PictureTest(Folder):
         self.assertEqual(self.values(charts.page_svg(c, "bytes", "steps"))["topk"][-1], (20, 800))
 
     def test_pictures_for_papers_name_methods_and_have_the_size_asked_for(self):
-        self.add("d")
         self.add("own", TOPK, bytes=40)
         self.add("int8", {**TOPK, "compress.values": "int8"}, bytes=20)
         c = self.compare("d", "own", "int8", target=0.5)
@@ -784,7 +780,6 @@ class PictureTest(Folder):
         self.says(charts.picture(c, "steps", "svg", (3.3, 2)).decode(), 'height="144pt"')
 
     def test_bits_join_methods_that_differ_in_how_much_they_send(self):
-        self.add("d")
         self.add("d2", {"seed": "2"}, best=0.9)
         for name, keys, best, size in (("a", {"compress.density": "0.01"}, 0.7, 40), ("b", {"compress.density": "0.1"}, 0.75, 400),
                                        ("c", {"compress.values": "int8"}, 0.6, 20)):  # fmt: skip
@@ -801,7 +796,6 @@ class PictureTest(Folder):
         self.says(charts.picture(c, "bits", "svg", (7, None)).decode(), ">topk</text>")
 
     def test_recorded_distributions_are_drawn(self):
-        self.add("d")
         self.add("t", TOPK)
         self.lacks(page.report_html(self.compare("d", "t")), "accumulated gradient")
         for step in (5, 10, 15, 20):
@@ -836,7 +830,9 @@ class CommandTest(Folder):
         outcome = self.run_compare(*runs, "--out", "report.html", "--out=x.csv", "--out", "x.json", "--out", "x.tex")
         self.assertEqual(outcome.returncode, 0, outcome.stderr)
         self.says(outcome.stdout, "topk", "Report: x.json")
-        self.assertEqual(sorted(os.listdir(self.path)), sorted(["dense", "töpk\n;'", "report.html", "x.csv", "x.json", "x.tex"]))
+        self.assertEqual(
+            sorted(os.listdir(self.path)), sorted(["d", "dense", "töpk\n;'", "report.html", "x.csv", "x.json", "x.tex"])
+        )
         self.assertTrue(pathlib.Path(self.at("x.csv")).read_text().startswith("method,"))
         self.assertTrue(pathlib.Path(self.at("report.html")).read_text().startswith("<!DOCTYPE html>"))
 

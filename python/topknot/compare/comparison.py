@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 
-from .read import ABSENT, PARTS, Metric, Run, UserError, finite_mean, plain_text
+from .read import ABSENT, PARTS, Metric, Run, Stat, UserError, plain_text, stat_of
 
 LONGEST_KEYS, LONGEST_NAME = 32, 40
 """Characters of keys, and of a folder's name, that a method's name may have."""
@@ -40,25 +40,6 @@ MOST = 1e12
 _WORDS = dict(zip(("exchange.every", "compress.density", "compress.chunk", "compress.values"),
                   ("every {}", "density {}", "chunks of {}", "{} values")))  # fmt: skip
 _BITS = {"centroid1": "1 bit", "centroid2": "2 bits", "e3m0": "4 bits"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Stat:
-    """A mean with the sample deviation (0 of one value) and the number of values; without values the mean is ABSENT."""
-
-    mean: float = ABSENT
-    deviation: float = 0.0
-    count: int = 0
-
-
-def stat_of(values: Iterable[float]) -> Stat:
-    """The mean and deviation of the finite values."""
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
-        return Stat()
-    mean = sum(known) / len(known)
-    squares = sum((value - mean) * (value - mean) for value in known)
-    return Stat(mean, math.sqrt(squares / max(1, len(known) - 1)), len(known))
 
 
 def text_of(value: Stat | float, pattern: str | Callable[[float], str], factor: float = 1, unit: str = "") -> str:
@@ -265,9 +246,9 @@ def _sum_up(m: Method) -> None:
         setattr(m, name, stat_of(getattr(run, name) for run in m.counted))
     if any(run.diverged for run in m.counted):  # a mean of the others would hide it
         m.last = m.held_out = Stat()
-    m.bytes_ratio = finite_mean(run.bytes_ratio for run in m.counted)
+    m.bytes_ratio = stat_of(run.bytes_ratio for run in m.counted).mean
     m.bits_per_parameter_step = 32 / m.bytes_ratio if m.bytes_ratio > 0 else ABSENT
-    m.times = {part: finite_mean(run.times.get(part, ABSENT) for run in m.counted) for part in STEP_PARTS}
+    m.times = {part: stat_of(run.times.get(part, ABSENT) for run in m.counted).mean for part in STEP_PARTS}
 
 
 def _choose_target(c: Comparison, target: float | None) -> None:

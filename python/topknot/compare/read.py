@@ -69,6 +69,25 @@ def read_bytes(path: str) -> bytes:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stat:
+    """A mean with the sample deviation (0 of one value) and the number of values; without values the mean is ABSENT."""
+
+    mean: float = ABSENT
+    deviation: float = 0.0
+    count: int = 0
+
+
+def stat_of(values: Iterable[float]) -> Stat:
+    """The mean and deviation of the finite values."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return Stat()
+    mean = sum(known) / len(known)
+    squares = sum((value - mean) * (value - mean) for value in known)
+    return Stat(mean, math.sqrt(squares / max(1, len(known) - 1)), len(known))
+
+
+@dataclasses.dataclass(frozen=True)
 class Metric:
     """The figure that a run's evaluations measure. Of the unit `share` it is from 0 to 1 and shown as percent."""
 
@@ -193,13 +212,6 @@ def _read_environment(path: str) -> dict[str, str]:
     return {key: json.loads(text) for key, text in found}
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
-
-
 def _checked(value: Any, standard: Any) -> Any:
     if type(standard) is float and type(value) is not float:
         return ABSENT if value is None else float(_checked(value, 0))
@@ -226,7 +238,7 @@ def _read_records(path: str) -> tuple[dict[str, list[Record]], bool]:
         if not line or (i in left_out and line.endswith(b"}")):
             continue
         try:
-            values = _DECODER.decode(line.decode())
+            values = json.loads(line)
             if not isinstance(values, dict):
                 raise ValueError("no object")
             if fields := _FIELDS.get(values.get("event", "")):
@@ -264,12 +276,6 @@ def _find_task(run: Run) -> None:
     }.get(data, "")
 
 
-def finite_mean(values: Iterable[float]) -> float:
-    """The mean of the finite values; ABSENT if there is none."""
-    known = [value for value in values if math.isfinite(value)]
-    return sum(known) / len(known) if known else ABSENT
-
-
 def _mean_times(steps: list[Record]) -> dict[str, float]:
     """Seconds of a step: the total is that of all steps, the parts those of the steps whose parts were measured."""
     first = WARM_UP if len(steps) > 2 * WARM_UP else 0
@@ -284,7 +290,7 @@ def _mean_times(steps: list[Record]) -> dict[str, float]:
     times = {part: sum(column) / len(rows) for part, column in zip(PARTS, zip(*rows))}
     measured = sum(times.values())
     whole = max(measured, total) if math.isfinite(total) else measured
-    hidden = finite_mean(max(0.0, row[-1] - row[PARTS.index("exposed")]) for row in rows)
+    hidden = stat_of(max(0.0, row[-1] - row[PARTS.index("exposed")]) for row in rows).mean
     return {**times, "step": whole, "other": whole - measured, "hidden": hidden}
 
 
@@ -315,7 +321,7 @@ def _derive(run: Run) -> None:
         sent, received, dense = run.end.bytes_sent, run.end.bytes_received, run.end.bytes_dense
     else:
         rates = [step.images_per_second for step in run.steps[WARM_UP if len(run.steps) > WARM_UP else 0 :]]
-        slowness = finite_mean(1 / rate for rate in rates if math.isfinite(rate) and rate > 0)
+        slowness = stat_of(1 / rate for rate in rates if math.isfinite(rate) and rate > 0).mean
         run.images_per_second, run.wall_seconds = 1 / slowness if slowness > 0 else ABSENT, run.steps[-1].time_s
     run.set_bytes(sent, received if received > 0 or run.text("dist.ranks") == "1" else ABSENT, dense)
 

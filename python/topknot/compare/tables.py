@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .comparison import STEP_PARTS, Comparison, Method, Stat, text_of, value_text
-from .read import Run, one_line
+from .comparison import STEP_PARTS, Comparison, Method, text_of, value_text
+from .read import Run, Stat, one_line
 
 Table = tuple[list[str], list[list[str]]]
 """The head and the rows; cells are plain text."""
