@@ -12,6 +12,7 @@ import html
 import io
 import json
 import math
+import operator
 import re
 import textwrap
 from collections.abc import Callable
@@ -71,8 +72,9 @@ def smooth(values: Any, window: int) -> Any:
 
 
 def _run_rows(run: Run, what: str) -> Any:
-    records = run.evals if what == "quality" else run.steps
-    rows = np.array([(r.time_s, r.epoch, r.step, getattr(r, _FIELDS[what]), 0) for r in records], float).reshape(-1, 5)
+    get = operator.attrgetter("time_s", "epoch", "step", _FIELDS[what])
+    rows = np.array(list(map(get, run.evals if what == "quality" else run.steps)), float).reshape(-1, 4)
+    rows = np.column_stack([rows, np.zeros(len(rows))])
     # Without the steps of an epoch, epochs are not known.
     inside = (rows[:, :3] >= 0) & (rows[:, :3] < MOST) | np.isnan(rows[:, :3]) & [False, True, False]
     rows = rows[inside.all(axis=1)]
@@ -150,9 +152,8 @@ def _label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> bool:
     figure.draw_without_rendering()
     line = 9.6 / (axes.get_position().height * figure.get_figheight() * 72)
     to_axes = axes.transData - axes.transAxes
-    labels = sorted(
-        (float(to_axes.transform((axes.get_xlim()[0], y))[1]), _wrapped(name, 18), colour) for y, name, colour in ends
-    )
+    heights = [float(to_axes.transform((axes.get_xlim()[0], y))[1]) for y, _, _ in ends]
+    labels = [(heights[i], _wrapped(ends[i][1], 18), ends[i][2]) for i in sorted(range(len(ends)), key=heights.__getitem__)]
     places, halves = [label[0] for label in labels], [(label[1].count("\n") + 1) * line / 2 for label in labels]
     if sum(halves) > 0.5 or figure.get_figwidth() / len(figure.axes) < 2.5:
         return False

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import json
 import math
+import operator
 import os
 import random
 import re
@@ -227,22 +228,24 @@ def _read_records(path: str) -> tuple[dict[str, list[Record]], bool]:
     window."""
     lines = read_bytes(path).split(b"\n")
     steps = [i for i, line in enumerate(lines[:-1]) if line.startswith(_STEP)]
-    left_out: set[int] = set()
+    kept = set(range(len(lines)))
     if len(steps) > WHOLE:
         draw = random.Random(len(steps))  # not every n-th: the exchanges of local steps come at every n-th too
         bounds = [len(steps) * i // WHOLE for i in range(WHOLE + 1)]
         chosen = {steps[int(low + draw.random() * (high - low))] for low, high in zip(bounds, bounds[1:])}
-        left_out = set(steps) - chosen - {*steps[: 2 * WARM_UP], steps[-1]}
+        chosen |= {*steps[: 2 * WARM_UP], steps[-1]}
+        kept -= {i for i in steps if i not in chosen and lines[i].endswith(b"}")}
     found: dict[str, list[Record]] = {event: [] for event in _FIELDS}
-    for i, line in enumerate(lines):
-        if not line or (i in left_out and line.endswith(b"}")):
-            continue
+    for i in sorted(i for i in kept if lines[i]):
         try:
-            values = json.loads(line)
+            values = json.loads(lines[i])
             if not isinstance(values, dict):
                 raise ValueError("no object")
             if fields := _FIELDS.get(values.get("event", "")):
-                record = Record(**{key: _checked(values.get(key, standard), standard) for key, standard in fields.items()})
+                record = Record(**{
+                    key: value if type(value := values.get(key, standard)) is type(standard) is float else _checked(value, standard)
+                    for key, standard in fields.items()
+                })  # fmt: skip
                 if values["event"] == "distribution" and record.size <= 0:
                     raise ValueError("no distribution")
                 found[values["event"]].append(record)
@@ -283,8 +286,8 @@ def _mean_times(steps: list[Record]) -> dict[str, float]:
     taken = [(now.time_s - before.time_s, now.step - before.step) for before, now in itertools.islice(pairs, first, None)]
     taken = [(seconds, count) for seconds, count in taken if abs(seconds) < _MOST_SECONDS]
     total = sum(max(0.0, seconds) for seconds, _ in taken) / sum(max(1, count) for _, count in taken) if taken else ABSENT
-    rows = [[getattr(step, part + "_s") for part in PARTS] + [step.communicate_s] for step in steps[first:]]
-    rows = [row for row in rows if abs(sum(row[:-1])) < _MOST_SECONDS]
+    parts = operator.attrgetter(*(part + "_s" for part in PARTS), "communicate_s")
+    rows = [row for row in map(parts, steps[first:]) if abs(sum(row[:-1])) < _MOST_SECONDS]
     if not rows:
         return {**dict.fromkeys((*PARTS, "hidden"), ABSENT), "step": total, "other": total}
     times = {part: sum(column) / len(rows) for part, column in zip(PARTS, zip(*rows))}
