@@ -169,13 +169,8 @@ class ComparisonTest(Folder):
         self.assertEqual(self.names("b", "brace"), ["topk", "topk {a {b}"])
 
     def add_long(self, name, method, density, seed=1):
-        keys = {
-            "compress.name": method,
-            "compress.density": density,
-            "optimizer.lr": density,
-            "exchange.merge": "size:" + density[2:],
-        }
-        self.add(name, {**keys, "seed": str(seed)})
+        keys = {"compress.name": method, "compress.density": density, "optimizer.lr": density}
+        self.add(name, {**keys, "exchange.merge": "size:" + density[2:], "seed": str(seed)})
 
     def test_where_many_keys_differ_few_of_them_or_the_folders_make_the_names(self):
         for seed in (1, 2):

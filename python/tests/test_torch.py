@@ -1309,7 +1309,9 @@ def check_run(rank, ranks):
             "the speed-up of a method in Python",
         )
         expect(
-            abs(by_run["mine"].bits_per_parameter_step - end["bits_per_parameter_step"]) < 1e-9 and by_run["mine"].last.mean == 0.609375, "figures"
+            abs(by_run["mine"].bits_per_parameter_step - end["bits_per_parameter_step"]) < 1e-9
+            and by_run["mine"].last.mean == 0.609375,
+            "figures",
         )
         expect(any("cut is incomplete" in warning for warning in found.warnings), "a run without its end")
         expect(any("the task is not recorded" in warning for warning in found.warnings), "a run without a task")

@@ -15,7 +15,7 @@ PART_COLOURS = {
     "data": "#bbbbbb", "forward": "#4477aa", "backward": "#9ad2ee", "encode": "#228833", "exposed": "#ee6677", "decode": "#aa3377",
     "update": "#ddcc55", "other": "#e4e4e4",
 }  # fmt: skip
-DARK = {PART_COLOURS["forward"], PART_COLOURS["encode"], PART_COLOURS["decode"]}
+DARK = {PART_COLOURS["forward"], PART_COLOURS["decode"]}
 """Colours on which text is white."""
 INK = "#010203"
 """The colour of text and of dense runs; on a page its own colours stand for this one and the next two."""
