@@ -214,8 +214,8 @@ def _read_environment(path: str) -> dict[str, str]:
 
 
 def _checked(value: Any, standard: Any) -> Any:
-    if type(standard) is float and type(value) is not float:
-        return ABSENT if value is None else float(_checked(value, 0))
+    if type(standard) is float and (value is None or type(value) is int):
+        return ABSENT if value is None else float(value)
     if type(value) is not type(standard) or (type(value) is int and not -1 << 63 <= value < 1 << 63):
         raise ValueError("a value of another type")
     if type(value) is list and (len(value) > 10000 or any(type(count) is not int or not 0 <= count < 1 << 63 for count in value)):
