@@ -163,11 +163,15 @@ Message DeviceSparseCompressor::encode(Slice slice, const StepContext& context) 
   SelectRanges ranges = selected_.ranges();
   ranges.joined = joined_;
   ranges.joined.status = step_.status;
+  ranges.joined.message = code_->plain() ? block_.data() : nullptr;
+  ranges.joined.message_bytes = block_.size();
+  ranges.joined.numel = static_cast<std::uint32_t>(group_.numel);
   if (ranges.count > 0)
     selector_->select(stream, ranges, accumulate, step_.parameters);
   else
     TOPKNOT_CUDA(cudaMemsetAsync(&step_.status->threshold, 0, sizeof step_.status->threshold, stream));
-  code_->write(stream, {list().positions, list().values, joined_.count, joined_.finite}, block_.data());
+  if (!code_->plain() || !selector_->writes_message())
+    code_->write(stream, {list().positions, list().values, joined_.count, joined_.finite}, block_.data());
   return gpu_block_message({block_.data(), block_.size()});
 }
 

@@ -5,6 +5,7 @@
 
 #include "compress/codec/cuda/device_codec.h"
 #include "compress/memory/cuda/device_memory.h"
+#include "nn/core/cuda/trial.h"
 #include "tests/cuda/compressor_ranks.h"
 #include "tests/cuda/fixture.h"
 #include "tests/support/error_text.h"
@@ -142,6 +143,36 @@ TEST_CASE("a captured step is right in every replay, in any order of blocks and 
     BothRanks both(options, {n, {{0, 800}, {800, n}}, 2}, true);
     ten_steps(both, n, {1.5f, 0.5f});
   }
+}
+
+// A trial's runs come before the first step: nothing of them may stay.
+TEST_CASE(
+    "topk's message is the CPU's by one block, by many and after a trial: any memory, captured or not") {
+  struct Case {
+    const char *forced, *memory;
+    bool graphs;
+  };
+  const auto [forced, memory, graphs] =
+      GENERATE(Case{"topk=one block", "none", true}, Case{"topk=one block", "residual", false},
+               Case{"topk=one block", "dgc", true}, Case{"topk=many blocks", "residual", true},
+               Case{"", "residual", false}, Case{"", "dgc", false});
+  INFO(forced << ", " << memory);
+  const OnGpu gpu(cuda::Precision::fp32, false);
+  cuda::Trial::force(forced);
+  const std::size_t n = 9001;
+  CompressOptions options = options_of("topk");
+  options.codec = "raw", options.memory = memory, options.momentum = 0.9;
+  BothRanks both(options, whole_group(n, 2), graphs);
+  ten_steps(both, n, {1.5f, 0.5f});
+  both.lower_density(0.01);  // zeros behind fewer entries
+  for (std::int64_t step = 10; step < 13; ++step) {
+    for (std::size_t r = 0; r < both.ranks(); ++r) {
+      both.gradient(r) = gradient_of(step, r, n);
+      if (step == 12) both.gradient(r).assign(n, 0.5f);  // ties beyond the k-th
+    }
+    both.step(step);
+  }
+  both.compare_states();
 }
 
 TEST_CASE("velocities on a GPU are the CPU's: any momentum, with Nesterov and masking or without") {

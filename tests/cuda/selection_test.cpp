@@ -9,6 +9,7 @@
 #include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"
 #include "nn/base/check.h"
+#include "nn/core/cuda/trial.h"
 #include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
 #include "tests/cuda/selectors.h"
@@ -20,11 +21,12 @@ struct Method {
   std::string name;
   CompressOptions options;
   double density;
-  std::string str() const { return name + ", capacity " + std::to_string(options.capacity); }
+  std::string trial = {};  // of the selectors that are made next
+  std::string str() const { return name + trial + ", capacity " + std::to_string(options.capacity); }
 };
 
 std::vector<Method> methods() {
-  std::vector<Method> all{{"topk", {}, 0.25}};
+  std::vector<Method> all{{"topk", {}, 0.25}, {"topk", {}, 0.25, "topk=one block"}};
   const auto add = [&](const std::string& name, double density, const auto& set) {
     CompressOptions options;
     options.seed = 0x123456789abcull;
@@ -65,6 +67,7 @@ TEST_CASE(
   std::size_t fewer = 0, full = 0;
   for (const Method& method : methods())
     for (const std::size_t n : {1u, 2u, 3u, 31u, 257u, 2048u, 4097u}) {
+      cuda::Trial::force(method.trial);
       SelectPair pair(method.name, method.options, n);
       pair.set_density(method.density);
       for (std::uint32_t t = 0; t < 26; ++t) {
@@ -85,6 +88,7 @@ TEST_CASE("selections on a GPU follow densities that change, and a density of 1"
   const OnGpu gpu;
   const std::size_t n = 4500;
   for (const Method& method : methods()) {
+    cuda::Trial::force(method.trial);
     SelectPair pair(method.name, method.options, n);
     std::uint32_t t = 0;
     const auto steps = [&](double density) {
@@ -111,6 +115,7 @@ TEST_CASE(
   const std::size_t n = 16400;  // more than a list holds, and five tiles
   const double density = 0.001;
   for (const Method& method : methods()) {
+    cuda::Trial::force(method.trial);
     SelectPair pair(method.name, method.options, n);
     pair.set_density(density);
     for (std::uint32_t t = 0; t < 7; ++t) {
@@ -131,6 +136,7 @@ TEST_CASE("a NaN or an Inf anywhere, or a sum beyond float, selects nothing on a
   using Limits = std::numeric_limits<float>;
   for (const Method& method : methods())
     for (const std::size_t n : {1u, 50u, 9000u}) {
+      cuda::Trial::force(method.trial);
       BothSelectors both(method.name, method.options, n);
       std::uint32_t step = 0;
       const auto select = [&](const std::vector<float>& u, const std::vector<float>& addend, bool finite) {
@@ -163,6 +169,7 @@ TEST_CASE("selections that were captured once are replayed with other numbers, i
   const OnGpu gpu;
   const std::size_t n = 5000;
   for (const Method& method : methods()) {
+    cuda::Trial::force(method.trial);
     SelectPair pair(method.name, method.options, n, true);
     pair.set_density(method.density);
     for (std::uint32_t t = 0; t < 14; ++t) {
@@ -174,7 +181,8 @@ TEST_CASE("selections that were captured once are replayed with other numbers, i
 }
 
 TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in steady state") {
-  const OnGpu gpu;
+  const OnGpu gpu(cuda::Precision::fp32, false);
+  cuda::Trial::force(GENERATE("topk=many blocks", "topk=one block", ""));  // a trial has a bound of its own
   const std::size_t n = 20000;
   SelectPair pair("topk", {}, n);
   pair.set_density(0.01);
@@ -203,8 +211,57 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
   CHECK(long_lists > 0);
 }
 
+// Tiles with more entries than slots, and lists that have no room for all that must be looked at.
+TEST_CASE("topk by one block is the CPU's, whatever its tiles hold") {
+  const auto order = GENERATE(from_range(orders()))();
+  const bool graph = GENERATE(false, true);
+  const OnGpu gpu;
+  cuda::Trial::force("topk=one block");
+  for (const std::size_t n : {4095u, 4097u, 100'003u}) {
+    SelectPair pair("topk", {}, n, graph);
+    pair.set_density(0.01);
+    const cuda::SelectRange& range = pair.both().range;
+    int full = 0, incomplete = 0;
+    for (std::uint32_t t = 0; t < 2 * kGradients; ++t) {
+      const int kind = t % 2 ? static_cast<int>(t / 2) : 0;
+      INFO(n << " elements, step " << t << ", gradient " << kind);
+      if (t % 4 == 3) pair.clear_residual();
+      pair.step(gradient_of(kind, n, t), 0.01 / (t % 5 == 4 ? 10 : t % 5 == 3 ? 1e5 : 1), t % 7 != 4);
+      const std::uint32_t listed = to_host(range.list.stats, 1)[0].count;
+      incomplete += listed > range.list.limit && kind < kNaN;
+      for (const std::uint32_t count : to_host(range.tiles.counts, (n + 4095) / 4096))
+        full += count > range.tiles.slots && listed <= range.list.limit && kind < kNaN;
+    }
+    CHECK(full > 0);
+    CHECK((incomplete > 0) == (n > 4097));
+  }
+}
+
+TEST_CASE("topk finds the k-th among thousands of equal magnitudes, and far beyond the last bound") {
+  const OnGpu gpu;
+  cuda::Trial::force(GENERATE("topk=many blocks", "topk=one block"));
+  const std::size_t n = 40'000;
+  SelectPair pair("topk", {}, n);
+  pair.set_density(0.05);  // 2000
+  std::vector<float> u(n);
+  for (std::uint32_t t = 0; t < 12; ++t) {
+    for (std::size_t i = 0; i < n; ++i) {
+      const bool large = (i * 7919 + t) % 16 == 0;  // 2500
+      u[i] = !large       ? 1e-3f
+             : t % 3 == 0 ? -1.0f
+             : t % 3 == 1 ? 1.0f + 1e-4f * static_cast<float>(i % 3)
+                          : 1e6f;
+      if (t % 3 == 2 && large) u[i] += static_cast<float>(i % 977);
+    }
+    pair.clear_residual();
+    INFO("step " << t);
+    CHECK(pair.step(u, 0.05).indices.size() == 2000);
+  }
+}
+
 TEST_CASE("a step that takes everything teaches topk on a GPU no bound") {
   const OnGpu gpu;
+  cuda::Trial::force(GENERATE("topk=many blocks", "topk=one block"));
   SelectPair pair("topk", {}, 300);
   pair.set_density(1.0);
   pair.step(gradient_of(0, 300, 1), 1.0);

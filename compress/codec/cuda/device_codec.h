@@ -102,6 +102,8 @@ class DeviceCodec {
 
   // Whether what read() makes of a value is the value.
   bool exact() const { return work_.values == Values::fp32; }
+  // Whether a block is header, indices and values, then zeros.
+  bool plain() const { return work_.layout == Layout::raw && exact(); }
 
   // For `capacity` entries per rank or less, at most numel; before the first write() or read(). Sizes scratch
   // memory.
@@ -121,7 +123,6 @@ class DeviceCodec {
  private:
   BlockWork writing() const;
   BlockWork reading() const;
-  bool plain() const { return work_.layout == Layout::raw && work_.values == Values::fp32; }
 
   BlockWork work_;
   std::uint32_t write_parts_ = 1, read_parts_ = 1;

@@ -30,6 +30,8 @@ namespace topknot::cuda {
 //   accumulate_and_list(...)   u = gradient + residual, and what exceeds a bound, in one pass (12 bytes per element);
 //                              at its end the method looks at the lists' stats and writes Choices, here or in
 //                              kernels of its own
+//                              (of one range also accumulate_and_list<Then::finish>() and finish_topk() of
+//                              gpu_tiles.h: fewer launches, and one block that takes the k largest)
 //   take_largest(...)          the k largest, or all above a bound, of the list or of u; and the ranges' joined list
 //
 // Vectors have fewer than 2^32 elements.
@@ -55,14 +57,14 @@ struct EntryList {
 };
 
 // Scratch of a pass that lists: a count and an offset a tile, and `slots` entries per tile. A tile that holds
-// more is read again.
+// more is read again, or, for finish_topk(), is in the list.
 struct TileMemory {
   std::uint32_t* counts = nullptr;
   std::uint32_t* offsets = nullptr;
   std::uint32_t* indices = nullptr;
   float* values = nullptr;
   std::uint32_t slots = 0;
-  std::uint32_t* calls = nullptr;  // of is_last_block()
+  std::uint32_t* calls = nullptr;  // of is_last_block(); then how many entries tiles have put into a list
 };
 
 // A decision on what to take, in GPU memory; the method's kernels write the first part.
@@ -136,6 +138,10 @@ struct JoinedList {
   std::uint32_t* indices = nullptr;
   float* values = nullptr;
   StepStatus* status = nullptr;  // what it says of selections is added
+  // For finish_topk(), if not null: the message of a plain codec, of numel elements.
+  std::byte* message = nullptr;
+  std::uint64_t message_bytes = 0;
+  std::uint32_t numel = 0;
 };
 
 // The ranges of a group, and what a step decides of each.
@@ -237,6 +243,8 @@ class DeviceSelector {
   // take_largest() or join_taken().
   virtual void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
                       const StepParameters* parameters) = 0;
+  // Whether the last select() has written ranges.joined.message, if that was not null.
+  virtual bool writes_message() const { return false; }
   // If the status is good, keeps what select() learnt and what the average made of it, else forgets.
   virtual void commit(cudaStream_t, const SelectRanges&, const StepStatus*, const DeviceOutcome&) {}
   // The same bytes as the CPU's selectors save, range after range; waits for the GPU.

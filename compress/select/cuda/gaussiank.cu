@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
         for (int r = 0; r < kLevels; ++r) counts[r] += key > above[r];
       }
-    list_tile(x, base, n, list_above, tiles);
+    list_tile(x, base, n, list_above, tiles, nullptr);
   }
 #pragma unroll
   for (int r = 0; rule && r < kLevels; ++r) {

@@ -88,32 +88,6 @@ __device__ Share share_of(const Choice& choice, const SelectRange& range, const 
   return share;
 }
 
-// The knowledge of the k-th key after some digits.
-struct Radix {
-  MagnitudeKey prefix;   // its digits so far
-  std::uint32_t higher;  // keys above every key with these digits
-};
-
-// Picks the next digit, of which `counts` says how many keys have which value; the whole block calls.
-__device__ Radix pick_digit(const std::uint32_t* counts, int width, std::uint32_t k, const Radix& before) {
-  __shared__ Radix picked;
-  const int per = (1 << width) / kThreads;
-  const int top = (1 << width) - 1 - static_cast<int>(threadIdx.x) * per;  // this thread's highest value
-  std::uint32_t mine = 0;
-  for (int i = 0; i < per; ++i) mine += counts[top - i];
-  std::uint32_t total;
-  std::uint32_t higher = before.higher + block_exclusive_sum(mine, total);
-  if (higher < k && k <= higher + mine) {
-    int digit = top;
-    for (; higher + counts[digit] < k; --digit) higher += counts[digit];
-    picked = {static_cast<MagnitudeKey>((before.prefix << width) | digit), higher};
-  }
-  __syncthreads();
-  const Radix result = picked;
-  __syncthreads();
-  return result;
-}
-
 // The state before digit d is counted. `keep`: stores it in `radix` for the next kernel.
 __device__ Radix radix_before(int d, const LargestMemory& memory, std::uint32_t k, bool keep) {
   if (d == 0) return {0, 0};
@@ -128,13 +102,13 @@ __device__ Radix radix_before(int d, const LargestMemory& memory, std::uint32_t 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    count_digit_kernel(int d, SelectRanges ranges, const Source* lists, const float* u,
+    count_digit_kernel(int d, bool only_whole, SelectRanges ranges, const Source* lists, const float* u,
                        const Choice* choices) {
   await_previous();
   __shared__ std::uint32_t counts[2048];
   const RangeBlock block = range_block(ranges.shares);
   const Choice choice = choices[block.range];
-  if (choice.skip || choice.known) return;
+  if (choice.skip || choice.known || (only_whole && !choice.whole)) return;
   const SelectRange& range = ranges.range[block.range];
   const LargestMemory memory = range.largest;
   const Share share = share_of(choice, range, block, lists, u);
@@ -323,10 +297,26 @@ __global__ void __launch_bounds__(kThreads) join_kernel(SelectRanges ranges) {
 void count_digits(cudaStream_t stream, const SelectRanges& ranges, const Source* lists, const float* u,
                   const Choice* choices) {
   for (int d = 0; d < kDigits; ++d)
-    launch(count_digit_kernel, ranges.shares.count, kThreads, stream, d, ranges, lists, u, choices);
+    launch(count_digit_kernel, ranges.shares.count, kThreads, stream, d, false, ranges, lists, u, choices);
 }
 
+struct AgainListing : Listing {
+  __device__ MagnitudeKey bound(const SelectRanges& ranges, std::uint32_t) const {
+    const Radix first = pick_digit(ranges.range->largest.digits, digit_width(0), ranges.choices->k, {0, 0});
+    return (first.prefix << digit_shift(0)) - 1;
+  }
+};
+
 }  // namespace
+
+void list_again(cudaStream_t stream, const SelectRanges& ranges, float* u) {
+  Accumulate read;
+  read.u = u;
+  launch(count_digit_kernel, ranges.shares.count, kThreads, stream, 0, true, ranges, nullptr, u,
+         ranges.choices);
+  launch(list_tiles_kernel<Fetch::read, Then::finish_again, AgainListing>, ranges.tiles.count, kThreads,
+         stream, read, aligned(read), ranges, AgainListing());
+}
 
 void gather_tiles(cudaStream_t stream, const SelectRanges& ranges, const float* u) {
   launch(gather_kernel, grid_for(ranges.tiles.count, kWarps), kThreads, stream, u, ranges);
@@ -404,7 +394,7 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, const std::ve
     end.slots += tiles.back() * range.tiles.slots;
     end.entries += most;
     end.taken += range.taken.capacity;
-    end.largest += kDigitCounts + 2 * shares.back() + kRadixWords + 1;
+    end.largest += kDigitCounts + 2 * shares.back() + kRadixWords + 2;
   }
   counts_ = DeviceArray<std::uint32_t>(2 * end.tiles);
   slot_indices_ = DeviceArray<std::uint32_t>(end.slots);

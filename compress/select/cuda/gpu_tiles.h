@@ -1,6 +1,6 @@
 #pragma once
-// Which range a block serves; a tile of elements in the registers of a block, loaded or accumulated. For .cu
-// files.
+// Which range a block serves; a digit of a k-th key; a tile of elements in the registers of a block, loaded or
+// accumulated, and listed. For .cu files.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,6 +28,51 @@ inline dim3 thread_per_range(const SelectRanges& ranges) {
 }
 __device__ inline std::uint32_t range_of_thread() {
   return blockIdx.x * kThreads + threadIdx.x;
+}
+
+// The knowledge of the k-th key after some digits.
+struct Radix {
+  MagnitudeKey prefix;   // its digits so far
+  std::uint32_t higher;  // keys above every key with these digits
+};
+
+// block_exclusive_sum() for blocks of kBlock threads.
+template <int kBlock, class T>
+__device__ T exclusive_sum(T value, T& total) {
+  __shared__ T warps[kBlock / 32];
+  const unsigned warp = threadIdx.x / 32;
+  const T inclusive = warp_inclusive_sum(value);
+  if ((threadIdx.x & 31) == 31) warps[warp] = inclusive;
+  __syncthreads();
+  T before = 0;
+  total = 0;
+  for (unsigned w = 0; w < kBlock / 32; ++w) {
+    if (w < warp) before += warps[w];
+    total += warps[w];
+  }
+  __syncthreads();
+  return before + inclusive - value;
+}
+
+// Picks the next digit, of which `counts` says how many keys have which value; the whole block calls.
+template <int kBlock = kThreads>
+__device__ Radix pick_digit(const std::uint32_t* counts, int width, std::uint32_t k, const Radix& before) {
+  __shared__ Radix picked;
+  const int per = (1 << width) / kBlock;
+  const int top = (1 << width) - 1 - static_cast<int>(threadIdx.x) * per;  // this thread's highest value
+  std::uint32_t mine = 0;
+  for (int i = 0; i < per; ++i) mine += counts[top - i];
+  std::uint32_t total;
+  std::uint32_t higher = before.higher + exclusive_sum<kBlock>(mine, total);
+  if (higher < k && k <= higher + mine) {
+    int digit = top;
+    for (; higher + counts[digit] < k; --digit) higher += counts[digit];
+    picked = {static_cast<MagnitudeKey>((before.prefix << width) | digit), higher};
+  }
+  __syncthreads();
+  const Radix result = picked;
+  __syncthreads();
+  return result;
 }
 
 // How a thread holds its share of a tile: four quads of neighbours, element c of quad q at quad_at(base, q) +
@@ -113,10 +158,11 @@ inline bool aligned(const Accumulate& a) {
 }
 
 // Lists what of the tile exceeds `above` in the tile's slots and writes its count; the top bit: a NaN or Inf
-// was there. The whole block calls.
+// was there. What has no room there comes, all of the tile's, into `more` if that is not null, behind what other
+// tiles have there; the tile's first slot says where. The whole block calls.
 inline constexpr std::uint32_t kBroken = 0x80000000u;
 __device__ inline void list_tile(const float (&x)[kTileShare], std::size_t base, std::size_t n,
-                                 MagnitudeKey above, const TileMemory& tiles) {
+                                 MagnitudeKey above, const TileMemory& tiles, const EntryList* more) {
   const std::size_t tile = base / kSelectTile;
   unsigned hits = 0;
   bool broken = false;
@@ -141,23 +187,31 @@ __device__ inline void list_tile(const float (&x)[kTileShare], std::size_t base,
     mine |= static_cast<std::uint64_t>(__popc((hits >> (4 * q)) & 15u)) << (16 * q);
   std::uint64_t total;
   const std::uint64_t before = block_exclusive_sum(mine, total);
-  std::uint32_t start = 0;
+  std::uint32_t start = 0, slots = tiles.slots, *indices = tiles.indices + tile * slots;
+  float* values = tiles.values + tile * slots;
+  const auto count = static_cast<std::uint32_t>(total * 0x0001000100010001u >> 48);
+  if (more && count > slots) {
+    __shared__ std::uint32_t place;
+    if (threadIdx.x == 0) *indices = place = atomicAdd(tiles.calls + 1, count);
+    __syncthreads();
+    slots = place + count <= more->limit ? count : 0;
+    indices = more->indices + place, values = more->values + place;
+  }
 #pragma unroll
   for (int q = 0; q < kQuads; ++q) {
     std::uint32_t place = start + static_cast<std::uint32_t>((before >> (16 * q)) & 0xffff);
 #pragma unroll
     for (int c = 0; c < 4; ++c)
       if ((hits >> (4 * q + c)) & 1u) {
-        if (place < tiles.slots) {
-          const std::size_t slot = tile * tiles.slots + place;
-          tiles.indices[slot] = static_cast<std::uint32_t>(quad_at(base, q) + static_cast<std::size_t>(c));
-          tiles.values[slot] = x[4 * q + c];
+        if (place < slots) {
+          indices[place] = static_cast<std::uint32_t>(quad_at(base, q) + static_cast<std::size_t>(c));
+          values[place] = x[4 * q + c];
         }
         ++place;
       }
     start += static_cast<std::uint32_t>((total >> (16 * q)) & 0xffff);
   }
-  if (threadIdx.x == 0) tiles.counts[tile] = start | (any_broken ? kBroken : 0);
+  if (threadIdx.x == 0) tiles.counts[tile] = count | (any_broken ? kBroken : 0);
 }
 
 // After a block has listed its tiles: in the last block of the range finds out where the tiles' entries begin, and
@@ -205,31 +259,46 @@ struct Listing {
   __device__ void listed(const SelectRanges&, std::uint32_t) const {}
 };
 
-template <Fetch kFetch, class Method>
+// What a pass that lists is for: gather_tiles(), or finish_topk(), also if the first list was not good.
+enum class Then { gather, finish, finish_again };
+
+template <Fetch kFetch, Then kThen, class Method>
 __global__ void __launch_bounds__(kThreads)
     list_tiles_kernel(Accumulate accumulate, bool aligned, SelectRanges ranges, Method method) {
   await_previous();
+  if (kThen == Then::finish_again && (ranges.choices->skip || !ranges.choices->whole)) return;
   const RangeBlock block = range_block(ranges.tiles);
   const SelectRange& range = ranges.range[block.range];
   const std::size_t begin = range.begin, n = range.n, base = std::size_t{block.index} * kSelectTile;
   const MagnitudeKey above = method.bound(ranges, block.range);
   float x[kTileShare];
   fetch_tile<kFetch>(accumulate.from(begin), base, n, aligned && begin % 4 == 0, x);
-  list_tile(x, base, n, above, range.tiles);
+  list_tile(x, base, n, above, range.tiles, kThen == Then::gather ? nullptr : &range.list);
   if (!finish_list(range, block) || threadIdx.x != 0) return;
+  range.tiles.calls[1] = 0;
   ranges.above[block.range] = above;  // for gather_tiles()
   method.listed(ranges, block.range);
 }
 
 // Makes u[i] = accumulate(i) and lists what exceeds the method's bounds.
-template <class Method>
+template <Then kThen = Then::gather, class Method>
 void accumulate_and_list(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
                          const Method& method) {
   with_fetch(accumulate, [&](auto fetch) {
-    launch(list_tiles_kernel<fetch(), Method>, ranges.tiles.count, kThreads, stream, accumulate,
+    launch(list_tiles_kernel<fetch(), kThen, Method>, ranges.tiles.count, kThreads, stream, accumulate,
            aligned(accumulate), ranges, method);
   });
-  gather_tiles(stream, ranges, accumulate.u);
+  if (kThen == Then::gather) gather_tiles(stream, ranges, accumulate.u);
 }
+
+// If the list is not good, lists u again: what has the k-th key's upper 11 bits, or higher ones.
+void list_again(cudaStream_t stream, const SelectRanges& ranges, float* u);
+
+// After accumulate_and_list<Then::finish>() of a single range, in place of take_largest(): three launches, of which
+// two return at once if the list is good. Takes the k largest, and writes ranges.joined.message, in one block, which
+// reads the list five times, 4 bytes an entry: slow if it is long. If it is not good: 8 bytes per element more. If more
+// than the list's limit have the k-th key's upper 11 bits or higher ones (many equal magnitudes, as zeros), the
+// block reads u in place of the list: 20 bytes per element, at the rate of one multiprocessor.
+void finish_topk(cudaStream_t stream, const SelectRanges& ranges, float* u);
 
 }  // namespace topknot::cuda

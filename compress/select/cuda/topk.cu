@@ -2,11 +2,15 @@
 // gradient and the residual, writes u, and looks at a list of little more than k entries.
 #include <topknot_kernel.h>
 
+#include <optional>
+#include <string>
+
 #include "compress/compressor.h"
 #include "compress/select/cuda/device_selector.h"
 #include "compress/select/cuda/gpu_tiles.h"
 #include "compress/select/selector.h"
 #include "nn/core/cuda/kernel_tools.h"
+#include "nn/core/cuda/trial.h"
 
 namespace topknot::cuda {
 namespace {
@@ -56,22 +60,36 @@ __global__ void topk_commit_kernel(SelectRanges ranges, TopKState* states, const
   states[r].carried = states[r].carried.after(ranges.choices[r].kth, states[r].list);
 }
 
-// The k largest, from the list of what exceeds the last bound where it holds them.
+const TrialSubject kTopKTrials("topk");
+constexpr std::size_t kMostEntries = 1 << 17, kMostElements = 1 << 27;  // for one block
+
+// The k largest, from the list of what exceeds the last bound where it holds them. Of a single range a trial chooses,
+// for its length and k, who takes them: "many blocks", by take_largest(), or "one block", by finish_topk().
 class DeviceTopK final : public DeviceSelector {
  public:
   DeviceTopK(const CompressOptions&, const std::vector<DeviceRange>& ranges)
-      : states_(on_device(std::vector<TopKState>(ranges.size()))) {}
+      : range_(ranges.size() == 1 ? ranges[0].n : 0),
+        states_(on_device(std::vector<TopKState>(ranges.size()))) {}
 
   std::size_t capacity(std::size_t n, double density) const override { return target_count(density, n); }
   std::size_t list_limit(std::size_t n, double density) const override {
     return topknot::list_limit(target_count(density, n));
   }
 
+  void set_density(const std::vector<double>& densities) override {
+    one_block_.reset();
+    const std::size_t k = range_ == 0 ? 0 : capacity(range_, densities[0]);
+    trial_ = range_ == 0 || range_ > kMostElements || k > kMostEntries
+                 ? ""
+                 : kTopKTrials.name + (" of " + std::to_string(range_)) + " entries, k " + std::to_string(k);
+  }
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
-    accumulate_and_list(stream, ranges, accumulate, TopKListing{states_.data(), parameters});
-    take_largest(stream, ranges, accumulate.u);
+    if (!one_block_)
+      one_block_ = !trial_.empty() && chooses_one_block(stream, ranges, accumulate.u, parameters);
+    put(*one_block_, stream, ranges, accumulate, {states_.data(), parameters});
   }
+  bool writes_message() const override { return one_block_.value_or(false); }
 
   void commit(cudaStream_t stream, const SelectRanges& ranges, const StepStatus* status,
               const DeviceOutcome&) override {
@@ -87,6 +105,42 @@ class DeviceTopK final : public DeviceSelector {
   }
 
  private:
+  static void put(bool one_block, cudaStream_t stream, const SelectRanges& ranges,
+                  const Accumulate& accumulate, const TopKListing& listing) {
+    if (one_block) {
+      accumulate_and_list<Then::finish>(stream, ranges, accumulate, listing);
+      return finish_topk(stream, ranges, accumulate.u);
+    }
+    accumulate_and_list(stream, ranges, accumulate, listing);
+    take_largest(stream, ranges, accumulate.u);
+  }
+
+  // What is tried selects from the gradient, which stays as it is, and carries a bound of its own: all runs but the
+  // first find a good list.
+  bool chooses_one_block(cudaStream_t stream, SelectRanges ranges, float* u,
+                         const StepParameters* parameters) const {
+    ranges.joined.status = nullptr;
+    Accumulate plain;
+    plain.u = u;
+    DeviceArray<TopKState> states;
+    DeviceArray<StepStatus> good;
+    const auto run = [&](bool one_block) {
+      if (states.size() == 0) {
+        states = on_device(std::vector<TopKState>(1));
+        good = on_device(std::vector<StepStatus>(1));
+      }
+      put(one_block, stream, ranges, plain, {states.data(), parameters});
+      launch(topk_commit_kernel, 1u, kThreads, stream, ranges, states.data(), good.data());
+      return true;
+    };
+    const TrialCandidate candidates[] = {{"many blocks", [&] { return run(false); }},
+                                         {"one block", [&] { return run(true); }}};
+    return Trial::pick(trial_, candidates) == 1;
+  }
+
+  std::size_t range_;              // elements of the only range; 0: there are several
+  std::string trial_;              // key of the trial; empty: there is no choice
+  std::optional<bool> one_block_;  // chosen
   DeviceArray<TopKState> states_;
 };
 
