@@ -288,6 +288,13 @@ class ComparisonTest(Folder):
         self.assertEqual([several.methods.index(m.baseline) for m in several.methods], [0, 1, 1])
         self.assertAlmostEqual(several.target, 0.76)  # of the best dense run
 
+    def test_dense_sums_in_few_bits_are_a_method_compared_with_plain_ones(self):
+        self.add("int8", {"compress.values": "int8"}, step_seconds=0.05)
+        self.add("bf16", {"compress.values": "bf16"})
+        c = self.compare("int8", "bf16", "d")
+        self.assertEqual([m.name for m in c.methods], ["dense", "dense int8 values", "dense bf16 values"])
+        self.assertEqual([m.baseline for m in c.methods], 3 * [c.methods[0]])
+
     def test_there_is_no_speed_up_to_a_target_that_not_every_run_reached(self):
         self.add("t1", {**TOPK, "seed": "1"})
         self.add("t2", {**TOPK, "seed": "2"}, best=0.5)

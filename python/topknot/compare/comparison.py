@@ -81,7 +81,7 @@ class Method:
     @property
     def dense(self) -> bool:
         """Whether nothing is compressed."""
-        return self.compressor == "dense"
+        return _uncompressed(self.runs[0])
 
     @property
     def complete(self) -> list[Run]:
@@ -164,6 +164,10 @@ def method_name(method: Method, keys: Iterable[str]) -> str:
     return f"{method.compressor} {', '.join(filter(None, words.values()))}".rstrip()
 
 
+def _uncompressed(run: Run) -> bool:
+    return run.text("compress.name") == "dense" and run.text("compress.values") in ('""', "", "-", "fp32")
+
+
 def _group(runs: list[Run], keys: list[str]) -> tuple[list[Method], list[str]]:
     """The methods, and the keys in which they differ."""
     methods: dict[tuple[str, ...], Method] = {}
@@ -172,7 +176,8 @@ def _group(runs: list[Run], keys: list[str]) -> tuple[list[Method], list[str]]:
     for run in runs:
         name = run.text("compress.name")
         known = {key: entry.text for key, entry in run.config.items()}
-        config = {key: "-" if name == "dense" and key in of_compressed else known.get(key, defaults[key]) for key in keys}
+        unused = of_compressed - {"compress.values"} if _uncompressed(run) else set()
+        config = {key: "-" if key in unused else known.get(key, defaults[key]) for key in keys}
         methods.setdefault(tuple(config.values()), Method(name, run.network, config)).runs.append(run)
     differing = []
     for key in keys:

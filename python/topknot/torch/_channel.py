@@ -281,7 +281,7 @@ class Channel:
         dist.all_to_all_single(there, own.to(self.device), group=self.group)
         blocks = there.to(own.device)
         wait_for(blocks)
-        return list(blocks.split(size))
+        return list(blocks.view(self.ranks, size).unbind())
 
     def _gather_equal(self, own: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's block, where all have one length."""

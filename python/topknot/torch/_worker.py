@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ._channel import Channel
 
+
 def _timeout_of(group: dist.ProcessGroup) -> Optional[timedelta]:
     """The group's timeout, which PyTorch's public interface does not give; None for PyTorch's default."""
     for device in ("cpu", "cuda"):
