@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Dense sums in 8 bits beside PyTorch's sums of bfloat16, over a network:
+
+lab/netlab --hosts 2 --rate 1gbit -- python3 lab/bench/dense_sums.py [NETWORK [STEPS]]
+
+NETWORK: a function of lab/peers/networks.py, resnet20 or vgg16. 32 images a rank, one thread a rank, gloo. All contenders
+take their steps in turn; milliseconds are medians of rank 0. PYTHONPATH=python TOPKNOT_LIBRARY=build/lib/libtopknot.so, if
+topknot is not installed.
+"""
+
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "peers"))
+import networks
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+import topknot.torch
+
+
+def contender(network, values):
+    torch.manual_seed(0)
+    ddp = torch.nn.parallel.DistributedDataParallel(getattr(networks, network)())
+    hook = topknot.torch.CompressionHook(ddp, "dense", dense_steps=2, values=values) if values in ("int8", "fp8") else None
+    if values == "bf16":
+        ddp.register_comm_hook(None, bf16_compress_hook)
+    return ddp, torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9), hook
+
+
+def main():
+    network, steps = sys.argv[1] if len(sys.argv) > 1 else "resnet20", int(sys.argv[2]) if len(sys.argv) > 2 else 30
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    contenders = {name: contender(network, name) for name in ("no exchange", "fp32", "bf16", "int8", "fp8")}
+    images, labels = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
+    figures = {name: [] for name in contenders}
+    for turn in range(steps + 3):
+        for name, (ddp, optimizer, _) in contenders.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            ddp.require_backward_grad_sync = name != "no exchange"
+            torch.nn.functional.cross_entropy(ddp(images), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if turn > 2:
+                figures[name].append(1000 * (time.perf_counter() - begin))
+    if dist.get_rank() == 0:
+        medians = {name: statistics.median(found) for name, found in figures.items()}
+        for name, median in medians.items():
+            hook = contenders[name][2]
+            times = f"   {hook.times}" if hook else ""
+            print(f"{network} {name:12} {median:8.1f} ms a step, {median / medians['bf16']:.3f} of bf16{times}")
+        print(f"load of the machine: {', '.join(f'{each:.1f}' for each in os.getloadavg())}; {os.cpu_count()} cores")
+    sys.stdout.flush()
+    dist.barrier()
+    os._exit(0)  # some PyTorch's gloo aborts as the interpreter ends
+
+
+if __name__ == "__main__":
+    main()
