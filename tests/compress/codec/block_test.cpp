@@ -249,6 +249,7 @@ TEST_CASE("fp8: values that their scale cannot have are refused") {
   CHECK(bytes[at + 4] == std::byte{0xFE});  // -448
   for (const std::uint8_t code : {0xFF, 0x7F, 0x80, 0x7D})
     check_says(codes.answer(with(bytes, at + 4, code), 9), "fp8 values");
+  check_says(codes.answer(with(bytes, at + 5, std::uint8_t{0x80}), 9), "fp8 values");  // -0, not the largest
   for (const float scale : {-2.0f, -0.0f, 0x1p-108f, std::numeric_limits<float>::infinity()})
     check_says(codes.answer(with(bytes, at, scale), 9), "fp8 scale");
   check_says(codes.answer(with(bytes, at, 0.0f), 9), "fp8 values");
