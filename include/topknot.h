@@ -135,7 +135,8 @@ topknot_result topknot_encode(topknot_compressor* compressor, const topknot_step
                               size_t count, const void* const* gradients, topknot_type type, double scale,
                               topknot_round** round);
 /* Weights of the ranks in the average, for instance the sizes of their shards: `ranks` of them, above 0, the same on all
- * ranks; only their ratios matter. For rounds that begin later. Null: equal, as in the beginning. Not part of a state. */
+ * ranks; only their ratios matter. For rounds that begin later. Null: equal, as in the beginning. Not part of a state. Where they
+ * change, dense sums in few bits forget a part of the last average's rounding. */
 topknot_result topknot_set_weights(topknot_compressor* compressor, const double* weights);
 /* What is to be sent now. */
 topknot_result topknot_message_of(topknot_round* round, topknot_message* message);

@@ -1,6 +1,7 @@
 #include "train/local_steps.h"
 
 #include "dist/sparse/hierarchical.h"
+#include "nn/base/checksum.h"
 #include "train/step.h"
 
 #include <algorithm>
@@ -234,6 +235,22 @@ class Island {
   void record_by(Recorder& recorder) { step_->exchange_by(*exchange_, recorder); }
   std::vector<std::span<float>> state() { return step_->shared_state(); }
 
+  // Throws UserError if the ranks of a host do not have the same: earlier versions let each make steps of its own.
+  void check_same(const std::vector<std::span<float>>& state) {
+    Checksum checksum;
+    for (const std::span<const float> part : state) checksum.update(std::as_bytes(part));
+    const std::uint64_t own = checksum.value();
+    std::vector<std::vector<std::byte>> all;
+    queue_.run([&](Communicator& c) { c.all_gather(std::as_bytes(std::span(&own, 1)), all); });
+    if (std::any_of(all.begin(), all.end(), [&](const auto& other) { return other != all[0]; }))
+      throw UserError(
+          "exchange.ranks_per_host: in the checkpoint the ranks of a host have steps of their own, as "
+          "earlier versions "
+          "made them with exchange.every; go on with the version that wrote it, or start anew from its "
+          "weights "
+          "(model.init_from)");
+  }
+
   StepReport make(StepContext context) {
     if (!context.weights.empty()) {
       const auto size = static_cast<std::size_t>(inside_->size());
@@ -319,6 +336,7 @@ class LocalStep final : public StepRule {
     return local_.exchange_state(exchange, later);
   }
   void load_exchange_state(Exchange& exchange, std::span<const std::byte> bytes) override {
+    if (island_) island_->check_same(own_state());
     local_.load_exchange_state(exchange, bytes);
   }
   void swap_weights() override { local_.swap_weights(); }

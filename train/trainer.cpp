@@ -53,9 +53,9 @@ struct ReportSums {
   std::vector<OfStep> steps;
   SignalSums signals;
 
-  // The rank that made a step bad; -1 if it is not known, or several.
-  static int bad_rank(const OfStep& step, int ranks) {
-    const bool one = step.bad_ranks == 1 || step.bad_ranks == ranks;
+  // The rank that made a step bad for itself, its host or all; -1 if it is not known, or several.
+  static int bad_rank(const OfStep& step, int ranks, int ranks_per_host) {
+    const bool one = step.bad_ranks == 1 || step.bad_ranks == ranks || step.bad_ranks == ranks_per_host;
     return one && step.bad_rank_count == 1 ? static_cast<int>(step.bad_rank_sum) - 1 : -1;
   }
 
@@ -433,7 +433,8 @@ class Trainer {
     }
     ++position_.skipped;
     ++position_.skips_in_a_row;
-    const int ranks = communicator_.size(), bad_rank = ReportSums::bad_rank(sum, ranks);
+    const int ranks = communicator_.size(),
+              bad_rank = ReportSums::bad_rank(sum, ranks, config_.exchange.ranks_per_host);
     const bool by_all = sum.bad_ranks == ranks;  // else by those alone that could not make it
     const std::string one = bad_rank >= 0 ? fmt::format("rank {}", bad_rank) : "";
     std::string where = by_all && bad_rank >= 0 ? " on " + one : "";
@@ -442,9 +443,10 @@ class Trainer {
           ", first in the gradient of " + step_.arena().parameters()[static_cast<std::size_t>(bad)]->name();
     if (report.status.bad_rank == communicator_.rank() && !root_)  // in the log of its host too
       log_warning(fmt::format("step {} is not finite here{}", step, where));
-    const std::string who = by_all          ? "skipped by all ranks"
-                            : bad_rank >= 0 ? "left out by " + one
-                                            : fmt::format("left out by {} of {} ranks", sum.bad_ranks, ranks);
+    const std::string who = by_all ? "skipped by all ranks"
+                            : bad_rank >= 0
+                                ? (sum.bad_ranks > 1 ? "left out by the host of " : "left out by ") + one
+                                : fmt::format("left out by {} of {} ranks", sum.bad_ranks, ranks);
     reporter_.note(fmt::format("step {} {}: NaN or infinity{}", step, who, where));
     if (position_.skips_in_a_row >= config_.train.max_skips)
       throw Diverged(

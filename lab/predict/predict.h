@@ -58,6 +58,7 @@ ExchangeProfile read_predictable(const std::string& run);
 // A finished run or a replay of `bench`, medians over its steps without the warm-up.
 struct MeasuredRun {
   std::string path, method, merge, collective;
+  bool plain = false;             // dense sums as they are, or of bfloat16
   std::optional<double> density;  // none: the method selects no entries
   int ranks = 1;
   std::int64_t every = 0;           // exchange.every; the figures are then means from a sync to the next

@@ -140,7 +140,7 @@ std::vector<ExchangeProfile> subjects(const Arguments& a, const std::vector<Exch
   const ExchangeProfile* dense = &profiles[0];
   for (const auto& profile : profiles) {
     known.insert(profile.method);
-    if (profile.method == "dense") dense = &profile;
+    if (profile.is_dense()) dense = &profile;
   }
   for (const std::string& method : wanted)
     if (!known.contains(method))
@@ -149,7 +149,7 @@ std::vector<ExchangeProfile> subjects(const Arguments& a, const std::vector<Exch
   if (wanted.empty() || wanted.contains("dense")) result.push_back(dense_profile(*dense));
   std::set<std::string> seen;
   for (const auto& profile : profiles) {
-    if (profile.method == "dense" || (!wanted.empty() && !wanted.contains(profile.method))) continue;
+    if (profile.is_dense() || (!wanted.empty() && !wanted.contains(profile.method))) continue;
     if (!seen.insert(profile.method + short_text(profile.density) + profile.options).second)
       throw UserError("two of the runs were profiled with " + profile.method + " at density " +
                       short_text(profile.density) + " and the same options; give one of them");

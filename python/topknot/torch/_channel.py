@@ -253,8 +253,8 @@ class Channel:
                 if own.numel():
                     self.sum(own)
                 state = round_.decode()
-            elif scattered := isinstance(round_, LibraryRound) and round_.scatters():
-                state = round_.decode(self._scatter(own))
+            elif isinstance(round_, LibraryRound) and round_.scatters():
+                state, scattered = round_.decode(self._scatter(own)), True
             else:
                 equal = scattered or round_.bounded
                 state = round_.decode(self._gather_equal(own) if equal else self._gather(own, (kind, turn)))

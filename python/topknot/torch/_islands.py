@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import Error
-from ._channel import Channel
+from ._channel import Channel, trainable
 
 
 def local(tensor: Any) -> torch.Tensor:
@@ -52,6 +52,14 @@ def _group_inside(model: torch.nn.Module) -> tuple[str, Any]:
         found.append(("fully_shard()", mesh.get_group()))
         if _ranks(found[-1][1]) != _ranks(found[0][1]):
             raise Error(f"parameter '{name}' is on other ranks than those before it; an island has one mesh")
+    if found and dist.get_world_size(found[0][1]) > 1:
+        averaged = {id(p) for ddp in ddps for p in ddp.parameters()}
+        for name, parameter in trainable(model).items():
+            if id(parameter) not in averaged and not hasattr(parameter, "device_mesh"):
+                raise Error(
+                    f"parameter '{name}' is outside of {found[0][0]}, so that the island's ranks would not average its gradients; "
+                    "put the whole model into it"
+                )
     return found[0] if found else ("", None)
 
 

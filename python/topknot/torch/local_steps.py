@@ -264,6 +264,9 @@ class LocalSteps:
                     self._exchange(flight)
             except BaseException as error:
                 flight.error = error
+                # Without the group, the other ranks end with an error too.
+                group, self._wire.group = self._wire.group, None
+                dist.destroy_process_group(group)
 
         self._flight = flight
         self._worker.add(run)
@@ -298,9 +301,7 @@ class LocalSteps:
         if done:
             for theta, momentum, change in zip(fragment.theta, fragment.momentum, changes.values()):
                 self._outer_step(theta, momentum, change)
-            for statistics in self._statistics:
-                self._islands.average(statistics)
-            self._kept = [t.clone() for t in self._statistics]
+            self._average_statistics()
             fragment.write(self._islands, self.outer_alpha)
         else:
             self._discard(fragment)
@@ -317,6 +318,16 @@ class LocalSteps:
                 "ten exchanges in a row were discarded, since weights were not finite; the warnings name the ranks"
             )
         return done
+
+    def _average_statistics(self) -> None:
+        # A step that a GradScaler skips, or that came after the changes were sent, may have spoiled them.
+        spoiled = self._islands.any(not all(bool(t.isfinite().all()) for t in self._statistics)) if self._statistics else False
+        if self._statistics and self._channel.any(spoiled):
+            for statistics, kept in zip(self._statistics, self._kept):
+                statistics.copy_(kept)
+        for statistics in self._statistics:
+            self._islands.average(statistics)
+        self._kept = [t.clone() for t in self._statistics]
 
     def _outer_step(self, theta: torch.Tensor, momentum: torch.Tensor, change: torch.Tensor) -> None:
         # Each product and sum is rounded, as in train; add_(x, alpha=...) may fuse them.
@@ -392,6 +403,7 @@ class LocalSteps:
                 raise Error(f"the state's {what} is not finite, so no exchange could work; load an earlier one")
         if (flight := self._landed()) and flight.round:
             flight.round.discard()
+        self._flight = None
         # Earlier versions had one compressor.
         for fragment, saved in zip(self._fragments, state["states"] if "states" in state else [state["state"]]):
             if fragment.compressor:
@@ -404,7 +416,6 @@ class LocalSteps:
         self._step, self._channel.bytes_sent = state["step"], state["bytes_sent"]
         for fragment, syncs in zip(self._fragments, state["syncs"] if "states" in state else [state["syncs"]]):
             fragment.syncs = syncs
-        self._flight = None
         if saved := state.get("flight"):
             index, step, changes = saved
             self._begin(_Flight(self._fragments[index], step, {i: change.clone() for i, change in enumerate(changes)}))
