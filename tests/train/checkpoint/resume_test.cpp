@@ -419,6 +419,13 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a checkpoint whose ranks of a host made steps of their own is refused") {
+  const TempFolder temp;
+  start(temp, with(base(), {"exchange.every=8", "exchange.ranks_per_host=2", "train.stop_after=3"}), false);
+  set_value(CheckpointStore(temp.at("run/checkpoints")), rank_file(1), "inner.0.hidden1.weight", 3, 7);
+  CHECK(says(start_error(temp, {}), {"exchange.ranks_per_host", "steps of their own"}));
+}
+
 TEST_CASE("a run whose metrics.jsonl is gone, shorter or damaged goes on with the same bits") {
   const Keys keys = with(base(2), {"compress.name=topk"});
   const TempFolder undisturbed;
