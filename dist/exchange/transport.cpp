@@ -258,20 +258,22 @@ double HostTransport::note(Kind kind, int group, int round, Clock::time_point be
 }
 
 void HostTransport::start_inside(Inside what, Bucket& bucket) {
+  if (what == Inside::sum && same_inside_) return;
   if (what == Inside::gather)
     for (const std::span<float> values : bucket.not_own()) std::fill(values.begin(), values.end(), 0.0f);
   const auto begin = Clock::now();
   collectives_[bucket.index].inside = submit([this, what, &bucket, step = number_](Communicator&) {
     hierarchy_->inside().set_place(step, bucket.index);
-    if (what == Inside::gather)
-      hierarchy_->gather(bucket.average());
-    else if (!same_inside_)
+    if (what == Inside::sum)
       hierarchy_->average(bucket.slice.gradient);
+    else
+      hierarchy_->gather(bucket.average());
   });
   if (what == Inside::gather) gathering_ += Clock::now() - begin;
 }
 
 void HostTransport::await_inside(Inside what, Bucket& bucket) {
+  if (what == Inside::sum && same_inside_) return;
   const auto begin = Clock::now();
   wait_for(collectives_[bucket.index].inside, bucket.index, ExchangeSpan::kInsideHost);
   if (what == Inside::gather) gathering_ += Clock::now() - begin;

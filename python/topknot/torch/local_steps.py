@@ -404,6 +404,8 @@ class LocalSteps:
         if (flight := self._landed()) and flight.round:
             flight.round.discard()
         self._flight = None
+        if self._wire is not self._channel:
+            self._wire.bytes_sent = self._wire.bytes_received = 0
         # Earlier versions had one compressor.
         for fragment, saved in zip(self._fragments, state["states"] if "states" in state else [state["state"]]):
             if fragment.compressor:
