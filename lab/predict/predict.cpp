@@ -127,7 +127,7 @@ MeasuredRun read_measured(const std::string& folder) {
   run.method = config.text("compress.name");
   if (run.method != "dense" && config.find("compress.density"))
     run.density = config.number("compress.density");
-  run.plain = sums_plainly(run.method, config.find("compress.values") ? config.text("compress.values") : "");
+  if (config.find("compress.values")) run.values = config.text("compress.values");
   run.merge = config.text("exchange.merge");
   run.collective = config.text("exchange.collective");
   run.ranks = static_cast<int>(config.number("dist.ranks"));
@@ -150,15 +150,15 @@ Judgement judge(const MeasuredRun& run, const std::vector<ExchangeProfile>& prof
                 const PredictedNetwork& network) {
   const ExchangeProfile* best = nullptr;
   for (const ExchangeProfile& profile : profiles)
-    if (!best && profile.method == run.method && profile.is_dense() == run.plain &&
+    if (!best && profile.method == run.method && profile.is_dense() == run.plain() &&
         profile.density == run.density.value_or(profile.density))
       best = &profile;
-  if (!best && run.plain) best = &profiles.at(0);
+  if (!best && run.plain()) best = &profiles.at(0);
   if (!best)
     throw UserError("--measured: " + run.path + ": no run given was profiled with method " + run.method +
                     (run.density ? " at density " + short_text(*run.density) : "") +
                     "; encoding costs are known of profiled methods only, so give such a run too");
-  ExchangeProfile profile = run.plain && !codes_sums(run.collective) ? dense_profile(*best) : *best;
+  ExchangeProfile profile = run.plain() && !codes_sums(run.collective) ? dense_profile(*best) : *best;
   if (run.replay) profile = replayed(profile, run.compute);
   PredictSetting setting;
   setting.ranks = run.ranks;

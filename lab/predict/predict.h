@@ -57,8 +57,7 @@ ExchangeProfile read_predictable(const std::string& run);
 
 // A finished run or a replay of `bench`, medians over its steps without the warm-up.
 struct MeasuredRun {
-  std::string path, method, merge, collective;
-  bool plain = false;             // dense sums as they are, or of bfloat16
+  std::string path, method, values, merge, collective;
   std::optional<double> density;  // none: the method selects no entries
   int ranks = 1;
   std::int64_t every = 0;           // exchange.every; the figures are then means from a sync to the next
@@ -66,6 +65,7 @@ struct MeasuredRun {
   bool replay = false;              // no forward pass and no update, `compute` seconds for the backward pass
   double compute = 0;
   double communicate = 0, exposed = 0, step = 0;
+  bool plain() const { return sums_plainly(method, values); }
 };
 MeasuredRun read_measured(const std::string& folder);
 
