@@ -18,7 +18,7 @@
 
 namespace topknot {
 
-// Of method dense with a value codec other than fp32 and bf16. Throw UserError for a codec whose length depends on the
+// These are for method dense with a value codec other than fp32 and bf16. They throw UserError for a codec whose length depends on the
 // values, and a memory other than residual and none.
 std::unique_ptr<Compressor> make_coded_dense(const CompressOptions& options, const GroupSpec& group);
 std::size_t coded_dense_bytes(const CompressOptions& options, const GroupSpec& group);  // of both messages

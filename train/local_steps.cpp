@@ -1,15 +1,15 @@
 #include "train/local_steps.h"
 
-#include "dist/sparse/hierarchical.h"
-#include "nn/base/checksum.h"
-#include "train/step.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>
 #include <string>
 #include <utility>
+
+#include "dist/sparse/hierarchical.h"
+#include "nn/base/checksum.h"
+#include "train/step.h"
 
 namespace topknot {
 namespace {

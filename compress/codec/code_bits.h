@@ -125,9 +125,6 @@ namespace fp8 {
 
 constexpr float kLeastScale = 0x1p-107f;
 
-TOPKNOT_HOST_DEVICE float scale_of(float largest) {
-  return largest < kLeastScale ? 0.0f : largest;
-}
 TOPKNOT_HOST_DEVICE double factor_of(float scale) {
   return scale > 0 ? 448.0 / static_cast<double>(scale) : 0.0;
 }

@@ -154,7 +154,6 @@ struct Int8 {
   static constexpr const char* kName = "int8";
   static constexpr float kLeastScale = int8::kLeastScale;
   static constexpr std::int32_t kLargest = 127;  // the code of a
-  static constexpr auto scale_of = int8::scale_of;
   static constexpr auto factor_of = int8::factor_of;
   static constexpr auto to_codes = to_int8;
   static constexpr auto from_codes = from_int8;
@@ -163,7 +162,6 @@ struct Fp8 {
   static constexpr const char* kName = "fp8";
   static constexpr float kLeastScale = fp8::kLeastScale;
   static constexpr std::int32_t kLargest = 0x7E;
-  static constexpr auto scale_of = fp8::scale_of;
   static constexpr auto factor_of = fp8::factor_of;
   static constexpr auto to_codes = to_fp8;
   static constexpr auto from_codes = from_fp8;
@@ -180,7 +178,8 @@ void byte_encode(std::span<const float> values, std::vector<std::byte>& out) {
   std::byte* const codes = scales + byte_bytes(values.size()) - values.size();
   for (std::size_t begin = 0; begin < values.size(); begin += int8::kBlock) {
     const std::size_t n = std::min(int8::kBlock, values.size() - begin);
-    const float scale = Bits::scale_of(largest_magnitude(values.data() + begin, n));
+    const float largest = largest_magnitude(values.data() + begin, n);
+    const float scale = largest < Bits::kLeastScale ? 0.0f : largest;
     std::memcpy(scales + begin / int8::kBlock * sizeof scale, &scale, sizeof scale);
     Bits::to_codes(values.data() + begin, n, Bits::factor_of(scale), codes + begin);
   }

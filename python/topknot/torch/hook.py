@@ -160,8 +160,8 @@ class CompressionHook:
     ddp: the model, before its first backward pass and without another hook.
     method, keys: as in `topknot.methods()`: "topk" with density=0.001, "powersgd" with rank=4, ... Or, without keys, an
         object with compress() and decompress() (PythonMethod). Two keys differ here:
-        scope: "tensor", the default, compresses each parameter by itself; "bucket" each bucket as one vector, so that entries
-            of small and large layers compete. With "bucket" the first dense_steps steps after a load_state_dict(), two at
+        scope: "tensor", the default, compresses each parameter by itself; "bucket", the default of "dense" with values="int8" or
+            another coding, each bucket as one vector, so that entries of small and large layers compete. With "bucket" the first dense_steps steps after a load_state_dict(), two at
             most, are dense again, and residuals follow the parameters' names.
         device: "cpu", the parameters' GPU, or "auto", the default: the GPU if the library has CUDA and kernels for the
             method. Attribute `device` has the choice.
