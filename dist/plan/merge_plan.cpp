@@ -166,37 +166,29 @@ std::vector<Group> cut_groups(const ParameterArena& arena, bool compressing, con
 }
 
 std::vector<Group> in_fragments(const std::vector<Group>& groups, int fragments) {
-  std::vector<Parameter*> parameters;
+  const auto layer_of = [](const Parameter& parameter) {
+    const std::string& name = parameter.name();
+    const std::size_t first = name.find('.');
+    return name.substr(0, first == name.rfind('.') ? first : name.find('.', first + 1));
+  };
+  std::map<std::string, int> layers;  // in the order of sending
   for (const Group& group : groups)
-    parameters.insert(parameters.end(), group.parameters.begin(), group.parameters.end());
-  const auto count = static_cast<std::size_t>(fragments);
-  if (count > parameters.size())
-    throw UserError(fmt::format("exchange.fragments: {} fragments of a model of {} parameter tensors",
-                                fragments, parameters.size()));
-  std::size_t total = 0, before = 0;
-  for (const Parameter* parameter : parameters) total += parameter->numel();
-  std::vector<int> fragment_of;  // by parameter
-  for (std::size_t i = 0, fragment = 0, in_fragment = 0; i < parameters.size(); ++i) {
-    // The next fragment begins at the parameter border that is nearest to its share; each has a parameter.
-    const std::size_t size = parameters[i]->numel(), left = parameters.size() - i,
-                      more = count - 1 - fragment;
-    const bool nearer = 2 * before * count + size * count >= 2 * total * (fragment + 1);
-    if (more > 0 && in_fragment > 0 && (nearer || left <= more)) ++fragment, in_fragment = 0;
-    fragment_of.push_back(static_cast<int>(fragment));
-    ++in_fragment;
-    before += size;
-  }
+    for (const Parameter* parameter : group.parameters)
+      layers.emplace(layer_of(*parameter), static_cast<int>(layers.size()));
+  const int count = static_cast<int>(layers.size());
+  if (fragments > std::max(count, 1))
+    throw UserError(
+        fmt::format("exchange.fragments: {} fragments of a model of {} layers", fragments, count));
   std::vector<Group> cut;
-  std::size_t next = 0;
-  for (const Group& group : groups) {
-    for (std::size_t i = 0; i < group.parameters.size(); ++i, ++next) {
-      Parameter* const parameter = group.parameters[i];
-      if (i == 0 || fragment_of[next] != cut.back().fragment)
-        cut.push_back({parameter->offset(), parameter->offset(), group.compressed, fragment_of[next], {}});
+  for (const Group& group : groups)
+    for (Parameter* const parameter : group.parameters) {
+      const int fragment = layers[layer_of(*parameter)] % fragments;
+      if (cut.empty() || parameter == group.parameters.front() || cut.back().fragment != fragment)
+        cut.push_back({parameter->offset(), parameter->offset(), group.compressed, fragment, {}});
       cut.back().end += parameter->numel();
       cut.back().parameters.push_back(parameter);
     }
-  }
+  std::ranges::stable_sort(cut, {}, &Group::fragment);
   return cut;
 }
 

@@ -79,8 +79,9 @@ void check_layer_density(const std::string& scope);
 std::vector<Group> cut_groups(const ParameterArena& arena, bool compressing, const std::string& scope,
                               const std::string& merge, const std::vector<std::size_t>& planned = {});
 
-// The same groups, cut where one of `fragments` about equal shares of their parameters ends. Throws UserError for more
-// fragments than parameters.
+// The same groups, cut where the fragment changes, those of fragment 0 first. Fragment f has layers f, f + fragments, ...
+// in the order of sending (strided, in Streaming DiLoCo's words, arXiv 2501.18512); a layer's parameters share the first
+// two parts of their names, as h.0. Throws UserError for more fragments than layers.
 std::vector<Group> in_fragments(const std::vector<Group>& groups, int fragments);
 
 // The input of a group's compressor: scope tensor selects in each parameter alone, the others in the

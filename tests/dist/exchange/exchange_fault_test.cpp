@@ -265,7 +265,7 @@ TEST_CASE("merge none, all and size:BYTES make the groups they promise", "[excha
   CHECK(ends(cut_groups(*model.arena, true, "model", "all")) == std::vector<std::size_t>{61, 68});
 }
 
-TEST_CASE("fragments are about equal parts of the parameters, and cut the groups", "[exchange]") {
+TEST_CASE("fragments are strided: each has every F-th layer, and they cut the groups", "[exchange]") {
   TinyModel model;  // conv 12, head 33, unused 6, middle 10 | bias 7
   const auto fragments = [&](const std::string& merge, int count) {
     std::vector<std::pair<std::size_t, int>> parts;  // ends
@@ -275,11 +275,22 @@ TEST_CASE("fragments are about equal parts of the parameters, and cut the groups
   };
   using Parts = std::vector<std::pair<std::size_t, int>>;
   CHECK(fragments("all", 1) == Parts{{61, 0}, {68, 0}});
-  CHECK(fragments("all", 2) == Parts{{45, 0}, {61, 1}, {68, 1}});
-  CHECK(fragments("all", 3) == Parts{{12, 0}, {45, 1}, {61, 2}, {68, 2}});
-  CHECK(fragments("none", 4) == Parts{{12, 0}, {45, 1}, {51, 2}, {61, 3}, {68, 3}});
+  CHECK(fragments("all", 2) == Parts{{12, 0}, {51, 0}, {68, 0}, {45, 1}, {61, 1}});
+  CHECK(fragments("all", 3) == Parts{{12, 0}, {61, 0}, {45, 1}, {68, 1}, {51, 2}});
+  CHECK(fragments("none", 4) == Parts{{12, 0}, {68, 0}, {45, 1}, {51, 2}, {61, 3}});
   CHECK(fragments("all", 5) == Parts{{12, 0}, {45, 1}, {51, 2}, {61, 3}, {68, 4}});
   CHECK_THROWS_AS(fragments("all", 6), UserError);
+
+  ParameterStore store;
+  for (const std::string name :
+       {"wte.weight", "h.0.attn.weight", "h.0.mlp.weight", "h.1.attn.weight", "h.1.mlp.weight"})
+    store.add(name, {2, 2}, [](std::span<float>, const CounterRng&) {});
+  const ParameterArena& arena = store.build([](const Parameter&) { return true; }, 1);
+  std::vector<std::pair<std::string, int>> first;  // parameters of groups
+  for (const Group& group : in_fragments(cut_groups(arena, true, "group", "all"), 2))
+    first.emplace_back(group.parameters.front()->name(), group.fragment);
+  CHECK(first == std::vector<std::pair<std::string, int>>{
+                     {"h.1.mlp.weight", 0}, {"wte.weight", 0}, {"h.0.mlp.weight", 1}});
 }
 
 TEST_CASE("auto makes buckets, the first one small, and one group where the scope is the model",
