@@ -5,7 +5,7 @@
 //
 // Both roundings have error feedback, as DoubleSqueeze (Tang et al., arXiv 1905.05957). There the summing rank has a
 // memory of its own for the second error; here it adds that error, divided by its own share of the average, to its
-// residual, from which the next sum gets it back.
+// residual, from which the next sum gets it back. encode() leaves in the slice's gradient what its message leaves of u.
 //
 // A message consists of one piece for each rank, all of one length: piece r has the elements from r * n on, n being the
 // P-th part of them in multiples of 16, zeros behind the last. A piece is a header (compress/codec/codec.h, with the

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -9,7 +10,6 @@
 #include "compress/dense.h"
 #include "compress/parallel.h"
 #include "compress/select/passes/keys.h"
-#include "compress/select/passes/passes.h"
 #include "nn/base/check.h"
 #include "nn/core/simd.h"
 
@@ -73,7 +73,8 @@ class Pieces {
   }
   // Codes a whole chunk.
   void write(std::span<const float> values, std::size_t chunk, std::span<std::byte> piece) const {
-    std::vector<std::byte> coded;
+    thread_local std::vector<std::byte> coded;
+    coded.clear();
     codec_.encode(values, coded);
     TOPKNOT_CHECK(coded.size() == codec_.bytes(values.size()),
                   "a value codec whose length depends on the values");
@@ -136,24 +137,31 @@ class CodedDense final : public Compressor {
     rank_ = static_cast<std::size_t>(context.rank);
     weights_.assign(context.weights.begin(), context.weights.end());
     weights_.resize(pieces_.ranks(), 1.0f);
-    Candidates broken;
-    accumulate_and_collect(slice.gradient,
-                           std::span<const float>(residual_ ? slice.residual : std::span<float>()),
-                           kLargestFinite, 0, broken);
-    sent_.assign(pieces_.ranks() * pieces_.bytes(), std::byte{0});
-    for (std::size_t r = 0; r < pieces_.ranks(); ++r)
-      pieces_.write_header(pieces_.piece(sent_, r), broken.finite());
-    if (broken.finite())
-      for_all([&](std::size_t r, std::size_t chunk, std::span<float> u) {
-        if (u.size() == pieces_.chunk_length(chunk)) return pieces_.write(u, chunk, pieces_.piece(sent_, r));
-        std::vector<float> padded(u.begin(), u.end());
-        padded.resize(pieces_.chunk_length(chunk));
-        pieces_.write(padded, chunk, pieces_.piece(sent_, r));
-      });
-    phase_ = Phase::encoded;
     Message message;
-    message.block = sent_;
+    message.block.resize(pieces_.ranks() * pieces_.bytes());
     message.pieces = static_cast<int>(pieces_.ranks());
+    // One pass over memory: a chunk stays in the cache while it is accumulated, coded and read back.
+    std::atomic<bool> finite = true;
+    for_all([&](std::size_t r, std::size_t chunk, std::span<float> u) {
+      float values[kChunk];
+      const std::span<std::byte> piece = pieces_.piece(message.block, r);
+      const std::size_t length = pieces_.chunk_length(chunk);
+      if (residual_) add_weighted(u.data(), slice_.residual.data() + offset_of(u), u.size(), 1);
+      if (largest_key(u.data(), u.size()) > kLargestFinite) return finite.store(false);
+      std::span<const float> whole = u;
+      if (u.size() < length) {
+        std::fill(std::copy(u.begin(), u.end(), values), values + length, 0.0f);
+        whole = {values, length};
+      }
+      pieces_.write(whole, chunk, piece);
+      if (!residual_) return;
+      pieces_.read(piece, chunk, {values, u.size()});
+      subtract(u.data(), values, u.size());
+    });
+    if (!finite) std::fill(message.block.begin(), message.block.end(), std::byte{0});
+    for (std::size_t r = 0; r < pieces_.ranks(); ++r)
+      pieces_.write_header(pieces_.piece(message.block, r), finite);
+    phase_ = Phase::encoded;
     return message;
   }
 
@@ -181,27 +189,26 @@ class CodedDense final : public Compressor {
     const std::span<float> average = residual_ ? slice_.residual : slice_.gradient;
     const float weight = weights_[rank_];
     const float share = weight > 0 ? static_cast<float>(pieces_.ranks()) / weight : 0;
-    for_all([&](std::size_t r, std::size_t chunk, std::span<float> u) {
-      float values[kChunk];
-      if (residual_) {
-        pieces_.read(pieces_.piece(sent_, r), chunk, {values, u.size()});
-        subtract(u.data(), values, u.size());
-        if (r == rank_) add_weighted(u.data(), second_error_.data() + chunk * kChunk, u.size(), share);
-      }
-      pieces_.read(pieces_.piece(averages_, r), chunk,
-                   average.subspan(u.data() - slice_.gradient.data(), u.size()));
+    for_all([&](std::size_t r, std::size_t chunk, std::span<float> left) {
+      if (residual_ && r == rank_)
+        add_weighted(left.data(), second_error_.data() + chunk * kChunk, left.size(), share);
+      pieces_.read(pieces_.piece(averages_, r), chunk, average.subspan(offset_of(left), left.size()));
     });
     phase_ = Phase::idle;
     return average;
   }
 
   void discard() override { phase_ = Phase::idle; }
-  Diagnostics diagnostics() const override { return {.selected = numel_, .accumulated = slice_.gradient}; }
+  Diagnostics diagnostics() const override { return {.selected = numel_}; }
 
  private:
   enum class Phase { idle, encoded, summed, decoded };
 
-  // body(piece, chunk, u) for all chunks, u being their elements.
+  std::size_t offset_of(std::span<const float> elements) const {
+    return static_cast<std::size_t>(elements.data() - slice_.gradient.data());
+  }
+
+  // body(piece, chunk, elements) for all chunks, the elements in the slice's gradient.
   template <class Body>
   void for_all(const Body& body) {
     for_chunks(pieces_.ranks() * pieces_.chunks(), [&](std::size_t i) {
@@ -213,7 +220,7 @@ class CodedDense final : public Compressor {
 
   // A rank's piece for this one. The whole block may have been gathered.
   std::span<const std::byte> own_piece(std::span<const std::byte> block) const {
-    return block.size() == sent_.size() ? pieces_.piece(block, rank_) : block;
+    return block.size() == averages_.size() ? pieces_.piece(block, rank_) : block;
   }
 
   // The average of the ranks' pieces for this one, coded; its error goes to second_error_.
@@ -259,7 +266,6 @@ class CodedDense final : public Compressor {
   std::size_t rank_ = 0;
   std::vector<float> weights_;       // by rank
   std::vector<float> second_error_;  // what coding took away from this rank's piece of the average
-  std::vector<std::byte> sent_;      // this rank's pieces, between encode and commit
   std::vector<std::byte> averages_;  // the ranks', between the last decode and commit
 };
 

@@ -100,6 +100,8 @@ namespace int8 {
 
 constexpr std::size_t kBlock = 256;  // values that share a scale
 constexpr float kLeastScale = 0x1p-119f;
+// The reciprocals in decode() give the bits of a division for every code and scale: a quotient in double is either
+// 2^-33 of itself away from the middle of two floats, or exact, and then the product is exact too.
 constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it leaves the nearest integer,
                                                // ties to even
 
@@ -115,7 +117,7 @@ TOPKNOT_HOST_DEVICE std::int8_t encode(float value, double factor) {
       static_cast<std::int32_t>(static_cast<double>(value) * factor + kRound - kRound));
 }
 TOPKNOT_HOST_DEVICE float decode(std::int8_t code, double scale) {
-  return static_cast<float>(static_cast<double>(std::int32_t{code}) * scale / 127.0);
+  return static_cast<float>(static_cast<double>(std::int32_t{code}) * scale * (1.0 / 127.0));
 }
 
 }  // namespace int8
@@ -142,7 +144,8 @@ TOPKNOT_HOST_DEVICE float decode(std::uint8_t code, double scale) {
   const std::uint32_t magnitude = code & 0x7Fu;
   const float normal = float_of((magnitude << 20) + (120u << 23));
   const float small = static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-9f;
-  const auto value = static_cast<float>(static_cast<double>(magnitude < 8 ? small : normal) * scale / 448.0);
+  const auto value =
+      static_cast<float>(static_cast<double>(magnitude < 8 ? small : normal) * scale * (1.0 / 448.0));
   return code & 0x80 ? -value : value;
 }
 

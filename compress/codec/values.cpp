@@ -112,15 +112,6 @@ void fp16_decode(std::span<const std::byte> in, std::span<float> out) {
 // A block whose a is below 2^-119, of fp8 2^-107, is sent as zeros: values would leave the normal range, where
 // distinct q coincide.
 
-TOPKNOT_MULTIVERSION float largest_magnitude(const float* values, std::size_t n) {
-  float largest = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    const float magnitude = std::fabs(values[i]);
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return largest;
-}
-
 TOPKNOT_MULTIVERSION void to_int8(const float* values, std::size_t n, double factor, std::byte* out) {
   for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<std::byte>(int8::encode(values[i], factor));
 }
@@ -178,7 +169,7 @@ void byte_encode(std::span<const float> values, std::vector<std::byte>& out) {
   std::byte* const codes = scales + byte_bytes(values.size()) - values.size();
   for (std::size_t begin = 0; begin < values.size(); begin += int8::kBlock) {
     const std::size_t n = std::min(int8::kBlock, values.size() - begin);
-    const float largest = largest_magnitude(values.data() + begin, n);
+    const float largest = std::bit_cast<float>(largest_key(values.data() + begin, n));
     const float scale = largest < Bits::kLeastScale ? 0.0f : largest;
     std::memcpy(scales + begin / int8::kBlock * sizeof scale, &scale, sizeof scale);
     Bits::to_codes(values.data() + begin, n, Bits::factor_of(scale), codes + begin);

@@ -332,6 +332,21 @@ TEST_CASE("int8 is within half a step of each block's own largest magnitude") {
   }
 }
 
+TEST_CASE("int8 and fp8 decode to the quotient q a / 127 or q a / 448, rounded once") {
+  const CounterRng rng(11, RngUse::init);
+  for (std::uint64_t i = 0; i < 20000; ++i) {
+    // Multiples of 7 and 127 have exact quotients, where a rounding of the reciprocal would show.
+    const std::uint32_t mantissa = rng.bits(i) >> 9, factor = i % 3 == 0 ? 127 : i % 3 == 1 ? 7 : 1;
+    const auto scale = static_cast<float>(std::max(factor, mantissa / factor * factor));
+    const auto a = static_cast<double>(scale);
+    const auto q = static_cast<std::int8_t>(1 + i % 127);
+    CHECK(int8::decode(q, a) == static_cast<float>(q * a / 127));
+    const auto code = static_cast<std::uint8_t>(i % 0x7F);
+    const double magnitude = static_cast<double>(fp8::decode(code, 448.0));  // exact
+    CHECK(fp8::decode(code, a) == static_cast<float>(magnitude * a / 448));
+  }
+}
+
 TEST_CASE("a block takes what was expected: a header, the codec's positions, the values") {
   const auto payload = [](const std::string& codec, const std::string& values) {
     constexpr std::size_t kCount = 1000, kNumel = 1000000, kHeader = 16;
