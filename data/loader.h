@@ -89,6 +89,10 @@ class Loader {
   // Aggregation weights of all ranks, mean 1 (TrainSampler::weights); all 1 for evaluation.
   std::vector<float> weights() const { return sampler_->weights(); }
 
+  // Sampler::enter(), before start_epoch() of that epoch. Returns the batch at which to start.
+  std::int64_t enter_epoch(std::int64_t epoch, const std::vector<Dealt>& dealt) {
+    return steps_per_epoch() - sampler_->enter(epoch, dealt);
+  }
   // Starts an epoch at `first_batch` (a resumed run goes straight there); batches in work are dropped.
   // Before the first next().
   void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0);

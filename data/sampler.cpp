@@ -65,6 +65,12 @@ std::vector<float> Sampler::weights() const {
   return std::vector<float>(static_cast<std::size_t>(ranks_), 1.0f);
 }
 
+std::int64_t Sampler::enter(std::int64_t /*number*/, const std::vector<Dealt>& dealt) {
+  std::int64_t taken = 0;  // batches of all ranks
+  for (const Dealt& part : dealt) taken += part.ranks * part.batches;
+  return std::max<std::int64_t>(0, steps(0) - (taken + ranks_ - 1) / ranks_);
+}
+
 TrainSampler::TrainSampler(std::int64_t size, std::vector<std::int32_t> labels, const ShardRule& rule,
                            int ranks, std::int64_t batch, std::uint64_t seed)
     : Sampler(ranks, batch), labels_(std::move(labels)), rule_(rule), size_(size), seed_(seed) {
@@ -130,7 +136,33 @@ std::vector<std::int64_t> TrainSampler::round_order(std::vector<std::int64_t> sh
   return shard;
 }
 
+std::int64_t TrainSampler::enter(std::int64_t number, const std::vector<Dealt>& dealt) {
+  entered_ = -1;
+  if (dealt.empty()) return steps_;
+  if (rule_.kind != ShardRule::Kind::even) return Sampler::enter(number, dealt);
+  left_ = epoch_permutation(size_, seed_, number);
+  for (const Dealt& part : dealt) {
+    std::vector<std::int64_t> left;
+    const std::int64_t shard = static_cast<std::int64_t>(left_.size()) / part.ranks,
+                       taken = std::min(shard, part.batches * batch_);
+    for (int rank = 0; rank < part.ranks; ++rank)
+      left.insert(left.end(), left_.begin() + rank * shard + taken, left_.begin() + (rank + 1) * shard);
+    left.insert(left.end(), left_.begin() + part.ranks * shard, left_.end());
+    left_ = std::move(left);
+  }
+  entered_ = number;
+  return static_cast<std::int64_t>(left_.size()) / (ranks_ * batch_);
+}
+
 EpochOrder TrainSampler::epoch(std::int64_t number, int rank) const {
+  if (number == entered_) {
+    const std::int64_t size = static_cast<std::int64_t>(left_.size()) / ranks_,
+                       first = steps_ - size / batch_;
+    return [this, first, from = rank * size](std::int64_t step) {
+      const auto begin = left_.begin() + from + (step - first) * batch_;
+      return std::vector<std::int64_t>(begin, begin + batch_);
+    };
+  }
   return [this, number, rank, shard = shard(number, rank)](std::int64_t step) {
     const auto size = static_cast<std::int64_t>(shard.size());
     std::vector<std::int64_t> result;

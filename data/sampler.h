@@ -27,6 +27,12 @@ ShardRule parse_shard_rule(const std::string& text);
 // 0 .. n-1 in an order given by (seed, epoch): Fisher and Yates on counter-based numbers.
 std::vector<std::int64_t> epoch_permutation(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
 
+// What a start of the run, of so many ranks, has taken of an epoch that a later one with other ranks ends.
+struct Dealt {
+  int ranks = 1;
+  std::int64_t batches = 0;  // of each of them
+};
+
 // A rank's batches of an epoch: the samples of `step`, in order. Any number of threads may call it; its
 // sampler must outlive it.
 using EpochOrder = std::function<std::vector<std::int64_t>(std::int64_t step)>;
@@ -40,6 +46,9 @@ class Sampler {
   virtual std::vector<float> weights() const;
   // May cost a pass over the samples; nothing to enter at any step.
   virtual EpochOrder epoch(std::int64_t number, int rank) const = 0;
+  // Returns how many of the batches of an epoch are left for each rank, its last ones. Here by their number: which
+  // samples these are, does not depend on what was taken.
+  virtual std::int64_t enter(std::int64_t number, const std::vector<Dealt>& dealt);
 
  protected:
   // UserError if `batch` is not at least 1.
@@ -49,7 +58,8 @@ class Sampler {
 
 // Training order. Each epoch the samples are permuted by (seed, epoch) and cut into the ranks' shards
 // (by_label: sorted by label after that, and each shard shuffled). All ranks do the same number of steps,
-// those that the largest shard fills; a smaller shard goes round again, in a new order each time.
+// those that the largest shard fills; a smaller shard goes round again, in a new order each time. Even shards of an
+// epoch that another number of ranks began are cut of the samples that these have left, so that none is taken twice.
 class TrainSampler final : public Sampler {
  public:
   // `size` samples; `labels` has one per sample and is read for by_label only. `batch` samples per rank and
@@ -64,6 +74,7 @@ class TrainSampler final : public Sampler {
   // alike. All exactly 1 for even shards.
   std::vector<float> weights() const override;
   EpochOrder epoch(std::int64_t number, int rank) const override;
+  std::int64_t enter(std::int64_t number, const std::vector<Dealt>& dealt) override;
   // A rank's samples in the order of the first round.
   std::vector<std::int64_t> shard(std::int64_t epoch, int rank) const;
 
@@ -76,6 +87,8 @@ class TrainSampler final : public Sampler {
   std::vector<std::int64_t> starts_;  // ranks + 1 positions in the dealt order
   std::int64_t size_, steps_;
   std::uint64_t seed_;
+  std::int64_t entered_ = -1;       // the epoch of which only left_ is left
+  std::vector<std::int64_t> left_;  // in order
 };
 
 // Evaluation: every sample once over all ranks, in the data set's order. Rank r has [begin(r), begin(r + 1)),

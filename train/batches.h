@@ -46,6 +46,9 @@ class Batches {
       : loader_(dataset, options), bring_(std::move(bring)), step_(static_cast<std::size_t>(ahead)) {}
 
   const Loader& loader() const { return loader_; }
+  std::int64_t enter_epoch(std::int64_t epoch, const std::vector<Dealt>& dealt) {
+    return loader_.enter_epoch(epoch, dealt);
+  }
   void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0) {
     loader_.start_epoch(epoch, first_batch);
   }

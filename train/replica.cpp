@@ -39,6 +39,10 @@ ParameterStore& Replica::store() const {
   return model_->store;
 }
 
+std::int64_t Replica::enter_epoch(std::int64_t epoch, const std::vector<Dealt>& dealt) {
+  return (train_->enter_epoch(epoch, dealt) + parts_ - 1) / parts_;
+}
+
 void Replica::start_epoch(std::int64_t epoch, std::int64_t first_step) {
   if (first_step == 0) model_->store.reset_states();
   train_->start_epoch(epoch, first_step * parts_);

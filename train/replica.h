@@ -40,6 +40,7 @@ class Replica {
   // (recordings of any length).
   double flops() const { return flops_; }
 
+  std::int64_t enter_epoch(std::int64_t epoch, const std::vector<Dealt>& dealt);  // in steps
   void start_epoch(std::int64_t epoch, std::int64_t first_step);
   void await_batch() { train_->await(); }
   // The number of micro-batches in the step that begins: fewer in an epoch's last one.

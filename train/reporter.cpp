@@ -42,7 +42,7 @@ std::string method_text(const Config& config, const Plan& plan) {
   std::string text = config.compress.name;
   if (!goes_by_density(config)) return text;
   std::vector<DensityPhase> phases = density_phases(config);
-  const std::int64_t last_epoch = std::max<std::int64_t>(0, plan.total_steps - 1) / plan.steps_per_epoch;
+  const std::int64_t last_epoch = plan.epoch(std::max<std::int64_t>(0, plan.total_steps - 1));
   while (phases.back().first > last_epoch) phases.pop_back();
   text += " at density " + short_text(phases.front().density);
   for (std::size_t i = 1; i < phases.size(); ++i) {
@@ -265,12 +265,12 @@ std::int64_t Reporter::images_per_step() const {
 }
 
 std::int64_t Reporter::images_in_step(std::int64_t step) const {
-  return step % plan_.steps_per_epoch == 0 ? images_per_step() / config_.train.accumulate * plan_.last_batches
-                                           : images_per_step();
+  return plan_.in_epoch(step) == 0 ? images_per_step() / config_.train.accumulate * plan_.last_batches
+                                   : images_per_step();
 }
 
 double Reporter::epochs(std::int64_t step) const {
-  return static_cast<double>(step) / static_cast<double>(plan_.steps_per_epoch);
+  return plan_.epochs(step);
 }
 
 void Reporter::announce(const Step& step, const RunData& data) const {
@@ -443,10 +443,10 @@ std::string Reporter::end(std::int64_t steps, std::int64_t skipped, const std::s
   const std::vector<double> steady = without_warm_up(by_step(&Seconds::step_s), 0);
   const double total = std::accumulate(steady.begin(), steady.end(), 0.0);
   const auto steady_steps = static_cast<std::int64_t>(steady.size());
-  const std::int64_t last_of_epochs =
-      steps / plan_.steps_per_epoch - (steps - steady_steps) / plan_.steps_per_epoch;
-  const auto images = static_cast<double>(images_per_step() * (steady_steps - last_of_epochs) +
-                                          images_in_step(plan_.steps_per_epoch) * last_of_epochs);
+  const std::int64_t last_of_epochs = plan_.epoch(steps) - plan_.epoch(steps - steady_steps);
+  const auto images =
+      static_cast<double>(images_per_step() * (steady_steps - last_of_epochs) +
+                          images_in_step(plan_.steps_per_epoch - plan_.shift) * last_of_epochs);
   end.images_per_second = total > 0 ? images / total : 0;
   const double peak = config_.train.peak_tflops;
   if (total > 0) end.model_tflops = 1e-12 * flops * ranks_ * static_cast<double>(steady.size()) / total;

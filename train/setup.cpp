@@ -339,8 +339,8 @@ RunCheck check_run(const Config& given, const RunData& data, bool first_weights,
   return check;
 }
 
-Plan plan_steps(const Config& config, const Loader& loader) {
-  Plan plan;
+Plan plan_steps(const Config& config, const Loader& loader, std::int64_t shift) {
+  Plan plan{.shift = shift};
   const std::int64_t batches = loader.steps_per_epoch(), accumulate = config.train.accumulate;
   if (accumulate > batches)
     throw UserError(
@@ -349,7 +349,7 @@ Plan plan_steps(const Config& config, const Loader& loader) {
                     accumulate, batches));
   plan.steps_per_epoch = (batches + accumulate - 1) / accumulate;
   plan.last_batches = batches - (plan.steps_per_epoch - 1) * accumulate;
-  plan.total_steps = plan.steps_per_epoch * config.train.epochs;
+  plan.total_steps = plan.steps_per_epoch * config.train.epochs - shift;
   if (config.train.epochs == 0) plan.total_steps = config.train.max_steps;
   if (config.train.max_steps > 0) plan.total_steps = std::min(plan.total_steps, config.train.max_steps);
   return plan;
@@ -366,8 +366,11 @@ std::int64_t evaluation_batches(const Config& config, const Dataset& data, int r
 std::int64_t evaluations_left(const Plan& plan, double every, std::int64_t step) {
   const std::int64_t steps = std::max<std::int64_t>(0, plan.total_steps - step);
   const double interval = every * static_cast<double>(plan.steps_per_epoch);
+  const std::int64_t shift = plan.shift;
   if (steps == 0 || interval <= 1) return interval > 0 ? steps : std::min<std::int64_t>(1, steps);
-  const auto due = [&](std::int64_t done) { return std::floor(static_cast<double>(done) / interval); };
+  const auto due = [&](std::int64_t done) {
+    return std::floor(static_cast<double>(done + shift) / interval);
+  };
   const bool end_is_due =
       due(plan.total_steps) > due(plan.total_steps - 1);  // the last step has one in any case
   return static_cast<std::int64_t>(due(plan.total_steps) - due(step)) + (end_is_due ? 0 : 1);

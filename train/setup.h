@@ -12,6 +12,7 @@
 #include "data/loader.h"
 #include "dist/exchange/exchange.h"
 #include "nn/layers/layers.h"
+#include "optim/schedule.h"
 #include "train/batches.h"
 #include "train/config/config.h"
 #include "train/run_directory.h"
@@ -110,8 +111,21 @@ void add_problem(std::vector<Problem>& problems, std::initializer_list<std::stri
 // if that does not divide the epoch's batches.
 struct Plan {
   std::int64_t steps_per_epoch = 0, total_steps = 0, last_batches = 1;
+  // Added to the steps made, the place in epochs; 0 unless earlier starts of the run had other numbers of ranks.
+  std::int64_t shift = 0;
+
+  std::int64_t epoch(std::int64_t step) const { return (step + shift) / steps_per_epoch; }
+  std::int64_t in_epoch(std::int64_t step) const { return (step + shift) % steps_per_epoch; }
+  double epochs(std::int64_t step) const {
+    return static_cast<double>(step + shift) / static_cast<double>(steps_per_epoch);
+  }
+  // The rate of the step made after `step`: by epochs, but by steps if train.max_steps alone ends the run.
+  double lr(const Config& config, const Schedule& schedule, std::int64_t step) const {
+    const std::int64_t by = config.train.epochs > 0 ? shift : 0;
+    return schedule.lr(step + by, steps_per_epoch, total_steps + by);
+  }
 };
-Plan plan_steps(const Config& config, const Loader& loader);
+Plan plan_steps(const Config& config, const Loader& loader, std::int64_t shift = 0);
 // Batches of an evaluation on the rank that has most of them; others have one less at the most.
 std::int64_t evaluation_batches(const Config& config, const Dataset& data, int ranks);
 // Evaluations that come after `step` steps, with train.eval_every as `every`.

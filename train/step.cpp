@@ -32,12 +32,14 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
       recorder_(config_, inputs.folder, arena(), exchange_.get(), communicator.rank() == 0) {
   replica_.make_batches();
   rule_->exchange_by(*exchange_, recorder_);
-  const std::int64_t total_steps = plan_steps(config_, train_loader()).total_steps;
-  runner_->begin_run(total_steps);
-  rule_->begin_run(total_steps);
   if (arena().device().kind != DeviceKind::cpu && communicator.rank() == 0 &&
       (resolved_.planned || resolved_.chosen))
     log_warning("exchange: the plan is made from this host's CPU times, and the run computes on a GPU");
+}
+
+void Step::begin_run(std::int64_t total_steps) {
+  runner_->begin_run(total_steps);
+  rule_->begin_run(total_steps);
 }
 
 Step::~Step() {

@@ -83,6 +83,12 @@ class Step {
   // The makespan by the run's profile; 0 if there is none.
   double modelled_makespan() const { return resolved_.modelled_makespan(groups()); }
 
+  // Before the first step.
+  void begin_run(std::int64_t total_steps);
+  // Loader::enter_epoch() in steps: the step of the epoch at which to start it.
+  std::int64_t enter_epoch(std::int64_t epoch, const std::vector<Dealt>& dealt) {
+    return replica_.enter_epoch(epoch, dealt);
+  }
   // `first_step`: of the epoch, if a resumed run enters it.
   void start_epoch(std::int64_t epoch, std::int64_t first_step) { replica_.start_epoch(epoch, first_step); }
   // Waits until the next step's data are there, or until a stop signal, and counts the time in that step's.

@@ -102,12 +102,15 @@ class Trainer {
         root_(communicator.rank() == 0),
         step_(inputs, communicator),
         schedule_(make_schedule(config_.schedule, config_.optimizer.lr)),
-        plan_(plan_steps(config_, step_.train_loader())),
+        plan_(resumed ? resume_plan(resumed->manifest, config_, *inputs.data.train, communicator.size(),
+                                    step_, position_)
+                      : plan_steps(config_, step_.train_loader())),
         weights_(step_.train_loader().weights()),
         reporter_(inputs, plan_, communicator) {
+    step_.begin_run(plan_.total_steps);
     if (resumed) {
+      if (root_) warn_of_other_rate(resumed->manifest, config_, *inputs.data.train, plan_);
       step_.load_state(resumed->state(step_.store()));
-      position_ = resumed->manifest.position;
       // With other ranks the epoch begins at another step.
       if (resumed->manifest.ranks != communicator.size()) position_.epoch_loss_steps = 0;
       if (position_.epoch_loss_steps == 0) position_.epoch_loss = 0;
@@ -211,13 +214,13 @@ class Trainer {
   }
 
   std::int64_t step() const { return position_.step; }  // steps made, of which pending_ are not reported
-  bool epoch_ends() const { return step() % plan_.steps_per_epoch == 0 || step() == plan_.total_steps; }
+  bool epoch_ends() const { return plan_.in_epoch(step()) == 0 || step() == plan_.total_steps; }
 
   // Whether an interval of `epochs` epochs, maybe a fraction, ended with the last step; never if it is 0.
   bool completes(double epochs) const {
     const double every = epochs * static_cast<double>(plan_.steps_per_epoch);
     if (every <= 0) return false;
-    const double done = static_cast<double>(step());
+    const double done = static_cast<double>(step() + plan_.shift);
     return std::floor(done / every) > std::floor((done - 1) / every);
   }
   bool evaluation_due() const { return completes(config_.train.eval_every) || step() == plan_.total_steps; }
@@ -243,7 +246,10 @@ class Trainer {
     if (epoch_ends()) {
       reporter_.epoch(step(), position_.epoch_loss / static_cast<double>(position_.epoch_loss_steps));
       // A longer run may go on from the middle of an epoch.
-      if (step() % plan_.steps_per_epoch == 0) position_.epoch_loss = 0, position_.epoch_loss_steps = 0;
+      if (plan_.in_epoch(step()) == 0) {
+        position_.epoch_loss = 0, position_.epoch_loss_steps = 0;
+        position_.dealt.clear();
+      }
     }
     const int signal = evaluation_due() && !stopped ? run_evaluation() : 0;
     if (stopped || evaluation_due() || checkpoint_due()) save();
@@ -286,9 +292,9 @@ class Trainer {
   // Begins an epoch if the next step is its first. Returns the signal that a rank has received until its
   // first batch is there, the same on every rank, or 0.
   int begin_epoch() {
-    const std::int64_t in_epoch = step() % plan_.steps_per_epoch;
+    const std::int64_t in_epoch = plan_.in_epoch(step());
     if (in_epoch != 0 && step() != first_step_) return 0;
-    step_.start_epoch(step() / plan_.steps_per_epoch, in_epoch);
+    step_.start_epoch(plan_.epoch(step()), in_epoch);
     await_data();
     return agreed_signal();
   }
@@ -299,10 +305,10 @@ class Trainer {
       step_end_ = std::max(step_end_, last_report_);
     }
     StepRecord record;
-    record.lr = schedule_->lr(step(), plan_.steps_per_epoch, plan_.total_steps);
+    record.lr = plan_.lr(config_, *schedule_, step());
     record.density = config_.compress.name == "dense"
                          ? 1.0
-                         : density_at_epoch(config_, static_cast<int>(step() / plan_.steps_per_epoch));
+                         : density_at_epoch(config_, static_cast<int>(plan_.epoch(step())));
     if (next_) record.density = 1.0;
     step_.make({.step = step(), .density = record.density, .weights = weights_, .lr = record.lr});
     record.step = ++position_.step;
@@ -506,11 +512,11 @@ class Trainer {
   const bool root_;
   Step step_;
   std::unique_ptr<Schedule> schedule_;
+  TrainingPosition position_;
   const Plan plan_;
   const std::vector<float> weights_;
   Reporter reporter_;
 
-  TrainingPosition position_;
   std::int64_t first_step_ = 0;   // steps made before this start
   std::int64_t saved_step_ = -1;  // of the last checkpoint
   double warned_density_ = 0;     // of the last warn_of_more_than_dense()
@@ -560,8 +566,6 @@ RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
         automatic.emplace(AutoMethod::resumed(inputs.config, choices));
       // It is as large as the run's state, and released before the first step.
       const ResumedRun resumed = read_checkpoint(store, communicator, inputs.config, data);
-      if (communicator.rank() == 0)
-        warn_of_other_rate(resumed.manifest, inputs.config, *inputs.data.train, communicator.size());
       trainer.emplace(inputs, communicator, &resumed, data,
                       settle_threads(communicator, inputs.config, threads_of(resumed.manifest)),
                       automatic ? &*automatic : nullptr);

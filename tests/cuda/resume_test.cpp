@@ -105,6 +105,7 @@ TEST_CASE(
       RunState state;
       run_ranks("threads", 1, [&](Communicator& communicator) {
         Step step(inputs, communicator);
+        step.begin_run(100);
         step.start_epoch(0, 0);
         const auto steps = [&](int first) {
           for (int i = first; i < first + 3; ++i) step.make({.step = i, .density = 0.1, .lr = 0.05});

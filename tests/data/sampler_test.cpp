@@ -173,6 +173,35 @@ TEST_CASE("each sample comes once an epoch where shards are even") {
   CHECK(sorted(all) == iota(96));
 }
 
+TEST_CASE("an epoch that other numbers of ranks began takes none of its samples twice") {
+  const auto take = [](std::vector<std::int64_t>& taken, int ranks, const std::vector<Dealt>& dealt,
+                       std::int64_t most) {
+    TrainSampler sampler(50, {}, parse_shard_rule("even"), ranks, 2, 7);
+    const std::int64_t steps = sampler.steps(0), left = sampler.enter(3, dealt);
+    for (int rank = 0; rank < ranks; ++rank)
+      for (std::int64_t step = steps - left; step < std::min(steps, steps - left + most); ++step)
+        for (const std::int64_t sample : sampler.epoch(3, rank)(step)) taken.push_back(sample);
+    CHECK(sampler.epoch(4, 0)(0) ==
+          TrainSampler(50, {}, parse_shard_rule("even"), ranks, 2, 7).epoch(4, 0)(0));
+    return left;
+  };
+  std::vector<std::int64_t> taken;
+  CHECK(take(taken, 3, {}, 2) == 8);                         // 12 of 50
+  CHECK(take(taken, 4, {{3, 2}}, 1) == 4);                   // 8 of 38, in shards of 9
+  CHECK(take(taken, 2, {{3, 2}, {4, 1}}, 3) == 7);           // 12 of 30
+  CHECK(take(taken, 1, {{3, 2}, {4, 1}, {2, 3}}, 99) == 9);  // all 18
+  std::sort(taken.begin(), taken.end());
+  std::vector<std::int64_t> all(50);
+  std::iota(all.begin(), all.end(), 0);
+  CHECK(taken == all);
+
+  // Samplers that cannot tell go by the number of batches.
+  LengthSampler lengths(48, 2, 2, 7);
+  CHECK(lengths.enter(1, {}) == 12);
+  CHECK(lengths.enter(1, {{3, 3}}) == 7);
+  CHECK(lengths.enter(1, {{3, 99}}) == 0);
+}
+
 TEST_CASE("evaluation counts every sample once for any number of ranks and any batch") {
   for (const std::int64_t size : {0, 1, 5, 64, 103})
     for (const int ranks : {1, 2, 3, 8})

@@ -35,6 +35,7 @@ Values after_steps(int steps, const Keys& overrides) {
   Values values;
   run_ranks("threads", 2, [&](Communicator& communicator) {
     Step step(inputs, communicator);
+    step.begin_run(steps);
     step.start_epoch(0, 0);
     for (int i = 0; i < steps; ++i) {
       step.make({.step = i, .density = 0.1, .lr = loaded.config.optimizer.lr});

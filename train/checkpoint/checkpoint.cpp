@@ -27,10 +27,17 @@
 #include "train/metrics/output_file.h"
 
 namespace topknot {
+
+using Json = nlohmann::ordered_json;
+
+// [ranks, batches]; here nlohmann's Json finds it.
+static void to_json(Json& json, const Dealt& dealt) {
+  json = {dealt.ranks, dealt.batches};
+}
+
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 constexpr int kFormat = 1;
 constexpr std::size_t kManifestLimit = 16 << 20;
@@ -99,7 +106,14 @@ void read_field(const Json& json, T& value) {
   json.get_to(value);
 }
 
-void read_field(const Json& json, std::vector<int>& values) {
+void read_field(const Json& json, Dealt& dealt) {
+  need(json.is_array() && json.size() == 2, "what was dealt is no pair");
+  read_field(json[0], dealt.ranks), read_field(json[1], dealt.batches);
+  need(dealt.ranks > 0 && dealt.batches >= 0, "what was dealt is out of range");
+}
+
+template <class T>
+void read_field(const Json& json, std::vector<T>& values) {
   need(json.is_array(), "a list is no list");
   for (const Json& value : json) read_field(value, values.emplace_back());
 }
@@ -124,7 +138,7 @@ void fields(Manifest& m, Visit&& visit) {
   auto& p = m.position;
   visit("step", p.step), visit("skipped", p.skipped), visit("skips_in_a_row", p.skips_in_a_row);
   visit("epoch_loss", p.epoch_loss), visit("epoch_loss_steps", p.epoch_loss_steps);
-  visit("evaluated", p.evaluated);
+  visit("evaluated", p.evaluated), visit("shift", p.shift), visit("dealt", p.dealt);
   visit("test_loss", p.evaluation.loss), visit("test_accuracy", p.evaluation.accuracy);
   visit("plateau_factor", p.plateau.factor), visit("plateau_best", p.plateau.best);
   visit("plateau_any", p.plateau.any), visit("plateau_waited", p.plateau.waited);
@@ -138,9 +152,9 @@ void fields(Manifest& m, Visit&& visit) {
 
 // Which earlier versions did not write.
 bool is_later_field(std::string_view name) {
-  constexpr std::array<std::string_view, 8> kLater = {"epoch_loss_steps", "data",           "threads",
-                                                      "bytes_sent",       "bytes_received", "bytes_dense",
-                                                      "train_seconds",    "eval_seconds"};
+  constexpr std::array<std::string_view, 10> kLater = {
+      "epoch_loss_steps", "data",          "threads",      "bytes_sent", "bytes_received",
+      "bytes_dense",      "train_seconds", "eval_seconds", "shift",      "dealt"};
   return name.starts_with("plateau_") || std::ranges::count(kLater, name) > 0;
 }
 
@@ -309,7 +323,9 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
       read_field(file.at("bytes"), bytes);
       manifest.files.push_back({file.at("name"), bytes, from_hex(file.at("checksum"))});
     }
-    need(manifest.position.step >= 0 && manifest.ranks > 0, "a number is out of range");
+    const TrainingPosition& position = manifest.position;
+    need(position.step >= 0 && position.step + position.shift >= 0 && manifest.ranks > 0,
+         "a number is out of range");
   } catch (const UserError&) {
     throw;
   } catch (const std::exception& error) {

@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "data/sampler.h"
 #include "nn/core/parameter.h"
 #include "optim/schedule.h"
 #include "train/checkpoint/model_file.h"
@@ -64,6 +65,9 @@ struct TrainingPosition {
   bool evaluated = false;   // the evaluation that was due after this step has been made
   Evaluation evaluation{};  // the last one
   PlateauState plateau{};   // schedule.name=plateau
+  // Of a run whose starts had several numbers of ranks: Plan::shift, and what the earlier ones took of this epoch.
+  std::int64_t shift = 0;
+  std::vector<Dealt> dealt;
 };
 
 // Sums over a run up to its last record, over all ranks. Steps whose records are lost count too.

@@ -415,21 +415,54 @@ void check_resumable(const CheckpointStore& store, const Config& config, const D
   throw no_checkpoint(store);
 }
 
-void warn_of_other_rate(const Manifest& manifest, const Config& config, const Dataset& data, int ranks) {
+namespace {
+
+Plan plan_of(const Config& config, const Dataset& data, const Manifest& manifest) {
+  LoaderOptions options = loader_options(config, data, true, 0, manifest.ranks);
+  options.workers = 0;
+  return plan_steps(config, Loader(data, options), manifest.position.shift);
+}
+
+}  // namespace
+
+Plan resume_plan(const Manifest& manifest, const Config& config, const Dataset& data, int ranks, Step& step,
+                 TrainingPosition& position) {
+  position = manifest.position;
+  Plan plan = plan_steps(config, step.train_loader(), position.shift);
+  if (manifest.ranks == ranks) {
+    step.enter_epoch(plan.epoch(position.step), position.dealt);
+    return plan;
+  }
+  const Plan before = plan_of(config, data, manifest);
+  const std::int64_t epoch = before.epoch(position.step), made = before.in_epoch(position.step);
+  std::int64_t first = 0;
+  if (made == 0) {
+    position.dealt.clear();
+  } else {
+    LoaderOptions options = loader_options(config, data, true, 0, manifest.ranks);
+    options.workers = 0;
+    const std::int64_t parts = config.train.accumulate,
+                       entered =
+                           (Loader(data, options).enter_epoch(epoch, position.dealt) + parts - 1) / parts;
+    position.dealt.push_back({manifest.ranks, (made - entered) * parts});
+    first = step.enter_epoch(epoch, position.dealt);
+    if (first == plan.steps_per_epoch) position.dealt.clear();  // too few are left for a step
+  }
+  position.shift = epoch * plan.steps_per_epoch + first - position.step;
+  return plan_steps(config, step.train_loader(), position.shift);
+}
+
+void warn_of_other_rate(const Manifest& manifest, const Config& config, const Dataset& data,
+                        const Plan& now) {
   Config then = config;
   for (const char* key : {"train.epochs", "train.max_steps", "schedule.decay_steps"})
     if (const auto value = manifest.config.find(key); value != manifest.config.end())
       if (const auto raw = parse_raw(value->second, false)) set_key(*find_key(key), *raw, then);
-  const auto plan_of = [&](const Config& of, int on) {
-    LoaderOptions options = loader_options(of, data, true, 0, on);
-    options.workers = 0;
-    return plan_steps(of, Loader(data, options));
-  };
-  const Plan before = plan_of(then, manifest.ranks), now = plan_of(config, ranks);
+  const Plan before = plan_of(then, data, manifest);
   const auto rate = [&](const Config& of, const Plan& plan, std::int64_t step) {
     const auto schedule = make_schedule(of.schedule, of.optimizer.lr);
     schedule->load_state(manifest.position.plateau);
-    return schedule->lr(step, plan.steps_per_epoch, plan.total_steps);
+    return plan.lr(of, *schedule, step);
   };
   const std::int64_t step = manifest.position.step;
   if (step == 0 || step >= now.total_steps) return;

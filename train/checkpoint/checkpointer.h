@@ -113,9 +113,13 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
 // The same refusals before a rank is started, from the manifests alone.
 void check_resumable(const CheckpointStore& store, const Config& config, const DataFingerprint& data);
 
+// The plan of a start that goes on from `manifest`, and its position. With another number of ranks the run is where it
+// was in its epoch: the samples that are left of it are dealt anew. Before the first start_epoch().
+Plan resume_plan(const Manifest& manifest, const Config& config, const Dataset& data, int ranks, Step& step,
+                 TrainingPosition& position);
 // Warns if a resumed run's next learning rate is another than its checkpoint's schedule gives: with another
 // length or number of ranks.
-void warn_of_other_rate(const Manifest& manifest, const Config& config, const Dataset& data, int ranks);
+void warn_of_other_rate(const Manifest& manifest, const Config& config, const Dataset& data, const Plan& now);
 
 // Every key and its value, as a manifest has it.
 std::map<std::string, std::string> config_values(const Config& config);

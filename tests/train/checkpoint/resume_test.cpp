@@ -247,7 +247,7 @@ TEST_CASE("another number of ranks is refused unless the residuals' fate is give
 
 TEST_CASE("after a start with other ranks the epoch's training loss is the mean of the steps since then") {
   const TempFolder temp;
-  const Keys two = with(base(2), {"compress.name=topk", "resume.residuals=reset"});  // 32 steps per epoch
+  const Keys two = with(base(2), {"compress.name=topk", "resume.residuals=reset", "train.max_steps=50"});
   start(temp, with(base(4), {"compress.name=topk", "train.stop_after=19"}), false);
   start(temp, with(two, {"train.stop_after=5"}), true);
   start(temp, two, true);
@@ -259,9 +259,31 @@ TEST_CASE("after a start with other ranks the epoch's training loss is the mean 
   };
   REQUIRE(metrics.epochs.size() == 3);
   CHECK(metrics.epochs[0].train_loss == Approx(mean_loss(1, 16)));
-  CHECK(metrics.epochs[1].step == 32);
-  CHECK(metrics.epochs[1].train_loss == Approx(mean_loss(20, 32)));
-  CHECK(metrics.epochs[2].train_loss == Approx(mean_loss(33, 40)));
+  // Of the second epoch 256 - 3 * 4 * 4 samples were left, 26 steps of two ranks.
+  CHECK(metrics.epochs[1].step == 45);
+  CHECK(metrics.epochs[1].train_loss == Approx(mean_loss(20, 45)));
+  CHECK(metrics.steps[44].epoch == 2);
+  CHECK(metrics.epochs[2].train_loss == Approx(mean_loss(46, 50)));
+}
+
+TEST_CASE("with other ranks a run goes on at its place in the epoch, to the end of as many epochs") {
+  const TempFolder temp;
+  const Keys keys{"train.max_steps=0", "train.epochs=3", "compress.name=topk", "resume.residuals=sum",
+                  "schedule.name=cosine"};
+  start(temp, with(with(base(4), keys), {"train.stop_after=19"}), false);
+  start(temp, with(with(base(2), keys), {"train.stop_after=5"}), true);
+  start(temp, with(with(base(3), keys), {"train.stop_after=2"}), true);
+  start(temp, with(with(base(3), keys), {"train.accumulate=1"}), true);
+  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  // 208 samples are left for 2 ranks, 168 for 3: 14 steps of 12. An epoch of 3 has 21 steps.
+  REQUIRE(metrics.epochs.size() == 3);
+  CHECK(metrics.epochs[1].step == 19 + 5 + 14);
+  CHECK(metrics.epochs[2].step == 19 + 5 + 14 + 21);
+  for (std::size_t step = 1; step < metrics.steps.size(); ++step) {
+    CHECK(metrics.steps[step].epoch > metrics.steps[step - 1].epoch);
+    CHECK(metrics.steps[step].lr <= metrics.steps[step - 1].lr);
+  }
+  CHECK(metrics.steps.back().epoch == 3);
 }
 
 TEST_CASE("a run with frozen parameters and first weights of a file goes on without the file") {

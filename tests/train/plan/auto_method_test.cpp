@@ -325,6 +325,7 @@ TEST_CASE("auto: residuals go on with another form of topk, and a step of densit
                          std::chrono::steady_clock::now()};
   run_ranks("threads", 1, [&](Communicator& communicator) {
     Step step(inputs, communicator);
+    step.begin_run(100);
     step.start_epoch(0, 0);
     int made = 0;
     const auto steps = [&](int count, double density) {
