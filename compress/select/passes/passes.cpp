@@ -57,6 +57,7 @@ void take_if(const Candidates& found, std::size_t count, Selection& selected, Ta
 
 constexpr std::size_t kBins = 4096;
 constexpr int kDigitBits = 11;
+constexpr std::size_t kFewerThanDigits = 4096;  // entries that are sorted sooner than digits are counted
 
 }  // namespace
 
@@ -187,22 +188,28 @@ void take_listed(const Candidates& found, MagnitudeKey above, std::size_t count,
 }
 
 // Nearly all of a list lies close above its bound, so equal bins up from the bound leave a handful of keys to
-// sort; what is more than twice the bound shares the last bin.
+// sort; what is more than twice the bound shares the last bin. A short list is sorted whole, sooner than bins are cleared.
 MagnitudeKey kth_key(const Candidates& found, MagnitudeKey above, std::size_t k) {
+  constexpr std::size_t kShort = 512;
   constexpr int shift = std::numeric_limits<float>::digits - 1 - 12;  // 4096 bins cover one octave
   const auto bin_of = [above](MagnitudeKey key) {
     return std::min<std::size_t>(static_cast<std::size_t>(key - above - 1) >> shift, kBins - 1);
   };
-  std::vector<std::uint32_t> counts(kBins);
-  for (const auto& part : found.parts)
-    for (std::size_t i = 0; i < part.count; ++i) ++counts[bin_of(key_of(part.value[i]))];
-  std::size_t bin = kBins - 1, higher = 0;
-  while (higher + counts[bin] < k) higher += counts[bin--];
+  const std::size_t listed = found.count();
+  std::size_t bin = kBins - 1, higher = 0, in_bin = listed;
+  if (listed > kShort) {
+    std::vector<std::uint32_t> counts(kBins);
+    for (const auto& part : found.parts)
+      for (std::size_t i = 0; i < part.count; ++i) ++counts[bin_of(key_of(part.value[i]))];
+    while (higher + counts[bin] < k) higher += counts[bin--];
+    in_bin = counts[bin];
+  }
   std::vector<MagnitudeKey> keys;
-  keys.reserve(counts[bin]);
+  keys.reserve(in_bin);
   for (const auto& part : found.parts)
     for (std::size_t i = 0; i < part.count; ++i)
-      if (const MagnitudeKey key = key_of(part.value[i]); bin_of(key) == bin) keys.push_back(key);
+      if (const MagnitudeKey key = key_of(part.value[i]); in_bin == listed || bin_of(key) == bin)
+        keys.push_back(key);
   const auto nth = keys.begin() + static_cast<std::ptrdiff_t>(k - higher - 1);
   std::nth_element(keys.begin(), nth, keys.end(), std::greater<>());
   return *nth;
@@ -225,6 +232,10 @@ MagnitudeKey select_exact(std::span<const float> u, std::size_t k, Candidates& f
   TOPKNOT_CHECK(k >= 1 && k <= u.size(), "k outside 1 to the vector's length");
   constexpr int bits = std::numeric_limits<MagnitudeKey>::digits;
   const std::size_t limit = 4 * k + 4096;
+  if (u.size() <= kFewerThanDigits) {
+    collect(u, -1, limit, found);
+    return select_from(found, -1, k, selected);
+  }
   MagnitudeKey prefix = 0;
   std::size_t higher = 0;  // entries above every key with this prefix
   for (int shift = bits - kDigitBits, width = kDigitBits;;) {
