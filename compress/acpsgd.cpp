@@ -94,22 +94,17 @@ class AcpSgd final : public lowrank::LowRankCompressor {
   std::vector<float> basis_, own_;
 };
 
-const bool acpsgd_registered = [] {
-  compressors().add(
-      "acpsgd", "low-rank factors P and Q in turn, one sum per step",
-      {[](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
-         return std::make_unique<AcpSgd>(options, group);
-       },
-       [](const CompressOptions& options, const GroupSpec& group, double) {
-         lowrank::check_options(options);
-         const lowrank::Plan plan(options, group, 0.5);
-         // The mean of even and odd steps, rounded up.
-         return ((plan.p_size() + plan.q_size() + 1) / 2 + plan.plain_size()) * sizeof(float);
-       },
-       true},
-      lowrank::options());
-  return true;
-}();
+const bool acpsgd_registered =
+    compressors().add("acpsgd", "low-rank factors P and Q in turn, one sum per step",
+                      {make_as<Compressor, AcpSgd>,
+                       [](const CompressOptions& options, const GroupSpec& group, double) {
+                         lowrank::check_options(options);
+                         const lowrank::Plan plan(options, group, 0.5);
+                         // The mean of even and odd steps, rounded up.
+                         return ((plan.p_size() + plan.q_size() + 1) / 2 + plan.plain_size()) * sizeof(float);
+                       },
+                       true},
+                      lowrank::options());
 
 }  // namespace
 }  // namespace topknot

@@ -29,18 +29,11 @@ Registry<MemoryFactory>& memories() {
 
 const std::vector<Option>& shared_options() {
   static const std::vector<Option> options = {
-      {.name = "density",
-       .standard = 0.001,
-       .help = "share of a gradient's entries that is sent",
-       .least = 0,
-       .greatest = 1,
-       .above = true},
-      {.name = "select",
-       .standard = "",
-       .help = "which entries are sent, in place of the method's own choice"},
-      {.name = "memory", .standard = "", .help = "what happens to the rest, in place of the method's own"},
-      {.name = "codec", .standard = "", .help = "how positions are written, in place of the method's own"},
-      {.name = "values", .standard = "", .help = "how values are written, in place of the method's own"},
+      {"density", 0.001, "share of a gradient's entries that is sent", 0, 1, true},
+      {"select", "", "which entries are sent, in place of the method's own choice"},
+      {"memory", "", "what happens to the rest, in place of the method's own"},
+      {"codec", "", "how positions are written, in place of the method's own"},
+      {"values", "", "how values are written, in place of the method's own"},
       {.name = "transform",
        .standard = "auto",
        .help =
@@ -52,26 +45,14 @@ const std::vector<Option>& shared_options() {
        .help = "each entry becomes its mean over all ranks, or over those that sent it; auto: ranks but for "
                "sparseloco and demo",
        .choices = {"auto", "ranks", "contributors"}},
-      {.name = "feedback_decay",
-       .standard = 1.0,
-       .help = "memory residual: factor of what was kept back, in the next step; auto: 1 but for sparseloco, "
-               "demo",
-       .least = 0,
-       .greatest = 1},
-      {.name = "capacity",
-       .standard = 0.0,
-       .help = "most entries that may be sent, as a multiple of k; none: no limit",
-       .least = 1,
-       .greatest = 1e9},
-      {.name = "dense_1d", .standard = true, .help = "1-D parameters (biases, norms) are sent dense"},
-      {.name = "min_numel",
-       .standard = 0,
-       .help = "parameters with fewer elements are sent dense",
-       .least = 0,
-       .greatest = 1e12},
-      {.name = "lr_inside",
-       .standard = false,
-       .help = "accumulate learning rate times gradient (LAGS-SGD); without momentum"},
+      {"feedback_decay", 1.0,
+       "memory residual: factor of what was kept back, in the next step; auto: 1 but for sparseloco, "
+       "demo",
+       0, 1},
+      {"capacity", 0.0, "most entries that may be sent, as a multiple of k; none: no limit", 1, 1e9},
+      {"dense_1d", true, "1-D parameters (biases, norms) are sent dense"},
+      {"min_numel", 0, "parameters with fewer elements are sent dense", 0, 1e12},
+      {"lr_inside", false, "accumulate learning rate times gradient (LAGS-SGD); without momentum"},
   };
   return options;
 }

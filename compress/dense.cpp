@@ -117,25 +117,23 @@ std::size_t dense_bytes(const CompressOptions& options, const GroupSpec& group, 
   return group.numel * (is_narrow(options) ? sizeof(BFloat16) : sizeof(float));
 }
 
-const bool dense_registered = [] {
-  compressors().add("dense", "no compression: gradients are summed as they are",
-                    {make_dense, dense_bytes, true});
-  // Douillard et al., arXiv 2311.08105.
-  recipes().add("diloco", "DiLoCo: dense, Nesterov's momentum outside; for exchange.every",
-                {"dense",
-                 {{"exchange.outer.name", "nesterov"},
-                  {"exchange.outer.lr", "0.7"},
-                  {"exchange.outer.momentum", "0.9"}}});
-  // Thérien et al., arXiv 2505.23725, with 8 workers.
-  recipes().add("muloco", "MuLoCo: dense, Muon inside, Nesterov's momentum outside; for exchange.every",
-                {"dense",
-                 {{"optimizer.name", "muon"},
-                  {"optimizer.variant", "muloco"},
-                  {"exchange.outer.name", "nesterov"},
-                  {"exchange.outer.lr", "0.9"},
-                  {"exchange.outer.momentum", "0.8"}}});
-  return true;
-}();
+const bool dense_registered[] = {
+    compressors().add("dense", "no compression: gradients are summed as they are",
+                      {make_dense, dense_bytes, true}),
+    // Douillard et al., arXiv 2311.08105.
+    recipes().add("diloco", "DiLoCo: dense, Nesterov's momentum outside; for exchange.every",
+                  {"dense",
+                   {{"exchange.outer.name", "nesterov"},
+                    {"exchange.outer.lr", "0.7"},
+                    {"exchange.outer.momentum", "0.9"}}}),
+    // Thérien et al., arXiv 2505.23725, with 8 workers.
+    recipes().add("muloco", "MuLoCo: dense, Muon inside, Nesterov's momentum outside; for exchange.every",
+                  {"dense",
+                   {{"optimizer.name", "muon"},
+                    {"optimizer.variant", "muloco"},
+                    {"exchange.outer.name", "nesterov"},
+                    {"exchange.outer.lr", "0.9"},
+                    {"exchange.outer.momentum", "0.8"}}})};
 
 }  // namespace
 }  // namespace topknot

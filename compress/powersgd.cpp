@@ -96,21 +96,16 @@ class PowerSgd final : public lowrank::LowRankCompressor {
   bool has_p_ = false;            // the sum of P is here, that of Q is on its way
 };
 
-const bool powersgd_registered = [] {
-  compressors().add(
-      "powersgd", "low-rank factors by one warm-started power iteration, two sums per step",
-      {[](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
-         return std::make_unique<PowerSgd>(options, group);
-       },
-       [](const CompressOptions& options, const GroupSpec& group, double) {
-         lowrank::check_options(options);
-         const lowrank::Plan plan(options, group, 1.0);
-         return (plan.p_size() + plan.q_size() + plan.plain_size()) * sizeof(float);
-       },
-       true},
-      lowrank::options());
-  return true;
-}();
+const bool powersgd_registered =
+    compressors().add("powersgd", "low-rank factors by one warm-started power iteration, two sums per step",
+                      {make_as<Compressor, PowerSgd>,
+                       [](const CompressOptions& options, const GroupSpec& group, double) {
+                         lowrank::check_options(options);
+                         const lowrank::Plan plan(options, group, 1.0);
+                         return (plan.p_size() + plan.q_size() + plan.plain_size()) * sizeof(float);
+                       },
+                       true},
+                      lowrank::options());
 
 }  // namespace
 }  // namespace topknot

@@ -26,10 +26,8 @@
 namespace topknot {
 namespace {
 
-const Option kLevels{
-    .name = "levels", .standard = 127, .help = "quantisation levels", .least = 1, .greatest = 32767};
-const Option kBucket{
-    .name = "bucket", .standard = 128, .help = "elements that share a norm", .least = 1, .greatest = 1e9};
+const Option kLevels{"levels", 127, "quantisation levels", 1, 32767};
+const Option kBucket{"bucket", 128, "elements that share a norm", 1, 1e9};
 
 TOPKNOT_MULTIVERSION double sum_squares(const float* x, std::size_t n) {
   constexpr std::size_t lanes = quantise::kLevelLanes;
@@ -89,11 +87,9 @@ std::unique_ptr<Compressor> make_qsgd(const CompressOptions& options, const Grou
       quantise::qsgd_format(options, group), quantise::qsgd_has_residual(options), group);
 }
 
-const bool qsgd_registered = [] {
-  compressors().add("qsgd", "stochastic rounding to a few levels of a bucket's norm, unbiased",
-                    {make_qsgd, quantise::planned_block_bytes<quantise::qsgd_format>}, {kLevels, kBucket});
-  return true;
-}();
+const bool qsgd_registered =
+    compressors().add("qsgd", "stochastic rounding to a few levels of a bucket's norm, unbiased",
+                      {make_qsgd, quantise::planned_block_bytes<quantise::qsgd_format>}, {kLevels, kBucket});
 
 }  // namespace
 

@@ -68,11 +68,9 @@ std::unique_ptr<Compressor> make_signsgd(const CompressOptions& options, const G
                                                           quantise::signsgd_has_residual(options), group);
 }
 
-const bool signsgd_registered = [] {
-  compressors().add("signsgd", "signs and one mean magnitude, with error feedback",
-                    {make_signsgd, quantise::planned_block_bytes<quantise::signsgd_format>});
-  return true;
-}();
+const bool signsgd_registered =
+    compressors().add("signsgd", "signs and one mean magnitude, with error feedback",
+                      {make_signsgd, quantise::planned_block_bytes<quantise::signsgd_format>});
 
 }  // namespace
 

@@ -417,21 +417,21 @@ void check_combination(const SparsePreset& parts, const CompressOptions& options
            "exchange.every exchange.outer.momentum");
 }
 
-void add_sparse(const std::string& name, const std::string& help, const SparsePreset& preset) {
+bool add_sparse(const std::string& name, const std::string& help, const SparsePreset& preset) {
   sparse_presets().add(name, help, preset);
-  compressors().add(name, help,
-                    {[](const CompressOptions& options, const GroupSpec& group) {
-                       return make_sparse(sparse_presets().find(options.name), options, group);
-                     },
-                     [](const CompressOptions& options, const GroupSpec& group, double density) {
-                       const SparsePreset parts = *pieces_of(options);
-                       check_combination(parts, options);
-                       GroupSpec ranges = group;
-                       const auto by_segment = settle_ranges(parts, options, ranges);
-                       const std::size_t entries = planned_entries(selectors().find(parts.select).traits,
-                                                                   by_segment, ranges, density);
-                       return expected_block_bytes(parts.codec, parts.values, entries, group.numel);
-                     }});
+  return compressors().add(name, help,
+                           {[](const CompressOptions& options, const GroupSpec& group) {
+                              return make_sparse(sparse_presets().find(options.name), options, group);
+                            },
+                            [](const CompressOptions& options, const GroupSpec& group, double density) {
+                              const SparsePreset parts = *pieces_of(options);
+                              check_combination(parts, options);
+                              GroupSpec ranges = group;
+                              const auto by_segment = settle_ranges(parts, options, ranges);
+                              const std::size_t entries = planned_entries(
+                                  selectors().find(parts.select).traits, by_segment, ranges, density);
+                              return expected_block_bytes(parts.codec, parts.values, entries, group.numel);
+                            }});
 }
 
 }  // namespace topknot

@@ -34,7 +34,7 @@ struct SparsePreset {
 };
 Registry<SparsePreset>& sparse_presets();  // compress.name, of methods that are such a combination
 // Registers a preset, and the compressor that it makes.
-void add_sparse(const std::string& name, const std::string& help, const SparsePreset& preset);
+bool add_sparse(const std::string& name, const std::string& help, const SparsePreset& preset);
 
 // A published way to use a method with local steps. `train` takes its name for compress.name.
 struct Recipe {

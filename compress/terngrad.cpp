@@ -25,11 +25,7 @@
 namespace topknot {
 namespace {
 
-const Option kClipSigma{.name = "clip_sigma",
-                        .standard = 2.5,
-                        .help = "clips at so many standard deviations; 0: off",
-                        .least = 0,
-                        .greatest = 1e9};
+const Option kClipSigma{"clip_sigma", 2.5, "clips at so many standard deviations; 0: off", 0, 1e9};
 
 TOPKNOT_MULTIVERSION void draw(const float* x, const float* uniform, std::size_t n, float scale,
                                std::int16_t* codes) {
@@ -97,11 +93,9 @@ std::unique_ptr<Compressor> make_terngrad(const CompressOptions& options, const 
       terngrad_format(options, group), false, group);
 }
 
-const bool terngrad_registered = [] {
-  compressors().add("terngrad", "each entry -s, 0 or s, at random by its magnitude",
-                    {make_terngrad, quantise::planned_block_bytes<terngrad_format>}, {kClipSigma});
-  return true;
-}();
+const bool terngrad_registered =
+    compressors().add("terngrad", "each entry -s, 0 or s, at random by its magnitude",
+                      {make_terngrad, quantise::planned_block_bytes<terngrad_format>}, {kClipSigma});
 
 }  // namespace
 }  // namespace topknot

@@ -70,8 +70,7 @@ class Cifar10 final : public Dataset {
 };
 
 const bool cifar10_registered =
-    (add_dataset<Cifar10>("cifar10", "60000 colour pictures of 32 x 32 in 10 classes; needs data.root"),
-     true);
+    add_dataset<Cifar10>("cifar10", "60000 colour pictures of 32 x 32 in 10 classes; needs data.root");
 
 }  // namespace
 }  // namespace topknot

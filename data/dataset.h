@@ -160,11 +160,8 @@ Registry<DatasetFactory>& datasets();
 
 // A Set is made of options and a split; it has the options of its own that it declares here.
 template <class Set>
-void add_dataset(const std::string& name, const std::string& help, std::vector<Option> own = {}) {
-  const auto make = [](const DatasetOptions& options, Split split) -> std::unique_ptr<Dataset> {
-    return std::make_unique<Set>(options, split);
-  };
-  datasets().add(name, help, make, std::move(own));
+bool add_dataset(const std::string& name, const std::string& help, std::vector<Option> own = {}) {
+  return datasets().add(name, help, make_as<Dataset, Set>, std::move(own));
 }
 
 std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOptions& options, Split split);

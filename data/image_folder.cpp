@@ -349,12 +349,10 @@ class ImageFolder final : public Dataset {
   std::string warning_;
 };
 
-const bool image_folder_registered =
-    (add_dataset<ImageFolder>(
-         "image_folder",
-         "pictures in a folder per class (ImageNet, Imagenette), read as they are needed; needs data.root",
-         {option::image_size, kResize, kMean, kStd, option::max_bad_files}),
-     true);
+const bool image_folder_registered = add_dataset<ImageFolder>(
+    "image_folder",
+    "pictures in a folder per class (ImageNet, Imagenette), read as they are needed; needs data.root",
+    {option::image_size, kResize, kMean, kStd, option::max_bad_files});
 
 }  // namespace
 }  // namespace topknot

@@ -98,8 +98,7 @@ class Mnist final : public Dataset {
 };
 
 const bool mnist_registered =
-    (add_dataset<Mnist>("mnist", "70000 handwritten digits, grey, 28 x 28, in 10 classes; needs data.root"),
-     true);
+    add_dataset<Mnist>("mnist", "70000 handwritten digits, grey, 28 x 28, in 10 classes; needs data.root");
 
 }  // namespace
 }  // namespace topknot

@@ -141,10 +141,8 @@ class Speech final : public Dataset {
   std::vector<std::string> left_out_;  // a warning each
 };
 
-const bool speech_registered =
-    (add_dataset<Speech>("speech", "recordings with transcripts: train.tsv and test.tsv in data.root",
-                         {option::max_bad_files}),
-     true);
+const bool speech_registered = add_dataset<Speech>(
+    "speech", "recordings with transcripts: train.tsv and test.tsv in data.root", {option::max_bad_files});
 
 }  // namespace
 

@@ -174,12 +174,10 @@ class SyntheticImages final : public Dataset {
   std::vector<std::uint8_t> pictures_;
 };
 
-const bool synthetic_images_registered =
-    (add_dataset<SyntheticImages>(
-         "synthetic_images",
-         "textured patches in noise, 3 x 32 x 32 and 10 classes or as asked for; needs no files",
-         {kClasses, option::image_size, option::noise}),
-     true);
+const bool synthetic_images_registered = add_dataset<SyntheticImages>(
+    "synthetic_images",
+    "textured patches in noise, 3 x 32 x 32 and 10 classes or as asked for; needs no files",
+    {kClasses, option::image_size, option::noise});
 
 }  // namespace
 }  // namespace topknot

@@ -74,11 +74,9 @@ class SyntheticRegression final : public Dataset {
   std::vector<float> inputs_, values_;
 };
 
-const bool synthetic_regression_registered =
-    (add_dataset<SyntheticRegression>(
-         "synthetic_regression",
-         "a noisy linear teacher on normal inputs; mean squared error, needs no files", {option::noise}),
-     true);
+const bool synthetic_regression_registered = add_dataset<SyntheticRegression>(
+    "synthetic_regression", "a noisy linear teacher on normal inputs; mean squared error, needs no files",
+    {option::noise});
 
 }  // namespace
 }  // namespace topknot

@@ -343,11 +343,10 @@ class Text final : public Dataset {
 };
 
 const bool text_registered =
-    (add_dataset<Text>("text",
-                       "words, characters or bytes of a text (data.tokens), to predict the next: the Penn "
-                       "Treebank's files; train.txt, valid.txt and test.txt; or input.txt",
-                       {option::sequence_length, kTokens, option::windows()}),
-     true);
+    add_dataset<Text>("text",
+                      "words, characters or bytes of a text (data.tokens), to predict the next: the Penn "
+                      "Treebank's files; train.txt, valid.txt and test.txt; or input.txt",
+                      {option::sequence_length, kTokens, option::windows()});
 
 }  // namespace
 }  // namespace topknot

@@ -345,13 +345,11 @@ class TokenFiles final : public Dataset {
   std::vector<Shard> shards_;
 };
 
-const bool tokens_registered =
-    (add_dataset<TokenFiles>(
-         "tokens",
-         "token files of a language model: train.bin and val.bin of nanoGPT, shards of "
-         "llm.c",
-         {option::sequence_length, option::windows(), kTokenType, kVocabulary, kBytesPerToken}),
-     true);
+const bool tokens_registered = add_dataset<TokenFiles>(
+    "tokens",
+    "token files of a language model: train.bin and val.bin of nanoGPT, shards of "
+    "llm.c",
+    {option::sequence_length, option::windows(), kTokenType, kVocabulary, kBytesPerToken});
 
 }  // namespace
 }  // namespace topknot

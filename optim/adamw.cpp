@@ -60,11 +60,10 @@ class AdamW final : public Optimizer {
   Tensor first_, second_;  // moments
 };
 
-const RegisterKernels<AdamwKernels> adamw_kernels(DeviceKind::cpu, {adamw_update});
+const bool adamw_kernels = add_cpu_kernels<AdamwKernels>({adamw_update});
 const bool adamw_registered =
-    (optimizers().add("adamw", "AdamW: decoupled weight decay (PyTorch's semantics)",
-                      optimizer_type<AdamW, AdamwKernels>(), {option::beta1, option::beta2, option::epsilon}),
-     true);
+    optimizers().add("adamw", "AdamW: decoupled weight decay (PyTorch's semantics)",
+                     optimizer_type<AdamW, AdamwKernels>(), {option::beta1, option::beta2, option::epsilon});
 
 }  // namespace
 }  // namespace topknot

@@ -55,7 +55,7 @@ void adamw_update(const ArenaSlice& slice, float* first, float* second, const Ad
          first, second, constants, state.parameters, state.status);
 }
 
-const RegisterKernels<AdamwKernels> adamw_kernels(DeviceKind::cuda, {adamw_update});
+const bool adamw_kernels = add_cuda_kernels<AdamwKernels>({adamw_update});
 
 }  // namespace
 }  // namespace topknot::cuda

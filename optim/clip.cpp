@@ -62,8 +62,7 @@ void clip_scale(const ClipVectors& vectors, const double* memory, bool each, dou
     scale({vectors.data[i], vectors.size[i]}, clip_factor_of(std::sqrt(memory[each ? 1 + i : 0]), max_norm));
 }
 
-const RegisterKernels<ClipKernels> clip_kernels(
-    DeviceKind::cpu,
+const bool clip_kernels = add_cpu_kernels<ClipKernels>(
     {clip_sum_of_squares, clip_scale, [](const double* memory, double max_norm, StepParameters* parameters) {
        parameters->gradient_scale = clip_factor_of(std::sqrt(memory[0]), max_norm);
      }});

@@ -109,8 +109,8 @@ void clip_set_gradient_scale(const double* memory, double max_norm, StepParamete
   launch(gradient_scale_kernel, dim3(1), dim3(1), compute_stream(), memory, max_norm, parameters);
 }
 
-const RegisterKernels<ClipKernels> clip_kernels(DeviceKind::cuda,
-                                                {clip_sum_of_squares, clip_scale, clip_set_gradient_scale});
+const bool clip_kernels =
+    add_cuda_kernels<ClipKernels>({clip_sum_of_squares, clip_scale, clip_set_gradient_scale});
 
 }  // namespace
 }  // namespace topknot::cuda

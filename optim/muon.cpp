@@ -196,11 +196,9 @@ class Muon final : public Optimizer {
   Tensor scratch_;
 };
 
-const bool muon_registered =
-    (optimizers().add("muon", "Muon for the matrices inside a model, AdamW for all else",
-                      optimizer_type<Muon, MuonKernels>(),
-                      {option::beta1, option::beta2, option::epsilon, kVariant, kMomentum, kAdamLr}),
-     true);
+const bool muon_registered = optimizers().add(
+    "muon", "Muon for the matrices inside a model, AdamW for all else", optimizer_type<Muon, MuonKernels>(),
+    {option::beta1, option::beta2, option::epsilon, kVariant, kMomentum, kAdamLr});
 
 }  // namespace
 }  // namespace topknot

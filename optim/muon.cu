@@ -113,8 +113,7 @@ void muon_update(const MuonMatrix& matrix, const MuonRule& rule, float* memory, 
          state.status);
 }
 
-const RegisterKernels<MuonKernels> muon_kernels(
-    DeviceKind::cuda,
+const bool muon_kernels = add_cuda_kernels<MuonKernels>(
     {[](std::size_t rows, std::size_t cols) {
        Context::current().cublas();  // an update may be captured, and no handle can be made in a capture
        return Scratch::floats(sides_of(rows, cols));

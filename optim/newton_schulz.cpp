@@ -253,8 +253,7 @@ void muon_update(const MuonMatrix& matrix, const MuonRule& rule, float* memory, 
   for (std::int64_t p = 0; p < panels; ++p) step_panel(matrix, rates, y, static_cast<std::size_t>(p));
 }
 
-const RegisterKernels<MuonKernels> muon_kernels(
-    DeviceKind::cpu,
+const bool muon_kernels = add_cpu_kernels<MuonKernels>(
     {[](std::size_t rows, std::size_t cols) { return Scratch(rows, cols, nullptr).size(); }, muon_update});
 
 }  // namespace

@@ -81,10 +81,8 @@ Registry<OptimizerType>& optimizers();
 // The type of a class whose functions by device are `Kernels` (nn/core/device.h).
 template <class Class, class Kernels>
 OptimizerType optimizer_type() {
-  return {[](const OptimizerOptions& options, ParameterArena& arena) -> std::unique_ptr<Optimizer> {
-            return std::make_unique<Class>(options, arena);
-          },
-          [](DeviceKind kind) { return find_kernels<Kernels>(kind) != nullptr; }, Class::takes};
+  return {make_as<Optimizer, Class>, [](DeviceKind kind) { return find_kernels<Kernels>(kind) != nullptr; },
+          Class::takes};
 }
 
 // The arena as update rules see it, with which elements weight decay is for: those of parameters of two

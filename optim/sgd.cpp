@@ -123,11 +123,10 @@ class Sgd final : public Optimizer {
   Tensor momentum_;
 };
 
-const RegisterKernels<SgdKernels> sgd_kernels(DeviceKind::cpu, {sgd_update});
+const bool sgd_kernels = add_cpu_kernels<SgdKernels>({sgd_update});
 const bool sgd_registered =
-    (optimizers().add("sgd", "SGD with momentum, Nesterov and weight decay (PyTorch's semantics)",
-                      optimizer_type<Sgd, SgdKernels>()),
-     true);
+    optimizers().add("sgd", "SGD with momentum, Nesterov and weight decay (PyTorch's semantics)",
+                     optimizer_type<Sgd, SgdKernels>());
 
 }  // namespace
 }  // namespace topknot

@@ -63,7 +63,7 @@ void sgd_update(SgdRule rule, const ArenaSlice& slice, float* buffer, SgdOptions
   by_rule[static_cast<std::size_t>(rule)](slice, buffer, options, state);
 }
 
-const RegisterKernels<SgdKernels> sgd_kernels(DeviceKind::cuda, {sgd_update});
+const bool sgd_kernels = add_cuda_kernels<SgdKernels>({sgd_update});
 
 }  // namespace
 }  // namespace topknot::cuda

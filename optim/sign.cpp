@@ -38,13 +38,8 @@ class Sign final : public Optimizer {
   const ArenaSlices slices_;
 };
 
-const bool sign_registered = [] {
-  optimizers().add("sign", "steps by the sign of the averaged gradient, for compress.name=demo",
-                   {[](const OptimizerOptions& options, ParameterArena& arena) -> std::unique_ptr<Optimizer> {
-                     return std::make_unique<Sign>(options, arena);
-                   }});
-  return true;
-}();
+const bool sign_registered = optimizers().add(
+    "sign", "steps by the sign of the averaged gradient, for compress.name=demo", {make_as<Optimizer, Sign>});
 
 }  // namespace
 }  // namespace topknot

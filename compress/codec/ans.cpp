@@ -295,7 +295,7 @@ const IndexLayout kAnsLayout{.id = 5,
 namespace {
 
 const bool ans_registered =
-    (index_codecs().add("ans", "runs of zeros at their entropy, by rANS", {{&kAnsLayout}}), true);
+    index_codecs().add("ans", "runs of zeros at their entropy, by rANS", {{&kAnsLayout}});
 
 }  // namespace
 }  // namespace topknot

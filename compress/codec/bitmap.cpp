@@ -83,7 +83,7 @@ const IndexLayout kBitmapLayout{.id = 3,
 
 namespace {
 
-const bool bitmap_registered = (index_codecs().add("bitmap", "a bit per element", {{&kBitmapLayout}}), true);
+const bool bitmap_registered = index_codecs().add("bitmap", "a bit per element", {{&kBitmapLayout}});
 
 }  // namespace
 }  // namespace topknot

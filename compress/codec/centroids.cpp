@@ -246,20 +246,18 @@ ValueCodec codec(std::uint8_t id) {
           .decode = decode<kBits>};
 }
 
-const bool centroids_registered = [] {
-  value_codecs().add("centroid2", "2 bits per value, the means of four bins by deviation", codec<2>(4));
-  value_codecs().add("centroid1", "1 bit per value, the means of what is below 0 and what is not",
-                     codec<1>(5));
-  value_codecs().add("centroid2_ans", "centroid2 with codes at their entropy, little more than a bit",
-                     {.id = 7,
-                      .exact = false,
-                      .fills = false,
-                      .bytes = expected_ans_bytes,
-                      .encode = encode_ans,
-                      .decode = decode_ans,
-                      .least = least_ans_bytes});
-  return true;
-}();
+const bool centroids_registered[] = {
+    value_codecs().add("centroid2", "2 bits per value, the means of four bins by deviation", codec<2>(4)),
+    value_codecs().add("centroid1", "1 bit per value, the means of what is below 0 and what is not",
+                       codec<1>(5)),
+    value_codecs().add("centroid2_ans", "centroid2 with codes at their entropy, little more than a bit",
+                       {.id = 7,
+                        .exact = false,
+                        .fills = false,
+                        .bytes = expected_ans_bytes,
+                        .encode = encode_ans,
+                        .decode = decode_ans,
+                        .least = least_ans_bytes})};
 
 }  // namespace
 }  // namespace topknot

@@ -229,12 +229,10 @@ Registry<ValueCodec>& value_codecs() {
 
 namespace {
 
-const bool codecs_registered = [] {
-  index_codecs().add("raw", "4 bytes per position", {{&kRawLayout}});
-  index_codecs().add("auto", "whichever is smallest, message by message",
-                     {{&kRawLayout, &kRun16Layout, &kRiceLayout, &kBitmapLayout, &kAllLayout}});
-  return true;
-}();
+const bool codecs_registered[] = {
+    index_codecs().add("raw", "4 bytes per position", {{&kRawLayout}}),
+    index_codecs().add("auto", "whichever is smallest, message by message",
+                       {{&kRawLayout, &kRun16Layout, &kRiceLayout, &kBitmapLayout, &kAllLayout}})};
 
 }  // namespace
 }  // namespace topknot

@@ -163,7 +163,7 @@ const IndexLayout kRiceLayout{.id = 2,
 namespace {
 
 const bool rice_registered =
-    (index_codecs().add("rice", "runs of zeros in Golomb-Rice code", {{&kRiceLayout}}), true);
+    index_codecs().add("rice", "runs of zeros in Golomb-Rice code", {{&kRiceLayout}});
 
 }  // namespace
 }  // namespace topknot

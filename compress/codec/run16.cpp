@@ -88,7 +88,7 @@ const IndexLayout kRun16Layout{.id = 1,
 namespace {
 
 const bool run16_registered =
-    (index_codecs().add("run16", "2 bytes per run of zeros, as DGC sends them", {{&kRun16Layout}}), true);
+    index_codecs().add("run16", "2 bytes per run of zeros, as DGC sends them", {{&kRun16Layout}});
 
 }  // namespace
 }  // namespace topknot

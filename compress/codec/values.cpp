@@ -193,27 +193,28 @@ void byte_decode(std::span<const std::byte> in, std::span<float> out) {
   }
 }
 
-const bool values_registered = [] {
-  value_codecs().add(
-      "fp32", "4 bytes per value, exact",
-      {.id = 0, .exact = true, .bytes = fp32_bytes, .encode = fp32_encode, .decode = fp32_decode});
-  value_codecs().add(
-      "bf16", "2 bytes per value, 8 bits of precision",
-      {.id = 1, .exact = false, .bytes = bf16_bytes, .encode = bf16_encode, .decode = bf16_decode});
-  value_codecs().add(
-      "fp16", "2 bytes per value, 11 bits of precision, scaled by message",
-      {.id = 2, .exact = false, .bytes = fp16_bytes, .encode = fp16_encode, .decode = fp16_decode});
-  value_codecs().add("int8", "1 byte per value, scaled by blocks of 256",
-                     {.id = 3,
-                      .exact = false,
-                      .bytes = byte_bytes,
-                      .encode = byte_encode<Int8>,
-                      .decode = byte_decode<Int8>});
-  value_codecs().add(
-      "fp8", "1 byte per value with an exponent (E4M3), scaled by blocks of 256",
-      {.id = 8, .exact = false, .bytes = byte_bytes, .encode = byte_encode<Fp8>, .decode = byte_decode<Fp8>});
-  return true;
-}();
+const bool values_registered[] = {
+    value_codecs().add(
+        "fp32", "4 bytes per value, exact",
+        {.id = 0, .exact = true, .bytes = fp32_bytes, .encode = fp32_encode, .decode = fp32_decode}),
+    value_codecs().add(
+        "bf16", "2 bytes per value, 8 bits of precision",
+        {.id = 1, .exact = false, .bytes = bf16_bytes, .encode = bf16_encode, .decode = bf16_decode}),
+    value_codecs().add(
+        "fp16", "2 bytes per value, 11 bits of precision, scaled by message",
+        {.id = 2, .exact = false, .bytes = fp16_bytes, .encode = fp16_encode, .decode = fp16_decode}),
+    value_codecs().add("int8", "1 byte per value, scaled by blocks of 256",
+                       {.id = 3,
+                        .exact = false,
+                        .bytes = byte_bytes,
+                        .encode = byte_encode<Int8>,
+                        .decode = byte_decode<Int8>}),
+    value_codecs().add("fp8", "1 byte per value with an exponent (E4M3), scaled by blocks of 256",
+                       {.id = 8,
+                        .exact = false,
+                        .bytes = byte_bytes,
+                        .encode = byte_encode<Fp8>,
+                        .decode = byte_decode<Fp8>})};
 
 }  // namespace
 }  // namespace topknot

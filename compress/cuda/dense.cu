@@ -144,15 +144,11 @@ class DeviceDenseCompressor final : public Compressor {
   StepStatus* status_ = nullptr;
 };
 
-const bool registered = [] {
-  device_methods().add(
-      "dense", "",
-      {[](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
-        if (!sums_plainly(options.name, options.values)) return nullptr;
-        return std::make_unique<DeviceDenseCompressor>(group, options.values == "bf16");
-      }});
-  return true;
-}();
+const bool registered = device_methods().add(
+    "dense", "", {[](const CompressOptions& options, const GroupSpec& group) -> std::unique_ptr<Compressor> {
+      if (!sums_plainly(options.name, options.values)) return nullptr;
+      return std::make_unique<DeviceDenseCompressor>(group, options.values == "bf16");
+    }});
 
 }  // namespace
 

@@ -29,31 +29,18 @@ std::vector<Option> library_options() {
       option.greatest = std::numeric_limits<int>::max();  // a tensor has no more
   }
   const std::vector<Option> more = {
-      {.name = "momentum",
-       .standard = 0.0,
-       .help = "of memories that own the optimizer's momentum (dgc)",
-       .least = 0,
-       .greatest = 0.9999},
-      {.name = "nesterov", .standard = false, .help = "Nesterov's form of that momentum"},
-      {.name = "seed",
-       .standard = 0,
-       .help = "of random methods; the same on all ranks",
-       .least = 0,
-       .greatest = 2147483647},
+      {"momentum", 0.0, "of memories that own the optimizer's momentum (dgc)", 0, 0.9999},
+      {"nesterov", false, "Nesterov's form of that momentum"},
+      {"seed", 0, "of random methods; the same on all ranks", 0, 2147483647},
       {.name = "scope",
        .standard = "tensor",
        .help = "each tensor is compressed for itself, or all as one vector",
        .choices = {"tensor", "model"}},
-      {.name = "threads",
-       .standard = 0,
-       .help = "threads of a call; 0: OpenMP's own number",
-       .least = 0,
-       .greatest = 1024},
-      {.name = "device",
-       .standard = "cpu",
-       .help = "where gradients, messages and averages lie: cpu, cuda (the GPU that the thread works on), "
-               "cuda:N"},
-      {.name = "undo", .standard = false, .help = "keep what topknot_undo() needs"},
+      {"threads", 0, "threads of a call; 0: OpenMP's own number", 0, 1024},
+      {"device", "cpu",
+       "where gradients, messages and averages lie: cpu, cuda (the GPU that the thread works on), "
+       "cuda:N"},
+      {"undo", false, "keep what topknot_undo() needs"},
   };
   options.insert(options.end(), more.begin(), more.end());
   return options;

@@ -325,12 +325,8 @@ bool within(std::span<const float> x, float bound) {
 
 const std::vector<Option>& options() {
   static const std::vector<Option> declared = {
-      {.name = "rank", .standard = 4, .help = "rank of the approximation", .least = 1, .greatest = 1e6},
-      {.name = "min_compression",
-       .standard = 2.0,
-       .help = "tensors that would shrink less are sent as they are",
-       .least = 0,
-       .greatest = 1e9}};
+      {"rank", 4, "rank of the approximation", 1, 1e6},
+      {"min_compression", 2.0, "tensors that would shrink less are sent as they are", 0, 1e9}};
   return declared;
 }
 

@@ -151,19 +151,17 @@ class DgcMemory final : public Memory {
   Buffer velocity_, next_;  // as committed, and of the step that is under way
 };
 
-const bool dgc_registered = [] {
-  add_memory<DgcMemory>("dgc",
-                        "momentum before selection: velocities are accumulated, what is sent loses its own",
-                        {.owns_momentum = true, .depends_on_lr = "the velocity"}, {kMomentumMasking});
-  add_sparse("dgc",
-             "Deep Gradient Compression: momentum before selection, a threshold from a sample, masking",
-             {.select = "dgc_sampled",
-              .memory = "dgc",
-              .settings = {{"compress.density", "0.001"},
-                           {"compress.warmup", "[0.25, 0.0625, 0.015625, 0.004]"},  // section 4.1
-                           {"compress.scope", "tensor"}}});
-  return true;
-}();
+const bool dgc_registered[] = {
+    add_memory<DgcMemory>("dgc",
+                          "momentum before selection: velocities are accumulated, what is sent loses its own",
+                          {.owns_momentum = true, .depends_on_lr = "the velocity"}, {kMomentumMasking}),
+    add_sparse("dgc",
+               "Deep Gradient Compression: momentum before selection, a threshold from a sample, masking",
+               {.select = "dgc_sampled",
+                .memory = "dgc",
+                .settings = {{"compress.density", "0.001"},
+                             {"compress.warmup", "[0.25, 0.0625, 0.015625, 0.004]"},  // section 4.1
+                             {"compress.scope", "tensor"}}})};
 
 }  // namespace
 }  // namespace topknot

@@ -85,12 +85,9 @@ class Ef21Memory final : public Memory {
   std::vector<float> estimate_;
 };
 
-const bool ef21_registered = [] {
-  add_memory<Ef21Memory>("ef21",
-                         "differences to an estimate of the gradient are sent; the estimate is stepped along",
-                         {.sends_differences = true, .depends_on_lr = "the estimate of the gradient"});
-  return true;
-}();
+const bool ef21_registered = add_memory<Ef21Memory>(
+    "ef21", "differences to an estimate of the gradient are sent; the estimate is stepped along",
+    {.sends_differences = true, .depends_on_lr = "the estimate of the gradient"});
 
 }  // namespace
 }  // namespace topknot

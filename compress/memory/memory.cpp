@@ -77,11 +77,9 @@ class ResidualMemory final : public Memory {
   const float decay_;
 };
 
-const bool memories_registered = [] {
-  add_memory<NoMemory>("none", "what is not sent is lost");
-  add_memory<ResidualMemory>("residual", "error feedback: what is not sent is added to the next gradient");
-  return true;
-}();
+const bool memories_registered[] = {
+    add_memory<NoMemory>("none", "what is not sent is lost"),
+    add_memory<ResidualMemory>("residual", "error feedback: what is not sent is added to the next gradient")};
 
 }  // namespace
 }  // namespace topknot

@@ -103,9 +103,9 @@ inline std::unique_ptr<Memory> make_memory(const std::string& name, const Compre
 }
 
 template <class Implementation>
-void add_memory(const std::string& name, const std::string& help, MemoryTraits traits = {},
+bool add_memory(const std::string& name, const std::string& help, MemoryTraits traits = {},
                 std::vector<Option> options = {}) {
-  memories().add(name, help, {make_piece<Memory, Implementation>, traits}, std::move(options));
+  return memories().add(name, help, {make_piece<Memory, Implementation>, traits}, std::move(options));
 }
 
 // For commit(): from -= sent, but for the entries at `rejected`; if `velocity` is not null, what left loses

@@ -17,11 +17,7 @@
 namespace topknot {
 namespace {
 
-const Option kChunkSize{.name = "chunk",
-                        .standard = 4096,
-                        .help = "neighbouring entries of which k are sent",
-                        .least = 1,
-                        .greatest = 1e9};
+const Option kChunkSize{"chunk", 4096, "neighbouring entries of which k are sent", 1, 1e9};
 
 std::size_t chunk_size(const CompressOptions& options) {
   return static_cast<std::size_t>(options.get<int>(kChunkSize));
@@ -105,49 +101,48 @@ class ChunkTopKSelector final : public Selector {
   std::vector<Part> parts_;
 };
 
-const bool chunk_topk_registered = [] {
-  add_selector<ChunkTopKSelector>("chunk_topk", "the k largest magnitudes of each chunk of neighbours",
-                                  {.at_most_k = true,
-                                   .target =
-                                       [](double density, std::size_t d, const CompressOptions& options) {
-                                         return entries_of_chunks(density, d, chunk_size(options));
-                                       }},
-                                  {kChunkSize});
-  add_sparse("chunk_topk", "the k largest entries of each chunk; error feedback keeps the rest",
-             {.select = "chunk_topk", .codec = "auto"});
-  // SparseLoCo's compression of what local steps (exchange.every) have done to the weights: e <- beta e + Delta, the
-  // largest of each chunk in two bits each, e <- e - what was sent. Its code averages each entry over the ranks that sent
-  // it; compress.aggregate=ranks is the paper's mean over all of them.
-  add_sparse("sparseloco",
-             "SparseLoCo: chunk_topk, 2 bits a value, decayed error feedback; for exchange.every",
-             {.select = "chunk_topk",
-              .codec = "auto",
-              .values = "centroid2",
-              .aggregate = "contributors",
-              .feedback_decay = 0.95,
-              .settings = {{"compress.density", "0.015625"},
-                           {"compress.transform", "block"},
-                           {"compress.dense_1d", "false"},
-                           {"exchange.merge", "none"},
-                           {"exchange.outer.name", "sgd"},
-                           {"exchange.outer.lr", "1"},
-                           {"exchange.outer.momentum", "0"}}});
-  // DeMo (Peng et al., arXiv 2411.19870): momentum m <- beta m + lr g on each rank, of which the largest coefficients of
-  // each block are sent and taken out; the steps are those of optimizer.name=sign. Here m is kept as coefficients.
-  add_sparse("demo", "DeMo: the largest cosine coefficients of decoupled momentum; with optimizer.name=sign",
-             {.select = "chunk_topk",
-              .codec = "auto",
-              .aggregate = "contributors",
-              .feedback_decay = 0.999,
-              .transform = "dct",
-              .settings = {{"compress.density", "0.0078125"},
-                           {"compress.dense_1d", "false"},
-                           {"compress.lr_inside", "true"},
-                           {"optimizer.name", "sign"},
-                           {"optimizer.lr", "0.0004"},
-                           {"optimizer.weight_decay", "0"}}});
-  return true;
-}();
+const bool chunk_topk_registered[] = {
+    add_selector<ChunkTopKSelector>("chunk_topk", "the k largest magnitudes of each chunk of neighbours",
+                                    {.at_most_k = true,
+                                     .target =
+                                         [](double density, std::size_t d, const CompressOptions& options) {
+                                           return entries_of_chunks(density, d, chunk_size(options));
+                                         }},
+                                    {kChunkSize}),
+    add_sparse("chunk_topk", "the k largest entries of each chunk; error feedback keeps the rest",
+               {.select = "chunk_topk", .codec = "auto"}),
+    // SparseLoCo's compression of what local steps (exchange.every) have done to the weights: e <- beta e + Delta, the
+    // largest of each chunk in two bits each, e <- e - what was sent. Its code averages each entry over the ranks that sent
+    // it; compress.aggregate=ranks is the paper's mean over all of them.
+    add_sparse("sparseloco",
+               "SparseLoCo: chunk_topk, 2 bits a value, decayed error feedback; for exchange.every",
+               {.select = "chunk_topk",
+                .codec = "auto",
+                .values = "centroid2",
+                .aggregate = "contributors",
+                .feedback_decay = 0.95,
+                .settings = {{"compress.density", "0.015625"},
+                             {"compress.transform", "block"},
+                             {"compress.dense_1d", "false"},
+                             {"exchange.merge", "none"},
+                             {"exchange.outer.name", "sgd"},
+                             {"exchange.outer.lr", "1"},
+                             {"exchange.outer.momentum", "0"}}}),
+    // DeMo (Peng et al., arXiv 2411.19870): momentum m <- beta m + lr g on each rank, of which the largest coefficients of
+    // each block are sent and taken out; the steps are those of optimizer.name=sign. Here m is kept as coefficients.
+    add_sparse("demo",
+               "DeMo: the largest cosine coefficients of decoupled momentum; with optimizer.name=sign",
+               {.select = "chunk_topk",
+                .codec = "auto",
+                .aggregate = "contributors",
+                .feedback_decay = 0.999,
+                .transform = "dct",
+                .settings = {{"compress.density", "0.0078125"},
+                             {"compress.dense_1d", "false"},
+                             {"compress.lr_inside", "true"},
+                             {"optimizer.name", "sign"},
+                             {"optimizer.lr", "0.0004"},
+                             {"optimizer.weight_decay", "0"}}})};
 
 }  // namespace
 }  // namespace topknot

@@ -68,13 +68,9 @@ void sample_part(std::span<const float> u, const FeedbackInput& input, std::size
   }
 }
 
-const Option kSampleRatio{.name = "sample_ratio",
-                          .standard = 0.01,
-                          .help = "share of the entries that the threshold is taken from",
-                          .least = 0.01,
-                          .greatest = 1};
-const Option kResample{
-    .name = "resample", .standard = true, .help = "exact selection where far too many exceed the threshold"};
+const Option kSampleRatio{"sample_ratio", 0.01, "share of the entries that the threshold is taken from", 0.01,
+                          1};
+const Option kResample{"resample", true, "exact selection where far too many exceed the threshold"};
 const Option kTruncate{.name = "truncate",
                        .standard = "lowest",
                        .help = "which entries are sent where a few too many exceed it",
@@ -210,22 +206,20 @@ class DgcSampledSelector final : public Selector {
   bool exact_ = false;
 };
 
-const bool dgc_sampled_registered = [] {
-  add_selector<DgcSampledSelector>(
-      "dgc_sampled", "at most k entries, above a threshold from a sample, adapted (DGC)",
-      {.at_most_k = true,
-       .target = [](double density, std::size_t d,
-                    const CompressOptions&) { return selected_count(density, d); }},
-      {kSampleRatio, kResample, kTruncate});
-  // Gradient dropping: entries above a threshold that a sample suggests, with error feedback and the
-  // optimizer's ordinary momentum. Aji, Heafield, "Sparse communication for distributed gradient descent",
-  // EMNLP 2017; the baseline of table 2 of Lin et al., "Deep Gradient Compression", ICLR 2018. The sample is
-  // that paper's (compress.sample_ratio; Aji and Heafield take 0.1 %).
-  add_sparse("gradient_dropping",
-             "about k entries above a sampled threshold, with error feedback and ordinary momentum",
-             {.select = "dgc_sampled", .settings = {{"compress.density", "0.01"}}});
-  return true;
-}();
+const bool dgc_sampled_registered[] = {
+    add_selector<DgcSampledSelector>(
+        "dgc_sampled", "at most k entries, above a threshold from a sample, adapted (DGC)",
+        {.at_most_k = true,
+         .target = [](double density, std::size_t d,
+                      const CompressOptions&) { return selected_count(density, d); }},
+        {kSampleRatio, kResample, kTruncate}),
+    // Gradient dropping: entries above a threshold that a sample suggests, with error feedback and the
+    // optimizer's ordinary momentum. Aji, Heafield, "Sparse communication for distributed gradient descent",
+    // EMNLP 2017; the baseline of table 2 of Lin et al., "Deep Gradient Compression", ICLR 2018. The sample is
+    // that paper's (compress.sample_ratio; Aji and Heafield take 0.1 %).
+    add_sparse("gradient_dropping",
+               "about k entries above a sampled threshold, with error feedback and ordinary momentum",
+               {.select = "dgc_sampled", .settings = {{"compress.density", "0.01"}}})};
 
 }  // namespace
 }  // namespace topknot

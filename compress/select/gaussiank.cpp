@@ -111,17 +111,15 @@ class GaussianKSelector final : public Selector {
   double z_ = 0, z_density_ = -1;
 };
 
-const bool gaussiank_registered = [] {
-  add_selector<GaussianKSelector>("gaussiank",
-                                  "about k entries, above a threshold from a fitted normal distribution");
-  add_sparse("gaussiank",
-             "about k entries above a fitted threshold, without a search; error feedback keeps the rest",
-             {.select = "gaussiank",
-              .settings = {{"compress.density", "0.001"},
-                           {"compress.warmup", "[0.015625, 0.004]"},
-                           {"compress.dense_1d", "false"}}});
-  return true;
-}();
+const bool gaussiank_registered[] = {
+    add_selector<GaussianKSelector>("gaussiank",
+                                    "about k entries, above a threshold from a fitted normal distribution"),
+    add_sparse("gaussiank",
+               "about k entries above a fitted threshold, without a search; error feedback keeps the rest",
+               {.select = "gaussiank",
+                .settings = {{"compress.density", "0.001"},
+                             {"compress.warmup", "[0.015625, 0.004]"},
+                             {"compress.dense_1d", "false"}}})};
 
 }  // namespace
 }  // namespace topknot

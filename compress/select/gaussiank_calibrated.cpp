@@ -254,14 +254,12 @@ class GaussianKCalibratedSelector final : public Selector {
   std::size_t candidates_ = 0;  // entries that the first pass listed
 };
 
-const bool gaussiank_calibrated_registered = [] {
-  add_selector<GaussianKCalibratedSelector>(
-      "gaussiank_calibrated", "within 8 % of k entries, above a threshold fitted to the last step's tail");
-  add_sparse("gaussiank_calibrated",
-             "within 8 % of k entries above a carried, fitted threshold; error feedback keeps the rest",
-             {.select = "gaussiank_calibrated"});
-  return true;
-}();
+const bool gaussiank_calibrated_registered[] = {
+    add_selector<GaussianKCalibratedSelector>(
+        "gaussiank_calibrated", "within 8 % of k entries, above a threshold fitted to the last step's tail"),
+    add_sparse("gaussiank_calibrated",
+               "within 8 % of k entries above a carried, fitted threshold; error feedback keeps the rest",
+               {.select = "gaussiank_calibrated"})};
 
 }  // namespace
 }  // namespace topknot

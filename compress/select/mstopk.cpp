@@ -111,13 +111,11 @@ class MsTopKSelector final : public Selector {
   Bracket bracket_;
 };
 
-const bool mstopk_registered = [] {
-  add_selector<MsTopKSelector>("mstopk", "exactly k entries, nearly the largest, by bisection of a threshold",
-                               {.at_most_k = true});
-  add_sparse("mstopk", "exactly k entries, nearly the largest, by bisection; error feedback keeps the rest",
-             {.select = "mstopk"});
-  return true;
-}();
+const bool mstopk_registered[] = {
+    add_selector<MsTopKSelector>(
+        "mstopk", "exactly k entries, nearly the largest, by bisection of a threshold", {.at_most_k = true}),
+    add_sparse("mstopk", "exactly k entries, nearly the largest, by bisection; error feedback keeps the rest",
+               {.select = "mstopk"})};
 
 }  // namespace
 }  // namespace topknot

@@ -73,12 +73,10 @@ class RandKSelector final : public Selector {
   std::vector<std::uint64_t> chosen_;  // a bit per position; all zero between selections
 };
 
-const bool randk_registered = [] {
-  add_selector<RandKSelector>("randk", "exactly k entries at random positions (compress.shared_seed)",
-                              {.at_most_k = true}, {kSharedSeed});
-  add_sparse("randk", "k entries at random positions; error feedback keeps the rest", {.select = "randk"});
-  return true;
-}();
+const bool randk_registered[] = {
+    add_selector<RandKSelector>("randk", "exactly k entries at random positions (compress.shared_seed)",
+                                {.at_most_k = true}, {kSharedSeed}),
+    add_sparse("randk", "k entries at random positions; error feedback keeps the rest", {.select = "randk"})};
 
 }  // namespace
 }  // namespace topknot

@@ -60,16 +60,14 @@ class RedSyncSelector final : public Selector {
   std::vector<SelectDiagnostics::Evaluation> trace_;  // empty if the selection was exact
 };
 
-const bool redsync_registered = [] {
-  add_selector<RedSyncSelector>("redsync",
-                                "about k entries, above a threshold searched between mean and maximum");
-  add_sparse("redsync", "about k entries above a searched threshold; error feedback keeps the rest",
-             {.select = "redsync",
-              .settings = {{"compress.density", "0.001"},
-                           {"compress.warmup", "[0.015625, 0.004]"},
-                           {"compress.dense_1d", "false"}}});
-  return true;
-}();
+const bool redsync_registered[] = {
+    add_selector<RedSyncSelector>("redsync",
+                                  "about k entries, above a threshold searched between mean and maximum"),
+    add_sparse("redsync", "about k entries above a searched threshold; error feedback keeps the rest",
+               {.select = "redsync",
+                .settings = {{"compress.density", "0.001"},
+                             {"compress.warmup", "[0.015625, 0.004]"},
+                             {"compress.dense_1d", "false"}}})};
 
 }  // namespace
 }  // namespace topknot

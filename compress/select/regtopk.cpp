@@ -36,18 +36,8 @@
 namespace topknot {
 namespace {
 
-const Option kMu{.name = "mu",
-                 .standard = 4.0,
-                 .help = "temperature of the regulariser",
-                 .least = 0,
-                 .greatest = 1e9,
-                 .above = true};
-const Option kQ{.name = "q",
-                .standard = 1e8,
-                .help = "distortion of what was not sent last",
-                .least = 0,
-                .greatest = 1e30,
-                .above = true};
+const Option kMu{"mu", 4.0, "temperature of the regulariser", 0, 1e9, true};
+const Option kQ{"q", 1e8, "distortion of what was not sent last", 0, 1e30, true};
 const Option kVariant{.name = "variant",
                       .standard = "A",
                       .help = "distortion relative to what was sent last (A) or to the current gradient (B)",
@@ -192,14 +182,12 @@ class RegTopKSelector final : public Selector {
   bool fell_back_ = false;  // to radix selection
 };
 
-const bool regtopk_registered = [] {
-  add_selector<RegTopKSelector>(
-      "regtopk", "exactly k entries, magnitudes weighted by what the last average kept of them",
-      {.at_most_k = true, .reads_average = true}, {kMu, kQ, kVariant});
-  add_sparse("regtopk", "Top-k regularised by what the last average kept of each entry; error feedback",
-             {.select = "regtopk", .settings = {{"compress.dense_1d", "false"}}});
-  return true;
-}();
+const bool regtopk_registered[] = {
+    add_selector<RegTopKSelector>(
+        "regtopk", "exactly k entries, magnitudes weighted by what the last average kept of them",
+        {.at_most_k = true, .reads_average = true}, {kMu, kQ, kVariant}),
+    add_sparse("regtopk", "Top-k regularised by what the last average kept of each entry; error feedback",
+               {.select = "regtopk", .settings = {{"compress.dense_1d", "false"}}})};
 
 }  // namespace
 }  // namespace topknot

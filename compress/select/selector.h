@@ -89,9 +89,9 @@ inline std::unique_ptr<Selector> make_selector(const std::string& name, const Co
 }
 
 template <class Implementation>
-void add_selector(const std::string& name, const std::string& help, SelectorTraits traits = {},
+bool add_selector(const std::string& name, const std::string& help, SelectorTraits traits = {},
                   std::vector<Option> options = {}) {
-  selectors().add(name, help, {make_piece<Selector, Implementation>, traits}, std::move(options));
+  return selectors().add(name, help, {make_piece<Selector, Implementation>, traits}, std::move(options));
 }
 
 // compress.threshold, of selection `threshold` and its kernels. Throws UserError unless it is finite and

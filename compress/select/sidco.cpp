@@ -45,8 +45,7 @@ const Option kDistribution{.name = "distribution",
                            .standard = "exponential",
                            .help = "which distribution is fitted",
                            .choices = {"exponential", "pareto", "gamma"}};
-const Option kStages{
-    .name = "stages", .standard = 0, .help = "fits per step; 0: adaptive", .least = 0, .greatest = 100};
+const Option kStages{"stages", 0, "fits per step; 0: adaptive", 0, 100};
 
 constexpr double kFirstRatio = 0.25, kTooMany = 1.2, kTooFew = 0.8;
 constexpr std::int32_t kSteps = 5;          // between two looks at the stages
@@ -183,14 +182,12 @@ class SidcoSelector final : public Selector {
   bool listed_ = false;
 };
 
-const bool sidco_registered = [] {
-  add_selector<SidcoSelector>("sidco",
-                              "about k entries, above a threshold from a distribution fitted in stages", {},
-                              {kDistribution, kStages});
-  add_sparse("sidco", "about k entries above a threshold fitted in stages; error feedback keeps the rest",
-             {.select = "sidco"});
-  return true;
-}();
+const bool sidco_registered[] = {
+    add_selector<SidcoSelector>("sidco",
+                                "about k entries, above a threshold from a distribution fitted in stages", {},
+                                {kDistribution, kStages}),
+    add_sparse("sidco", "about k entries above a threshold fitted in stages; error feedback keeps the rest",
+               {.select = "sidco"})};
 
 }  // namespace
 }  // namespace topknot

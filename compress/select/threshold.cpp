@@ -18,7 +18,7 @@
 namespace topknot {
 namespace {
 
-const Option kThreshold{.name = "threshold", .standard = 0.0, .help = "the fixed one", .least = 0};
+const Option kThreshold{"threshold", 0.0, "the fixed one", 0};
 
 }  // namespace
 
@@ -56,14 +56,12 @@ class ThresholdSelector final : public Selector {
   std::size_t last_count_ = 0;  // how much room the list gets
 };
 
-const bool threshold_registered = [] {
-  add_selector<ThresholdSelector>("threshold", "the entries whose magnitude exceeds compress.threshold",
-                                  {.check = [](const CompressOptions& options) { fixed_threshold(options); }},
-                                  {kThreshold});
-  add_sparse("threshold", "the entries above compress.threshold; error feedback keeps the rest",
-             {.select = "threshold"});
-  return true;
-}();
+const bool threshold_registered[] = {
+    add_selector<ThresholdSelector>(
+        "threshold", "the entries whose magnitude exceeds compress.threshold",
+        {.check = [](const CompressOptions& options) { fixed_threshold(options); }}, {kThreshold}),
+    add_sparse("threshold", "the entries above compress.threshold; error feedback keeps the rest",
+               {.select = "threshold"})};
 
 }  // namespace
 }  // namespace topknot

@@ -55,16 +55,14 @@ class TrimmedTopKSelector final : public Selector {
   bool exact_ = false;  // the search found nothing
 };
 
-const bool trimmed_topk_registered = [] {
-  add_selector<TrimmedTopKSelector>(
-      "trimmed_topk", "at least k entries, above a threshold lowered from near the maximum in steps");
-  add_sparse("trimmed_topk", "at least k entries above a trimming threshold; error feedback keeps the rest",
-             {.select = "trimmed_topk",
-              .settings = {{"compress.density", "0.001"},
-                           {"compress.warmup", "[0.015625, 0.004]"},
-                           {"compress.dense_1d", "false"}}});
-  return true;
-}();
+const bool trimmed_topk_registered[] = {
+    add_selector<TrimmedTopKSelector>(
+        "trimmed_topk", "at least k entries, above a threshold lowered from near the maximum in steps"),
+    add_sparse("trimmed_topk", "at least k entries above a trimming threshold; error feedback keeps the rest",
+               {.select = "trimmed_topk",
+                .settings = {{"compress.density", "0.001"},
+                             {"compress.warmup", "[0.015625, 0.004]"},
+                             {"compress.dense_1d", "false"}}})};
 
 }  // namespace
 }  // namespace topknot

@@ -34,9 +34,8 @@ std::string host_identity() {
 }
 
 const bool backend_registered =
-    (backends().add("nccl", "ranks are processes that talk from GPU to GPU by NCCL; needs one GPU per rank",
-                    {.needs = "one GPU per rank", .join = join_beside_nccl, .problem = cuda_problem}),
-     true);
+    backends().add("nccl", "ranks are processes that talk from GPU to GPU by NCCL; needs one GPU per rank",
+                   {.needs = "one GPU per rank", .join = join_beside_nccl, .problem = cuda_problem});
 
 }  // namespace
 

@@ -460,9 +460,8 @@ std::unique_ptr<Communicator> make_gloo_communicator(const JoinOptions& options)
 namespace {
 
 const bool gloo_communicator_registered =
-    (backends().add("gloo", "ranks are processes that talk by TCP; needs a network between the hosts",
-                    {.needs = "a network between the hosts", .join = make_gloo_communicator}),
-     true);
+    backends().add("gloo", "ranks are processes that talk by TCP; needs a network between the hosts",
+                   {.needs = "a network between the hosts", .join = make_gloo_communicator});
 
 }  // namespace
 

@@ -475,8 +475,7 @@ void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Comm
 namespace {
 
 const bool threads_communicator_registered =
-    (backends().add("threads", "ranks are threads of one process; needs nothing", {.needs = "nothing"}),
-     true);
+    backends().add("threads", "ranks are threads of one process; needs nothing", {.needs = "nothing"});
 
 }  // namespace
 

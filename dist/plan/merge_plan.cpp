@@ -85,26 +85,25 @@ std::vector<std::size_t> cut_at(std::span<const std::size_t> bytes, std::size_t 
 // al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 4.2).
 constexpr std::size_t kFirstBucket = std::size_t{1} << 20, kBucket = std::size_t{25} << 20;
 
-const bool merge_plan_registered = [] {
-  using Bytes = std::span<const std::size_t>;
-  merge_rules().add("none", "each parameter alone",
-                    {.cut = [](Bytes bytes, std::size_t) { return cut_at(bytes, 0, 0); }});
-  merge_rules().add("all", "one group",
-                    {.cut = [](Bytes bytes, std::size_t) { return std::vector<std::size_t>{bytes.size()}; }});
-  merge_rules().add(
-      "size", "neighbours together, up to BYTES of gradient: size:BYTES",
-      {.cut = [](Bytes bytes, std::size_t limit) { return cut_at(bytes, limit, limit); }, .limit = "BYTES"});
-  merge_rules().add(
-      "buckets", "neighbours together, up to 1 MiB of gradient in the first group and 25 MiB in the others",
-      {.cut = [](Bytes bytes, std::size_t) { return cut_at(bytes, kFirstBucket, kBucket); }});
-  // Groups are sent during the backward pass; one group waits for its end. Modelled steps are shorter with
-  // buckets for dense, sparse and quantised methods alike (docs/exchange.md).
-  merge_rules().add("auto", "buckets; all where compress.scope is model",
-                    {.choose = [](bool compressing, const std::string& scope) -> std::string {
-                      return compressing && scope == "model" ? "all" : "buckets";
-                    }});
-  return true;
-}();
+using Bytes = std::span<const std::size_t>;
+const bool merge_plan_registered[] = {
+    merge_rules().add("none", "each parameter alone",
+                      {.cut = [](Bytes bytes, std::size_t) { return cut_at(bytes, 0, 0); }}),
+    merge_rules().add(
+        "all", "one group",
+        {.cut = [](Bytes bytes, std::size_t) { return std::vector<std::size_t>{bytes.size()}; }}),
+    merge_rules().add("size", "neighbours together, up to BYTES of gradient: size:BYTES",
+                      {.cut = [](Bytes bytes, std::size_t limit) { return cut_at(bytes, limit, limit); },
+                       .limit = "BYTES"}),
+    merge_rules().add(
+        "buckets", "neighbours together, up to 1 MiB of gradient in the first group and 25 MiB in the others",
+        {.cut = [](Bytes bytes, std::size_t) { return cut_at(bytes, kFirstBucket, kBucket); }}),
+    // Groups are sent during the backward pass; one group waits for its end. Modelled steps are shorter with
+    // buckets for dense, sparse and quantised methods alike (docs/exchange.md).
+    merge_rules().add("auto", "buckets; all where compress.scope is model",
+                      {.choose = [](bool compressing, const std::string& scope) -> std::string {
+                        return compressing && scope == "model" ? "all" : "buckets";
+                      }})};
 
 void check_plan(const ParameterArena& arena, bool compressing, bool plans,
                 const std::vector<std::size_t>& planned) {

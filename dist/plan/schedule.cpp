@@ -268,22 +268,21 @@ Found search(const Costs& costs, double bound) {
   return found;
 }
 
-const bool planning_rules_registered = [] {
-  using Layers = std::span<const LayerCost>;
-  merge_rules().add("mgwfbp", "planned from measured times by the greedy of MG-WFBP",
-                    {.plan = [](Layers layers, const MergeCosts& costs) {
-                      return merge_mgwfbp(layers, costs.startup, costs.model.communicate);
-                    }});
-  merge_rules().add(
-      "omgs", "planned from measured times by the greedy of OMGS-SGD",
-      {.plan = [](Layers layers, const MergeCosts& costs) { return merge_omgs(layers, costs.model); }});
-  merge_rules().add("optimal", "planned from measured times: the plan of least modelled time",
-                    {.plan = [](Layers layers, const MergeCosts& costs) {
-                      return merge_optimal(layers,
-                                           costs.overlaps ? costs.model : without_overlap(costs.model));
-                    }});
-  return true;
-}();
+using Layers = std::span<const LayerCost>;
+const bool planning_rules_registered[] = {
+    merge_rules().add("mgwfbp", "planned from measured times by the greedy of MG-WFBP",
+                      {.plan =
+                           [](Layers layers, const MergeCosts& costs) {
+                             return merge_mgwfbp(layers, costs.startup, costs.model.communicate);
+                           }}),
+    merge_rules().add(
+        "omgs", "planned from measured times by the greedy of OMGS-SGD",
+        {.plan = [](Layers layers, const MergeCosts& costs) { return merge_omgs(layers, costs.model); }}),
+    merge_rules().add("optimal", "planned from measured times: the plan of least modelled time",
+                      {.plan = [](Layers layers, const MergeCosts& costs) {
+                        return merge_optimal(layers,
+                                             costs.overlaps ? costs.model : without_overlap(costs.model));
+                      }})};
 
 }  // namespace
 

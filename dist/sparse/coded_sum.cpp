@@ -103,11 +103,9 @@ template CodedSum::Bytes CodedSum::sum(Communicator&, std::span<BFloat16>, std::
 
 namespace {
 
-const bool coded_sum_registered =
-    (collectives().add("coded_sum",
-                       "dense sums with coded exponents: the bits of dist.ordered_sum, fewer bytes",
-                       {.of_sums = true}),
-     true);
+const bool coded_sum_registered = collectives().add(
+    "coded_sum", "dense sums with coded exponents: the bits of dist.ordered_sum, fewer bytes",
+    {.of_sums = true});
 
 }  // namespace
 }  // namespace topknot

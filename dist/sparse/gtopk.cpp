@@ -176,12 +176,8 @@ double gtopk_cost(const Link& link, int ranks, double k, double bytes_per_entry)
 }
 
 const bool gtopk_registered =
-    (collectives().add("gtopk", "a tree adds and keeps the k largest at each node (gTop-k)",
-                       {[](const SparseCollectiveOptions& options) {
-                          return std::unique_ptr<SparseCollective>(std::make_unique<GTopK>(options));
-                        },
-                        gtopk_cost}),
-     true);
+    collectives().add("gtopk", "a tree adds and keeps the k largest at each node (gTop-k)",
+                      {make_as<SparseCollective, GTopK>, gtopk_cost});
 
 }  // namespace
 }  // namespace topknot

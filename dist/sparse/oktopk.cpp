@@ -268,12 +268,8 @@ double oktopk_cost(const Link& link, int ranks, double k, double bytes_per_entry
 }
 
 const bool oktopk_registered =
-    (collectives().add("oktopk", "each rank adds one region, the largest are gathered (Ok-Topk)",
-                       {[](const SparseCollectiveOptions& options) {
-                          return std::unique_ptr<SparseCollective>(std::make_unique<OkTopK>(options));
-                        },
-                        oktopk_cost}),
-     true);
+    collectives().add("oktopk", "each rank adds one region, the largest are gathered (Ok-Topk)",
+                      {make_as<SparseCollective, OkTopK>, oktopk_cost});
 
 }  // namespace
 }  // namespace topknot

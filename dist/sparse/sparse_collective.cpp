@@ -42,10 +42,10 @@ std::string cheapest_collective(const Link& link, int ranks, double k, double by
 namespace {
 
 const bool sparse_collective_registered =
-    (collectives().add("all_gather", "every block to every rank, which adds them itself",
-                       {.cost = [](const Link& link, int ranks, double k,
-                                   double entry) { return all_gather_cost(link, ranks, k * entry); }}),
-     true);
+    collectives().add("all_gather", "every block to every rank, which adds them itself",
+                      {.cost = [](const Link& link, int ranks, double k, double entry) {
+                        return all_gather_cost(link, ranks, k * entry);
+                      }});
 
 void clear_unless_finite(SparseVector& entries) {
   if (largest_key(entries.values.data(), entries.values.size()) > kLargestFinite) entries.finite = false;

@@ -55,10 +55,8 @@ double cost(const Link& link, int ranks, double k, double bytes_per_entry) {
   return ranks < 2 ? 0 : 2 * hops * link.alpha + entries * k * bytes_per_entry * link.beta;
 }
 
-const bool chain_registered =
-    (collectives().add("chain", "from rank to rank and back: the worked example of docs/extending.md",
-                       {make, cost}),
-     true);
+const bool chain_registered = collectives().add(
+    "chain", "from rank to rank and back: the worked example of docs/extending.md", {make, cost});
 
 }  // namespace
 }  // namespace topknot

@@ -39,13 +39,11 @@ class CyclicSelector final : public Selector {
   std::size_t phase_;
 };
 
-const bool cyclic_registered = [] {
-  add_selector<CyclicSelector>("cyclic", "every s-th entry, another one each step", {.at_most_k = true},
-                               {kPhase});
-  add_sparse("cyclic", "every s-th entry in turn: the worked example of docs/extending.md",
-             {.select = "cyclic"});
-  return true;
-}();
+const bool cyclic_registered[] = {
+    add_selector<CyclicSelector>("cyclic", "every s-th entry, another one each step", {.at_most_k = true},
+                                 {kPhase}),
+    add_sparse("cyclic", "every s-th entry in turn: the worked example of docs/extending.md",
+               {.select = "cyclic"})};
 
 }  // namespace
 }  // namespace topknot

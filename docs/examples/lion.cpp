@@ -48,9 +48,8 @@ std::unique_ptr<Optimizer> make_lion(const OptimizerOptions& options, ParameterA
   return std::make_unique<Lion>(options, arena);
 }
 
-const bool lion_registered = (optimizers().add("lion", "Lion: the worked example of docs/extending.md",
-                                               {.make = make_lion, .takes = Lion::takes}),
-                              true);
+const bool lion_registered = optimizers().add("lion", "Lion: the worked example of docs/extending.md",
+                                              {.make = make_lion, .takes = Lion::takes});
 
 }  // namespace
 }  // namespace topknot

@@ -42,7 +42,7 @@ void backward(const Tensor& x, const Tensor& dy, Tensor& dx) {  // dx = dy s(x) 
   }
 }
 
-const RegisterKernels<SwishKernels> cpu(DeviceKind::cpu, {.forward = forward, .backward = backward});
+const bool swish_registered = add_cpu_kernels<SwishKernels>({.forward = forward, .backward = backward});
 
 class SwishNet final : public Module {
  public:
@@ -58,8 +58,7 @@ class SwishNet final : public Module {
 };
 
 const bool swish_net_registered =
-    (add_model<SwishNet>("swish_net", "two linear layers and swish: the worked example of docs/extending.md"),
-     true);
+    add_model<SwishNet>("swish_net", "two linear layers and swish: the worked example of docs/extending.md");
 
 }  // namespace
 }  // namespace topknot

@@ -28,7 +28,7 @@ class WideNet final : public Module {
 };
 
 const bool wide_net_registered =
-    (add_model<WideNet>("wide_net", "two convolutions: the worked example of docs/extending.md"), true);
+    add_model<WideNet>("wide_net", "two convolutions: the worked example of docs/extending.md");
 
 }  // namespace
 }  // namespace topknot

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -70,6 +71,12 @@ class OptionValues {
   std::map<std::string, OptionValue> given_;
 };
 
+// A factory: makes an Implementation of the arguments.
+template <class Interface, class Implementation, class... Arguments>
+std::unique_ptr<Interface> make_as(Arguments... arguments) {
+  return std::make_unique<Implementation>(arguments...);
+}
+
 // The part of a registry that does not depend on what it makes.
 class RegisteredNames {
  public:
@@ -100,11 +107,13 @@ class Registry : public RegisteredNames {
  public:
   using RegisteredNames::RegisteredNames;
 
-  void add(const std::string& name, const std::string& help, Factory factory,
+  // Returns true, for the static object.
+  bool add(const std::string& name, const std::string& help, Factory factory,
            std::vector<Option> options = {}) {
     TOPKNOT_CHECK(factories_.emplace(name, std::move(factory)).second,
                   kind_ + " '" + name + "' is registered twice");
     descriptions_[name] = {help, std::move(options)};
+    return true;
   }
   // Throws UserError with a suggestion if the name is unknown.
   const Factory& find(const std::string& name) const {

@@ -89,17 +89,20 @@ Device parse_device(const std::string& name);
 template <class Kernels>
 inline std::array<const Kernels*, 2> registered_kernels{};  // by DeviceKind; null: the device has none
 
+template <DeviceKind kind, class Kernels>
+bool add_kernels(const Kernels& kernels) {  // returns true, for the static object that registers them
+  static const Kernels kept = kernels;
+  registered_kernels<Kernels>[static_cast<std::size_t>(kind)] = &kept;
+  return true;
+}
 template <class Kernels>
-class RegisterKernels {
- public:
-  RegisterKernels(DeviceKind kind, const Kernels& kernels) : kernels_(kernels) {
-    registered_kernels<Kernels>[static_cast<std::size_t>(kind)] = &kernels_;
-  }
-  RegisterKernels(const RegisterKernels&) = delete;
-
- private:
-  Kernels kernels_;
-};
+bool add_cpu_kernels(const Kernels& kernels) {
+  return add_kernels<DeviceKind::cpu>(kernels);
+}
+template <class Kernels>
+bool add_cuda_kernels(const Kernels& kernels) {
+  return add_kernels<DeviceKind::cuda>(kernels);
+}
 
 template <class Kernels>
 const Kernels* find_kernels(DeviceKind kind) {

@@ -68,11 +68,10 @@ ModulePtr make_alexnet_grouped(ParameterStore& store, const ModelOptions& option
                          false);
 }
 
-const bool alexnet_registered = [] {
-  add_model("alexnet", "AlexNet in one column, as torchvision has it", make_alexnet);
-  add_model("alexnet_grouped", "AlexNet of 2012: groups, local response normalisation", make_alexnet_grouped);
-  return true;
-}();
+const bool alexnet_registered[] = {
+    add_model("alexnet", "AlexNet in one column, as torchvision has it", make_alexnet),
+    add_model("alexnet_grouped", "AlexNet of 2012: groups, local response normalisation",
+              make_alexnet_grouped)};
 
 }  // namespace
 }  // namespace topknot

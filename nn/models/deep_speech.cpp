@@ -94,12 +94,10 @@ class DeepSpeech final : public Module {
   Parameter* output_;
 };
 
-const bool deep_speech_registered =
-    (add_model<DeepSpeech>(
-         "deep_speech",
-         "Deep Speech 2 as for AN4: model.layers LSTM layers of model.width units, for data.name=speech",
-         {option::width, option::layers}),
-     true);
+const bool deep_speech_registered = add_model<DeepSpeech>(
+    "deep_speech",
+    "Deep Speech 2 as for AN4: model.layers LSTM layers of model.width units, for data.name=speech",
+    {option::width, option::layers});
 
 }  // namespace
 }  // namespace topknot

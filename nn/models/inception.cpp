@@ -117,7 +117,7 @@ ModulePtr make_inception_v4(ParameterStore& store, const ModelOptions& options) 
   return model;
 }
 
-const bool inception_registered = (add_model("inception_v4", "Inception-v4", make_inception_v4), true);
+const bool inception_registered = add_model("inception_v4", "Inception-v4", make_inception_v4);
 
 }  // namespace
 }  // namespace topknot

@@ -125,22 +125,22 @@ const std::vector<InvertedResidualShape> kEfficientNet{{1, 3, 1, 16, 1}, {6, 3, 
                                                        {6, 3, 2, 80, 3}, {6, 5, 1, 112, 3}, {6, 5, 2, 192, 4},
                                                        {6, 3, 1, 320, 1}};
 
-const bool inverted_residual_registered = [] {
-  add_model("mobilenet_v2", "MobileNetV2", [](ParameterStore& store, const ModelOptions& options) {
-    return make_inverted_residuals(store, options, "mobilenet_v2", {Activation::relu6}, kMobileNetV2);
-  });
-  add_model("efficientnet_b0", "EfficientNet-B0, without stochastic depth",
-            [](ParameterStore& store, const ModelOptions& options) {
-              return make_inverted_residuals(store, options, "efficientnet_b0", {Activation::silu, true},
-                                             kEfficientNet);
-            });
-  add_model("efficientnet_lite0", "EfficientNet-Lite0, padded as TensorFlow does",
-            [](ParameterStore& store, const ModelOptions& options) {
-              return make_inverted_residuals(store, options, "efficientnet_lite0",
-                                             {Activation::relu6, false, true, 1e-3f}, kEfficientNet);
-            });
-  return true;
-}();
+const bool inverted_residual_registered[] = {
+    add_model("mobilenet_v2", "MobileNetV2",
+              [](ParameterStore& store, const ModelOptions& options) {
+                return make_inverted_residuals(store, options, "mobilenet_v2", {Activation::relu6},
+                                               kMobileNetV2);
+              }),
+    add_model("efficientnet_b0", "EfficientNet-B0, without stochastic depth",
+              [](ParameterStore& store, const ModelOptions& options) {
+                return make_inverted_residuals(store, options, "efficientnet_b0", {Activation::silu, true},
+                                               kEfficientNet);
+              }),
+    add_model("efficientnet_lite0", "EfficientNet-Lite0, padded as TensorFlow does",
+              [](ParameterStore& store, const ModelOptions& options) {
+                return make_inverted_residuals(store, options, "efficientnet_lite0",
+                                               {Activation::relu6, false, true, 1e-3f}, kEfficientNet);
+              })};
 
 }  // namespace
 }  // namespace topknot

@@ -25,8 +25,7 @@ ModulePtr make_lenet(ParameterStore& store, const ModelOptions& options) {
   return model;
 }
 
-const bool lenet_registered =
-    (add_model("lenet", "LeNet-5 with ReLU and max pooling, for MNIST", make_lenet), true);
+const bool lenet_registered = add_model("lenet", "LeNet-5 with ReLU and max pooling, for MNIST", make_lenet);
 
 }  // namespace
 }  // namespace topknot

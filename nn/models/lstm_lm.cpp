@@ -63,12 +63,10 @@ class LstmLanguageModel final : public Module {
   Parameter *encoder_, *decoder_, *decoder_bias_;
 };
 
-const bool lstm_lm_registered =
-    (add_model<LstmLanguageModel>(
-         "lstm_lm",
-         "LSTM language model: model.layers of model.width units, model.tied embeddings, for data.name=text",
-         {option::width, option::layers, option::tied, kInitUniform}),
-     true);
+const bool lstm_lm_registered = add_model<LstmLanguageModel>(
+    "lstm_lm",
+    "LSTM language model: model.layers of model.width units, model.tied embeddings, for data.name=text",
+    {option::width, option::layers, option::tied, kInitUniform});
 
 }  // namespace
 }  // namespace topknot

@@ -30,16 +30,15 @@ ModulePtr make_mlp(ParameterStore& store, const ModelOptions& options, const std
 
 const Option kHidden{"hidden", std::vector<int>{200, 200}, "widths of the hidden layers", 1, 1e6};
 
-const bool mlp_registered = [] {
-  add_model("linear", "one linear layer: the baseline that everything must beat",
-            [](ParameterStore& store, const ModelOptions& options) { return make_mlp(store, options, {}); });
-  add_model("mlp", "fully connected layers with ReLU, widths from model.hidden",
-            [](ParameterStore& store, const ModelOptions& options) {
-              return make_mlp(store, options, options.get<std::vector<int>>(kHidden));
-            },
-            {kHidden});
-  return true;
-}();
+const bool mlp_registered[] = {
+    add_model(
+        "linear", "one linear layer: the baseline that everything must beat",
+        [](ParameterStore& store, const ModelOptions& options) { return make_mlp(store, options, {}); }),
+    add_model("mlp", "fully connected layers with ReLU, widths from model.hidden",
+              [](ParameterStore& store, const ModelOptions& options) {
+                return make_mlp(store, options, options.get<std::vector<int>>(kHidden));
+              },
+              {kHidden})};
 
 }  // namespace
 }  // namespace topknot

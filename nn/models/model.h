@@ -37,17 +37,14 @@ inline Registry<ModelFactory>& models() {
 }
 
 // `own`: the options that the model has besides.
-inline void add_model(const std::string& name, const std::string& help, ModelFactory factory,
+inline bool add_model(const std::string& name, const std::string& help, ModelFactory factory,
                       std::vector<Option> own = {}) {
-  models().add(name, help, factory, std::move(own));
+  return models().add(name, help, factory, std::move(own));
 }
 // A Net is made of a store and options.
 template <class Net>
-void add_model(const std::string& name, const std::string& help, std::vector<Option> own = {}) {
-  const auto make = [](ParameterStore& store, const ModelOptions& options) -> ModulePtr {
-    return std::make_unique<Net>(store, options);
-  };
-  add_model(name, help, make, std::move(own));
+bool add_model(const std::string& name, const std::string& help, std::vector<Option> own = {}) {
+  return add_model(name, help, make_as<Module, Net>, std::move(own));
 }
 
 // Throws UserError if a sample is no image of at least `least` x `least` pixels.

@@ -107,23 +107,21 @@ ModulePtr make_imagenet_resnet(ParameterStore& store, const ModelOptions& option
                             {kBlocks...});
 }
 
-const bool resnet_registered = [] {
-  add_model("resnet20", "CIFAR ResNet-20, option A shortcuts", make_cifar_resnet<20>);
-  add_model("resnet32", "CIFAR ResNet-32, option A shortcuts", make_cifar_resnet<32>);
-  add_model("resnet44", "CIFAR ResNet-44, option A shortcuts", make_cifar_resnet<44>);
-  add_model("resnet56", "CIFAR ResNet-56, option A shortcuts", make_cifar_resnet<56>);
-  add_model("resnet110", "CIFAR ResNet-110, option A shortcuts", make_cifar_resnet<110>);
-  add_model("resnet18", "ResNet-18 with a CIFAR stem", make_resnet18);
-  add_model("resnet18_imagenet", "ResNet-18 for ImageNet; takes smaller images too",
-            make_imagenet_resnet<BasicBlock, 2, 2, 2, 2>);
-  add_model("resnet34", "ResNet-34 for ImageNet; takes smaller images too",
-            make_imagenet_resnet<BasicBlock, 3, 4, 6, 3>);
-  add_model("resnet50", "ResNet-50 for ImageNet (version 1.5); takes smaller images too",
-            make_imagenet_resnet<Bottleneck, 3, 4, 6, 3>);
-  add_model("resnet152", "ResNet-152 for ImageNet (version 1.5); takes smaller images too",
-            make_imagenet_resnet<Bottleneck, 3, 8, 36, 3>);
-  return true;
-}();
+const bool resnet_registered[] = {
+    add_model("resnet20", "CIFAR ResNet-20, option A shortcuts", make_cifar_resnet<20>),
+    add_model("resnet32", "CIFAR ResNet-32, option A shortcuts", make_cifar_resnet<32>),
+    add_model("resnet44", "CIFAR ResNet-44, option A shortcuts", make_cifar_resnet<44>),
+    add_model("resnet56", "CIFAR ResNet-56, option A shortcuts", make_cifar_resnet<56>),
+    add_model("resnet110", "CIFAR ResNet-110, option A shortcuts", make_cifar_resnet<110>),
+    add_model("resnet18", "ResNet-18 with a CIFAR stem", make_resnet18),
+    add_model("resnet18_imagenet", "ResNet-18 for ImageNet; takes smaller images too",
+              make_imagenet_resnet<BasicBlock, 2, 2, 2, 2>),
+    add_model("resnet34", "ResNet-34 for ImageNet; takes smaller images too",
+              make_imagenet_resnet<BasicBlock, 3, 4, 6, 3>),
+    add_model("resnet50", "ResNet-50 for ImageNet (version 1.5); takes smaller images too",
+              make_imagenet_resnet<Bottleneck, 3, 4, 6, 3>),
+    add_model("resnet152", "ResNet-152 for ImageNet (version 1.5); takes smaller images too",
+              make_imagenet_resnet<Bottleneck, 3, 8, 36, 3>)};
 
 }  // namespace
 }  // namespace topknot

@@ -56,7 +56,7 @@ ModulePtr make_shufflenet_v2(ParameterStore& store, const ModelOptions& options)
   return model;
 }
 
-const bool shufflenet_registered = (add_model("shufflenet_v2", "ShuffleNetV2 1.0", make_shufflenet_v2), true);
+const bool shufflenet_registered = add_model("shufflenet_v2", "ShuffleNetV2 1.0", make_shufflenet_v2);
 
 }  // namespace
 }  // namespace topknot

@@ -46,7 +46,7 @@ ModulePtr make_squeezenet(ParameterStore& store, const ModelOptions& options) {
   return model;
 }
 
-const bool squeezenet_registered = (add_model("squeezenet", "SqueezeNet 1.0", make_squeezenet), true);
+const bool squeezenet_registered = add_model("squeezenet", "SqueezeNet 1.0", make_squeezenet);
 
 }  // namespace
 }  // namespace topknot

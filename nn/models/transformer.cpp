@@ -262,17 +262,13 @@ class Llama final : public Transformer {
   std::vector<Layer> layers_;
 };
 
-const bool gpt_registered =
-    (add_model<Gpt>(
-         "gpt", "GPT-2: model.layers of model.width, model.heads, model.context, for texts and tokens",
-         {option::width, option::layers, kHeads, option::context, kFeedForward, kBias, kGelu, kNormEpsilon}),
-     true);
-const bool llama_registered =
-    (add_model<Llama>("llama",
-                      "Llama: RMS norm, SwiGLU, rotary positions, model.kv_heads, for texts and tokens",
-                      {option::width, option::layers, option::tied, kHeads, kKvHeads, option::context,
-                       kFeedForward, kNormEpsilon, kRopeBase}),
-     true);
+const bool gpt_registered = add_model<Gpt>(
+    "gpt", "GPT-2: model.layers of model.width, model.heads, model.context, for texts and tokens",
+    {option::width, option::layers, kHeads, option::context, kFeedForward, kBias, kGelu, kNormEpsilon});
+const bool llama_registered = add_model<Llama>(
+    "llama", "Llama: RMS norm, SwiGLU, rotary positions, model.kv_heads, for texts and tokens",
+    {option::width, option::layers, option::tied, kHeads, kKvHeads, option::context, kFeedForward,
+     kNormEpsilon, kRopeBase});
 
 }  // namespace
 }  // namespace topknot

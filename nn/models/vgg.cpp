@@ -58,13 +58,11 @@ ModulePtr make_vgg16(ParameterStore& store, const ModelOptions& options) {
   return model;
 }
 
-const bool vgg_registered = [] {
-  add_model("vgg16", "VGG-16 with batch norm for CIFAR, no convolution biases", make_vgg16<VggKind::cifar>);
-  add_model("vgg16_bias", "VGG-16 with batch norm and convolution biases for CIFAR",
-            make_vgg16<VggKind::cifar_bias>);
-  add_model("vgg16_imagenet", "VGG-16 for ImageNet, without batch norm", make_vgg16<VggKind::imagenet>);
-  return true;
-}();
+const bool vgg_registered[] = {
+    add_model("vgg16", "VGG-16 with batch norm for CIFAR, no convolution biases", make_vgg16<VggKind::cifar>),
+    add_model("vgg16_bias", "VGG-16 with batch norm and convolution biases for CIFAR",
+              make_vgg16<VggKind::cifar_bias>),
+    add_model("vgg16_imagenet", "VGG-16 for ImageNet, without batch norm", make_vgg16<VggKind::imagenet>)};
 
 }  // namespace
 }  // namespace topknot

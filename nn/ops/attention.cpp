@@ -316,9 +316,8 @@ void attention_backward(const AttentionShape& s, const Tensor& qkv, const Tensor
   });
 }
 
-const RegisterKernels<AttentionKernels> attention_registered(DeviceKind::cpu,
-                                                             {.forward = attention_forward,
-                                                              .backward = attention_backward});
+const bool attention_registered =
+    add_cpu_kernels<AttentionKernels>({.forward = attention_forward, .backward = attention_backward});
 
 }  // namespace
 }  // namespace attention_cpu

@@ -454,10 +454,9 @@ void conv_bn_backward(const ConvGeometry& geometry, const Tensor& weight, const 
   chunked_conv(geometry).backward(call.x, weight.data(), Tensor(), fill, weight_gradient, out.x);
 }
 
-const RegisterKernels<BatchNormKernels> batch_norm_kernels(DeviceKind::cpu,
-                                                           {.forward = forward, .backward = backward});
-const RegisterKernels<ConvBnKernels> conv_bn_kernels(DeviceKind::cpu, {.forward = conv_bn_forward,
-                                                                       .backward = conv_bn_backward});
+const bool batch_norm_kernels = add_cpu_kernels<BatchNormKernels>({.forward = forward, .backward = backward});
+const bool conv_bn_kernels =
+    add_cpu_kernels<ConvBnKernels>({.forward = conv_bn_forward, .backward = conv_bn_backward});
 
 }  // namespace
 }  // namespace topknot

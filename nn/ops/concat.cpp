@@ -120,8 +120,8 @@ void copy_channels(const Tensor& x, Tensor& y, const ChannelRun& run, bool accum
   by_type(x.dtype(), [&](auto type) { copy_stored<decltype(type)>(x, y, run, accumulate); });
 }
 
-const RegisterKernels<ChannelCopyKernels> concat_registered(DeviceKind::cpu, {.layout = channel_copy_layout,
-                                                                              .copy = copy_channels});
+const bool concat_registered =
+    add_cpu_kernels<ChannelCopyKernels>({.layout = channel_copy_layout, .copy = copy_channels});
 
 }  // namespace
 }  // namespace topknot

@@ -517,9 +517,8 @@ void backward(const ConvGeometry& geometry, const Tensor& x, const Tensor& weigh
   chunked_conv(geometry).backward(x, weight.data(), dy, {}, out.weight, out.x);
 }
 
-const RegisterKernels<ConvKernels> conv2d_registered(DeviceKind::cpu, {.output_layout = output_layout,
-                                                                       .forward = forward,
-                                                                       .backward = backward});
+const bool conv2d_registered =
+    add_cpu_kernels<ConvKernels>({.output_layout = output_layout, .forward = forward, .backward = backward});
 
 }  // namespace
 

@@ -128,8 +128,8 @@ void ctc_backward_pass(const Tensor& dz, std::int64_t sequences, const Tensor& g
   for (std::int64_t i = 0; i < out.numel(); ++i) out.data()[i] = dz.data()[i] * scale;
 }
 
-const RegisterKernels<CtcKernels> ctc_registered(DeviceKind::cpu, {.forward = ctc_forward_pass,
-                                                                   .backward = ctc_backward_pass});
+const bool ctc_registered =
+    add_cpu_kernels<CtcKernels>({.forward = ctc_forward_pass, .backward = ctc_backward_pass});
 
 }  // namespace
 }  // namespace topknot

@@ -185,13 +185,11 @@ Tensor times_mask(const Tensor& t, const OpState& state) {
   return result;
 }
 
-const RegisterKernels<ReluKernels> relu_kernels(DeviceKind::cpu,
-                                                {.forward = relu_forward, .backward = relu_backward});
-const RegisterKernels<ActivationKernels> activation_kernels(DeviceKind::cpu,
-                                                            {.forward = activation_forward,
-                                                             .backward = activation_backward});
-const RegisterKernels<DropoutKernels> dropout_kernels(DeviceKind::cpu,
-                                                      {.mask = dropout_mask, .times_mask = times_mask});
+const bool relu_kernels = add_cpu_kernels<ReluKernels>({.forward = relu_forward, .backward = relu_backward});
+const bool activation_kernels =
+    add_cpu_kernels<ActivationKernels>({.forward = activation_forward, .backward = activation_backward});
+const bool dropout_kernels =
+    add_cpu_kernels<DropoutKernels>({.mask = dropout_mask, .times_mask = times_mask});
 
 }  // namespace
 }  // namespace topknot

@@ -59,9 +59,8 @@ void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t tokens
   });
 }
 
-const RegisterKernels<EmbeddingKernels> embedding_registered(DeviceKind::cpu,
-                                                             {.forward = embedding_forward,
-                                                              .backward = embedding_backward});
+const bool embedding_registered =
+    add_cpu_kernels<EmbeddingKernels>({.forward = embedding_forward, .backward = embedding_backward});
 
 }  // namespace
 }  // namespace topknot

@@ -113,9 +113,9 @@ void mask(const Tensor& x, std::span<const std::int32_t> frames, Tensor& y) {
   });
 }
 
-const RegisterKernels<MaskFramesKernels> mask_registered(DeviceKind::cpu, {.mask = mask});
-const RegisterKernels<FramesKernels> frames_registered(DeviceKind::cpu,
-                                                       {.gather = frames_gather, .scatter = frames_scatter});
+const bool mask_registered = add_cpu_kernels<MaskFramesKernels>({.mask = mask});
+const bool frames_registered =
+    add_cpu_kernels<FramesKernels>({.gather = frames_gather, .scatter = frames_scatter});
 
 }  // namespace
 }  // namespace topknot

@@ -12,7 +12,7 @@
 // The CPU's functions are registered in the op's file, those for a GPU in nn/ops/cuda/x.cu (or .cpp), and a
 // program has the backends that are linked into it:
 //
-//   const RegisterKernels<XKernels> registered(DeviceKind::cpu, {.forward = forward, .backward = backward});
+//   const bool x_registered = add_cpu_kernels<XKernels>({.forward = forward, .backward = backward});
 //
 // The op looks them up by its input's device: kernels_for<XKernels>(x). An op whose struct stands in its own
 // file touches no other file. An op without CUDA kernels throws Error on a GPU.

@@ -76,7 +76,7 @@ Tensor convert(const Tensor& x, Layout layout, DType type) {
   return z;
 }
 
-const RegisterKernels<LayoutKernels> layout_registered(DeviceKind::cpu, {.convert = convert});
+const bool layout_registered = add_cpu_kernels<LayoutKernels>({.convert = convert});
 
 }  // namespace
 }  // namespace topknot

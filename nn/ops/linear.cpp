@@ -81,8 +81,7 @@ void backward(const Tensor& input, const Tensor& weight, const Tensor& gradient,
   });
 }
 
-const RegisterKernels<LinearKernels> linear_registered(DeviceKind::cpu,
-                                                       {.forward = forward, .backward = backward});
+const bool linear_registered = add_cpu_kernels<LinearKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot

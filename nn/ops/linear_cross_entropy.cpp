@@ -219,9 +219,8 @@ void scale(const Tensor& from, const Tensor& by, bool accumulate, Tensor& to) {
   });
 }
 
-const RegisterKernels<LinearCrossEntropyKernels> linear_cross_entropy_registered(DeviceKind::cpu,
-                                                                                 {.forward = forward,
-                                                                                  .scale = scale});
+const bool linear_cross_entropy_registered =
+    add_cpu_kernels<LinearCrossEntropyKernels>({.forward = forward, .scale = scale});
 
 }  // namespace
 }  // namespace topknot

@@ -89,9 +89,8 @@ void lookahead_weight_gradient(const Tensor& x, const Tensor& dy, std::int64_t b
   });
 }
 
-const RegisterKernels<LookaheadKernels> lookahead_registered(DeviceKind::cpu,
-                                                             {.filter = lookahead_filter,
-                                                              .weight_gradient = lookahead_weight_gradient});
+const bool lookahead_registered = add_cpu_kernels<LookaheadKernels>(
+    {.filter = lookahead_filter, .weight_gradient = lookahead_weight_gradient});
 
 }  // namespace
 }  // namespace topknot

@@ -247,12 +247,10 @@ void squared_error_backward(const Tensor& y, const Tensor& target, const Tensor&
   for (std::int64_t i = 0; i < n; ++i) dy.data()[i] = (y.data()[i] - target.data()[i]) * scale;
 }
 
-const RegisterKernels<CrossEntropyKernels> cross_entropy(DeviceKind::cpu, {.forward = cross_entropy_forward,
-                                                                           .backward = cross_entropy_backward,
-                                                                           .count_correct = count_hits});
-const RegisterKernels<SquaredErrorKernels> squared_error(DeviceKind::cpu,
-                                                         {.forward = squared_error_forward,
-                                                          .backward = squared_error_backward});
+const bool cross_entropy = add_cpu_kernels<CrossEntropyKernels>(
+    {.forward = cross_entropy_forward, .backward = cross_entropy_backward, .count_correct = count_hits});
+const bool squared_error = add_cpu_kernels<SquaredErrorKernels>(
+    {.forward = squared_error_forward, .backward = squared_error_backward});
 
 }  // namespace
 }  // namespace topknot

@@ -55,8 +55,7 @@ void lrn_backward(const LrnOptions&, const OpState& state, const Tensor& x, cons
   DnnlPair::backward(state, {x.data(), dy.data(), dx.data()});
 }
 
-const RegisterKernels<LrnKernels> lrn_registered(DeviceKind::cpu,
-                                                 {.forward = lrn_forward, .backward = lrn_backward});
+const bool lrn_registered = add_cpu_kernels<LrnKernels>({.forward = lrn_forward, .backward = lrn_backward});
 
 }  // namespace
 }  // namespace topknot

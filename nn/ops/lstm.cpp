@@ -366,8 +366,8 @@ void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, 
   by_type(call.x.dtype(), [&](auto type) { backward_in<decltype(type)>(call, state, y, dy, out); });
 }
 
-const RegisterKernels<LstmKernels> lstm_registered(DeviceKind::cpu,
-                                                   {.forward = lstm_forward, .backward = lstm_backward});
+const bool lstm_registered =
+    add_cpu_kernels<LstmKernels>({.forward = lstm_forward, .backward = lstm_backward});
 
 }  // namespace
 }  // namespace topknot

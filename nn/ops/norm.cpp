@@ -316,8 +316,8 @@ void norm_backward(const NormCall& call, const Tensor& statistics, const Tensor&
   if (bias) add_chunks(dbias, chunks, stride, width, out.bias.accumulate, out.bias.data);
 }
 
-const RegisterKernels<NormKernels> norm_registered(DeviceKind::cpu,
-                                                   {.forward = norm_forward, .backward = norm_backward});
+const bool norm_registered =
+    add_cpu_kernels<NormKernels>({.forward = norm_forward, .backward = norm_backward});
 
 }  // namespace
 }  // namespace topknot

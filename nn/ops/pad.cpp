@@ -59,8 +59,7 @@ void pad_backward(const Tensor& dy, Tensor& dx) {
   });
 }
 
-const RegisterKernels<PadKernels> pad_registered(DeviceKind::cpu,
-                                                 {.forward = pad_forward, .backward = pad_backward});
+const bool pad_registered = add_cpu_kernels<PadKernels>({.forward = pad_forward, .backward = pad_backward});
 
 }  // namespace
 }  // namespace topknot

@@ -119,11 +119,9 @@ void average_backward(const Tensor& dy, Tensor& dx) {
   });
 }
 
-const RegisterKernels<PoolKernels> pool_kernels(DeviceKind::cpu,
-                                                {.forward = pool_forward, .backward = pool_backward});
-const RegisterKernels<GlobalAveragePoolKernels> average_kernels(DeviceKind::cpu,
-                                                                {.forward = average_forward,
-                                                                 .backward = average_backward});
+const bool pool_kernels = add_cpu_kernels<PoolKernels>({.forward = pool_forward, .backward = pool_backward});
+const bool average_kernels =
+    add_cpu_kernels<GlobalAveragePoolKernels>({.forward = average_forward, .backward = average_backward});
 
 }  // namespace
 }  // namespace topknot

@@ -61,9 +61,8 @@ void weight_gradient(const Tensor& dy, std::int64_t batch, std::int64_t position
   });
 }
 
-const RegisterKernels<PositionsKernels> positions_registered(DeviceKind::cpu,
-                                                             {.forward = forward,
-                                                              .weight_gradient = weight_gradient});
+const bool positions_registered =
+    add_cpu_kernels<PositionsKernels>({.forward = forward, .weight_gradient = weight_gradient});
 
 }  // namespace
 }  // namespace topknot

@@ -86,8 +86,8 @@ TOPKNOT_MULTIVERSION void rotate_rows(const RopeCall& call, const Tensor& x, Ten
     rotate(call, x.data(), y.data(), begin, end);
 }
 
-const RegisterKernels<RopeKernels> rope_registered(
-    DeviceKind::cpu, {.rotate = [](const RopeCall& call, const Tensor& x, Tensor& y) {
+const bool rope_registered =
+    add_cpu_kernels<RopeKernels>({.rotate = [](const RopeCall& call, const Tensor& x, Tensor& y) {
       parallel_ranges(
           x.dim(0), [&](int, std::int64_t begin, std::int64_t end) { rotate_rows(call, x, y, begin, end); });
     }});

@@ -64,9 +64,8 @@ void scale_gradient(const Tensor& x, const Tensor& dy, Tensor& ds) {
   by_type(x.dtype(), [&](auto type) { scale_gradient_stored<decltype(type)>(x, dy, ds); });
 }
 
-const RegisterKernels<ScaleChannelsKernels> scale_channels_registered(DeviceKind::cpu,
-                                                                      {.forward = scale_forward,
-                                                                       .scale_gradient = scale_gradient});
+const bool scale_channels_registered =
+    add_cpu_kernels<ScaleChannelsKernels>({.forward = scale_forward, .scale_gradient = scale_gradient});
 
 }  // namespace
 }  // namespace topknot

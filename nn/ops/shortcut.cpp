@@ -75,8 +75,7 @@ void backward(const Tensor& dy, Tensor& dx) {
   });
 }
 
-const RegisterKernels<ShortcutKernels> shortcut_registered(DeviceKind::cpu,
-                                                           {.forward = forward, .backward = backward});
+const bool shortcut_registered = add_cpu_kernels<ShortcutKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot

@@ -77,8 +77,8 @@ void swiglu_backward(const Tensor& x, const Tensor& dy, Tensor& dx) {
   });
 }
 
-const RegisterKernels<SwigluKernels> swiglu_registered(DeviceKind::cpu, {.forward = swiglu_forward,
-                                                                         .backward = swiglu_backward});
+const bool swiglu_registered =
+    add_cpu_kernels<SwigluKernels>({.forward = swiglu_forward, .backward = swiglu_backward});
 
 }  // namespace
 }  // namespace topknot

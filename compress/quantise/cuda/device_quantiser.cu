@@ -418,11 +418,9 @@ std::unique_ptr<Compressor> make(const CompressOptions& options, const GroupSpec
   return std::make_unique<DeviceQuantiser>(format(options, group), keeps(options), options.seed, group);
 }
 
-const bool registered = [] {
-  device_methods().add("signsgd", "", {make<quantise::signsgd_format, quantise::signsgd_has_residual>});
-  device_methods().add("qsgd", "", {make<quantise::qsgd_format, quantise::qsgd_has_residual>});
-  return true;
-}();
+const bool registered[] = {
+    device_methods().add("signsgd", "", {make<quantise::signsgd_format, quantise::signsgd_has_residual>}),
+    device_methods().add("qsgd", "", {make<quantise::qsgd_format, quantise::qsgd_has_residual>})};
 
 }  // namespace
 }  // namespace topknot::cuda

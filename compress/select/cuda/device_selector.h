@@ -261,11 +261,8 @@ using DeviceSelectorFactory = std::unique_ptr<DeviceSelector> (*)(const Compress
 // CUDA counterparts, by the name of the selection (compress.select).
 Registry<DeviceSelectorFactory>& device_selectors();
 template <class Implementation>  // made from (options, ranges)
-void add_device_selector(const std::string& name) {
-  device_selectors().add(
-      name, "", [](const CompressOptions& options, const std::vector<DeviceRange>& ranges) {
-        return std::unique_ptr<DeviceSelector>(std::make_unique<Implementation>(options, ranges));
-      });
+bool add_device_selector(const std::string& name) {
+  return device_selectors().add(name, "", make_as<DeviceSelector, Implementation>);
 }
 
 // Null if the selection has no CUDA counterpart.

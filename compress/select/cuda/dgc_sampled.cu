@@ -286,10 +286,7 @@ class DgcSampledOnGpu final : public DeviceSelector {
   DeviceArray<Choice> choices_;
 };
 
-const bool dgc_sampled_registered = [] {
-  add_device_selector<DgcSampledOnGpu>("dgc_sampled");
-  return true;
-}();
+const bool dgc_sampled_registered = add_device_selector<DgcSampledOnGpu>("dgc_sampled");
 
 }  // namespace
 }  // namespace topknot::cuda

@@ -333,10 +333,7 @@ class DeviceGaussianK final : public DeviceSelector {
   DeviceArray<DensityQuantile> quantiles_;
 };
 
-const bool gaussiank_registered = [] {
-  add_device_selector<DeviceGaussianK>("gaussiank");
-  return true;
-}();
+const bool gaussiank_registered = add_device_selector<DeviceGaussianK>("gaussiank");
 
 }  // namespace
 }  // namespace topknot::cuda

@@ -341,10 +341,7 @@ class RegTopKOnGpu final : public DeviceSelector {
   DeviceArray<RegTopKControl> controls_;
 };
 
-const bool regtopk_registered = [] {
-  add_device_selector<RegTopKOnGpu>("regtopk");
-  return true;
-}();
+const bool regtopk_registered = add_device_selector<RegTopKOnGpu>("regtopk");
 
 }  // namespace
 }  // namespace topknot::cuda

@@ -193,11 +193,8 @@ class DeviceThreshold final : public DeviceSelector {
   double multiple_, threshold_;  // compress.capacity; compress.threshold
 };
 
-const bool topk_registered = [] {
-  add_device_selector<DeviceTopK>("topk");
-  add_device_selector<DeviceThreshold>("threshold");
-  return true;
-}();
+const bool topk_registered[] = {add_device_selector<DeviceTopK>("topk"),
+                                add_device_selector<DeviceThreshold>("threshold")};
 
 }  // namespace
 }  // namespace topknot::cuda

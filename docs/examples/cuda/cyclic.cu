@@ -51,7 +51,7 @@ class DeviceCyclic final : public DeviceSelector {
   std::size_t phase_;
 };
 
-const bool cyclic_registered = (add_device_selector<DeviceCyclic>("cyclic"), true);
+const bool cyclic_registered = add_device_selector<DeviceCyclic>("cyclic");
 
 }  // namespace
 }  // namespace topknot::cuda

@@ -291,8 +291,7 @@ void backward(const AttentionShape& s, const Tensor& qkv, const Tensor& y, const
   });
 }
 
-const RegisterKernels<AttentionKernels> registered(DeviceKind::cuda,
-                                                   {.forward = forward, .backward = backward});
+const bool registered = add_cuda_kernels<AttentionKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

@@ -229,8 +229,8 @@ void backward(const BatchNormArguments& call, const OpState& state, Tensor grad,
   recorded.method->backward(call, recorded.kept, std::move(grad), out);
 }
 
-const RegisterKernels<BatchNormKernels> batch_norm_registered(DeviceKind::cuda,
-                                                              {.forward = forward, .backward = backward});
+const bool batch_norm_registered =
+    add_cuda_kernels<BatchNormKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 

@@ -32,7 +32,7 @@ void copy(const Tensor& x, Tensor& y, const ChannelRun& run, bool accumulate) {
                 accumulate);
 }
 
-const RegisterKernels<ChannelCopyKernels> registered(DeviceKind::cuda, {.layout = layout, .copy = copy});
+const bool registered = add_cuda_kernels<ChannelCopyKernels>({.layout = layout, .copy = copy});
 
 }  // namespace
 

@@ -239,9 +239,8 @@ void backward(const ConvGeometry& geometry, const Tensor& x, const Tensor& weigh
             [&](const Products& by) { by.input_gradient(dy, out.x); });
 }
 
-const RegisterKernels<ConvKernels> conv2d_registered(DeviceKind::cuda, {.output_layout = output_layout,
-                                                                        .forward = forward,
-                                                                        .backward = backward});
+const bool conv2d_registered =
+    add_cuda_kernels<ConvKernels>({.output_layout = output_layout, .forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

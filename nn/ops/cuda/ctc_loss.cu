@@ -171,7 +171,7 @@ void backward(const Tensor& dz, std::int64_t sequences, const Tensor& grad, Tens
   });
 }
 
-const RegisterKernels<CtcKernels> registered(DeviceKind::cuda, {.forward = forward, .backward = backward});
+const bool registered = add_cuda_kernels<CtcKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

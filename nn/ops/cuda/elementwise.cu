@@ -171,13 +171,12 @@ Tensor times_mask(const Tensor& t, const OpState& state) {
   return out;
 }
 
-const RegisterKernels<ReluKernels> relu_registered(DeviceKind::cuda,
-                                                   {.forward = relu_forward, .backward = relu_backward});
-const RegisterKernels<ActivationKernels> activation_registered(DeviceKind::cuda,
-                                                               {.forward = activation_forward,
-                                                                .backward = activation_backward});
-const RegisterKernels<DropoutKernels> dropout_registered(DeviceKind::cuda,
-                                                         {.mask = dropout_mask, .times_mask = times_mask});
+const bool relu_registered =
+    add_cuda_kernels<ReluKernels>({.forward = relu_forward, .backward = relu_backward});
+const bool activation_registered =
+    add_cuda_kernels<ActivationKernels>({.forward = activation_forward, .backward = activation_backward});
+const bool dropout_registered =
+    add_cuda_kernels<DropoutKernels>({.mask = dropout_mask, .times_mask = times_mask});
 
 }  // namespace
 }  // namespace topknot::cuda

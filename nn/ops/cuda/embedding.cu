@@ -108,8 +108,7 @@ void backward(const Tensor& ids, const Tensor& dy, std::int64_t tokens, const Gr
   });
 }
 
-const RegisterKernels<EmbeddingKernels> registered(DeviceKind::cuda,
-                                                   {.forward = forward, .backward = backward});
+const bool registered = add_cuda_kernels<EmbeddingKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

@@ -73,9 +73,8 @@ void mask(const Tensor& x, std::span<const std::int32_t> frames, Tensor& y) {
   });
 }
 
-const RegisterKernels<FramesKernels> frames_registered(DeviceKind::cuda,
-                                                       {.gather = gather, .scatter = scatter});
-const RegisterKernels<MaskFramesKernels> mask_registered(DeviceKind::cuda, {.mask = mask});
+const bool frames_registered = add_cuda_kernels<FramesKernels>({.gather = gather, .scatter = scatter});
+const bool mask_registered = add_cuda_kernels<MaskFramesKernels>({.mask = mask});
 
 }  // namespace
 }  // namespace topknot::cuda

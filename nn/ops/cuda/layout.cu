@@ -71,7 +71,7 @@ Tensor convert_form(const Tensor& x, Layout layout, DType type) {
   return y;
 }
 
-const RegisterKernels<LayoutKernels> registered(DeviceKind::cuda, {.convert = convert_form});
+const bool registered = add_cuda_kernels<LayoutKernels>({.convert = convert_form});
 
 Tensor on_this_gpu(const Tensor& x) {
   const Context& context = Context::current();

@@ -26,8 +26,7 @@ void backward(const Tensor& x, const Tensor& weight, const Tensor& dy, const OpS
              to.x.accumulate, to.x.tensor.data(), x.dtype());
 }
 
-const RegisterKernels<LinearKernels> linear_registered(DeviceKind::cuda,
-                                                       {.forward = forward, .backward = backward});
+const bool linear_registered = add_cuda_kernels<LinearKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

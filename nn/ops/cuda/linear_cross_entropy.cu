@@ -180,8 +180,7 @@ void scale(const Tensor& from, const Tensor& by, bool accumulate, Tensor& to) {
   });
 }
 
-const RegisterKernels<LinearCrossEntropyKernels> registered(DeviceKind::cuda,
-                                                            {.forward = forward, .scale = scale});
+const bool registered = add_cuda_kernels<LinearCrossEntropyKernels>({.forward = forward, .scale = scale});
 
 }  // namespace
 }  // namespace topknot::cuda

@@ -62,8 +62,8 @@ void weight_gradient(const Tensor& x, const Tensor& dy, std::int64_t batch, Tens
   });
 }
 
-const RegisterKernels<LookaheadKernels> registered(DeviceKind::cuda,
-                                                   {.filter = filter, .weight_gradient = weight_gradient});
+const bool registered =
+    add_cuda_kernels<LookaheadKernels>({.filter = filter, .weight_gradient = weight_gradient});
 
 }  // namespace
 }  // namespace topknot::cuda

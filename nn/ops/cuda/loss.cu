@@ -237,11 +237,10 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *out = static_cast<float>(sum / by);
 }
 
-const RegisterKernels<CrossEntropyKernels> cross_entropy_registered(
-    DeviceKind::cuda, {.forward = forward, .backward = backward, .count_correct = count_correct});
-const RegisterKernels<SquaredErrorKernels> squared_error_registered(DeviceKind::cuda,
-                                                                    {.forward = squared_error_forward,
-                                                                     .backward = squared_error_backward});
+const bool cross_entropy_registered = add_cuda_kernels<CrossEntropyKernels>(
+    {.forward = forward, .backward = backward, .count_correct = count_correct});
+const bool squared_error_registered = add_cuda_kernels<SquaredErrorKernels>(
+    {.forward = squared_error_forward, .backward = squared_error_backward});
 
 }  // namespace
 

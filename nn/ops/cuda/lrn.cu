@@ -73,7 +73,7 @@ void backward(const LrnOptions& options, const OpState&, const Tensor& x, const 
   });
 }
 
-const RegisterKernels<LrnKernels> registered(DeviceKind::cuda, {.forward = forward, .backward = backward});
+const bool registered = add_cuda_kernels<LrnKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

@@ -177,8 +177,8 @@ void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, 
              out.x.tensor.data(), type);
 }
 
-const RegisterKernels<LstmKernels> lstm_registered(DeviceKind::cuda,
-                                                   {.forward = lstm_forward, .backward = lstm_backward});
+const bool lstm_registered =
+    add_cuda_kernels<LstmKernels>({.forward = lstm_forward, .backward = lstm_backward});
 
 }  // namespace
 }  // namespace topknot::cuda

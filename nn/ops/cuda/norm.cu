@@ -366,7 +366,7 @@ void backward(const NormCall& call, const Tensor& statistics, const Tensor& dy, 
   });
 }
 
-const RegisterKernels<NormKernels> registered(DeviceKind::cuda, {.forward = forward, .backward = backward});
+const bool registered = add_cuda_kernels<NormKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

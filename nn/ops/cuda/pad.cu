@@ -41,7 +41,7 @@ void backward(const Tensor& dy, Tensor& dx) {
   copy_corner(dy, dx, 0.0f);
 }
 
-const RegisterKernels<PadKernels> registered(DeviceKind::cuda, {.forward = forward, .backward = backward});
+const bool registered = add_cuda_kernels<PadKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

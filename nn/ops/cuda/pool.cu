@@ -133,10 +133,9 @@ void average_backward(const Tensor& dy, Tensor& dx) {
   });
 }
 
-const RegisterKernels<PoolKernels> registered(DeviceKind::cuda, {.forward = forward, .backward = backward});
-const RegisterKernels<GlobalAveragePoolKernels> average_registered(DeviceKind::cuda,
-                                                                   {.forward = average_forward,
-                                                                    .backward = average_backward});
+const bool registered = add_cuda_kernels<PoolKernels>({.forward = forward, .backward = backward});
+const bool average_registered =
+    add_cuda_kernels<GlobalAveragePoolKernels>({.forward = average_forward, .backward = average_backward});
 
 }  // namespace
 }  // namespace topknot::cuda

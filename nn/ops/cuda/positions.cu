@@ -49,8 +49,8 @@ void weight_gradient(const Tensor& dy, std::int64_t batch, std::int64_t position
   });
 }
 
-const RegisterKernels<PositionsKernels> registered(DeviceKind::cuda,
-                                                   {.forward = forward, .weight_gradient = weight_gradient});
+const bool registered =
+    add_cuda_kernels<PositionsKernels>({.forward = forward, .weight_gradient = weight_gradient});
 
 }  // namespace
 }  // namespace topknot::cuda

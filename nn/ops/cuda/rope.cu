@@ -45,7 +45,7 @@ void rotate(const RopeCall& call, const Tensor& x, Tensor& y) {
   });
 }
 
-const RegisterKernels<RopeKernels> registered(DeviceKind::cuda, {.rotate = rotate});
+const bool registered = add_cuda_kernels<RopeKernels>({.rotate = rotate});
 
 }  // namespace
 }  // namespace topknot::cuda

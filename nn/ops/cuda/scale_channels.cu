@@ -59,8 +59,8 @@ void scale_gradient(const Tensor& x, const Tensor& dy, Tensor& ds) {
   });
 }
 
-const RegisterKernels<ScaleChannelsKernels> registered(DeviceKind::cuda, {.forward = forward,
-                                                                          .scale_gradient = scale_gradient});
+const bool registered =
+    add_cuda_kernels<ScaleChannelsKernels>({.forward = forward, .scale_gradient = scale_gradient});
 
 }  // namespace
 }  // namespace topknot::cuda

@@ -87,8 +87,7 @@ void backward(const Tensor& dy, Tensor& dx) {
   subsample(false, dy, dx);
 }
 
-const RegisterKernels<ShortcutKernels> registered(DeviceKind::cuda,
-                                                  {.forward = forward, .backward = backward});
+const bool registered = add_cuda_kernels<ShortcutKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda

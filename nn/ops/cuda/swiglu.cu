@@ -42,7 +42,7 @@ void backward(const Tensor& x, const Tensor& dy, Tensor& dx) {
   });
 }
 
-const RegisterKernels<SwigluKernels> registered(DeviceKind::cuda, {.forward = forward, .backward = backward});
+const bool registered = add_cuda_kernels<SwigluKernels>({.forward = forward, .backward = backward});
 
 }  // namespace
 }  // namespace topknot::cuda
