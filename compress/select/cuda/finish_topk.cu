@@ -75,7 +75,8 @@ __device__ void take(const SelectRange& range, const float* u, Choice& choice, s
     greater += key > kth;
     equal += key == kth;
   });
-  std::uint64_t total, before = exclusive_sum<kFinishThreads>(greater | std::uint64_t{equal} << 32, total);
+  std::uint64_t total;
+  std::uint64_t before = block_exclusive_sum<kFinishThreads>(greater | std::uint64_t{equal} << 32, total);
   before = __shfl_sync(kAllLanes, before, 0);
   greater = static_cast<std::uint32_t>(before);
   equal = static_cast<std::uint32_t>(before >> 32);

@@ -36,24 +36,6 @@ struct Radix {
   std::uint32_t higher;  // keys above every key with these digits
 };
 
-// block_exclusive_sum() for blocks of kBlock threads.
-template <int kBlock, class T>
-__device__ T exclusive_sum(T value, T& total) {
-  __shared__ T warps[kBlock / 32];
-  const unsigned warp = threadIdx.x / 32;
-  const T inclusive = warp_inclusive_sum(value);
-  if ((threadIdx.x & 31) == 31) warps[warp] = inclusive;
-  __syncthreads();
-  T before = 0;
-  total = 0;
-  for (unsigned w = 0; w < kBlock / 32; ++w) {
-    if (w < warp) before += warps[w];
-    total += warps[w];
-  }
-  __syncthreads();
-  return before + inclusive - value;
-}
-
 // Picks the next digit, of which `counts` says how many keys have which value; the whole block calls.
 template <int kBlock = kThreads>
 __device__ Radix pick_digit(const std::uint32_t* counts, int width, std::uint32_t k, const Radix& before) {
@@ -63,7 +45,7 @@ __device__ Radix pick_digit(const std::uint32_t* counts, int width, std::uint32_
   std::uint32_t mine = 0;
   for (int i = 0; i < per; ++i) mine += counts[top - i];
   std::uint32_t total;
-  std::uint32_t higher = before.higher + exclusive_sum<kBlock>(mine, total);
+  std::uint32_t higher = before.higher + block_exclusive_sum<kBlock>(mine, total);
   if (higher < k && k <= higher + mine) {
     int digit = top;
     for (; higher + counts[digit] < k; --digit) higher += counts[digit];

@@ -124,8 +124,9 @@ __global__ void __launch_bounds__(kThreads)
     judge(*control, range, rule.rest, ranges.choices[block.range]);
 }
 
+// Puts the scores of the last step's entries over them in u, or takes them back.
 __global__ void __launch_bounds__(kThreads)
-    put_scores_kernel(RegTopKScore rule, SelectRanges ranges, RegTopKWork work, float* group) {
+    swap_scores_kernel(bool put, RegTopKScore rule, SelectRanges ranges, RegTopKWork work, float* group) {
   await_previous();
   const RangeBlock block = range_block(ranges.shares);
   const RegTopKControl& control = work.controls[block.range];
@@ -135,23 +136,10 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t count = control.last;
   const double weight = control.weight;
   for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads) {
-    const float value = u[last.indices[i]];
-    last.kept[i] = value;
-    u[last.indices[i]] = score_of(rule, last, i, value, weight);
+    float& value = u[last.indices[i]];
+    if (put) last.kept[i] = value;
+    value = put ? score_of(rule, last, i, value, weight) : last.kept[i];
   }
-}
-
-__global__ void __launch_bounds__(kThreads)
-    take_scores_back_kernel(SelectRanges ranges, RegTopKWork work, float* group) {
-  await_previous();
-  const RangeBlock block = range_block(ranges.shares);
-  const RegTopKControl& control = work.controls[block.range];
-  if (!control.fell_back) return;
-  const RegTopKLast last = work.last[block.range];
-  float* const u = group + ranges.range[block.range].begin;
-  const std::uint32_t count = control.last;
-  for (std::uint32_t i = block.index * kThreads + threadIdx.x; i < count; i += block.count * kThreads)
-    u[last.indices[i]] = last.kept[i];
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -263,9 +251,9 @@ class RegTopKOnGpu final : public DeviceSelector {
     launch(plan_kernel, thread_per_range(ranges), kThreads, stream, rule_, ranges, work(), parameters);
     accumulate_and_list(stream, ranges, accumulate);
     launch(judge_kernel, shares, kThreads, stream, rule_, ranges, work());
-    launch(put_scores_kernel, shares, kThreads, stream, rule_, ranges, work(), u);
+    launch(swap_scores_kernel, shares, kThreads, stream, true, rule_, ranges, work(), u);
     take_largest(stream, ranges, u);
-    launch(take_scores_back_kernel, shares, kThreads, stream, ranges, work(), u);
+    launch(swap_scores_kernel, shares, kThreads, stream, false, rule_, ranges, work(), u);
     launch(finish_kernel, shares, kThreads, stream, ranges, work(), u);
   }
 

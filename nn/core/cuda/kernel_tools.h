@@ -35,18 +35,18 @@ __device__ T warp_inclusive_sum(T value) {
   return value;
 }
 
-// The sum over the threads before this one in a block of exactly kThreads; `total`: over all. Integers, or a
+// The sum over the threads before this one in a block of exactly kBlock; `total`: over all. Integers, or a
 // fixed order for floating-point numbers. Every thread of the block calls; two calls in a row are safe.
-template <class T>
+template <int kBlock = kThreads, class T>
 __device__ T block_exclusive_sum(T value, T& total) {
-  __shared__ T warps[kThreads / 32];
-  const unsigned lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  __shared__ T warps[kBlock / 32];
+  const unsigned warp = threadIdx.x / 32;
   const T inclusive = warp_inclusive_sum(value);
-  if (lane == 31) warps[warp] = inclusive;
+  if ((threadIdx.x & 31) == 31) warps[warp] = inclusive;
   __syncthreads();
   T before = 0;
   total = 0;
-  for (unsigned w = 0; w < kThreads / 32; ++w) {
+  for (unsigned w = 0; w < kBlock / 32; ++w) {
     if (w < warp) before += warps[w];
     total += warps[w];
   }
