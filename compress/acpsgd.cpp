@@ -20,6 +20,7 @@
 
 #include "compress/compressor.h"
 #include "compress/lowrank/plan.h"
+#include "compress/parallel.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
 
@@ -49,7 +50,7 @@ class AcpSgd final : public lowrank::LowRankCompressor {
     sum_.resize(own_.size() + plan_.plain_size());
     sent_ = sum_.size();
     plan_.copy_plain(u, plain());
-    lowrank::scale(sum_, weight_);
+    multiply_all(sum_, weights_[rank_]);
     // A rank's own product could overflow with such a factor, which the others must learn.
     if (!lowrank::within(own_, plan_.bound())) sum_[0] = std::numeric_limits<float>::infinity();
   }
@@ -62,7 +63,7 @@ class AcpSgd final : public lowrank::LowRankCompressor {
   }
 
   void rebuild(std::span<float> u, std::span<float> average) override {
-    lowrank::scale(sum_, 1.0f / static_cast<float>(ranks_));
+    multiply_all(sum_, 1.0f / static_cast<float>(ranks_));
     using Factors = lowrank::Plan::Factors;
     if (sends_p_)
       plan_.rebuild(u, average, has_residual_, Factors{own_, basis_}, Factors{factor(), basis_}, plain());

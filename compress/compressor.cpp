@@ -76,6 +76,23 @@ void Compressor::load_state(std::span<const std::byte> bytes) {
   reader.finish();
 }
 
+HostCompressor::HostCompressor(const GroupSpec& group, bool has_residual)
+    : numel_(group.numel), ranks_(static_cast<std::size_t>(group.ranks)), has_residual_(has_residual) {}
+
+void HostCompressor::check_encode(Slice slice, const StepContext& context) {
+  TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
+  TOPKNOT_CHECK(slice.gradient.size() == numel_, "a slice of another length than the group's");
+  TOPKNOT_CHECK(!has_residual_ || slice.residual.size() == numel_,
+                "error feedback needs a residual as long as the gradient");
+  TOPKNOT_CHECK(context.weights.empty() || context.weights.size() == ranks_, "one weight per rank");
+  TOPKNOT_CHECK(context.rank >= 0 && static_cast<std::size_t>(context.rank) < ranks_,
+                "rank outside the group");
+  slice_ = slice;
+  rank_ = static_cast<std::size_t>(context.rank);
+  weights_.assign(context.weights.begin(), context.weights.end());
+  weights_.resize(ranks_, 1.0f);
+}
+
 namespace {
 
 void check_size(const GroupSpec& group) {

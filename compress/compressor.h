@@ -195,6 +195,42 @@ class Compressor {
   Applied applied_ = Applied::nothing;
 };
 
+struct GroupSpec;
+
+// A compressor of gradients in host memory: a step's inputs and state, and the checks of the order of calls.
+class HostCompressor : public Compressor {
+ public:
+  HostCompressor(const GroupSpec& group, bool has_residual);
+  bool finite() const final { return finite_; }
+  void discard() override { phase_ = Phase::idle; }
+
+ protected:
+  enum class Phase { idle, encoded, decoded };
+  // The checks at the beginning of encode(), decode() and commit(); the first notes the inputs.
+  void check_encode(Slice slice, const StepContext& context);
+  void check_decode() const { TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode"); }
+  void check_commit() const {
+    TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
+  }
+  void check_blocks(const Round& round) const {
+    TOPKNOT_CHECK(round.blocks.size() == ranks_, "one block per rank");
+  }
+  // The slice's residual, if the method has one.
+  std::span<const float> residual() const {
+    return has_residual_ ? slice_.residual : std::span<const float>();
+  }
+  // Where commit() leaves the average.
+  std::span<float> average() const { return has_residual_ ? slice_.residual : slice_.gradient; }
+
+  const std::size_t numel_, ranks_;
+  const bool has_residual_;
+  Phase phase_ = Phase::idle;
+  Slice slice_;
+  std::size_t rank_ = 0;
+  std::vector<float> weights_;  // by rank
+  bool finite_ = false;
+};
+
 // A tensor of a group as the matrix [first dimension, the others]; cols is 1 for what has fewer dimensions.
 struct TensorSpec {
   std::size_t begin = 0;  // in the group

@@ -26,27 +26,18 @@ TOPKNOT_MULTIVERSION MagnitudeKey finish(float* x, std::size_t n, float factor) 
   return largest;
 }
 
-class DenseCompressor final : public Compressor {
+class DenseCompressor final : public HostCompressor {
  public:
   DenseCompressor(const GroupSpec& group, bool narrow)
-      : numel_(group.numel), ranks_(group.ranks), narrow_(narrow ? group.numel : 0) {}
+      : HostCompressor(group, false), narrow_(narrow ? group.numel : 0) {}
 
   Message encode(Slice slice, const StepContext& context) override {
-    TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
-    TOPKNOT_CHECK(slice.gradient.size() == numel_, "a slice of another length than the group's");
-    gradient_ = slice.gradient;
-    if (!context.weights.empty()) {
-      TOPKNOT_CHECK(context.weights.size() == static_cast<std::size_t>(ranks_), "one weight per rank");
-      const float weight = context.weights[static_cast<std::size_t>(context.rank)];
-      if (weight != 1.0f)
-        for_parts(numel_, part_count(numel_), [&](std::size_t, std::size_t begin, std::size_t end) {
-          multiply(gradient_.data() + begin, end - begin, weight);
-        });
-    }
+    check_encode(slice, context);
+    multiply_all(slice.gradient, weights_[rank_]);
     phase_ = Phase::encoded;
-    if (narrow_.empty()) return sum_message(gradient_);
+    if (narrow_.empty()) return sum_message(slice.gradient);
     for_parts(numel_, part_count(numel_), [&](std::size_t, std::size_t begin, std::size_t end) {
-      to_bfloat16(gradient_.data() + begin, end - begin, narrow_.data() + begin);
+      to_bfloat16(slice.gradient.data() + begin, end - begin, narrow_.data() + begin);
     });
     Message message;
     message.kind = Message::Kind::sum_bfloat16;
@@ -55,42 +46,34 @@ class DenseCompressor final : public Compressor {
   }
 
   std::optional<Message> decode(const Round& round) override {
-    TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
+    check_decode();
+    float* const gradient = slice_.gradient.data();
     if (narrow_.empty())
-      check_sum(round, gradient_);
+      check_sum(round, slice_.gradient);
     else
       TOPKNOT_CHECK(round.sum_bfloat16.data() == narrow_.data(),
                     "the sum is not in the memory that was sent");
     const std::size_t parts = part_count(numel_);
     std::vector<MagnitudeKey> largest(parts);
     for_parts(numel_, parts, [&](std::size_t part, std::size_t begin, std::size_t end) {
-      if (!narrow_.empty()) to_float(narrow_.data() + begin, end - begin, gradient_.data() + begin);
-      largest[part] = finish(gradient_.data() + begin, end - begin, 1.0f / static_cast<float>(ranks_));
+      if (!narrow_.empty()) to_float(narrow_.data() + begin, end - begin, gradient + begin);
+      largest[part] = finish(gradient + begin, end - begin, 1.0f / static_cast<float>(ranks_));
     });
     finite_ = *std::max_element(largest.begin(), largest.end()) <= kLargestFinite;
     phase_ = Phase::decoded;
     return std::nullopt;
   }
 
-  bool finite() const override { return finite_; }
-
   std::span<float> commit(std::span<const std::uint32_t>) override {
-    TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
+    check_commit();
     phase_ = Phase::idle;
-    return gradient_;
+    return average();
   }
 
-  void discard() override { phase_ = Phase::idle; }
   Diagnostics diagnostics() const override { return {.selected = numel_}; }
 
  private:
-  enum class Phase { idle, encoded, decoded };
-  std::size_t numel_ = 0;
-  int ranks_ = 1;
-  Phase phase_ = Phase::idle;
-  std::span<float> gradient_;
   std::vector<BFloat16> narrow_;  // what is sent, if it is not the gradient itself
-  bool finite_ = false;
 };
 
 // Validates the options; whether values are sent as bfloat16.

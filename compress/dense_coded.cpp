@@ -119,24 +119,16 @@ class Pieces {
   std::size_t numel_, ranks_, length_, chunks_, bytes_;
 };
 
-class CodedDense final : public Compressor {
+class CodedDense final : public HostCompressor {
  public:
   CodedDense(const ValueCodec& codec, bool residual, const GroupSpec& group)
-      : pieces_(codec, group),
-        numel_(group.numel),
-        residual_(residual),
+      : HostCompressor(group, residual),
+        pieces_(codec, group),
         second_error_(pieces_.length()),
         averages_(pieces_.ranks() * pieces_.bytes()) {}
 
   Message encode(Slice slice, const StepContext& context) override {
-    TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
-    TOPKNOT_CHECK(slice.gradient.size() == numel_, "a slice of another length than the group's");
-    TOPKNOT_CHECK(context.weights.empty() || context.weights.size() == pieces_.ranks(),
-                  "one weight per rank");
-    slice_ = slice;
-    rank_ = static_cast<std::size_t>(context.rank);
-    weights_.assign(context.weights.begin(), context.weights.end());
-    weights_.resize(pieces_.ranks(), 1.0f);
+    check_encode(slice, context);
     Message message;
     message.block.resize(pieces_.ranks() * pieces_.bytes());
     message.pieces = static_cast<int>(pieces_.ranks());
@@ -146,7 +138,7 @@ class CodedDense final : public Compressor {
       float values[kChunk];
       const std::span<std::byte> piece = pieces_.piece(message.block, r);
       const std::size_t length = pieces_.chunk_length(chunk);
-      if (residual_) add_weighted(u.data(), slice_.residual.data() + offset_of(u), u.size(), 1);
+      if (has_residual_) add_weighted(u.data(), slice_.residual.data() + offset_of(u), u.size(), 1);
       if (largest_key(u.data(), u.size()) > kLargestFinite) return finite.store(false);
       std::span<const float> whole = u;
       if (u.size() < length) {
@@ -154,21 +146,21 @@ class CodedDense final : public Compressor {
         whole = {values, length};
       }
       pieces_.write(whole, chunk, piece);
-      if (!residual_) return;
+      if (!has_residual_) return;
       pieces_.read(piece, chunk, {values, u.size()});
       subtract(u.data(), values, u.size());
     });
     if (!finite) std::fill(message.block.begin(), message.block.end(), std::byte{0});
     for (std::size_t r = 0; r < pieces_.ranks(); ++r)
       pieces_.write_header(pieces_.piece(message.block, r), finite);
-    phase_ = Phase::encoded;
+    phase_ = Phase::encoded, summed_ = false;
     return message;
   }
 
   std::optional<Message> decode(const Round& round) override {
-    TOPKNOT_CHECK(phase_ == Phase::encoded || phase_ == Phase::summed, "decode without encode");
-    TOPKNOT_CHECK(round.blocks.size() == pieces_.ranks(), "one block per rank");
-    if (phase_ == Phase::encoded) return sum_of(round);
+    check_decode();
+    check_blocks(round);
+    if (!summed_) return sum_of(round);
     finite_ = true;
     for (const auto& block : round.blocks) finite_ &= pieces_.check(block);
     for (std::size_t r = 0; r < pieces_.ranks(); ++r)
@@ -182,15 +174,13 @@ class CodedDense final : public Compressor {
     return std::nullopt;
   }
 
-  bool finite() const override { return finite_; }
-
   std::span<float> commit(std::span<const std::uint32_t>) override {
-    TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
-    const std::span<float> average = residual_ ? slice_.residual : slice_.gradient;
+    check_commit();
+    const std::span<float> average = this->average();
     const float weight = weights_[rank_];
     const float share = weight > 0 ? static_cast<float>(pieces_.ranks()) / weight : 0;
     for_all([&](std::size_t r, std::size_t chunk, std::span<float> left) {
-      if (residual_ && r == rank_)
+      if (has_residual_ && r == rank_)
         add_weighted(left.data(), second_error_.data() + chunk * kChunk, left.size(), share);
       pieces_.read(pieces_.piece(averages_, r), chunk, average.subspan(offset_of(left), left.size()));
     });
@@ -198,12 +188,9 @@ class CodedDense final : public Compressor {
     return average;
   }
 
-  void discard() override { phase_ = Phase::idle; }
   Diagnostics diagnostics() const override { return {.selected = numel_}; }
 
  private:
-  enum class Phase { idle, encoded, summed, decoded };
-
   std::size_t offset_of(std::span<const float> elements) const {
     return static_cast<std::size_t>(elements.data() - slice_.gradient.data());
   }
@@ -254,17 +241,12 @@ class CodedDense final : public Compressor {
     finite &= std::none_of(overflows.begin(), overflows.end(), [](char one) { return one != 0; });
     if (!finite) std::fill(message.block.begin(), message.block.end(), std::byte{0});
     pieces_.write_header(message.block, finite);
-    phase_ = Phase::summed;
+    summed_ = true;
     return message;
   }
 
   const Pieces pieces_;
-  std::size_t numel_ = 0;
-  bool residual_ = true, finite_ = false;
-  Phase phase_ = Phase::idle;
-  Slice slice_;
-  std::size_t rank_ = 0;
-  std::vector<float> weights_;       // by rank
+  bool summed_ = false;              // the first of two sums has been decoded
   std::vector<float> second_error_;  // what coding took away from this rank's piece of the average
   std::vector<std::byte> averages_;  // the ranks', between the last decode and commit
 };

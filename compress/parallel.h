@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
+
+#include "nn/core/simd.h"
 
 namespace topknot {
 
@@ -31,6 +34,14 @@ void for_parts(std::size_t n, std::size_t parts, Body&& body) {
   for (std::size_t part = 0; part < parts; ++part)
     body(part, std::min(n, chunks * part / parts * kChunk),
          std::min(n, chunks * (part + 1) / parts * kChunk));
+}
+
+// x *= factor.
+inline void multiply_all(std::span<float> x, float factor) {
+  if (factor == 1.0f) return;
+  for_parts(x.size(), part_count(x.size()), [&](std::size_t, std::size_t begin, std::size_t end) {
+    multiply(x.data() + begin, end - begin, factor);
+  });
 }
 
 // Calls body(block) for each of `blocks`, on threads if each gets `per_thread` of them. The body must not

@@ -25,6 +25,7 @@
 
 #include "compress/compressor.h"
 #include "compress/lowrank/plan.h"
+#include "compress/parallel.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
 
@@ -47,7 +48,7 @@ class PowerSgd final : public lowrank::LowRankCompressor {
   void project(std::span<const float> u) override {
     plan_.product(u, start_, p());
     plan_.copy_plain(u, plain());
-    lowrank::scale(sum_, weight_);
+    multiply_all(sum_, weights_[rank_]);
     has_p_ = false;
   }
 
@@ -65,7 +66,7 @@ class PowerSgd final : public lowrank::LowRankCompressor {
     plan_.orthonormalise_p(p());
     plan_.transposed_product(slice_.gradient, p(), own_q_);
     q_ = own_q_;
-    lowrank::scale(q_, weight_);
+    multiply_all(q_, weights_[rank_]);
     // Such a rank's own product could overflow, which the others must learn.
     if (!lowrank::within(own_q_, plan_.bound())) q_[0] = std::numeric_limits<float>::infinity();
     return sum_message(q_);
@@ -73,8 +74,8 @@ class PowerSgd final : public lowrank::LowRankCompressor {
 
   void rebuild(std::span<float> u, std::span<float> average) override {
     const float factor = 1.0f / static_cast<float>(ranks_);
-    lowrank::scale(q_, factor);
-    lowrank::scale(plain(), factor);
+    multiply_all(q_, factor);
+    multiply_all(plain(), factor);
     plan_.rebuild(u, average, has_residual_, {p(), own_q_}, {p(), q_}, plain());
     start_.swap(q_);
   }

@@ -22,10 +22,6 @@ double density_of(const GroupSpec& group, std::size_t segment, double density) {
   return group.densities.empty() ? density : std::max(density, group.densities[segment]);
 }
 
-}  // namespace
-
-namespace {
-
 // Calls body(tile, its end, cursors) for tiles that cover a vector, by as many threads as `room` has cursors
 // for; cursors[r]: the first entry of rank r at or after the tile's begin, which the body moves on to its
 // end. The body must not throw.
@@ -107,7 +103,8 @@ CompressOptions with_choices(CompressOptions options, const SparsePreset& parts)
 
 SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOptions& options,
                                    const GroupSpec& group)
-    : options_(with_choices(options, parts)),
+    : HostCompressor(group, false),
+      options_(with_choices(options, parts)),
       group_(group),
       capacity_(options.capacity),
       index_codec_(&index_codecs().find(parts.codec)),
@@ -129,23 +126,12 @@ SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOpti
 }
 
 Message SparseCompressor::encode(Slice slice, const StepContext& context) {
-  TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
-  TOPKNOT_CHECK(slice.gradient.size() == group_.numel, "a slice of another length than the group's");
-  TOPKNOT_CHECK(context.weights.empty() || context.weights.size() == static_cast<std::size_t>(group_.ranks),
-                "one weight per rank");
-  TOPKNOT_CHECK(context.rank >= 0 && context.rank < group_.ranks, "rank outside the group");
+  check_encode(slice, context);
   u_ = slice.gradient;
-  residual_ = slice.residual;
-  rank_ = context.rank;
   density_ = context.density;
-  weights_.assign(context.weights.begin(), context.weights.end());
-  weights_.resize(static_cast<std::size_t>(group_.ranks), 1.0f);
-  if (applied_ == Applied::learning_rate)
-    for_parts(u_.size(), part_count(u_.size()), [&](std::size_t, std::size_t begin, std::size_t end) {
-      multiply(u_.data() + begin, end - begin, static_cast<float>(context.lr));
-    });
+  if (applied_ == Applied::learning_rate) multiply_all(u_, static_cast<float>(context.lr));
   if (transform_) transform_->forward(u_);
-  const FeedbackInput input = memory_->input(u_, residual_);
+  const FeedbackInput input = memory_->input(u_, slice.residual);
 
   sent_.finite = true;
   sent_.indices.clear();
@@ -201,13 +187,11 @@ void SparseCompressor::select(std::size_t segment, const FeedbackInput& input, c
 void SparseCompressor::select_whole(std::size_t segment, const FeedbackInput& input) {
   const auto [begin, end] = group_.segments[segment];
   const std::span<float> u = u_.subspan(begin, end - begin);
-  Candidates broken;
-  accumulate_and_collect(u, input, kLargestFinite, 0, broken);
-  if (begin_selection(broken.finite(), selected_)) select_all(u, selected_);
+  if (begin_selection(accumulate(u, input), selected_)) select_all(u, selected_);
 }
 
 std::optional<Message> SparseCompressor::decode(const Round& round) {
-  TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
+  check_decode();
   summed_ = round.entries != nullptr;
   if (summed_) {
     sum_ = *round.entries;
@@ -216,7 +200,7 @@ std::optional<Message> SparseCompressor::decode(const Round& round) {
     std::fill(contributions_.begin(), contributions_.end(), SparseView());
     contributions_[0] = sum_;
   } else {
-    TOPKNOT_CHECK(round.blocks.size() == received_.size(), "one block per rank");
+    check_blocks(round);
     finite_ = true;
     for (std::size_t r = 0; r < round.blocks.size(); ++r) {
       read_block(round.blocks[r], group_.numel, *index_codec_, *value_codec_, received_[r]);
@@ -225,7 +209,7 @@ std::optional<Message> SparseCompressor::decode(const Round& round) {
     }
     TOPKNOT_CHECK(own().indices == sent_.indices, "this rank's own block came back changed");
   }
-  finite_ = finite_ && summable();
+  finite_ = finite_ && sent_.finite && summable();
   make_room_for_commit();
   phase_ = Phase::decoded;
   return std::nullopt;
@@ -254,11 +238,11 @@ bool SparseCompressor::summable() const {
 }
 
 std::span<float> SparseCompressor::commit(std::span<const std::uint32_t> rejected) {
-  TOPKNOT_CHECK(phase_ == Phase::decoded && finite_ && sent_.finite, "commit without a decoded, finite step");
+  check_commit();
   std::vector<std::uint32_t> sorted(rejected.begin(), rejected.end());
   std::sort(sorted.begin(), sorted.end());
-  memory_->commit(u_, residual_, own(), sorted);
-  const std::span<float> average = memory_->has_residual() ? residual_ : u_;
+  memory_->commit(u_, slice_.residual, own(), sorted);
+  const std::span<float> average = memory_->has_residual() ? slice_.residual : u_;
   const bool by_contributors = options_.aggregate == "contributors";
   (by_contributors ? average_contributors : average_sparse)(contributions_, average, averaging_room_);
 
@@ -282,7 +266,7 @@ void SparseCompressor::report_to_selectors(std::span<const std::uint32_t> reject
       accepted_.indices.push_back(mine.indices[i] - static_cast<std::uint32_t>(begin));
       accepted_.values.push_back(mine.values[i]);
     }
-    const double weight = static_cast<double>(weights_[static_cast<std::size_t>(rank_)]) / group_.ranks;
+    const double weight = static_cast<double>(weights_[rank_]) / group_.ranks;
     selectors_[s]->commit({accepted_, average.subspan(begin, end - begin), weight});
   }
 }
@@ -291,7 +275,7 @@ void SparseCompressor::discard() {
   if (!all_)
     for (auto& selector : selectors_) selector->discard();
   memory_->discard();
-  phase_ = Phase::idle;
+  HostCompressor::discard();
 }
 
 void SparseCompressor::save(StateWriter& writer) const {

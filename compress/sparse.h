@@ -77,7 +77,7 @@ void average_contributors(std::span<const SparseView> contributions, std::span<f
 // Scratch of both, for so many contributions to a vector of this size.
 std::vector<std::size_t> averaging_room(std::size_t ranks, std::size_t size);
 
-class SparseCompressor final : public Compressor {
+class SparseCompressor final : public HostCompressor {
  public:
   // Throws UserError as check_combination(). compress.capacity: beyond capacity * k entries per segment, the
   // exact largest of those selected are sent, the rest stays with the memory; 0 means none, else at least 1.
@@ -86,7 +86,6 @@ class SparseCompressor final : public Compressor {
   Message encode(Slice slice, const StepContext& context) override;
   // The step is not finite if a rank's entries are not, or if their sum could overflow.
   std::optional<Message> decode(const Round& round) override;
-  bool finite() const override { return finite_; }
   std::span<float> commit(std::span<const std::uint32_t> rejected) override;
   void discard() override;
   std::optional<SparseView> contributed() const override { return own(); }
@@ -99,14 +98,13 @@ class SparseCompressor final : public Compressor {
   }
 
  private:
-  enum class Phase { idle, encoded, decoded };
   void select(std::size_t segment, const FeedbackInput& input, const StepContext& context);
   void select_whole(std::size_t segment, const FeedbackInput& input);
   bool summable() const;
   void make_room_for_commit();
   void report_to_selectors(std::span<const std::uint32_t> rejected, std::span<const float> average);
   // This rank's entries as the other ranks decoded them.
-  const SparseVector& own() const { return summed_ ? sent_ : received_[static_cast<std::size_t>(rank_)]; }
+  const SparseVector& own() const { return summed_ ? sent_ : received_[rank_]; }
   void save(StateWriter& writer) const override;
   void load(StateReader& reader) override;
 
@@ -122,14 +120,11 @@ class SparseCompressor final : public Compressor {
   const IndexCodec* index_codec_;
   const ValueCodec* value_codec_;
 
-  Phase phase_ = Phase::idle;
   bool all_ = false;  // every entry is sent, the selectors were not asked
-  // This step's slice. In the gradient's memory encode() makes u, over which commit() leaves the next residual,
-  // or the average if the memory has no residual.
-  std::span<float> u_, residual_;
-  int rank_ = 0;
+  // This step's gradient, in whose memory encode() makes u, over which commit() leaves the next residual, or the
+  // average if the memory has no residual.
+  std::span<float> u_;
   double density_ = 1;
-  std::vector<float> weights_;  // by rank
   SparseVector sent_;
   std::vector<std::pair<std::size_t, std::size_t>> cuts_;  // each segment's entries in sent_
   Selection selected_;                                     // scratch
@@ -141,7 +136,6 @@ class SparseCompressor final : public Compressor {
   std::vector<SparseView> contributions_;    // by rank, of received_ or sum_
   std::vector<std::size_t> averaging_room_;  // scratch
   SparseVector accepted_;                    // scratch: a segment's, positions in it
-  bool finite_ = false;
 };
 
 // The compressor that `options` describe, with what `preset` names for each key that is empty.

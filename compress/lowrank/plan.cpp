@@ -300,20 +300,6 @@ float Plan::bound() const {
   return std::numeric_limits<float>::max() / static_cast<float>(4 * rank);
 }
 
-void accumulate(std::span<float> gradient, std::span<const float> residual) {
-  TOPKNOT_CHECK(residual.size() == gradient.size(),
-                "error feedback needs a residual as long as the gradient");
-  Candidates none;
-  accumulate_and_collect(gradient, residual, kLargestFinite, 0, none);
-}
-
-void scale(std::span<float> x, float factor) {
-  if (factor == 1.0f) return;
-  for_parts(x.size(), part_count(x.size()), [&](std::size_t, std::size_t begin, std::size_t end) {
-    multiply(x.data() + begin, end - begin, factor);
-  });
-}
-
 bool within(std::span<const float> x, float bound) {
   const std::size_t parts = part_count(x.size());
   std::vector<MagnitudeKey> largest(parts);
@@ -336,31 +322,25 @@ bool check_options(const CompressOptions& options) {
 }
 
 Message LowRankCompressor::encode(Slice slice, const StepContext& context) {
-  check_idle("encode before the last step was committed or discarded");
-  TOPKNOT_CHECK(slice.gradient.size() == plan_.numel(), "a slice of another length than the group's");
-  TOPKNOT_CHECK(context.weights.empty() || context.weights.size() == static_cast<std::size_t>(ranks_),
-                "one weight per rank");
-  slice_ = slice;
-  weight_ = context.weights.empty() ? 1.0f : context.weights[static_cast<std::size_t>(context.rank)];
-  if (has_residual_) accumulate(slice.gradient, slice.residual);
+  check_encode(slice, context);
+  if (has_residual_) accumulate(slice.gradient, residual());
   project(slice.gradient);
   phase_ = Phase::encoded;
   return sum_message(sum_);
 }
 
 std::optional<Message> LowRankCompressor::decode(const Round& round) {
-  TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
+  check_decode();
   std::optional<Message> next = receive(round);
   if (!next) phase_ = Phase::decoded;
   return next;
 }
 
 std::span<float> LowRankCompressor::commit(std::span<const std::uint32_t>) {
-  TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
-  const std::span<float> average = has_residual_ ? slice_.residual : slice_.gradient;
-  rebuild(slice_.gradient, average);
+  check_commit();
+  rebuild(slice_.gradient, average());
   phase_ = Phase::idle;
-  return average;
+  return average();
 }
 
 std::vector<float> load_factor(StateReader& reader, std::size_t size) {

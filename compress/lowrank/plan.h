@@ -102,9 +102,6 @@ class Plan {
   std::vector<double> scratch_;
 };
 
-// u = gradient + residual over the gradient.
-void accumulate(std::span<float> gradient, std::span<const float> residual);
-void scale(std::span<float> x, float factor);
 // No NaN, and no magnitude above the bound.
 bool within(std::span<const float> x, float bound);
 
@@ -116,20 +113,18 @@ const std::vector<Option>& options();
 
 // The compressor of the low-rank methods: error feedback over the group, sums of factors, averages rebuilt
 // from these.
-class LowRankCompressor : public Compressor {
+class LowRankCompressor : public HostCompressor {
  public:
   LowRankCompressor(const CompressOptions& options, const GroupSpec& group, double factors_per_step)
-      : plan_(options, group, factors_per_step), has_residual_(check_options(options)), ranks_(group.ranks) {}
+      : HostCompressor(group, check_options(options)), plan_(options, group, factors_per_step) {}
 
   Message encode(Slice slice, const StepContext& context) final;
   std::optional<Message> decode(const Round& round) final;
-  bool finite() const final { return finite_; }
   std::span<float> commit(std::span<const std::uint32_t> rejected) final;
-  void discard() final { phase_ = Phase::idle; }
   Diagnostics diagnostics() const final { return {.selected = sent_, .accumulated = slice_.gradient}; }
 
  protected:
-  // Puts the first round's factor and the uncompressed tensors of u, times weight_, into sum_.
+  // Puts the first round's factor and the uncompressed tensors of u, times this rank's weight, into sum_.
   virtual void project(std::span<const float> u) = 0;
   // Takes what came back and sets finite_; returns a Message for one more round.
   virtual std::optional<Message> receive(const Round& round) = 0;
@@ -139,17 +134,8 @@ class LowRankCompressor : public Compressor {
   void check_idle(const char* what) const { TOPKNOT_CHECK(phase_ == Phase::idle, what); }
 
   Plan plan_;
-  bool has_residual_ = true;
-  int ranks_ = 1;
   std::vector<float> sum_;  // what is sent first, and its sum
   std::size_t sent_ = 0;    // floats, in all rounds
-  Slice slice_;
-  float weight_ = 1;  // of this rank
-  bool finite_ = false;
-
- private:
-  enum class Phase { idle, encoded, decoded };
-  Phase phase_ = Phase::idle;
 };
 
 // Takes a saved factor of this length. Throws Error if it is not finite.

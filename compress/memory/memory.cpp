@@ -67,10 +67,7 @@ class ResidualMemory final : public Memory {
   void commit(std::span<float> u, std::span<float>, const SparseView& sent,
               std::span<const std::uint32_t> rejected) override {
     take_sent(u, sent, rejected);
-    if (decay_ == 1) return;
-    for_parts(u.size(), part_count(u.size()), [&](std::size_t, std::size_t begin, std::size_t end) {
-      multiply(u.data() + begin, end - begin, decay_);
-    });
+    multiply_all(u, decay_);
   }
 
  private:

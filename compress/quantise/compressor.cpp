@@ -66,27 +66,16 @@ void for_tiles(std::size_t n, Body&& body) {
 
 QuantisingCompressor::QuantisingCompressor(std::unique_ptr<Quantiser> quantiser, Format format, bool residual,
                                            const GroupSpec& group)
-    : quantiser_(std::move(quantiser)),
+    : HostCompressor(group, residual),
+      quantiser_(std::move(quantiser)),
       format_(std::move(format)),
-      residual_(residual),
-      ranks_(static_cast<std::size_t>(group.ranks)),
       offset_(group.offset) {}
 
 Message QuantisingCompressor::encode(Slice slice, const StepContext& context) {
-  TOPKNOT_CHECK(phase_ == Phase::idle, "encode before the last step was committed or discarded");
-  TOPKNOT_CHECK(slice.gradient.size() == format_.numel, "a slice of another length than the group's");
-  TOPKNOT_CHECK(context.weights.empty() || context.weights.size() == ranks_, "one weight per rank");
-  slice_ = slice;
-  rank_ = static_cast<std::size_t>(context.rank);
-  weights_.assign(context.weights.begin(), context.weights.end());
-  weights_.resize(ranks_, 1.0f);
-  Candidates broken;
-  accumulate_and_collect(slice.gradient,
-                         std::span<const float>(residual_ ? slice.residual : std::span<float>()),
-                         kLargestFinite, 0, broken);
+  check_encode(slice, context);
   std::vector<float> scales(format_.cells.size());
   const std::span<const float> u = slice.gradient;
-  const bool finite = broken.finite() && quantiser_->scales(u, format_, scales);
+  const bool finite = accumulate(slice.gradient, residual()) && quantiser_->scales(u, format_, scales);
   Message message;
   message.kind = Message::Kind::block;
   message.block = start_block(format_, finite);
@@ -108,8 +97,8 @@ Message QuantisingCompressor::encode(Slice slice, const StepContext& context) {
 }
 
 std::optional<Message> QuantisingCompressor::decode(const Round& round) {
-  TOPKNOT_CHECK(phase_ == Phase::encoded, "decode without encode");
-  TOPKNOT_CHECK(round.blocks.size() == ranks_, "one block per rank");
+  check_decode();
+  check_blocks(round);
   finite_ = true;
   for (const auto& block : round.blocks) finite_ &= check_block(format_, block);
   blocks_.resize(ranks_);
@@ -124,8 +113,8 @@ std::optional<Message> QuantisingCompressor::decode(const Round& round) {
 }
 
 std::span<float> QuantisingCompressor::commit(std::span<const std::uint32_t>) {
-  TOPKNOT_CHECK(phase_ == Phase::decoded && finite_, "commit without a decoded, finite step");
-  const std::span<float> average = residual_ ? slice_.residual : slice_.gradient;
+  check_commit();
+  const std::span<float> average = this->average();
   const float factor = 1.0f / static_cast<float>(ranks_);
   for_tiles(format_.numel, [&](std::size_t begin, std::size_t end) {
     float values[kTile];
@@ -135,7 +124,7 @@ std::span<float> QuantisingCompressor::commit(std::span<const std::uint32_t>) {
       std::size_t cell = first_cell;
       read_values(format_, blocks_[r], begin, end, cell, values);
       add(average.data() + begin, values, count, weights_[r]);
-      if (r == rank_ && residual_) subtract(slice_.gradient.data() + begin, values, count);
+      if (r == rank_ && has_residual_) subtract(slice_.gradient.data() + begin, values, count);
     }
     if (ranks_ > 1) multiply(average.data() + begin, count, factor);
   });

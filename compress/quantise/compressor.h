@@ -31,36 +31,25 @@ class Quantiser {
                      std::int16_t* codes) const = 0;
 };
 
-class QuantisingCompressor final : public Compressor {
+class QuantisingCompressor final : public HostCompressor {
  public:
   QuantisingCompressor(std::unique_ptr<Quantiser> quantiser, Format format, bool residual,
                        const GroupSpec& group);
 
   Message encode(Slice slice, const StepContext& context) override;
   std::optional<Message> decode(const Round& round) override;
-  bool finite() const override { return finite_; }
   std::span<float> commit(std::span<const std::uint32_t> rejected) override;
-  void discard() override { phase_ = Phase::idle; }
   std::optional<SparseView> contributed() const override;
   Diagnostics diagnostics() const override {
     return {.selected = format_.numel, .accumulated = slice_.gradient};
   }
 
  private:
-  enum class Phase { idle, encoded, decoded };
-
   std::unique_ptr<Quantiser> quantiser_;
   Format format_;
-  bool residual_ = true;
-  std::size_t ranks_ = 1;
   std::uint64_t offset_ = 0;
-  Phase phase_ = Phase::idle;
-  Slice slice_;
-  std::size_t rank_ = 0;
-  std::vector<float> weights_;                  // by rank
   std::vector<std::vector<std::byte>> blocks_;  // by rank, between decode and commit
-  bool finite_ = false;
-  mutable std::vector<float> contributed_;  // decoded if somebody asks
+  mutable std::vector<float> contributed_;      // decoded if somebody asks
 };
 
 // One cell per selection range, each cut into buckets if `bucket` is above 0.

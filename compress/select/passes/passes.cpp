@@ -85,6 +85,12 @@ void accumulate_and_collect(std::span<float> u, const FeedbackInput& input, Magn
   });
 }
 
+bool accumulate(std::span<float> u, const FeedbackInput& input) {
+  Candidates broken;
+  accumulate_and_collect(u, input, kLargestFinite, 0, broken);
+  return broken.finite();
+}
+
 void collect(std::span<const float> u, MagnitudeKey above, std::size_t limit, Candidates& found) {
   const std::size_t parts = part_count(u.size());
   prepare(found, u.size(), parts, limit);

@@ -41,6 +41,9 @@ void accumulate_and_collect(std::span<float> u, const FeedbackInput& input, Magn
 // The same without adding.
 void collect(std::span<const float> u, MagnitudeKey above, std::size_t limit, Candidates& found);
 
+// Adds to u; returns whether the sum is finite.
+bool accumulate(std::span<float> u, const FeedbackInput& input);
+
 // Adds to u, with the moments of the sum, in double, shifted by moments_shift() so that a constant vector
 // has variance 0 exactly. Sums are made by chunk over 16 lanes, and chunks are added in order.
 struct Moments : NormalFit {
