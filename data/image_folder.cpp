@@ -205,7 +205,7 @@ const Option kStd{"std",
                   "what each channel is divided by then; []: 0.229, 0.224, 0.225, ImageNet's",
                   0,
                   10,
-                  /*above=*/true};
+                  true};
 
 class ImageFolder final : public Dataset {
  public:

@@ -60,43 +60,28 @@ struct Variant {
 };
 
 const Variant kVariants[] = {
+    // MuonRule: momentum, averages, nesterov, epsilon, weight_decay, factors.
     {"jordan",
-     {.momentum = 0.95,
-      .averages = true,
-      .nesterov = true,
-      .epsilon = 1e-7,
-      .weight_decay = 0,
-      .factors = kJordan},
+     {0.95, true, true, 1e-7, 0, kJordan},
      [](double rows, double cols) { return std::sqrt(std::max(1.0, rows / cols)); },
      3e-4,
      0.9,
      0.95,
      1e-10},
     {"moonshot",
-     {.momentum = 0.95,
-      .averages = false,
-      .nesterov = true,
-      .epsilon = 1e-7,
-      .weight_decay = 0,
-      .factors = kJordan},
+     {0.95, false, true, 1e-7, 0, kJordan},
      [](double rows, double cols) { return 0.2 * std::sqrt(std::max(rows, cols)); },
      0,
      0.9,
      0.95,
      1e-8},
     {"muloco",
-     {.momentum = 0.95,
-      .averages = false,
-      .nesterov = false,
-      .epsilon = 1e-8,
-      .weight_decay = 0,
-      .factors = kMuloco},
+     {0.95, false, false, 1e-8, 0, kMuloco},
      [](double rows, double cols) { return std::sqrt(rows / cols); },
      0,
      0.9,
      0.99,
-     1e-8},
-};
+     1e-8}};
 
 const Option kVariant{.name = "variant",
                       .standard = "jordan",
@@ -110,7 +95,7 @@ const Option kAdamLr{
     "learning rate of what is no matrix, by the schedule of optimizer.lr; auto: the variant's",
     0,
     1e6,
-    /*above=*/true};
+    true};
 
 class Muon final : public Optimizer {
  public:

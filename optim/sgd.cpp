@@ -47,38 +47,20 @@ TOPKNOT_INLINE void step_chunk(float* weights, const float* gradient, float* buf
   }
 }
 
-using ChunkStep = void (*)(float*, const float*, float*, std::size_t, SgdRates);
-
-TOPKNOT_MULTIVERSION void step_plain(float* w, const float* g, float* b, std::size_t n, SgdRates rates) {
-  step_chunk<SgdRule::plain>(w, g, b, n, rates);
+template <SgdRule kRule = SgdRule::lr_applied>
+TOPKNOT_INLINE void step_by(SgdRule rule, float* w, const float* g, float* b, std::size_t n, SgdRates rates) {
+  if (rule == kRule) return step_chunk<kRule>(w, g, b, n, rates);
+  if constexpr (kRule != SgdRule::plain)
+    step_by<static_cast<SgdRule>(static_cast<int>(kRule) - 1)>(rule, w, g, b, n, rates);
 }
-TOPKNOT_MULTIVERSION void step_momentum(float* w, const float* g, float* b, std::size_t n, SgdRates rates) {
-  step_chunk<SgdRule::momentum>(w, g, b, n, rates);
+TOPKNOT_MULTIVERSION void step_of(SgdRule rule, float* w, const float* g, float* b, std::size_t n,
+                                  SgdRates rates) {
+  step_by(rule, w, g, b, n, rates);
 }
-TOPKNOT_MULTIVERSION void step_nesterov(float* w, const float* g, float* b, std::size_t n, SgdRates rates) {
-  step_chunk<SgdRule::nesterov>(w, g, b, n, rates);
-}
-
-TOPKNOT_MULTIVERSION void step_decay_momentum(float* w, const float* g, float* b, std::size_t n,
-                                              SgdRates rates) {
-  step_chunk<SgdRule::decay_momentum>(w, g, b, n, rates);
-}
-TOPKNOT_MULTIVERSION void step_decay_nesterov(float* w, const float* g, float* b, std::size_t n,
-                                              SgdRates rates) {
-  step_chunk<SgdRule::decay_nesterov>(w, g, b, n, rates);
-}
-TOPKNOT_MULTIVERSION void step_lr_applied(float* w, const float* g, float* b, std::size_t n, SgdRates rates) {
-  step_chunk<SgdRule::lr_applied>(w, g, b, n, rates);
-}
-
-// In the order of SgdRule.
-const ChunkStep kSteps[] = {step_plain,          step_momentum,       step_nesterov,
-                            step_decay_momentum, step_decay_nesterov, step_lr_applied};
 
 void sgd_update(SgdRule rule, const ArenaSlice& slice, float* buffer, SgdOptions options,
                 const StepState& state) {
   if (state.status && state.status->bad) return;
-  const ChunkStep step = kSteps[static_cast<std::size_t>(rule)];
   const StepParameters& now = *state.parameters;
   for_decay_runs(slice, [&](std::size_t from, std::size_t to, bool decays) {
     const SgdRates rates{static_cast<float>(now.lr), options.momentum, decays ? options.decay : 0.0f,
@@ -87,8 +69,8 @@ void sgd_update(SgdRule rule, const ArenaSlice& slice, float* buffer, SgdOptions
 #pragma omp parallel for schedule(static) if (to - from >= kParallelUpdate)
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
       const std::size_t begin = from + static_cast<std::size_t>(chunk) * kChunk;
-      step(slice.weights + begin, slice.gradient + begin, buffer ? buffer + begin : nullptr,
-           std::min(kChunk, to - begin), rates);
+      step_of(rule, slice.weights + begin, slice.gradient + begin, buffer ? buffer + begin : nullptr,
+              std::min(kChunk, to - begin), rates);
     }
   });
 }

@@ -37,7 +37,6 @@ struct Halved {
 
   std::size_t strip() const { return count / kStrips; }
   std::size_t body() const { return strip() * kStrips; }  // values with codes
-  std::size_t tail() const { return count % kStrips; }
 };
 
 struct Coding {
@@ -153,26 +152,10 @@ TOPKNOT_INLINE void in_strip(std::size_t strip, const Fn& fn) {
   for (; i + kStep <= strip; i += kStep) fn(i, std::integral_constant<unsigned, W>(), Halves{});
   for (; i < strip; ++i) fn(i, std::integral_constant<unsigned, W>(), Half{});
 }
-template <class Fn>
+template <unsigned W = kMostWidth, class Fn>
 TOPKNOT_INLINE void of_width(unsigned width, std::size_t strip, const Fn& fn) {
-  switch (width) {
-    case 1:
-      return in_strip<1>(strip, fn);
-    case 2:
-      return in_strip<2>(strip, fn);
-    case 3:
-      return in_strip<3>(strip, fn);
-    case 4:
-      return in_strip<4>(strip, fn);
-    case 5:
-      return in_strip<5>(strip, fn);
-    case 6:
-      return in_strip<6>(strip, fn);
-    case 7:
-      return in_strip<7>(strip, fn);
-    case 8:
-      return in_strip<8>(strip, fn);
-  }
+  if (width == W) return in_strip<W>(strip, fn);
+  if constexpr (W > 1) of_width<W - 1>(width, strip, fn);
 }
 TOPKNOT_MULTIVERSION void pack(unsigned width, const Half* codes, std::size_t strip, Half* words) {
   of_width(

@@ -330,9 +330,8 @@ Normalization normalization(const ChannelGeometry& g, const ImageSums* sums, con
 Tensor apply(const Tensor& x, const Tensor& residual, const Normalization& n, bool relu) {
   const ChannelGeometry g(x);
   Tensor y = Tensor::empty_like(x);
-  parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i)
-      image_apply(g, x, residual, y, i, n.scale.data(), n.shift.data(), relu);
+  parallel_each(g.images, [&](std::int64_t i) {
+    image_apply(g, x, residual, y, i, n.scale.data(), n.shift.data(), relu);
   });
   return y;
 }
@@ -355,9 +354,7 @@ Tensor forward(const BatchNormArguments& call, OpState& state) {
   const ChannelGeometry g(call.x);
   ImageSums sums(g, 3);
   if (call.options.training)
-    parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) image_sums(g, call.x, i, sums.of(i));
-    });
+    parallel_each(g.images, [&](std::int64_t i) { image_sums(g, call.x, i, sums.of(i)); });
   return finish(call, call.x, call.options.training ? &sums : nullptr, state);
 }
 
@@ -382,9 +379,8 @@ Backward backward_sums(const BatchNormArguments& call, const Kept& kept, Tensor 
   const bool relu = call.options.relu;
   Tensor masked = !relu || grad.exclusive() ? grad : Tensor::empty_like(x);
   const Tensor value = relu ? kept.y : Tensor();
-  parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i)
-      image_backward_sums(g, grad, value, x, i, n.mean.data(), masked, sums.of(i));
+  parallel_each(g.images, [&](std::int64_t i) {
+    image_backward_sums(g, grad, value, x, i, n.mean.data(), masked, sums.of(i));
   });
   const auto channels = static_cast<std::size_t>(g.channels);
   const double count = static_cast<double>(g.images * g.pixels);

@@ -103,16 +103,15 @@ void copy_stored(const Tensor& x, Tensor& y, const ChannelRun& run, bool accumul
   const ChannelGeometry from(x), to(y);
   const bool one_piece = run.from_step == 1 && run.to_step == 1;
   const std::int64_t pieces = one_piece ? 1 : run.count, elements = (one_piece ? run.count : 1) * from.pixels;
-  parallel_ranges(from.images, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t n = begin; n < end; ++n)
-      for (std::int64_t i = 0; i < pieces; ++i) {
-        const T* in = from.image<T>(x, n) + (run.from + i * run.from_step) * from.pixels;
-        T* out = to.image<T>(y, n) + (run.to + i * run.to_step) * to.pixels;
-        if (!accumulate)
-          std::copy(in, in + elements, out);
-        else
-          for (std::int64_t k = 0; k < elements; ++k) narrow(widened(out[k]) + widened(in[k]), out[k]);
-      }
+  parallel_each(from.images, [&](std::int64_t n) {
+    for (std::int64_t i = 0; i < pieces; ++i) {
+      const T* in = from.image<T>(x, n) + (run.from + i * run.from_step) * from.pixels;
+      T* out = to.image<T>(y, n) + (run.to + i * run.to_step) * to.pixels;
+      if (!accumulate)
+        std::copy(in, in + elements, out);
+      else
+        for (std::int64_t k = 0; k < elements; ++k) narrow(widened(out[k]) + widened(in[k]), out[k]);
+    }
   });
 }
 

@@ -113,10 +113,9 @@ void ctc_forward_pass(const Tensor& logits, const CtcTargets& targets, std::int3
   std::vector<double> losses(static_cast<std::size_t>(n));
   float* gradient = dz.defined() ? dz.data() : nullptr;
   if (gradient) std::fill(gradient, gradient + dz.numel(), 0.0f);  // after a sequence's frames
-  parallel_ranges(n, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i)
-      losses[static_cast<std::size_t>(i)] =
-          ctc_of_sequence(ctc_sequence(logits, targets, blank, i), logits.data(), gradient);
+  parallel_each(n, [&](std::int64_t i) {
+    losses[static_cast<std::size_t>(i)] =
+        ctc_of_sequence(ctc_sequence(logits, targets, blank, i), logits.data(), gradient);
   });
   double sum = 0;
   for (const double value : losses) sum += value;

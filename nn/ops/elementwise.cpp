@@ -81,9 +81,7 @@ void for_each_element(std::int64_t n, Fn&& fn) {
     for (std::int64_t i = 0; i < n; ++i) fn(i);
     return;
   }
-  parallel_ranges(n, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) fn(i);
-  });
+  parallel_each(n, fn);
 }
 
 // `value`, or 0 if `of` <= 0, which is false for a NaN: relu lets it through. A bfloat16 is compared by its

@@ -31,11 +31,8 @@ Variable mask_frames(const Variable& x, std::span<const std::int32_t> frames) {
   const auto& kernels = kernels_for<MaskFramesKernels>(x);
   Tensor y = Tensor::empty_like(x.value());
   kernels.mask(x.value(), frames, y);
-  return {"mask_frames", y, {x}, [=, &kernels](Tensor grad) {
-            Tensor dx = Tensor::empty_like(x.value());
-            kernels.mask(grad, frames, dx);
-            x.accumulate_grad(std::move(dx));
-          }};
+  return op_on("mask_frames", x, y,
+               [=, &kernels](const Tensor& grad, Tensor& dx) { kernels.mask(grad, frames, dx); });
 }
 
 Variable rows_to_images(const Variable& x) {
@@ -57,15 +54,14 @@ template <class Fn>
 void each_frame_element(const Tensor& x, const Fn& fn) {
   const ChannelGeometry g(x);
   const std::int64_t height = x.dim(2), frames = x.dim(3), features = x.dim(1) * height;
-  parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t n = begin; n < end; ++n)
-      for (std::int64_t c = 0; c < g.channels; ++c) {
-        const std::int64_t block = c / g.block * g.block;
-        const std::int64_t from = n * g.image_elements() + block * g.pixels + c % g.block;
-        for (std::int64_t h = 0; h < height; ++h)
-          for (std::int64_t t = 0; t < frames; ++t)
-            fn(from + (h * frames + t) * g.block, (t * g.images + n) * features + c * height + h);
-      }
+  parallel_each(g.images, [&](std::int64_t n) {
+    for (std::int64_t c = 0; c < g.channels; ++c) {
+      const std::int64_t block = c / g.block * g.block;
+      const std::int64_t from = n * g.image_elements() + block * g.pixels + c % g.block;
+      for (std::int64_t h = 0; h < height; ++h)
+        for (std::int64_t t = 0; t < frames; ++t)
+          fn(from + (h * frames + t) * g.block, (t * g.images + n) * features + c * height + h);
+    }
   });
 }
 

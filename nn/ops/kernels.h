@@ -84,6 +84,16 @@ void write_or_add(InputGradient& dx, const Write& write) {
            static_cast<std::size_t>(term.numel()));
 }
 
+// An op on x alone, whose value is y and whose gradient write(grad, dx) makes.
+template <class Write>
+Variable op_on(const char* op, const Variable& x, const Tensor& y, const Write& write) {
+  return {op, y, {x}, [=](Tensor grad) {
+            Tensor dx = Tensor::empty_like(x.value());
+            write(grad, dx);
+            x.accumulate_grad(std::move(dx));
+          }};
+}
+
 // The same values in another layout and type; the same tensor if both are x's. bfloat16 is rounded to
 // nearest, ties to even.
 Tensor in_form(const Tensor& x, Layout layout, DType type);

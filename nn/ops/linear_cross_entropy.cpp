@@ -116,17 +116,15 @@ template <class T>
 void losses_of_rows(const Tensor& z, std::span<const std::int32_t> labels, float smoothing, float scale,
                     double* losses, Tensor& dz) {
   const std::int64_t classes = z.dim(1);
-  parallel_ranges(static_cast<std::int64_t>(labels.size()), [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::int32_t label = labels[static_cast<std::size_t>(i)];
-      T* to = dz.defined() ? dz.as<T>() + i * classes : nullptr;
-      losses[i] = 0;
-      if (label != kNoLabel)
-        losses[i] = loss_of_row(z.data() + i * classes, static_cast<std::size_t>(classes),
-                                {static_cast<std::size_t>(label), smoothing, scale}, to);
-      else if (to)
-        std::fill_n(to, classes, T());
-    }
+  parallel_each(static_cast<std::int64_t>(labels.size()), [&](std::int64_t i) {
+    const std::int32_t label = labels[static_cast<std::size_t>(i)];
+    T* to = dz.defined() ? dz.as<T>() + i * classes : nullptr;
+    losses[i] = 0;
+    if (label != kNoLabel)
+      losses[i] = loss_of_row(z.data() + i * classes, static_cast<std::size_t>(classes),
+                              {static_cast<std::size_t>(label), smoothing, scale}, to);
+    else if (to)
+      std::fill_n(to, classes, T());
   });
 }
 
@@ -210,11 +208,9 @@ void scale(const Tensor& from, const Tensor& by, bool accumulate, Tensor& to) {
   const float factor = by.data()[0];
   by_type(to.dtype(), [&](auto element) {
     auto* out = to.as<decltype(element)>();
-    parallel_ranges(from.numel(), [&](int, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const float value = factor * from.data()[i];
-        narrow(accumulate ? widened(out[i]) + value : value, out[i]);
-      }
+    parallel_each(from.numel(), [&](std::int64_t i) {
+      const float value = factor * from.data()[i];
+      narrow(accumulate ? widened(out[i]) + value : value, out[i]);
     });
   });
 }

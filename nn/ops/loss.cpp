@@ -117,11 +117,10 @@ template <class T>
 float long_rows_forward(const Tensor& logits, std::span<const std::int32_t> labels, Softmax& softmax) {
   const std::int64_t n = logits.dim(0), classes = logits.dim(1);
   softmax.rows.resize(labels.size());
-  parallel_ranges(n, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i)
-      if (labels[static_cast<std::size_t>(i)] != kNoLabel)
-        softmax.rows[static_cast<std::size_t>(i)] =
-            sum_long_row(logits.as<T>() + i * classes, static_cast<std::size_t>(classes));
+  parallel_each(n, [&](std::int64_t i) {
+    if (labels[static_cast<std::size_t>(i)] != kNoLabel)
+      softmax.rows[static_cast<std::size_t>(i)] =
+          sum_long_row(logits.as<T>() + i * classes, static_cast<std::size_t>(classes));
   });
   double sum_of_losses = 0;
   for (std::size_t i = 0; i < labels.size(); ++i) {
@@ -136,17 +135,15 @@ float long_rows_forward(const Tensor& logits, std::span<const std::int32_t> labe
 template <class T>
 void long_rows_backward(const Tensor& logits, const Softmax& softmax, float scale, Tensor& dz) {
   const std::int64_t classes = logits.dim(1);
-  parallel_ranges(logits.dim(0), [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const RowSum& row = softmax.rows[static_cast<std::size_t>(i)];
-      const std::int32_t label = softmax.labels[static_cast<std::size_t>(i)];
-      T* to = dz.as<T>() + i * classes;
-      if (label == kNoLabel)
-        std::fill_n(to, classes, T());
-      else
-        gradient_long_row(logits.as<T>() + i * classes, static_cast<std::size_t>(classes), row.top,
-                          static_cast<float>(scale / row.sum), static_cast<std::size_t>(label), scale, to);
-    }
+  parallel_each(logits.dim(0), [&](std::int64_t i) {
+    const RowSum& row = softmax.rows[static_cast<std::size_t>(i)];
+    const std::int32_t label = softmax.labels[static_cast<std::size_t>(i)];
+    T* to = dz.as<T>() + i * classes;
+    if (label == kNoLabel)
+      std::fill_n(to, classes, T());
+    else
+      gradient_long_row(logits.as<T>() + i * classes, static_cast<std::size_t>(classes), row.top,
+                        static_cast<float>(scale / row.sum), static_cast<std::size_t>(label), scale, to);
   });
 }
 

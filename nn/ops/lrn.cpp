@@ -16,11 +16,9 @@ Variable local_response_norm(const Variable& x, const LrnOptions& options) {
   const auto& kernels = kernels_for<LrnKernels>(x);
   Tensor y = Tensor::empty_like(x.value());
   const OpState state = kernels.forward(options, x.value(), y);
-  return {"local_response_norm", y, {x}, [=, &kernels](Tensor grad) {
-            Tensor dx = Tensor::empty_like(x.value());
-            kernels.backward(options, state, x.value(), grad, dx);
-            x.accumulate_grad(std::move(dx));
-          }};
+  return op_on("local_response_norm", x, y, [=, &kernels](const Tensor& grad, Tensor& dx) {
+    kernels.backward(options, state, x.value(), grad, dx);
+  });
 }
 
 namespace {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "nn/ops/cpu/channels.h"
-#include "nn/ops/kernels.h"
+#include "nn/ops/norm_rows.h"
 
 namespace topknot {
 
@@ -138,17 +138,6 @@ struct NormSum {
   }
 };
 
-// Rows as kernels see them. left, branch, bias: null if there are none.
-template <class T>
-struct NormRows {
-  T *x, *y;
-  const T *left, *branch;
-  const float *weight, *bias;
-  float *mean, *inverse;  // by row
-  std::int64_t width;
-  float epsilon;
-};
-
 #define TOPKNOT_ROW_LAMBDA __attribute__((always_inline))
 
 template <bool centred, class T>
@@ -187,25 +176,13 @@ TOPKNOT_INLINE void norm_rows(const NormRows<T>& rows, std::int64_t begin, std::
   }
 }
 
-// The memory that the backward pass reads and writes. dx: null if it is not wanted; dweight, dbias: `width`
-// sums over these rows, which it begins at zero; dbias null if there is none.
-template <class T>
-struct NormGradientRows {
-  const T *x, *dy;
-  const float *weight, *mean, *inverse;
-  T* dx;
-  bool accumulate;  // dx += instead of dx =
-  float *dweight, *dbias;
-  std::int64_t width;
-};
-
+// dweight, dbias: `width` sums over these rows, which it begins at zero; dbias null if there is none.
 template <bool centred, class T>
-TOPKNOT_INLINE void norm_gradient_rows(const NormGradientRows<T>& rows, std::int64_t begin,
-                                       std::int64_t end) {
+TOPKNOT_INLINE void norm_gradient_rows(const NormGradientRows<T>& rows, float* dweight, float* dbias,
+                                       std::int64_t begin, std::int64_t end) {
   const std::int64_t width = rows.width;
   const auto count = static_cast<float>(width);
   const float* weight = rows.weight;
-  float *dweight = rows.dweight, *dbias = rows.dbias;
   std::memset(dweight, 0, static_cast<std::size_t>(width) * sizeof(float));
   if (dbias) std::memset(dbias, 0, static_cast<std::size_t>(width) * sizeof(float));
   for (std::int64_t row = begin; row < end; ++row) {
@@ -240,17 +217,21 @@ TOPKNOT_MULTIVERSION void norm_loop(const NormRows<float>& rows, bool centred, s
                                     std::int64_t end) {
   centred ? norm_rows<true>(rows, begin, end) : norm_rows<false>(rows, begin, end);
 }
-TOPKNOT_MULTIVERSION void norm_loop_bf16(const NormRows<BFloat16>& rows, bool centred, std::int64_t begin,
-                                         std::int64_t end) {
+TOPKNOT_MULTIVERSION void norm_loop(const NormRows<BFloat16>& rows, bool centred, std::int64_t begin,
+                                    std::int64_t end) {
   centred ? norm_rows<true>(rows, begin, end) : norm_rows<false>(rows, begin, end);
 }
 TOPKNOT_MULTIVERSION void norm_gradient_loop(const NormGradientRows<float>& rows, bool centred,
-                                             std::int64_t begin, std::int64_t end) {
-  centred ? norm_gradient_rows<true>(rows, begin, end) : norm_gradient_rows<false>(rows, begin, end);
+                                             float* dweight, float* dbias, std::int64_t begin,
+                                             std::int64_t end) {
+  centred ? norm_gradient_rows<true>(rows, dweight, dbias, begin, end)
+          : norm_gradient_rows<false>(rows, dweight, dbias, begin, end);
 }
-TOPKNOT_MULTIVERSION void norm_gradient_loop_bf16(const NormGradientRows<BFloat16>& rows, bool centred,
-                                                  std::int64_t begin, std::int64_t end) {
-  centred ? norm_gradient_rows<true>(rows, begin, end) : norm_gradient_rows<false>(rows, begin, end);
+TOPKNOT_MULTIVERSION void norm_gradient_loop(const NormGradientRows<BFloat16>& rows, bool centred,
+                                             float* dweight, float* dbias, std::int64_t begin,
+                                             std::int64_t end) {
+  centred ? norm_gradient_rows<true>(rows, dweight, dbias, begin, end)
+          : norm_gradient_rows<false>(rows, dweight, dbias, begin, end);
 }
 
 // to[i] (+)= the sum over chunks of sums[chunk][stride], in their order, for i < n.
@@ -262,17 +243,11 @@ TOPKNOT_MULTIVERSION void add_chunks(const float* sums, std::int64_t chunks, std
 }
 
 void norm_forward(NormCall& call, const Tensor& left, const Tensor& branch, Tensor& y, Tensor& statistics) {
-  const std::int64_t count = call.x.dim(0);
   by_type(call.x.dtype(), [&](auto type) {
     using T = decltype(type);
-    const NormRows<T> rows{call.x.as<T>(),     y.as<T>(),        left.as<T>(),      branch.as<T>(),
-                           call.weight.data(), call.bias.data(), statistics.data(), statistics.data() + count,
-                           call.x.dim(1),      call.epsilon};
-    parallel_ranges(count, [&](int, std::int64_t begin, std::int64_t end) {
-      if constexpr (std::is_same_v<T, float>)
-        norm_loop(rows, call.centred, begin, end);
-      else
-        norm_loop_bf16(rows, call.centred, begin, end);
+    const NormRows<T> rows(call, left, branch, y, statistics);
+    parallel_ranges(rows.rows, [&](int, std::int64_t begin, std::int64_t end) {
+      norm_loop(rows, call.centred, begin, end);
     });
   });
 }
@@ -292,24 +267,11 @@ void norm_backward(const NormCall& call, const Tensor& statistics, const Tensor&
   float *dweight = sums.data(), *dbias = bias ? sums.data() + chunks * stride : nullptr;
   by_type(call.x.dtype(), [&](auto type) {
     using T = decltype(type);
-    parallel_ranges(chunks, [&](int, std::int64_t first, std::int64_t last) {
-      for (std::int64_t chunk = first; chunk < last; ++chunk) {
-        const NormGradientRows<T> rows{call.x.as<T>(),
-                                       dy.as<T>(),
-                                       call.weight.data(),
-                                       statistics.data(),
-                                       statistics.data() + count,
-                                       out.x.tensor.as<T>(),
-                                       out.x.accumulate,
-                                       dweight + chunk * stride,
-                                       bias ? dbias + chunk * stride : nullptr,
-                                       width};
-        const std::int64_t begin = count * chunk / chunks, end = count * (chunk + 1) / chunks;
-        if constexpr (std::is_same_v<T, float>)
-          norm_gradient_loop(rows, call.centred, begin, end);
-        else
-          norm_gradient_loop_bf16(rows, call.centred, begin, end);
-      }
+    const NormGradientRows<T> rows(call, statistics, dy, out.x);
+    parallel_each(chunks, [&](std::int64_t chunk) {
+      norm_gradient_loop(rows, call.centred, dweight + chunk * stride,
+                         bias ? dbias + chunk * stride : nullptr, count * chunk / chunks,
+                         count * (chunk + 1) / chunks);
     });
   });
   if (out.weight.data) add_chunks(dweight, chunks, stride, width, out.weight.accumulate, out.weight.data);

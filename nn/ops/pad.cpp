@@ -12,11 +12,7 @@ Variable pad_end(const Variable& x, std::int64_t rows, std::int64_t columns, flo
   Tensor y = Tensor::empty({in[0], in[1], in[2] + rows, in[3] + columns}, x.value().layout(),
                            x.value().device(), x.value().dtype());
   kernels.forward(x.value(), value, y);
-  return {"pad_end", y, {x}, [=, &kernels](Tensor grad) {
-            Tensor dx = Tensor::empty_like(x.value());
-            kernels.backward(grad, dx);
-            x.accumulate_grad(std::move(dx));
-          }};
+  return op_on("pad_end", x, y, [&kernels](const Tensor& grad, Tensor& dx) { kernels.backward(grad, dx); });
 }
 
 namespace {
@@ -30,11 +26,10 @@ template <class Fn>
 void for_each_padded_row(const Tensor& small, const Tensor& large, Fn&& fn) {
   const ChannelGeometry g(small);
   const std::int64_t short_row = small.dim(3) * g.block, long_row = large.dim(3) * g.block;
-  parallel_ranges(g.images * g.channels / g.block, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t c = begin; c < end; ++c)
-      for (std::int64_t i = 0; i < large.dim(2); ++i)
-        fn((c * small.dim(2) + i) * short_row, (c * large.dim(2) + i) * long_row,
-           i < small.dim(2) ? short_row : 0);
+  parallel_each(g.images * g.channels / g.block, [&](std::int64_t c) {
+    for (std::int64_t i = 0; i < large.dim(2); ++i)
+      fn((c * small.dim(2) + i) * short_row, (c * large.dim(2) + i) * long_row,
+         i < small.dim(2) ? short_row : 0);
   });
 }
 

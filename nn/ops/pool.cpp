@@ -20,11 +20,9 @@ Variable pool(const Variable& x, const PoolGeometry& g) {
   Tensor y = Tensor::empty({shape[0], shape[1], g.output_size(shape[2]), g.output_size(shape[3])},
                            in.layout(), in.device(), in.dtype());
   const OpState state = kernels.forward(g, in, y);
-  return {"pool", y, {x}, [=, &kernels](Tensor grad) {
-            Tensor dx = Tensor::empty_like(x.value());
-            kernels.backward(g, state, x.value(), y, grad, dx);
-            x.accumulate_grad(std::move(dx));
-          }};
+  return op_on("pool", x, y, [=, &kernels](const Tensor& grad, Tensor& dx) {
+    kernels.backward(g, state, x.value(), y, grad, dx);
+  });
 }
 
 Variable global_average_pool(const Variable& x) {
@@ -34,11 +32,8 @@ Variable global_average_pool(const Variable& x) {
   const auto& kernels = kernels_for<GlobalAveragePoolKernels>(x);
   Tensor y = Tensor::empty({in.dim(0), in.dim(1)}, Layout::plain, in.device(), in.dtype());
   kernels.forward(in, y);
-  return {"global_average_pool", y, {x}, [=, &kernels](Tensor grad) {
-            Tensor dx = Tensor::empty_like(x.value());
-            kernels.backward(grad, dx);
-            x.accumulate_grad(std::move(dx));
-          }};
+  return op_on("global_average_pool", x, y,
+               [&kernels](const Tensor& grad, Tensor& dx) { kernels.backward(grad, dx); });
 }
 
 namespace {
@@ -87,16 +82,14 @@ void average_forward(const Tensor& x, Tensor& y) {
   const float scale = 1.0f / static_cast<float>(g.pixels);
   by_type(x.dtype(), [&](auto type) {
     using T = decltype(type);
-    parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t n = begin; n < end; ++n) {
-        const T* in = g.image<T>(x, n);
-        T* out = y.as<T>() + n * g.channels;
-        for (std::int64_t c = 0; c < g.channels; c += g.block, out += g.block) {
-          float sums[kWidestBlock] = {};
-          for (std::int64_t i = 0; i < g.pixels; ++i)
-            for (int k = 0; k < g.block; ++k) sums[k] += widened(*in++);
-          for (int k = 0; k < g.block; ++k) narrow(sums[k] * scale, out[k]);
-        }
+    parallel_each(g.images, [&](std::int64_t n) {
+      const T* in = g.image<T>(x, n);
+      T* out = y.as<T>() + n * g.channels;
+      for (std::int64_t c = 0; c < g.channels; c += g.block, out += g.block) {
+        float sums[kWidestBlock] = {};
+        for (std::int64_t i = 0; i < g.pixels; ++i)
+          for (int k = 0; k < g.block; ++k) sums[k] += widened(*in++);
+        for (int k = 0; k < g.block; ++k) narrow(sums[k] * scale, out[k]);
       }
     });
   });
@@ -107,14 +100,12 @@ void average_backward(const Tensor& dy, Tensor& dx) {
   const float scale = 1.0f / static_cast<float>(g.pixels);
   by_type(dx.dtype(), [&](auto type) {
     using T = decltype(type);
-    parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t n = begin; n < end; ++n) {
-        T* out = g.image<T>(dx, n);
-        const T* from = dy.as<T>() + n * g.channels;
-        for (std::int64_t c = 0; c < g.channels; c += g.block)
-          for (std::int64_t i = 0; i < g.pixels; ++i)
-            for (int k = 0; k < g.block; ++k) narrow(widened(from[c + k]) * scale, *out++);
-      }
+    parallel_each(g.images, [&](std::int64_t n) {
+      T* out = g.image<T>(dx, n);
+      const T* from = dy.as<T>() + n * g.channels;
+      for (std::int64_t c = 0; c < g.channels; c += g.block)
+        for (std::int64_t i = 0; i < g.pixels; ++i)
+          for (int k = 0; k < g.block; ++k) narrow(widened(from[c + k]) * scale, *out++);
     });
   });
 }

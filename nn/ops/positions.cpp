@@ -33,13 +33,11 @@ void forward(const Tensor& x, std::int64_t batch, const Tensor& weight, Tensor& 
   const std::int64_t width = x.dim(1);
   by_type(x.dtype(), [&](auto type) {
     using T = decltype(type);
-    parallel_ranges(x.dim(0), [&](int, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t row = begin; row < end; ++row) {
-        const T* from = x.as<T>() + row * width;
-        const float* position = weight.data() + row / batch * width;
-        T* to = y.as<T>() + row * width;
-        for (std::int64_t j = 0; j < width; ++j) narrow(widened(from[j]) + position[j], to[j]);
-      }
+    parallel_each(x.dim(0), [&](std::int64_t row) {
+      const T* from = x.as<T>() + row * width;
+      const float* position = weight.data() + row / batch * width;
+      T* to = y.as<T>() + row * width;
+      for (std::int64_t j = 0; j < width; ++j) narrow(widened(from[j]) + position[j], to[j]);
     });
   });
 }

@@ -10,11 +10,8 @@ Variable subsample_and_pad(const Variable& x, std::int64_t channels) {
   Tensor y = Tensor::empty({in[0], channels, (in[2] + 1) / 2, (in[3] + 1) / 2}, x.value().layout(),
                            x.value().device(), x.value().dtype());
   kernels.forward(x.value(), y);
-  return {"subsample_and_pad", y, {x}, [=, &kernels](Tensor grad) {
-            Tensor dx = Tensor::empty_like(x.value());
-            kernels.backward(grad, dx);
-            x.accumulate_grad(std::move(dx));
-          }};
+  return op_on("subsample_and_pad", x, y,
+               [&kernels](const Tensor& grad, Tensor& dx) { kernels.backward(grad, dx); });
 }
 
 namespace {
@@ -35,13 +32,12 @@ void for_each_run(const Tensor& large, const Tensor& small, Fn&& fn) {
                                              : (shift % narrow.block == 0 ? narrow.block
                                                 : shift % 8 == 0          ? 8
                                                                           : 1);
-  parallel_ranges(narrow.images, [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t n = begin; n < end; ++n)
-      for (std::int64_t c = 0; c < narrow.channels; c += run)
-        for (std::int64_t i = 0; i < small.dim(2); ++i)
-          for (std::int64_t j = 0; j < small.dim(3); ++j)
-            fn(n * narrow.image_elements() + at(narrow, c, 2 * i * large.dim(3) + 2 * j),
-               n * wide.image_elements() + at(wide, c + shift, i * small.dim(3) + j), run);
+  parallel_each(narrow.images, [&](std::int64_t n) {
+    for (std::int64_t c = 0; c < narrow.channels; c += run)
+      for (std::int64_t i = 0; i < small.dim(2); ++i)
+        for (std::int64_t j = 0; j < small.dim(3); ++j)
+          fn(n * narrow.image_elements() + at(narrow, c, 2 * i * large.dim(3) + 2 * j),
+             n * wide.image_elements() + at(wide, c + shift, i * small.dim(3) + j), run);
   });
 }
 

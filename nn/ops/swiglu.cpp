@@ -14,11 +14,8 @@ Variable swiglu(const Variable& x) {
   const auto& kernels = kernels_for<SwigluKernels>(x);
   Tensor y = Tensor::empty({in[0], in[1] / 2}, Layout::plain, x.value().device(), x.value().dtype());
   kernels.forward(x.value(), y);
-  return {"swiglu", y, {x}, [=, &kernels](Tensor dy) {
-            Tensor dx = Tensor::empty_like(x.value());
-            kernels.backward(x.value(), dy, dx);
-            x.accumulate_grad(std::move(dx));
-          }};
+  return op_on("swiglu", x, y,
+               [=, &kernels](const Tensor& dy, Tensor& dx) { kernels.backward(x.value(), dy, dx); });
 }
 
 namespace {

@@ -121,14 +121,12 @@ Tensor sum_over_channels(const Tensor& x) {
   std::vector<float> sums(static_cast<std::size_t>(g.images * g.channels));
   by_type(x.dtype(), [&](auto type) {
     using T = decltype(type);
-    parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t n = begin; n < end; ++n) {
-        const T* p = x.as<T>() + n * g.image_elements();
-        for (std::int64_t c = 0; c < g.channels; c += g.block)
-          for (std::int64_t i = 0; i < g.pixels; ++i)
-            for (int k = 0; k < g.block; ++k)
-              sums[static_cast<std::size_t>(n * g.channels + c + k)] += widened(*p++);
-      }
+    parallel_each(g.images, [&](std::int64_t n) {
+      const T* p = x.as<T>() + n * g.image_elements();
+      for (std::int64_t c = 0; c < g.channels; c += g.block)
+        for (std::int64_t i = 0; i < g.pixels; ++i)
+          for (int k = 0; k < g.block; ++k)
+            sums[static_cast<std::size_t>(n * g.channels + c + k)] += widened(*p++);
     });
   });
   Tensor total = Tensor::empty({g.channels});

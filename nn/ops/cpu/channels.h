@@ -88,4 +88,12 @@ void parallel_ranges(std::int64_t n, Fn&& fn) {
   if (error) std::rethrow_exception(error);
 }
 
+// fn(i) for each i below n, in such ranges.
+template <class Fn>
+void parallel_each(std::int64_t n, const Fn& fn) {
+  parallel_ranges(n, [&](int, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) fn(i);
+  });
+}
+
 }  // namespace topknot

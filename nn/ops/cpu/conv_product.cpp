@@ -17,11 +17,9 @@ bool PointwiseConv::serves(const Tensor& x) const {
 void PointwiseConv::forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) const {
   const std::int64_t pixels = x.dim(2) * x.dim(3), in = g_.in * pixels, out = g_.out * pixels;
   const ProductForm one{.m = g_.out, .n = pixels, .k = g_.in, .type = DType::f32};
-  parallel_ranges(x.dim(0), [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t n = begin; n < end; ++n) {
-      sgemm(one, weight, x.data() + n * in, y.data() + n * out);
-      if (after) after(n, n + 1);
-    }
+  parallel_each(x.dim(0), [&](std::int64_t n) {
+    sgemm(one, weight, x.data() + n * in, y.data() + n * out);
+    if (after) after(n, n + 1);
   });
 }
 
@@ -89,17 +87,15 @@ void for_each_tap(const ConvGeometry& g, const Sizes& s, std::int64_t output_pix
 template <class From, class To>
 void columns_of(const ConvGeometry& g, const Sizes& s, const From* x, To* columns) {
   const std::int64_t taps = g.kernel.height * g.kernel.width, depth = g.in * taps, block = channel_block();
-  parallel_ranges(s.rows(), [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      To* row = columns + r * depth;
-      std::fill_n(row, depth, To());
-      for_each_tap(g, s, r % s.out_pixels(), [&](std::int64_t tap, std::int64_t pixel) {
-        for (std::int64_t c = 0; c < g.in; c += block) {
-          const From* from = x + place(s.in, r / s.out_pixels(), c, pixel);
-          for (std::int64_t k = 0; k < block; ++k) narrow(widened(from[k]), row[(c + k) * taps + tap]);
-        }
-      });
-    }
+  parallel_each(s.rows(), [&](std::int64_t r) {
+    To* row = columns + r * depth;
+    std::fill_n(row, depth, To());
+    for_each_tap(g, s, r % s.out_pixels(), [&](std::int64_t tap, std::int64_t pixel) {
+      for (std::int64_t c = 0; c < g.in; c += block) {
+        const From* from = x + place(s.in, r / s.out_pixels(), c, pixel);
+        for (std::int64_t k = 0; k < block; ++k) narrow(widened(from[k]), row[(c + k) * taps + tap]);
+      }
+    });
   });
 }
 
@@ -131,10 +127,9 @@ void add_columns(const ConvGeometry& g, const Sizes& s, const float* columns, T*
 template <class Fn>
 void for_each_block(const Sizes& s, const Fn& fn) {
   const std::int64_t channels = s.out[1];
-  parallel_ranges(s.rows(), [&](int, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r)
-      for (std::int64_t c = 0; c < channels; c += channel_block())
-        fn(r * channels + c, place(s.out, r / s.out_pixels(), c, r % s.out_pixels()));
+  parallel_each(s.rows(), [&](std::int64_t r) {
+    for (std::int64_t c = 0; c < channels; c += channel_block())
+      fn(r * channels + c, place(s.out, r / s.out_pixels(), c, r % s.out_pixels()));
   });
 }
 template <class From, class To>

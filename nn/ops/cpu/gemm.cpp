@@ -133,10 +133,7 @@ void sgemm(const ProductForm& f, const float* a, const float* b, float* c, const
   team_size();  // what oneDNN goes by
   // The first call makes the kernels of all.
   [[maybe_unused]] static const bool has_room = (check_kernel_room(), true);
-  if (bias)
-    parallel_ranges(f.m, [&](int, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) std::copy_n(bias, f.n, c + i * f.n);
-    });
+  if (bias) parallel_each(f.m, [&](std::int64_t i) { std::copy_n(bias, f.n, c + i * f.n); });
   const auto status =
       dnnl_sgemm(f.a_transposed ? 'T' : 'N', f.b_transposed ? 'T' : 'N', f.m, f.n, f.k, 1.0f, a,
                  f.a_transposed ? f.m : f.k, b, f.b_stride, bias || f.add ? 1.0f : 0.0f, c, f.n);

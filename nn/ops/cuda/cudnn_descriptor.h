@@ -9,10 +9,13 @@
 
 namespace topknot::cuda {
 
-template <class T, cudnnStatus_t (*create)(T*), cudnnStatus_t (*destroy)(T)>
+template <class T, auto create, auto destroy>
 class CudnnDescriptor {
  public:
-  CudnnDescriptor() { check_cudnn(create(&value_), "creating a cuDNN descriptor", __FILE__, __LINE__); }
+  template <class... Arguments>
+  explicit CudnnDescriptor(Arguments... arguments) {
+    check_cudnn(create(arguments..., &value_), "creating a cuDNN descriptor", __FILE__, __LINE__);
+  }
   ~CudnnDescriptor() {
     if (value_) destroy(value_);
   }

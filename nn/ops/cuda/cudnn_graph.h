@@ -11,32 +11,15 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <utility>
 #include <vector>
 
-#include "nn/core/cuda/libraries.h"
-#include "nn/core/tensor.h"
+#include "nn/ops/cuda/cudnn_descriptor.h"
 #include "nn/ops/kernels.h"
 
 namespace topknot::cuda {
 
-// A cudnnBackendDescriptor_t that destroys itself.
-class CudnnGraphDescriptor {
- public:
-  explicit CudnnGraphDescriptor(cudnnBackendDescriptorType_t type) {
-    TOPKNOT_CUDNN(cudnnBackendCreateDescriptor(type, &value_));
-  }
-  ~CudnnGraphDescriptor() {
-    if (value_) cudnnBackendDestroyDescriptor(value_);
-  }
-  CudnnGraphDescriptor(CudnnGraphDescriptor&& other) noexcept
-      : value_(std::exchange(other.value_, nullptr)) {}
-  CudnnGraphDescriptor(const CudnnGraphDescriptor&) = delete;
-  cudnnBackendDescriptor_t get() const { return value_; }
-
- private:
-  cudnnBackendDescriptor_t value_ = nullptr;
-};
+using CudnnGraphDescriptor =
+    CudnnDescriptor<cudnnBackendDescriptor_t, cudnnBackendCreateDescriptor, cudnnBackendDestroyDescriptor>;
 
 // One engine of cuDNN's, configured and compiled for a shape and a GPU. Made by WeightGradientGraph.
 class WeightGradientPlan {

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "nn/ops/cuda/op_tools.h"
+#include "nn/ops/norm_rows.h"
 
 namespace topknot::cuda {
 namespace {
@@ -80,17 +81,6 @@ __device__ std::int64_t row_of_warp() {
   return std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
 }
 
-// left, branch, bias: null if there are none.
-template <class T>
-struct NormRows {
-  T *x, *y;
-  const T *left, *branch;
-  const float *weight, *bias;
-  float *mean, *inverse;  // by row
-  std::int64_t rows, width;
-  float epsilon;
-};
-
 template <class T, class Form, bool centred>
 __global__ void __launch_bounds__(kThreads) norm_kernel(NormRows<T> r) {
   await_previous();
@@ -135,16 +125,6 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(NormRows<T> r) {
     store_values<Form>(r.y + at + c, v[slot]);
   });
 }
-
-// The inputs of the backward pass, and dx, which is null if it is not wanted.
-template <class T>
-struct NormGradientRows {
-  const T *x, *dy;
-  const float *weight, *mean, *inverse;
-  T* dx;
-  bool accumulate;  // dx += instead of dx =
-  std::int64_t rows, width;
-};
 
 // A lane's part of a row, and what of it goes into dx.
 template <class T, class Form, bool centred>
@@ -305,17 +285,7 @@ void forward(NormCall& call, const Tensor& left, const Tensor& branch, Tensor& y
   if (rows == 0) return;
   by_type(call.x, [&](auto type) {
     using T = decltype(type);
-    const NormRows<T> r{call.x.as<T>(),
-                        y.as<T>(),
-                        left.as<T>(),
-                        branch.as<T>(),
-                        call.weight.data(),
-                        call.bias.data(),
-                        statistics.data(),
-                        statistics.data() + rows,
-                        rows,
-                        width,
-                        call.epsilon};
+    const NormRows<T> r(call, left, branch, y, statistics);
     const bool aligned = in_quads(r.x) && in_quads(r.y) && in_quads(r.left) && in_quads(r.branch);
     by_form(width, aligned, call.centred, [&](auto form, auto centred) {
       launch(norm_kernel<T, decltype(form), centred()>, grid_for(static_cast<std::size_t>(rows), kWarps),
@@ -328,15 +298,7 @@ void backward(const NormCall& call, const Tensor& statistics, const Tensor& dy, 
   const std::int64_t rows = call.x.dim(0), width = call.x.dim(1);
   by_type(call.x, [&](auto type) {
     using T = decltype(type);
-    const NormGradientRows<T> r{call.x.as<T>(),
-                                dy.as<T>(),
-                                call.weight.data(),
-                                statistics.data(),
-                                statistics.data() + rows,
-                                out.x.tensor.as<T>(),
-                                out.x.accumulate,
-                                rows,
-                                width};
+    const NormGradientRows<T> r(call, statistics, dy, out.x);
     const bool parameters = out.weight.data || out.bias.data;
     constexpr std::int64_t kRowsOfChunk = 64, kMost = 128;
     const std::int64_t wanted = (rows + kRowsOfChunk - 1) / kRowsOfChunk;
