@@ -211,8 +211,7 @@ TOPKNOT_INLINE void by_storage(const ChannelGeometry& g, DType type, Fn&& fn) {
 TOPKNOT_MULTIVERSION void image_sums(const ChannelGeometry& g, const Tensor& x, std::int64_t image,
                                      float* sums) {
   by_storage(
-      g, x.dtype(), [&](auto stored) __attribute__((always_inline)) {
-        using S = decltype(stored);
+      g, x.dtype(), [&]<class S>(S) __attribute__((always_inline)) {
         sums_of<typename S::V>(g, g.image<typename S::T>(x, image), sums);
       });
 }
@@ -222,8 +221,7 @@ TOPKNOT_MULTIVERSION void image_apply(const ChannelGeometry& g, const Tensor& x,
                                       Tensor& y, std::int64_t image, const float* scale, const float* shift,
                                       bool relu) {
   by_storage(
-      g, x.dtype(), [&](auto stored) __attribute__((always_inline)) {
-        using S = decltype(stored);
+      g, x.dtype(), [&]<class S>(S) __attribute__((always_inline)) {
         using T = typename S::T;
         apply_any<typename S::V>(g, g.image<T>(x, image), g.image<T>(residual, image), g.image<T>(y, image),
                                  scale, shift, relu);
@@ -236,8 +234,7 @@ TOPKNOT_MULTIVERSION void image_backward_sums(const ChannelGeometry& g, const Te
                                               const Tensor& x, std::int64_t image, const float* mean,
                                               Tensor& masked, float* sums) {
   by_storage(
-      g, x.dtype(), [&](auto stored) __attribute__((always_inline)) {
-        using S = decltype(stored);
+      g, x.dtype(), [&]<class S>(S) __attribute__((always_inline)) {
         using T = typename S::T;
         using V = typename S::V;
         const T *d = g.image<T>(grad, image), *value = g.image<T>(y, image), *in = g.image<T>(x, image);
@@ -254,8 +251,7 @@ TOPKNOT_MULTIVERSION void image_backward_apply(const ChannelGeometry& g, const T
                                                std::int64_t image, void* dx, const float* a, const float* b,
                                                const float* c) {
   by_storage(
-      g, x.dtype(), [&](auto stored) __attribute__((always_inline)) {
-        using S = decltype(stored);
+      g, x.dtype(), [&]<class S>(S) __attribute__((always_inline)) {
         using T = typename S::T;
         backward_apply_of<typename S::V>(g, g.image<T>(grad, image), g.image<T>(x, image),
                                          static_cast<T*>(dx), a, b, c);

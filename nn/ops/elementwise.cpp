@@ -95,16 +95,14 @@ BFloat16 where_positive(BFloat16 of, BFloat16 value) {
 }
 
 void relu_forward(const Tensor& x, Tensor& y) {
-  by_type(x.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(x.dtype(), [&]<class T>(T) {
     const T* in = x.as<T>();
     T* out = y.as<T>();
     for_each_element(y.numel(), [=](std::int64_t i) { out[i] = where_positive(in[i], in[i]); });
   });
 }
 void relu_backward(const Tensor& y, const Tensor& dy, Tensor& dx) {
-  by_type(dx.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(dx.dtype(), [&]<class T>(T) {
     const T *grad = dy.as<T>(), *value = y.as<T>();
     T* d = dx.as<T>();
     for_each_element(dx.numel(), [=](std::int64_t i) { d[i] = where_positive(value[i], grad[i]); });
@@ -116,10 +114,8 @@ TOPKNOT_INLINE void activate(const ActivationRule& rule, const T* x, T* y, std::
   by_kind(
       rule, [=](auto of) __attribute__((always_inline)) {
         in_lanes(
-            n, [=](std::int64_t i, auto lanes) __attribute__((always_inline)) {
-              using V = decltype(lanes);
-              store_as<V>(y + i, of.value(load_as<V>(x + i)));
-            });
+            n, [=]<class V>(std::int64_t i, V)
+                   __attribute__((always_inline)) { store_as<V>(y + i, of.value(load_as<V>(x + i))); });
       });
 }
 template <class T>
@@ -128,8 +124,7 @@ TOPKNOT_INLINE void activate_backward(const ActivationRule& rule, const T* x, co
   by_kind(
       rule, [=](auto of) __attribute__((always_inline)) {
         in_lanes(
-            n, [=](std::int64_t i, auto lanes) __attribute__((always_inline)) {
-              using V = decltype(lanes);
+            n, [=]<class V>(std::int64_t i, V) __attribute__((always_inline)) {
               store_as<V>(dx + i, load_as<V>(dy + i) * of.slope(load_as<V>(x + i)));
             });
       });
@@ -174,8 +169,7 @@ OpState dropout_mask(const Tensor& x, float p, const CounterRng& rng, const std:
 Tensor times_mask(const Tensor& t, const OpState& state) {
   Tensor result = Tensor::empty_like(t);
   const float* scale = state_as<Tensor>(state).data();
-  by_type(t.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(t.dtype(), [&]<class T>(T) {
     const T* in = t.as<T>();
     T* out = result.as<T>();
     for_each_element(t.numel(), [=](std::int64_t i) { narrow(widened(in[i]) * scale[i], out[i]); });

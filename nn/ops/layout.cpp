@@ -53,8 +53,7 @@ void convert_layout(const Tensor& x, Tensor& y) {
   const ChannelGeometry g(x);
   const auto convert = y.layout() == Layout::blocked ? to_blocks : from_blocks;
   parallel_ranges(g.images, [&](int, std::int64_t begin, std::int64_t end) {
-    by_type(x.dtype(), [&](auto type) {
-      using T = decltype(type);
+    by_type(x.dtype(), [&]<class T>(T) {
       for (std::int64_t n = begin; n < end; ++n)
         convert(x.dtype(), g.channels, g.pixels, g.image<T>(x, n), g.image<T>(y, n));
     });

@@ -243,8 +243,7 @@ TOPKNOT_MULTIVERSION void add_chunks(const float* sums, std::int64_t chunks, std
 }
 
 void norm_forward(NormCall& call, const Tensor& left, const Tensor& branch, Tensor& y, Tensor& statistics) {
-  by_type(call.x.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(call.x.dtype(), [&]<class T>(T) {
     const NormRows<T> rows(call, left, branch, y, statistics);
     parallel_ranges(rows.rows, [&](int, std::int64_t begin, std::int64_t end) {
       norm_loop(rows, call.centred, begin, end);
@@ -265,8 +264,7 @@ void norm_backward(const NormCall& call, const Tensor& statistics, const Tensor&
   const bool bias = out.bias.data != nullptr;
   Tensor sums = Tensor::empty({bias ? 2 : 1, chunks, stride});
   float *dweight = sums.data(), *dbias = bias ? sums.data() + chunks * stride : nullptr;
-  by_type(call.x.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(call.x.dtype(), [&]<class T>(T) {
     const NormGradientRows<T> rows(call, statistics, dy, out.x);
     parallel_each(chunks, [&](std::int64_t chunk) {
       norm_gradient_loop(rows, call.centred, dweight + chunk * stride,

@@ -35,8 +35,7 @@ void for_each_padded_row(const Tensor& small, const Tensor& large, Fn&& fn) {
 
 void pad_forward(const Tensor& x, float value, Tensor& y) {
   const std::int64_t row = y.dim(3) * ChannelGeometry(y).block;
-  by_type(x.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(x.dtype(), [&]<class T>(T) {
     T padding;
     narrow(value, padding);
     for_each_padded_row(x, y, [&](std::int64_t s, std::int64_t l, std::int64_t run) {
@@ -46,8 +45,7 @@ void pad_forward(const Tensor& x, float value, Tensor& y) {
   });
 }
 void pad_backward(const Tensor& dy, Tensor& dx) {
-  by_type(dx.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(dx.dtype(), [&]<class T>(T) {
     for_each_padded_row(dx, dy, [&](std::int64_t s, std::int64_t l, std::int64_t run) {
       std::copy_n(dy.as<T>() + l, run, dx.as<T>() + s);
     });

@@ -80,8 +80,7 @@ void pool_backward(const PoolGeometry&, const OpState& state, const Tensor&, con
 void average_forward(const Tensor& x, Tensor& y) {
   const ChannelGeometry g(x);
   const float scale = 1.0f / static_cast<float>(g.pixels);
-  by_type(x.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(x.dtype(), [&]<class T>(T) {
     parallel_each(g.images, [&](std::int64_t n) {
       const T* in = g.image<T>(x, n);
       T* out = y.as<T>() + n * g.channels;
@@ -98,8 +97,7 @@ void average_forward(const Tensor& x, Tensor& y) {
 void average_backward(const Tensor& dy, Tensor& dx) {
   const ChannelGeometry g(dx);
   const float scale = 1.0f / static_cast<float>(g.pixels);
-  by_type(dx.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(dx.dtype(), [&]<class T>(T) {
     parallel_each(g.images, [&](std::int64_t n) {
       T* out = g.image<T>(dx, n);
       const T* from = dy.as<T>() + n * g.channels;

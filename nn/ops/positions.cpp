@@ -31,8 +31,7 @@ namespace {
 
 void forward(const Tensor& x, std::int64_t batch, const Tensor& weight, Tensor& y) {
   const std::int64_t width = x.dim(1);
-  by_type(x.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(x.dtype(), [&]<class T>(T) {
     parallel_each(x.dim(0), [&](std::int64_t row) {
       const T* from = x.as<T>() + row * width;
       const float* position = weight.data() + row / batch * width;
@@ -45,8 +44,7 @@ void forward(const Tensor& x, std::int64_t batch, const Tensor& weight, Tensor& 
 void weight_gradient(const Tensor& dy, std::int64_t batch, std::int64_t positions,
                      const GradientTarget& weight) {
   const std::int64_t width = dy.dim(1), steps = dy.dim(0) / batch;
-  by_type(dy.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(dy.dtype(), [&]<class T>(T) {
     parallel_ranges(positions, [&](int, std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) {
         float* to = weight.data + t * width;

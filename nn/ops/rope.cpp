@@ -66,8 +66,7 @@ TOPKNOT_INLINE void rotate(const RopeCall& call, const T* x, T* y, std::int64_t 
     T* to = y + row * width;
     for (std::int64_t h = 0; h < call.rotated; ++h, from += head, to += head)
       in_lanes(
-          pairs, [ =, &cosines, &sines ](std::int64_t j, auto lanes) __attribute__((always_inline)) {
-            using V = decltype(lanes);
+          pairs, [ =, &cosines, &sines ]<class V>(std::int64_t j, V) __attribute__((always_inline)) {
             const V c = load_as<V>(cosines + j), s = load_as<V>(sines + j);
             const V a = load_as<V>(from + j), b = load_as<V>(from + pairs + j);
             store_as<V>(to + j, a * c - b * s);

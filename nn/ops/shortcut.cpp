@@ -52,8 +52,7 @@ void fill_zero(Tensor& t) {
 
 void forward(const Tensor& x, Tensor& y) {
   fill_zero(y);
-  by_type(x.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(x.dtype(), [&]<class T>(T) {
     for_each_run(x, y, [from = x.as<T>(), to = y.as<T>()](std::int64_t n, std::int64_t w, std::int64_t run) {
       copy_run(from + n, to + w, run);
     });
@@ -62,8 +61,7 @@ void forward(const Tensor& x, Tensor& y) {
 
 void backward(const Tensor& dy, Tensor& dx) {
   fill_zero(dx);
-  by_type(dx.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(dx.dtype(), [&]<class T>(T) {
     for_each_run(dx, dy,
                  [from = dy.as<T>(), to = dx.as<T>()](std::int64_t n, std::int64_t w, std::int64_t run) {
                    copy_run(from + w, to + n, run);

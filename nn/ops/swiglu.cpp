@@ -28,8 +28,7 @@ TOPKNOT_INLINE void gate(const T* x, T* y, std::int64_t begin, std::int64_t end,
     const T *a = x + row * 2 * width, *b = a + width;
     T* out = y + row * width;
     in_lanes(
-        width, [=](std::int64_t i, auto lanes) __attribute__((always_inline)) {
-          using V = decltype(lanes);
+        width, [=]<class V>(std::int64_t i, V) __attribute__((always_inline)) {
           store_as<V>(out + i, SiluRule{}.value(load_as<V>(a + i)) * load_as<V>(b + i));
         });
   }
@@ -42,8 +41,7 @@ TOPKNOT_INLINE void gate_backward(const T* x, const T* dy, T* dx, std::int64_t b
     const T *a = x + row * 2 * width, *b = a + width, *grad = dy + row * width;
     T *da = dx + row * 2 * width, *db = da + width;
     in_lanes(
-        width, [=](std::int64_t i, auto lanes) __attribute__((always_inline)) {
-          using V = decltype(lanes);
+        width, [=]<class V>(std::int64_t i, V) __attribute__((always_inline)) {
           const V of_a = load_as<V>(a + i), of_b = load_as<V>(b + i), g = load_as<V>(grad + i);
           store_as<V>(da + i, g * of_b * SiluRule{}.slope(of_a));
           store_as<V>(db + i, g * SiluRule{}.value(of_a));

@@ -92,8 +92,7 @@ void hold(cudaStream_t stream, std::uint64_t nanoseconds) {
 
 void add(cudaStream_t stream, DType type, const void* a, const void* b, void* out, std::size_t n) {
   if (n == 0) return;
-  by_type(type == DType::bf16, [&](auto element) {
-    using T = decltype(element);
+  by_type(type == DType::bf16, [&]<class T>(T) {
     launch(add_kernel<T>, grid_for(n, kThreads * kPerThread), kThreads, stream, static_cast<const T*>(a),
            static_cast<const T*>(b), static_cast<T*>(out), n);
   });

@@ -106,8 +106,7 @@ void from_blocks(DType type, std::int64_t channels, std::int64_t pixels, const v
 
 void add_channel_bias(Tensor& y, const float* bias, std::int64_t begin, std::int64_t end) {
   const ChannelGeometry g(y);
-  by_type(y.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(y.dtype(), [&]<class T>(T) {
     T* p = y.as<T>() + begin * g.image_elements();
     for (std::int64_t n = begin; n < end; ++n)
       for (std::int64_t c = 0; c < g.channels; c += g.block)
@@ -119,8 +118,7 @@ void add_channel_bias(Tensor& y, const float* bias, std::int64_t begin, std::int
 Tensor sum_over_channels(const Tensor& x) {
   const ChannelGeometry g(x);
   std::vector<float> sums(static_cast<std::size_t>(g.images * g.channels));
-  by_type(x.dtype(), [&](auto type) {
-    using T = decltype(type);
+  by_type(x.dtype(), [&]<class T>(T) {
     parallel_each(g.images, [&](std::int64_t n) {
       const T* p = x.as<T>() + n * g.image_elements();
       for (std::int64_t c = 0; c < g.channels; c += g.block)

@@ -275,8 +275,7 @@ void backward(const AttentionShape& s, const Tensor& qkv, const Tensor& y, const
   const Call call(s);
   const auto& log_sums = state_as<DeviceArray<float>>(state);
   const DeviceArray<float> d(log_sums.size());
-  by_type(qkv, [&](auto type) {
-    using T = decltype(type);
+  by_type(qkv, [&]<class T>(T) {
     launch_in_turn(attention_sums_kernel<T>, grid_for(d.size(), kWarps), kThreads, compute_stream(), call,
                    y.as<T>(), dy.as<T>(), d.data());
   });

@@ -560,8 +560,7 @@ std::unique_ptr<BatchNormMethod> make_kernel_batch_norm() {
 
 void batch_norm_finish(Tensor& y, const Tensor& residual, bool relu) {
   if (!residual.defined() && !relu) return;
-  by_type(y, [&](auto type) {
-    using T = decltype(type);
+  by_type(y, [&]<class T>(T) {
     const auto kernel = !residual.defined() ? finish_kernel<T, false, true>
                         : relu              ? finish_kernel<T, true, true>
                                             : finish_kernel<T, true, false>;
@@ -571,8 +570,7 @@ void batch_norm_finish(Tensor& y, const Tensor& residual, bool relu) {
 }
 
 void batch_norm_mask(const Tensor& grad, const Tensor& y, Tensor& masked) {
-  by_type(y, [&](auto type) {
-    using T = decltype(type);
+  by_type(y, [&]<class T>(T) {
     launch_in_turn(mask_kernel<T>, grid_for(elements(y), kThreads * kPack<T>), kThreads, compute_stream(),
                    grad.as<T>(), y.as<T>(), masked.as<T>(), elements(y));
   });

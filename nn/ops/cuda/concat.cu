@@ -40,8 +40,7 @@ void copy_channels(cudaStream_t stream, bool bf16, const void* x, void* y, Chann
                    bool accumulate) {
   const std::uint32_t n = copy.rows * copy.count;
   if (n == 0) return;
-  by_type(bf16, [&](auto type) {
-    using T = decltype(type);
+  by_type(bf16, [&]<class T>(T) {
     launch(copy_channels_kernel<T>, grid_for(n, kThreads), kThreads, stream, static_cast<const T*>(x),
            static_cast<T*>(y), copy, n, accumulate);
   });

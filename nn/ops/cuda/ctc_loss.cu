@@ -142,8 +142,7 @@ void forward(const Tensor& logits, const CtcTargets& targets, std::int32_t blank
   const auto words = [](std::int64_t count) { return DeviceArray<double>(static_cast<std::size_t>(count)); };
   const DeviceArray<double> log_sums = words(logits.dim(0)), alpha = words(logits.dim(0) * batch.states()),
                             scratch = words(2 * n * batch.states()), losses = words(n);
-  by_type(logits, [&](auto type) {
-    using T = decltype(type);
+  by_type(logits, [&]<class T>(T) {
     launch(ctc_log_sums_kernel<T>, grid_for(static_cast<std::size_t>(logits.dim(0)), kThreads), kThreads,
            stream, batch, log_sums.data());
     launch(ctc_variables_kernel<T>, static_cast<unsigned>(n), kThreads, stream, batch, log_sums.data(),
@@ -164,8 +163,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 void backward(const Tensor& dz, std::int64_t sequences, const Tensor& grad, Tensor& out) {
-  by_type(out, [&](auto type) {
-    using T = decltype(type);
+  by_type(out, [&]<class T>(T) {
     launch_each(elements(dz), ctc_scale_kernel<T>, dz.data(), dz.numel(), static_cast<float>(sequences),
                 grad.data(), out.as<T>());
   });

@@ -128,8 +128,7 @@ Tensor direct_conv_filter(const ConvGeometry& geometry, const Tensor& weight, DT
 
 void direct_conv(const ConvGeometry& geometry, const Tensor& x, const Tensor& filter, Tensor& y) {
   const DirectShape shape = shape_of(geometry, x, y);
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     launch_each(elements(y), direct_forward_kernel<T>, x.as<T>(), filter.as<T>(), y.as<T>(), shape,
                 word(y.numel()));
   });
@@ -138,8 +137,7 @@ void direct_conv(const ConvGeometry& geometry, const Tensor& x, const Tensor& fi
 void direct_conv_input_gradient(const ConvGeometry& geometry, const Tensor& filter, const Tensor& dy,
                                 InputGradient& dx) {
   const DirectShape shape = shape_of(geometry, dx.tensor, dy);
-  by_type(dy, [&](auto type) {
-    using T = decltype(type);
+  by_type(dy, [&]<class T>(T) {
     launch_each(elements(dx.tensor), direct_input_gradient_kernel<T>, filter.as<T>(), dy.as<T>(),
                 dx.tensor.as<T>(), dx.accumulate, shape, word(dx.tensor.numel()));
   });
@@ -152,8 +150,7 @@ void direct_conv_weight_gradient(const ConvGeometry& geometry, const Tensor& x, 
                     rows_of_slab = ceil_div(rows, std::max(kWeightThreads / filter, std::size_t{1})),
                     slabs = ceil_div(rows, rows_of_slab);
   const DeviceArray<float> sums(slabs * filter), sum(filter), scratch(column_sums_scratch(slabs, filter));
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     launch_each(sums.size(), direct_weight_gradient_kernel<T>, x.as<T>(), dy.as<T>(), sums.data(), shape,
                 rows, rows_of_slab, filter, sums.size());
   });

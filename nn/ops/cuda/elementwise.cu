@@ -39,8 +39,7 @@ template <class Fn>
 void map(const Tensor& a, const Tensor& b, Tensor& out, Fn fn) {
   const std::size_t n = elements(out);
   if (n == 0) return;
-  by_type(out, [&](auto type) {
-    using T = decltype(type);
+  by_type(out, [&]<class T>(T) {
     constexpr int kSize = 16 / sizeof(T);
     const T *p = a.as<T>(), *q = b.as<T>();
     T* r = out.as<T>();
@@ -158,8 +157,7 @@ Tensor times_mask(const Tensor& t, const OpState& state) {
   Tensor out = Tensor::empty_like(t);
   const std::size_t n = elements(t);
   if (n == 0) return out;
-  by_type(t, [&](auto type) {
-    using T = decltype(type);
+  by_type(t, [&]<class T>(T) {
     const T* from = t.as<T>();
     T* to = out.as<T>();
     if (m.shape.channels > 1 && m.shape.pixels > 1)

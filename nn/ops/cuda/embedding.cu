@@ -37,8 +37,7 @@ Tensor forward(const Tensor& ids, const Tensor& weight) {
   const EmbeddingShape shape = shape_of(ids, weight.dim(0), weight.dim(1));
   Tensor y =
       Tensor::empty({ids.numel(), weight.dim(1)}, Layout::plain, context.device(), context.activation_type());
-  by_type(y, [&](auto type) {
-    using T = decltype(type);
+  by_type(y, [&]<class T>(T) {
     launch_in_turn(embedding_kernel<T>, dim3(shape.rows()), kThreads, context.stream(), ids.data(),
                    weight.data(), shape, y.as<T>());
   });
@@ -101,8 +100,7 @@ void backward(const Tensor& ids, const Tensor& dy, std::int64_t tokens, const Gr
   launch_in_turn(token_rows_kernel, grid_for(shape.rows(), kThreads), kThreads, compute_stream(), ids.data(),
                  shape, found.data());
   const dim3 grid(shape.rows(), grid_for(shape.width, kThreads).x);
-  by_type(dy, [&](auto type) {
-    using T = decltype(type);
+  by_type(dy, [&]<class T>(T) {
     launch_in_turn(embedding_gradient_kernel<T>, grid, kThreads, compute_stream(), ids.data(), dy.as<T>(),
                    shape, found.data(), weight.data);
   });

@@ -137,8 +137,7 @@ void filter_from_weight(cudaStream_t stream, const float* weight, void* filter, 
 
 void weight_from_filter(cudaStream_t stream, const void* filter, bool bf16, float* weight, bool accumulate,
                         FilterShape shape) {
-  by_type(bf16, [&](auto type) {
-    using T = decltype(type);
+  by_type(bf16, [&]<class T>(T) {
     if (shape.size() > 0)
       launch(weight_kernel<T>, grid_for(shape.size(), kPerBlock), kThreads, stream,
              static_cast<const T*>(filter), weight, accumulate, shape.size(), word(shape.in),

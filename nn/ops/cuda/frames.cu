@@ -37,8 +37,7 @@ __global__ void __launch_bounds__(kThreads) frames_kernel(bool gather, const W* 
 
 void move_frames(bool gather, const Tensor& from, Tensor& to) {
   const FramesShape shape = shape_of(gather ? from : to);
-  by_element_size(from, [&](auto element) {
-    using W = decltype(element);
+  by_element_size(from, [&]<class W>(W) {
     launch_each(elements(from), frames_kernel<W>, gather, from.as<W>(), to.as<W>(), shape);
   });
 }
@@ -67,8 +66,7 @@ void mask(const Tensor& x, std::span<const std::int32_t> frames, Tensor& y) {
   const auto sequences = static_cast<std::int64_t>(frames.size());
   const bool rows = x.shape().rank() == 2;  // F channels of height 1
   const FramesShape shape = rows ? FramesShape{sequences, x.dim(1), 1, x.dim(0) / sequences} : shape_of(x);
-  by_element_size(x, [&](auto element) {
-    using W = decltype(element);
+  by_element_size(x, [&]<class W>(W) {
     launch_each(elements(x), mask_kernel<W>, rows, x.as<W>(), frames.data(), y.as<W>(), shape);
   });
 }

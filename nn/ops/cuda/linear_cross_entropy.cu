@@ -138,8 +138,7 @@ void forward(const LinearCrossEntropyCall& call, Tensor& loss, Tensor& dx, Tenso
     const std::int64_t rows = std::min(call.chunk, n - begin);
     multiply(rows, products, width, type, {row(x, begin), false}, {weight.data(), true}, false, z.data(),
              DType::f32, stride);
-    by_type(x, [&](auto element) {
-      using T = decltype(element);
+    by_type(x, [&]<class T>(T) {
       launch(row_kernel<T>, static_cast<unsigned>(rows), kThreads, compute_stream(), z.data(), classes,
              stride, call.labels.data() + begin, call.smoothing, counted.data(), losses.data() + begin,
              wanted ? dz.as<T>() : nullptr);
@@ -174,8 +173,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void scale(const Tensor& from, const Tensor& by, bool accumulate, Tensor& to) {
   const std::size_t n = elements(from);
-  by_type(to, [&](auto element) {
-    using T = decltype(element);
+  by_type(to, [&]<class T>(T) {
     launch_each(n, scale_kernel<T>, from.data(), by.data(), accumulate, to.as<T>(), n);
   });
 }

@@ -31,8 +31,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void filter(const Tensor& x, const Tensor& weight, std::int64_t shift, Tensor& y) {
   const LookaheadShape s = shape_of(x, weight);
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     launch_each(static_cast<std::size_t>(s.rows * s.features), lookahead_filter_kernel<T>, s, x.as<T>(),
                 weight.data(), shift, y.as<T>());
   });
@@ -55,8 +54,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void weight_gradient(const Tensor& x, const Tensor& dy, std::int64_t batch, Tensor& dw) {
   const LookaheadShape s = shape_of(x, dw);
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     launch_each(static_cast<std::size_t>(s.features * s.taps), lookahead_weight_kernel<T>, s, x.as<T>(),
                 dy.as<T>(), batch, dw.data());
   });

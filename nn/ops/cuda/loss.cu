@@ -96,8 +96,7 @@ OpState forward(const Tensor& logits, std::span<const std::int32_t> labels, floa
   const std::size_t n = labels.size();
   const auto softmax = std::make_shared<Softmax>(Softmax{DeviceArray<SoftmaxRow>(n), labels.data()});
   const DeviceArray<double> losses(n);
-  by_type(logits, [&](auto type) {
-    using T = decltype(type);
+  by_type(logits, [&]<class T>(T) {
     launch_in_turn(cross_entropy_kernel<T>, row_grid(logits), kThreads, compute_stream(), logits.as<T>(),
                    logits.dim(0), logits.dim(1), labels.data(), smoothing, softmax->rows.data(),
                    losses.data());
@@ -133,8 +132,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void backward(const Tensor& logits, const OpState& state, float smoothing, const Tensor& grad, Tensor& dz) {
   const auto& softmax = state_as<Softmax>(state);
-  by_type(logits, [&](auto type) {
-    using T = decltype(type);
+  by_type(logits, [&]<class T>(T) {
     launch_in_turn(cross_entropy_backward_kernel<T>, row_grid(logits), kThreads, compute_stream(),
                    logits.as<T>(), logits.dim(0), logits.dim(1), softmax.labels, smoothing,
                    softmax.rows.data(), softmax.counted.data(), grad.data(), dz.as<T>());
@@ -173,8 +171,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum) {
   const DeviceArray<double> hits(labels.size());
-  by_type(logits, [&](auto type) {
-    using T = decltype(type);
+  by_type(logits, [&]<class T>(T) {
     launch_in_turn(hits_kernel<T>, row_grid(logits), kThreads, compute_stream(), logits.as<T>(),
                    logits.dim(0), logits.dim(1), labels.data(), top, hits.data());
   });
@@ -201,8 +198,7 @@ void squared_error_forward(const Tensor& y, const Tensor& target, Tensor& loss) 
   const std::size_t n = elements(y);
   const dim3 grid = grid_for(n, kThreads * kPartsPerThread, kMostParts);
   const DeviceArray<double> partial(grid.x);
-  by_type(y, [&](auto type) {
-    using T = decltype(type);
+  by_type(y, [&]<class T>(T) {
     launch_in_turn(squared_error_kernel<T>, grid, kThreads, compute_stream(), y.as<T>(), target.data(), n,
                    partial.data());
   });
@@ -223,8 +219,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void squared_error_backward(const Tensor& y, const Tensor& target, const Tensor& grad, Tensor& dy) {
   const std::size_t n = elements(y);
-  by_type(y, [&](auto type) {
-    using T = decltype(type);
+  by_type(y, [&]<class T>(T) {
     launch_in_turn(squared_error_backward_kernel<T>, grid_for(n, kThreads), kThreads, compute_stream(),
                    y.as<T>(), target.data(), n, grad.data(), dy.as<T>());
   });

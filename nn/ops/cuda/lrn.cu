@@ -58,8 +58,7 @@ __global__ void __launch_bounds__(kThreads) lrn_backward_kernel(const T* x, cons
 
 OpState forward(const LrnOptions& options, const Tensor& x, Tensor& y) {
   const LrnShape shape = shape_of(options, x);
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     launch_each(shape.elements, lrn_forward_kernel<T>, x.as<T>(), y.as<T>(), shape);
   });
   return nullptr;
@@ -67,8 +66,7 @@ OpState forward(const LrnOptions& options, const Tensor& x, Tensor& y) {
 
 void backward(const LrnOptions& options, const OpState&, const Tensor& x, const Tensor& dy, Tensor& dx) {
   const LrnShape shape = shape_of(options, x);
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     launch_each(shape.elements, lrn_backward_kernel<T>, x.as<T>(), dy.as<T>(), dx.as<T>(), shape);
   });
 }

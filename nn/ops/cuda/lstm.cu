@@ -119,8 +119,7 @@ Tensor lstm_forward(const LstmCall& call, OpState& state) {
     const LstmStep step = step_of(call, *kept, s);
     multiply(batch, 4 * width, width, type, {before, false}, {kept->recurrent.data(), true}, true, step.gates,
              DType::f32);
-    by_type(bf16, [&](auto type_of_y) {
-      using T = decltype(type_of_y);
+    by_type(bf16, [&]<class T>(T) {
       launch(gates_kernel<T>, grid_for(step.size(), kThreads), kThreads, stream, step, call.input_bias.data(),
              call.recurrent_bias.data(), static_cast<float*>(from_row(kept->cells, (s + 1) * batch)),
              static_cast<T*>(from_row(y, s * batch)));
@@ -151,8 +150,7 @@ void lstm_backward(const LstmCall& call, const OpState& state, const Tensor& y, 
       multiply(batch, width, 4 * width, type, {from_row(rounded, (s + 1) * batch), false},
                {kept.recurrent.data(), false}, false, later.data(), DType::f32);
     const LstmStep step = step_of(call, kept, s);
-    by_type(bf16, [&](auto type_of_y) {
-      using T = decltype(type_of_y);
+    by_type(bf16, [&]<class T>(T) {
       launch(gates_gradient_kernel<T>, grid_for(step.size(), kThreads), kThreads, context.stream(), step,
              static_cast<const float*>(from_row(kept.cells, (s + 1) * batch)),
              static_cast<const T*>(from_row(dy, s * batch)), last ? nullptr : later.data(),

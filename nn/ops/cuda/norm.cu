@@ -283,8 +283,7 @@ void by_form(std::int64_t width, bool aligned, bool centred, const Fn& fn) {
 void forward(NormCall& call, const Tensor& left, const Tensor& branch, Tensor& y, Tensor& statistics) {
   const std::int64_t rows = call.x.dim(0), width = call.x.dim(1);
   if (rows == 0) return;
-  by_type(call.x, [&](auto type) {
-    using T = decltype(type);
+  by_type(call.x, [&]<class T>(T) {
     const NormRows<T> r(call, left, branch, y, statistics);
     const bool aligned = in_quads(r.x) && in_quads(r.y) && in_quads(r.left) && in_quads(r.branch);
     by_form(width, aligned, call.centred, [&](auto form, auto centred) {
@@ -296,8 +295,7 @@ void forward(NormCall& call, const Tensor& left, const Tensor& branch, Tensor& y
 
 void backward(const NormCall& call, const Tensor& statistics, const Tensor& dy, WeightedGradients& out) {
   const std::int64_t rows = call.x.dim(0), width = call.x.dim(1);
-  by_type(call.x, [&](auto type) {
-    using T = decltype(type);
+  by_type(call.x, [&]<class T>(T) {
     const NormGradientRows<T> r(call, statistics, dy, out.x);
     const bool parameters = out.weight.data || out.bias.data;
     constexpr std::int64_t kRowsOfChunk = 64, kMost = 128;

@@ -28,10 +28,8 @@ void copy_corner(const Tensor& in, Tensor& out, float value) {
   const CornerShape shape = {word(out.dim(1)), word(out.dim(2)), word(out.dim(3)), word(in.dim(2)),
                              word(in.dim(3))};
   const std::uint32_t n = word(out.numel());
-  by_type(out, [&](auto type) {
-    using T = decltype(type);
-    launch_each(n, corner_kernel<T>, in.as<T>(), out.as<T>(), shape, n, value);
-  });
+  by_type(out,
+          [&]<class T>(T) { launch_each(n, corner_kernel<T>, in.as<T>(), out.as<T>(), shape, n, value); });
 }
 
 void forward(const Tensor& x, float value, Tensor& y) {

@@ -103,8 +103,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void average_forward(const Tensor& x, Tensor& y) {
   const AveragePoolShape s = shape_of(x);
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     launch_each(std::size_t{s.images} * s.channels, average_forward_kernel<T>, x.as<T>(), y.as<T>(), s,
                 1.0f / static_cast<float>(s.pixels));
   });
@@ -126,8 +125,7 @@ __global__ void __launch_bounds__(kThreads)
 void average_backward(const Tensor& dy, Tensor& dx) {
   const AveragePoolShape s = shape_of(dx);
   const unsigned blocks = grid_for(std::size_t{s.pixels} * s.channels, kThreads * 4).x;
-  by_type(dx, [&](auto type) {
-    using T = decltype(type);
+  by_type(dx, [&]<class T>(T) {
     launch(average_backward_kernel<T>, dim3(blocks, s.images), kThreads, compute_stream(), dy.as<T>(),
            dx.as<T>(), s, 1.0f / static_cast<float>(s.pixels));
   });

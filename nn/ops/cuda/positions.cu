@@ -16,8 +16,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void forward(const Tensor& x, std::int64_t batch, const Tensor& weight, Tensor& y) {
   const std::size_t n = elements(x), width = static_cast<std::size_t>(x.dim(1));
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     launch_each(n, positions_kernel<T>, x.as<T>(), weight.data(), static_cast<std::size_t>(batch), width, n,
                 y.as<T>());
   });
@@ -42,8 +41,7 @@ void weight_gradient(const Tensor& dy, std::int64_t batch, std::int64_t position
                      const GradientTarget& weight) {
   const std::size_t width = static_cast<std::size_t>(dy.dim(1)),
                     n = static_cast<std::size_t>(positions) * width;
-  by_type(dy, [&](auto type) {
-    using T = decltype(type);
+  by_type(dy, [&]<class T>(T) {
     launch_each(n, positions_gradient_kernel<T>, dy.as<T>(), static_cast<std::size_t>(batch), width,
                 static_cast<std::size_t>(dy.dim(0) / batch), weight.accumulate, n, weight.data);
   });

@@ -126,8 +126,7 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, DType inputs, Oper
 
 void add_bias(cudaStream_t stream, void* y, bool bf16, const float* bias, std::size_t rows,
               std::size_t channels) {
-  by_type(bf16, [&](auto type) {
-    using T = decltype(type);
+  by_type(bf16, [&]<class T>(T) {
     constexpr std::size_t kSize = Piece<T>::kSize;
     const std::size_t pieces = rows * channels / kSize;
     if (pieces > 0 && channels % kSize == 0 && reinterpret_cast<std::uintptr_t>(y) % 16 == 0)

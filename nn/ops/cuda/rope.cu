@@ -35,8 +35,7 @@ __global__ void __launch_bounds__(kThreads)
 void rotate(const RopeCall& call, const Tensor& x, Tensor& y) {
   const std::int64_t threads = x.dim(0) * call.pairs;
   if (threads == 0) return;
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     const bool in_place = x.as<T>() == y.as<T>();
     const auto heads = static_cast<std::size_t>(call.rotated + (in_place ? 0 : call.kept));
     const dim3 grid(grid_for(static_cast<std::size_t>(threads), kThreads).x,

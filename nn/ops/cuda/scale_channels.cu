@@ -28,10 +28,7 @@ __global__ void __launch_bounds__(kThreads)
 void forward(const Tensor& x, const Tensor& s, Tensor& y) {
   const ScaleShape shape = shape_of(x);
   const std::uint32_t n = shape.images * shape.pixels * shape.channels;
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
-    launch_each(n, scale_kernel<T>, x.as<T>(), s.as<T>(), y.as<T>(), shape, n);
-  });
+  by_type(x, [&]<class T>(T) { launch_each(n, scale_kernel<T>, x.as<T>(), s.as<T>(), y.as<T>(), shape, n); });
 }
 
 // A thread for each channel of an image: summed in the order of the pixels, as on the CPU.
@@ -52,8 +49,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void scale_gradient(const Tensor& x, const Tensor& dy, Tensor& ds) {
   const ScaleShape shape = shape_of(x);
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     launch_each(std::size_t{shape.images} * shape.channels, scale_gradient_kernel<T>, x.as<T>(), dy.as<T>(),
                 ds.as<T>(), shape);
   });

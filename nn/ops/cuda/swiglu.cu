@@ -27,16 +27,14 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 void forward(const Tensor& x, Tensor& y) {
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     launch_each(elements(y), swiglu_kernel<T>, x.as<T>(), elements(y), static_cast<std::size_t>(y.dim(1)),
                 y.as<T>());
   });
 }
 
 void backward(const Tensor& x, const Tensor& dy, Tensor& dx) {
-  by_type(x, [&](auto type) {
-    using T = decltype(type);
+  by_type(x, [&]<class T>(T) {
     launch_each(elements(dy), swiglu_backward_kernel<T>, x.as<T>(), dy.as<T>(), elements(dy),
                 static_cast<std::size_t>(dy.dim(1)), dx.as<T>());
   });
