@@ -22,7 +22,6 @@
 #include "compress/lowrank/plan.h"
 #include "compress/parallel.h"
 #include "compress/state.h"
-#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

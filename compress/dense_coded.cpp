@@ -24,8 +24,7 @@ TOPKNOT_MULTIVERSION void subtract(float* from, const float* x, std::size_t n) {
 }
 
 // Calls body(chunk) on threads; the first exception that it throws is thrown here.
-template <class Body>
-void for_chunks(std::size_t chunks, const Body& body) {
+void for_chunks(std::size_t chunks, const auto& body) {
   std::exception_ptr error;
   for_each_block(chunks, 4, [&](std::size_t chunk) {
     try {
@@ -63,10 +62,7 @@ class Pieces {
   }
 
   // Piece r of all.
-  template <class Bytes>
-  auto piece(Bytes& all, std::size_t r) const {
-    return std::span(all).subspan(r * bytes_, bytes_);
-  }
+  auto piece(auto& all, std::size_t r) const { return std::span(all).subspan(r * bytes_, bytes_); }
   void write_header(std::span<std::byte> piece, bool finite) const {
     const BlockHeader header = header_of(finite);
     std::memcpy(piece.data(), &header, sizeof header);
@@ -196,8 +192,7 @@ class CodedDense final : public HostCompressor {
   }
 
   // body(piece, chunk, elements) for all chunks, the elements in the slice's gradient.
-  template <class Body>
-  void for_all(const Body& body) {
+  void for_all(const auto& body) {
     for_chunks(pieces_.ranks() * pieces_.chunks(), [&](std::size_t i) {
       const std::size_t r = i / pieces_.chunks(), chunk = i % pieces_.chunks();
       const auto [begin, end] = pieces_.elements(r, chunk);

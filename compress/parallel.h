@@ -23,8 +23,7 @@ inline std::size_t part_count(std::size_t n) {
 
 // Calls body(part, begin, end) for each of `parts` ranges that cover [0, n) in order. The body must not
 // throw.
-template <class Body>
-void for_parts(std::size_t n, std::size_t parts, Body&& body) {
+void for_parts(std::size_t n, std::size_t parts, auto&& body) {
   if (parts <= 1) {
     body(std::size_t{0}, std::size_t{0}, n);
     return;
@@ -46,8 +45,7 @@ inline void multiply_all(std::span<float> x, float factor) {
 
 // Calls body(block) for each of `blocks`, on threads if each gets `per_thread` of them. The body must not
 // throw.
-template <class Body>
-void for_each_block(std::size_t blocks, std::size_t per_thread, Body&& body) {
+void for_each_block(std::size_t blocks, std::size_t per_thread, auto&& body) {
   const int threads = std::min(static_cast<int>(blocks / per_thread), omp_get_max_threads());
   if (threads <= 1) {
     for (std::size_t block = 0; block < blocks; ++block) body(block);

@@ -18,8 +18,6 @@
 // With aggregation weights w the sums are of w P and w Q, so that sum(w residual) + ranks * average = sum(w
 // M).
 
-#include <algorithm>
-#include <cstddef>
 #include <limits>
 #include <vector>
 
@@ -27,7 +25,6 @@
 #include "compress/lowrank/plan.h"
 #include "compress/parallel.h"
 #include "compress/state.h"
-#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

@@ -12,7 +12,6 @@
 // grow without bound.
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -20,7 +19,6 @@
 #include "compress/compressor.h"
 #include "compress/parallel.h"
 #include "compress/quantise/compressor.h"
-#include "nn/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

@@ -31,15 +31,13 @@ class StateWriter {
     static_assert(std::is_trivially_copyable_v<V>);
     append(&value, sizeof value);
   }
-  template <class V>
-  void put_list(const V& values) {  // contiguous
+  void put_list(const auto& values) {  // contiguous
     const auto bytes = std::as_bytes(std::span(values));
     put<std::uint64_t>(std::size(values));
     append(bytes.data(), bytes.size());
   }
   // The bytes that `put` puts, as a list.
-  template <class Put>
-  void put_nested(const Put& put_bytes) {
+  void put_nested(const auto& put_bytes) {
     put<std::uint64_t>(0);
     const std::size_t begin = bytes_.size();
     put_bytes(*this);

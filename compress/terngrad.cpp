@@ -19,7 +19,6 @@
 #include "compress/quantise/compressor.h"
 #include "compress/select/passes/keys.h"
 #include "compress/select/passes/passes.h"
-#include "nn/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot {

@@ -3,9 +3,6 @@
 // file.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <filesystem>
-
 #include "data/dataset.h"
 #include "nn/base/memory.h"
 

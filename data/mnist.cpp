@@ -3,9 +3,6 @@
 // plain; sets of the same format and sizes (Fashion-MNIST) work too.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <filesystem>
-
 #include "data/dataset.h"
 
 namespace topknot {

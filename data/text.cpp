@@ -106,8 +106,7 @@ char32_t code_point(std::string_view text, std::size_t at) {
 }
 
 // Calls character(code point, its first byte's position) for each.
-template <class Character>
-void for_each_character(const TextFile& file, const Character& character) {
+void for_each_character(const TextFile& file, const auto& character) {
   for (std::size_t at = 0; at < file.content.size();) {
     const char32_t c = code_point(file.content, at);
     if (c == kCodePoints)
@@ -121,8 +120,7 @@ void for_each_character(const TextFile& file, const Character& character) {
 }
 
 // Calls word(text) for each word, and with "<eos>" at the end of each line; a last line may lack its newline.
-template <class Word>
-void for_each_word(const TextFile& file, const Word& word) {
+void for_each_word(const TextFile& file, const auto& word) {
   constexpr std::string_view kBlanks = " \t\r\v\f";
   for_each_character(file, [](char32_t, std::size_t) {});  // which refuses what is no UTF-8
   std::string_view rest = file.content;

@@ -16,10 +16,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <filesystem>
 #include <tuple>
-#include <utility>
 
 #include "data/dataset.h"
 #include "nn/base/checksum.h"

@@ -120,8 +120,7 @@ Clip::Clip(Device device, std::size_t elements)
                         Layout::plain, device)) {}
 
 // `work` gets each batch, and whether it is a later one.
-template <class Work>
-void Clip::in_batches(Vectors vectors, const Work& work) {
+void Clip::in_batches(Vectors vectors, const auto& work) {
   std::size_t first = 0;
   do {
     const Vectors batch = vectors.subspan(first, std::min(ClipVectors::kMost, vectors.size() - first));

@@ -79,8 +79,7 @@ class Clip {
   const double* sum() const { return reinterpret_cast<const double*>(memory_.data()); }
 
  private:
-  template <class Work>
-  void in_batches(Vectors vectors, const Work& work);
+  void in_batches(Vectors vectors, const auto& work);
   double* memory() { return reinterpret_cast<double*>(memory_.data()); }
   const std::size_t elements_;
   const ClipKernels& kernels_;

@@ -9,9 +9,7 @@
 // reads either operand. The lower half of a symmetric product is computed, by blocks.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "nn/core/device.h"
 #include "nn/core/simd.h"
@@ -61,8 +59,7 @@ struct Square {
 };
 
 // fn(square) for the squares of a panel of Y; `tall`: Y is the matrix, else its transpose.
-template <class Fn>
-TOPKNOT_INLINE void for_squares(const MuonMatrix& m, bool tall, std::size_t panel, const Fn& fn) {
+TOPKNOT_INLINE void for_squares(const MuonMatrix& m, bool tall, std::size_t panel, const auto& fn) {
   const std::size_t across = panel * kLanes;
   for (std::size_t along = 0; along < (tall ? m.rows : m.cols); along += kLanes) {
     const std::size_t row = tall ? along : across, col = tall ? across : along;
@@ -137,8 +134,7 @@ struct Tile {
 };
 
 // add(i, j, tile) for each tile; i and j from the block's corner on.
-template <class Add>
-TOPKNOT_INLINE void for_tiles(Block& block, const Add& add) {
+TOPKNOT_INLINE void for_tiles(Block& block, const auto& add) {
   for (std::size_t j = 0; j < block.cols; j += kLanes)
     for (std::size_t i = 0; i < block.rows; i += kTileRows) {
       Tile tile;

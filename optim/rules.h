@@ -53,8 +53,7 @@ class DecayRuns {
 };
 
 // On the host: update(begin, end, decays) for each run of the slice, as positions in it.
-template <class Update>
-void for_decay_runs(const ArenaSlice& s, const Update& update) {
+void for_decay_runs(const ArenaSlice& s, const auto& update) {
   DecayRuns runs(s, s.offset);
   for (std::size_t begin = 0; begin < s.n;) {
     const bool decays = runs.decays(s.offset + begin);

@@ -5,7 +5,6 @@
 //
 // Momentum is before the average (compress.name=demo), or nowhere.
 
-#include "nn/core/simd.h"
 #include "optim/optimizer.h"
 #include "optim/rules.h"
 

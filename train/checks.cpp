@@ -54,25 +54,17 @@ void compare(Communicator& communicator, const std::string& what, const Table& m
              const std::string& remedy) {
   // Values need not be valid UTF-8.
   const std::string text = mine.dump(-1, ' ', false, Table::error_handler_t::replace);
-  std::vector<std::vector<std::byte>> all;
-  communicator.all_gather(std::as_bytes(std::span(text)), all);
+  const std::vector<std::string> all = gather_texts(communicator, text);
   if (std::equal(all.begin() + 1, all.end(), all.begin())) return;
   std::vector<Table> tables;
-  for (const auto& block : all) {
-    const char* begin = reinterpret_cast<const char*>(block.data());
-    tables.push_back(Table::parse(begin, begin + block.size()));
-  }
+  for (const std::string& one : all) tables.push_back(Table::parse(one));
   constexpr std::size_t kShown = 5;
   std::vector<std::string> lines;
   for (const auto& item : mine.items())
     if (std::string line = difference(item.key(), tables); !line.empty()) lines.push_back(std::move(line));
   const std::size_t more = lines.size() - std::min(lines.size(), kShown);
   lines.resize(lines.size() - more);
-  try {
-    communicator.barrier();  // the first to throw must not end the others' all_gather
-  } catch (const CollectiveError&) {
-    // Another rank has passed the barrier and ended; all know what is wrong.
-  }
+  meet_to_throw(communicator);
   throw UserError(fmt::format("the ranks disagree about the {}: {}{}; {}", what, fmt::join(lines, "; "),
                               more > 0 ? fmt::format("; and {} more", more) : "", remedy));
 }
@@ -132,11 +124,10 @@ std::vector<int> settle_threads(Communicator& communicator, const Config& config
         "(train.threads={} takes them)",
         count_text(wanted, "compute thread"), rank, own, own);
   }
+  const std::vector<std::string> texts = gather_texts(communicator, mine);
+  const auto first = std::ranges::find_if_not(texts, &std::string::empty);
+  if (rank == 0 && first != texts.end()) log_warning(*first);
   std::vector<std::vector<std::byte>> all;
-  communicator.all_gather(std::as_bytes(std::span(mine)), all);
-  const auto first = std::find_if(all.begin(), all.end(), [](const auto& text) { return !text.empty(); });
-  if (rank == 0 && first != all.end())
-    log_warning({reinterpret_cast<const char*>(first->data()), first->size()});
   communicator.all_gather(std::as_bytes(std::span(&threads, 1)), all);
   std::vector<int> result(all.size());
   for (std::size_t r = 0; r < all.size(); ++r) std::memcpy(&result[r], all[r].data(), sizeof(int));

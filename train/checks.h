@@ -16,8 +16,7 @@
 namespace topknot {
 
 // Rank 0's values, on every rank: their number, then their bytes. Collective.
-template <class Values>
-void share(Communicator& communicator, Values& values) {
+void share(Communicator& communicator, auto& values) {
   std::uint64_t size = values.size();
   communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
   values.resize(size);

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 
 #include "dist/comm/communicator.h"
 #include "dist/rendezvous/socket.h"

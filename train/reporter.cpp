@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <numbers>
 #include <numeric>
 
@@ -56,17 +55,11 @@ std::string method_text(const Config& config, const Plan& plan) {
 }
 
 Metric metric_of(const Dataset& data) {
-  switch (data.task()) {
-    case Task::classification:
-      return Metric::accuracy();
-    case Task::regression:
-      return Metric::squared_error();
-    case Task::transcription:
-      return Metric::word_errors();
-    case Task::language_model:
-      break;
-  }
-  return Metric::perplexity(data.token_name());
+  const Task task = data.task();
+  return task == Task::classification  ? Metric::accuracy()
+         : task == Task::regression    ? Metric::squared_error()
+         : task == Task::transcription ? Metric::word_errors()
+                                       : Metric::perplexity(data.token_name());
 }
 
 // The length of a text's windows is no part of the task: perplexities compare across it.
@@ -311,8 +304,7 @@ void Reporter::begin(std::int64_t step) {
                                    std::chrono::duration<double>(train_seconds_ + eval_seconds_));
 }
 
-template <class Record>
-void Reporter::put_bytes(const ByteCount& bytes, Record& record) const {
+void Reporter::put_bytes(const ByteCount& bytes, auto& record) const {
   const double ranks = ranks_;
   record.bytes_sent = static_cast<double>(bytes.upload) / ranks;
   record.bytes_received = static_cast<double>(bytes.download) / ranks;

@@ -127,8 +127,7 @@ class Reporter {
   void note_best(const Evaluation& evaluation);
   void count(const StepRecord& record, const ByteCount& bytes, double seconds);
   void restore_totals(const Metrics& metrics, const Manifest& resumed);
-  template <class Record>
-  void put_bytes(const ByteCount& bytes, Record& record) const;
+  void put_bytes(const ByteCount& bytes, auto& record) const;
 
   const Config& config_;
   const RunDirectory folder_;

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "nn/base/check.h"
 #include "nn/base/log.h"
 #include "nn/base/text.h"
 #include "train/metrics/output_file.h"

@@ -64,8 +64,7 @@ struct ReportSums {
   double choose_again = 0;  // above 0: rank 0 asks for another choice of the method
 
   // Visits every number, in the message's order.
-  template <class Visit>
-  void each(const Visit& visit) {
+  void each(const auto& visit) {
     for (OfStep& step : steps)
       for (double OfStep::*number :
            {&OfStep::loss, &OfStep::bytes_sent, &OfStep::bytes_received, &OfStep::selected,

@@ -16,8 +16,7 @@ std::size_t map_bytes(std::size_t numel) {
 
 // Calls body(position, word) for the bits of positions [begin, end), up to 64 at a time; begin is a multiple
 // of 8, and so is end unless the map ends there.
-template <class Body>
-void for_words(const std::byte* map, std::size_t begin, std::size_t end, Body&& body) {
+void for_words(const std::byte* map, std::size_t begin, std::size_t end, auto&& body) {
   for (; begin < end; begin += 64) {
     std::uint64_t word = 0;
     std::memcpy(&word, map + begin / 8, std::min<std::size_t>(8, map_bytes(end - begin)));

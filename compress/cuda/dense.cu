@@ -18,14 +18,12 @@ __device__ bool whole_and_aligned(const float* x, std::size_t tile, std::size_t 
 }
 
 // fn(element) for this thread's elements of [tile, n), of a block's tile at most.
-template <class Fn>
-__device__ void over_tile(std::size_t tile, std::size_t n, Fn fn) {
+__device__ void over_tile(std::size_t tile, std::size_t n, auto fn) {
   for (std::size_t i = tile + threadIdx.x, j = 0; j < 4 && i < n; ++j, i += kThreads) fn(i);
 }
 
 // x[i] = fn(x[i]) over a block's tile, by fours where the memory allows.
-template <class Fn>
-__device__ void change_tile(float* x, std::size_t n, Fn fn) {
+__device__ void change_tile(float* x, std::size_t n, auto fn) {
   const std::size_t tile = std::size_t{blockIdx.x} * kTile;
   if (whole_and_aligned(x, tile, n)) {
     float4* const at = reinterpret_cast<float4*>(x + tile) + threadIdx.x;

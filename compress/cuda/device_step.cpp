@@ -23,8 +23,7 @@ DeviceStep::~DeviceStep() {
   cudaGetLastError();
 }
 
-template <class Fill>
-void DeviceStep::copy(cudaStream_t stream, std::size_t begin, std::size_t end, Fill fill) {
+void DeviceStep::copy(cudaStream_t stream, std::size_t begin, std::size_t end, auto fill) {
   const std::size_t slot = next_++ % kSlots;
   std::byte* const from = slots_->data() + slot * memory_.size();
   copied_[slot].synchronize();

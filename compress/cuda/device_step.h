@@ -37,8 +37,7 @@ class DeviceStep {
   static constexpr std::size_t kStatus = 64, kWeights = 128;  // bytes from the start
   static constexpr std::size_t kSlots = 16;
   // Copies bytes [begin, end) of the next slot, which `fill` writes to.
-  template <class Fill>
-  void copy(cudaStream_t stream, std::size_t begin, std::size_t end, Fill fill);
+  void copy(cudaStream_t stream, std::size_t begin, std::size_t end, auto fill);
 
   int ranks_;
   DeviceArray<std::byte> memory_;

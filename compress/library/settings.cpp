@@ -1,7 +1,6 @@
 // The keys of topknot_create(), and topknot_methods().
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <limits>
 #include <map>
 #include <optional>

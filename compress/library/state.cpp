@@ -5,7 +5,6 @@
 
 #include "compress/library/handle.h"
 #include "compress/state.h"
-#include "nn/base/text.h"
 
 namespace topknot {
 namespace {

@@ -44,8 +44,7 @@ void set_error(std::string_view text) noexcept {
 }
 
 // Runs a call. No exception leaves the library.
-template <class Call>
-topknot_result guarded(const Call& call) noexcept {
+topknot_result guarded(const auto& call) noexcept {
   const auto failed = [](topknot_result result, const char* text) {
     set_error(text);
     return result;
@@ -86,8 +85,7 @@ const Tensor& tensor_at(const topknot_compressor& compressor, std::int32_t which
 }
 
 // The call on a compressor, alone and with its threads.
-template <class Call>
-topknot_result locked(topknot_compressor* compressor, const Call& call) noexcept {
+topknot_result locked(topknot_compressor* compressor, const auto& call) noexcept {
   return guarded([&] {
     if (!compressor) refuse("the compressor is null");
     const std::lock_guard lock(compressor->mutex);
@@ -114,8 +112,7 @@ bool is_aligned(const void* pointer, topknot_type type) {
   return reinterpret_cast<std::uintptr_t>(pointer) % (type == TOPKNOT_FLOAT32 ? 4 : 2) == 0;
 }
 
-template <class Call>
-topknot_result locked_round(topknot_round* round, const Call& call) noexcept {
+topknot_result locked_round(topknot_round* round, const auto& call) noexcept {
   if (!round) return guarded([]() -> topknot_result { refuse("the round is null"); });
   return locked(round->owner, call);
 }

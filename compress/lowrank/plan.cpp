@@ -78,8 +78,7 @@ constexpr double kDependent = 1e-13;
 enum RandomUse : std::uint32_t { kStart, kFillP, kFillQ };
 
 // Pieces write apart from each other, so that results do not depend on which thread takes which.
-template <class Pieces, class Body>
-void for_pieces(const Pieces& pieces, std::size_t work, Body&& body) {
+void for_pieces(const auto& pieces, std::size_t work, auto&& body) {
   const std::size_t threads = std::min(part_count(work), std::max<std::size_t>(pieces.size(), 1));
 #pragma omp parallel for num_threads(static_cast <int>(threads)) schedule(dynamic, 1) if (threads > 1)
   for (std::size_t i = 0; i < pieces.size(); ++i) body(pieces[i]);

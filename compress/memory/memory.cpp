@@ -5,7 +5,6 @@
 #include "compress/parallel.h"
 #include "compress/select/passes/pass_kernels.h"
 #include "nn/base/check.h"
-#include "nn/core/simd.h"
 
 namespace topknot {
 

@@ -55,8 +55,7 @@ TOPKNOT_MULTIVERSION void make_blocks(std::uint32_t key0, std::uint32_t key1, st
 }
 
 // Calls body(begin, end) for tiles that cover [0, n).
-template <class Body>
-void for_tiles(std::size_t n, Body&& body) {
+void for_tiles(std::size_t n, auto&& body) {
   const std::size_t tiles = (n + kTile - 1) / kTile, threads = part_count(n);
 #pragma omp parallel for num_threads(static_cast <int>(threads)) schedule(static) if (threads > 1)
   for (std::size_t tile = 0; tile < tiles; ++tile) body(tile * kTile, std::min(n, (tile + 1) * kTile));

@@ -14,7 +14,6 @@
 // stride. Nothing is carried from step to step.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>

@@ -19,7 +19,6 @@
 #include "compress/select/passes/magnitude_passes.h"
 #include "compress/select/passes/passes.h"
 #include "compress/sparse.h"
-#include "nn/base/check.h"
 
 namespace topknot {
 namespace {

@@ -53,8 +53,7 @@ TOPKNOT_HOST_DEVICE bool too_many(std::size_t count, std::size_t k) {
 
 // The level at which the rule ends: down where fewer than 2k/3 exceed a threshold, up if more than 4k/3 do.
 // count_at(evaluation, level) gives how many exceed the level's threshold.
-template <class CountAt>
-TOPKNOT_HOST_DEVICE int last_level(std::size_t k, const CountAt& count_at) {
+TOPKNOT_HOST_DEVICE int last_level(std::size_t k, const auto& count_at) {
   int level = 0;
   for (int evaluation = 0;; ++evaluation) {
     const std::size_t count = count_at(evaluation, level);

@@ -8,8 +8,6 @@
 // One pass, and a second one if far more than last time exceed the threshold. Nothing that a result depends
 // on is carried.
 
-#include <algorithm>
-
 #include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"

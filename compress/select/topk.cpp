@@ -7,8 +7,6 @@
 // residual lists what exceeds it, and the k largest of the list are the answer. Fewer than k, or far too
 // many: radix selection over the sum.
 
-#include <algorithm>
-
 #include "compress/select/passes/keys.h"
 #include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"

@@ -72,6 +72,14 @@ std::vector<std::string> gather_texts(Communicator& communicator, const std::str
   return texts;
 }
 
+void meet_to_throw(Communicator& communicator) {
+  try {
+    communicator.barrier();
+  } catch (const CollectiveError&) {
+    // Another rank has passed the barrier and ended; all know what is wrong.
+  }
+}
+
 void check_same(Communicator& communicator, const std::string& what, const std::string& value) {
   const std::vector<std::string> all = gather_texts(communicator, value);
   const auto text = [&](std::size_t r) {
@@ -81,11 +89,7 @@ void check_same(Communicator& communicator, const std::string& what, const std::
   std::size_t odd = 1;
   while (odd < all.size() && all[odd] == all[0]) ++odd;
   if (odd == all.size()) return;
-  try {
-    communicator.barrier();  // the first to throw must not end the others' all_gather
-  } catch (const CollectiveError&) {
-    // Another rank has passed the barrier and ended; all know what is wrong.
-  }
+  meet_to_throw(communicator);
   throw UserError(fmt::format(
       "the ranks disagree about {}: {} has {}, {} has {}; start all ranks with the same program and "
       "configuration",

@@ -109,6 +109,9 @@ void sum_doubles(Communicator& communicator, std::span<double> data);
 // Collective. Every rank's text, by rank.
 std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine);
 
+// Collective, before all ranks throw the same error: the first to throw must not end the others' all_gather.
+void meet_to_throw(Communicator& communicator);
+
 // Collective. Throws the same UserError on every rank when the ranks' `value` of `what` differ (a
 // configuration, a binary's version, parameter names and shapes), naming the first rank that differs from
 // rank 0.

@@ -146,8 +146,7 @@ class GlooCollectives {
   void reduce(std::span<T> data, SumOrder order);
   template <class T>
   void gather_and_add(std::span<T> data);
-  template <class Send>
-  void send_paced(const Send& send, const std::vector<std::unique_ptr<Buffer>>& in, Buffer& out);
+  void send_paced(const auto& send, const std::vector<std::unique_ptr<Buffer>>& in, Buffer& out);
   template <class T>
   void reduce_in_rank_order(std::span<T> data);
   template <class T>

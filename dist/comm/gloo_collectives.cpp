@@ -301,8 +301,7 @@ void GlooCollectives::gather_and_add(std::span<T> data) {
 }
 
 // send(i) to each peer i, a few at a time: the next one goes when a message of this round has come in.
-template <class Send>
-void GlooCollectives::send_paced(const Send& send, const std::vector<std::unique_ptr<Buffer>>& in,
+void GlooCollectives::send_paced(const auto& send, const std::vector<std::unique_ptr<Buffer>>& in,
                                  Buffer& out) {
   for (int i = 1; i <= kInFlight && i < size_; ++i) send(i);
   for (int i = 1; i < size_; ++i) {

@@ -273,8 +273,7 @@ class GlooCommunicator : public Communicator {
     splits_->look_by([this] { return silent_ranks(); });
   }
 
-  template <class Body>
-  void run(Operation operation, std::size_t bytes, const Body& body) {
+  void run(Operation operation, std::size_t bytes, const auto& body) {
     ++sequence_;
     throw_if_aborted(operation);
     if (size() == 1) return;

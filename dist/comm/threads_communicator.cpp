@@ -359,8 +359,7 @@ class ThreadCommunicator : public Communicator {
 
  private:
   // `body` moves the data, and returns the seconds that the collective takes over the link.
-  template <class Body>
-  void run(const char* operation, void* data, std::size_t bytes, bool same_size, const Body& body) {
+  void run(const char* operation, void* data, std::size_t bytes, bool same_size, const auto& body) {
     const Call call{operation, ++sequence_, data, bytes, same_size, place()};
     group_->enter_barrier(rank_, call);
     const Clock::time_point entered_at = group_->entered_at;

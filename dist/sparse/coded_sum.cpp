@@ -18,8 +18,7 @@ class Chunks {
         chunk_(std::clamp<std::size_t>((elements + ranks_ - 1) / ranks_, 1, kExponentBlock)) {}
 
   // fn(begin, count, at) for each chunk of a piece: where it lies in the data, and in the piece. Returns the piece's size.
-  template <class Fn>
-  std::size_t of(int piece, const Fn& fn) const {
+  std::size_t of(int piece, const auto& fn) const {
     std::size_t at = 0;
     for (std::size_t begin = static_cast<std::size_t>(piece) * chunk_; begin < elements_;
          begin += ranks_ * chunk_) {

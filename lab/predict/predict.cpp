@@ -44,6 +44,34 @@ ExchangeProfile replayed(ExchangeProfile profile, double compute) {
 
 }  // namespace
 
+ExchangeProfile dense_profile(const ExchangeProfile& profile) {
+  if (profile.is_dense() && !codes_sums(profile.collective)) return profile;
+  ExchangeProfile dense = profile;
+  dense.method = "dense";
+  dense.options.clear();
+  dense.density = 1;
+  dense.collective = "all_gather";
+  dense.sums = dense.dense_sums = true;
+  dense.dense = {};
+  double all = 0, least = 1e300;
+  for (auto& parameter : dense.parameters) {
+    parameter.compressed = false;
+    all += static_cast<double>(parameter.numel);
+    least = std::min(least, static_cast<double>(parameter.numel));
+  }
+  dense.groups = {{all, 4 * all, 0, 0, 0}};
+  if (least < all) dense.groups.insert(dense.groups.begin(), {least, 4 * least, 0, 0, 0});
+  // The sums of a compressed method are small and in rank order: a ring of the link's messages instead. The
+  // greater of the two figures a byte, as small sums may not have filled the link.
+  if (profile.ranks > 1) {
+    const double share = 2.0 * (profile.ranks - 1) / profile.ranks;  // of the data, twice in each direction
+    const double measured = codes_sums(profile.collective) ? 0 : profile.reduce.beta / share;
+    dense.reduce = {2 * (profile.ranks - 1) * profile.link.alpha,
+                    std::max(profile.link.beta, measured) * share, profile.ranks};
+  }
+  return dense;
+}
+
 PredictedNetwork parse_network_rate(const std::string& text) {
   PredictedNetwork network;
   network.name = text;

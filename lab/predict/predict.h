@@ -24,6 +24,10 @@ PredictedNetwork parse_network_rate(const std::string& text);
 // Parameters per group in arena order, by a rule of exchange.merge. UserError for anything else.
 std::vector<std::size_t> groups_by(const std::string& merge, const ExchangeProfile& profile);
 
+// The same run under method dense, which no encoding delays; from a profile of another method its sums have
+// the link's figures and decoding costs nothing.
+ExchangeProfile dense_profile(const ExchangeProfile& profile);
+
 struct PredictSetting {
   int ranks = 1;
   PredictedNetwork network;

@@ -25,14 +25,12 @@ inline double seconds_since(Clock::time_point start) {
 }
 
 // Times one call of `work`.
-template <class Work>
-double seconds_for(Work&& work) {
+double seconds_for(auto&& work) {
   const auto start = Clock::now();
   work();
   return seconds_since(start);
 }
-template <class Work>
-double milliseconds_of(Work&& work) {
+double milliseconds_of(auto&& work) {
   return 1e3 * seconds_for(work);
 }
 

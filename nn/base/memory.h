@@ -32,8 +32,7 @@ void check_stacks();
 double thread_limit();
 
 // Returns make(). If memory runs out in it, throws OutOfMemory for `what`, of which `bytes` are known.
-template <class Make>
-auto with_memory(const std::string& what, double bytes, Make&& make) {
+auto with_memory(const std::string& what, double bytes, auto&& make) {
   try {
     return make();
   } catch (const std::bad_alloc&) {

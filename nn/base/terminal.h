@@ -1,7 +1,6 @@
 #pragma once
 // Text for a terminal: its width, its colours, and lines that fit.
 
-#include <cstddef>
 #include <string>
 
 namespace topknot {

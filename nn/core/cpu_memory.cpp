@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-
 #include "nn/base/memory.h"
 
 namespace topknot {

@@ -82,8 +82,7 @@ TOPKNOT_INLINE void store_as(BFloat16* p, V v) {
 
 // fn(i, V()) for elements [0, n): V is Lanes8, of the 8 from the i-th on, then, for what is left, float. Fn is
 // always inlined. (GCC keeps wider vectors in memory without AVX-512.)
-template <class Fn>
-TOPKNOT_INLINE void in_lanes(std::int64_t n, const Fn& fn) {
+TOPKNOT_INLINE void in_lanes(std::int64_t n, const auto& fn) {
   std::int64_t i = 0;
   for (; i + 8 <= n; i += 8) fn(i, Lanes8{});
   for (; i < n; ++i) fn(i, 0.0f);

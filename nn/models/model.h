@@ -2,7 +2,6 @@
 // A model is a module with a name, made for one sample shape and number of outputs. One file per family; each
 // registers the names it knows.
 
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -60,9 +60,7 @@ std::int64_t block_count(const AttentionShape& s) {
 
 // Calls a worker of each thread with (head, first block, last block + 1) for the heads' blocks that it has,
 // its range of the work. weight(block): the pairs of blocks that a block of a head stands for.
-template <class Weight, class MakeWorker>
-void share_blocks(std::int64_t heads, std::int64_t blocks, const Weight& weight,
-                  const MakeWorker& make_worker) {
+void share_blocks(std::int64_t heads, std::int64_t blocks, const auto& weight, const auto& make_worker) {
   std::int64_t each = 0;
   for (std::int64_t i = 0; i < blocks; ++i) each += weight(i);
   parallel_ranges(heads * each, [&](int, std::int64_t begin, std::int64_t end) {

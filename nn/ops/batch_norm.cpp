@@ -192,8 +192,7 @@ struct Stored {
   using V = V_;
   using T = T_;
 };
-template <class Fn>
-TOPKNOT_INLINE void by_storage(const ChannelGeometry& g, DType type, Fn&& fn) {
+TOPKNOT_INLINE void by_storage(const ChannelGeometry& g, DType type, auto&& fn) {
   if (type == DType::bf16) {
     if (g.block == 16) return fn(Stored<Lanes, BFloat16>());
     if (g.block == 8) return fn(Stored<Lanes8, BFloat16>());

@@ -439,8 +439,7 @@ class DnnlConv final : public ChunkedConv {
   }
 
   // Looks only at the plans with blocked activations.
-  template <class Fn>
-  bool any_plan(const Tensor& x, const Fn& fn) {
+  bool any_plan(const Tensor& x, const auto& fn) {
     const std::vector<const Plan*> plans = plans_for(x, false);
     return std::any_of(plans.begin(), plans.end(), [&](const Plan* plan) { return fn(*plan); });
   }

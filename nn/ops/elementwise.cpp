@@ -75,8 +75,7 @@ namespace {
 
 // On a CPU.
 
-template <class Fn>
-void for_each_element(std::int64_t n, Fn&& fn) {
+void for_each_element(std::int64_t n, auto&& fn) {
   if (n < 32768) {
     for (std::int64_t i = 0; i < n; ++i) fn(i);
     return;

@@ -50,8 +50,7 @@ namespace {
 // On a CPU.
 
 // Calls fn(element of x in memory, element of rows) for each element; images are shared out over the threads.
-template <class Fn>
-void each_frame_element(const Tensor& x, const Fn& fn) {
+void each_frame_element(const Tensor& x, const auto& fn) {
   const ChannelGeometry g(x);
   const std::int64_t height = x.dim(2), frames = x.dim(3), features = x.dim(1) * height;
   parallel_each(g.images, [&](std::int64_t n) {

@@ -74,8 +74,7 @@ struct WeightedGradients {
 
 // For kernels that write a gradient and cannot add to one: write(tensor), with a tensor of its own where dx
 // holds contributions of other ops, to which it is added.
-template <class Write>
-void write_or_add(InputGradient& dx, const Write& write) {
+void write_or_add(InputGradient& dx, const auto& write) {
   if (!dx.accumulate) return write(dx.tensor);
   Tensor term = Tensor::empty_like(dx.tensor);
   write(term);
@@ -85,8 +84,7 @@ void write_or_add(InputGradient& dx, const Write& write) {
 }
 
 // An op on x alone, whose value is y and whose gradient write(grad, dx) makes.
-template <class Write>
-Variable op_on(const char* op, const Variable& x, const Tensor& y, const Write& write) {
+Variable op_on(const char* op, const Variable& x, const Tensor& y, const auto& write) {
   return {op, y, {x}, [=](Tensor grad) {
             Tensor dx = Tensor::empty_like(x.value());
             write(grad, dx);

@@ -35,8 +35,7 @@ Tensor operand(const Tensor& x) {
 }
 
 // Writes to `out` what fn does to a tensor of the products' type.
-template <class Fn>
-void result(DType type, Tensor& out, const Fn& fn) {
+void result(DType type, Tensor& out, const auto& fn) {
   if (out.dtype() == type) return fn(out);
   Tensor wide = Tensor::empty(out.shape(), Layout::plain, {}, type);
   fn(wide);

@@ -109,8 +109,7 @@ template <class Fn, int... k>
 TOPKNOT_INLINE void over_chains(std::int64_t i, const Fn& fn, std::integer_sequence<int, k...>) {
   (fn(i + k * kWide, Chain<k>{}), ...);
 }
-template <class Fn>
-TOPKNOT_INLINE void over_row(std::int64_t width, const Fn& fn) {
+TOPKNOT_INLINE void over_row(std::int64_t width, const auto& fn) {
   std::int64_t i = 0;
   for (; i + kChains * kWide <= width; i += kChains * kWide)
     over_chains(i, fn, std::make_integer_sequence<int, kChains>());

@@ -22,8 +22,7 @@ namespace {
 // Calls fn(s, l, run) for each row of each channel or block of channels: `run` floats at s in the small
 // images and at l in the large ones, and where the image ends fn(s, l, 0) for each further row of the large
 // ones.
-template <class Fn>
-void for_each_padded_row(const Tensor& small, const Tensor& large, Fn&& fn) {
+void for_each_padded_row(const Tensor& small, const Tensor& large, auto&& fn) {
   const ChannelGeometry g(small);
   const std::int64_t short_row = small.dim(3) * g.block, long_row = large.dim(3) * g.block;
   parallel_each(g.images * g.channels / g.block, [&](std::int64_t c) {

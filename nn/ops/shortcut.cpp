@@ -20,8 +20,7 @@ namespace {
 
 // Calls fn(n, w, run) for each place that both hold, `run` channels side by side: at n floats in the large
 // images of few channels, at w floats in the small images of many. The images are worked through in parallel.
-template <class Fn>
-void for_each_run(const Tensor& large, const Tensor& small, Fn&& fn) {
+void for_each_run(const Tensor& large, const Tensor& small, auto&& fn) {
   const ChannelGeometry narrow(large), wide(small);
   const std::int64_t shift = (wide.channels - narrow.channels) / 2;
   const auto at = [](const ChannelGeometry& g, std::int64_t c, std::int64_t pixel) {

@@ -133,8 +133,7 @@ std::uint64_t checksum_of(std::string_view text) {
 }
 
 // Each field once, for writing and for reading.
-template <class Manifest, class Visit>
-void fields(Manifest& m, Visit&& visit) {
+void fields(auto& m, auto&& visit) {
   auto& p = m.position;
   visit("step", p.step), visit("skipped", p.skipped), visit("skips_in_a_row", p.skips_in_a_row);
   visit("epoch_loss", p.epoch_loss), visit("epoch_loss_steps", p.epoch_loss_steps);

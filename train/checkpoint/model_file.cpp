@@ -29,8 +29,7 @@ namespace topknot {
 namespace {
 
 // Calls visit(name, shape, parameter, buffer); one of the two pointers is null.
-template <class Visit>
-void for_each_tensor(const ParameterStore& store, Visit&& visit) {
+void for_each_tensor(const ParameterStore& store, auto&& visit) {
   using Dimensions = std::vector<std::int64_t>;
   for (const auto& p : store.parameters())
     visit(p->name(), dimensions(p->shape()), p.get(), static_cast<Buffer*>(nullptr));

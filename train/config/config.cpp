@@ -244,22 +244,10 @@ bool is_config_section(const std::string& name) {
 }
 
 std::string origin_name(Origin origin, const Config& config) {
-  switch (origin) {
-    case Origin::method:
-      return config.named;
-    case Origin::file:
-      return "file";
-    case Origin::command_line:
-      return "command line";
-    case Origin::measured:
-      return "measured at the start";
-    case Origin::chosen:
-      return "auto";
-    case Origin::weights:
-      return "model.init_from";
-    default:
-      return "default";
-  }
+  if (origin == Origin::method) return config.named;
+  static constexpr const char* kNames[] = {
+      "default", "", "file", "command line", "measured at the start", "auto", "model.init_from"};
+  return kNames[static_cast<std::size_t>(origin)];
 }
 
 namespace {

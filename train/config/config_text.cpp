@@ -250,13 +250,7 @@ std::string yaml_string(const std::string& text) {
   std::string quoted = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') quoted += '\\';
-    if (c == '\n') {
-      quoted += "\\n";
-    } else if (c == '\t') {
-      quoted += "\\t";
-    } else {
-      quoted += c;
-    }
+    quoted += c == '\n' ? "\\n" : c == '\t' ? "\\t" : std::string(1, c);
   }
   return quoted + "\"";
 }

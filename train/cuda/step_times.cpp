@@ -9,8 +9,7 @@ namespace {
 
 using Kind = ExchangeSpan::Kind;
 
-template <class Span>
-double seconds(const Span& span) {
+double seconds(const auto& span) {
   return std::chrono::duration<double>(span.end - span.begin).count();
 }
 

@@ -25,8 +25,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-template <class Figures, class Visit>
-void test_fields(Figures& test, Visit&& visit) {
+void test_fields(auto& test, auto&& visit) {
   visit("test_loss", test.loss), visit("test_accuracy", test.accuracy);
   visit("test_top5_accuracy", test.top5_accuracy), visit("test_perplexity", test.perplexity);
   visit("test_bits_per_byte", test.bits_per_byte);
@@ -34,10 +33,13 @@ void test_fields(Figures& test, Visit&& visit) {
   visit("test_character_error_rate", test.character_error_rate);
 }
 // Columns that metrics.csv has in addition to a step's.
-template <class Record, class Visit>
-void evaluation_fields(Record& r, Visit&& visit) {
+void evaluation_fields(auto& r, auto&& visit) {
   test_fields(r.test, visit), visit("eval_seconds", r.eval_seconds);
 }
+
+// In the order of MetricsRecord.
+constexpr const char* kEvents[] = {"step", "epoch", "eval", "distribution", "end", "start", "stop"};
+static_assert(std::size(kEvents) == std::variant_size_v<MetricsRecord>);
 
 // Each record's fields once, for writing and for reading.
 template <class Record, class Visit>
@@ -94,8 +96,7 @@ void fields(Record& r, Visit&& visit) {
   }
 }
 
-template <class Record>
-std::string to_json(const char* event, int rank, const Record& record) {
+std::string to_json(const char* event, int rank, const auto& record) {
   // The destructor of a Json allocates and may not throw: where memory has run out, say so before there is
   // one.
   constexpr std::size_t kRoom = 64 << 10;
@@ -261,11 +262,11 @@ std::uint64_t MetricsWriter::bytes() const {
   return static_cast<std::uint64_t>(status.st_size);
 }
 
-template <class Record>
-void MetricsWriter::line(const char* event, const Record& record) {
+void MetricsWriter::write(const MetricsRecord& record) {
   bytes();  // the file is there
   errno = 0;
-  const std::string text = to_json(event, rank_, record) + "\n";
+  const std::string text =
+      std::visit([&](const auto& r) { return to_json(kEvents[record.index()], rank_, r); }, record) + "\n";
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0)
     throw UserError(path_ + ": writing failed: " + errno_text() +
                     "; what was written before is kept. Free space or choose another folder with output.dir");
@@ -301,33 +302,10 @@ void truncate_metrics(const std::string& path, std::uint64_t bytes) {
   }
 }
 
-void MetricsWriter::write(const StepRecord& record) {
-  line("step", record);
-}
-void MetricsWriter::write(const EpochRecord& record) {
-  line("epoch", record);
-}
-void MetricsWriter::write(const EvalRecord& record) {
-  line("eval", record);
-}
-void MetricsWriter::write(const DistributionRecord& record) {
-  line("distribution", record);
-}
-void MetricsWriter::write(const EndRecord& record) {
-  line("end", record);
-}
-void MetricsWriter::write(const StartRecord& record) {
-  line("start", record);
-}
-void MetricsWriter::write(const StopRecord& record) {
-  line("stop", record);
-}
-
 namespace {
 
 // Calls `take` with each line, whatever its event. Returns whether the last line was cut off.
-template <class Take>
-bool for_each_line(const std::string& path, Take&& take) {
+bool for_each_line(const std::string& path, auto&& take) {
   std::ifstream stream = open_stream(path);
   std::string text;
   for (int line = 1; std::getline(stream, text); ++line) {

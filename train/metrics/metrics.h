@@ -11,6 +11,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "nn/core/step.h"
@@ -211,6 +212,9 @@ struct EndRecord {
   double modelled_makespan_s = 0;  // by the run's exchange profile; 0 if it has none
 };
 
+using MetricsRecord =
+    std::variant<StepRecord, EpochRecord, EvalRecord, DistributionRecord, EndRecord, StartRecord, StopRecord>;
+
 // Appends. Not a number and infinity become null. Throws UserError with path and reason if writing fails
 // (disk full), and if the path no longer leads to the file (its folder was deleted or moved).
 class MetricsWriter {
@@ -221,19 +225,10 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  void write(const StepRecord& record);
-  void write(const EpochRecord& record);
-  void write(const EvalRecord& record);
-  void write(const DistributionRecord& record);
-  void write(const EndRecord& record);
-  void write(const StartRecord& record);
-  void write(const StopRecord& record);
+  void write(const MetricsRecord& record);
   std::uint64_t bytes() const;  // of the file so far; throws as write() does where it is gone
 
  private:
-  template <class Record>
-  void line(const char* event, const Record& record);
-
   std::string path_;
   int rank_;
   std::function<void()> check_;

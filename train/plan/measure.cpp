@@ -58,8 +58,7 @@ struct Course {
 
 // Times `once` at rising sizes and fits those up to `fitted` bytes; `prepare`, if given, goes before each and is not
 // timed. How often, and whether at all, rank 0 decides for all.
-template <class Once>
-Course measure(CollectiveQueue& queue, std::size_t largest, std::size_t fitted, const Once& once,
+Course measure(CollectiveQueue& queue, std::size_t largest, std::size_t fitted, const auto& once,
                const std::function<void(std::size_t bytes)>& prepare = {}) {
   const bool root = queue.communicator().rank() == 0;
   std::vector<double> sizes, times;

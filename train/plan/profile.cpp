@@ -338,33 +338,4 @@ ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const Pred
   return at;
 }
 
-ExchangeProfile dense_profile(const ExchangeProfile& profile) {
-  if (profile.is_dense() && !codes_sums(profile.collective)) return profile;
-  ExchangeProfile dense = profile;
-  dense.method = "dense";
-  dense.options.clear();
-  dense.density = 1;
-  dense.collective = "all_gather";
-  dense.sums = dense.dense_sums = true;
-  dense.dense = {};
-  double all = 0, least = 1e300;
-  for (auto& parameter : dense.parameters) {
-    parameter.compressed = false;
-    all += static_cast<double>(parameter.numel);
-    least = std::min(least, static_cast<double>(parameter.numel));
-  }
-  dense.groups = {{all, 4 * all, 0, 0, 0}};
-  if (least < all) dense.groups.insert(dense.groups.begin(), {least, 4 * least, 0, 0, 0});
-  // The sums of a compressed method are small and in rank order: a ring of the link's messages instead. The
-  // greater of the two figures a byte, as small sums may not have filled the link.
-  if (profile.ranks > 1) {
-    const double measured =
-        codes_sums(profile.collective) ? 0 : profile.reduce.beta / reduce_share(profile.ranks);
-    const double byte = std::max(profile.link.beta, measured);
-    dense.reduce = {2 * (profile.ranks - 1) * profile.link.alpha, byte * reduce_share(profile.ranks),
-                    profile.ranks};
-  }
-  return dense;
-}
-
 }  // namespace topknot

@@ -168,8 +168,4 @@ struct PredictedNetwork {
 ExchangeProfile profile_at(const ExchangeProfile& profile, int ranks, const PredictedNetwork& network,
                            const std::string& collective);
 
-// The same run under method dense, which no encoding delays; from a profile of another method its sums have
-// the link's figures and decoding costs nothing.
-ExchangeProfile dense_profile(const ExchangeProfile& profile);
-
 }  // namespace topknot

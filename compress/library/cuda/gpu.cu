@@ -6,7 +6,6 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <utility>
 

@@ -21,8 +21,7 @@ struct Entries {
 
   // Calls work(key, value, index()) for each entry, in order: a warp's are consecutive, and all of its lanes call, with
   // key -1 if there is none.
-  template <class Work>
-  __device__ void each(const Work& work) const {
+  __device__ void each(const auto& work) const {
     const unsigned lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     const std::uint32_t per = (count / kFinishWarps + 32) / 32 * 32;
     const std::uint32_t begin = warp * per < count ? warp * per : count;

@@ -123,8 +123,7 @@ __device__ void fetch_tile(const Accumulate& a, std::size_t base, std::size_t n,
 }
 
 // Calls work(std::integral_constant<Fetch, ...>) with what the accumulation needs.
-template <class Work>
-void with_fetch(const Accumulate& a, const Work& work) {
+void with_fetch(const Accumulate& a, const auto& work) {
   if (a.velocity && a.residual)
     work(std::integral_constant<Fetch, Fetch::both>());
   else if (a.velocity)

@@ -2,7 +2,6 @@
 // Passes over magnitudes |x|, for selectors that fit or search a threshold. Sums are in double, by chunk over
 // 16 lanes and chunks in order, so that the number of threads does not change a bit of them.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -54,8 +53,7 @@ class ThresholdSearch {
   void take(MagnitudeKey above, std::size_t count, Selection& selected);
   // Calls body(index, value) for at least the entries above, ascending: from the list if it has them all,
   // else for the whole vector, on one thread.
-  template <class Body>
-  void for_each(MagnitudeKey above, Body&& body) const {
+  void for_each(MagnitudeKey above, auto&& body) const {
     if (listed(above)) {
       for (const auto& part : found_.parts)
         for (std::size_t i = 0; i < part.count; ++i) body(part.index[i], part.value[i]);

@@ -122,8 +122,7 @@ struct VelocityStep {
 };
 
 // Calls body with the VelocityStep for a loop from `begin` on.
-template <class Body>
-TOPKNOT_INLINE void with_velocity_step(float* u, const FeedbackInput& a, std::size_t begin, Body&& body) {
+TOPKNOT_INLINE void with_velocity_step(float* u, const FeedbackInput& a, std::size_t begin, auto&& body) {
   const bool aligned = reinterpret_cast<std::uintptr_t>(a.next_velocity + begin) % 64 == 0;
   const float* residual = a.residual.data();
   if (a.nesterov && aligned)
@@ -147,8 +146,7 @@ TOPKNOT_MULTIVERSION void velocity_part(float* u, const FeedbackInput& input, st
       });
 }
 
-template <class Source>
-TOPKNOT_INLINE void collect_body(const Source& source, std::size_t begin, std::size_t end, MagnitudeKey above,
+TOPKNOT_INLINE void collect_body(const auto& source, std::size_t begin, std::size_t end, MagnitudeKey above,
                                  Sink& sink_out) {
   Sink sink = sink_out;
   std::size_t i = begin;

@@ -40,8 +40,7 @@ void close_sink(const Sink& sink, Candidates::Part& part) {
 }
 
 // Those of the list that `taken` says of their keys, `count` of them; it is asked once each, in order.
-template <class Taken>
-void take_if(const Candidates& found, std::size_t count, Selection& selected, Taken&& taken) {
+void take_if(const Candidates& found, std::size_t count, Selection& selected, auto&& taken) {
   selected.indices.resize(count + 1);  // one more: the loop writes before it knows
   selected.values.resize(count + 1);
   std::size_t n = 0;

@@ -170,8 +170,7 @@ class DeviceThreads : public DeviceCommunicator {
     });
   }
 
-  template <class Body>
-  void run(const Part& part, cudaStream_t stream, const Body& body) {
+  void run(const Part& part, cudaStream_t stream, const auto& body) {
     mine(group_->ready)->record(stream);
     const std::vector<Part> parts = exchange(part);
     std::exception_ptr error;

@@ -318,8 +318,7 @@ class NcclCommunicator : public DeviceCommunicator {
 
   // The mutex keeps the communicator alive during a call: another thread may abort at any time. Non-blocking
   // calls are short.
-  template <class Body>
-  void call(const char* name, const Body& body) {
+  void call(const char* name, const auto& body) {
     ncclResult_t result;
     {
       const std::lock_guard lock(mutex_);
@@ -330,8 +329,7 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
   // A group of calls: `body` gets the communicator, and notes the calls' results. It is closed also after a failure.
-  template <class Body>
-  void in_one_launch(const char* name, const Body& body) {
+  void in_one_launch(const char* name, const auto& body) {
     call(name, [&](ncclComm_t c) {
       ncclResult_t first = ncclGroupStart();
       if (first != ncclSuccess) return first;

@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <utility>

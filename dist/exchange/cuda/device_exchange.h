@@ -47,8 +47,7 @@ class DeviceTimes {
   void begin_step(bool marked) { marks_.clear(), marked_ = marked; }
   bool marked() const { return marked_; }
   // Runs `work`, which puts its own on the stream, between two writes of the clock.
-  template <class Work>
-  void around(const Mark& mark, cudaStream_t stream, const Work& work) {
+  void around(const Mark& mark, cudaStream_t stream, const auto& work) {
     const std::size_t place = begin(mark, stream);
     work();
     end(place, stream);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "dist/exchange/cuda/device_exchange.h"
-#include "nn/base/check.h"
 
 namespace topknot::cuda {
 namespace {

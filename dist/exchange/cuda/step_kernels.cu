@@ -1,7 +1,6 @@
 #include "dist/exchange/cuda/step_kernels.h"
 
 #include "dist/sparse/hierarchical.h"
-#include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
 namespace {

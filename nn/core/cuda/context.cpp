@@ -1,8 +1,5 @@
 #include "nn/core/cuda/context.h"
 
-#include <cstdlib>
-#include <utility>
-
 #include "nn/core/cuda/pool.h"
 
 namespace topknot::cuda {

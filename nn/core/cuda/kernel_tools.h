@@ -150,8 +150,7 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
 }
 
 // fn(T()) with the element type of an activation.
-template <class Fn>
-void by_type(bool bf16, const Fn& fn) {
+void by_type(bool bf16, const auto& fn) {
   if (bf16)
     fn(__nv_bfloat16());
   else

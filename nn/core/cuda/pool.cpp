@@ -1,6 +1,5 @@
 #include "nn/core/cuda/pool.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <utility>
 

@@ -71,8 +71,7 @@ inline void narrow(float x, BFloat16& to) {
 // stays in the cache of the core that made it. Runs fn(range, begin, end) on disjoint ranges that cover [0,
 // n), one for each thread of team_size(); all of them, whatever team OpenMP gives. Exceptions come back to
 // the caller.
-template <class Fn>
-void parallel_ranges(std::int64_t n, Fn&& fn) {
+void parallel_ranges(std::int64_t n, auto&& fn) {
   const int threads = static_cast<int>(std::min<std::int64_t>(team_size(), std::max<std::int64_t>(n, 1)));
   if (threads <= 1) return fn(0, std::int64_t{0}, n);
   std::exception_ptr error;
@@ -89,8 +88,7 @@ void parallel_ranges(std::int64_t n, Fn&& fn) {
 }
 
 // fn(i) for each i below n, in such ranges.
-template <class Fn>
-void parallel_each(std::int64_t n, const Fn& fn) {
+void parallel_each(std::int64_t n, const auto& fn) {
   parallel_ranges(n, [&](int, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) fn(i);
   });

@@ -186,8 +186,7 @@ class PaddedConv {
   static constexpr std::int64_t kWidestAvx2Padding = 3;  // columns that such a kernel computes at once
 
   // fn(where an output's weights begin in the layer's, where they begin here, how many)
-  template <class Fn>
-  void for_each_row(const Fn& fn) const {
+  void for_each_row(const auto& fn) const {
     const std::int64_t taps = g.kernel.height * g.kernel.width, per_group = layer_.out / layer_.groups,
                        count = layer_.in / layer_.groups * taps, row = g.in / g.groups * taps;
     for (std::int64_t o = 0; o < layer_.out; ++o)

@@ -73,8 +73,7 @@ std::int64_t place(const Shape& s, std::int64_t image, std::int64_t c, std::int6
 }
 
 // Calls fn(tap, pixel of the input) for the taps of an output pixel that lie inside the image.
-template <class Fn>
-void for_each_tap(const ConvGeometry& g, const Sizes& s, std::int64_t output_pixel, const Fn& fn) {
+void for_each_tap(const ConvGeometry& g, const Sizes& s, std::int64_t output_pixel, const auto& fn) {
   const std::int64_t row = output_pixel / s.out[3] * g.stride.height - g.padding.height,
                      column = output_pixel % s.out[3] * g.stride.width - g.padding.width;
   for (std::int64_t i = 0; i < g.kernel.height; ++i)
@@ -124,8 +123,7 @@ void add_columns(const ConvGeometry& g, const Sizes& s, const float* columns, T*
 }
 
 // Between Y and blocked activations.
-template <class Fn>
-void for_each_block(const Sizes& s, const Fn& fn) {
+void for_each_block(const Sizes& s, const auto& fn) {
   const std::int64_t channels = s.out[1];
   parallel_each(s.rows(), [&](std::int64_t r) {
     for (std::int64_t c = 0; c < channels; c += channel_block())

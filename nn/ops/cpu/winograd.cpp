@@ -346,8 +346,7 @@ struct Batch {
 };
 
 // Runs fn(begin, end) over [0, n), in the calling thread or in all.
-template <class Fn>
-void split(bool parallel, std::int64_t n, const Fn& fn) {
+void split(bool parallel, std::int64_t n, const auto& fn) {
   if (parallel)
     parallel_ranges(n, [&](int, std::int64_t begin, std::int64_t end) { fn(begin, end); });
   else

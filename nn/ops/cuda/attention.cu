@@ -244,8 +244,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // fn(the columns of a lane), as a type
-template <class Fn>
-void by_width(std::int64_t width, const Fn& fn) {
+void by_width(std::int64_t width, const auto& fn) {
   if (width <= 32) return fn(std::integral_constant<int, 1>());
   if (width <= 64) return fn(std::integral_constant<int, 2>());
   if (width <= 128) return fn(std::integral_constant<int, 4>());

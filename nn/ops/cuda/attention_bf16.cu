@@ -388,8 +388,7 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 // fn(the elements of a head that the kernel provides for), as a type
-template <class Fn>
-void by_width(std::int64_t width, const Fn& fn) {
+void by_width(std::int64_t width, const auto& fn) {
   if (width <= 32) return fn(std::integral_constant<int, 32>());
   if (width <= 64) return fn(std::integral_constant<int, 64>());
   if (width <= 128) return fn(std::integral_constant<int, 128>());

@@ -168,8 +168,7 @@ __device__ inline void add_chunks(const BatchNormTiles& t, const float* partial,
 // All threads of a block that has written its partial sums call it: the last of a column tile's blocks calls
 // finish(c) for the tile's channels, 32 threads side by side. done: the tiles' blocks that were here,
 // [tiles], zeros before and after the launch.
-template <class Fn>
-__device__ inline void finish_tile(const BatchNormTiles& t, unsigned* done, const Fn& finish) {
+__device__ inline void finish_tile(const BatchNormTiles& t, unsigned* done, const auto& finish) {
   if (!is_last_block(&done[blockIdx.x], t.chunks)) return;
   const unsigned begin = blockIdx.x * t.tile_channels(), behind = begin + t.tile_channels();
   for (unsigned c = begin; c < behind && c < t.channels; c += kChannelsPerBlock)
@@ -423,8 +422,7 @@ __global__ void __launch_bounds__(kThreads) mask_kernel(const T* grad, const T* 
 }
 
 // Calls fn<T, V>() for the tiles' element type and vector.
-template <class Fn>
-void by_type(const BatchNormTiles& t, const Fn& fn) {
+void by_type(const BatchNormTiles& t, const auto& fn) {
   if (t.bf16)
     t.vector == 1 ? fn(Pack<__nv_bfloat16, 1>()) : fn(Pack<__nv_bfloat16, kPack<__nv_bfloat16>>());
   else

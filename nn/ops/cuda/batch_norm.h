@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "nn/base/host_device.h"
 #include "nn/core/cuda/context.h"

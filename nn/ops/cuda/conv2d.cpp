@@ -10,7 +10,6 @@
 // do not (cudnn_graph.h).
 #include <algorithm>
 #include <memory>
-#include <utility>
 
 #include "nn/base/log.h"
 #include "nn/ops/cuda/conv_algorithms.h"

@@ -14,8 +14,7 @@ FramesShape shape_of(const Tensor& x) {
 }
 
 // fn(W()) with an integer of the size of x's elements, 2 or 4 bytes.
-template <class Fn>
-void by_element_size(const Tensor& x, const Fn& fn) {
+void by_element_size(const Tensor& x, const auto& fn) {
   if (size_of(x.dtype()) == 2)
     fn(std::uint16_t{});
   else

@@ -41,8 +41,7 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const In* in, Out* ou
 }
 
 // fn(In(), Out()) with the types of the elements.
-template <class Fn>
-void by_types(bool in_bf16, bool out_bf16, const Fn& fn) {
+void by_types(bool in_bf16, bool out_bf16, const auto& fn) {
   by_type(in_bf16, [&](auto in) { by_type(out_bf16, [&](auto out) { fn(in, out); }); });
 }
 

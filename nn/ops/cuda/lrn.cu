@@ -16,8 +16,7 @@ LrnShape shape_of(const LrnOptions& o, const Tensor& x) {
 }
 
 // Calls fn(j) for the channels j around c.
-template <class Fn>
-__device__ void for_each_neighbour(const LrnShape& s, std::uint32_t c, const Fn& fn) {
+__device__ void for_each_neighbour(const LrnShape& s, std::uint32_t c, const auto& fn) {
   const std::uint32_t begin = c < s.half ? 0 : c - s.half,
                       end = c + s.half < s.channels ? c + s.half + 1 : s.channels;
   for (std::uint32_t j = begin; j < end; ++j) fn(j);

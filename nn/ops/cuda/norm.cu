@@ -267,8 +267,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // fn(NormForm(), whether centred, as a constant). aligned: all rows begin with a quad, if the width is of
 // quads.
-template <class Fn>
-void by_form(std::int64_t width, bool aligned, bool centred, const Fn& fn) {
+void by_form(std::int64_t width, bool aligned, bool centred, const auto& fn) {
   const auto with = [&](auto form) { centred ? fn(form, std::true_type{}) : fn(form, std::false_type{}); };
   if (width % kQuad != 0)
     with(NormForm<1, false>{});

@@ -25,8 +25,7 @@ inline std::uint32_t word(std::int64_t value) {
 }
 
 // fn(T()) with the type of x's elements, which are x.as<T>().
-template <class Fn>
-void by_type(const Tensor& x, const Fn& fn) {
+void by_type(const Tensor& x, const auto& fn) {
   by_type(is_bf16(x), fn);
 }
 
