@@ -76,6 +76,10 @@ void Compressor::load_state(std::span<const std::byte> bytes) {
   reader.finish();
 }
 
+std::vector<std::span<const std::byte>> views_of(const Blocks& blocks) {
+  return {blocks.begin(), blocks.end()};
+}
+
 HostCompressor::HostCompressor(const GroupSpec& group, bool has_residual)
     : numel_(group.numel), ranks_(static_cast<std::size_t>(group.ranks)), has_residual_(has_residual) {}
 

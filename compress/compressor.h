@@ -91,8 +91,11 @@ struct Message {
 };
 
 // The result of the collective for one round. Valid during decode() only.
+using Blocks = std::vector<std::vector<std::byte>>;
+std::vector<std::span<const std::byte>> views_of(const Blocks& blocks);
+
 struct Round {
-  std::span<const std::vector<std::byte>> blocks = {};  // Kind::block: by rank, own included
+  std::span<const std::span<const std::byte>> blocks = {};  // Kind::block: by rank, own included
   std::span<const std::byte> gpu_blocks = {};           // Kind::gpu_block: the ranks' one after the other
   std::span<const float> sum = {};                      // Kind::sum: the memory that was sent, now summed
   std::span<const BFloat16> sum_bfloat16 = {};          // likewise

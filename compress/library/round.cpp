@@ -56,10 +56,8 @@ std::optional<Message> decode_blocks(Part& part, Message& sent,
                                      std::vector<std::span<const std::byte>>& blocks) {
   const std::vector<std::span<const std::byte>> bytes = next_bytes(blocks);
   Round round;
-  std::vector<std::vector<std::byte>> own;
   if (sent.kind == Message::Kind::block) {
-    for (const auto& from : bytes) own.emplace_back(from.begin(), from.end());
-    round.blocks = own;
+    round.blocks = bytes;
     return part.compressor->decode(round);
   }
   for (const auto& from : bytes)

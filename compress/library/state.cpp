@@ -20,7 +20,7 @@ void find_residual(Part& part) {
   std::optional<Message> message = compressor->encode({gradient, residual}, {});
   while (message) {
     Round round;
-    const std::vector<std::vector<std::byte>> blocks = {message->block};
+    const std::vector<std::span<const std::byte>> blocks = {message->block};
     round.blocks = blocks, round.sum = message->sum, round.sum_bfloat16 = message->sum_bfloat16;
     message = compressor->decode(round);
   }

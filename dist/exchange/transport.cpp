@@ -331,7 +331,7 @@ Round HostTransport::wait(Bucket& bucket) {
   if (bucket.adds_entries)
     round.entries = &bucket.sum.sum;
   else if (bucket.message.kind == Message::Kind::block)
-    round.blocks = collectives_[bucket.index].blocks;
+    round.blocks = collectives_[bucket.index].views = views_of(collectives_[bucket.index].blocks);
   round.sum = bucket.message.sum;
   round.sum_bfloat16 = bucket.message.sum_bfloat16;
   return round;

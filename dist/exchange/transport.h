@@ -204,7 +204,6 @@ class HostTransport : public Transport {
 
  private:
   using Ticket = CollectiveQueue::Ticket;
-  using Blocks = std::vector<std::vector<std::byte>>;  // what came back, by rank
 
   // Until its ticket is done, what a job works on belongs to the queue's thread.
   Ticket submit(CollectiveQueue::Job job);
@@ -231,7 +230,8 @@ class HostTransport : public Transport {
   // One per group.
   struct Collective {
     Ticket inside = 0, message = 0;  // inside the host; of the round under way
-    Blocks blocks;
+    Blocks blocks;  // what came back, by rank
+    std::vector<std::span<const std::byte>> views;
     CodedSum::Bytes coded;  // of a coded sum
   };
   std::vector<Collective> collectives_;

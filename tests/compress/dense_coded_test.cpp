@@ -131,11 +131,8 @@ TEST_CASE("a message of dense in few bits has a piece for each rank, and whole b
     std::vector<std::vector<std::byte>> cut;
     for (const auto& block : whole)
       cut.emplace_back(block.data() + r * piece, block.data() + (r + 1) * piece);
-    Round round;
-    round.blocks = cut;
-    by_pieces[r].message = *by_pieces[r].compressor->decode(round);
-    round.blocks = whole;
-    by_blocks[r].message = *by_blocks[r].compressor->decode(round);
+    by_pieces[r].message = *by_pieces[r].compressor->decode({.blocks = views_of(cut)});
+    by_blocks[r].message = *by_blocks[r].compressor->decode({.blocks = views_of(whole)});
     CHECK(by_pieces[r].message.pieces == 0);
     CHECK(by_pieces[r].message.block.size() == piece);
   }
@@ -162,19 +159,17 @@ TEST_CASE("damaged pieces of dense in few bits are refused, and the step can be 
   const auto refused = [&](int round_of, std::size_t at, std::byte value, const std::string& part) {
     auto ranks = encoded(coded("int8"), n, 2);
     auto blocks = blocks_of(ranks);
-    Round round;
-    round.blocks = blocks;
     if (round_of == 1) {
       std::vector<Message> seconds;
-      for (Exchanged& one : ranks) seconds.push_back(*one.compressor->decode(round));
+      for (Exchanged& one : ranks) seconds.push_back(*one.compressor->decode({.blocks = views_of(blocks)}));
       for (std::size_t r = 0; r < 2; ++r) blocks[r] = seconds[r].block;
     }
-    round.blocks = blocks;
     if (at < blocks[1].size())
       blocks[1][at] = value;
     else
       blocks[1].push_back(value);
-    CHECK(says(error_text<Error>([&] { ranks[0].compressor->decode(round); }), {part}));
+    CHECK(
+        says(error_text<Error>([&] { ranks[0].compressor->decode({.blocks = views_of(blocks)}); }), {part}));
     ranks[0].compressor->discard();
     StepContext step;
     CHECK(ranks[0].compressor->encode({ranks[0].gradient, ranks[0].residual}, step).pieces == 2);

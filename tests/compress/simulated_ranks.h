@@ -62,7 +62,8 @@ class SimulatedRanks {
             const std::size_t size = block.size() / static_cast<std::size_t>(count);
             pieces.emplace_back(block.data() + r * size, block.data() + (r + 1) * size);
           }
-        round.blocks = pieces.empty() ? blocks : pieces;
+        const auto views = views_of(pieces.empty() ? blocks : pieces);
+        round.blocks = views;
         round.sum = messages[r].sum;
         if (auto message = ranks_[r].compressor->decode(round)) next.push_back(std::move(*message));
       }

@@ -234,7 +234,7 @@ TEST_CASE("transform block: k of each block, which divides the matrix, and of ea
     for (const double x : generated(group.numel, 2)) gradient.push_back(static_cast<float>(x));
     for (std::size_t i = 0; i < 1280; ++i) gradient[i] *= 1000;
     Message message = made->encode({gradient, residual}, {.density = 1.0 / 64});
-    const std::vector<std::vector<std::byte>> blocks = {message.block};
+    const std::vector<std::span<const std::byte>> blocks = {message.block};
     REQUIRE_FALSE(made->decode({.blocks = blocks}));
     std::vector<std::size_t> sent(8);  // of the blocks of 64 x 10, 48 x 50 and 35
     const std::vector<std::size_t> ends = {640, 1280, 3680, 6080, 8480, 10880, 10915, 10950};

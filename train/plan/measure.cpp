@@ -179,7 +179,7 @@ ExchangeProfile::Group measure_group(const Group& group, const ExchangeOptions& 
       Round round;
       round.sum = message.sum, round.sum_bfloat16 = message.sum_bfloat16;
       // Simulates a gather in which every rank sends this rank's block.
-      std::vector<std::vector<std::byte>> blocks;
+      std::vector<std::span<const std::byte>> blocks;
       if (message.kind == Message::Kind::block) blocks.assign(static_cast<std::size_t>(ranks), message.block);
       round.blocks = blocks;
       start = Clock::now();

@@ -32,7 +32,8 @@ class Rotate : public Compressor {
     return message;
   }
   std::optional<Message> decode(const Round& round) override {
-    blocks_.assign(round.blocks.begin(), round.blocks.end());
+    blocks_.clear();
+    for (const auto& block : round.blocks) blocks_.emplace_back(block.begin(), block.end());
     finite_ = true;
     for (const auto& block : blocks_) {
       float flag;
