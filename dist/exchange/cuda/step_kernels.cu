@@ -1,6 +1,7 @@
 #include "dist/exchange/cuda/step_kernels.h"
 
 #include "dist/sparse/hierarchical.h"
+#include "nn/core/cuda/kernel_tools.h"
 
 namespace topknot::cuda {
 namespace {

@@ -113,7 +113,7 @@ TEST_CASE("a compressor refuses damaged blocks, a missing one, and its own come 
     auto compressor = make();
     std::vector<Block> blocks(2, compressor->encode({gradient, residual}, info).block);
     change(blocks);
-    compressor->decode({blocks, {}});
+    compressor->decode({.blocks = views_of(blocks)});
   };
   CHECK_NOTHROW(round([](auto&) {}));
   CHECK_THROWS_AS(round([](auto& blocks) { blocks[1].pop_back(); }), Error);

@@ -74,7 +74,7 @@ TEST_CASE("without a memory what is not sent is lost, and the residual memory is
   StepContext info;
   info.density = 0.5;
   std::vector<std::vector<std::byte>> blocks = {compressor->encode({gradient, {}}, info).block};
-  CHECK_FALSE(compressor->decode({blocks, {}}));
+  CHECK_FALSE(compressor->decode({.blocks = views_of(blocks)}));
   const auto average = compressor->commit({});
   CHECK(average.data() == gradient.data());
   CHECK(gradient == std::vector<float>{0, -4, 0, 3});
