@@ -207,9 +207,9 @@ class LocalSteps:
         turn, rest = divmod(self._step, self.every // self.fragments)
         return self._fragments[(turn - 1) % self.fragments] if turn and not rest else None
 
-    def step(self) -> bool:
-        """Call after the optimizer's step. True if an exchange has ended: the ranks now have the same weights, but for those
-        of other fragments and of outer_alpha."""
+    def step(self, *_: Any) -> bool:
+        """Call after the optimizer's step, or once give it to optimizer.register_step_post_hook(). True if an exchange has ended:
+        the ranks now have the same weights, but for those of other fragments and of outer_alpha."""
         self._step += 1
         ended = self._flight is not None and self._step >= self._flight.step + self.overlap
         if ended:
