@@ -1,13 +1,8 @@
 #include "nn/base/algorithm_cache.h"
 
 #include <fmt/format.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
 
 #include "tests/support/catch.h"
 #include "tests/support/files.h"

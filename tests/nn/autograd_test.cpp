@@ -1,8 +1,3 @@
-#include "nn/core/autograd.h"
-
-#include <memory>
-
-#include "nn/ops/ops.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

@@ -1,5 +1,3 @@
-#include "nn/ops/kernels.h"
-
 #include "tests/support/batch_norm_case.h"
 
 using namespace topknot;

@@ -1,10 +1,6 @@
 // Every op with activations in bfloat16 on a CPU against itself in fp32, on inputs that bfloat16 has: values
 // and gradients differ by roundings of activations alone, 2^-8 of the largest each.
-#include <algorithm>
-#include <cmath>
-
 #include "nn/core/simd.h"
-#include "nn/ops/kernels.h"
 #include "tests/support/bfloat16.h"
 #include "tests/support/probe.h"
 

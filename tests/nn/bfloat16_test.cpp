@@ -1,9 +1,5 @@
 #include "nn/core/bfloat16.h"
 
-#include <cmath>
-#include <limits>
-#include <vector>
-
 #include "tests/support/catch.h"
 
 namespace topknot {

@@ -18,166 +18,147 @@ Case blocked(Conv g, bool bias = false) {
   return {g, bias, g.in % channel_block() == 0 ? Layout::blocked : Layout::plain};
 }
 
+// Each convolution in that form, on each number of threads.
+using Form = Case (*)(Conv, bool);
+void check(Form form, bool bias, const std::vector<Conv>& all, const std::vector<int>& threads = {1}) {
+  for (const int count : threads)
+    for (const Conv& g : all) check_case(form(g, bias), count);
+}
+
 }  // namespace
 
 TEST_CASE("conv2d agrees with the formula: 3x3, few channels, odd sizes, with and without bias") {
-  for (const bool bias : {false, true}) {
-    check_case(plain({1, 1, 5, 7, 1, 3, 1, 1}, bias));
-    check_case(plain({2, 3, 9, 9, 6, 3, 1, 1}, bias));
-    check_case(plain({3, 3, 7, 5, 16, 3, 1, 1}, bias));
-    check_case(plain({2, 3, 11, 8, 64, 3, 2, 1}, bias));
-    check_case(plain({2, 1, 6, 6, 16, 3, 1, 0}, bias));
-    check_case(plain({3, 6, 9, 7, 3, 3, 2, 1}, bias));
-    check_case(plain({2, 6, 7, 7, 16, 3, 1, 1}, bias));
-    check_case(plain({2, 3, 1, 1, 16, 3, 1, 1}, bias));
-  }
+  for (const bool bias : {false, true})
+    check(plain, bias,
+          {Conv{1, 1, 5, 7, 1, 3, 1, 1}, Conv{2, 3, 9, 9, 6, 3, 1, 1}, Conv{3, 3, 7, 5, 16, 3, 1, 1},
+           Conv{2, 3, 11, 8, 64, 3, 2, 1}, Conv{2, 1, 6, 6, 16, 3, 1, 0}, Conv{3, 6, 9, 7, 3, 3, 2, 1},
+           Conv{2, 6, 7, 7, 16, 3, 1, 1}, Conv{2, 3, 1, 1, 16, 3, 1, 1}});
 }
 
 TEST_CASE("conv2d agrees with the formula: blocked channels, sizes that Winograd's tiles do not divide") {
-  check_case(blocked({1, 16, 4, 4, 16, 3, 1, 1}));
-  check_case(blocked({3, 16, 5, 7, 16, 3, 1, 1}, true));
-  check_case(blocked({2, 16, 9, 10, 32, 3, 1, 1}));
-  check_case(blocked({2, 32, 8, 8, 32, 3, 1, 1}, true));
-  check_case(blocked({1, 48, 6, 11, 48, 3, 1, 1}));
-  check_case(blocked({2, 64, 7, 7, 64, 3, 1, 1}));
-  check_case(blocked({2, 64, 3, 3, 64, 3, 1, 1}));
-  check_case(blocked({3, 64, 2, 2, 64, 3, 1, 1}, true));
-  check_case(blocked({2, 64, 5, 4, 128, 3, 1, 1}));
-  check_case(blocked({2, 128, 6, 5, 128, 3, 1, 1}));
-  check_case(blocked({1, 256, 4, 5, 256, 3, 1, 1}, true));
-  check_case(blocked({2, 256, 2, 2, 256, 3, 1, 1}));
-  check_case(blocked({3, 128, 1, 1, 256, 3, 1, 1}));
+  check(
+      blocked, false,
+      {Conv{1, 16, 4, 4, 16, 3, 1, 1}, Conv{2, 16, 9, 10, 32, 3, 1, 1}, Conv{1, 48, 6, 11, 48, 3, 1, 1},
+       Conv{2, 64, 7, 7, 64, 3, 1, 1}, Conv{2, 64, 3, 3, 64, 3, 1, 1}, Conv{2, 64, 5, 4, 128, 3, 1, 1},
+       Conv{2, 128, 6, 5, 128, 3, 1, 1}, Conv{2, 256, 2, 2, 256, 3, 1, 1}, Conv{3, 128, 1, 1, 256, 3, 1, 1}});
+  check(blocked, true,
+        {Conv{3, 16, 5, 7, 16, 3, 1, 1}, Conv{2, 32, 8, 8, 32, 3, 1, 1}, Conv{3, 64, 2, 2, 64, 3, 1, 1},
+         Conv{1, 256, 4, 5, 256, 3, 1, 1}});
 }
 
+// The second works with threads together where there are three; the last is too wide for threads apart.
 TEST_CASE(
-    "conv2d agrees with the formula: enough pixels for Winograd's algorithm, of threads apart and together") {
-  for (const int threads : {1, 2, 3}) {
-    check_case(blocked({3, 16, 12, 13, 16, 3, 1, 1}, true), threads);
-    check_case(blocked({2, 32, 15, 14, 48, 3, 1, 1}), threads);  // together where there are three threads
-    check_case(blocked({5, 48, 4, 21, 16, 3, 1, 1}), threads);
-    check_case(blocked({1, 64, 21, 22, 32, 3, 1, 1}), threads);
-    check_case(blocked({7, 16, 33, 31, 32, 3, 1, 1}), threads);
-  }
-  check_case(blocked({1, 272, 20, 20, 256, 3, 1, 1}), 2);  // too wide for threads apart
+    "conv2d agrees with the formula: enough pixels for Winograd's algorithm, threads apart and together") {
+  check(blocked, true, {Conv{3, 16, 12, 13, 16, 3, 1, 1}}, {1, 2, 3});
+  check(blocked, false,
+        {Conv{2, 32, 15, 14, 48, 3, 1, 1}, Conv{5, 48, 4, 21, 16, 3, 1, 1}, Conv{1, 64, 21, 22, 32, 3, 1, 1},
+         Conv{7, 16, 33, 31, 32, 3, 1, 1}},
+        {1, 2, 3});
+  check(blocked, false, {Conv{1, 272, 20, 20, 256, 3, 1, 1}}, {2});
 }
 
+// The last one without bias has few pixels, which products serve where it is blocked.
 TEST_CASE("conv2d with wide padding: as in Deep Speech, and on either side of what AVX2 kernels take") {
-  for (const int threads : {1, 2}) {
-    check_case(blocked({2, 32, 12, 13, 32, {21, 11}, {2, 1}, {10, 5}}, true), threads);
-    check_case(blocked({2, 16, 5, 9, 32, {1, 9}, 1, {0, 4}}), threads);
-    check_case(blocked({2, 16, 5, 9, 32, {1, 7}, 1, {0, 3}}), threads);
-    check_case(blocked({2, 128, 5, 9, 128, {1, 9}, 1, {0, 4}}),
-               threads);  // few pixels: by products where blocked
-    check_case(plain({2, 1, 11, 9, 32, {5, 11}, 2, {2, 5}}, true), threads);
-  }
+  check(blocked, true, {Conv{2, 32, 12, 13, 32, {21, 11}, {2, 1}, {10, 5}}}, {1, 2});
+  check(blocked, false,
+        {Conv{2, 16, 5, 9, 32, {1, 9}, 1, {0, 4}}, Conv{2, 16, 5, 9, 32, {1, 7}, 1, {0, 3}},
+         Conv{2, 128, 5, 9, 128, {1, 9}, 1, {0, 4}}},
+        {1, 2});
+  check(plain, true, {Conv{2, 1, 11, 9, 32, {5, 11}, 2, {2, 5}}}, {1, 2});
 }
 
 TEST_CASE("conv2d agrees with the formula: many channels on few pixels, and on many") {
-  for (const int threads : {1, 2, 3}) {
-    check_case(blocked({1, 128, 3, 2, 128, 3, 1, 1}, true), threads);  // 6 rows
-    check_case(blocked({3, 144, 7, 6, 128, 3, 2, 1}, true), threads);
-    check_case(blocked({2, 128, 5, 7, 128, {3, 1}, {1, 2}, {1, 0}}), threads);
-    check_case(blocked({3, 128, 9, 10, 144, 1, 1, 0}), threads);
-    check_case(blocked({2, 128, 13, 14, 128, 1, 1, 0}, true), threads);
-    check_case(blocked({2, 96, 25, 24, 96, 3, 2, 1}), threads);
-  }
+  check(blocked, true,
+        {Conv{1, 128, 3, 2, 128, 3, 1, 1}, Conv{3, 144, 7, 6, 128, 3, 2, 1},
+         Conv{2, 128, 13, 14, 128, 1, 1, 0}},
+        {1, 2, 3});
+  check(blocked, false,
+        {Conv{2, 128, 5, 7, 128, {3, 1}, {1, 2}, {1, 0}}, Conv{3, 128, 9, 10, 144, 1, 1, 0},
+         Conv{2, 96, 25, 24, 96, 3, 2, 1}},
+        {1, 2, 3});
 }
 
 TEST_CASE("conv2d agrees with the formula: stride 2 on odd and even sizes") {
   for (const std::int64_t size : {7, 8, 9}) {
-    check_case(blocked({2, 16, size, size, 32, 3, 2, 1}));
-    check_case(blocked({1, 32, size, size + 1, 64, 3, 2, 1}, true));
-    check_case(blocked({2, 64, size, 5, 128, 3, 2, 1}));
-    check_case(blocked({1, 128, size, size, 256, 3, 2, 1}));
-    check_case(blocked({2, 64, size, size, 128, 1, 2, 0}));
-    check_case(blocked({1, 48, size, size, 16, 5, 2, 2}));
+    check(blocked, false,
+          {Conv{2, 16, size, size, 32, 3, 2, 1}, Conv{2, 64, size, 5, 128, 3, 2, 1},
+           Conv{1, 128, size, size, 256, 3, 2, 1}, Conv{2, 64, size, size, 128, 1, 2, 0},
+           Conv{1, 48, size, size, 16, 5, 2, 2}});
+    check(blocked, true, {Conv{1, 32, size, size + 1, 64, 3, 2, 1}});
   }
 }
 
-TEST_CASE("conv2d agrees with the formula: 1x1 and 5x5 kernels") {
-  check_case(plain({2, 3, 5, 5, 16, 1, 1, 0}, true));
-  check_case(plain({1, 1, 4, 3, 6, 1, 1, 0}));
-  check_case(blocked({3, 16, 5, 7, 32, 1, 1, 0}, true));
-  check_case(blocked({2, 64, 7, 3, 64, 1, 1, 0}));
-  check_case(blocked({2, 128, 3, 5, 256, 1, 1, 0}));
-  check_case(blocked({1, 256, 1, 1, 128, 1, 2, 0}));
-  check_case(plain({2, 1, 12, 13, 6, 5, 1, 2}, true));  // lenet's layers
-  check_case(plain({3, 6, 9, 8, 16, 5, 1, 0}, true));
-  check_case(plain({2, 3, 9, 9, 16, 5, 2, 2}));
-  check_case(blocked({2, 16, 6, 7, 16, 5, 1, 2}, true));
+TEST_CASE("conv2d agrees with the formula: 1x1 and 5x5 kernels, lenet's layers among them") {
+  check(plain, true,
+        {Conv{2, 3, 5, 5, 16, 1, 1, 0}, Conv{2, 1, 12, 13, 6, 5, 1, 2}, Conv{3, 6, 9, 8, 16, 5, 1, 0}});
+  check(plain, false, {Conv{1, 1, 4, 3, 6, 1, 1, 0}, Conv{2, 3, 9, 9, 16, 5, 2, 2}});
+  check(blocked, true, {Conv{3, 16, 5, 7, 32, 1, 1, 0}, Conv{2, 16, 6, 7, 16, 5, 1, 2}});
+  check(blocked, false,
+        {Conv{2, 64, 7, 3, 64, 1, 1, 0}, Conv{2, 128, 3, 5, 256, 1, 1, 0}, Conv{1, 256, 1, 1, 128, 1, 2, 0}});
 }
 
 TEST_CASE("conv2d agrees with the formula where the layouts of input and output differ") {
-  check_case(blocked({2, 16, 6, 5, 6, 3, 1, 1}, true));
-  check_case(blocked({2, 64, 5, 5, 10, 1, 1, 0}));
-  check_case(blocked({2, 32, 7, 7, 3, 5, 2, 2}));
-  check_case(plain({2, 16, 6, 5, 16, 3, 1, 1}, true));  // a plain input where a blocked one was possible
-  check_case(plain({2, 64, 7, 7, 128, 3, 2, 1}));
-  check_case(plain({2, 6, 5, 5, 64, 1, 1, 0}));
-  check_case(plain({2, 48, 5, 6, 6, 3, 1, 1}));
+  check(blocked, true, {Conv{2, 16, 6, 5, 6, 3, 1, 1}});
+  check(blocked, false, {Conv{2, 64, 5, 5, 10, 1, 1, 0}, Conv{2, 32, 7, 7, 3, 5, 2, 2}});
+  check(plain, true, {Conv{2, 16, 6, 5, 16, 3, 1, 1}});  // a plain input where a blocked one was possible
+  check(plain, false,
+        {Conv{2, 64, 7, 7, 128, 3, 2, 1}, Conv{2, 6, 5, 5, 64, 1, 1, 0}, Conv{2, 48, 5, 6, 6, 3, 1, 1}});
 }
 
 TEST_CASE("conv2d agrees with the formula: kernels, strides and paddings that differ in height and width") {
-  check_case(plain({2, 3, 9, 8, 16, {1, 7}, 1, {0, 3}}, true));
-  check_case(plain({2, 5, 8, 9, 6, {3, 2}, {2, 1}, {0, 1}}, true));
-  check_case(plain({2, 1, 13, 9, 32, {5, 3}, {2, 1}, {2, 1}}, true));
-  check_case(blocked({2, 64, 7, 6, 96, {7, 1}, 1, {3, 0}}));
-  check_case(blocked({1, 64, 6, 7, 64, {1, 3}, 1, {0, 1}}));
-  check_case(blocked({3, 32, 11, 10, 32, {3, 3}, {2, 1}, {1, 1}}, true));
-  check_case(blocked({2, 32, 9, 9, 48, {3, 5}, {1, 2}, {2, 0}}), 2);
+  check(plain, true,
+        {Conv{2, 3, 9, 8, 16, {1, 7}, 1, {0, 3}}, Conv{2, 5, 8, 9, 6, {3, 2}, {2, 1}, {0, 1}},
+         Conv{2, 1, 13, 9, 32, {5, 3}, {2, 1}, {2, 1}}});
+  check(blocked, false, {Conv{2, 64, 7, 6, 96, {7, 1}, 1, {3, 0}}, Conv{1, 64, 6, 7, 64, {1, 3}, 1, {0, 1}}});
+  check(blocked, true, {Conv{3, 32, 11, 10, 32, {3, 3}, {2, 1}, {1, 1}}});
+  check(blocked, false, {Conv{2, 32, 9, 9, 48, {3, 5}, {1, 2}, {2, 0}}}, {2});
 }
 
-TEST_CASE("conv2d agrees with the formula: groups, with and without bias") {
+TEST_CASE(
+    "conv2d agrees with the formula: groups, with and without bias, of whole blocks of channels and not") {
   for (const bool bias : {false, true}) {
-    check_case(plain({2, 4, 6, 5, 6, 3, 1, 1, 2}, bias));
-    check_case(plain({2, 6, 7, 7, 9, {1, 3}, {2, 1}, {0, 1}, 3}, bias));
-    check_case(blocked({2, 32, 6, 7, 64, 5, 1, 2, 2}, bias));  // whole blocks in each group
-    check_case(blocked({1, 96, 5, 5, 32, 3, 2, 1, 2}, bias));
-    check_case(blocked({2, 48, 5, 6, 48, 3, 1, 1, 2}, bias));  // half a block left over in each
-    check_case(blocked({2, 16, 6, 6, 16, 3, 1, 1, 4}, bias));
-    check_case(plain({2, 30, 4, 6, 15, 1, 1, 0, 5}, bias));
+    check(plain, bias,
+          {Conv{2, 4, 6, 5, 6, 3, 1, 1, 2}, Conv{2, 6, 7, 7, 9, {1, 3}, {2, 1}, {0, 1}, 3},
+           Conv{2, 30, 4, 6, 15, 1, 1, 0, 5}});
+    check(blocked, bias,
+          {Conv{2, 32, 6, 7, 64, 5, 1, 2, 2}, Conv{1, 96, 5, 5, 32, 3, 2, 1, 2},
+           Conv{2, 48, 5, 6, 48, 3, 1, 1, 2}, Conv{2, 16, 6, 6, 16, 3, 1, 1, 4}});
   }
 }
 
 TEST_CASE("conv2d agrees with the formula: depthwise, whole blocks of channels and not, odd sizes") {
-  for (const int threads : {1, 2}) {
-    check_case(blocked({3, 32, 7, 9, 32, 3, 1, 1, 32}), threads);
-    check_case(blocked({2, 48, 9, 8, 48, 3, 2, 1, 48}, true), threads);
-    check_case(blocked({2, 144, 6, 5, 144, 5, 2, 2, 144}), threads);
-    check_case(blocked({2, 64, 7, 7, 64, 5, 1, 2, 64}, true), threads);
-    check_case(blocked({5, 32, 13, 11, 32, 5, {1, 2}, {2, 1}, 32}), threads);
-    check_case(plain({3, 40, 6, 19, 40, {7, 5}, {2, 1}, {3, 4}, 40}), threads);
-    check_case(blocked({2, 32, 2, 1, 32, 5, 1, 2, 32}), threads);  // taps that see no pixel
-    check_case(plain({2, 24, 7, 5, 24, 3, 1, 1, 24}, true), threads);
-    check_case(plain({3, 58, 6, 7, 58, 3, 2, 1, 58}), threads);
-    check_case(plain({2, 5, 6, 5, 5, 3, 1, 1, 5}, true), threads);
-    check_case(plain({2, 32, 5, 6, 32, {3, 1}, 1, {1, 0}, 32}), threads);
-  }
-  check_case(plain({2, 8, 5, 6, 16, 3, 1, 1, 8}, true));  // two outputs for each channel
+  const std::vector<int> threads{1, 2};
+  check(blocked, false,
+        {Conv{3, 32, 7, 9, 32, 3, 1, 1, 32}, Conv{2, 144, 6, 5, 144, 5, 2, 2, 144},
+         Conv{5, 32, 13, 11, 32, 5, {1, 2}, {2, 1}, 32}},
+        threads);
+  check(blocked, false, {Conv{2, 32, 2, 1, 32, 5, 1, 2, 32}}, threads);  // taps that see no pixel
+  check(blocked, true, {Conv{2, 48, 9, 8, 48, 3, 2, 1, 48}, Conv{2, 64, 7, 7, 64, 5, 1, 2, 64}}, threads);
+  check(plain, false,
+        {Conv{3, 40, 6, 19, 40, {7, 5}, {2, 1}, {3, 4}, 40}, Conv{3, 58, 6, 7, 58, 3, 2, 1, 58},
+         Conv{2, 32, 5, 6, 32, {3, 1}, 1, {1, 0}, 32}},
+        threads);
+  check(plain, true, {Conv{2, 24, 7, 5, 24, 3, 1, 1, 24}, Conv{2, 5, 6, 5, 5, 3, 1, 1, 5}}, threads);
+  check(plain, true, {Conv{2, 8, 5, 6, 16, 3, 1, 1, 8}});  // two outputs for each channel
 }
 
 TEST_CASE("conv2d agrees with the formula where channels do not fill blocks") {
-  for (const int threads : {1, 2}) {
-    check_case(blocked({5, 96, 7, 6, 24, 1, 1, 0}), threads);
-    check_case(plain({5, 24, 7, 6, 144, 1, 1, 0}), threads);
-    check_case(plain({2, 58, 5, 5, 58, 1, 1, 0}, true), threads);
-    check_case(plain({2, 40, 6, 7, 17, 3, 2, 1}), threads);
-    check_case(plain({3, 24, 9, 9, 40, 3, 1, 1}, true), threads);
-    check_case(blocked({2, 512, 4, 3, 1000, 1, 1, 0}, true), threads);  // worked as a whole batch
-    check_case(plain({2, 232, 3, 3, 1000, 1, 1, 0}), threads);
-  }
+  const std::vector<int> threads{1, 2};
+  check(blocked, false, {Conv{5, 96, 7, 6, 24, 1, 1, 0}}, threads);
+  check(plain, false, {Conv{5, 24, 7, 6, 144, 1, 1, 0}, Conv{2, 40, 6, 7, 17, 3, 2, 1}}, threads);
+  check(plain, true, {Conv{2, 58, 5, 5, 58, 1, 1, 0}, Conv{3, 24, 9, 9, 40, 3, 1, 1}}, threads);
+  check(blocked, true, {Conv{2, 512, 4, 3, 1000, 1, 1, 0}}, threads);  // worked as a whole batch
+  check(plain, false, {Conv{2, 232, 3, 3, 1000, 1, 1, 0}}, threads);
 }
 
 TEST_CASE("conv2d works through batches that are cut unevenly over chunks and threads") {
-  for (const int threads : {1, 2, 3}) {
-    check_case(blocked({7, 16, 9, 9, 16, 3, 1, 1}, true), threads);
-    check_case(blocked({5, 32, 6, 6, 64, 3, 2, 1}), threads);
-    check_case(blocked({3, 128, 5, 5, 128, 3, 1, 1}, true), threads);
-    check_case(plain({5, 1, 9, 9, 6, 5, 1, 2}, true), threads);
-    check_case(plain({1, 6, 7, 7, 16, 3, 1, 1}), threads);
-  }
-  check_case(plain({15, 3, 32, 32, 16, 3, 1, 1}));
-  check_case(blocked({17, 16, 32, 32, 16, 3, 1, 1}), 2);
+  const std::vector<int> threads{1, 2, 3};
+  check(blocked, true, {Conv{7, 16, 9, 9, 16, 3, 1, 1}, Conv{3, 128, 5, 5, 128, 3, 1, 1}}, threads);
+  check(blocked, false, {Conv{5, 32, 6, 6, 64, 3, 2, 1}}, threads);
+  check(plain, true, {Conv{5, 1, 9, 9, 6, 5, 1, 2}}, threads);
+  check(plain, false, {Conv{1, 6, 7, 7, 16, 3, 1, 1}}, threads);
+  check(plain, false, {Conv{15, 3, 32, 32, 16, 3, 1, 1}});
+  check(blocked, false, {Conv{17, 16, 32, 32, 16, 3, 1, 1}}, {2});
 }
 
 TEST_CASE("conv2d: one layer takes inputs of different sizes, batches and layouts in turn") {

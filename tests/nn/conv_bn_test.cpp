@@ -1,7 +1,5 @@
 #include "tests/support/variables.h"
 
-#include "nn/ops/kernels.h"
-
 using namespace topknot;
 using namespace topknot::testing;
 using reference::absolute;

@@ -1,14 +1,6 @@
 // Convolutions of every small geometry, forward and backward, against plain loops. Inputs are small whole
 // numbers, whose sums are exact in any order. A build with TOPKNOT_POISON shows what reads memory that
 // nothing wrote.
-#include <omp.h>
-
-#include <algorithm>
-#include <cmath>
-#include <string>
-#include <vector>
-
-#include "nn/ops/ops.h"
 #include "tests/support/bfloat16.h"
 #include "tests/support/variables.h"
 

@@ -1,8 +1,5 @@
 #include "nn/core/cpu_memory.h"
 
-#include <algorithm>
-#include <cmath>
-#include <memory>
 #include <optional>
 #include <thread>
 

@@ -1,6 +1,4 @@
-#include "nn/models/model.h"
-#include "tests/support/error_text.h"
-#include "tests/support/variables.h"
+#include "tests/support/built_model.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -19,18 +17,13 @@ ModelOptions speech_options(std::int64_t frames, std::int64_t width, std::int64_
 }  // namespace
 
 TEST_CASE("deep_speech for AN4 has the papers' number of parameters") {
-  ParameterStore store;
-  make_model("deep_speech", store, speech_options(100, 800, 5));
-  std::size_t count = 0;
-  for (const auto& parameter : store.parameters()) count += parameter->numel();
-  CHECK(count == 27'569'568);
+  CHECK(parameters_of("deep_speech", speech_options(100, 800, 5)) == 27'569'568);
 }
 
 TEST_CASE(
     "deep_speech gives a row per output frame, the same for a recording alone and beside a longer one") {
-  ParameterStore store;
-  const ModulePtr model = make_model("deep_speech", store, speech_options(100, 10, 2));
-  store.build([](const Parameter&) { return true; }, 1);
+  const BuiltModel built("deep_speech", speech_options(100, 10, 2));
+  const auto& [store, model] = built;
   for (const auto& parameter : store.parameters())  // so that zeros do not stay zeros
     if (parameter->shape().rank() == 1)
       for (std::size_t i = 0; i < parameter->numel(); ++i) parameter->value()[i] += 0.5f;
@@ -40,10 +33,9 @@ TEST_CASE(
   const auto rows = [&](const std::vector<float>& x, const std::vector<std::int32_t>& frames,
                         std::int64_t longest) {
     const auto n = static_cast<std::int64_t>(frames.size());
-    ForwardContext evaluation;
-    evaluation.training = false;
-    evaluation.frames = frames;
-    const Variable y = model->forward(Variable(Tensor::from(x, {n, 1, 161, longest})), evaluation);
+    ForwardContext context = evaluation();
+    context.frames = frames;
+    const Variable y = model->forward(Variable(Tensor::from(x, {n, 1, 161, longest})), context);
     REQUIRE(y.shape() == Shape({n * model->output_frames(longest), 29}));
     return values_of(y);
   };
@@ -59,9 +51,8 @@ TEST_CASE(
 }
 
 TEST_CASE("deep_speech trains with zeros for padding in batch norm's statistics") {
-  ParameterStore store;
-  const ModulePtr model = make_model("deep_speech", store, speech_options(90, 10, 1));
-  store.build([](const Parameter&) { return true; }, 1);
+  const BuiltModel built("deep_speech", speech_options(90, 10, 1));
+  const auto& [store, model] = built;
   // Convolutions that give 1 everywhere.
   for (const auto& parameter : store.parameters())
     if (parameter->name().starts_with("conv.") && parameter->name().find(".bn.") == std::string::npos)
@@ -80,8 +71,7 @@ TEST_CASE("deep_speech trains with zeros for padding in batch norm's statistics"
 }
 
 TEST_CASE("deep_speech takes spectrograms only") {
-  ParameterStore store;
   ModelOptions options = speech_options(100, 10, 2);
   options.input = {3, 32, 32};
-  CHECK(user_error([&] { make_model("deep_speech", store, options); }, {"model.name", "spectrograms"}));
+  CHECK(user_error([&] { BuiltModel("deep_speech", options); }, {"model.name", "spectrograms"}));
 }

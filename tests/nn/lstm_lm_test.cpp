@@ -1,9 +1,4 @@
-#include <cmath>
-
-#include "nn/models/model.h"
-#include "nn/ops/ops.h"
-#include "tests/support/slope.h"
-#include "tests/support/variables.h"
+#include "tests/support/built_model.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -21,10 +16,8 @@ ModelOptions lm_options(std::int64_t tokens, std::int64_t width, bool tied) {
   return options;
 }
 
-struct BuiltLm {
-  explicit BuiltLm(const ModelOptions& options) : model(make_model("lstm_lm", store, options)) {
-    store.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1);
-  }
+struct BuiltLm : BuiltModel {
+  explicit BuiltLm(const ModelOptions& options) : BuiltModel("lstm_lm", options) {}
   // Of 3 sequences of 4 tokens below 11, always the same.
   Variable loss(const ForwardContext& context = {}) {
     std::vector<float> ids;
@@ -32,19 +25,13 @@ struct BuiltLm {
     for (int i = 0; i < 12; ++i) ids.push_back(static_cast<float>(i * i % 11)), next.push_back(i * 5 % 11);
     return softmax_cross_entropy(model->forward(Variable(Tensor::from(ids, {3, 4, 1, 1})), context), next);
   }
-  ParameterStore store;
-  ModulePtr model;
 };
 
 }  // namespace
 
 TEST_CASE("LSTM language models have the published number of parameters, untied and tied") {
   const auto count = [](std::int64_t width, bool tied) {
-    ParameterStore store;
-    make_model("lstm_lm", store, lm_options(10000, width, tied));
-    std::size_t sum = 0;
-    for (const auto& p : store.parameters()) sum += p->numel();
-    return sum;
+    return parameters_of("lstm_lm", lm_options(10000, width, tied));
   };
   CHECK(count(1500, false) == 66034000);
   CHECK(count(1500, true) == 51034000);
@@ -76,9 +63,7 @@ TEST_CASE("the language model carries its state from batch to batch until it is 
   CHECK(first != second);
   lm.store.reset_states();
   CHECK(lm.loss().value().data()[0] == first);
-  ForwardContext evaluation;
-  evaluation.training = false;
-  CHECK(lm.loss(evaluation).value().data()[0] == second);  // an evaluation goes on from the state too
+  CHECK(lm.loss(evaluation()).value().data()[0] == second);  // an evaluation goes on from the state too
 }
 
 TEST_CASE(
@@ -87,35 +72,32 @@ TEST_CASE(
   ModelOptions options = lm_options(11, 6, false);
   options.dropout = 0.5f;
   BuiltLm lm(options), without(lm_options(11, 6, false));
-  ForwardContext one, other, evaluation;
-  one.step = 1, other.step = 2, evaluation.training = false;
+  ForwardContext one, other;
+  one.step = 1, other.step = 2;
   const auto loss = [&](BuiltLm& of, const ForwardContext& context) {
     of.store.reset_states();
     return of.loss(context).value().data()[0];
   };
   CHECK(loss(lm, one) != loss(lm, other));
   CHECK(loss(lm, one) == loss(lm, one));
-  CHECK(loss(lm, evaluation) == loss(without, one));
+  CHECK(loss(lm, evaluation()) == loss(without, one));
 }
 
 TEST_CASE("the language model begins as PyTorch's does, or uniform as model.init_uniform says") {
-  const auto greatest = [](const ParameterStore& store, const std::string& name) {
-    for (const auto& p : store.parameters())
-      if (p->name() == name) {
-        float most = 0;
-        for (std::size_t i = 0; i < p->numel(); ++i) most = std::max(most, std::abs(p->value()[i]));
-        return most;
-      }
-    return -1.0f;
+  const auto greatest = [](const BuiltLm& lm, const char* name) {
+    const Parameter& p = lm.parameter(name);
+    float most = 0;
+    for (std::size_t i = 0; i < p.numel(); ++i) most = std::max(most, std::abs(p.value()[i]));
+    return most;
   };
   ModelOptions options = lm_options(50, 25, false);
   BuiltLm own(options);
-  CHECK(greatest(own.store, "encoder.weight") == Approx(0.1).epsilon(0.02));
-  CHECK(greatest(own.store, "rnn.weight_hh_l1") == Approx(0.2).epsilon(0.02));
-  CHECK(greatest(own.store, "decoder.bias") == 0.0f);
+  CHECK(greatest(own, "encoder.weight") == Approx(0.1).epsilon(0.02));
+  CHECK(greatest(own, "rnn.weight_hh_l1") == Approx(0.2).epsilon(0.02));
+  CHECK(greatest(own, "decoder.bias") == 0.0f);
   options.set("init_uniform", 0.05);
   BuiltLm given(options);
   for (const char* name :
        {"encoder.weight", "rnn.weight_ih_l0", "rnn.bias_hh_l1", "decoder.weight", "decoder.bias"})
-    CHECK(greatest(given.store, name) == Approx(0.05).epsilon(0.1));
+    CHECK(greatest(given, name) == Approx(0.05).epsilon(0.1));
 }

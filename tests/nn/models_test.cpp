@@ -1,26 +1,19 @@
-#include "nn/models/model.h"
-
 #include <fstream>
-#include <limits>
 #include <map>
 #include <regex>
 #include <set>
 
 #include "nn/core/pass_cost.h"
-#include "nn/ops/ops.h"
-#include "tests/support/slope.h"
-#include "tests/support/variables.h"
+#include "tests/support/built_model.h"
 
 using namespace topknot;
 using namespace topknot::testing;
 
 namespace {
 
-struct Built {
+struct Built : BuiltModel {
   Built(const std::string& name, const Shape& input, std::int64_t outputs = 10, std::uint64_t seed = 1)
-      : shape(input), model(make_model(name, store, options(input, outputs))) {
-    store.build([](const Parameter& p) { return p.shape().rank() > 1; }, seed);
-  }
+      : BuiltModel(name, options(input, outputs), seed), shape(input) {}
   static ModelOptions options(const Shape& input, std::int64_t outputs) {
     ModelOptions o;
     o.input = input;
@@ -44,8 +37,6 @@ struct Built {
   }
 
   Shape shape;
-  ParameterStore store;
-  ModulePtr model;
 };
 
 const Shape kCifar{3, 32, 32}, kMnist{1, 28, 28};
@@ -101,12 +92,9 @@ TEST_CASE("docs/models.md has every model, and its number of parameters") {
     std::string count = part[2];
     std::erase(count, ',');
     const auto number = [&](std::size_t i) { return std::stoll(part[i]); };
-    ParameterStore store;
-    make_model(part[1], store, Built::options({number(3), number(4), number(5)}, number(6)));
-    std::size_t sum = 0;
-    for (const auto& p : store.parameters()) sum += p->numel();
     INFO(line);
-    CHECK(std::to_string(sum) == count);
+    CHECK(std::to_string(
+              parameters_of(part[1], Built::options({number(3), number(4), number(5)}, number(6)))) == count);
     CHECK(left.erase(part[1]) == 1);
   }
   INFO("not on the page: " << (left.empty() ? "" : *left.begin()));
@@ -121,11 +109,9 @@ TEST_CASE("an image of 224 x 224 takes the operations that torchvision counts") 
                                                                                   {"efficientnet_b0", 0.386},
                                                                                   {"squeezenet", 0.819}}) {
     Built b(name, {3, 224, 224}, 1000);
-    ForwardContext evaluation;
-    evaluation.training = false;
     const Variable x = b.images(1);
     PassCost cost;
-    b.model->forward(x, evaluation);
+    b.model->forward(x, evaluation());
     INFO(name);
     CHECK(cost.flops() / 2e9 == Approx(expected).margin(0.0005));
   }
@@ -146,10 +132,7 @@ TEST_CASE("every registered model gives one row of outputs per sample") {
     for (const auto& p : b.store.parameters())
       if (p->shape().rank() > 1 && p->shape()[0] == 7) CHECK_FALSE(p->hidden());
     if (b.model->reads_tokens() || b.model->output_frames(1) > 0) continue;  // tests of their own
-    ForwardContext evaluation;
-    evaluation.training = false;
-    const Variable x = b.images(2);
-    const Variable y = b.model->forward(x, evaluation);
+    const Variable y = b.model->forward(b.images(2), evaluation());
     CHECK(y.shape() == Shape({2, 7}));
     CHECK_FALSE(y.requires_grad());
     for (float v : values_of(y)) CHECK(std::isfinite(v));
@@ -169,19 +152,17 @@ TEST_CASE("models take odd image sizes where they say so, and refuse others with
     CHECK(std::isfinite(loss.value().data()[0]));
     CHECK_NOTHROW(backward(loss));
   }
-  ParameterStore store;
-  CHECK_THROWS_AS(make_model("lenet", store, Built::options({1, 11, 12}, 10)), UserError);
-  CHECK_THROWS_AS(make_model("vgg16", store, Built::options({3, 28, 28}, 10)), UserError);
-  CHECK_THROWS_AS(make_model("resnet20", store, Built::options({3, 4, 4}, 10)), UserError);
-  CHECK_THROWS_AS(make_model("resnet20", store, Built::options({784}, 10)), UserError);
+  CHECK_THROWS_AS(Built("lenet", {1, 11, 12}), UserError);
+  CHECK_THROWS_AS(Built("vgg16", {3, 28, 28}), UserError);
+  CHECK_THROWS_AS(Built("resnet20", {3, 4, 4}), UserError);
+  CHECK_THROWS_AS(Built("resnet20", {784}), UserError);
   const std::pair<const char*, const char*> least[] = {
       {"alexnet", "63x63"},      {"alexnet_grouped", "63x63"}, {"squeezenet", "21x21"},
       {"mobilenet_v2", "32x32"}, {"efficientnet_b0", "32x32"}, {"shufflenet_v2", "32x32"},
       {"inception_v4", "75x75"}};
   for (const auto& [name, size] : least)
-    CHECK_THROWS_WITH(make_model(name, store, Built::options({3, 20, 80}, 10)),
-                      Catch::Contains(size) && Catch::Contains("[3, 20, 80]"));
-  CHECK_THROWS_WITH(make_model("resnet21", store, Built::options(kCifar, 10)), Catch::Contains("resnet20"));
+    CHECK_THROWS_WITH(Built(name, {3, 20, 80}), Catch::Contains(size) && Catch::Contains("[3, 20, 80]"));
+  CHECK_THROWS_WITH(Built("resnet21", kCifar), Catch::Contains("resnet20"));
 }
 
 TEST_CASE("a model's initial weights are those of its seed; convolutions have He's variance") {
@@ -205,12 +186,11 @@ TEST_CASE("evaluation of a batch is that of its parts: batch norm takes no part 
     INFO(name);
     Built b(name, {3, 16, 16});
     for (int i = 0; i < 2; ++i) b.model->forward(b.images(8, 3), {});  // running statistics worth having
-    ForwardContext evaluation;
-    evaluation.training = false;
     const auto run = [&](std::int64_t begin, std::int64_t end) {
       const auto all = values_of(b.images(7));
       const std::vector<float> part(all.begin() + begin * 768, all.begin() + end * 768);
-      return values_of(b.model->forward(Variable(Tensor::from(part, {end - begin, 3, 16, 16})), evaluation));
+      return values_of(
+          b.model->forward(Variable(Tensor::from(part, {end - begin, 3, 16, 16})), evaluation()));
     };
     const auto whole = run(0, 7);
     auto parts = run(0, 2);
@@ -251,12 +231,11 @@ TEST_CASE("the gradient of resnet50 is the loss's slope: stem, a bottleneck's 3x
   const Variable x = b.images(4);
   backward(b.loss(x));
   CHECK(b.store.arena().zero_unwritten_gradients().empty());
-  std::size_t checked = 0;
-  for (Parameter* const& p : b.store.arena().parameters())
-    for (const char* name :
-         {"stem.conv.weight", "stage2.block1.2.conv.weight", "stage4.block1.shortcut.bn.gamma"})
-      if (p->name() == name) check_slope(b, x, {&p, 1}), ++checked;
-  CHECK(checked == 3);
+  for (const char* name :
+       {"stem.conv.weight", "stage2.block1.2.conv.weight", "stage4.block1.shortcut.bn.gamma"}) {
+    Parameter* const p = &b.parameter(name);
+    check_slope(b, x, {&p, 1});
+  }
 }
 
 TEST_CASE("two identical trainings give the same bits, and the loss falls") {

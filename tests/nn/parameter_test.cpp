@@ -1,6 +1,3 @@
-#include "nn/core/parameter.h"
-
-#include <cstring>
 #include <numeric>
 
 #include "tests/support/variables.h"

@@ -2,10 +2,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
-#include <vector>
 
 #include "nn/base/program.h"
 #include "tests/support/catch.h"

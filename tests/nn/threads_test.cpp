@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "nn/ops/ops.h"
 #include "tests/support/probe.h"
 
 using namespace topknot;

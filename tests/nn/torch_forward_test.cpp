@@ -1,7 +1,5 @@
 // Each network computes what PyTorch's computes on the same weights and images: lab/torch-fixtures
 // recorded it.
-#include <nlohmann/json.hpp>
-
 #include "nn/models/model.h"
 #include "tests/support/files.h"
 #include "tests/support/variables.h"

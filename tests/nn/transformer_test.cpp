@@ -1,13 +1,5 @@
-#include <algorithm>
-#include <cmath>
-#include <string>
-
-#include "nn/base/check.h"
-#include "nn/models/model.h"
-#include "nn/ops/ops.h"
 #include "tests/support/bfloat16.h"
-#include "tests/support/slope.h"
-#include "tests/support/variables.h"
+#include "tests/support/built_model.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -38,17 +30,8 @@ ModelOptions grouped_or_tiny(const std::string& name) {
   return name == "llama" ? grouped() : tiny();
 }
 
-std::size_t count(const std::string& name, const ModelOptions& options) {
-  ParameterStore store;
-  make_model(name, store, options);
-  std::size_t sum = 0;
-  for (const auto& p : store.parameters()) sum += p->numel();
-  return sum;
-}
-
-struct Built {
-  Built(const std::string& name, const ModelOptions& options) : model(make_model(name, store, options)) {
-    store.build([](const Parameter& p) { return p.shape().rank() > 1; }, 1);
+struct Built : BuiltModel {
+  Built(const std::string& name, const ModelOptions& options) : BuiltModel(name, options) {
     for (std::int64_t i = 0; i < kBatch * kSteps; ++i) {
       ids.push_back(static_cast<float>(i * i % kTokens));
       next.push_back(static_cast<std::int32_t>(i * 5 % kTokens));
@@ -56,13 +39,6 @@ struct Built {
   }
   Variable input() const { return Variable(Tensor::from(ids, {kBatch, kSteps, 1, 1})); }
   Variable loss(const ForwardContext& context = {}) { return model->loss(input(), next, 0, context); }
-  const Parameter& parameter(const std::string& name) const {
-    for (const auto& p : store.parameters())
-      if (p->name() == name) return *p;
-    throw Error("no parameter " + name);
-  }
-  ParameterStore store;
-  ModulePtr model;
   std::vector<float> ids;
   std::vector<std::int32_t> next;
 };
@@ -76,16 +52,16 @@ double deviation(const Parameter& p) {
 }  // namespace
 
 TEST_CASE("transformers have the published number of parameters") {
-  CHECK(count("gpt", options_of(50257, 12, 12, 768, 1024)) == 124439808);
-  CHECK(count("gpt", options_of(50257, 24, 16, 1024, 1024)) == 354823168);
-  CHECK(count("gpt", options_of(50257, 48, 25, 1600, 1024)) == 1557611200);
+  CHECK(parameters_of("gpt", options_of(50257, 12, 12, 768, 1024)) == 124439808);
+  CHECK(parameters_of("gpt", options_of(50257, 24, 16, 1024, 1024)) == 354823168);
+  CHECK(parameters_of("gpt", options_of(50257, 48, 25, 1600, 1024)) == 1557611200);
   ModelOptions characters = options_of(65, 4, 4, 128, 64);  // nanoGPT's on a CPU
   characters.set("bias", false);
-  CHECK(count("gpt", characters) == 804096);
-  CHECK(count("llama", options_of(32000, 32, 32, 4096, 2048)) == 6738415616);
+  CHECK(parameters_of("gpt", characters) == 804096);
+  CHECK(parameters_of("llama", options_of(32000, 32, 32, 4096, 2048)) == 6738415616);
   ModelOptions tiny_llama = options_of(32000, 22, 32, 2048, 2048);  // TinyLlama 1.1B: grouped heads
   tiny_llama.set("kv_heads", 4), tiny_llama.set("feed_forward", 5632);
-  CHECK(count("llama", tiny_llama) == 1100048384);
+  CHECK(parameters_of("llama", tiny_llama) == 1100048384);
 }
 
 TEST_CASE("transformers begin with N(0, 0.02), gpt's ends of branches with less, and lose about ln V") {
@@ -153,9 +129,7 @@ TEST_CASE("a transformer's own loss is that of its logits, in training and in ev
 TEST_CASE("a transformer's logits do not depend on later tokens or other sequences, and do on earlier ones") {
   for (const char* name : {"gpt", "llama"}) {
     Built built(name, tiny());
-    ForwardContext context;
-    context.training = false;
-    const auto logits = [&] { return values_of(built.model->forward(built.input(), context)); };
+    const auto logits = [&] { return values_of(built.model->forward(built.input(), evaluation())); };
     const std::vector<float> before = logits();
     float& id = built.ids[1 * kSteps + 2];  // of sequence 1, step 2
     id = id == 0.0f ? 1.0f : id - 1.0f;

@@ -1,10 +1,6 @@
 #pragma once
 // A batch norm with what belongs to it, on any device.
 
-#include <string>
-#include <vector>
-
-#include "nn/ops/ops.h"
 #include "tests/support/variables.h"
 
 namespace topknot::testing {

@@ -1,9 +1,6 @@
 #pragma once
 // conv2d against its definition, on any device.
 
-#include <string>
-
-#include "nn/ops/kernels.h"
 #include "tests/support/variables.h"
 
 namespace topknot::testing {

@@ -2,11 +2,6 @@
 // Connectionist temporal classification by its definition: the sum over every alignment, one by one, in
 // double.
 
-#include <cmath>
-#include <string>
-#include <vector>
-
-#include "nn/ops/ops.h"
 #include "tests/support/variables.h"
 
 namespace topknot::testing {

@@ -3,7 +3,6 @@
 
 #include <exception>
 #include <initializer_list>
-#include <string>
 
 #include "nn/base/check.h"
 #include "tests/support/catch.h"

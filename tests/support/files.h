@@ -4,7 +4,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
 #include <vector>
 
 #include "tests/support/text.h"

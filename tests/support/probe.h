@@ -2,11 +2,6 @@
 // An op's value and gradients for given inputs and a given gradient of its value, in N, C, H, W order, on any
 // device.
 
-#include <functional>
-#include <memory>
-#include <span>
-#include <vector>
-
 #include "tests/support/variables.h"
 
 namespace topknot::testing {

@@ -208,14 +208,18 @@ inline Array transpose(std::int64_t rows, std::int64_t columns, const Array& a) 
   return t;
 }
 
-// Mean over the rows of -sum_c t_c log softmax(z)[c], t = (1 - smoothing) onehot(label) + smoothing /
-// classes; the gradient in dz.
+// Mean over the rows with a label of -sum_c t_c log softmax(z)[c], t = (1 - smoothing) onehot(label) +
+// smoothing / classes; the gradient in dz, the sum of its terms' magnitudes in dz_scale.
 inline double softmax_cross_entropy(std::int64_t n, std::int64_t classes, const Array& z,
-                                    const std::vector<std::int32_t>& labels, Array& dz,
-                                    double smoothing = 0) {
+                                    const std::vector<std::int32_t>& labels, Array& dz, double smoothing = 0,
+                                    Array* dz_scale = nullptr) {
   double loss = 0;
   dz.assign(z.size(), 0.0);
+  if (dz_scale) *dz_scale = dz;
+  const auto counted = static_cast<double>(std::max<std::ptrdiff_t>(
+      1, std::count_if(labels.begin(), labels.end(), [](auto l) { return l >= 0; })));
   for (std::int64_t i = 0; i < n; ++i) {
+    if (labels[static_cast<std::size_t>(i)] < 0) continue;
     const double* row = z.data() + i * classes;
     const double top = *std::max_element(row, row + classes);
     double sum = 0;
@@ -223,8 +227,9 @@ inline double softmax_cross_entropy(std::int64_t n, std::int64_t classes, const 
     const std::int32_t label = labels[static_cast<std::size_t>(i)];
     for (std::int64_t c = 0; c < classes; ++c) {
       const double target = (1 - smoothing) * (c == label) + smoothing / static_cast<double>(classes);
-      if (target > 0) loss += target * (std::log(sum) + top - row[c]) / static_cast<double>(n);
-      dz[i * classes + c] = (std::exp(row[c] - top) / sum - target) / static_cast<double>(n);
+      if (target > 0) loss += target * (std::log(sum) + top - row[c]) / counted;
+      dz[i * classes + c] = (std::exp(row[c] - top) / sum - target) / counted;
+      if (dz_scale) (*dz_scale)[i * classes + c] = (std::exp(row[c] - top) / sum + target) / counted;
     }
   }
   return loss;

@@ -1,10 +1,7 @@
 #pragma once
 // Gradients of whole networks against the loss itself.
 
-#include <algorithm>
-#include <cmath>
 #include <span>
-#include <vector>
 
 #include "nn/core/parameter.h"
 #include "tests/support/catch.h"

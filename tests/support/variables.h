@@ -2,19 +2,14 @@
 // What tests of ops need on any device: leaves with given values, activations of them, a loss with a chosen
 // gradient, comparison by magnitude.
 
-#include <cstring>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "nn/core/bfloat16.h"
-#include "nn/core/parameter.h"
-#include "nn/core/rng.h"
 #include "nn/ops/kernels.h"
-#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 #include "tests/support/on_device.h"
 #include "tests/support/reference.h"
+#include "tests/support/same_bits.h"
 #include "tests/support/threads.h"
 
 namespace topknot::testing {

@@ -1,11 +1,4 @@
-#include "nn/ops/ops.h"
-
-#include <cmath>
-#include <limits>
-
 #include "tests/support/ctc_reference.h"
-#include "tests/support/error_text.h"
-#include "tests/support/variables.h"
 
 using namespace topknot;
 using namespace topknot::testing;

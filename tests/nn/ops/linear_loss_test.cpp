@@ -1,11 +1,5 @@
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <functional>
-#include <limits>
 #include <tuple>
 
-#include "nn/ops/ops.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

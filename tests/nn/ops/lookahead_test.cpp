@@ -1,5 +1,3 @@
-#include "nn/ops/ops.h"
-
 #include "tests/support/variables.h"
 
 using namespace topknot;

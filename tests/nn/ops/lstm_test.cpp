@@ -1,11 +1,5 @@
 // embedding and lstm against float64 loops, and the functions that their gates take.
-#include "nn/ops/ops.h"
-
-#include <cmath>
-#include <limits>
-
 #include "nn/core/simd.h"
-#include "tests/support/error_text.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;

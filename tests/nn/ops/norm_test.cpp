@@ -1,8 +1,4 @@
-#include <cmath>
-
-#include "nn/ops/ops.h"
 #include "tests/support/probe.h"
-#include "tests/support/same_bits.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -85,19 +81,11 @@ Probe norm_probe(const NormKind& kind, std::int64_t rows, std::int64_t width, DT
 
 TEST_CASE("layer_norm and rms_norm agree with their formulas, forward and backward, for any width") {
   const OnDevice device(GENERATE(from_range(activation_types())));
+  using Size = std::pair<std::int64_t, std::int64_t>;
   for (const NormKind& kind : kKinds)
-    for (const auto& [rows, width] : std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 1},
-                                                                                        {3, 2},
-                                                                                        {5, 15},
-                                                                                        {2, 16},
-                                                                                        {40, 33},
-                                                                                        {9, 64},
-                                                                                        {7, 130},
-                                                                                        {530, 12},
-                                                                                        {8200, 8},
-                                                                                        {3, 768},
-                                                                                        {2, 1024},
-                                                                                        {2, 1028}}) {
+    for (const auto& [rows, width] :
+         {Size{1, 1}, Size{3, 2}, Size{5, 15}, Size{2, 16}, Size{40, 33}, Size{9, 64}, Size{7, 130},
+          Size{530, 12}, Size{8200, 8}, Size{3, 768}, Size{2, 1024}, Size{2, 1028}}) {
       INFO(kind.name << " of " << rows << " rows of " << width);
       Leaf x({rows, width}, random_activations(rows * width, 1, 0.5f)),
           w({width}, random_values(width, 2, 1)), b({width}, random_values(width, 3));

@@ -1,4 +1,3 @@
-#include "nn/ops/ops.h"
 #include "tests/support/probe.h"
 
 using namespace topknot;

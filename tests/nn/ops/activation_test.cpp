@@ -1,7 +1,4 @@
-// gelu, gelu_tanh and swiglu.
-#include <cmath>
-
-#include "nn/ops/ops.h"
+// Activation functions, each element by itself, and swiglu.
 #include "tests/support/probe.h"
 
 using namespace topknot;
@@ -21,48 +18,114 @@ double logistic(double x) {
   return 1 / (1 + std::exp(-x));
 }
 
-struct Gelu {
-  const char* name;
+struct Activation {
+  std::string name;
   Variable (*op)(const Variable&);
   double (*value)(double);
   double (*slope)(double);
+  float lower = 0, upper = INFINITY;  // limits at infinity; without an upper one the number itself
+  double tolerance = 1e-6;
+  bool absolute = false;  // errors are relative to 1 and more
 };
-const std::vector<Gelu> kGelus{
+
+const std::vector<Activation> kActivations{
+    {"relu", relu, [](double x) { return std::max(x, 0.0); }, [](double x) { return x > 0 ? 1.0 : 0.0; }, 0,
+     INFINITY, 0},
+    {"relu6", relu6, [](double x) { return std::min(std::max(x, 0.0), 6.0); },
+     [](double x) { return x > 0 && x < 6 ? 1.0 : 0.0; }, 0, 6},
+    {"clamp", [](const Variable& x) { return clamp(x, -0.5f, 2.0f); },
+     [](double x) { return std::min(std::max(x, -0.5), 2.0); },
+     [](double x) { return x > -0.5 && x < 2 ? 1.0 : 0.0; }, -0.5f, 2},
+    {"hardswish", hardswish, [](double x) { return x * std::min(std::max(x + 3, 0.0), 6.0) / 6; },
+     [](double x) { return x <= -3  ? 0.0
+                           : x >= 3 ? 1.0
+                                    : x / 3 + 0.5; }},
+    {"sigmoid", sigmoid, logistic, [](double x) { return logistic(x) * logistic(-x); }, 0, 1},
+    {"silu", silu, [](double x) { return x * logistic(x); },
+     [](double x) { return logistic(x) * (1 + x * logistic(-x)); }},
     {"gelu", gelu, [](double x) { return x * normal_distribution(x); },
-     [](double x) { return normal_distribution(x) + x * std::exp(-x * x / 2) / std::sqrt(2 * kPi); }},
+     [](double x) { return normal_distribution(x) + x * std::exp(-x * x / 2) / std::sqrt(2 * kPi); }, 0,
+     INFINITY, 1e-6, true},
     {"gelu_tanh", gelu_tanh, [](double x) { return x * (1 + std::tanh(tanh_argument(x))) / 2; },
      [](double x) {
        const double t = std::tanh(tanh_argument(x));
        return (1 + t) / 2 + x * (1 - t * t) / 2 * std::sqrt(2 / kPi) * (1 + 3 * 0.044715 * x * x);
-     }},
+     },
+     0, INFINITY, 1e-6, true},
 };
+
+void check_formula(const Activation& a, const Shape& shape, std::vector<float> values) {
+  values = rounded_to(activation_type(), values);
+  const auto dy = random_activations(shape.numel(), 2);
+  Array ry(values.size()), rdx(ry), y_scale(ry), dx_scale(ry);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double x = values[i], g = std::abs(dy[i]);
+    ry[i] = a.value(x);
+    rdx[i] = a.slope(x) * dy[i];
+    y_scale[i] = a.absolute ? std::max(1.0, std::abs(ry[i])) : std::abs(ry[i]) + 1e-34;  // e^-87 is the least
+    // Two float terms of about (1 + |x|) s(x) meet in silu's slope.
+    dx_scale[i] = a.absolute ? 1.2 * g : std::abs(rdx[i]) + (1 + std::abs(x)) * logistic(x) * g;
+  }
+  for (const Layout layout : shape.rank() == 4 ? layouts(shape[1]) : std::vector<Layout>{Layout::plain}) {
+    INFO(a.name << " of " << shape.str() << (layout == Layout::blocked ? ", blocked" : ""));
+    Leaf x(shape, values);
+    const Variable y = a.op(activation(x.variable(), layout));
+    CHECK(y.value().layout() == layout);
+    const auto forward = values_of(y);
+    backward(weighted_sum(y, dy));
+    check_close("y", forward, ry, y_scale, rounding(a.tolerance));
+    check_close("dx", x.gradient(), rdx, dx_scale, rounding(a.tolerance));
+  }
+}
 
 }  // namespace
 
-TEST_CASE("gelu and gelu_tanh are within 1e-6 of their formulas, and so are their slopes") {
+TEST_CASE("activation functions are within 1e-6 of their formulas, and so are their slopes") {
   const OnDevice device(GENERATE(from_range(activation_types())));
-  for (const Gelu& g : kGelus)
+  const std::vector<float> special{0.0f,   -0.0f,   1e-40f, 6.0f,  3.0f,   -3.0f, -0.5f, 2.0f,
+                                   100.0f, -100.0f, 1e-30f, 20.0f, -20.0f, 88.0f, -88.0f};
+  for (const Activation& a : kActivations) {
+    for (const Shape& shape : {Shape{1, 16, 1, 3}, Shape{9, 16, 17, 15}}) {
+      auto values = random_values(shape.numel(), 1);
+      for (float& v : values) v *= 4;
+      std::copy(special.begin(), special.end(), values.begin());
+      check_formula(a, shape, values);
+    }
     for (const std::int64_t n : {7, 5000, 60001}) {  // -15 to 15 in steps of 1 / 2000, more than one thread's
-      INFO(g.name << " of " << n);
       std::vector<float> values;
       for (std::int64_t i = 0; i < n; ++i)
         values.push_back(static_cast<float>(-15 + 30 * static_cast<double>(i) / static_cast<double>(n - 1)));
-      values = rounded_to(activation_type(), values);
-      const auto dy = random_activations(n, 1);
-      Leaf x({n, 1}, values);
-      const Variable y = g.op(activation(x.variable()));
-      const auto forward = values_of(y);
-      backward(weighted_sum(y, dy));
-      Array ry, rdx, y_scale, dx_scale;
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        ry.push_back(g.value(values[i]));
-        rdx.push_back(g.slope(values[i]) * dy[i]);
-        y_scale.push_back(std::max(1.0, std::abs(ry.back())));
-        dx_scale.push_back(1.2 * std::abs(dy[i]));
-      }
-      check_close("y", forward, ry, y_scale, rounding(1e-6));
-      check_close("dx", x.gradient(), rdx, dx_scale, rounding(1e-6));
+      check_formula(a, {n, 1}, values);
     }
+  }
+}
+
+TEST_CASE(
+    "activation functions have their limits at infinity, so have their slopes, and a NaN comes through") {
+  const OnDevice device;
+  const std::vector<float> x{-INFINITY, -3e38f, -1e30f, -1e4f, -89, 89, 1e4f, 1e30f, 3e38f, INFINITY};
+  for (const Activation& a : kActivations)
+    for (const std::int64_t copies : {1, 7}) {  // in vectors, and one by one
+      std::vector<float> values;
+      for (std::int64_t i = 0; i < copies; ++i) values.insert(values.end(), x.begin(), x.end());
+      if (a.absolute) values.insert(values.end(), {-20, 20});
+      const auto n = static_cast<std::int64_t>(values.size());
+      Leaf leaf({n, 1}, values);
+      const Variable y = a.op(leaf.variable());
+      const auto actual = values_of(y);
+      backward(weighted_sum(y, std::vector<float>(values.size(), 1)));
+      const auto slope = leaf.gradient();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        INFO(a.name << " of " << values[i]);
+        const bool below = values[i] < 0, open = !below && a.upper == INFINITY;
+        const float least = a.absolute ? 0 : 1e-34f;
+        CHECK((below ? std::abs(actual[i] - a.lower) <= least : actual[i] == (open ? values[i] : a.upper)));
+        CHECK(std::abs(slope[i] - (open ? 1.0f : 0.0f)) <= least);
+      }
+      const Tensor none = Tensor::from(std::vector<float>(37, std::nanf("")), {37, 1}, test_device());
+      for (const float v : values_of(a.op(Variable(none)))) CHECK(std::isnan(v));
+    }
+  CHECK_THROWS_AS(clamp(Variable(Tensor::zeros({2})), 1.0f, 1.0f), Error);
 }
 
 // Of torch.nn.functional.gelu of PyTorch 2.15, in float64.
@@ -89,30 +152,6 @@ TEST_CASE("gelu and gelu_tanh have PyTorch's values") {
     backward(weighted_sum(out, std::vector<float>(7, 1)));
     check_close("slope", leaf.gradient(), slope, Array(7, 1), 5e-7);
   }
-}
-
-TEST_CASE("gelu and gelu_tanh have their limits at infinity, and let a NaN through") {
-  const OnDevice device;
-  const std::vector<float> x{-INFINITY, -3e38f, -1e30f, -1e4f, -20, 20, 1e4f, 1e30f, 3e38f, INFINITY};
-  for (const Gelu& g : kGelus)
-    for (const std::int64_t copies : {1, 7}) {  // in vectors, and one by one
-      std::vector<float> values;
-      for (std::int64_t i = 0; i < copies; ++i) values.insert(values.end(), x.begin(), x.end());
-      const auto n = static_cast<std::int64_t>(values.size());
-      Leaf leaf({n, 1}, values);
-      const Variable y = g.op(leaf.variable());
-      const auto actual = values_of(y);
-      backward(weighted_sum(y, std::vector<float>(values.size(), 1)));
-      const auto slope = leaf.gradient();
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        INFO(g.name << " of " << values[i]);
-        CHECK(actual[i] == (values[i] < 0 ? 0 : values[i]));
-        CHECK(slope[i] == (values[i] < 0 ? 0.0f : 1.0f));
-      }
-      const auto none = values_of(
-          g.op(Variable(Tensor::from(std::vector<float>(37, std::nanf("")), {37, 1}, test_device()))));
-      for (const float v : none) CHECK(std::isnan(v));
-    }
 }
 
 TEST_CASE("swiglu is silu(a) b of a row's halves, and its gradients are the formula's") {
