@@ -1,17 +1,6 @@
 // Compressors as the exchange and the configuration see them.
-#include "compress/compressor.h"
-
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-
 #include "compress/sparse.h"
-#include "nn/core/rng.h"
 #include "tests/compress/every_method.h"
-#include "tests/compress/fixtures.h"
-#include "tests/compress/simulated_ranks.h"
-#include "tests/support/error_text.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -31,9 +20,7 @@ using Step = std::array<float, 2>;
 // which one is sent in each step; the values are exact.
 std::vector<Step> applied(bool lr_inside, const std::vector<Step>& gradients,
                           const std::vector<float>& rates) {
-  CompressOptions options = named("lags");
-  options.lr_inside = lr_inside;
-  SimulatedRanks ranks(options, whole_group(2, 1));
+  SimulatedRanks ranks(named("lags", {lr_inside ? "lr_inside=true" : "lr_inside=false"}), whole_group(2, 1));
   CHECK(ranks[0].compressor->applied() == (lr_inside ? Applied::learning_rate : Applied::nothing));
   std::vector<Step> result;
   for (std::size_t t = 0; t < gradients.size(); ++t) {
@@ -116,56 +103,36 @@ TEST_CASE("an option's value is checked against its type, range and choices") {
 
 TEST_CASE("unknown names and combinations without sense are refused by name, with the reason") {
   CHECK(says(refusal(named("topkk")), {"did you mean 'topk'"}));
-  CompressOptions options = named("topk");
-  options.select = "gausiank";
-  CHECK(says(refusal(options), {"did you mean 'gaussiank'"}));
-  options = named("topk");
-  options.memory = "residul";
-  CHECK(says(refusal(options), {"compress.memory"}));
-  options = named("topk");
-  options.values = "bf15";
-  CHECK(says(refusal(options), {"compress.values", "did you mean 'bf16'"}));
-  options = named("topk");
-  options.codec = "rise";
-  CHECK(says(refusal(options), {"compress.codec", "did you mean 'rice'"}));
-  for (const double capacity : {0.5, -1.0, std::nan("")}) {
-    options = named("topk");
-    options.capacity = capacity;
-    CHECK(says(refusal(options), {"compress.capacity"}));
-  }
+  CHECK(says(refusal(named("topk", {"select=gausiank"})), {"did you mean 'gaussiank'"}));
+  CHECK(says(refusal(named("topk", {"memory=residul"})), {"compress.memory"}));
+  CHECK(says(refusal(named("topk", {"values=bf15"})), {"compress.values", "did you mean 'bf16'"}));
+  CHECK(says(refusal(named("topk", {"codec=rise"})), {"compress.codec", "did you mean 'rice'"}));
+  for (const char* capacity : {"capacity=0.5", "capacity=-1", "capacity=nan"})
+    CHECK(says(refusal(named("topk", {capacity})), {"compress.capacity"}));
   CHECK(says(refusal(named("threshold")), {"compress.threshold"}));
 }
 
 TEST_CASE("methods without a selection refuse the keys of sparse methods by name") {
-  using Set = void (*)(CompressOptions&);
-  const std::pair<std::string, Set> keys[] = {
-      {"select", [](auto& o) { o.select = "topk"; }}, {"memory", [](auto& o) { o.memory = "dgc"; }},
-      {"codec", [](auto& o) { o.codec = "raw"; }},    {"values", [](auto& o) { o.values = "fp16"; }},
-      {"capacity", [](auto& o) { o.capacity = 2; }},  {"lr_inside", [](auto& o) { o.lr_inside = true; }}};
+  const std::string kept = "memory=residual", uncertain = "values=centroid2_ans";  // dense sums have neither
   for (const std::string method : {"dense", "powersgd", "acpsgd", "signsgd", "qsgd", "terngrad"}) {
     CHECK(refusal(named(method)) == "accepted");
-    for (const auto& [key, set] : keys) {
+    const bool dense = method == "dense";
+    for (const std::string& key :
+         {std::string("select=topk"), dense ? kept : "memory=dgc", std::string("codec=raw"),
+          dense ? uncertain : "values=fp16", std::string("capacity=2"), std::string("lr_inside=true")}) {
       INFO(method << ", " << key);
-      CompressOptions options = named(method);
-      set(options);
-      if (method == "dense" && key == "memory") options.memory = "residual";  // sums as they are have none
-      if (method == "dense" && key == "values") options.values = "centroid2_ans";  // of no certain length
-      CHECK(refusal(options).find("compress." + key) == 0);
+      CHECK(refusal(named(method, {key})).find("compress." + key.substr(0, key.find('='))) == 0);
     }
   }
 }
 
 TEST_CASE("an explicit key overrides the preset's choice") {
-  CompressOptions options = named("gaussiank");
-  options.select = "topk";
-  options.memory = "residual";
-  options.codec = "raw";
-  options.values = "fp32";
   const std::size_t d = 5000;
-  SimulatedRanks mixed(options, whole_group(d, 1)), topk(named("topk"), whole_group(d, 1));
-  mixed[0].gradient = topk[0].gradient = noise(d, 0);
-  REQUIRE(mixed.step(0, 0.01));
-  REQUIRE(topk.step(0, 0.01));
+  SimulatedRanks mixed(named("gaussiank", {"select=topk", "memory=residual", "codec=raw", "values=fp32"}),
+                       whole_group(d, 1)),
+      topk(named("topk"), whole_group(d, 1));
+  step_alike(
+      {&mixed, &topk}, [](std::size_t) { return noise(5000, 0); }, 0, 0.01);
   CHECK(same_bits(mixed[0].gradient, topk[0].gradient));
   CHECK(same_bits(mixed[0].residual, topk[0].residual));
 }
@@ -210,14 +177,11 @@ TEST_CASE(
     "beyond capacity the largest of the selected are sent, and the rest stays in the residual and is "
     "counted") {
   const std::size_t d = 10007;
-  CompressOptions options = named("gaussiank");
-  SimulatedRanks unlimited(options, whole_group(d, 1));
-  options.capacity = 1.5;
-  SimulatedRanks limited(options, whole_group(d, 1));
+  SimulatedRanks unlimited(named("gaussiank"), whole_group(d, 1)),
+      limited(named("gaussiank", {"capacity=1.5"}), whole_group(d, 1));
   const std::vector<float> x = fixture("cubic");  // the rule selects 229 for k = 10
-  unlimited[0].gradient = limited[0].gradient = x;
-  REQUIRE(unlimited.step(0, 0.001));
-  REQUIRE(limited.step(0, 0.001));
+  step_alike(
+      {&unlimited, &limited}, [&](std::size_t) { return x; }, 0, 0.001);
   CHECK(unlimited[0].compressor->diagnostics().over_capacity == 0);
   CHECK(limited[0].compressor->diagnostics().selected == 15);
   CHECK(limited[0].compressor->diagnostics().over_capacity ==

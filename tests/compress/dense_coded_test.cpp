@@ -1,14 +1,7 @@
 // Dense sums in few bits: compress.name dense with a value codec that rounds.
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
-#include "compress/codec/codec.h"
 #include "compress/dense.h"
 #include "tests/compress/codec/through.h"
 #include "tests/compress/every_method.h"
-#include "tests/support/catch.h"
-#include "tests/support/error_text.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -16,9 +9,7 @@ using namespace topknot::testing;
 namespace {
 
 CompressOptions coded(const std::string& values) {
-  CompressOptions options = named("dense");
-  options.values = values;
-  return options;
+  return named("dense", {"values=" + values});
 }
 
 // A rank's message, and the round of two messages that follows.
@@ -95,9 +86,7 @@ TEST_CASE("dense in few bits sums what the codec makes of each piece, and codes 
 TEST_CASE("dense in few bits forgets nothing: the mean of many steps is the gradients' own") {
   constexpr std::size_t n = 700;
   for (const std::string memory : {"residual", "none"}) {
-    CompressOptions options = coded("e3m0");
-    options.memory = memory;
-    SimulatedRanks ranks(options, whole_group(n, 4));
+    SimulatedRanks ranks(with(coded("e3m0"), {"memory=" + memory}), whole_group(n, 4));
     std::vector<double> mean(n), expected(n);
     for (std::int64_t step = 0; step < 200; ++step) {
       for (std::size_t r = 0; r < 4; ++r) ranks[r].gradient = gradient_of(0, r, n);  // the same in every step

@@ -2,13 +2,6 @@
 // What the tests over all registered methods share: options with which each runs, gradients whose counts
 // differ by rank, and the vectors at the edge.
 
-#include <cmath>
-#include <limits>
-#include <string>
-#include <vector>
-
-#include "compress/compressor.h"
-#include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
 
 namespace topknot::testing {
@@ -21,13 +14,8 @@ inline std::vector<std::string> methods() {
   return names;
 }
 
-inline CompressOptions options_for(const std::string& name) {
-  CompressOptions options = named(name);
-  options.seed = 7;
-  options.momentum = 0.9;
-  options.set("threshold", 0.5);
-  options.set("min_compression", 1.0);
-  return options;
+inline CompressOptions options_for(const std::string& name, const std::vector<std::string>& keys = {}) {
+  return with(named(name, {"seed=7", "momentum=0.9", "threshold=0.5", "min_compression=1.0"}), keys);
 }
 
 // Heavier tails on higher ranks: a threshold rule selects another count on each.

@@ -1,15 +1,11 @@
 // What every compressor owes, whatever it does: run over all that are registered.
 #include "tests/compress/every_method.h"
 
-#include <numeric>
-
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/parallel.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
-#include "tests/support/error_text.h"
-#include "tests/support/threads.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -20,10 +16,12 @@ void load_gradients(SimulatedRanks& ranks, std::int64_t step, std::size_t n) {
   for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].gradient = gradient_of(step, r, n);
 }
 
-bool averages_agree(SimulatedRanks& ranks) {
-  for (std::size_t r = 1; r < ranks.size(); ++r)
-    if (!same_bits<float>(std::span<const float>(ranks[0].average), ranks[r].average)) return false;
-  return true;
+auto gradients(std::int64_t step, std::size_t n) {
+  return [=](std::size_t rank) { return gradient_of(step, rank, n); };
+}
+
+void check_finite(std::span<const float> values) {
+  for (const float x : values) REQUIRE(std::isfinite(x));
 }
 
 // Two matrices and a vector, in two selection ranges.
@@ -40,18 +38,14 @@ GroupSpec three_tensors(int ranks) {
 std::vector<CompressOptions> variants() {
   std::vector<CompressOptions> all;
   for (const std::string& method : methods()) all.push_back(options_for(method));
-  const auto add = [&](const std::string& method, const std::string& memory) {
-    all.push_back(options_for(method));
-    all.back().memory = memory;
+  const auto add = [&](const std::string& method, const std::string& memory, const std::string& values = "") {
+    all.push_back(options_for(method, {"memory=" + memory, "values=" + values}));
   };
   for (const std::string& memory : memories().names()) add("topk", memory);
   for (const char* method : {"powersgd", "acpsgd", "signsgd", "randk"}) add(method, "none");
   add("qsgd", "residual");
   for (const char* memory : {"residual", "none"})
-    for (const char* values : {"int8", "fp8", "fp16"}) {
-      add("dense", memory);
-      all.back().values = values;
-    }
+    for (const char* values : {"int8", "fp8", "fp16"}) add("dense", memory, values);
   all.push_back(options_for("dgc"));
   all.back().nesterov = true;
   return all;
@@ -86,11 +80,9 @@ void run(const CompressOptions& options) {
   spec.ranks = 2;
   SimulatedRanks ranks(options, spec);
   for (std::int64_t step = 0; step < 4; ++step) {
-    for (std::size_t r = 0; r < 2; ++r) ranks[r].gradient = gradient_of(step, r, n);
-    REQUIRE(ranks.step(step, 0.03));
-    REQUIRE(same_bits<float>(std::span<const float>(ranks[0].average), ranks[1].average));
-    for (const float x : ranks[0].average) REQUIRE(std::isfinite(x));
-    for (const float x : ranks[0].residual) REQUIRE(std::isfinite(x));
+    step_alike({&ranks}, gradients(step, n), step, 0.03);
+    check_finite(ranks[0].average);
+    check_finite(ranks[0].residual);
   }
 }
 
@@ -102,10 +94,8 @@ TEST_CASE("all ranks get the same bits from every method, with counts that diffe
     INFO(method);
     SimulatedRanks ranks(options_for(method), spec);
     for (std::int64_t step = 0; step < 6; ++step) {
-      load_gradients(ranks, step, spec.numel);
-      REQUIRE(ranks.step(step, 0.02, {0.5f, 1.0f, 1.5f}));
-      REQUIRE(averages_agree(ranks));
-      for (const float x : ranks[0].average) REQUIRE(std::isfinite(x));
+      step_alike({&ranks}, gradients(step, spec.numel), step, 0.02, {0.5f, 1.0f, 1.5f});
+      check_finite(ranks[0].average);
     }
   }
 }
@@ -148,9 +138,7 @@ TEST_CASE("each entry is either sent or kept, bit for bit what was accumulated, 
   const std::size_t n = 2500, ranks = 2;
   for (const std::string& select : selectors().names()) {
     INFO(select);
-    CompressOptions options = options_for("topk");
-    options.select = select;
-    SimulatedRanks steppers(options, whole_group(n, ranks));
+    SimulatedRanks steppers(options_for("topk", {"select=" + select}), whole_group(n, ranks));
     for (std::int64_t step = 0; step < 10; ++step) {
       load_gradients(steppers, step, n);
       std::vector<std::vector<float>> u;
@@ -179,17 +167,14 @@ TEST_CASE("no method's results depend on the number of threads") {
   spec.tensors = {{0, 300, 500}, {150000, 77, 1}, {150077, 512, 700}};
   REQUIRE(spec.numel / 3 > 4 * kChunk);
   std::vector<CompressOptions> all = variants();
-  all.push_back(options_for("qsgd"));
-  all.back().set("levels", 3), all.back().set("bucket", 100);
+  all.push_back(options_for("qsgd", {"levels=3", "bucket=100"}));
   for (const CompressOptions& options : all) {
     INFO(options.name << " " << options.memory);
     const auto by_threads = [&](int threads) {
       const Threads scope(threads);
       SimulatedRanks ranks(options, spec);
-      for (std::int64_t step = 0; step < 2; ++step) {
-        load_gradients(ranks, step, spec.numel);
-        REQUIRE(ranks.step(step, 0.01));
-      }
+      for (std::int64_t step = 0; step < 2; ++step)
+        step_alike({&ranks}, gradients(step, spec.numel), step, 0.01);
       return ranks;
     };
     SimulatedRanks one = by_threads(1), three = by_threads(3);
@@ -217,10 +202,7 @@ TEST_CASE("a step that is not committed leaves no trace in any method") {
           CHECK(same_bits(ranks[0].residual, residual));
           CHECK(ranks[0].compressor->state() == state);
         }
-        load_gradients(ranks, step, spec.numel);
-        load_gradients(undisturbed, step, spec.numel);
-        REQUIRE(ranks.step(step, 0.02));
-        REQUIRE(undisturbed.step(step, 0.02));
+        step_alike({&ranks, &undisturbed}, gradients(step, spec.numel), step, 0.02);
         check_same(ranks, undisturbed);
       }
     }
@@ -237,11 +219,9 @@ TEST_CASE("the state of every method round-trips: a restarted run gives the bits
           restarted[r].compressor->load_state(whole[r].compressor->state());
           restarted[r].residual = whole[r].residual;
         }
-        load_gradients(whole, step, spec.numel);
-        REQUIRE(whole.step(step, 0.02));
+        step_alike({&whole}, gradients(step, spec.numel), step, 0.02);
         if (step < cut) continue;
-        load_gradients(restarted, step, spec.numel);
-        REQUIRE(restarted.step(step, 0.02));
+        step_alike({&restarted}, gradients(step, spec.numel), step, 0.02);
         check_same(whole, restarted);
       }
       auto state = whole[0].compressor->state();
@@ -266,9 +246,8 @@ TEST_CASE("vectors at the edge end well in every method") {
             ranks[1].gradient = gradient_of(step, 1, n);
             REQUIRE(ranks.step(step, density) == edge.finite);
             if (!edge.finite) continue;
-            REQUIRE(averages_agree(ranks));
-            for (const float x : ranks[0].average) REQUIRE(std::isfinite(x));
-            for (const float x : ranks[0].residual) REQUIRE(std::isfinite(x));
+            check_finite(ranks[0].average);
+            check_finite(ranks[0].residual);
           }
           if (!edge.finite) CHECK(ranks[0].residual == std::vector<float>(n));
         }
@@ -288,12 +267,9 @@ TEST_CASE("nothing beyond the capacity is sent, and what stays is not lost") {
   for (const std::string& method : methods()) {
     if (!sparse_presets().contains(method)) continue;
     INFO(method);
-    CompressOptions options = options_for(method);
-    options.capacity = 1.0;
-    SimulatedRanks ranks(options, whole_group(n, 2));
+    SimulatedRanks ranks(options_for(method, {"capacity=1.0"}), whole_group(n, 2));
     for (std::int64_t step = 0; step < 5; ++step) {
-      load_gradients(ranks, step, n);
-      REQUIRE(ranks.step(step, 0.01));
+      step_alike({&ranks}, gradients(step, n), step, 0.01);
       for (std::size_t r = 0; r < 2; ++r) {
         const Compressor& compressor = *ranks[r].compressor;
         CHECK(compressor.diagnostics().selected <= compressor.diagnostics().target);
@@ -307,20 +283,15 @@ TEST_CASE("at density 1 every selection with error feedback averages as the dens
   for (const std::string& select : selectors().names()) {
     if (select == "threshold") continue;  // its own rule decides, not the density
     INFO(select);
-    CompressOptions options = options_for("topk");
-    options.select = select;
-    SimulatedRanks sparse(options, spec), dense(named("dense"), spec);
+    SimulatedRanks sparse(options_for("topk", {"select=" + select}), spec), dense(named("dense"), spec);
     for (std::int64_t step = 0; step < 4; ++step) {
-      load_gradients(sparse, step, spec.numel);
-      load_gradients(dense, step, spec.numel);
-      for (std::size_t r = 0; r < 3; ++r) {
-        sparse[r].gradient[7] = dense[r].gradient[7] = -0.0f;
-        sparse[r].gradient[8] = dense[r].gradient[8] = std::numeric_limits<float>::denorm_min();
-      }
-      const std::vector<float> weights =
-          step % 2 ? std::vector<float>{0.5f, 1.25f, 1.25f} : std::vector<float>{};
-      REQUIRE(sparse.step(step, 1.0, weights));
-      REQUIRE(dense.step(step, 1.0, weights));
+      const auto gradient = [&](std::size_t rank) {
+        std::vector<float> g = gradient_of(step, rank, spec.numel);
+        g[7] = -0.0f, g[8] = std::numeric_limits<float>::denorm_min();
+        return g;
+      };
+      step_alike({&sparse, &dense}, gradient, step, 1.0,
+                 step % 2 ? std::vector<float>{0.5f, 1.25f, 1.25f} : std::vector<float>{});
       CHECK(same_bits<float>(std::span<const float>(sparse[0].average), dense[0].average));
       CHECK(sparse[0].residual == std::vector<float>(spec.numel));
     }
@@ -334,7 +305,7 @@ TEST_CASE("finite gradients whose sum overflows skip the step in every method") 
     SimulatedRanks ranks(options_for(method), whole_group(n, 3));
     for (std::size_t r = 0; r < 3; ++r) ranks[r].gradient[5] = 3e38f;
     if (ranks.step(0, 0.01))  // where the large entry was not selected, or was clipped
-      for (const float x : ranks[0].average) REQUIRE(std::isfinite(x));
+      check_finite(ranks[0].average);
     if (method == "dense" || method == "topk") CHECK(ranks[0].average.empty());
   }
 }
@@ -343,9 +314,7 @@ TEST_CASE("every selection goes with every memory, except what is refused with i
   for (const std::string& select : selectors().names())
     for (const std::string& memory : memories().names()) {
       INFO(select << " with " << memory);
-      CompressOptions options = options_for("topk");
-      options.select = select;
-      options.memory = memory;
+      const CompressOptions options = options_for("topk", {"select=" + select, "memory=" + memory});
       if (refused(select, memory))
         CHECK(user_error([&] { run(options); }, {select, memory, "makes no sense"}));
       else
@@ -358,11 +327,7 @@ TEST_CASE("every index codec goes with every value codec, under every memory") {
     for (const std::string& code : index_codecs().names())
       for (const std::string& values : value_codecs().names()) {
         INFO(memory << ", " << code << ", " << values);
-        CompressOptions options = options_for("topk");
-        options.memory = memory;
-        options.codec = code;
-        options.values = values;
-        run(options);
+        run(options_for("topk", {"memory=" + memory, "codec=" + code, "values=" + values}));
       }
 }
 
@@ -370,11 +335,8 @@ TEST_CASE("the error of an inexact value codec stays in the residual, with every
   for (const std::string& code : index_codecs().names())
     for (const std::string& values : value_codecs().names()) {
       INFO(code << ", " << values);
-      CompressOptions options = options_for("topk");
-      options.codec = code;
-      options.values = values;
       const std::size_t n = 800;
-      SimulatedRanks ranks(options, whole_group(n, 1));
+      SimulatedRanks ranks(options_for("topk", {"codec=" + code, "values=" + values}), whole_group(n, 1));
       const std::vector<float> g = gradient_of(0, 0, n);
       ranks[0].gradient = g;
       REQUIRE(ranks.step(0, 0.1));
@@ -390,19 +352,14 @@ TEST_CASE("the error of an inexact value codec stays in the residual, with every
 }
 
 TEST_CASE("a learning rate inside the accumulator goes with plain memories only, and without momentum") {
-  CompressOptions options = options_for("topk");
-  options.lr_inside = true;
-  options.momentum = 0.9;
-  const auto refusal = [&] {
+  const auto refusal = [](const std::vector<std::string>& keys) {
+    const CompressOptions options = with(options_for("topk", {"lr_inside=true"}), keys);
     return error_text<UserError>([&] { make_compressor(options, whole_group(10, 1)); });
   };
-  CHECK(says(refusal(), {"optimizer.momentum"}));
-  options.momentum = 0;
-  CHECK(refusal().empty());
-  for (const std::string memory : {"ef21", "dgc"}) {
-    options.memory = memory;
-    CHECK(says(refusal(), {"compress.memory: " + memory}));
-  }
+  CHECK(says(refusal({}), {"optimizer.momentum"}));
+  CHECK(refusal({"momentum=0"}).empty());
+  for (const std::string memory : {"ef21", "dgc"})
+    CHECK(says(refusal({"momentum=0", "memory=" + memory}), {"compress.memory: " + memory}));
 }
 
 TEST_CASE("an entry that the collective rejected stays in the residual, and was not sent as to selection") {

@@ -1,14 +1,12 @@
 #pragma once
 // Vectors and the plain definitions that selections are compared with.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
 #include <numeric>
-#include <string>
-#include <vector>
 
 #include "nn/core/rng.h"
+#include "tests/support/error_text.h"
+#include "tests/support/same_bits.h"
+#include "tests/support/threads.h"
 
 namespace topknot::testing {
 

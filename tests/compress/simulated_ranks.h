@@ -2,12 +2,10 @@
 // Ranks in one thread: drives compressors through a step as the exchange does, with the two memories of each
 // rank.
 
-#include <memory>
-#include <vector>
+#include <map>
 
 #include "compress/compressor.h"
-#include "nn/base/check.h"
-#include "tests/support/same_bits.h"
+#include "tests/compress/fixtures.h"
 
 namespace topknot::testing {
 
@@ -111,10 +109,54 @@ inline GroupSpec whole_group(std::size_t numel, int ranks) {
   return {numel, {{0, numel}}, ranks};
 }
 
-inline CompressOptions named(const std::string& name) {
+// With more of the keys of section `compress`, as a user writes them: "memory=none", "levels=2".
+inline CompressOptions with(CompressOptions options, const std::vector<std::string>& keys) {
+  const std::map<std::string, std::string*> texts = {
+      {"select", &options.select}, {"memory", &options.memory},       {"codec", &options.codec},
+      {"values", &options.values}, {"aggregate", &options.aggregate}, {"transform", &options.transform}};
+  for (const std::string& key : keys) {
+    const std::size_t at = key.find('=');
+    const std::string name = key.substr(0, at), value = key.substr(at + 1);
+    const auto number = [&] { return std::stod(value); };
+    if (texts.contains(name))
+      *texts.at(name) = value;
+    else if (name == "feedback_decay")
+      options.feedback_decay = number();
+    else if (name == "capacity")
+      options.capacity = number();
+    else if (name == "momentum")
+      options.momentum = number();
+    else if (name == "seed")
+      options.seed = std::stoull(value);
+    else if (name == "lr_inside")
+      options.lr_inside = value == "true";
+    else if (name == "nesterov")
+      options.nesterov = value == "true";
+    else if (value == "true" || value == "false")
+      options.set(name, value == "true");
+    else if (value.find_first_not_of("-.0123456789e") != std::string::npos)
+      options.set(name, value);
+    else if (value.find_first_of(".e") == std::string::npos)
+      options.set(name, std::stoi(value));
+    else
+      options.set(name, number());
+  }
+  return options;
+}
+inline CompressOptions named(const std::string& name, const std::vector<std::string>& keys = {}) {
   CompressOptions options;
   options.name = name;
-  return options;
+  return with(options, keys);
+}
+
+// One step of each with the same gradients, `gradient(rank)`.
+template <class Gradient>
+void step_alike(std::initializer_list<SimulatedRanks*> all, const Gradient& gradient, std::int64_t number,
+                double density, const std::vector<float>& weights = {}) {
+  for (SimulatedRanks* ranks : all) {
+    for (std::size_t r = 0; r < ranks->size(); ++r) (*ranks)[r].gradient = gradient(r);
+    REQUIRE(ranks->step(number, density, weights));
+  }
 }
 
 }  // namespace topknot::testing

@@ -1,21 +1,10 @@
 // The pieces of SparseLoCo: selection by chunk, values by centroids, decayed error feedback, the mean over the ranks that
 // sent an entry.
-#include <array>
-#include <cmath>
-#include <limits>
-#include <map>
-
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "compress/transform.h"
 #include "tests/compress/codec/through.h"
-#include "tests/compress/fixtures.h"
-#include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
-#include "tests/support/error_text.h"
 #include "tests/support/generated.h"
-#include "tests/support/same_bits.h"
-#include "tests/support/threads.h"
 
 namespace topknot::testing {
 namespace {
@@ -70,12 +59,11 @@ std::vector<std::vector<float>> thetas(CompressOptions options, int power, int s
 }
 
 Selection chunk_topk(std::vector<float>& u, double density, int chunk) {
-  CompressOptions options;
-  options.set("chunk", chunk);
   SelectStep step;
   step.density = density;
   Selection selected;
-  make_selector("chunk_topk", options)->select(u, FeedbackInput(), step, selected);
+  make_selector("chunk_topk", named("topk", {"chunk=" + std::to_string(chunk)}))
+      ->select(u, FeedbackInput(), step, selected);
   return selected;
 }
 
@@ -100,9 +88,7 @@ TEST_CASE("SparseLoCo over three syncs, as released: the mean over the ranks tha
 }
 
 TEST_CASE("SparseLoCo as in the paper: the mean over all ranks") {
-  CompressOptions options = named("sparseloco");
-  options.aggregate = "ranks";
-  const auto theta = thetas(options, 1, 3);
+  const auto theta = thetas(named("sparseloco", {"aggregate=ranks"}), 1, 3);
   check_sums(theta[0], {0.9632041547, 71.27359225, 44.97959539});
   check_sums(theta[1], {0.04470921224, 63.57095168, 44.98960682});
   check_sums(theta[2], {0.9321294971, 71.04794515, 45.02457203});
@@ -121,18 +107,15 @@ TEST_CASE("DeMo over three steps, of a vector and of a matrix") {
     std::array<double, 3> first;  // decoded[0] by step
   };
   const auto check = [](const GroupSpec& group, int k, double decay, const Golden& golden) {
-    CompressOptions options = named("demo");
-    options.set("chunk", static_cast<int>(group.tensors[0].cols > 1 ? 4096 : 64));
-    options.lr_inside = true;
-    SimulatedRanks ranks(options, group);
+    const int chunk = group.tensors[0].cols > 1 ? 4096 : 64;
+    SimulatedRanks ranks(named("demo", {"chunk=" + std::to_string(chunk), "lr_inside=true"}), group);
     std::vector<double> theta = generated(group.numel, 7);
-    const double chunk = group.tensors[0].cols > 1 ? 4096 : 64;
     for (int t = 0; t < 3; ++t) {
       for (int r = 0; r < 2; ++r) {
         const std::vector<double> g = generated(group.numel, 7 + 1 + 10 * t + r);
         std::copy(g.begin(), g.end(), ranks[static_cast<std::size_t>(r)].gradient.begin());
       }
-      REQUIRE(ranks.step(t, k / chunk, {}, true, 0.01));
+      REQUIRE(ranks.step(t, k / static_cast<double>(chunk), {}, true, 0.01));
       const std::span<const float> decoded = ranks[0].average;
       const auto s = static_cast<std::size_t>(t);
       CHECK(static_cast<double>(decoded[0]) == Approx(golden.first[s]).margin(1e-6));
@@ -202,9 +185,7 @@ TEST_CASE("the cosine transform is orthonormal by block, at the edges too, and t
 TEST_CASE("transform block: chunk_topk sends the largest of each block of 64 x 64, in the matrix's places") {
   GroupSpec group = whole_group(128 * 192 + 64, 1);
   group.tensors = {{0, 128, 192}, {128 * 192, 64, 1}};
-  CompressOptions options = named("chunk_topk");
-  options.transform = "block";
-  SimulatedRanks ranks(options, group);
+  SimulatedRanks ranks(named("chunk_topk", {"transform=block"}), group);
   std::vector<float>& g = ranks[0].gradient;
   std::fill(g.begin(), g.end(), 0.5f);
   // Chunks of 4,096 neighbours have 64 columns of three blocks each.
@@ -226,10 +207,8 @@ TEST_CASE("transform block: k of each block, which divides the matrix, and of ea
   // 128 x 10, so that a chunk of 4,096 neighbours would go on in the next tensor; then blocks of 48 x 50, and of 35.
   GroupSpec group = whole_group(1280 + 96 * 100 + 70, 1);
   group.tensors = {{0, 128, 10}, {1280, 96, 100}, {1280 + 9600, 70, 1}};
-  for (const char* transform : {"block", "dct"}) {
-    CompressOptions options = named("chunk_topk");
-    options.transform = transform;
-    const auto made = make_compressor(options, group);
+  for (const char* transform : {"transform=block", "transform=dct"}) {
+    const auto made = make_compressor(named("chunk_topk", {transform}), group);
     std::vector<float> gradient, residual(group.numel);
     for (const double x : generated(group.numel, 2)) gradient.push_back(static_cast<float>(x));
     for (std::size_t i = 0; i < 1280; ++i) gradient[i] *= 1000;
@@ -367,16 +346,13 @@ TEST_CASE(
     const Selection selected = chunk_topk(u, density, chunk);
     CHECK(selected.indices == expected);
     for (std::size_t i = 0; i < expected.size(); ++i) CHECK(selected.values[i] == u[expected[i]]);
-    CompressOptions options;
-    options.set("chunk", chunk);
+    const CompressOptions options = named("topk", {"chunk=" + std::to_string(chunk)});
     CHECK(selectors().find("chunk_topk").traits.target(density, u.size(), options) == expected.size());
   }
 }
 
 TEST_CASE("feedback decays by its factor, and not at all where a step is discarded") {
-  CompressOptions options = named("topk");
-  options.feedback_decay = 0.5;
-  SimulatedRanks ranks(options, whole_group(4, 1));
+  SimulatedRanks ranks(named("topk", {"feedback_decay=0.5"}), whole_group(4, 1));
   ranks[0].gradient = {4, 3, 2, 1};
   REQUIRE(ranks.step(0, 0.25));
   CHECK(ranks[0].residual == std::vector<float>{0, 1.5f, 1, 0.5f});
@@ -428,19 +404,14 @@ TEST_CASE("the mean over contributors divides by the weights of those that sent 
 }
 
 TEST_CASE("contributors and decay are refused where they mean nothing") {
-  const auto refused = [](CompressOptions options, std::initializer_list<std::string> parts) {
+  const auto refused = [](const CompressOptions& options, std::initializer_list<std::string> parts) {
     return user_error([&] { make_compressor(options, whole_group(16, 2)); }, parts);
   };
-  CompressOptions options = named("topk");
-  options.aggregate = "contributors", options.memory = "ef21";
-  CHECK(refused(options, {"compress.aggregate", "ef21"}));
-  options = named("regtopk"), options.aggregate = "contributors";
-  CHECK(refused(options, {"compress.aggregate", "regtopk"}));
-  options = named("topk"), options.memory = "none", options.feedback_decay = 0.5;
-  CHECK(refused(options, {"compress.feedback_decay", "none"}));
+  CHECK(refused(named("topk", {"aggregate=contributors", "memory=ef21"}), {"compress.aggregate", "ef21"}));
+  CHECK(refused(named("regtopk", {"aggregate=contributors"}), {"compress.aggregate", "regtopk"}));
+  CHECK(refused(named("topk", {"memory=none", "feedback_decay=0.5"}), {"compress.feedback_decay", "none"}));
   // The preset's decay is of its memory.
-  options = named("sparseloco"), options.memory = "none";
-  CHECK_NOTHROW(make_compressor(options, whole_group(16, 2)));
+  CHECK_NOTHROW(make_compressor(named("sparseloco", {"memory=none"}), whole_group(16, 2)));
 }
 
 }  // namespace topknot::testing

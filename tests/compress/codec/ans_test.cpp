@@ -1,7 +1,4 @@
 // The index codec ans: its length beside the binomial, its bytes, and what its reader refuses.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <numeric>
 
 #include "compress/codec/ans_coder.h"

@@ -1,10 +1,8 @@
 // Blocks on the wire: what is written is read, and nothing else is.
-#include <cstring>
 #include <functional>
 
 #include "compress/codec/codec.h"
 #include "tests/compress/simulated_ranks.h"
-#include "tests/support/error_text.h"
 #include "tests/support/positions.h"
 
 using namespace topknot;

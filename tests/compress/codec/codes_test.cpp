@@ -1,22 +1,7 @@
 // Index codes: every set of positions comes back, in the bytes that the code's definition says.
-#include "compress/codec/codec.h"
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <numeric>
-
 #include "compress/codec/code_bits.h"
-#include "nn/base/check.h"
-#include "nn/core/rng.h"
 #include "tests/compress/codec/through.h"
-#include "tests/compress/fixtures.h"
-#include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
-#include "tests/support/error_text.h"
 #include "tests/support/positions.h"
-#include "tests/support/threads.h"
 
 using namespace topknot;
 using namespace topknot::testing;

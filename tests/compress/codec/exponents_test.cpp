@@ -2,16 +2,9 @@
 // read beyond its end.
 #include "compress/codec/exponents.h"
 
-#include <algorithm>
 #include <bit>
-#include <cstdint>
-#include <limits>
 
-#include "nn/base/check.h"
-#include "nn/core/rng.h"
 #include "tests/compress/fixtures.h"
-#include "tests/support/catch.h"
-#include "tests/support/threads.h"
 
 using namespace topknot;
 
@@ -20,19 +13,10 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 template <class T>
-using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
-
-template <class T>
 Bytes coded(const std::vector<T>& values) {
   Bytes bytes(3, std::byte{7});  // is replaced
   encode_exponents(std::span<const T>(values), bytes);
   return bytes;
-}
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return std::ranges::equal(a, b,
-                            [](T x, T y) { return std::bit_cast<Bits<T>>(x) == std::bit_cast<Bits<T>>(y); });
 }
 
 // Also that no block takes more than its header above its values.

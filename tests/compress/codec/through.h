@@ -2,7 +2,7 @@
 // Values as a code gives them back.
 
 #include "compress/codec/codec.h"
-#include "tests/support/catch.h"
+#include "tests/compress/simulated_ranks.h"
 
 namespace topknot::testing {
 

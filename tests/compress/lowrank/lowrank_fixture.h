@@ -1,12 +1,6 @@
 #pragma once
 // Matrices and plain products, in double, that the low-rank methods are compared with.
 
-#include <cmath>
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "nn/core/rng.h"
 #include "tests/compress/simulated_ranks.h"
 
 namespace topknot::testing {
@@ -32,11 +26,7 @@ inline GroupSpec matrices(const std::vector<std::pair<std::size_t, std::size_t>>
 
 // Every matrix is approximated, however little that saves.
 inline CompressOptions low_rank(const std::string& name, int rank) {
-  CompressOptions options = named(name);
-  options.set("rank", rank);
-  options.set("min_compression", 0);
-  options.seed = 5;
-  return options;
+  return named(name, {"rank=" + std::to_string(rank), "min_compression=0", "seed=5"});
 }
 
 // A [rows, cols] matrix with the given singular values: the cosine basis on both sides.

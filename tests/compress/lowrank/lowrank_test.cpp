@@ -1,10 +1,7 @@
 // What PowerSGD and ACP-SGD have in common: whatever their factors are, nothing is lost, ranks agree, and a
 // step can be undone.
-#include <limits>
-
 #include "compress/lowrank/plan.h"
 #include "tests/compress/lowrank/lowrank_fixture.h"
-#include "tests/support/error_text.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -15,8 +12,8 @@ const std::string kMethods[] = {"powersgd", "acpsgd"};
 const std::vector<std::pair<std::size_t, std::size_t>> kShapes = {
     {24, 17}, {9, 1}, {8, 40}, {1, 6}, {30, 30}};
 
-void fill(SimulatedRanks& ranks, std::uint32_t step, std::size_t n) {
-  for (std::uint32_t r = 0; r < ranks.size(); ++r) ranks[r].gradient = normal_vector(step, r, n);
+auto normal(std::uint32_t step, std::size_t n) {
+  return [=](std::size_t rank) { return normal_vector(step, static_cast<std::uint32_t>(rank), n); };
 }
 
 // Algorithm 1 in double, for one matrix and weighted ranks: Gram-Schmidt, Q by columns.
@@ -191,10 +188,7 @@ TEST_CASE("low-rank methods at full rank average as the dense method does") {
       const GroupSpec spec = matrices({shape}, 3);
       SimulatedRanks ranks(low_rank(name, 12), spec), dense(named("dense"), spec);
       for (std::uint32_t step = 0; step < 6; ++step) {
-        fill(ranks, step, spec.numel);
-        fill(dense, step, spec.numel);
-        REQUIRE(ranks.step(step, 1.0, {0.5f, 1.0f, 1.5f}));
-        REQUIRE(dense.step(step, 1.0, {0.5f, 1.0f, 1.5f}));
+        step_alike({&ranks, &dense}, normal(step, spec.numel), step, 1.0, {0.5f, 1.0f, 1.5f});
         CHECK(distance(ranks[0].average, dense[0].average) <= 1e-5 * norm(dense[0].average));
       }
     }
@@ -208,8 +202,8 @@ TEST_CASE("a matrix of the factors' rank is delivered within two steps, by power
     std::vector<double> missing(m.size());
     for (std::uint32_t step = 0; step < 2; ++step) {
       for (std::size_t i = 0; i < m.size(); ++i) missing[i] += static_cast<double>(m[i]);
-      for (std::size_t r = 0; r < 2; ++r) ranks[r].gradient = m;
-      REQUIRE(ranks.step(step, 1.0));
+      step_alike(
+          {&ranks}, [&](std::size_t) { return m; }, step, 1.0);
       for (std::size_t i = 0; i < m.size(); ++i) missing[i] -= static_cast<double>(ranks[0].average[i]);
       CHECK((norm(missing) < 1e-5) == (step == 1 || name == "powersgd"));
     }
@@ -219,15 +213,11 @@ TEST_CASE("a matrix of the factors' rank is delivered within two steps, by power
 TEST_CASE("1-D tensors and those that would shrink too little are sent exactly, and leave no residual") {
   for (const std::string& name : kMethods) {
     INFO(name);
-    CompressOptions options = low_rank(name, 2);
-    options.set("min_compression", 2.0);
+    const CompressOptions options = with(low_rank(name, 2), {"min_compression=2.0"});
     // 64 x 64 shrinks 16-fold; 5 x 4 by 20 / 18, or 40 / 18 where one factor is sent per step.
     const GroupSpec spec = matrices({{7, 1}, {5, 4}, {64, 64}, {3, 1}}, 2);
     SimulatedRanks ranks(options, spec), dense(named("dense"), spec);
-    fill(ranks, 1, spec.numel);
-    fill(dense, 1, spec.numel);
-    REQUIRE(ranks.step(0, 1.0));
-    REQUIRE(dense.step(0, 1.0));
+    step_alike({&ranks, &dense}, normal(1, spec.numel), 0, 1.0);
     std::size_t exact = 0;
     for (std::size_t i = 0; i < spec.numel; ++i)
       exact += ranks[0].average[i] == dense[0].average[i] && ranks[0].residual[i] == 0;
@@ -245,14 +235,12 @@ TEST_CASE("low-rank methods converge to the best approximation of a constant mat
   const auto best = with_singular_values(rows, cols, {5.0, 3.0});
   for (const std::string& name : kMethods) {
     INFO(name);
-    CompressOptions options = low_rank(name, 2);
-    options.memory = "none";
-    SimulatedRanks ranks(options, matrices({{rows, cols}}, 2));
+    SimulatedRanks ranks(with(low_rank(name, 2), {"memory=none"}), matrices({{rows, cols}}, 2));
     double first = 0, last = 0;
     const std::uint32_t steps = name == "powersgd" ? 15 : 30;
     for (std::uint32_t step = 0; step < steps; ++step) {
-      for (std::size_t r = 0; r < 2; ++r) ranks[r].gradient = m;
-      REQUIRE(ranks.step(step, 1.0));
+      step_alike(
+          {&ranks}, [&](std::size_t) { return m; }, step, 1.0);
       last = distance(ranks[0].average, best);
       if (step == 0) first = last;
     }
@@ -267,10 +255,7 @@ TEST_CASE("groups without matrices are sent dense") {
          {whole_group(50, 2), matrices({{20, 1}, {30, 1}}, 2), matrices({{1, 1}}, 2), GroupSpec{0, {}, 2}}) {
       INFO(name);
       SimulatedRanks ranks(low_rank(name, 4), spec), dense(named("dense"), spec);
-      fill(ranks, 1, spec.numel);
-      fill(dense, 1, spec.numel);
-      REQUIRE(ranks.step(0, 1.0));
-      REQUIRE(dense.step(0, 1.0));
+      step_alike({&ranks, &dense}, normal(1, spec.numel), 0, 1.0);
       CHECK(same_bits<float>(ranks[0].average, dense[0].average));
     }
 }
@@ -281,17 +266,16 @@ TEST_CASE("a low-rank method finds its factors again after zero gradients") {
     const GroupSpec spec = matrices({{20, 13}}, 2);
     SimulatedRanks ranks(low_rank(name, 2), spec);
     for (std::uint32_t step = 0; step < 4; ++step) {
-      for (std::size_t r = 0; r < 2; ++r) ranks[r].gradient.assign(spec.numel, 0.0f);
-      REQUIRE(ranks.step(step, 1.0));
+      step_alike(
+          {&ranks}, [&](std::size_t) { return std::vector<float>(spec.numel); }, step, 1.0);
       CHECK(norm(ranks[0].average) == 0);
     }
     // Rows of zeros first: a basis of unit vectors would miss it.
     std::vector<float> m(spec.numel);
     std::fill(m.begin() + 10 * 13, m.end(), 0.5f);
-    for (std::uint32_t step = 4; step < 24; ++step) {
-      for (std::size_t r = 0; r < 2; ++r) ranks[r].gradient = m;
-      REQUIRE(ranks.step(step, 1.0));
-    }
+    for (std::uint32_t step = 4; step < 24; ++step)
+      step_alike(
+          {&ranks}, [&](std::size_t) { return m; }, step, 1.0);
     CHECK(norm(ranks[0].residual) < (name == "powersgd" ? 1e-4 : 2.0) * norm(m));
   }
 }
@@ -304,7 +288,7 @@ TEST_CASE("low-rank methods skip what is not finite on one rank, and what would 
         const GroupSpec spec = matrices(kShapes, 2);
         SimulatedRanks ranks(low_rank(name, 2), spec), straight(low_rank(name, 2), spec);
         for (std::uint32_t step = 0; step < 3; ++step) {
-          fill(ranks, step, spec.numel);
+          for (std::uint32_t r = 0; r < 2; ++r) ranks[r].gradient = normal_vector(step, r, spec.numel);
           const auto residual = ranks[1].residual;
           const auto state = ranks[1].compressor->state();
           // Two of 3.4e38 are finite, their sum and most products are not.
@@ -314,10 +298,7 @@ TEST_CASE("low-rank methods skip what is not finite on one rank, and what would 
           REQUIRE_FALSE(ranks.step(step, 1.0));
           CHECK(same_bits(ranks[1].residual, residual));
           CHECK(ranks[1].compressor->state() == state);
-          fill(ranks, step, spec.numel);
-          fill(straight, step, spec.numel);
-          REQUIRE(ranks.step(step, 1.0));
-          REQUIRE(straight.step(step, 1.0));
+          step_alike({&ranks, &straight}, normal(step, spec.numel), step, 1.0);
           CHECK(same_bits<float>(ranks[0].average, straight[0].average));
           CHECK(same_bits(ranks[1].residual, straight[1].residual));
         }
@@ -333,12 +314,9 @@ TEST_CASE("columns that differ by a float's last bits are no combination of each
 }
 
 TEST_CASE("a tensor that shrinks by just compress.min_compression is sent as it is") {
-  CompressOptions options = low_rank("powersgd", 1);
   const GroupSpec spec = matrices({{4, 4}}, 1);  // 16 entries, factors of 8
-  options.set("min_compression", 2);
-  CHECK_FALSE(lowrank::Plan(options, spec, 1.0).any());
-  options.set("min_compression", 1.99);
-  CHECK(lowrank::Plan(options, spec, 1.0).any());
+  CHECK_FALSE(lowrank::Plan(with(low_rank("powersgd", 1), {"min_compression=2"}), spec, 1.0).any());
+  CHECK(lowrank::Plan(with(low_rank("powersgd", 1), {"min_compression=1.99"}), spec, 1.0).any());
 }
 
 TEST_CASE("groups start from factors of their own") {

@@ -1,15 +1,9 @@
 // Deep Gradient Compression as a whole: its traces, and what its memory promises. Golden traces:
 // lab/tests/test_sparsify.py.
-#include <array>
-#include <limits>
-
 #include "compress/memory/memory.h"
 #include "compress/select/passes/passes.h"
 #include "compress/state.h"
-#include "nn/base/check.h"
-#include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -17,10 +11,8 @@ using namespace topknot::testing;
 namespace {
 
 CompressOptions dgc(double momentum, bool nesterov, bool masking) {
-  CompressOptions options = named("dgc");
-  options.momentum = momentum;
-  options.nesterov = nesterov;
-  options.set("momentum_masking", masking);
+  CompressOptions options = named("dgc", {masking ? "momentum_masking=true" : "momentum_masking=false"});
+  options.momentum = momentum, options.nesterov = nesterov;
   return options;
 }
 
@@ -206,24 +198,21 @@ TEST_CASE("a state of another method, or cut off, is refused") {
 }
 
 TEST_CASE("DGC without momentum is error feedback, bit for bit") {
-  CompressOptions feedback = named("dgc");
-  feedback.memory = "residual";
-  SimulatedRanks a(dgc(0, false, true), whole_group(3000, 2)), b(feedback, whole_group(3000, 2));
+  SimulatedRanks a(dgc(0, false, true), whole_group(3000, 2)),
+      b(named("dgc", {"memory=residual"}), whole_group(3000, 2));
   for (std::uint32_t t = 0; t < 5; ++t) {
-    for (std::uint32_t p = 0; p < 2; ++p) a[p].gradient = b[p].gradient = noise(3000, 2 * t + p);
-    REQUIRE(a.step(t, 0.01));
-    REQUIRE(b.step(t, 0.01));
+    const auto gradient = [&](std::size_t p) { return noise(3000, 2 * t + static_cast<std::uint32_t>(p)); };
+    step_alike({&a, &b}, gradient, t, 0.01);
     CHECK(a.blocks() == b.blocks());
     CHECK(same_bits(a[1].residual, b[1].residual));
   }
 }
 
 TEST_CASE("the momentum of DGC's average is not the optimizer's, that of other memories is") {
-  CHECK(make_compressor(dgc(0.9, false, true), whole_group(4, 1))->applied() == Applied::momentum);
-  CompressOptions options = dgc(0.9, false, true);
-  options.memory = "residual";
-  CHECK(make_compressor(options, whole_group(4, 1))->applied() == Applied::nothing);
-  options = dgc(0.9, false, true);
-  options.select = "topk";
-  CHECK(make_compressor(options, whole_group(4, 1))->applied() == Applied::momentum);
+  const auto applied = [](const std::vector<std::string>& keys) {
+    return make_compressor(with(dgc(0.9, false, true), keys), whole_group(4, 1))->applied();
+  };
+  CHECK(applied({}) == Applied::momentum);
+  CHECK(applied({"memory=residual"}) == Applied::nothing);
+  CHECK(applied({"select=topk"}) == Applied::momentum);
 }

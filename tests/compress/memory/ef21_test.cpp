@@ -1,12 +1,7 @@
 // EF21: differences to an estimate are sent, and the estimate is stepped along.
-#include <limits>
-
 #include "compress/memory/memory.h"
 #include "compress/state.h"
-#include "nn/base/check.h"
-#include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -14,9 +9,7 @@ using namespace topknot::testing;
 namespace {
 
 CompressOptions with_memory(const std::string& memory) {
-  CompressOptions options = named("topk");
-  options.memory = memory;
-  return options;
+  return named("topk", {"memory=" + memory});
 }
 
 // Ranks with different quadratics f_r(w) = sum_j a_rj (w_j - c_rj)^2 / 2, whose mean has its minimum at

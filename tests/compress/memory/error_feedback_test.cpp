@@ -1,15 +1,8 @@
 // The whole way of a gradient through selection, memory, code and average: golden traces and invariants.
-#include <algorithm>
-#include <array>
-#include <limits>
-
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
-#include "nn/core/rng.h"
-#include "tests/compress/fixtures.h"
 #include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -67,9 +60,7 @@ TEST_CASE("two ranks of the topk compressor give the golden trace") {
 }
 
 TEST_CASE("without a memory what is not sent is lost, and the residual memory is not needed") {
-  CompressOptions options = named("topk");
-  options.memory = "none";
-  const auto compressor = make_compressor(options, whole_group(4, 1));
+  const auto compressor = make_compressor(named("topk", {"memory=none"}), whole_group(4, 1));
   std::vector<float> gradient = {1, -4, 2, 3};
   StepContext info;
   info.density = 0.5;

@@ -1,15 +1,7 @@
 // signSGD, QSGD and TernGrad: their rounding, their error feedback, and what a step leaves behind.
-#include <cmath>
-#include <cstring>
-#include <limits>
-
 #include "compress/quantise/block.h"
 #include "compress/quantise/compressor.h"
-#include "nn/base/check.h"
-#include "nn/core/rng.h"
 #include "tests/compress/lowrank/lowrank_fixture.h"
-#include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -19,15 +11,8 @@ namespace {
 
 const std::string kMethods[] = {"signsgd", "qsgd", "terngrad"};
 
-CompressOptions quantised(const std::string& name) {
-  CompressOptions options = named(name);
-  options.seed = 11;
-  options.set("bucket", 128);
-  return options;
-}
-
-void fill(SimulatedRanks& ranks, std::uint32_t step, std::size_t n) {
-  for (std::uint32_t r = 0; r < ranks.size(); ++r) ranks[r].gradient = normal_vector(step, r, n);
+CompressOptions quantised(const std::string& name, const std::vector<std::string>& keys = {}) {
+  return with(named(name, {"seed=11", "bucket=128"}), keys);
 }
 
 // What one rank sends of x in each of `steps` steps, entry by entry: the mean, and its standard error by the
@@ -159,11 +144,9 @@ TEST_CASE("qsgd and terngrad without clipping are unbiased, with the variance of
   for (const std::string name : {"qsgd", "terngrad"})
     for (const int levels : {1, 3, 127}) {
       INFO(name << ", " << levels << " levels");
-      CompressOptions options = quantised(name);
-      options.set("levels", levels);
-      options.set("bucket", 16);
-      options.set("clip_sigma", 0);
-      const Sample sent = sample(options, whole_group(n, 1), x, steps);
+      const Sample sent =
+          sample(quantised(name, {"levels=" + std::to_string(levels), "bucket=16", "clip_sigma=0"}),
+                 whole_group(n, 1), x, steps);
       for (std::size_t i = 0; i < n; ++i) {
         // Of a value between two neighbours a step apart, with the fraction f: step^2 f (1 - f).
         double gap = 0;
@@ -203,10 +186,7 @@ TEST_CASE("terngrad clips at standard deviations about the mean, and sends -s, 0
 
 TEST_CASE("random rounding draws by step, rank and place in the model, not by group") {
   for (const std::string name : {"qsgd", "terngrad"}) {
-    CompressOptions options = quantised(name);
-    options.set("levels", 2);
-    options.set("clip_sigma", 0);
-    options.set("bucket", 8);
+    const CompressOptions options = quantised(name, {"levels=2", "clip_sigma=0", "bucket=8"});
     GroupSpec shifted = whole_group(64, 2);
     SimulatedRanks a(options, shifted), b(options, shifted);
     shifted.offset = 8;
@@ -241,8 +221,8 @@ TEST_CASE("quantised contributions are averaged with their weights, in rank orde
       sent.push_back({alone[0].average.begin(), alone[0].average.end()});
     }
     SimulatedRanks ranks(quantised(name), spec);
-    fill(ranks, 0, n);
-    REQUIRE(ranks.step(0, 1.0, {0.5f, 1.5f, 1.0f}));
+    step_alike({&ranks}, [&](std::size_t r) { return normal_vector(0, static_cast<std::uint32_t>(r), n); }, 0,
+               1.0, {0.5f, 1.5f, 1.0f});
     CHECK(ranks.blocks()[0].size() == planned_message_bytes(quantised(name), spec, 1.0));
     CHECK(ranks[0].compressor->diagnostics().selected == n);
     for (std::size_t i = 0; i < n; ++i) {
@@ -254,34 +234,26 @@ TEST_CASE("quantised contributions are averaged with their weights, in rank orde
 }
 
 TEST_CASE("qsgd takes error feedback only where rounding takes more away than it adds; terngrad never") {
-  CompressOptions options = quantised("qsgd");
-  options.memory = "residual";
-  options.set("levels", 12);
-  options.set("bucket", 128);  // 128 / 144 < 1
-  CHECK_NOTHROW(make_compressor(options, whole_group(10, 1)));
-  options.set("levels", 11);  // 128 / 121 and 11.3 / 11 are above 1
-  CHECK_THROWS_AS(make_compressor(options, whole_group(10, 1)), UserError);
-  options.set("levels", 16), options.set("bucket", 256);  // as much as it adds
-  CHECK_THROWS_AS(make_compressor(options, whole_group(10, 1)), UserError);
-  options = quantised("terngrad");
-  options.memory = "residual";
-  CHECK_THROWS_AS(make_compressor(options, whole_group(10, 1)), UserError);
+  const auto make = [](const std::string& name, const std::vector<std::string>& keys) {
+    make_compressor(with(quantised(name, {"memory=residual"}), keys), whole_group(10, 1));
+  };
+  CHECK_NOTHROW(make("qsgd", {"levels=12"}));               // 128 / 144 < 1
+  CHECK_THROWS_AS(make("qsgd", {"levels=11"}), UserError);  // 128 / 121 and 11.3 / 11 are above 1
+  CHECK_THROWS_AS(make("qsgd", {"levels=16", "bucket=256"}), UserError);  // as much as it adds
+  CHECK_THROWS_AS(make("terngrad", {}), UserError);
 }
 
 TEST_CASE("quantisers deliver zeros, denormals and single entries, and skip a norm beyond float") {
   const float tiny = std::numeric_limits<float>::denorm_min();
   for (const std::string& name : kMethods) {
     INFO(name);
-    CompressOptions options = quantised(name);
-    options.set("levels", 1);
+    const CompressOptions options = quantised(name, {"levels=1"});
     for (const float value : {0.0f, -0.25f, tiny, -3.0f * tiny, 1e30f}) {
       SimulatedRanks one(options, whole_group(1, 1));
       one[0].gradient = {value};
       REQUIRE(one.step(0, 1.0));
       CHECK(one[0].average[0] == value);
     }
-    SimulatedRanks none(options, GroupSpec{0, {}, 2});
-    CHECK(none.step(0, 1.0));
   }
   SimulatedRanks huge(quantised("qsgd"), whole_group(8, 1));
   huge[0].gradient.assign(8, 3e38f);  // a norm beyond float
@@ -289,18 +261,14 @@ TEST_CASE("quantisers deliver zeros, denormals and single entries, and skip a no
 }
 
 TEST_CASE("terngrad does not clip above the largest magnitude") {
-  CompressOptions options = quantised("terngrad");
-  options.set("clip_sigma", 100);
-  SimulatedRanks ranks(options, whole_group(4, 1));
+  SimulatedRanks ranks(quantised("terngrad", {"clip_sigma=100"}), whole_group(4, 1));
   ranks[0].gradient = {1.0f, -3.0f, 2.0f, 0.5f};
   REQUIRE(ranks.step(0, 1.0));
   CHECK(ranks[0].average[1] == -3);  // the largest is sent for certain
 }
 
 TEST_CASE("qsgd's norm is rounded up, so that no entry exceeds it") {
-  CompressOptions options = quantised("qsgd");
-  options.set("levels", 1);
-  SimulatedRanks ranks(options, whole_group(2, 1));
+  SimulatedRanks ranks(quantised("qsgd", {"levels=1"}), whole_group(2, 1));
   ranks[0].gradient = {1.0f, 1e-5f};  // the norm is 1 + 5e-11
   REQUIRE(ranks.step(0, 1.0));
   CHECK(ranks[0].average[0] == std::nextafter(1.0f, 2.0f));

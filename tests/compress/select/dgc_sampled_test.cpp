@@ -1,17 +1,10 @@
 // DGC's sampled selection: its geometry, its rule against a plain loop, its counts, and vectors that would
 // trap a careless loop.
 #include "compress/select/dgc_rule.h"
-#include "compress/select/selector.h"
 
-#include <array>
 #include <functional>
-#include <limits>
 
-#include "nn/base/check.h"
-#include "nn/core/rng.h"
 #include "tests/compress/select/select_once.h"
-#include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -281,12 +274,8 @@ TEST_CASE("at density 1 every entry is sent") {
 }
 
 TEST_CASE("dgc_sampled validates its options") {
-  CompressOptions options;
-  options.set("truncate", "middle");
-  CHECK_THROWS_AS(make_selector("dgc_sampled", options), UserError);
-  options = {};
-  options.set("sample_ratio", 0);
-  CHECK_THROWS_AS(make_selector("dgc_sampled", options), UserError);
+  for (const char* key : {"truncate=middle", "sample_ratio=0"})
+    CHECK_THROWS_AS(make_selector("dgc_sampled", named("dgc_sampled", {key})), UserError);
 }
 
 TEST_CASE("the sampled threshold is the least of the sample where nearly all of it counts") {
@@ -302,8 +291,7 @@ TEST_CASE("the sampled selection keeps its threshold where just k entries reach 
   Case c;
   c.u.assign(10000, 0.1f);
   for (std::size_t i = 0; i < 50; ++i) c.u[9 * i] = 2.0f, c.u[9000 + i] = 1.7f;
-  c.options.set("sample_ratio", 0.1);
-  c.options.set("truncate", "largest");
+  c.options = named("dgc_sampled", {"sample_ratio=0.1", "truncate=largest"});
   REQUIRE(sample_geometry(10000, 0.01, 0.1).stride == 9);
   int met = 0;
   for (c.step = 0; c.step < 60; ++c.step) {

@@ -1,16 +1,6 @@
-#include "compress/select/selector.h"
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
-
 #include "compress/select/passes/passes.h"
 #include "compress/select/passes/quantiles.h"
-#include "nn/core/rng.h"
 #include "tests/compress/select/select_once.h"
-#include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -66,9 +56,7 @@ std::vector<float> gradient(const std::string& model, std::uint32_t step, std::s
 Selection feedback_step(Selector& selector, std::vector<float>& residual, std::vector<float> g,
                         double density) {
   Selection selected = select_once(selector, g, residual, {density});
-  selector.commit({});
-  residual = std::move(g);
-  for (const std::uint32_t i : selected.indices) residual[i] = 0;
+  keep_rest(selector, selected, g, residual);
   return selected;
 }
 
@@ -178,9 +166,7 @@ TEST_CASE("gaussiank over a run: the carried bound changes the passes, never the
     moved |= carried->diagnostics().trace.size() > 1;
     in_one_pass += carried->diagnostics().passes == 1;
     CHECK(fresh->diagnostics().passes > 1);
-    carried->commit({});
-    residual = u;
-    for (const std::uint32_t i : a.indices) residual[i] = 0;
+    keep_rest(*carried, a, u, residual);
   }
   CHECK(moved);
   CHECK(in_one_pass > 40);
@@ -284,9 +270,7 @@ TEST_CASE("gaussiank_calibrated selects what exceeds its threshold") {
     const auto selected = select_once(*selector, u, residual, {0.01});
     if (selector->diagnostics().passes == 1) check_is_threshold_selection(selected, u);
     one_pass += selector->diagnostics().passes == 1;
-    selector->commit({});
-    residual = u;
-    for (const std::uint32_t i : selected.indices) residual[i] = 0;
+    keep_rest(*selector, selected, u, residual);
   }
   CHECK(one_pass > 30);
 }

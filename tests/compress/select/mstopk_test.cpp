@@ -1,10 +1,6 @@
-#include "compress/select/selector.h"
-
-#include <map>
 #include <set>
 
 #include "tests/compress/select/select_once.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;

@@ -1,8 +1,4 @@
-#include "compress/select/selector.h"
-
 #include "tests/compress/select/select_once.h"
-#include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -100,11 +96,10 @@ TEST_CASE("randk's draw does not depend on the draws before it") {
 
 TEST_CASE("groups draw their own positions") {
   GroupSpec spec = whole_group(5000, 1);
-  CompressOptions options = named("randk");
   std::vector<std::vector<std::byte>> blocks;
   for (const std::size_t offset : {0u, 5000u}) {
     spec.offset = offset;
-    SimulatedRanks ranks(options, spec);
+    SimulatedRanks ranks(named("randk"), spec);
     ranks[0].gradient = noise(5000, 1);
     REQUIRE(ranks.step(0, 0.01));
     blocks.push_back(ranks.blocks()[0]);

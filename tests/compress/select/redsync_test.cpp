@@ -1,7 +1,4 @@
-#include "compress/select/selector.h"
-
 #include "tests/compress/select/select_once.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;

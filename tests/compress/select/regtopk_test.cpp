@@ -1,14 +1,6 @@
-#include "compress/select/selector.h"
-
-#include <cmath>
-#include <limits>
-
 #include "compress/select/regtopk_score.h"
 #include "compress/sparse.h"
-#include "nn/core/rng.h"
 #include "tests/compress/select/select_once.h"
-#include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;

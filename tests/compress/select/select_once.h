@@ -1,11 +1,9 @@
 #pragma once
 // One selection by a selector on its own, its commit and its state.
 
-#include <vector>
-
 #include "compress/select/selector.h"
 #include "compress/state.h"
-#include "tests/compress/fixtures.h"
+#include "tests/compress/simulated_ranks.h"
 
 namespace topknot::testing {
 
@@ -18,11 +16,8 @@ struct Asked {
 };
 
 inline CompressOptions regtopk_options(double mu = 4, const std::string& variant = "A", double q = 1e8) {
-  CompressOptions options;
-  options.name = "regtopk";
-  options.set("mu", mu);
-  options.set("variant", variant);
-  options.set("q", q);
+  CompressOptions options = named("regtopk", {"variant=" + variant});
+  options.set("mu", mu), options.set("q", q);
   return options;
 }
 
@@ -51,6 +46,14 @@ inline Selection select_k(Selector& selector, std::vector<float>& u, std::size_t
   step.density = static_cast<double>(k) / static_cast<double>(u.size());
   selector.select(u, addend, step, selected);
   return selected;
+}
+
+// Commits what error feedback does: the residual keeps u without what was selected.
+inline void keep_rest(Selector& selector, const Selection& selected, const std::vector<float>& u,
+                      std::vector<float>& residual) {
+  selector.commit({});
+  residual = u;
+  for (const std::uint32_t i : selected.indices) residual[i] = 0;
 }
 
 // Everything that was selected is sent exactly and accepted.

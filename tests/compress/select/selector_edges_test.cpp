@@ -1,16 +1,8 @@
 // Every registered selection: extreme vectors, broken numbers, any number of threads.
-#include <limits>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "compress/select/passes/magnitude_passes.h"
-#include "compress/select/selector.h"
-#include "nn/base/check.h"
 #include "tests/compress/select/select_once.h"
-#include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
-#include "tests/support/threads.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -33,9 +25,7 @@ std::vector<Tried> tried_selectors() {
 }
 
 std::unique_ptr<Selector> make(const Tried& tried) {
-  CompressOptions options;
-  options.set("threshold", 0.75);
-  options.seed = 3;
+  CompressOptions options = named(tried.name, {"threshold=0.75", "seed=3"});
   if (!tried.option.empty()) options.set(tried.option, tried.choice);
   return selectors().find(tried.name).make(options);
 }

@@ -1,13 +1,5 @@
-#include "compress/select/selector.h"
-
-#include <cmath>
-
 #include "compress/select/passes/quantiles.h"
-#include "compress/state.h"
-#include "nn/base/check.h"
 #include "tests/compress/select/select_once.h"
-#include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -32,10 +24,7 @@ Carried carried(const Selector& selector) {
 }
 
 CompressOptions sidco_options(const std::string& distribution, int stages) {
-  CompressOptions options;
-  options.set("distribution", distribution);
-  options.set("stages", stages);
-  return options;
+  return named("sidco", {"distribution=" + distribution, "stages=" + std::to_string(stages)});
 }
 
 // Q(a, x) by integrating the density over ln t, which is smooth, with Simpson's rule.

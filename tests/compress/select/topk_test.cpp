@@ -1,12 +1,5 @@
-#include "compress/select/selector.h"
-
-#include <limits>
-
 #include "compress/select/passes/passes.h"
-#include "nn/core/rng.h"
 #include "tests/compress/select/select_once.h"
-#include "tests/compress/simulated_ranks.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -69,9 +62,7 @@ TEST_CASE("topk equals its definition over a long run of error feedback, whateve
       selector->discard();
       continue;
     }
-    selector->commit({});
-    residual = u;
-    for (const std::uint32_t i : selected.indices) residual[i] = 0;
+    keep_rest(*selector, selected, u, residual);
   }
   // The run went both ways, so the comparison meant something.
   CHECK(fast > 10);
@@ -138,9 +129,7 @@ TEST_CASE("in steady state the carried threshold leaves few candidates and no fa
     const CounterRng rng(13, RngUse::test, t);
     for (std::size_t i = 0; i < d; ++i) u[i] = rng.uniform(i) - 0.5f + (rng.bits(i) % 64 == 0 ? 1.0f : 0.0f);
     const auto selected = select_k(*selector, u, k, residual);
-    selector->commit({});
-    residual = u;
-    for (const std::uint32_t i : selected.indices) residual[i] = 0;
+    keep_rest(*selector, selected, u, residual);
     if (t < 100) continue;
     candidates += static_cast<double>(selector->diagnostics().candidates) / 100;
     fallbacks += selector->diagnostics().exact;
