@@ -1,66 +1,31 @@
 // libtopknot's compressors on a GPU, by the C interface: the averages, residuals and states of those on the CPU.
-#include <cstring>
-#include <limits>
-#include <string>
-#include <vector>
-
 #include "nn/core/bfloat16.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/library/library_fixture.h"
-#include "tests/support/catch.h"
 
 namespace topknot {
 namespace {
 
 using namespace topknot::testing;
 
-using Bytes = std::vector<std::byte>;
-
 // The second goes uncompressed, and its bytes are no multiple of 16.
 const std::vector<testing::Shape> kTensors = {{"conv", {8, 3, 3, 3}}, {"bias", {63}}, {"linear", {96, 41}}};
 
-Handle make(const std::string& method, std::vector<std::string> keys, bool gpu, int rank, int ranks) {
-  if (gpu) keys.push_back("device=cuda");
-  return testing::make(method, keys, rank, ranks, kTensors);
-}
-
-std::vector<Handle> make_ranks(const std::string& method, const std::vector<std::string>& keys, bool gpu,
-                               int ranks) {
-  std::vector<Handle> all;
-  for (int rank = 0; rank < ranks; ++rank) all.push_back(make(method, keys, gpu, rank, ranks));
-  return all;
-}
-
-// A program's own memory, of the host or of the GPU, in its own context.
-class ProgramMemory {
+// A program's own memory of the GPU, in its own context.
+class GpuMemory {
  public:
-  ProgramMemory(bool gpu, const Bytes& bytes) : host_(bytes), device_(gpu ? bytes : Bytes()), gpu_(gpu) {}
-  void* data() { return gpu_ ? device_.data() : host_.data(); }
-  Bytes bytes() const { return gpu_ ? device_.host() : host_; }
+  explicit GpuMemory(const Bytes& bytes) : bytes_(bytes) {}
+  void* data() { return bytes_.data(); }
+  Bytes bytes() const { return bytes_.host(); }
+  static Bytes read(const void* data, std::size_t bytes) {
+    return to_host(static_cast<const std::byte*>(data), bytes);
+  }
+  static void write(void* data, const Bytes& bytes) { to_device(static_cast<std::byte*>(data), bytes); }
 
  private:
-  Bytes host_;
-  DeviceVector<std::byte> device_;
-  bool gpu_;
+  DeviceVector<std::byte> bytes_;
 };
-
-Bytes read(bool gpu, const void* data, std::size_t bytes) {
-  const auto* from = static_cast<const std::byte*>(data);
-  return gpu ? to_host(from, bytes) : Bytes(from, from + bytes);
-}
-void write(bool gpu, void* data, const Bytes& bytes) {
-  if (gpu)
-    to_device(static_cast<std::byte*>(data), bytes);
-  else
-    std::memcpy(data, bytes.data(), bytes.size());
-}
-
-template <class T>
-Bytes bytes_of(const std::vector<T>& values) {
-  const auto bytes = std::as_bytes(std::span(values));
-  return Bytes(bytes.begin(), bytes.end());
-}
 
 Bytes typed(const std::vector<float>& values, topknot_type type) {
   if (type == TOPKNOT_FLOAT32) return bytes_of(values);
@@ -73,101 +38,6 @@ Bytes typed(const std::vector<float>& values, topknot_type type) {
                                                   (std::bit_cast<std::uint32_t>(value) >> 13 & 0x3FF)));
   }
   return bytes_of(narrow);
-}
-
-struct Exchanged {
-  topknot_result state = TOPKNOT_OK;
-  std::vector<Bytes> averages;  // rank after rank, each of its tensors
-  bool operator==(const Exchanged&) const = default;
-};
-
-struct Settings {
-  bool gpu = false;
-  std::vector<std::int32_t> which = {0, 1, 2};
-  topknot_type type = TOPKNOT_FLOAT32;
-  double scale = 1, density = 0;
-  bool commit = true;
-  bool together = false;    // blocks lie one after the other, as an all-gather leaves them
-  bool not_finite = false;  // a NaN on the last rank
-};
-
-Exchanged exchange(const std::vector<Handle>& ranks, std::int64_t number, const Settings& settings) {
-  const bool gpu = settings.gpu;
-  const topknot_step step{number, settings.density, 0.1};
-  std::vector<topknot_round*> rounds(ranks.size());
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
-    std::vector<ProgramMemory> gradients;
-    for (const std::int32_t t : settings.which) {
-      std::vector<float> g = gradient_of(number, r + static_cast<std::size_t>(t) % 3,
-                                         kTensors[static_cast<std::size_t>(t)].numel());
-      if (settings.not_finite && r + 1 == ranks.size())
-        g[g.size() / 2] = std::numeric_limits<float>::quiet_NaN();
-      gradients.emplace_back(gpu, typed(g, settings.type));
-    }
-    std::vector<const void*> from;
-    for (ProgramMemory& gradient : gradients) from.push_back(gradient.data());
-    if (topknot_encode(ranks[r].get(), &step, settings.which.data(), settings.which.size(), from.data(),
-                       settings.type, settings.scale, &rounds[r]) != TOPKNOT_OK)
-      FAIL(topknot_error());
-  }
-  std::vector<topknot_message> messages(ranks.size());
-  for (std::size_t r = 0; r < ranks.size(); ++r)
-    REQUIRE(topknot_message_of(rounds[r], &messages[r]) == TOPKNOT_OK);
-  std::vector<ProgramMemory> copies;
-  std::vector<const void*> blocks;
-  std::vector<std::size_t> sizes;
-  if (messages[0].sum) {
-    REQUIRE(messages[0].sum_type == TOPKNOT_FLOAT32);
-    std::vector<float> sum(messages[0].sum_count);
-    for (std::size_t r = 0; r < ranks.size(); ++r) {
-      const Bytes from = read(gpu, messages[r].sum, sum.size() * sizeof(float));
-      std::vector<float> values(sum.size());
-      std::memcpy(values.data(), from.data(), from.size());
-      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = r == 0 ? values[i] : sum[i] + values[i];
-    }
-    for (const topknot_message& message : messages) write(gpu, message.sum, bytes_of(sum));
-  } else if (settings.together) {
-    Bytes all;
-    for (const topknot_message& message : messages) {
-      const Bytes block = read(gpu, message.block, message.block_bytes);
-      all.insert(all.end(), block.begin(), block.end());
-    }
-    copies.emplace_back(gpu, all);
-    const auto* at = static_cast<std::byte*>(copies[0].data());
-    for (const topknot_message& message : messages) {
-      blocks.push_back(at), sizes.push_back(message.block_bytes);
-      at += message.block_bytes;
-    }
-  } else {
-    for (const topknot_message& message : messages)
-      copies.emplace_back(gpu, read(gpu, message.block, message.block_bytes));
-    for (ProgramMemory& copy : copies) blocks.push_back(copy.data()), sizes.push_back(copy.bytes().size());
-  }
-  Exchanged result;
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
-    const topknot_result state = topknot_decode(rounds[r], blocks.data(), sizes.data());
-    if (state == TOPKNOT_INVALID || state == TOPKNOT_FAILED) FAIL(topknot_error());
-    REQUIRE((r == 0 || state == result.state));
-    result.state = state;
-  }
-  copies.clear();  // a program may use its memory again
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
-    if (!settings.commit || result.state != TOPKNOT_DONE) {
-      topknot_discard(rounds[r]);
-      continue;
-    }
-    std::vector<ProgramMemory> averages;
-    for (const std::int32_t t : settings.which) {
-      const std::size_t width = settings.type == TOPKNOT_FLOAT32 ? 4 : 2;
-      averages.emplace_back(gpu, Bytes(kTensors[static_cast<std::size_t>(t)].numel() * width));
-    }
-    std::vector<void*> to;
-    for (ProgramMemory& average : averages) to.push_back(average.data());
-    if (topknot_commit(rounds[r], to.data(), settings.type, settings.scale) != TOPKNOT_OK)
-      FAIL(topknot_error());
-    for (const ProgramMemory& average : averages) result.averages.push_back(average.bytes());
-  }
-  return result;
 }
 
 struct Case {
@@ -185,16 +55,32 @@ const std::vector<Case> kCases = {{"topk", {}},
                                   {"qsgd", {"seed=7"}},
                                   {"dense", {}}};
 
-// All ranks' averages and states are equal between CPU and GPU.
-void compare(const std::vector<Handle>& cpu, const std::vector<Handle>& gpu, std::int64_t step,
-             Settings settings) {
-  const Exchanged expected = exchange(cpu, step, settings);
-  settings.gpu = true;
-  const Exchanged found = exchange(gpu, step, settings);
-  REQUIRE(found.state == expected.state);
-  CHECK((found.averages == expected.averages));
-  for (std::size_t r = 0; r < cpu.size(); ++r) CHECK((state_of(gpu[r].get()) == state_of(cpu[r].get())));
-}
+// The same ranks on both devices.
+struct Ranks {
+  std::vector<Handle> cpu, gpu;
+  Ranks(const std::string& method, std::vector<std::string> keys, int ranks)
+      : cpu(make_ranks(method, keys, ranks, kTensors)) {
+    keys.push_back("device=cuda");
+    gpu = make_ranks(method, keys, ranks, kTensors);
+  }
+  // A step, after which all averages and states are equal. `not_finite`: a NaN on the last rank.
+  void compare(std::int64_t step, const RoundSettings& settings = {}, bool not_finite = false,
+               const std::vector<std::int32_t>& which = {0, 1, 2}) {
+    std::vector<std::vector<Bytes>> gradients(cpu.size());
+    for (std::size_t r = 0; r < cpu.size(); ++r)
+      for (std::size_t t = 0; t < kTensors.size(); ++t) {
+        std::vector<float> gradient = gradient_of(step, r + t % 3, kTensors[t].numel());
+        if (not_finite && r + 1 == cpu.size())
+          gradient[gradient.size() / 2] = std::numeric_limits<float>::quiet_NaN();
+        gradients[r].push_back(typed(gradient, settings.type));
+      }
+    const Outcome expected = exchange(cpu, which, step, settings, gradients);
+    const Outcome found = exchange<GpuMemory>(gpu, which, step, settings, gradients);
+    REQUIRE(found.state == expected.state);
+    CHECK((found.averages == expected.averages));
+    for (std::size_t r = 0; r < cpu.size(); ++r) CHECK((state_of(gpu[r].get()) == state_of(cpu[r].get())));
+  }
+};
 
 }  // namespace
 
@@ -205,10 +91,9 @@ TEST_CASE("libtopknot on a GPU: averages, residuals and states are the CPU's") {
       INFO(method.method << " " << (method.keys.empty() ? "" : method.keys[0]) << ", ranks: " << ranks);
       std::vector<std::string> keys = method.keys;
       keys.push_back("density=0.02");
-      const std::vector<Handle> cpu = make_ranks(method.method, keys, false, ranks);
-      const std::vector<Handle> gpu = make_ranks(method.method, keys, true, ranks);
+      Ranks both(method.method, keys, ranks);
       for (std::int64_t step = 0; step < 4; ++step)
-        compare(cpu, gpu, step, {.density = step == 2 ? 0.1 : 0, .together = step % 2 == 1});
+        both.compare(step, {.density = step == 2 ? 0.1 : 0, .together = step % 2 == 1});
     }
 }
 
@@ -218,26 +103,24 @@ TEST_CASE("libtopknot on a GPU: a step that is not finite or is discarded change
     INFO(method.method << " " << (method.keys.empty() ? "" : method.keys[0]));
     std::vector<std::string> keys = method.keys;
     keys.push_back("density=0.02");
-    const std::vector<Handle> cpu = make_ranks(method.method, keys, false, 2);
-    const std::vector<Handle> gpu = make_ranks(method.method, keys, true, 2);
-    compare(cpu, gpu, 0, {});
-    compare(cpu, gpu, 1, {.not_finite = true});
-    compare(cpu, gpu, 1, {.commit = false});
-    compare(cpu, gpu, 1, {});
+    Ranks both(method.method, keys, 2);
+    both.compare(0);
+    both.compare(1, {}, true);
+    both.compare(1, {.commit = false});
+    both.compare(1);
   }
 }
 
 TEST_CASE("libtopknot on a GPU: tensors in rounds of their own, of every type, scaled") {
   const OnGpu program;
-  const std::vector<Handle> cpu = make_ranks("topk", {"density=0.05"}, false, 2);
-  const std::vector<Handle> gpu = make_ranks("topk", {"density=0.05"}, true, 2);
+  Ranks both("topk", {"density=0.05"}, 2);
   std::int64_t step = 0;
   for (const topknot_type type : {TOPKNOT_FLOAT32, TOPKNOT_BFLOAT16, TOPKNOT_FLOAT16})
     for (const std::vector<std::int32_t>& which :
          std::vector<std::vector<std::int32_t>>{{1}, {2, 0}, {2, 1, 0}})
       for (const double scale : {1.0, 0.375}) {
         INFO("type " << type << ", tensors " << which.size() << ", scale " << scale);
-        compare(cpu, gpu, step++, {.which = which, .type = type, .scale = scale});
+        both.compare(step++, {.type = type, .scale = scale}, false, which);
       }
 }
 
@@ -245,16 +128,17 @@ TEST_CASE(
     "libtopknot on a GPU: states pass between it and the CPU, steps are undone, residuals are replaced") {
   const OnGpu program;
   const std::vector<std::string> keys = {"density=0.02", "momentum=0.9", "undo=true"};
-  const std::vector<Handle> cpu = make_ranks("dgc", keys, false, 2);
-  const std::vector<Handle> gpu = make_ranks("dgc", keys, true, 2);
-  for (std::int64_t step = 0; step < 3; ++step) exchange(cpu, step, {});
+  Ranks both("dgc", keys, 2), fresh("dgc", keys, 2);
+  auto& [cpu, gpu] = both;
+  for (std::int64_t step = 0; step < 3; ++step) both.compare(step);
+  gpu = std::move(fresh.gpu);
   for (std::size_t r = 0; r < 2; ++r) {
     const std::vector<char> state = state_of(cpu[r].get());
     REQUIRE(topknot_load(gpu[r].get(), state.data(), state.size()) == TOPKNOT_OK);
   }
-  compare(cpu, gpu, 3, {});
+  both.compare(3);
   const std::vector<char> before = state_of(gpu[0].get());
-  compare(cpu, gpu, 4, {});
+  both.compare(4);
   for (std::size_t r = 0; r < 2; ++r) {
     REQUIRE(topknot_undo(gpu[r].get(), 4) == TOPKNOT_OK);
     REQUIRE(topknot_undo(cpu[r].get(), 4) == TOPKNOT_OK);
@@ -268,42 +152,28 @@ TEST_CASE(
   REQUIRE(topknot_residual(gpu[0].get(), 2, found.data(), &has) == TOPKNOT_OK);
   CHECK(has == 1);
   CHECK((found == owed));
-  compare(cpu, gpu, 4, {});
+  both.compare(4);
 }
 
 TEST_CASE("libtopknot on a GPU: ranks have weights") {
   const OnGpu program;
-  const std::vector<Handle> cpu = make_ranks("topk", {"density=0.02"}, false, 2);
-  const std::vector<Handle> gpu = make_ranks("topk", {"density=0.02"}, true, 2);
+  Ranks both("topk", {"density=0.02"}, 2);
   const double weights[] = {1, 3};
-  for (const auto* ranks : {&cpu, &gpu})
+  for (const auto* ranks : {&both.cpu, &both.gpu})
     for (const Handle& rank : *ranks) REQUIRE(topknot_set_weights(rank.get(), weights) == TOPKNOT_OK);
-  for (std::int64_t step = 0; step < 2; ++step) compare(cpu, gpu, step, {});
+  for (std::int64_t step = 0; step < 2; ++step) both.compare(step);
 }
 
 TEST_CASE("libtopknot on a GPU: of two rounds under way one is not finite") {
   const OnGpu program;
-  const Handle compressor = make("topk", {}, true, 0, 1);
+  const Ranks one("topk", {}, 1);
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  ProgramMemory bad(true, bytes_of(std::vector<float>(kTensors[0].numel(), nan)));
-  ProgramMemory good(true, bytes_of(gradient_of(0, 0, kTensors[2].numel())));
-  const topknot_step step{0, 0, 0};
-  const auto encode = [&](std::int32_t tensor, ProgramMemory& gradient) {
-    const void* from = gradient.data();
-    topknot_round* round = nullptr;
-    REQUIRE(topknot_encode(compressor.get(), &step, &tensor, 1, &from, TOPKNOT_FLOAT32, 1, &round) ==
-            TOPKNOT_OK);
-    return round;
-  };
-  const auto decode = [](topknot_round* round) {
-    topknot_message message;
-    REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
-    return topknot_decode(round, &message.block, &message.block_bytes);
-  };
-  topknot_round* const first = encode(0, bad);
-  topknot_round* const second = encode(2, good);
-  CHECK(decode(first) == TOPKNOT_NOT_FINITE);
-  CHECK(decode(second) == TOPKNOT_DONE);
+  const DeviceVector<float> bad(std::vector<float>(kTensors[0].numel(), nan));
+  const DeviceVector<float> good(gradient_of(0, 0, kTensors[2].numel()));
+  topknot_round* const first = encoded(one.gpu[0], {}, {0}, {bad.data()});
+  topknot_round* const second = encoded(one.gpu[0], {}, {2}, {good.data()});
+  CHECK(decode_alone(first) == TOPKNOT_NOT_FINITE);
+  CHECK(decode_alone(second) == TOPKNOT_DONE);
   topknot_discard(first);
   void* nowhere = nullptr;
   CHECK(topknot_commit(second, &nowhere, TOPKNOT_FLOAT32, 1) == TOPKNOT_OK);
@@ -322,18 +192,12 @@ TEST_CASE("libtopknot on a GPU: what it cannot do is refused") {
   CHECK(refusal("topk", "cuda:99").rfind("GPU 99 was asked for, and there ", 0) == 0);
   CHECK(refusal("topk", "cuda:0") == "");
 
-  const Handle compressor = make("topk", {}, true, 0, 2);
-  ProgramMemory gradient(true, bytes_of(std::vector<float>(kTensors[0].numel(), 1.0f)));
-  const void* from = gradient.data();
-  const std::int32_t first = 0;
-  const topknot_step step{0, 0, 0};
-  topknot_round* round = nullptr;
-  REQUIRE(topknot_encode(compressor.get(), &step, &first, 1, &from, TOPKNOT_FLOAT32, 1, &round) ==
-          TOPKNOT_OK);
+  const Ranks two("topk", {}, 2);
+  const DeviceVector<float> gradient(std::vector<float>(kTensors[0].numel(), 1.0f));
+  topknot_round* const round = encoded(two.gpu[0], {}, {0}, {gradient.data()});
   topknot_sent sent;
   CHECK(topknot_sent_of(round, 0, &sent) == TOPKNOT_INVALID);
-  topknot_message message;
-  REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
+  const topknot_message message = message_of(round);
   const void* blocks[] = {message.block, message.block};
   const std::size_t sizes[] = {message.block_bytes, message.block_bytes - 16};
   CHECK(topknot_decode(round, blocks, sizes) == TOPKNOT_INVALID);

@@ -1,16 +1,9 @@
 // Calls of libtopknot that fail change nothing: without memory, where each allocation of each call fails in turn, and with
 // numbers that are not finite. The call made again has the bits of one that was never disturbed.
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
-#include <limits>
-#include <memory>
 #include <new>
-#include <string>
-#include <vector>
 
-#include "compress/codec/codec.h"
 #include "tests/library/library_fixture.h"
 
 namespace {
@@ -63,7 +56,6 @@ namespace {
 
 using namespace topknot::testing;
 
-using Bytes = std::vector<std::byte>;
 using State = std::vector<char>;
 
 struct Case {
@@ -175,22 +167,17 @@ class Ranks {
   }
 
   void exchange(topknot_round* const (&rounds)[2]) {
-    topknot_message messages[2];
-    for (std::size_t rank = 0; rank < 2; ++rank)
-      REQUIRE(topknot_message_of(rounds[rank], &messages[rank]) == TOPKNOT_OK);
+    const topknot_message messages[] = {message_of(rounds[0]), message_of(rounds[1])};
     Exchanged all;
     if (messages[0].sum) {
       const auto *a = static_cast<const float*>(messages[0].sum),
                  *b = static_cast<const float*>(messages[1].sum);
       std::vector<float> sum(messages[0].sum_count);
       for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = a[i] + b[i];
-      const auto bytes = std::as_bytes(std::span(sum));
-      all.emplace_back(bytes.begin(), bytes.end());
+      all.push_back(bytes_of(sum));
     } else {
-      for (const topknot_message& message : messages) {
-        const auto* begin = static_cast<const std::byte*>(message.block);
-        all.emplace_back(begin, begin + message.block_bytes);
-      }
+      for (const topknot_message& message : messages)
+        all.push_back(HostMemory::read(message.block, message.block_bytes));
     }
     exchanged_.push_back(all);
   }
@@ -330,23 +317,17 @@ TEST_CASE(
   CHECK(encode(0, 2, TOPKNOT_FLOAT32, &round) == TOPKNOT_INVALID);
   says("'a\\n");
   REQUIRE(encode(0, 2, TOPKNOT_FLOAT16, &round) == TOPKNOT_OK);
-  topknot_message message;
-  REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
-  REQUIRE(topknot_decode(round, &message.block, &message.block_bytes) == TOPKNOT_DONE);
+  REQUIRE(decode_alone(round) == TOPKNOT_DONE);
   void* to = memory + 1;
   CHECK(topknot_commit(round, &to, TOPKNOT_BFLOAT16, 1) == TOPKNOT_INVALID);
   says("address");
 
   const float gradient[32] = {1};  // of another vector: its block in the place of the round's own
   REQUIRE(encode(0, 0, TOPKNOT_FLOAT32, &round) == TOPKNOT_OK);
-  REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
-  const auto* begin = static_cast<const std::byte*>(message.block);
-  const Bytes other(begin, begin + message.block_bytes);
+  const topknot_message message = message_of(round);
+  const Bytes other = HostMemory::read(message.block, message.block_bytes);
   topknot_discard(round);
-  const topknot_step step{0, 0.25, 1};
-  const void* from = gradient;
-  REQUIRE(topknot_encode(compressor.get(), &step, &which, 1, &from, TOPKNOT_FLOAT32, 1, &round) ==
-          TOPKNOT_OK);
+  round = encoded(compressor, {0, 0.25, 1}, {0}, {gradient});
   const void* blocks[] = {other.data()};
   const std::size_t sizes[] = {other.size()};
   CHECK(topknot_decode(round, blocks, sizes) == TOPKNOT_INVALID);

@@ -1,17 +1,11 @@
 #pragma once
 // Compressors of libtopknot by its C interface alone, and rounds of several of them in one process.
-#include <algorithm>
-#include <cstring>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "include/topknot.h"
 #include "tests/compress/every_method.h"
-#include "tests/support/catch.h"
 
 namespace topknot::testing {
 
@@ -56,69 +50,163 @@ inline std::string refusal(const std::string& method, const std::vector<std::str
   return "";
 }
 
+inline std::vector<Handle> make_ranks(const std::string& method, const std::vector<std::string>& keys,
+                                      int ranks, const std::vector<Shape>& shapes = kShapes) {
+  std::vector<Handle> made;
+  for (int rank = 0; rank < ranks; ++rank) made.push_back(make(method, keys, rank, ranks, shapes));
+  return made;
+}
+
+inline topknot_round* encoded(const Handle& rank, const topknot_step& step,
+                              const std::vector<std::int32_t>& which, const std::vector<const void*>& from,
+                              topknot_type type = TOPKNOT_FLOAT32, double scale = 1) {
+  topknot_round* round = nullptr;
+  if (topknot_encode(rank.get(), &step, which.data(), which.size(), from.data(), type, scale, &round) !=
+      TOPKNOT_OK)
+    FAIL(topknot_error());
+  return round;
+}
+
+inline topknot_message message_of(topknot_round* round) {
+  topknot_message message;
+  REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
+  return message;
+}
+
+// Decodes the round of an only rank.
+inline topknot_result decode_alone(topknot_round* round) {
+  const topknot_message message = message_of(round);
+  return topknot_decode(round, &message.block, &message.block_bytes);
+}
+
+using Bytes = std::vector<std::byte>;
 using Vectors = std::vector<std::vector<float>>;  // by tensor
+
+template <class Values>
+Bytes bytes_of(const Values& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  return Bytes(bytes.begin(), bytes.end());
+}
+template <class T>
+std::vector<T> values_of(const Bytes& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+// A program's own memory; tests/cuda/library_test.cpp has one of the GPU.
+class HostMemory {
+ public:
+  explicit HostMemory(const Bytes& bytes) : bytes_(bytes) {}
+  void* data() { return bytes_.data(); }
+  const Bytes& bytes() const { return bytes_; }
+  static Bytes read(const void* data, std::size_t bytes) {
+    const auto* from = static_cast<const std::byte*>(data);
+    return Bytes(from, from + bytes);
+  }
+  static void write(void* data, const Bytes& bytes) { std::memcpy(data, bytes.data(), bytes.size()); }
+
+ private:
+  Bytes bytes_;
+};
+
+struct RoundSettings {
+  double density = 0;
+  topknot_type type = TOPKNOT_FLOAT32;
+  double scale = 1;
+  bool commit = true;
+  bool together = false;  // blocks lie one after the other, as an all-gather leaves them
+};
 
 struct Outcome {
   topknot_result state = TOPKNOT_OK;
-  std::vector<Vectors> averages;  // by rank
+  std::vector<std::vector<Bytes>> averages;  // by rank, by tensor
+  std::vector<float> average(std::size_t rank, std::size_t tensor) const {
+    return values_of<float>(averages[rank][tensor]);
+  }
 };
 
-// Ranks of one process, in one round of the tensors `which`. Sums are made in rank order.
-inline Outcome exchange(std::vector<Handle>& ranks, const std::vector<std::int32_t>& which,
-                        std::int64_t number, double density, const std::vector<Vectors>& gradients,
-                        bool commit = true) {
-  const topknot_step step{number, density, 0.1};
-  std::vector<topknot_round*> rounds(ranks.size());
+// Ranks of one process, in one round of the tensors `which`. Gradients are given by rank and tensor; sums are made
+// in rank order.
+template <class Memory = HostMemory>
+Outcome exchange(const std::vector<Handle>& ranks, const std::vector<std::int32_t>& which,
+                 std::int64_t number, const RoundSettings& settings,
+                 const std::vector<std::vector<Bytes>>& gradients) {
+  const auto addresses = [](std::vector<Memory>& all) {
+    std::vector<void*> made;
+    for (Memory& one : all) made.push_back(one.data());
+    return made;
+  };
+  std::vector<topknot_round*> rounds;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    std::vector<const void*> from;
-    for (const std::int32_t t : which) from.push_back(gradients[r][static_cast<std::size_t>(t)].data());
-    REQUIRE(topknot_encode(ranks[r].get(), &step, which.data(), which.size(), from.data(), TOPKNOT_FLOAT32, 1,
-                           &rounds[r]) == TOPKNOT_OK);
+    std::vector<Memory> own;
+    for (const std::int32_t t : which) own.emplace_back(gradients[r][static_cast<std::size_t>(t)]);
+    const std::vector<void*> from = addresses(own);
+    rounds.push_back(encoded(ranks[r], {number, settings.density, 0.1}, which, {from.begin(), from.end()},
+                             settings.type, settings.scale));
   }
   Outcome outcome;
   do {
-    std::vector<topknot_message> messages(ranks.size());
-    for (std::size_t r = 0; r < ranks.size(); ++r)
-      REQUIRE(topknot_message_of(rounds[r], &messages[r]) == TOPKNOT_OK);
-    std::vector<std::vector<char>> copies;
+    std::vector<topknot_message> messages;
+    for (topknot_round* const round : rounds) messages.push_back(message_of(round));
+    std::vector<Memory> copies;
     std::vector<const void*> blocks;
     std::vector<std::size_t> sizes;
     if (messages[0].sum) {
       REQUIRE(messages[0].sum_type == TOPKNOT_FLOAT32);
-      auto* sum = static_cast<float*>(messages[0].sum);
-      for (std::size_t r = 1; r < ranks.size(); ++r)
-        for (std::size_t i = 0; i < messages[0].sum_count; ++i)
-          sum[i] += static_cast<const float*>(messages[r].sum)[i];
-      for (std::size_t r = 1; r < ranks.size(); ++r)
-        std::memcpy(messages[r].sum, sum, messages[0].sum_count * sizeof(float));
-    } else {
+      std::vector<float> sum;
       for (const topknot_message& message : messages) {
-        const auto* begin = static_cast<const char*>(message.block);
-        copies.emplace_back(begin, begin + message.block_bytes);
+        const auto own = values_of<float>(Memory::read(message.sum, message.sum_count * sizeof(float)));
+        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += own[i];
+        if (sum.empty()) sum = own;
       }
-      for (const auto& copy : copies) blocks.push_back(copy.data()), sizes.push_back(copy.size());
+      for (const topknot_message& message : messages) Memory::write(message.sum, bytes_of(sum));
+    } else {
+      std::vector<Bytes> all(settings.together ? 1 : 0);
+      for (const topknot_message& message : messages) {
+        const Bytes block = Memory::read(message.block, message.block_bytes);
+        if (!settings.together) all.emplace_back();
+        all.back().insert(all.back().end(), block.begin(), block.end());
+        sizes.push_back(block.size());
+      }
+      for (const Bytes& bytes : all) copies.emplace_back(bytes);
+      for (std::size_t r = 0; r < ranks.size(); ++r)
+        blocks.push_back(!settings.together ? copies[r].data()
+                         : r == 0           ? copies[0].data()
+                                            : static_cast<const std::byte*>(blocks.back()) + sizes[r - 1]);
     }
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       const topknot_result state = topknot_decode(rounds[r], blocks.data(), sizes.data());
-      if (state == TOPKNOT_INVALID) FAIL(topknot_error());
+      if (state == TOPKNOT_INVALID || state == TOPKNOT_FAILED) FAIL(topknot_error());
       REQUIRE((r == 0 || state == outcome.state));
       outcome.state = state;
     }
-  } while (outcome.state == TOPKNOT_MORE);
+  } while (outcome.state == TOPKNOT_MORE);  // its memory is the program's again
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    Vectors averages(kShapes.size());
-    std::vector<void*> to;
-    for (const std::int32_t t : which) {
-      averages[static_cast<std::size_t>(t)].resize(gradients[r][static_cast<std::size_t>(t)].size());
-      to.push_back(averages[static_cast<std::size_t>(t)].data());
-    }
-    if (commit && outcome.state == TOPKNOT_DONE)
-      REQUIRE(topknot_commit(rounds[r], to.data(), TOPKNOT_FLOAT32, 1) == TOPKNOT_OK);
-    else
+    std::vector<Memory> own;
+    for (const std::int32_t t : which)
+      own.emplace_back(Bytes(gradients[r][static_cast<std::size_t>(t)].size()));
+    const bool commit = settings.commit && outcome.state == TOPKNOT_DONE;
+    if (!commit)
       topknot_discard(rounds[r]);
-    outcome.averages.push_back(averages);
+    else if (topknot_commit(rounds[r], addresses(own).data(), settings.type, settings.scale) != TOPKNOT_OK)
+      FAIL(topknot_error());
+    outcome.averages.emplace_back(gradients[r].size());
+    for (std::size_t i = 0; i < which.size(); ++i)
+      outcome.averages[r][static_cast<std::size_t>(which[i])] = own[i].bytes();
   }
   return outcome;
+}
+
+inline Outcome exchange(const std::vector<Handle>& ranks, const std::vector<std::int32_t>& which,
+                        std::int64_t number, double density, const std::vector<Vectors>& gradients,
+                        bool commit = true) {
+  std::vector<std::vector<Bytes>> all;
+  for (const Vectors& one : gradients) {
+    all.emplace_back();
+    for (const std::vector<float>& gradient : one) all.back().push_back(bytes_of(gradient));
+  }
+  return exchange(ranks, which, number, {.density = density, .commit = commit}, all);
 }
 
 inline Vectors gradients_of(std::int64_t step, std::size_t rank, const std::vector<Shape>& shapes = kShapes) {

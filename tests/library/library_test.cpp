@@ -1,23 +1,7 @@
 // libtopknot, by its C interface alone, beside the compressors of this program.
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <map>
-#include <memory>
-#include <numeric>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "compress/codec/codec.h"
-#include "compress/memory/memory.h"
-#include "compress/select/selector.h"
-#include "compress/sparse.h"
-#include "include/topknot.h"
-#include "tests/compress/every_method.h"
 #include "tests/library/library_fixture.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -39,13 +23,7 @@ TEST_CASE(
         const bool compressed = shape.lengths.size() > 1 || method == "dense";
         reference.emplace_back(compressed ? options_for(method) : named("dense"), spec);
       }
-      std::vector<Handle> handles;
-      const auto renew = [&] {
-        handles.clear();
-        for (std::size_t r = 0; r < ranks; ++r)
-          handles.push_back(make(method, keys_for(method), static_cast<int>(r), static_cast<int>(ranks)));
-      };
-      renew();
+      std::vector<Handle> handles = make_ranks(method, keys_for(method), static_cast<int>(ranks));
       for (std::int64_t step = 0; step < 20; ++step) {
         const std::vector<Vectors> gradients = all_gradients(step, ranks);
         const std::vector<std::vector<std::vector<std::int32_t>>> buckets = {
@@ -56,7 +34,7 @@ TEST_CASE(
           REQUIRE(outcome.state == TOPKNOT_DONE);
           for (std::size_t r = 0; r < ranks; ++r)
             for (const std::int32_t t : bucket)
-              averages[r][static_cast<std::size_t>(t)] = outcome.averages[r][static_cast<std::size_t>(t)];
+              averages[r][static_cast<std::size_t>(t)] = outcome.average(r, static_cast<std::size_t>(t));
         }
         for (std::size_t t = 0; t < kShapes.size(); ++t) {
           INFO("step " << step << ", " << kShapes[t].name);
@@ -74,7 +52,7 @@ TEST_CASE(
         if (step != 9) continue;
         std::vector<std::vector<char>> states;
         for (const Handle& handle : handles) states.push_back(state_of(handle.get()));
-        renew();
+        handles = make_ranks(method, keys_for(method), static_cast<int>(ranks));
         for (std::size_t r = 0; r < ranks; ++r)
           REQUIRE(topknot_load(handles[r].get(), states[r].data(), states[r].size()) == TOPKNOT_OK);
       }
@@ -82,9 +60,8 @@ TEST_CASE(
 }
 
 TEST_CASE("with scope=model all tensors are one vector") {
-  std::vector<Handle> handles;
-  for (int r = 0; r < 2; ++r)
-    handles.push_back(make("topk", {"scope=model", "density=0.01", "dense_1d=false"}, r, 2));
+  const std::vector<Handle> handles =
+      make_ranks("topk", {"scope=model", "density=0.01", "dense_1d=false"}, 2);
   GroupSpec spec = whole_group(0, 2);
   for (const Shape& shape : kShapes) spec.numel += shape.numel();
   spec.segments = {{0, spec.numel}};
@@ -98,21 +75,20 @@ TEST_CASE("with scope=model all tensors are one vector") {
     }
     REQUIRE(reference.step(step, 0.01));
     const Outcome outcome = exchange(handles, kAll, step, 0, gradients);
-    std::vector<float> together;
-    for (const auto& part : outcome.averages[1]) together.insert(together.end(), part.begin(), part.end());
-    CHECK(same_bits<float>(std::span<const float>(reference[1].average), together));
+    Bytes together;
+    for (const Bytes& part : outcome.averages[1]) together.insert(together.end(), part.begin(), part.end());
+    CHECK((bytes_of(reference[1].average) == together));
   }
 }
 
 TEST_CASE("with scope=model tensors that are not compressed stay out of the vector") {
-  std::vector<Handle> handles;
-  for (int r = 0; r < 2; ++r)
-    handles.push_back(make("topk", {"scope=model", "density=0.01", "min_numel=1000"}, r, 2));
+  const std::vector<Handle> handles =
+      make_ranks("topk", {"scope=model", "density=0.01", "min_numel=1000"}, 2);
   const std::vector<Vectors> gradients = all_gradients(0, 2);
   const Outcome outcome = exchange(handles, kAll, 0, 0, gradients);
   for (const std::size_t t : {0u, 1u})  // few elements; one dimension
     for (std::size_t i = 0; i < gradients[0][t].size(); ++i)
-      REQUIRE(outcome.averages[0][t][i] == (gradients[0][t][i] + gradients[1][t][i]) * 0.5f);
+      REQUIRE(outcome.average(0, t)[i] == (gradients[0][t][i] + gradients[1][t][i]) * 0.5f);
   GroupSpec spec = whole_group(kShapes[2].numel() + kShapes[3].numel(), 2);
   SimulatedRanks reference(named("topk"), spec);
   for (std::size_t r = 0; r < 2; ++r) {
@@ -120,9 +96,9 @@ TEST_CASE("with scope=model tensors that are not compressed stay out of the vect
     reference[r].gradient.insert(reference[r].gradient.end(), gradients[r][3].begin(), gradients[r][3].end());
   }
   REQUIRE(reference.step(0, 0.01));
-  std::vector<float> together = outcome.averages[1][2];
+  Bytes together = outcome.averages[1][2];
   together.insert(together.end(), outcome.averages[1][3].begin(), outcome.averages[1][3].end());
-  CHECK(same_bits<float>(std::span<const float>(reference[1].average), together));
+  CHECK((bytes_of(reference[1].average) == together));
 }
 
 TEST_CASE("a NaN is found by all ranks, and a discarded step or an undone one leaves no trace") {
@@ -130,11 +106,8 @@ TEST_CASE("a NaN is found by all ranks, and a discarded step or an undone one le
     INFO(method);
     std::vector<std::string> keys = keys_for(method);
     keys.push_back("undo=true");
-    std::vector<Handle> handles, undisturbed;
-    for (int r = 0; r < 2; ++r) {
-      handles.push_back(make(method, keys, r, 2));
-      undisturbed.push_back(make(method, keys, r, 2));
-    }
+    const std::vector<Handle> handles = make_ranks(method, keys, 2),
+                              undisturbed = make_ranks(method, keys, 2);
     for (std::int64_t step = 0; step < 4; ++step) {
       std::vector<Vectors> bad = all_gradients(50 + step, 2);
       exchange(handles, kAll, step, 0.03, bad, false);
@@ -147,7 +120,7 @@ TEST_CASE("a NaN is found by all ranks, and a discarded step or an undone one le
       const std::vector<Vectors> gradients = all_gradients(step, 2);
       const Outcome a = exchange(handles, kAll, step, 0.03, gradients),
                     b = exchange(undisturbed, kAll, step, 0.03, gradients);
-      for (std::size_t t = 0; t < kShapes.size(); ++t) REQUIRE(same_bits(a.averages[1][t], b.averages[1][t]));
+      for (std::size_t t = 0; t < kShapes.size(); ++t) REQUIRE((a.averages[1][t] == b.averages[1][t]));
       CHECK(state_of(handles[0].get()) == state_of(undisturbed[0].get()));
     }
   }
@@ -156,12 +129,9 @@ TEST_CASE("a NaN is found by all ranks, and a discarded step or an undone one le
 TEST_CASE("halves are read and written to nearest, ties to even, and come back as they were") {
   const std::vector<Shape> shapes = {{"w", {65536, 1}}};
   const Handle handle = make("dense", {}, 0, 1, shapes);
-  const std::int32_t which = 0;
-  const topknot_step step{0, 1, 1};
   const auto through = [&](const void* from, topknot_type in, void* to, topknot_type out, double scale = 1,
                            double back = 1) {
-    topknot_round* round = nullptr;
-    REQUIRE(topknot_encode(handle.get(), &step, &which, 1, &from, in, scale, &round) == TOPKNOT_OK);
+    topknot_round* const round = encoded(handle, {0, 1, 1}, {0}, {from}, in, scale);
     const topknot_result state = topknot_decode(round, nullptr, nullptr);
     if (state == TOPKNOT_DONE) return topknot_commit(round, &to, out, back);
     topknot_discard(round);
@@ -222,8 +192,7 @@ TEST_CASE("mistakes of the caller are refused with what to do, and change nothin
   CHECK(says(refusal("topk", {}, {}), {"no tensor"}));
   CHECK(says(refusal("topk", {"device=gpu0"}), {"'device'", "cuda:N", "gpu0"}));
 
-  std::vector<Handle> one;
-  one.push_back(make("topk", {"density=0.01"}, 0, 1));
+  const std::vector<Handle> one = make_ranks("topk", {"density=0.01"}, 1);
   const Vectors gradients = gradients_of(0, 0);
   const std::vector<const void*> from = {gradients[2].data(), gradients[2].data()};
   const topknot_step step{0, 0, 1}, dense{0, 2, 1};
@@ -246,8 +215,7 @@ TEST_CASE("mistakes of the caller are refused with what to do, and change nothin
   std::size_t bytes = 0;
   CHECK(refused(topknot_save(one[0].get(), nullptr, 0, &bytes), "under way"));
   CHECK(refused(topknot_decode(round, nullptr, nullptr), "every rank's"));
-  topknot_message message;
-  REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
+  topknot_message message = message_of(round);
   CHECK(refused(topknot_commit(round, nullptr, TOPKNOT_FLOAT32, 1), "discarded"));  // not decoded
   CHECK(refused(topknot_undo(one[0].get(), 0), "undo=true"));
   CHECK(refused(topknot_encode(nullptr, &step, nullptr, 0, nullptr, TOPKNOT_FLOAT32, 1, &round), "null"));
@@ -279,22 +247,15 @@ TEST_CASE(
   std::uint64_t draw = 0;
   for (const std::string method : {"topk", "dgc", "gaussiank", "sparseloco", "signsgd", "qsgd"}) {
     INFO(method);
-    std::vector<Handle> handles, undisturbed;
-    for (int r = 0; r < 2; ++r) {
-      handles.push_back(make(method, keys_for(method), r, 2));
-      undisturbed.push_back(make(method, keys_for(method), r, 2));
-    }
+    const std::vector<Handle> handles = make_ranks(method, keys_for(method), 2),
+                              undisturbed = make_ranks(method, keys_for(method), 2);
     const std::vector<Vectors> gradients = all_gradients(1, 2);
     std::vector<const void*> from;
     for (const auto& gradient : gradients[0]) from.push_back(gradient.data());
-    const topknot_step step{0, 0.03, 0.1};
     int accepted = 0;
     for (int attempt = 0; attempt < 200; ++attempt) {
-      topknot_round* round = nullptr;
-      REQUIRE(topknot_encode(handles[0].get(), &step, kAll.data(), kAll.size(), from.data(), TOPKNOT_FLOAT32,
-                             1, &round) == TOPKNOT_OK);
-      topknot_message message;
-      REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
+      topknot_round* const round = encoded(handles[0], {0, 0.03, 0.1}, kAll, from);
+      const topknot_message message = message_of(round);
       if (message.sum) {
         topknot_discard(round);
         break;
@@ -327,7 +288,7 @@ TEST_CASE(
     }
     const Outcome a = exchange(handles, kAll, 0, 0.03, gradients),
                   b = exchange(undisturbed, kAll, 0, 0.03, gradients);
-    for (std::size_t t = 0; t < kShapes.size(); ++t) CHECK(same_bits(a.averages[0][t], b.averages[0][t]));
+    for (std::size_t t = 0; t < kShapes.size(); ++t) CHECK((a.averages[0][t] == b.averages[0][t]));
     for (const std::string& other : {std::string("topk"), std::string("randk")}) {
       if (other == method) continue;
       const Handle different = make(other, {}, 0, 2);
@@ -340,9 +301,8 @@ TEST_CASE(
 
 TEST_CASE("rounds of different tensors may be under way at once, in threads of their own") {
   for (int attempt = 0; attempt < 20; ++attempt) {
-    std::vector<Handle> handles, alone;
-    handles.push_back(make("topk", {"density=0.05"}, 0, 1));
-    alone.push_back(make("topk", {"density=0.05"}, 0, 1));
+    const std::vector<Handle> handles = make_ranks("topk", {"density=0.05"}, 1),
+                              alone = make_ranks("topk", {"density=0.05"}, 1);
     const Vectors gradients = gradients_of(attempt, 0);
     Vectors averages(kShapes.size());
     std::vector<std::thread> threads;
@@ -363,7 +323,7 @@ TEST_CASE("rounds of different tensors may be under way at once, in threads of t
       });
     for (std::thread& thread : threads) thread.join();
     const Outcome expected = exchange(alone, kAll, 0, 0, {gradients});
-    for (std::size_t t = 0; t < 4; ++t) CHECK(same_bits(averages[t], expected.averages[0][t]));
+    for (std::size_t t = 0; t < 4; ++t) CHECK(same_bits(averages[t], expected.average(0, t)));
   }
 }
 
@@ -371,13 +331,12 @@ TEST_CASE("weights of the ranks are those of their contributions to the average"
   const std::vector<Shape> shapes = {{"m", {2, 2}}};
   const std::vector<std::vector<float>> gradients = {{4, 0, 1, 0}, {8, 0, 0, 1}};
   for (const std::string method : {"topk", "dense"}) {
-    std::vector<Handle> ranks;
-    for (int r = 0; r < 2; ++r) ranks.push_back(make(method, {"density=0.25"}, r, 2, shapes));
+    const std::vector<Handle> ranks = make_ranks(method, {"density=0.25"}, 2, shapes);
     const double weights[] = {1, 3}, wrong[] = {1, 0};
     for (const Handle& rank : ranks) REQUIRE(topknot_set_weights(rank.get(), weights) == TOPKNOT_OK);
     CHECK(topknot_set_weights(ranks[0].get(), wrong) == TOPKNOT_INVALID);  // and changes nothing
     const auto average = [&] {
-      return exchange(ranks, {0}, 0, 0, {{gradients[0]}, {gradients[1]}}).averages[1][0];
+      return exchange(ranks, {0}, 0, 0, {{gradients[0]}, {gradients[1]}}).average(1, 0);
     };
     CHECK(average()[0] == (0.5f * 4 + 1.5f * 8) / 2);
     for (const Handle& rank : ranks) REQUIRE(topknot_set_weights(rank.get(), nullptr) == TOPKNOT_OK);
@@ -390,19 +349,12 @@ TEST_CASE("a round tells what its rank sends, and the contribution when it is de
   std::vector<float> a(100), b(20);
   for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i) * (i % 2 ? 1.0f : -1.0f);
   for (std::size_t i = 0; i < b.size(); ++i) b[i] = 1;
-  const topknot_step step{0, 0, 1};
-  const std::vector<std::int32_t> which = {1, 0};
-  const std::vector<const void*> from = {b.data(), a.data()};
   const auto sent_of = [&](const std::string& method, const std::vector<std::string>& keys, std::size_t i,
                            bool decoded) {
     static Handle owner;  // of the lists
     owner = make(method, keys, 0, 1, shapes);
-    topknot_round* round = nullptr;
-    REQUIRE(topknot_encode(owner.get(), &step, which.data(), 2, from.data(), TOPKNOT_FLOAT32, 1, &round) ==
-            TOPKNOT_OK);
-    topknot_message message;
-    REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
-    if (decoded) REQUIRE(topknot_decode(round, &message.block, &message.block_bytes) == TOPKNOT_DONE);
+    topknot_round* const round = encoded(owner, {0, 0, 1}, {1, 0}, {b.data(), a.data()});
+    if (decoded) REQUIRE(decode_alone(round) == TOPKNOT_DONE);
     topknot_sent sent;
     REQUIRE(topknot_sent_of(round, i, &sent) == TOPKNOT_OK);
     CHECK(topknot_sent_of(round, 2, &sent) == TOPKNOT_INVALID);
@@ -437,12 +389,8 @@ TEST_CASE("a method's name fills the keys of the library that its paper says som
   }();
   const auto sent = [&](const std::string& method, const std::vector<std::string>& keys, std::int32_t which) {
     const Handle owner = make(method, keys, 0, 1, shapes);
-    const topknot_step step{0, 0, 0};
-    const void* from = values.data();
-    topknot_round* round = nullptr;
-    REQUIRE(topknot_encode(owner.get(), &step, &which, 1, &from, TOPKNOT_FLOAT32, 1, &round) == TOPKNOT_OK);
     topknot_sent sent;
-    REQUIRE(topknot_sent_of(round, 0, &sent) == TOPKNOT_OK);
+    REQUIRE(topknot_sent_of(encoded(owner, {}, {which}, {values.data()}), 0, &sent) == TOPKNOT_OK);
     return sent.target;
   };
   CHECK(sent("sparseloco", {}, 0) == 64);
