@@ -1,9 +1,5 @@
 #include "optim/clip.h"
 
-#include <cmath>
-#include <limits>
-#include <vector>
-
 #include "nn/base/check.h"
 #include "nn/core/rng.h"
 #include "tests/support/catch.h"

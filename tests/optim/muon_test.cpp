@@ -1,16 +1,8 @@
 // Muon against values of a float64 program that agrees with the published ones, and against a loop in double.
 #include "optim/muon.h"
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <string>
-#include <vector>
-
 #include "nn/base/checksum.h"
-#include "nn/core/rng.h"
 #include "optim/optimizer.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/fill_normal.h"
 #include "tests/support/generated.h"

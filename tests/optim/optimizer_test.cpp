@@ -1,10 +1,4 @@
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-
-#include "nn/core/rng.h"
 #include "optim/optimizer.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/fill_normal.h"
 #include "tests/support/threads.h"

@@ -1,12 +1,22 @@
 #include "optim/schedule.h"
 
-#include <cmath>
-
-#include "nn/base/check.h"
-#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
 using namespace topknot;
+
+namespace {
+
+using Numbers = std::vector<double>;
+
+ScheduleOptions options_of(const std::string& name,
+                           std::initializer_list<std::pair<const char*, OptionValue>> set = {}) {
+  ScheduleOptions options;
+  options.name = name;
+  for (const auto& [key, value] : set) options.set(key, value);
+  return options;
+}
+
+}  // namespace
 
 TEST_CASE("the constant schedule is constant") {
   const auto schedule = make_schedule({}, 0.3);
@@ -14,9 +24,8 @@ TEST_CASE("the constant schedule is constant") {
 }
 
 TEST_CASE("warm-up rises from base/W by equal steps and reaches base at step W") {
-  ScheduleOptions options;
   for (const char* name : {"constant", "cosine"}) {
-    options.name = name;
+    ScheduleOptions options = options_of(name);
     options.warmup_epochs = 5;
     const auto schedule = make_schedule(options, 0.1);
     const double w = 5 * 20;
@@ -36,8 +45,8 @@ TEST_CASE("warm-up may be a part of an epoch") {
 }
 
 TEST_CASE("warm-up by steps: step i of W has (i + 1) / (W + 1) of the rate, then the schedule goes on") {
-  ScheduleOptions options;
-  options.name = "cosine", options.warmup_steps = 100, options.set("min_lr", 1e-4);
+  ScheduleOptions options = options_of("cosine", {{"min_lr", 1e-4}});
+  options.warmup_steps = 100;
   const auto schedule = make_schedule(options, 1e-3);
   for (const int steps_per_epoch : {1, 7, 100000}) {
     CHECK(schedule->lr(0, steps_per_epoch, 2000) == Approx(1e-3 / 101));
@@ -63,22 +72,18 @@ TEST_CASE("warm-up by steps: step i of W has (i + 1) / (W + 1) of the rate, then
 }
 
 TEST_CASE("cosine may end before the run does, or after it") {
-  ScheduleOptions options;
-  options.name = "cosine", options.set("min_lr", 0.01);
-  const auto to_the_end = make_schedule(options, 1.0);
-  options.set("decay_steps", 50);
-  const auto shorter = make_schedule(options, 1.0);
+  const auto to_the_end = make_schedule(options_of("cosine", {{"min_lr", 0.01}}), 1.0),
+             shorter = make_schedule(options_of("cosine", {{"min_lr", 0.01}, {"decay_steps", 50}}), 1.0);
   for (const int step : {0, 20, 49}) CHECK(shorter->lr(step, 10, 200) == to_the_end->lr(step, 10, 50));
   CHECK(shorter->lr(50, 10, 200) == 0.01);
   CHECK(shorter->lr(199, 10, 200) == 0.01);
   CHECK(shorter->lr(29, 10, 30) == to_the_end->lr(29, 10, 50));
-  options.set("decay_steps", -1);
-  CHECK_THROWS_WITH(make_schedule(options, 1.0), Catch::Contains("schedule.decay_steps"));
+  CHECK_THROWS_WITH(make_schedule(options_of("cosine", {{"decay_steps", -1}}), 1.0),
+                    Catch::Contains("schedule.decay_steps"));
 }
 
 TEST_CASE("a milestone within a warm-up by steps is refused once the steps of an epoch are known") {
-  ScheduleOptions options;
-  options.name = "multistep", options.set("milestones", std::vector<double>{0.5, 2}),
+  ScheduleOptions options = options_of("multistep", {{"milestones", Numbers{0.5, 2}}});
   options.warmup_steps = 50;
   CHECK_NOTHROW(check_warmup_steps(options, 100));
   CHECK_THROWS_WITH(check_warmup_steps(options, 99),
@@ -88,9 +93,7 @@ TEST_CASE("a milestone within a warm-up by steps is refused once the steps of an
 }
 
 TEST_CASE("multistep drops at the first step of each milestone's epoch") {
-  ScheduleOptions options;
-  options.name = "multistep";
-  options.set("milestones", std::vector<double>{81, 122});
+  ScheduleOptions options = options_of("multistep", {{"milestones", Numbers{81, 122}}});
   options.warmup_epochs = 5;
   const auto schedule = make_schedule(options, 0.1);
   const int per_epoch = 7, total = 141 * per_epoch;
@@ -102,9 +105,7 @@ TEST_CASE("multistep drops at the first step of each milestone's epoch") {
 }
 
 TEST_CASE("the cosine goes from base to min_lr by way of their mean") {
-  ScheduleOptions options;
-  options.name = "cosine";
-  options.set("min_lr", 0.2);
+  ScheduleOptions options = options_of("cosine", {{"min_lr", 0.2}});
   SECTION("without warm-up") {
     const auto schedule = make_schedule(options, 1.0);
     CHECK(schedule->lr(0, 10, 100) == 1.0);
@@ -121,11 +122,8 @@ TEST_CASE("the cosine goes from base to min_lr by way of their mean") {
 }
 
 TEST_CASE("multistep takes a factor of the base rate for each milestone") {
-  ScheduleOptions options;
-  options.name = "multistep";
-  options.set("milestones", std::vector<double>{63, 80});
-  options.set("factors", std::vector<double>{0.01, 0.001});
-  const auto schedule = make_schedule(options, 22);
+  const auto schedule = make_schedule(
+      options_of("multistep", {{"milestones", Numbers{63, 80}}, {"factors", Numbers{0.01, 0.001}}}), 22);
   CHECK(schedule->lr(63 * 7 - 1, 7, 700) == 22);
   CHECK(schedule->lr(63 * 7, 7, 700) == Approx(0.22));
   CHECK(schedule->lr(80 * 7 - 1, 7, 700) == Approx(0.22));
@@ -133,16 +131,12 @@ TEST_CASE("multistep takes a factor of the base rate for each milestone") {
 }
 
 TEST_CASE("exponential multiplies in each epoch from decay_from on") {
-  ScheduleOptions options;
-  options.name = "exponential";
-  options.set("gamma", 1 / 1.01);
-  const auto each = make_schedule(options, 2e-4);
+  const auto each = make_schedule(options_of("exponential", {{"gamma", 1 / 1.01}}), 2e-4);
   CHECK(each->lr(9, 10, 1000) == 2e-4);
   CHECK(each->lr(10, 10, 1000) == Approx(2e-4 / 1.01));
   CHECK(each->lr(999, 10, 1000) == Approx(2e-4 / std::pow(1.01, 99)));
-  options.set("gamma", 0.5);
-  options.set("decay_from", 4);  // four epochs at the base rate
-  const auto late = make_schedule(options, 1);
+  const auto late =  // four epochs at the base rate
+      make_schedule(options_of("exponential", {{"gamma", 0.5}, {"decay_from", 4}}), 1);
   CHECK(late->lr(39, 10, 1000) == 1);
   CHECK(late->lr(40, 10, 1000) == 0.5);
   CHECK(late->lr(59, 10, 1000) == 0.25);
@@ -150,10 +144,7 @@ TEST_CASE("exponential multiplies in each epoch from decay_from on") {
 
 TEST_CASE(
     "plateau drops where patience + 1 losses in a row are not below the best, and goes on from its state") {
-  ScheduleOptions options;
-  options.name = "plateau";
-  options.set("gamma", 0.25);
-  options.set("min_lr", 0.1);
+  ScheduleOptions options = options_of("plateau", {{"gamma", 0.25}, {"min_lr", 0.1}});
   const auto rate = [](const Schedule& schedule) { return schedule.lr(77, 10, 1000); };
   const auto at_once = make_schedule(options, 8);
   CHECK(rate(*at_once) == 8);
@@ -180,15 +171,13 @@ TEST_CASE(
 
 TEST_CASE("schedule options that make no sense name their key") {
   const auto refused = [](const char* key, void (*set)(ScheduleOptions&), double base = 0.1) {
-    ScheduleOptions options;
-    options.name = "multistep", options.set("milestones", std::vector<double>{3, 6});
+    ScheduleOptions options = options_of("multistep", {{"milestones", Numbers{3, 6}}});
     set(options);
     return user_error([&] { make_schedule(options, base); }, {key});
   };
   CHECK(refused("cosine", [](auto& o) { o.name = "cosin"; }));
   CHECK(refused(
       "optimizer.lr", [](auto&) {}, -1));
-  using Numbers = std::vector<double>;
   CHECK(refused("schedule.milestones", [](auto& o) { o.set("milestones", Numbers()); }));
   CHECK(refused("schedule.milestones", [](auto& o) { o.set("milestones", Numbers{9, 6}); }));
   CHECK(refused("schedule.milestones", [](auto& o) { o.set("milestones", Numbers{3, 3}); }));
@@ -204,10 +193,8 @@ TEST_CASE("schedule options that make no sense name their key") {
 }
 
 TEST_CASE("a milestone within an epoch counts from the nearest step") {
-  ScheduleOptions options;
-  options.name = "multistep";
-  options.set("milestones", std::vector<double>{0.29});  // times 100 is a little less than 29
-  const auto schedule = make_schedule(options, 1.0);
+  const auto schedule = make_schedule(options_of("multistep", {{"milestones", Numbers{0.29}}}), 1.0);
+  // 0.29 times 100 is a little less than 29.
   CHECK(schedule->lr(28, 100, 1000) == 1.0);
   CHECK(schedule->lr(29, 100, 1000) == Approx(0.1));
 }
