@@ -5,15 +5,9 @@
 #include <unistd.h>
 #include <zlib.h>
 
-#include <cmath>
-#include <cstdlib>
-#include <iterator>
-
 #include "data/dataset.h"
 #include "data/speech.h"
-#include "tests/support/catch.h"
-#include "tests/support/error_text.h"
-#include "tests/support/temp_folder.h"
+#include "tests/support/test.h"
 
 using namespace topknot;
 using Bytes = std::vector<std::uint8_t>;

@@ -1,13 +1,9 @@
 // Pictures in a folder per class: what is read, how it is cropped, what becomes of damaged files and wrong
 // folders.
-#include <algorithm>
-#include <cmath>
-#include <filesystem>
 
 #include "data/loader.h"
 #include "nn/core/rng.h"
 #include "tests/data/picture_folder.h"
-#include "tests/support/error_text.h"
 #include "tests/support/standard_error.h"
 
 using namespace topknot;
@@ -46,12 +42,8 @@ Bytes decoded(const Dataset& data, std::int64_t index = 0, const CounterRng* ran
 
 LoaderOptions loader_options(int workers, bool train = true, int max_bad_files = 0) {
   LoaderOptions options;
-  options.batch_size = 3;
-  options.seed = 9;
-  options.augment = train;
-  options.train = train;
-  options.workers = workers;
-  options.max_bad_files = max_bad_files;
+  options.batch_size = 3, options.seed = 9, options.workers = workers, options.max_bad_files = max_bad_files;
+  options.augment = options.train = train;
   return options;
 }
 
@@ -99,7 +91,7 @@ TEST_CASE("what lies among the pictures and is not read is counted by its kind")
        {"classa/a.webp", "classa/b.WEBP", "classb/c.tif", "classb/deep/d.ppm", "classc/more/e.ppm",
         "classc/more/f.ppm", "classb/README", "classb/.hidden", "g.ppm", "LICENSE"})
     folder.write(std::string("val/") + name, pnm_picture(20, 20, 1));
-  std::filesystem::create_symlink("loop", folder.at("val/classb/loop"));  // leads to itself
+  fs::create_symlink("loop", folder.at("val/classb/loop"));  // leads to itself
   CHECK(open(options_of(folder))->warnings().empty());
   const auto warnings = open(options_of(folder), Split::test)->warnings();
   REQUIRE(warnings.size() == 1);
@@ -107,7 +99,7 @@ TEST_CASE("what lies among the pictures and is not read is counted by its kind")
                            "not read: *.tif (1), *.webp (2), files without an ending (2), folders in the "
                            "folders of the classes (2), pictures outside the folders of the classes (1)"}));
   const Folder none;
-  std::filesystem::remove_all(none.at("train/classa"));
+  fs::remove_all(none.at("train/classa"));
   none.write("train/classa/a.webp", {1});
   CHECK(user_error([&] { open(options_of(none)); }, {"no pictures", "'classa'", "*.webp (1)"}));
   none.write("train/classa/b.png/c.ppm", pnm_picture(20, 20, 1));
@@ -116,7 +108,7 @@ TEST_CASE("what lies among the pictures and is not read is counted by its kind")
 }
 
 // torchvision's CenterCrop begins at int(round((resized - side) / 2)), and Python rounds halves to even.
-TEST_CASE("the centre of a picture begins where torchvision's does, for every remainder") {
+TEST_CASE("the centre of a picture begins where torchvision's does, for every remainder, and is its middle") {
   for (int resize = 16; resize < 24; ++resize) {
     const TempFolder folder;
     for (const char* name : {"train/a/1.ppm", "train/b/1.ppm", "val/a/1.ppm", "val/b/1.ppm"})
@@ -129,10 +121,7 @@ TEST_CASE("the centre of a picture begins where torchvision's does, for every re
     CHECK(pixels[0] == 4 * first[resize - 16]);
     CHECK(pixels[256] == 4 * first[resize - 16]);
   }
-}
-
-// Resized, it is 2,457,600,000 pixels wide.
-TEST_CASE("the centre of a long and thin picture is its middle") {
+  // Resized, this one is 2,457,600,000 pixels wide.
   const Folder folder;
   folder.write("train/classa/a.ppm", pnm_picture(600000, 1, 5));
   DatasetOptions options = options_of(folder);
@@ -166,9 +155,7 @@ TEST_CASE("without augmentation a sample is the centre of the picture with its s
   CHECK(open(options)->sample_shape() == Shape{3, 224, 224});
 }
 
-TEST_CASE(
-    "a random crop is a part of the picture, of 8 % to all of its area and 3:4 to 4:3, half of them "
-    "mirrored") {
+TEST_CASE("a random crop has 8 % to all of the area and is 3:4 to 4:3, half of them mirrored") {
   const Folder folder;
   const auto data = open(options_of(folder));
   int mirrored = 0;
@@ -191,15 +178,11 @@ TEST_CASE(
   CHECK(mirrored < 250);
   CHECK(least < 0.15);
   CHECK(most > 0.8);
-}
 
-TEST_CASE("a picture too long for any crop is cut in its centre") {
-  const Folder folder;
+  // One too long for any crop is cut in its centre: 3 x 2 pixels from column 28 on.
   folder.write("train/classa/a.ppm", pnm_picture(60, 2, 5));
-  const auto data = open(options_of(folder));
   const CounterRng random(1, RngUse::augment, 0, 0);
-  const Bytes pixels = decoded(*data, 0, &random);
-  // 3 x 2 pixels from column 28 on.
+  const Bytes pixels = decoded(*open(options_of(folder)), 0, &random);
   CHECK(*std::min_element(pixels.begin(), pixels.begin() + 256) == 4 * 28);
   CHECK(*std::max_element(pixels.begin(), pixels.begin() + 256) == 4 * 30);
 }
@@ -213,17 +196,14 @@ TEST_CASE("batches of a set on demand are the same for any number of workers, an
   LoaderOptions other = loader_options(0);
   other.seed = 10;
   CHECK(values_of_epoch(*data, other, 0) != first);
-}
 
-TEST_CASE("each sample of an epoch has a crop of its own") {
-  const Folder folder;
-  const auto data = open(options_of(folder));
+  // Each sample of an epoch has a crop of its own.
   const Transform transform(*data, true, 9);
-  std::vector<float> first(3 * 256), second(first.size());
+  std::vector<float> one(3 * 256), two(one.size());
   std::vector<DamagedFile> damaged;
-  transform.apply(0, 0, first.data(), damaged);
-  transform.apply(1, 0, second.data(), damaged);  // the same picture but for its blue
-  CHECK_FALSE(std::equal(first.begin(), first.begin() + 512, second.begin()));
+  transform.apply(0, 0, one.data(), damaged);
+  transform.apply(1, 0, two.data(), damaged);  // the same picture but for its blue
+  CHECK_FALSE(std::equal(one.begin(), one.begin() + 512, two.begin()));
 }
 
 TEST_CASE("a batch of a set on demand has ImageNet's mean 0 and deviation 1, or the given ones") {
@@ -266,9 +246,7 @@ TEST_CASE("the next picture of its class stands in for a damaged one, the first 
   CHECK(user_error([&] { blue_of(*data, 0); }, {"classa", "not one picture", "p0.ppm"}));
 }
 
-TEST_CASE(
-    "damaged files are counted once each, in the order of the batches, and end the run above "
-    "data.max_bad_files") {
+TEST_CASE("damaged files count once, in the order of the batches, and end the run above data.max_bad_files") {
   const Folder folder;
   folder.write("val/classa/v0.PPM", {});
   folder.write("val/classb/v1.PPM", {});
@@ -310,7 +288,7 @@ TEST_CASE("the checksum of a set on demand tells names, order and some contents,
   folder.write("train/classa/p0.ppm", {1, 2, 3});
   const auto changed = sum();
   CHECK(changed != first);
-  std::filesystem::rename(folder.at("train/classa/p0.ppm"), folder.at("train/classa/q0.ppm"));
+  fs::rename(folder.at("train/classa/p0.ppm"), folder.at("train/classa/q0.ppm"));
   CHECK(sum() != changed);
 }
 
@@ -333,8 +311,8 @@ TEST_CASE("folders that are no such set are refused with one message each") {
   folder.write("val/classe/x.ppm", pnm_picture(4, 4, 1));
   CHECK(refused(folder, {"in train/ alone: 'classd'; in val/ alone: 'classe'"}));
   const Folder empty;
-  std::filesystem::create_directories(empty.at("train/classd"));
-  std::filesystem::create_directories(empty.at("val/classd"));
+  fs::create_directories(empty.at("train/classd"));
+  fs::create_directories(empty.at("val/classd"));
   CHECK(refused(empty, {"no pictures", "'classd' of", "/train'"}));
   DatasetOptions many = options_of(Folder());
   many.train_size = 13;

@@ -3,15 +3,10 @@
 // ones their luma, or red alone.
 #include "data/image.h"
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-
 #include "data/dataset.h"
 #include "data/transforms.h"
 #include "nn/core/rng.h"
 #include "tests/data/small_dataset.h"
-#include "tests/support/error_text.h"
 
 using namespace topknot;
 
@@ -144,9 +139,9 @@ TEST_CASE("a part of a picture has the pixels that the whole has there") {
           PixelRect{1, 16, 20, 27}, PixelRect{16, 8, 32, 16}, PixelRect{15, 7, 33, 17}}) {
       const Picture part = decode_image(file, rect);
       REQUIRE(part.left == rect.left);
+      REQUIRE(part.left + part.width == rect.right);
       REQUIRE(part.top == rect.top);
-      REQUIRE(part.width == rect.right - rect.left);
-      REQUIRE(part.height == rect.bottom - rect.top);
+      REQUIRE(part.top + part.height == rect.bottom);
       INFO(name << ' ' << rect.left << ' ' << rect.top);
       CHECK(worst(part,
                   [&](int x, int y, int c) { return channel(whole, x + rect.left, y + rect.top, c); }) == 0);
@@ -186,9 +181,8 @@ TEST_CASE("bytes that are no whole picture are refused with the reason") {
   CHECK(user_error([&] { decode_image({jpeg.data(), jpeg.size() - 30}, kWhole); }, {"cut short"}));
   CHECK(user_error([&] { image_size({jpeg.data(), 40}); }, {"cut short"}));
   CHECK(user_error([] { image_size({}); }, {"it is empty"}));
-  const std::string text = "this is no picture";
-  const std::vector<std::uint8_t> bytes(text.begin(), text.end());
-  CHECK(user_error([&] { image_size(bytes); }, {"of no known kind; JPEG, PNG, BMP and PNM are read"}));
+  CHECK(user_error([&] { image_size(bytes_of("this is no picture")); },
+                   {"of no known kind; JPEG, PNG, BMP and PNM are read"}));
   for (const auto& [head, kind] : {std::pair{"GIF89a", "GIF"},
                                    {"RIFF....WEBPVP8 ", "WebP"},
                                    {"MM?*", "TIFF"},
@@ -262,39 +256,34 @@ TEST_CASE("a PNM file that is cut short or damaged is refused with the reason") 
   }
 }
 
-TEST_CASE("a CMYK picture has the same colours without Adobe's marker") {
-  const auto file = file_of("cmyk.jpg");
-  const std::vector<std::uint8_t> marker{0xff, 0xee};
-  const auto at = std::search(file.begin(), file.end(), marker.begin(), marker.end());
-  REQUIRE(at != file.end());
-  auto bare = file;
-  const std::ptrdiff_t begin = at - file.begin();
-  bare.erase(bare.begin() + begin, bare.begin() + begin + 2 + 256 * at[2] + at[3]);
-  const Picture with = decode_image(file, kWhole), without = decode_image(bare, kWhole);
+TEST_CASE("a JPEG without Adobe's marker or with stray bytes is read, one with too many codes is not") {
+  // Where two bytes stand in a file.
+  const auto find = [](const std::vector<std::uint8_t>& file, std::vector<std::uint8_t> marker) {
+    const auto at = std::search(file.begin(), file.end(), marker.begin(), marker.end());
+    REQUIRE(at != file.end());
+    return static_cast<std::size_t>(at - file.begin());
+  };
+  const auto cmyk = file_of("cmyk.jpg");
+  auto bare = cmyk;
+  const auto marker = find(cmyk, {0xff, 0xee});
+  bare.erase(
+      bare.begin() + static_cast<std::ptrdiff_t>(marker),
+      bare.begin() + static_cast<std::ptrdiff_t>(marker) + 2 + 256 * cmyk[marker + 2] + cmyk[marker + 3]);
+  const Picture with = decode_image(cmyk, kWhole), without = decode_image(bare, kWhole);
   REQUIRE((with.width == kWidth && with.height == kHeight));
   CHECK(worst(with, [&](int x, int y, int c) { return channel(without, x, y, c); }) == 0);
-}
 
-TEST_CASE("a JPEG with a Huffman table of too many codes, or that ends with the head of a scan, is refused") {
-  const auto file = file_of("rgb.jpg");
-  const std::vector<std::uint8_t> marker{0xff, 0xc4};
-  const auto table = std::search(file.begin(), file.end(), marker.begin(), marker.end());
-  REQUIRE(table != file.end());
-  const auto at = static_cast<std::size_t>(table - file.begin());
-  auto crowded = file;
-  for (std::size_t i = 5; i < 9; ++i) crowded[at + i] = 255;
+  auto stray = file_of("rgb.jpg"), crowded = stray;
+  stray.insert(stray.end(), 500, 7);
+  CHECK(std::abs(channel(decode_image(stray, kWhole), 20, 13, 0) - 120) <= 8);
+
+  std::fill_n(crowded.begin() + static_cast<std::ptrdiff_t>(find(crowded, {0xff, 0xc4})) + 5, 4, 255);
+  CHECK_THROWS_AS(decode_image(crowded, kWhole), UserError);
   const std::vector<std::uint8_t> empty_scan{0xff, 0xd8, 0xff, 0xda, 0, 2};  // at the file's end
-  for (const auto& damaged : {crowded, empty_scan}) CHECK_THROWS_AS(decode_image(damaged, kWhole), UserError);
+  CHECK_THROWS_AS(decode_image(empty_scan, kWhole), UserError);
 }
 
-TEST_CASE("stray bytes after the end of a JPEG do no harm") {
-  auto file = file_of("rgb.jpg");
-  file.insert(file.end(), 500, 7);
-  CHECK(std::abs(channel(decode_image(file, kWhole), 20, 13, 0) - 120) <= 8);
-}
-
-TEST_CASE(
-    "resampling agrees with the formula, enlarging, reducing and mirrored, to a rounding of each pass") {
+TEST_CASE("resampling agrees with the formula, larger, smaller and mirrored, to a rounding of each pass") {
   const int width = 23, height = 17;
   const Noise noise(width, height, 1);
   for (const auto& [box, side] : std::vector<std::pair<PixelBox, int>>{{{0, 0, 23, 17}, 5},
@@ -353,25 +342,18 @@ TEST_CASE("crop, mirror and normalise follow their definition for every choice, 
           CHECK(out == reference(dataset, 3, choice));
         }
   }
-}
-
-TEST_CASE("pictures smaller than the padding can be shifted wholly out of sight") {
-  const SmallDataset dataset(2, true, Shape{1, 3, 3});
-  const Transform transform(dataset, true, 1);
-  std::vector<float> out(9);
+  // Pictures smaller than the padding can be shifted wholly out of sight.
+  const SmallDataset tiny(2, true, Shape{1, 3, 3}), dataset(4, true);
+  const Transform shifted(tiny, true, 1), plain(dataset, false, 1);
+  std::vector<float> out(9), whole(static_cast<std::size_t>(dataset.sample_shape().numel()));
   for (const auto& choice : {CropFlip{0, 0, false}, CropFlip{8, 8, true}, CropFlip{1, 7, true}}) {
-    transform.apply(1, choice, out.data());
-    CHECK(out == reference(dataset, 1, choice));
+    shifted.apply(1, choice, out.data());
+    CHECK(out == reference(tiny, 1, choice));
   }
-}
-
-TEST_CASE("without augmentation a sample is only normalised, in every epoch") {
-  const SmallDataset dataset(4, true);
-  const Transform transform(dataset, false, 1);
-  std::vector<float> out(static_cast<std::size_t>(dataset.sample_shape().numel()));
+  // Without augmentation a sample is only normalised, in every epoch.
   for (const int epoch : {0, 7}) {
-    transform.apply(2, epoch, out.data());
-    CHECK(out == reference(dataset, 2, {}));
+    plain.apply(2, epoch, whole.data());
+    CHECK(whole == reference(dataset, 2, {}));
   }
 }
 

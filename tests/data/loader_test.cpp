@@ -1,18 +1,11 @@
 // Batches: their order and content for any number of workers; stopping, seeking, failing.
 #include "data/loader.h"
 
-#include <algorithm>
 #include <condition_variable>
 #include <csignal>
-#include <functional>
-#include <mutex>
-#include <numeric>
-#include <thread>
-#include <utility>
 
 #include "nn/base/program.h"
 #include "tests/data/small_dataset.h"
-#include "tests/support/error_text.h"
 
 using namespace topknot;
 
@@ -115,14 +108,13 @@ LoaderOptions evaluation(int workers,
 }
 
 int signal_of(const std::function<void()>& body) {
-  int signal = 0;
   try {
     body();
   } catch (const Interrupted& interrupted) {
-    signal = interrupted.signal;
-    CHECK(std::string(interrupted.what()).find("stopped by SIGTERM while batch 2 of the test data") == 0);
+    CHECK(std::string(interrupted.what()).starts_with("stopped by SIGTERM while batch 2 of the test data"));
+    return interrupted.signal;
   }
-  return signal;
+  return 0;
 }
 
 }  // namespace
@@ -214,12 +206,11 @@ TEST_CASE("an epoch begun at a step gives what the whole epoch gives from there"
   }
 }
 
-TEST_CASE("an epoch can be left at any step, and the next one is unharmed") {
+TEST_CASE("an epoch can be left at any step, and the next one is unharmed, or the loader destroyed") {
   const SmallDataset dataset(101, true);
-  Loader reference(dataset, train_options(0));
+  Loader reference(dataset, train_options(0)), loader(dataset, train_options(3));
   reference.start_epoch(1);
   const Seen expected = drain(reference);
-  Loader loader(dataset, train_options(3));
   Batch batch;
   for (int left_at = 0; left_at < 6; ++left_at) {
     loader.start_epoch(0);
@@ -228,17 +219,12 @@ TEST_CASE("an epoch can be left at any step, and the next one is unharmed") {
     CHECK(drain(loader) == expected);
     CHECK_FALSE(loader.next(batch));
   }
-}
-
-TEST_CASE("a loader can be destroyed before, within and after an epoch") {
-  const SmallDataset dataset(101, true);
-  Batch batch;
   for (int steps = 0; steps < 12; ++steps) {
-    Loader loader(dataset, train_options(3));
-    CHECK_FALSE(loader.next(batch));  // no epoch yet
+    Loader destroyed(dataset, train_options(3));
+    CHECK_FALSE(destroyed.next(batch));  // no epoch yet
     if (steps == 0) continue;
-    loader.start_epoch(0);
-    for (int step = 1; step < steps; ++step) REQUIRE(loader.next(batch));
+    destroyed.start_epoch(0);
+    for (int step = 1; step < steps; ++step) REQUIRE(destroyed.next(batch));
   }
 }
 
@@ -329,20 +315,15 @@ TEST_CASE("regression batches carry targets and no labels") {
   CHECK(std::equal(y.begin(), y.end(), batch.targets.data() + 15));
 }
 
-TEST_CASE("by_label reaches the loader with the data set's labels") {
+TEST_CASE("by_label reaches the loader with the labels; options out of range are the user's errors") {
   const SmallDataset dataset(100, true);
   LoaderOptions options = train_options(1);
-  options.ranks = 5;
-  options.rank = 2;
+  options.ranks = 5, options.rank = 2;
   options.shard = parse_shard_rule("by_label");
   Loader loader(dataset, options);
   loader.start_epoch(0);
   CHECK(drain(loader).labels == std::vector<std::int32_t>(20, 2));
-}
-
-TEST_CASE("loader options out of range are the user's errors") {
-  const SmallDataset dataset(10, true);
-  LoaderOptions options;
+  options = {};
   options.workers = -1;
   CHECK(user_error([&] { Loader(dataset, options); }, {"data.workers"}));
   options = {};
@@ -390,21 +371,20 @@ TEST_CASE("a stop signal ends the wait for the workers of the epoch before") {
   for (int i = 0; i < 3; ++i) REQUIRE(loader.next(batch));
 }
 
-TEST_CASE("a batch that comes a while after a stop signal counts") {
-  HangingDataset dataset(1, false);
-  Loader loader(dataset, evaluation(1, std::chrono::minutes(1)));
-  loader.start_epoch(0);
-  const Signalled signalled;
-  std::thread later([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    dataset.release();
-  });
+TEST_CASE("a batch or samples that come a while after a stop signal count") {
+  HangingDataset hanging(1, false);
+  Loader waiting(hanging, evaluation(1, std::chrono::minutes(1)));
+  waiting.start_epoch(0);
   Batch batch;
-  CHECK(loader.next(batch));
-  later.join();
-}
-
-TEST_CASE("samples that come slowly after a stop signal are waited for") {
+  {
+    const Signalled signalled;
+    std::thread later([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      hanging.release();
+    });
+    CHECK(waiting.next(batch));
+    later.join();
+  }
   for (const int workers : {0, 1}) {
     INFO(workers);
     HangingDataset dataset(-1, workers == 0);
@@ -412,7 +392,6 @@ TEST_CASE("samples that come slowly after a stop signal are waited for") {
     Loader loader(dataset, evaluation(workers, std::chrono::seconds(2)));
     loader.start_epoch(0);
     const Signalled signalled;
-    Batch batch;
     CHECK(loader.next(batch));
   }
 }

@@ -3,14 +3,9 @@
 
 #include <sndfile.h>
 
-#include <cmath>
-#include <fstream>
-#include <string>
-#include <vector>
-
 #include "data/speech.h"
 #include "nn/base/check.h"
-#include "tests/support/temp_folder.h"
+#include "tests/support/test.h"
 
 namespace topknot {
 

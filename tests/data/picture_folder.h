@@ -1,11 +1,7 @@
 #pragma once
 // Small pictures in a folder per class, as data.name=image_folder reads them.
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "tests/support/temp_folder.h"
+#include "tests/support/test.h"
 
 namespace topknot {
 

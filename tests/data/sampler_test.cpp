@@ -1,12 +1,8 @@
 // The order of training and evaluation samples.
 #include "data/sampler.h"
 
-#include <algorithm>
-#include <numeric>
-#include <set>
-
 #include "nn/core/rng.h"
-#include "tests/support/error_text.h"
+#include "tests/support/test.h"
 
 using namespace topknot;
 
@@ -42,7 +38,7 @@ std::vector<std::int64_t> sorted(std::vector<std::int64_t> v) {
 
 }  // namespace
 
-TEST_CASE("the epoch permutation holds each sample once and follows seed and epoch") {
+TEST_CASE("the epoch permutation holds each sample once, follows seed and epoch and favours no position") {
   const auto order = epoch_permutation(1000, 1, 0);
   CHECK(sorted(order) == iota(1000));
   CHECK(order != iota(1000));
@@ -50,14 +46,11 @@ TEST_CASE("the epoch permutation holds each sample once and follows seed and epo
   CHECK(order != epoch_permutation(1000, 1, 1));
   CHECK(order != epoch_permutation(1000, 2, 0));
   CHECK(epoch_permutation(1, 1, 0) == iota(1));
-}
-
-TEST_CASE("the epoch permutation favours no position") {
   // Where sample 0 lands, over many epochs: each eighth of the list about equally often.
   std::vector<int> count(8);
   for (int epoch = 0; epoch < 4000; ++epoch) {
-    const auto order = epoch_permutation(64, 3, epoch);
-    const auto position = std::find(order.begin(), order.end(), 0) - order.begin();
+    const auto of_epoch = epoch_permutation(64, 3, epoch);
+    const auto position = std::find(of_epoch.begin(), of_epoch.end(), 0) - of_epoch.begin();
     ++count[static_cast<std::size_t>(position / 8)];
   }
   for (const int c : count) CHECK(std::abs(c - 500) < 120);  // more than 5 standard deviations of 21
@@ -78,6 +71,13 @@ TEST_CASE("even shards are equal, disjoint, and drop other samples each epoch") 
     CHECK(sampler.weights() == std::vector<float>(static_cast<std::size_t>(ranks), 1.0f));
     CHECK(sampler.steps(0) == 103 / ranks / 5);
   }
+  // Each sample comes once an epoch.
+  const TrainSampler sampler(96, {}, {}, 4, 8, 2);
+  std::vector<std::int64_t> all;
+  for (int r = 0; r < 4; ++r)
+    for (int step = 0; step < sampler.steps(0); ++step)
+      for (const auto i : sampler.epoch(5, r)(step)) all.push_back(i);
+  CHECK(sorted(all) == iota(96));
 }
 
 TEST_CASE("uneven shards cover every sample, largest to smallest by the ratio") {
@@ -162,17 +162,6 @@ TEST_CASE("a batch that crosses the end of a round, or is larger than the shard,
   CHECK(std::set<std::int64_t>(batch.begin(), batch.end()).size() == 3);
 }
 
-TEST_CASE("each sample comes once an epoch where shards are even") {
-  const TrainSampler sampler(96, {}, {}, 4, 8, 2);
-  std::vector<std::int64_t> all;
-  for (int r = 0; r < 4; ++r) {
-    const auto order = sampler.epoch(5, r);
-    for (int step = 0; step < sampler.steps(0); ++step)
-      for (const auto i : order(step)) all.push_back(i);
-  }
-  CHECK(sorted(all) == iota(96));
-}
-
 TEST_CASE("an epoch that other numbers of ranks began takes none of its samples twice") {
   const auto take = [](std::vector<std::int64_t>& taken, int ranks, const std::vector<Dealt>& dealt,
                        std::int64_t most) {
@@ -219,24 +208,20 @@ TEST_CASE("evaluation counts every sample once for any number of ranks and any b
       }
 }
 
-TEST_CASE("shard rules are read and wrong ones named") {
+TEST_CASE("shard rules are read, and wrong ones, too few samples and missing labels are the user's errors") {
   CHECK(parse_shard_rule("even") == ShardRule{});
   CHECK(parse_shard_rule("uneven:2.5") == ShardRule{ShardRule::Kind::uneven, 2.5});
   CHECK(parse_shard_rule("by_label").kind == ShardRule::Kind::by_label);
   for (const char* wrong : {"", "odd", "uneven", "uneven:", "uneven:0.5", "uneven:x", "uneven:2x",
                             "uneven:nan", "uneven:inf", "by_label:2"})
     CHECK(user_error([&] { parse_shard_rule(wrong); }, {"data.shard"}));
-}
-
-TEST_CASE("too few samples for the ranks, and by_label without labels, are the user's errors") {
   CHECK_THROWS_AS(TrainSampler(3, {}, {}, 4, 1, 1), UserError);
   CHECK_THROWS_AS(TrainSampler(20, {}, parse_shard_rule("uneven:1000"), 4, 1, 1), UserError);
   CHECK_THROWS_AS(TrainSampler(20, {}, parse_shard_rule("by_label"), 2, 1, 1), UserError);
   CHECK_THROWS_AS(TrainSampler(20, {}, {}, 2, 0, 1), UserError);
 }
 
-TEST_CASE(
-    "a length sampler's steps are neighbours in length, each sample at most once per epoch, over all ranks") {
+TEST_CASE("a length sampler's steps are neighbours in length, each sample at most once per epoch") {
   constexpr int kRanks = 3;
   const LengthSampler sampler(100, kRanks, 4, 7);
   REQUIRE(sampler.steps(0) == 8);
@@ -264,9 +249,7 @@ TEST_CASE(
   for (const int times : left_out) CHECK((times > 40 && times < 120));
 }
 
-TEST_CASE(
-    "a length sampler begins with the shortest, then takes an order of its own each epoch, the same for a "
-    "seed") {
+TEST_CASE("a length sampler begins with the shortest, then takes an order by seed and epoch") {
   const LengthSampler sampler(100, 2, 5, 7), same(100, 2, 5, 7), other(100, 2, 5, 8);
   const auto first = sampler.samples(0);
   CHECK(std::is_sorted(first.begin(), first.end()));

@@ -2,11 +2,8 @@
 // A data set for tests: small pictures that differ in every pixel, and a sample that cannot be read, at all
 // or at first, on request.
 
-#include <atomic>
-#include <string>
-#include <vector>
-
 #include "data/dataset.h"
+#include "tests/support/test.h"
 
 namespace topknot {
 

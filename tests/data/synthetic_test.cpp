@@ -1,10 +1,8 @@
 // The data sets that need no files.
-#include <algorithm>
-#include <cmath>
-#include <functional>
 
 #include "data/dataset.h"
-#include "tests/support/error_text.h"
+
+#include "tests/support/test.h"
 
 using namespace topknot;
 

@@ -1,11 +1,8 @@
 #pragma once
 // Texts in a folder, as data.name=text reads them.
 
-#include <memory>
-#include <string>
-
 #include "data/dataset.h"
-#include "tests/support/temp_folder.h"
+#include "tests/support/test.h"
 
 namespace topknot {
 

@@ -1,12 +1,7 @@
 // The data set text, the columns that ranks go down, and the batches of both.
-#include <algorithm>
-#include <cstdlib>
-#include <set>
-#include <tuple>
 
 #include "data/loader.h"
 #include "tests/data/text_folder.h"
-#include "tests/support/error_text.h"
 
 using namespace topknot;
 

@@ -1,6 +1,5 @@
 // Texts to tokens and back, as a model that goes on with one needs it.
 #include "tests/data/text_folder.h"
-#include "tests/support/error_text.h"
 #include "tests/support/standard_error.h"
 
 using namespace topknot;

@@ -1,16 +1,9 @@
 // The data set tokens, texts by byte and by character, and windows drawn at random.
 #include <sys/stat.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <set>
-
 #include "data/loader.h"
 #include "nn/base/checksum.h"
 #include "tests/data/text_folder.h"
-#include "tests/support/error_text.h"
 
 using namespace topknot;
 
@@ -63,8 +56,7 @@ std::uint64_t checksum_of(const Dataset& data) {
 
 }  // namespace
 
-TEST_CASE(
-    "a text by characters has the code points of its training file in order, and by bytes 256 classes") {
+TEST_CASE("a text by characters has its training file's code points in order, by bytes 256 classes") {
   const TempFolder folder;
   put(folder, "train.txt", "\xef\xbb\xbfz\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\na");  // z é _ € _ 😀 \n a
   put(folder, "valid.txt", "a\xc3\xa9z");
@@ -120,8 +112,7 @@ TEST_CASE("one file, input.txt, is cut where nanoGPT cuts it, with the vocabular
                    {"train.txt or input.txt", "scripts/fetch-data tiny-shakespeare"}));
 }
 
-TEST_CASE(
-    "a character that the training text lacks, and bytes that are no UTF-8, are named with their place") {
+TEST_CASE("a character that the training text lacks, and what is no UTF-8, are named with their place") {
   const TempFolder folder;
   put(folder, "train.txt", "abc abc");
   put(folder, "valid.txt", "ab\xe2\x82\xac");
@@ -139,8 +130,7 @@ TEST_CASE(
   CHECK(text_in(folder, "char", Split::train, 1)->classes() == 5);
 }
 
-TEST_CASE(
-    "a text by words is UTF-8, its training and validation file and a prompt; by bytes it need not be") {
+TEST_CASE("a text by words is UTF-8 in its files and a prompt; by bytes it need not be") {
   const TempFolder folder;
   const std::string latin = "un caf\xe9 noir\n", utf8 = "un caf\xc3\xa9 noir\n";
   for (const auto& [train, valid, bad] :
@@ -269,8 +259,7 @@ TEST_CASE("a token beyond the vocabulary is named with file and place when a bat
   CHECK(user_error([&] { tokens_in(folder, Split::train, 2, 70000)->label(3); }, {"is 70000"}));
 }
 
-TEST_CASE(
-    "token files without a header that look wider than uint16 are refused until data.token_type is given") {
+TEST_CASE("token files that look wider than uint16 are refused unless data.token_type is given") {
   const std::vector<std::int64_t> ids = {7, 50256, 0, 300, 9, 11, 13, 2, 40000, 5, 6, 17, 3, 1, 4, 8};
   const std::vector<std::int32_t> stream(ids.begin(), ids.end());
   const TempFolder folder;
