@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import os
 import pathlib
 import sys
+from ctypes import CDLL, POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
 
 INTERFACE = 1  # TOPKNOT_INTERFACE of the header that this file was written after
 
@@ -40,67 +40,48 @@ class Type(enum.IntEnum):
 
 _INVALID = 4  # topknot_result; every other value that is not a State is a failure of the library
 
-address = ctypes.c_void_p
+address = c_void_p
 
 
-class Tensor(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("shape", ctypes.POINTER(ctypes.c_int64)), ("dimensions", ctypes.c_size_t)]
+class Tensor(Structure):
+    _fields_ = [("name", c_char_p), ("shape", POINTER(c_int64)), ("dimensions", c_size_t)]
 
 
-class Step(ctypes.Structure):
-    _fields_ = [("step", ctypes.c_int64), ("density", ctypes.c_double), ("lr", ctypes.c_double)]
+class Step(Structure):
+    _fields_ = [("step", c_int64), ("density", c_double), ("lr", c_double)]
 
 
-class Message(ctypes.Structure):
+class Message(Structure):
+    _fields_ = [("block", address), ("block_bytes", c_size_t), ("sum", address), ("sum_count", c_size_t), ("sum_type", c_int)]
+
+
+class Sent(Structure):
     _fields_ = [
-        ("block", address),
-        ("block_bytes", ctypes.c_size_t),
-        ("sum", address),
-        ("sum_count", ctypes.c_size_t),
-        ("sum_type", ctypes.c_int),
-    ]
-
-
-class Sent(ctypes.Structure):
-    _fields_ = [
-        ("target", ctypes.c_size_t),
-        ("count", ctypes.c_size_t),
-        ("over_capacity", ctypes.c_size_t),
-        ("threshold", ctypes.c_double),
-        ("indices", address),
-        ("values", address),
-        ("entries", ctypes.c_size_t),
-    ]
+        *((name, c_size_t) for name in ("target", "count", "over_capacity")),
+        ("threshold", c_double), ("indices", address), ("values", address), ("entries", c_size_t),
+    ]  # fmt: skip
 
 
 _FUNCTIONS = {  # name: (result, arguments)
-    "version": (ctypes.c_char_p, []),
-    "interface": (ctypes.c_int, []),
-    "error": (ctypes.c_char_p, []),
-    "methods": (ctypes.c_char_p, []),
-    "create": (
-        ctypes.c_int,
-        [ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.POINTER(Tensor), ctypes.c_size_t,
-         ctypes.c_int, ctypes.c_int, ctypes.POINTER(address)],
-    ),
+    "version": (c_char_p, []),
+    "interface": (c_int, []),
+    "error": (c_char_p, []),
+    "methods": (c_char_p, []),
+    "create": (c_int, [c_char_p, POINTER(c_char_p), c_size_t, POINTER(Tensor), c_size_t, c_int, c_int, POINTER(address)]),
     "destroy": (None, [address]),
-    "encode": (
-        ctypes.c_int,
-        [address, ctypes.POINTER(Step), ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t, ctypes.POINTER(address),
-         ctypes.c_int, ctypes.c_double, ctypes.POINTER(address)],
-    ),
-    "set_weights": (ctypes.c_int, [address, ctypes.POINTER(ctypes.c_double)]),
-    "message_of": (ctypes.c_int, [address, ctypes.POINTER(Message)]),
-    "pieces_of": (ctypes.c_int, [address, ctypes.POINTER(ctypes.c_size_t)]),
-    "decode": (ctypes.c_int, [address, ctypes.POINTER(address), ctypes.POINTER(ctypes.c_size_t)]),
-    "sent_of": (ctypes.c_int, [address, ctypes.c_size_t, ctypes.POINTER(Sent)]),
-    "commit": (ctypes.c_int, [address, ctypes.POINTER(address), ctypes.c_int, ctypes.c_double]),
+    "encode": (c_int, [address, POINTER(Step), POINTER(c_int32), c_size_t, POINTER(address), c_int, c_double, POINTER(address)]),
+    "set_weights": (c_int, [address, POINTER(c_double)]),
+    "message_of": (c_int, [address, POINTER(Message)]),
+    "pieces_of": (c_int, [address, POINTER(c_size_t)]),
+    "decode": (c_int, [address, POINTER(address), POINTER(c_size_t)]),
+    "sent_of": (c_int, [address, c_size_t, POINTER(Sent)]),
+    "commit": (c_int, [address, POINTER(address), c_int, c_double]),
     "discard": (None, [address]),
-    "undo": (ctypes.c_int, [address, ctypes.c_int64]),
-    "save": (ctypes.c_int, [address, address, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
-    "load": (ctypes.c_int, [address, address, ctypes.c_size_t]),
-    "residual": (ctypes.c_int, [address, ctypes.c_int32, address, ctypes.POINTER(ctypes.c_int)]),
-    "set_residual": (ctypes.c_int, [address, ctypes.c_int32, address]),
+    "undo": (c_int, [address, c_int64]),
+    "save": (c_int, [address, address, c_size_t, POINTER(c_size_t)]),
+    "load": (c_int, [address, address, c_size_t]),
+    "residual": (c_int, [address, c_int32, address, POINTER(c_int)]),
+    "set_residual": (c_int, [address, c_int32, address]),
 }  # fmt: skip
 
 
@@ -118,18 +99,18 @@ def _path() -> pathlib.Path:
     )
 
 
-def _open(path: pathlib.Path) -> ctypes.CDLL:
+def _open(path: pathlib.Path) -> CDLL:
     """The library; its OpenMP's waiting threads spin briefly, so that they leave the cores to others."""
     if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        return ctypes.CDLL(str(path))
+        return CDLL(str(path))
     os.environ["GOMP_SPINCOUNT"] = "3000"  # read while libgomp is loaded; without effect if that has been
     try:
-        return ctypes.CDLL(str(path))
+        return CDLL(str(path))
     finally:
         del os.environ["GOMP_SPINCOUNT"]
 
 
-def _load() -> ctypes.CDLL:
+def _load() -> CDLL:
     path = _path()
     try:
         library = _open(path)
