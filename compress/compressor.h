@@ -168,6 +168,9 @@ class Compressor {
   // or residual, the same in every step.
   virtual std::span<float> commit(std::span<const std::uint32_t> rejected) = 0;
   virtual void discard() {}
+  // Between steps: multiplies what the method carries from step to step, other than the residual, which is the
+  // caller's: for another number of ranks. On a CPU.
+  virtual void scale_memory(float) {}
 
   // The parts of the update rule that the average contains already; the same in every step.
   Applied applied() const { return applied_; }

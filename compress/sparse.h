@@ -88,6 +88,7 @@ class SparseCompressor final : public HostCompressor {
   std::optional<Message> decode(const Round& round) override;
   std::span<float> commit(std::span<const std::uint32_t> rejected) override;
   void discard() override;
+  void scale_memory(float factor) override { memory_->scale(factor); }
   std::optional<SparseView> contributed() const override { return own(); }
   Diagnostics diagnostics() const override {
     return {.selected = sent_.indices.size(),

@@ -133,16 +133,24 @@ std::optional<EvaluationSums> Replica::evaluate(Split split, const EvaluationHoo
   const std::unique_ptr<Batches> held_out =
       split == Split::test ? nullptr : runner_.make_batches(*inputs_.data.held_out, *model_->module, false);
   EvaluationSums sums;
-  runner_.in_phase(Runner::Phase::evaluate, [&] {
-    sums =
-        evaluation_sums(*model_, held_out ? *held_out : *test_, [&](std::int64_t done, std::int64_t batches) {
-          spin_control_.poll();
-          ended = !hook(done, batches);
-          return !ended;
-        });
-  });
-  restore_statistics(training, store());
-  store().statistics_to_device();
+  const auto restore = [&] {
+    restore_statistics(training, store());
+    store().statistics_to_device();
+  };
+  try {
+    runner_.in_phase(Runner::Phase::evaluate, [&] {
+      sums = evaluation_sums(*model_, held_out ? *held_out : *test_,
+                             [&](std::int64_t done, std::int64_t batches) {
+                               spin_control_.poll();
+                               ended = !hook(done, batches);
+                               return !ended;
+                             });
+    });
+  } catch (const CollectiveError&) {
+    restore();  // an elastic run goes on
+    throw;
+  }
+  restore();
   return ended ? std::nullopt : std::optional(sums);
 }
 

@@ -11,6 +11,7 @@
 
 #include "data/loader.h"
 #include "dist/exchange/exchange.h"
+#include "dist/launch/launch.h"
 #include "nn/layers/layers.h"
 #include "optim/schedule.h"
 #include "train/batches.h"
@@ -40,6 +41,7 @@ struct RunInputs {
   std::map<std::string, Origin> origins = {};  // of the configuration's keys, for config.yaml
   bool resume = false;                         // from the newest checkpoint of `folder`
   int gpu = 0;                                 // index of this process's GPU, where train.device is cuda
+  Rejoin rejoin = {};                          // of an elastic run
 };
 
 // A model with its parameters laid out and set: by the seed, or from model.init_from. The same bits on every

@@ -50,6 +50,7 @@ DistOptions dist_options(const LoadedConfig& loaded) {
                                     dist.backend, backend.needs, why));
   DistOptions options;
   static_cast<DistKeys&>(options) = dist;
+  options.min_ranks = loaded.config.elastic.min_ranks;
   const auto origin = loaded.origins.find("dist.ranks");
   if (origin != loaded.origins.end() && origin->second != Origin::default_value) {
     options.ranks = dist.ranks;
@@ -201,6 +202,10 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
                    std::chrono::steady_clock::time_point program_start) {
   const DistOptions options = dist_options(loaded);
   const LaunchPlan plan = plan_launch(options, process_environment());
+  if (options.min_ranks > 0 && plan.launcher != "spawn")
+    throw UserError(fmt::format(
+        "elastic.min_ranks: is for several ranks that this program starts itself on one host{}; leave it out",
+        plan.launcher.empty() ? "" : ", not " + plan.launcher));
   // One process alone prints the warnings.
   const bool spawned_rank = plan.kind == LaunchPlan::Kind::process && plan.launcher == "spawn";
   if (plan.rank == 0 && !spawned_rank) {
@@ -267,6 +272,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
       folder.lock = std::make_shared<RunLock>(RunLock::of_parent(folder.path));
     RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};
     inputs.resume = resume;
+    if (options.min_ranks > 0) inputs.rejoin = make_rejoin(plan, options);
     inputs.gpu = gpu_of(plan, gpu_count());
     if (loaded.config.dist.backend == "nccl" && loaded.config.dist.bind_cores)
       if (const int cores = keep_to_cores_near(gpu_bus(inputs.gpu)); cores > 0)

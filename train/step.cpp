@@ -66,6 +66,10 @@ void Step::make(const StepContext& context) {
   runner_->end_step(rule_->make(context), replica_.loss());
 }
 
+void Step::abandon() {
+  if (exchange_->abandon()) replica_.restore_statistics_if_bad(nullptr);
+}
+
 void Step::end_step(const StepRecord& record, MetricsWriter* metrics) {
   if (metrics) recorder_.end_step(record, *metrics);
 }
@@ -99,7 +103,7 @@ void Step::check_parameters(const std::string& when) {
   check_same_parameters(shared_weights(), queue_, communicator_, when);
 }
 
-std::function<void()> Step::state(RunState& state) {
+std::function<void()> Step::state(RunState& state, bool shared_too) {
   std::vector<Runner::HostCopy> copies;
   const auto copy = [&](std::span<const float> from, void* to) {
     if (!from.empty()) copies.push_back({from, to});
@@ -111,7 +115,7 @@ std::function<void()> Step::state(RunState& state) {
       copy(from[i], to[i].data());
     }
   };
-  if (communicator_.rank() == 0) {
+  if (communicator_.rank() == 0 || shared_too) {
     state.model.weights.resize(shared_weights().all_weights().size());
     copy(shared_weights().all_weights(), state.model.weights.data());
     copy_all(rule_->shared_state(), state.optimizer);

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "train/checkpoint/checkpoint.h"
@@ -95,6 +96,11 @@ class Step {
   // On a GPU it returns at once.
   void await_batch();
   void make(const StepContext& context);
+  // See Exchange: of an elastic run, which has no local steps and computes on a CPU. abandon() also puts statistics back.
+  void when_agreement_fails(AgreementSource source) { exchange_->when_agreement_fails(std::move(source)); }
+  const Agreement& last_agreement() const { return exchange_->last_agreement(); }
+  void abandon();
+  void scale_memory(float factor) { exchange_->scale_memory(factor); }
   // See StepRule; the same on all ranks.
   std::int64_t steps_per_report(std::int64_t in_patience) const {
     return rule_->steps_per_report(runner_->traits().steps_ahead, in_patience);
@@ -118,11 +124,11 @@ class Step {
   void check_parameters(const std::string& when);
 
   // After all reports were asked for. state() copies what this rank has, weights and optimizer on rank 0
-  // only; it reuses the memory of `state`, which is complete once what it returns has been called: by any
+  // only or if `shared_too`; it reuses the memory of `state`, which is complete once what it returns has been called: by any
   // thread, during further steps, before the next state(). A GPU's copy to the host waits until then; empty
   // if nothing does. load_state() takes both from there on every rank; throws UserError if it does not fit
   // the model or the method.
-  std::function<void()> state(RunState& state);
+  std::function<void()> state(RunState& state, bool shared_too = false);
   void load_state(const RunState& state);
 
   std::string checksum() const;  // of the weights, 16 hexadecimal digits

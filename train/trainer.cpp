@@ -2,9 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -16,8 +14,10 @@
 #include "nn/base/text.h"
 #include "train/checkpoint/checkpointer.h"
 #include "train/checks.h"
+#include "train/elastic.h"
 #include "train/metrics/metrics.h"
 #include "train/plan/choose.h"
+#include "train/report_sums.h"
 #include "train/reporter.h"
 #include "train/start.h"
 #include "train/step.h"
@@ -25,73 +25,14 @@
 namespace topknot {
 namespace {
 
-// How many ranks have received each of kStopSignals.
-struct SignalSums {
-  std::array<double, std::size(kStopSignals)> of{};
-
-  void add_own() {
-    for (std::size_t i = 0; i < of.size(); ++i) of[i] += kStopSignals[i] == stop_signal();
-  }
-  int highest() const {
-    int highest = 0;
-    for (std::size_t i = 0; i < of.size(); ++i)
-      if (of[i] > 0) highest = std::max(highest, kStopSignals[i]);
-    return highest;
-  }
-};
-
-// The sums over the ranks when they report steps: one message.
-struct ReportSums {
-  struct OfStep {
-    double loss, bytes_sent, bytes_received, selected;
-    double bad_parameter;  // 1 + its index, of the bad rank; of rank 0 if none is known to be bad
-    // For how many ranks the step was bad: all, or with local steps those that left it out. And the sum of 1
-    // + rank over the ranks that know it of themselves.
-    double bad_ranks, bad_rank_sum;
-    double bad_rank_count;  // of these ranks
-  };
-  std::vector<OfStep> steps;
-  SignalSums signals;
-
-  // The rank that made a step bad for itself, its host or all; -1 if it is not known, or several.
-  static int bad_rank(const OfStep& step, int ranks, int ranks_per_host) {
-    const bool one = step.bad_ranks == 1 || step.bad_ranks == ranks || step.bad_ranks == ranks_per_host;
-    return one && step.bad_rank_count == 1 ? static_cast<int>(step.bad_rank_sum) - 1 : -1;
-  }
-
-  double checkpoint_ready = 0;  // ranks that have done their part of a checkpoint
-  double step_seconds = 0;
-  double choose_again = 0;  // above 0: rank 0 asks for another choice of the method
-
-  // Visits every number, in the message's order.
-  void each(const auto& visit) {
-    for (OfStep& step : steps)
-      for (double OfStep::*number :
-           {&OfStep::loss, &OfStep::bytes_sent, &OfStep::bytes_received, &OfStep::selected,
-            &OfStep::bad_parameter, &OfStep::bad_ranks, &OfStep::bad_rank_sum, &OfStep::bad_rank_count})
-        visit(step.*number);
-    for (double& ranks : signals.of) visit(ranks);
-    visit(checkpoint_ready);
-    visit(step_seconds);
-    visit(choose_again);
-  }
-
-  void all_reduce(Step& step) {
-    std::vector<double> numbers;
-    each([&](double number) { numbers.push_back(number); });
-    step.all_reduce(numbers);
-    auto next = numbers.begin();
-    each([&](double& number) { number = *next++; });
-  }
-};
-
 // One rank's loop over epochs and steps, and what is reported of them.
 class Trainer {
  public:
   // `resumed`: null for a new run. `data`, and the compute threads by rank: for the checkpoints. `automatic`:
-  // null if the run's method is given; it may choose again, which changes `inputs`.
+  // null if the run's method is given; it may choose again, which changes `inputs`. `memory`: of an elastic run that
+  // goes on; `resumed` is then its run.
   Trainer(RunInputs& inputs, Communicator& communicator, const ResumedRun* resumed, DataFingerprint data,
-          std::vector<int> threads, AutoMethod* automatic)
+          std::vector<int> threads, AutoMethod* automatic, const RunInMemory* memory = nullptr)
       : inputs_(inputs),
         automatic_(automatic),
         data_(std::move(data)),
@@ -109,35 +50,45 @@ class Trainer {
     step_.begin_run(plan_.total_steps);
     if (resumed) {
       if (root_) warn_of_other_rate(resumed->manifest, config_, *inputs.data.train, plan_);
-      step_.load_state(resumed->state(step_.store()));
+      step_.load_state(memory ? memory->state : resumed->state(step_.store()));
       // With other ranks the epoch begins at another step.
-      if (resumed->manifest.ranks != communicator.size()) position_.epoch_loss_steps = 0;
+      if (resumed->manifest.ranks != communicator.size() && !memory) position_.epoch_loss_steps = 0;
       if (position_.epoch_loss_steps == 0) position_.epoch_loss = 0;
       schedule_->load_state(position_.plateau);
-      first_step_ = saved_step_ = position_.step;
+      first_step_ = stop_from_ = saved_step_ = position_.step;
     }
+    if (memory) go_on_from(*memory);
     // Every rank has what it needs, or all of them end here and the run's files are as they were.
     check_parameters("at the start");
     open_files(resumed);
   }
 
   RunOutcome run() {
-    reporter_.announce(step_, inputs_.data);
-    if (step() > 0)
+    if (note_.empty())
+      reporter_.announce(step_, inputs_.data);
+    else
+      reporter_.note(note_);
+    if (step() > 0 && note_.empty())
       log_info(
           step() < plan_.total_steps
               ? fmt::format("resumed after step {} of {}", step(), plan_.total_steps)
               : fmt::format("all {} steps have been made; a longer train.epochs or train.max_steps goes on",
                             step()));
-    reporter_.begin(step());
-    last_report_ = Clock::now();
+    reporter_.begin(step() - static_cast<std::int64_t>(pending_.size()));
+    last_report_ = step_end_ = Clock::now();
     int signal = 0;
-    if (step() > 0 && !position_.evaluated && evaluation_due()) {
+    bool stopped = false;
+    if (!pending_.empty()) {  // a step that was made with ranks that are gone
+      signal = report(std::vector(last_.reports));
+      stopped = signal != 0 || stop_after_reached();
+      if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
+        signal = during_evaluation, stopped = true;
+    } else if (step() > 0 && !position_.evaluated && evaluation_due()) {
       signal = run_evaluation();
+      stopped = signal != 0;
       if (checkpointer_ && position_.evaluated)
         checkpointer_->evaluated(position_, reporter_.metrics_bytes());
     }
-    bool stopped = signal != 0;
     while (step() < plan_.total_steps && !stopped && !target_reached()) {
       signal = begin_epoch();
       stopped = signal != 0;
@@ -177,6 +128,8 @@ class Trainer {
       outcome.result = reporter_.end(step(), position_.skipped, outcome.parameter_checksum, failure,
                                      step_.modelled_makespan(), step_.flops());
     }
+    // Rank 0 has written its records; if it dies before, another one does.
+    if (inputs_.rejoin) agreed_signal();
     if (!saved) throw UserError(failure + ", see the warnings above");
     if (!stopped && !failure.empty()) {
       agreed_signal();  // rank 0 has written its records, for which others would not wait long
@@ -187,6 +140,24 @@ class Trainer {
     return outcome;
   }
 
+  // For an elastic run: after run() has thrown CollectiveError, what this rank goes on from, but for what it finds out
+  // in the next view. The step under way is undone.
+  RunInMemory memory() {
+    step_.abandon();
+    RunInMemory kept;
+    kept.run.manifest.position = last_.position;
+    kept.run.manifest.ranks = communicator_.size();
+    kept.run.manifest.totals = last_.totals;
+    step_.state(kept.state, true);
+    kept.config = step_.effective_config();
+    kept.last = last_;
+    for (StepReport& report : kept.last.reports)
+      report.status.bad_rank = -1;  // it has another number, or is gone
+    kept.first_step = stop_from_;
+    return kept;
+  }
+  Step& stepper() { return step_; }
+
   // After run() has thrown.
   void failed(const std::exception& error) {
     try {
@@ -196,6 +167,18 @@ class Trainer {
   }
 
  private:
+  void go_on_from(const RunInMemory& memory) {
+    // The rank's share in the average was 1 / ranks in the steps that left it.
+    step_.scale_memory(static_cast<float>(communicator_.size()) /
+                       static_cast<float>(memory.run.manifest.ranks));
+    saved_step_ = -1;
+    stop_from_ = memory.first_step;
+    note_ = memory.note;
+    last_ = memory.last;
+    last_.position = position_;  // of this number of ranks
+    pending_ = last_.records, pending_seconds_ = last_.seconds;
+  }
+
   // Nothing that a resumed run has is changed before.
   void open_files(const ResumedRun* resumed) {
     const CheckpointStore store(inputs_.folder.checkpoints());
@@ -226,7 +209,7 @@ class Trainer {
   bool checkpoint_due() const { return completes(config_.train.checkpoint_every); }
   bool check_due() const { return config_.train.check_every > 0 && step() % config_.train.check_every == 0; }
   bool stop_after_reached() const {
-    return config_.train.stop_after > 0 && step() - first_step_ >= config_.train.stop_after &&
+    return config_.train.stop_after > 0 && step() - stop_from_ >= config_.train.stop_after &&
            step() < plan_.total_steps;
   }
   // Whether what follows needs the end of all steps.
@@ -317,17 +300,6 @@ class Trainer {
     last_step_ = Clock::now();
   }
 
-  // The seconds of the reported steps, which took `total` on the host. A GPU has timed each of them. Of local
-  // steps some have a sync and most have none; the report belongs to the last.
-  std::vector<double> reported_seconds(const std::vector<StepReport>& reports, double total) const {
-    std::vector<double> seconds;
-    for (std::size_t i = 0; i < reports.size(); ++i)
-      seconds.push_back(reports[i].seconds > 0 ? reports[i].seconds : pending_seconds_[i]);
-    if (reports.back().seconds == 0)
-      seconds.back() += std::max(0.0, total - std::accumulate(seconds.begin(), seconds.end(), 0.0));
-    return seconds;
-  }
-
   // While this rank waits for its next batch, the others wait for it in report(), where all agree on a stop
   // signal: they can end after this step, however long the data take. The wait counts as the next step's.
   void await_data() {
@@ -341,19 +313,19 @@ class Trainer {
   // metrics, how many ranks have done their part of a checkpoint, and how many have received each of the
   // signals that ask for a stop. Returns the highest of these signals, the same on every rank, or 0.
   int report(std::size_t count) {
-    const std::vector<StepReport> reports = step_.reports(count);
+    std::vector<StepReport> reports = step_.reports(count);
     TOPKNOT_CHECK(reports.size() == count, "one report per step");
+    if (inputs_.rejoin) last_ = {position_, reporter_.totals(), pending_, pending_seconds_, reports};
+    return report(reports);
+  }
+
+  int report(const std::vector<StepReport>& reports) {
+    const std::size_t count = reports.size();
     // The loss counts as the rank's gradient does, by the weight of its shard.
     const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
     ReportSums sums;
     for (const StepReport& step : reports)
-      sums.steps.push_back(
-          {step.loss * weight, static_cast<double>(step.bytes_sent), static_cast<double>(step.bytes_received),
-           static_cast<double>(step.status.selected),
-           communicator_.rank() == std::max(step.status.bad_rank, 0) ? step.bad_parameter + 1.0 : 0.0,
-           step.committed() ? 0.0 : 1.0,
-           communicator_.rank() == step.status.bad_rank ? communicator_.rank() + 1.0 : 0.0,
-           communicator_.rank() == step.status.bad_rank ? 1.0 : 0.0});
+      sums.steps.push_back(ReportSums::own(step, communicator_.rank(), weight));
     sums.signals.add_own();
     if (checkpointer_) sums.checkpoint_ready = checkpointer_->ready();
     sums.step_seconds = seconds_since(last_report_) / static_cast<double>(reports.size());
@@ -364,8 +336,8 @@ class Trainer {
     steps_in_patience_ = std::llround(
         std::clamp(kPatience * communicator_.size() / std::max(sums.step_seconds, 1e-6), 1.0, 1e6));
     const Clock::time_point now = Clock::now();
-    const std::vector<double> seconds =
-        reported_seconds(reports, std::chrono::duration<double>(now - last_report_).count());
+    const std::vector<double> seconds = reported_seconds(
+        reports, pending_seconds_, std::chrono::duration<double>(now - last_report_).count());
     last_report_ = last_step_ = now;
     const double ranks = communicator_.size();
     for (std::size_t i = 0; i < reports.size(); ++i) {
@@ -438,28 +410,14 @@ class Trainer {
     }
     ++position_.skipped;
     ++position_.skips_in_a_row;
-    const int ranks = communicator_.size(),
-              bad_rank = ReportSums::bad_rank(sum, ranks, config_.exchange.ranks_per_host);
-    const bool by_all = sum.bad_ranks == ranks;  // else by those alone that could not make it
-    const std::string one = bad_rank >= 0 ? fmt::format("rank {}", bad_rank) : "";
-    std::string where = by_all && bad_rank >= 0 ? " on " + one : "";
-    if (const int bad = static_cast<int>(sum.bad_parameter) - 1; bad >= 0 && (by_all || bad_rank >= 0))
-      where +=
-          ", first in the gradient of " + step_.arena().parameters()[static_cast<std::size_t>(bad)]->name();
+    const SkipText text(sum, communicator_.size(), config_.exchange.ranks_per_host, step_.arena());
     if (report.status.bad_rank == communicator_.rank() && !root_)  // in the log of its host too
-      log_warning(fmt::format("step {} is not finite here{}", step, where));
-    const std::string who = by_all ? "skipped by all ranks"
-                            : bad_rank >= 0
-                                ? (sum.bad_ranks > 1 ? "left out by the host of " : "left out by ") + one
-                                : fmt::format("left out by {} of {} ranks", sum.bad_ranks, ranks);
-    reporter_.note(fmt::format("step {} {}: NaN or infinity{}", step, who, where));
+      log_warning(fmt::format("step {} is not finite here{}", step, text.where));
+    reporter_.note(fmt::format("step {} {}: NaN or infinity{}", step, text.who, text.where));
     if (position_.skips_in_a_row >= config_.train.max_skips)
       throw Diverged(
           "training has diverged: " + std::to_string(position_.skips_in_a_row) +
-          " steps in a row were not finite, the last at step " + std::to_string(step) +
-          (by_all          ? where
-           : bad_rank >= 0 ? " on " + one + where
-                           : "") +
+          " steps in a row were not finite, the last at step " + std::to_string(step) + text.place +
           "; lower optimizer.lr, or clip with train.clip_global (train.max_skips sets this limit)");
   }
 
@@ -516,7 +474,10 @@ class Trainer {
   const std::vector<float> weights_;
   Reporter reporter_;
 
-  std::int64_t first_step_ = 0;   // steps made before this start
+  std::int64_t first_step_ = 0;   // steps made before this start, or in other views of it
+  std::int64_t stop_from_ = 0;    // before this start
+  std::string note_;              // RunInMemory
+  UnreportedStep last_;           // of an elastic run: the last step that was made
   std::int64_t saved_step_ = -1;  // of the last checkpoint
   double warned_density_ = 0;     // of the last warn_of_more_than_dense()
   std::vector<StepRecord> pending_;
@@ -529,44 +490,49 @@ class Trainer {
   std::optional<Checkpointer> checkpointer_;
 };
 
-// Compute threads by rank; empty: unknown. Earlier versions do not say, and gave each of several ranks one.
-std::vector<int> threads_of(const Manifest& manifest) {
-  if (!manifest.threads.empty() || manifest.ranks == 1) return manifest.threads;
-  return std::vector<int>(static_cast<std::size_t>(manifest.ranks), 1);
-}
-
 // After a stop signal.
 constexpr std::chrono::seconds kLongestStart{10}, kLongestEnd{5};
 
 }  // namespace
 
-RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
-  set_log_rank(communicator.rank(), communicator.size());
+RunOutcome run_rank(const RunInputs& given, Communicator& first) {
+  set_log_rank(first.rank(), first.size());
   RunInputs inputs = given;
+  Views views(inputs.rejoin, first);
+  std::optional<RunInMemory> memory;
+  std::optional<DataFingerprint> data;
   std::optional<AutoMethod> automatic;
   std::optional<EndAfterSignal> guard;  // outlives the trainer, whose threads may hang in a file system
   std::optional<Trainer> trainer;
   const auto last_words = [&](const std::string& text) {
+    Communicator& communicator = views.communicator();
     set_log_rank(communicator.rank(), communicator.size());  // of the thread that calls this
     communicator.abort(text);
   };
   const auto longest_end = stop_patience(inputs.config, kLongestEnd);
-  try {
-    guard.emplace("while the run started", stop_patience(inputs.config, kLongestStart), last_words);
+
+  const auto make_trainer = [&](Communicator& communicator) {
+    const CheckpointStore store(inputs.folder.checkpoints());
+    if (memory) {
+      memory->run.saved = shared_checkpoints(store, communicator, memory->last.position.step);
+      trainer.emplace(inputs, communicator, &memory->run, *data, settle_threads(communicator, inputs.config),
+                      nullptr, &*memory);
+      memory.reset();
+      return;
+    }
     check_same_configuration(communicator, inputs.config);
     const bool compared = communicator.size() > 1 || inputs.resume || inputs.config.train.checkpoint_keep > 0;
-    const DataFingerprint data = compared ? data_fingerprint(inputs.data) : DataFingerprint();
-    check_same_data(communicator, data);
+    if (!data) data = compared ? data_fingerprint(inputs.data) : DataFingerprint();
+    check_same_data(communicator, *data);
     if (inputs.resume) {
-      const CheckpointStore store(inputs.folder.checkpoints());
       std::string choices = communicator.rank() == 0 ? choices_of(inputs.folder) : "";
       share(communicator, choices);
       if (!choices.empty() && inputs.config.resume.method == "choose")
         automatic.emplace(AutoMethod::resumed(inputs.config, choices));
       // It is as large as the run's state, and released before the first step.
-      const ResumedRun resumed = read_checkpoint(store, communicator, inputs.config, data);
-      trainer.emplace(inputs, communicator, &resumed, data,
-                      settle_threads(communicator, inputs.config, threads_of(resumed.manifest)),
+      const ResumedRun resumed = read_checkpoint(store, communicator, inputs.config, *data);
+      trainer.emplace(inputs, communicator, &resumed, *data,
+                      settle_threads(communicator, inputs.config, resumed.threads()),
                       automatic ? &*automatic : nullptr);
     } else {
       const std::vector<int> threads = settle_threads(communicator, inputs.config);
@@ -577,19 +543,53 @@ RunOutcome run_rank(const RunInputs& given, Communicator& communicator) {
         inputs.config = std::move(choice.config), inputs.origins = std::move(choice.origins);
         if (communicator.rank() == 0) rewrite_config(inputs.folder, inputs.config, inputs.origins);
       }
-      trainer.emplace(inputs, communicator, nullptr, data, threads, automatic ? &*automatic : nullptr);
+      trainer.emplace(inputs, communicator, nullptr, *data, threads, automatic ? &*automatic : nullptr);
     }
+  };
+
+  // After a collective over `used` has failed, in an elastic run. False if the run ends.
+  const auto go_on = [&](const Communicator& used) {
     guard.reset();
-    RunOutcome outcome = trainer->run();
-    guard.emplace("while a thread hung in the system", longest_end, last_words);
-    return outcome;
-  } catch (const std::exception& error) {
-    // The others learn the reason before the trainer ends its groups and waits for its files.
-    communicator.abort(explain(error));
-    guard.emplace("while a thread hung in the system; first error: " + explain(error), longest_end,
-                  last_words);
-    if (trainer) trainer->failed(error);
-    throw;
+    if (!views.join_next(used, trainer ? trainer->stepper().last_agreement() : Agreement())) return false;
+    if (trainer && views.agreed().step > 0) memory = trainer->memory();
+    trainer.reset();  // without memory the run begins anew: no step was made
+    views.prepare(memory ? &*memory : nullptr, inputs);
+    return true;
+  };
+
+  for (;;) {
+    Communicator& used = views.communicator();
+    std::exception_ptr caught;
+    bool collective = false;
+    try {
+      guard.emplace("while the run started", stop_patience(inputs.config, kLongestStart), last_words);
+      make_trainer(used);
+      if (views.elastic())
+        trainer->stepper().when_agreement_fails(
+            views.agreement_source(used, trainer->stepper().last_agreement()));
+      guard.reset();
+      RunOutcome outcome = trainer->run();
+      guard.emplace("while a thread hung in the system", longest_end, last_words);
+      return outcome;
+    } catch (const std::exception& error) {
+      caught = std::current_exception();
+      collective = dynamic_cast<const CollectiveError*>(&error) != nullptr;
+    }
+    if (collective && views.elastic()) try {
+        if (go_on(used)) continue;
+      } catch (const std::exception&) {
+        caught = std::current_exception();
+      }
+    try {
+      std::rethrow_exception(caught);
+    } catch (const std::exception& error) {
+      // The others learn the reason before the trainer ends its groups and waits for its files.
+      used.abort(explain(error));
+      guard.emplace("while a thread hung in the system; first error: " + explain(error), longest_end,
+                    last_words);
+      if (trainer) trainer->failed(error);
+      throw;
+    }
   }
 }
 

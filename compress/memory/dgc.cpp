@@ -54,6 +54,7 @@
 #include "compress/sparse.h"
 #include "compress/state.h"
 #include "nn/base/check.h"
+#include "nn/core/simd.h"
 
 namespace topknot {
 namespace {
@@ -109,6 +110,8 @@ class DgcMemory final : public Memory {
     velocity_.swap(next_);
     size_ = u.size();
   }
+
+  void scale(float factor) override { multiply(velocity_.get(), size_, factor); }
 
   void save(StateWriter& writer) const override {
     writer.put_list(std::span<const float>(velocity_.get(), size_));

@@ -273,6 +273,30 @@ void Exchange::when_complete(GroupHook hook) {
   when_complete_ = std::move(hook);
 }
 
+void Exchange::when_agreement_fails(AgreementSource source) {
+  transport_->recover_agreement = std::move(source);
+}
+
+const Agreement& Exchange::last_agreement() const {
+  return transport_->agreement;
+}
+
+bool Exchange::abandon() {
+  if (!in_step_) return false;
+  transport_->quiesce();
+  for (Bucket& bucket : active_) {
+    if (bucket.encoded) bucket.discard();
+    bucket.swaps = false;
+  }
+  deferred_ = nullptr;
+  in_step_ = committed_ = false;
+  return true;
+}
+
+void Exchange::scale_memory(float factor) {
+  for (Bucket& bucket : buckets_) bucket.scale_memory(factor, slice(bucket.group).residual);
+}
+
 std::vector<std::byte> Exchange::state(std::vector<DeviceFloats>* later) const {
   StateWriter writer(later);
   writer.put<std::uint64_t>(buckets_.size());

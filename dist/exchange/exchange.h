@@ -110,6 +110,14 @@ struct ExchangeSpan {
   std::chrono::steady_clock::time_point begin, end;
 };
 
+// What the ranks have agreed on about a step: a byte from each, by rank, 0 if its loss was not finite.
+struct Agreement {
+  std::int64_t step = 0;  // from 1; 0: none yet
+  std::vector<std::byte> flags;
+};
+// The flags of a step, from another rank that has received them; empty if none has.
+using AgreementSource = std::function<std::vector<std::byte>(std::int64_t step)>;
+
 struct Bucket;
 class Transport;
 
@@ -182,6 +190,19 @@ class Exchange {
   // them in place (clipping).
   using GroupHook = std::function<void(const Group& group)>;
   void when_complete(GroupHook hook);
+
+  // For runs that go on without ranks that have died, in host memory and with methods of one round.
+  // - A step whose flags do not arrive is committed or discarded by those of `source`, if that has them. Nothing can be
+  //   exchanged afterwards.
+  // - last_agreement(): of the last step whose flags this rank has.
+  // - abandon(): if begin_step() to end_step() have thrown CollectiveError, everything is as before begin_step(). Returns
+  //   whether that was so.
+  // - scale_memory(): between steps, multiplies residuals and velocities, so that what a rank still has to send weighs as
+  //   much with another number of ranks. Those whose average divides by the contributors stay as they are.
+  void when_agreement_fails(AgreementSource source);
+  const Agreement& last_agreement() const;
+  bool abandon();
+  void scale_memory(float factor);
 
   // The compressors' state, of this rank, for checkpoints; the residuals are the arena's. Between steps;
   // waits for a GPU, but for the long lists of its memory if `later` takes these. If residuals of GPU

@@ -130,6 +130,8 @@ Bucket::Bucket(const Group& group, ElementRange own, int index, const ExchangeOp
                std::unique_ptr<Compressor> compressor)
     : group(group), own(own), index(index), compressor(std::move(compressor)) {
   every_entry = sent_whole(group, options);
+  const auto pieces = group.compressed ? pieces_of(options.compress) : std::nullopt;
+  divides_by_ranks = !pieces || pieces->aggregate != "contributors";
   const CollectiveType& type = collectives().find(options.collective);
   if (!type.make || !group.compressed) return;
   index_codec = index_codec_of(options.compress);
@@ -140,6 +142,7 @@ void Bucket::encode(const StepContext& of_step) {
   StepContext context = of_step;
   if (every_entry) context.density = 1.0;
   message = compressor->encode({own_of(slice.gradient), own_of(slice.residual)}, context);
+  encoded = true;
   adds_entries = collective != nullptr;
   if (!collective) return;
   entries = message.entries;
@@ -171,14 +174,22 @@ bool Bucket::commit() {
     collective->commit();
     rejected = sum.rejected;
   }
+  encoded = false;
   const std::span<float> average = compressor->commit(rejected);
   TOPKNOT_CHECK(average.size() == own.size(), "an average of another length than its group");
   return average.data() == own_of(slice.residual).data();
 }
 
 void Bucket::discard() {
+  encoded = false;
   if (collective) collective->discard();
   compressor->discard();
+}
+
+void Bucket::scale_memory(float factor, std::span<float> residual) {
+  if (!divides_by_ranks || (!group.compressed && !every_entry)) return;
+  for (float& value : residual) value *= factor;
+  compressor->scale_memory(factor);
 }
 
 void Bucket::add_to(StepStatus& status) const {
@@ -373,6 +384,20 @@ std::vector<std::byte> HostTransport::receive_flags() {
   return flags;
 }
 
+// A rank that has all bytes of a step proves that every rank has all messages of it, so the step counts if any
+// rank has them.
+std::vector<std::byte> HostTransport::receive_agreement() {
+  std::vector<std::byte> flags;
+  try {
+    flags = receive_flags();
+  } catch (const CollectiveError&) {
+    if (recover_agreement) flags = recover_agreement(number_);
+    if (flags.empty()) throw;
+  }
+  agreement = {number_, flags};
+  return flags;
+}
+
 void HostTransport::join_hosts_statuses() {
   const Ticket ticket = submit([this, step = number_](Communicator&) {
     hierarchy_->inside().set_place(step);
@@ -391,7 +416,7 @@ void HostTransport::join_hosts_statuses() {
 // All of it is the same on all ranks: the losses by the agreement, finite() by the blocks and sums that all
 // have; of parts all ranks of an index, so that each host finds the same.
 Transport::Agreed HostTransport::agree(std::span<const Bucket> buckets) {
-  const std::vector<std::byte> finite_losses = receive_flags();
+  const std::vector<std::byte> finite_losses = receive_agreement();
   bool finite = std::all_of(buckets.begin(), buckets.end(),
                             [](const Bucket& bucket) { return bucket.compressor->finite(); });
   if (traits_.parts > 1) {
@@ -410,7 +435,12 @@ Transport::Agreed HostTransport::agree(std::span<const Bucket> buckets) {
     } else {
       submit_flag(std::all_of(buckets.begin(), buckets.end(),
                               [](const Bucket& bucket) { return bucket.own_values_finite(); }));
-      agreed.bad_rank = first_bad(receive_flags());
+      try {
+        agreed.bad_rank = first_bad(receive_flags());
+      } catch (const CollectiveError&) {
+        if (!recover_agreement) throw;
+        // Every rank discards the step. Whose values were bad stays unknown.
+      }
       // Which rank of a host found it in its part does not say whose it was.
       if (traits_.parts > 1 && agreed.bad_rank > 0) agreed.bad_rank -= agreed.bad_rank % traits_.parts;
     }

@@ -66,6 +66,8 @@ struct Bucket {
   bool commit();
   // Ends it with everything as before encode().
   void discard();
+  // Between steps: multiplies what the rank still has to send, where the average divides by the number of ranks.
+  void scale_memory(float factor, std::span<float> residual);
 
   // Adds the entries of the step under way, or of the last one, as far as the host knows them.
   void add_to(StepStatus& status) const;
@@ -86,11 +88,13 @@ struct Bucket {
   const int index;
   std::unique_ptr<Compressor> compressor;
   bool every_entry = false;                      // whatever the density of the step
+  bool divides_by_ranks = true;                  // the average; else by how many contribute
   const IndexCodec* index_codec = nullptr;       // of the collective
   std::unique_ptr<SparseCollective> collective;  // null: all_gather
 
   // State of the current step.
   std::size_t missing = 0;  // parameters that are not ready
+  bool encoded = false;     // and neither committed nor discarded
   bool swaps = false;       // the average lies in the residual's memory; kept for the next step's graph
   Slice slice;
   Message message;
@@ -171,6 +175,13 @@ class Transport {
   // After the last commit or discard. Fills in its times.
   virtual void finish(StepReport& report) = 0;
 
+  // After an exception: waits for what still works on the buckets' memory.
+  virtual void quiesce() noexcept {}
+
+  // As Exchange::when_agreement_fails() and last_agreement().
+  AgreementSource recover_agreement;
+  Agreement agreement;
+
   // Between steps, where residuals do not lie in the arena: copies the bucket's there, or from there.
   virtual void copy_residual(const Bucket&, [[maybe_unused]] bool to_arena) {}
 
@@ -197,9 +208,9 @@ class HostTransport : public Transport {
   Agreed agree(std::span<const Bucket> buckets) override;
   void finish(StepReport& report) override;
 
+  void quiesce() noexcept override;  // the jobs of the queue
+
  protected:
-  // Waits for the jobs of the queue.
-  void quiesce() noexcept;
   StepStatus status_;  // of the last step
 
  private:
@@ -216,6 +227,7 @@ class HostTransport : public Transport {
   // Every rank sends one byte; what comes back is by rank.
   void submit_flag(bool mine);
   std::vector<std::byte> receive_flags();
+  std::vector<std::byte> receive_agreement();
   // found_ becomes what all ranks of the host found in their parts.
   void join_hosts_statuses();
 

@@ -8,7 +8,7 @@
 //   machine, supervises them and serves their rendezvous.
 // - `nccl`: as `gloo`, which carries its host-side collectives.
 //
-// Not elastic: when a rank dies, all end.
+// When a rank dies, all end; or with elastic.min_ranks those that this program started go on without it.
 
 #include <filesystem>
 #include <functional>
@@ -37,6 +37,7 @@ struct DistOptions : DistKeys {
   bool ranks_insist = false;         // given for this run: a launcher with another number is then an error
   std::optional<EmulatedLink> link;  // dist.link, between ranks that are threads
   bool check_calls = false;          // see JoinOptions
+  int min_ranks = 0;                 // elastic.min_ranks
 };
 
 struct LaunchPlan {
@@ -93,6 +94,19 @@ BackendChoice choose_backend(Communicator& host, const std::string& problem, con
 void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
                       const std::function<void(Communicator&)>& body);
 
+// Which ranks of an elastic run go on together, and where they meet.
+struct View {
+  int number = 1;          // the first one is of all ranks
+  std::vector<int> ranks;  // as they were started, ascending: a rank's place in here is its rank in the view
+  int port = 0;
+};
+
+// Joins the next view after `view`, which becomes that one; null if the run ends without this rank. Throws as
+// join_group(), UserError if the launcher announces no view for half a minute because no rank has died, and Interrupted.
+using Rejoin = std::function<std::unique_ptr<Communicator>(View& view)>;
+// For a rank that run_spawned() has started.
+Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options);
+
 // For Kind::spawn: starts `plan.size` copies of this program with the same arguments, which find
 // plan_launch() answering Kind::process, and waits for them. When one dies (a signal, or an exit code other
 // than 0), the others get grace_s to end by themselves, then SIGTERM, then SIGKILL. kStopSignals
@@ -100,6 +114,10 @@ void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
 // the rank whose failure ended the others, or 128 + its signal. The copies die with this process. To be
 // called from the main thread, before other threads are started. `on_ready` runs once the meeting point is
 // open, before the first copy starts.
+//
+// With options.min_ranks, a rank that is killed or ends with exit code 1 does not end the others, once all have met and
+// while so many are left: these are announced as the next View. A rank that does not come to it within options.timeout_s
+// is killed.
 int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s = 5,
                 const std::function<void()>& on_ready = {});
 

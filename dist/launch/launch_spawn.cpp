@@ -9,8 +9,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <sstream>
+#include <thread>
 #include <vector>
 
 #include "dist/launch/launch.h"
@@ -27,6 +31,8 @@ namespace {
 constexpr auto kSameRequest = std::chrono::milliseconds(100);  // as install_stop_handlers()
 // For the ranks to end after one of them gave up its waiting, or after a second stop signal.
 constexpr double kLastWordsSeconds = 0.3;
+// For other ranks that die with one, until the rest goes on.
+constexpr double kMoreDeathsSeconds = 0.1;
 
 // Blocks the signals that the supervisor handles one by one, in this thread and those that it starts, while
 // it lives. SIGCHLD has its default action meanwhile: if it is ignored, as a parent may leave it, nobody can
@@ -85,16 +91,17 @@ class Children {
     pids_.push_back(pid);
   }
 
-  int alive() const {
-    int count = 0;
-    for (const pid_t pid : pids_) count += pid > 0;
-    return count;
+  int alive() const { return static_cast<int>(running().size()); }
+
+  std::vector<int> running() const {  // ranks, ascending
+    std::vector<int> ranks;
+    for (std::size_t r = 0; r < pids_.size(); ++r)
+      if (pids_[r] > 0) ranks.push_back(static_cast<int>(r));
+    return ranks;
   }
 
-  // The lowest rank that runs; there is one.
-  int first_alive() const {
-    return static_cast<int>(std::find_if(pids_.begin(), pids_.end(), [](pid_t pid) { return pid > 0; }) -
-                            pids_.begin());
+  void kill_one(int rank) {
+    if (pids_[static_cast<std::size_t>(rank)] > 0) kill(pids_[static_cast<std::size_t>(rank)], SIGKILL);
   }
 
   void kill_all(int signal, bool and_wait = false) {
@@ -146,6 +153,75 @@ std::vector<std::string> environment_of(int rank, int size, int port, const std:
   return result;
 }
 
+// Views are lines "NUMBER PORT RANK RANK ...\n" in the file that the copies inherit. Lines are added only, and the newline
+// comes last, so a reader sees whole ones. A view without ranks says that the run ends.
+void publish(const View& view, int file) {
+  const std::string line = fmt::format("{} {} {}\n", view.number, view.port, fmt::join(view.ranks, " "));
+  const off_t end = lseek(file, 0, SEEK_END);
+  TOPKNOT_CHECK(pwrite(file, line.data(), line.size(), end) == static_cast<ssize_t>(line.size()),
+                "the ranks could not be told who goes on: " + errno_text());
+}
+
+// The newest one; the first view if there is none.
+View newest_view(int file) {
+  std::string text;
+  char bytes[4096];
+  for (ssize_t n; (n = pread(file, bytes, sizeof bytes, static_cast<off_t>(text.size()))) > 0;)
+    text.append(bytes, static_cast<std::size_t>(n));
+  text.resize(text.rfind('\n') + 1);
+  View view;
+  if (text.empty()) return view;
+  text.pop_back();
+  std::istringstream words(text.substr(text.rfind('\n') + 1));
+  words >> view.number >> view.port;
+  for (int rank; words >> rank;) view.ranks.push_back(rank);
+  return view;
+}
+
+// The rendezvous of the views, in the launcher.
+class ViewServer {
+ public:
+  // `file`: the inherited one.
+  ViewServer(const LaunchPlan& plan, const DistOptions& options, const std::string& token, int file)
+      : options_(options), token_(token), file_(file) {
+    for (int r = 0; r < plan.size; ++r) view_.ranks.push_back(r);
+    open(plan.port);
+  }
+
+  TcpStoreServer& store() { return *stores_.back(); }
+  int number() const { return view_.number; }
+  std::vector<int> missing() {  // ranks that have not come to the newest view
+    std::vector<int> ranks = store().missing();
+    for (int& rank : ranks) rank = view_.ranks[static_cast<std::size_t>(rank)];
+    return ranks;
+  }
+  // Those missing have had their time.
+  bool late() { return joining_.over() && !store().missing().empty(); }
+
+  void next(std::vector<int> ranks, const std::string& reason) {
+    store().abort(reason);
+    view_.ranks = std::move(ranks), ++view_.number;
+    open(0);
+    view_.port = store().port();
+    publish(view_, file_);
+  }
+  void end() { publish({view_.number + 1, {}, 0}, file_); }
+
+ private:
+  void open(int port) {
+    stores_.push_back(std::make_unique<TcpStoreServer>(
+        "127.0.0.1", port, static_cast<int>(view_.ranks.size()), options_.timeout_s, token_));
+    joining_ = Patience(options_.timeout_s);
+  }
+
+  const DistOptions& options_;
+  const std::string token_;
+  const int file_;
+  View view_;
+  Patience joining_;
+  std::vector<std::unique_ptr<TcpStoreServer>> stores_;  // earlier ones tell their ranks the reason
+};
+
 bool is_stop_signal(int signal) {
   return std::count(std::begin(kStopSignals), std::end(kStopSignals), signal) > 0;
 }
@@ -154,6 +230,8 @@ bool is_stop_signal(int signal) {
 struct Failure {
   int rank, status;
   bool killed;  // by a signal that did not come from here
+  // A fault of this rank alone, as far as its end tells: not of its input or of the training.
+  bool lone() const { return killed || (WIFEXITED(status) && WEXITSTATUS(status) == 1); }
   int code() const { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
   std::string text() const {
     if (!WIFSIGNALED(status))
@@ -175,12 +253,41 @@ const Failure& cause(const std::vector<Failure>& failures, int first_rank) {
 
 }  // namespace
 
+Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options) {
+  const char* name = std::getenv("TOPKNOT_LAUNCH");
+  TOPKNOT_CHECK(plan.launcher == "spawn" && name,
+                "only a rank that run_spawned() started joins another view");
+  return [plan, options, file = std::atoi(name)](View& view) -> std::unique_ptr<Communicator> {
+    constexpr double kAnnounced = 30;  // seconds
+    Patience patience(kAnnounced);
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
+      const View next = newest_view(file);
+      if (next.number > view.number) {
+        const auto place = std::find(next.ranks.begin(), next.ranks.end(), plan.rank);
+        if (place == next.ranks.end()) return nullptr;
+        view = next;
+        LaunchPlan joined = plan;
+        joined.rank = static_cast<int>(place - next.ranks.begin());
+        joined.size = static_cast<int>(view.ranks.size());
+        joined.port = view.port;
+        return join_group(joined, options);
+      }
+      if (stop_signal() != 0)
+        throw Interrupted(
+            fmt::format("stopped by {} while the other ranks were to go on", signal_name(stop_signal())));
+      if (patience.over()) throw UserError("a collective failed, and no rank has died");
+    }
+  };
+}
+
 int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s,
                 const std::function<void()>& on_ready) {
   TOPKNOT_CHECK(plan.kind == LaunchPlan::Kind::spawn, "this process is a rank, not a launcher");
   const SignalGate gate;
   const std::string token = options.token.empty() ? random_token() : options.token;
-  TcpStoreServer store("127.0.0.1", plan.port, plan.size, options.timeout_s, token);
+  const Fd proof(memfd_create("topknot-ranks", 0));
+  TOPKNOT_CHECK(proof.valid(), "no file for the ranks to inherit: " + errno_text());
+  ViewServer views(plan, options, token, proof.get());
   if (on_ready) {
     // Until there are ranks to look after, a stop signal ends this process at once: on_ready() may hang in a
     // file system.
@@ -188,13 +295,12 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
     on_ready();
     pthread_sigmask(SIG_BLOCK, &gate.taken(), nullptr);
   }
-  const Fd proof(memfd_create("topknot-ranks", 0));
-  TOPKNOT_CHECK(proof.valid(), "no file for the ranks to inherit: " + errno_text());
   Children children;
   for (int r = 0; r < plan.size; ++r)
-    children.start(r, environment_of(r, plan.size, store.port(), token, proof.get()), argv, gate);
+    children.start(r, environment_of(r, plan.size, views.store().port(), token, proof.get()), argv, gate);
 
   std::vector<Failure> failures;  // in the order in which they were seen
+  bool failed = false;            // and the ranks were told of the first one
   int stopping = 0;               // the signal that was passed on: ranks may end with a code of their own
   Clock::time_point stopped_at;   // when
   bool killing = false;
@@ -205,8 +311,33 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   const auto sooner = [](std::optional<Patience>& limit, double seconds) {
     if (!limit || !limit->limited() || limit->left() > seconds) limit.emplace(seconds);
   };
+  // Of an elastic run: ranks that the others are to go on without, and until then; ranks that are done.
+  std::vector<Failure> lost;
+  std::optional<Patience> regroup;
+  int done = 0;
+  const auto is_missing = [&](int rank) {
+    const std::vector<int> missing = views.missing();
+    return std::count(missing.begin(), missing.end(), rank) > 0;
+  };
+  const auto go_on = [&] {
+    regroup.reset();
+    const std::vector<int> left = children.running();
+    if (static_cast<int>(left.size()) + done < options.min_ranks || !failures.empty()) {
+      failures.insert(failures.begin(), lost.begin(), lost.end());
+    } else if (!left.empty()) {
+      std::string reason;
+      for (const Failure& one : lost) reason += (reason.empty() ? "" : "; ") + one.text();
+      if (reason.empty()) reason = "a rank was done before the others";
+      views.next(left, reason);
+      log_warning(fmt::format("{}; elastic.min_ranks: {} on, as view {}", reason,
+                              left.size() == 1 ? fmt::format("rank {} goes", left.front())
+                                               : fmt::format("ranks {} go", fmt::join(left, ", ")),
+                              views.number()));
+    }
+    lost.clear();
+  };
   while (children.alive() > 0) {
-    const int signal = gate.next(std::chrono::milliseconds(100));
+    const int signal = gate.next(std::chrono::milliseconds(regroup ? 20 : 100));
     if (signal != 0 && signal != SIGCHLD) {
       if (stopping && Clock::now() - stopped_at < kSameRequest) continue;
       children.kill_all(signal);
@@ -214,25 +345,41 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
       if (!stopping) stopped_at = Clock::now(), stopping = signal;
     }
     // A rank gave up instead of agreeing with the others on a step.
-    if (stopping && !kill && !store.first_reason().empty()) kill.emplace(kLastWordsSeconds);
+    if (stopping && !kill && !views.store().first_reason().empty()) kill.emplace(kLastWordsSeconds);
     int rank, status;
-    const bool first = failures.empty();
     while (children.reap(rank, status)) {
       if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
         if (in_order > 0) sooner(terminate, in_order);
+        ++done;
+        if (views.number() > 1 && !failed && !regroup && is_missing(rank))
+          regroup.emplace(kMoreDeathsSeconds);
         continue;
       }
       const bool passed_on = stopping && WIFSIGNALED(status) && is_stop_signal(WTERMSIG(status));
-      failures.push_back({rank, status, WIFSIGNALED(status) && !killing && !passed_on});
+      const Failure failure{rank, status, WIFSIGNALED(status) && !killing && !passed_on};
+      const bool met = views.number() > 1 || views.store().missing().empty();
+      if (options.min_ranks > 0 && failure.lone() && met && !stopping && !killing && failures.empty()) {
+        lost.push_back(failure);
+        regroup.emplace(kMoreDeathsSeconds);
+      } else {
+        failures.push_back(failure);
+      }
     }
-    if (first && !failures.empty()) {
-      if (!stopping) store.abort(cause(failures, store.first_reason_rank()).text());
+    if (options.min_ranks > 0) {
+      if (views.number() > 1 && !failed && views.late())
+        for (const int late : views.missing()) children.kill_one(late);
+      if (regroup && (regroup->over() || children.alive() == 0 || !failures.empty())) go_on();
+    }
+    if (!failed && !failures.empty()) {
+      failed = true;
+      if (options.min_ranks > 0) views.end();
+      if (!stopping) views.store().abort(cause(failures, views.store().first_reason_rank()).text());
       terminate.emplace(stopping ? in_order : grace_s);
     }
     if (terminate && terminate->over()) {
       if (failures.empty() && children.alive() > 0)
-        hanging = fmt::format("rank {} did not end within {:g} s after the others", children.first_alive(),
-                              in_order);
+        hanging = fmt::format("rank {} did not end within {:g} s after the others",
+                              children.running().front(), in_order);
       children.kill_all(SIGTERM);
       killing = true;
       terminate.reset();
@@ -244,6 +391,7 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
     }
   }
   if (failures.empty()) return 0;
+  const TcpStoreServer& store = views.store();
   const Failure& failure = cause(failures, store.first_reason_rank());
   // A reason that a rank gave itself says more than how its process ended; that of a rank which had to be
   // killed is known.

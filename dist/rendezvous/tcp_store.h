@@ -47,6 +47,8 @@ class TcpStoreServer {
   bool reason_by_rank() const;
   // The rank that gave the first reason or whose connection was lost; -1: none in particular.
   int first_reason_rank() const;
+  // Ranks that have not come so far.
+  std::vector<int> missing() const;
 
  private:
   struct State;

@@ -46,7 +46,7 @@ struct TcpStoreServer::State {
   Fd listener, wake;
   std::vector<std::unique_ptr<Client>> clients;  // the serving thread's own, as what follows
   std::map<std::string, std::string> values;
-  std::vector<bool> came;
+  std::vector<bool> came;  // written under `mutex`
   struct Heard {
     std::uint64_t calls = 0;
     Clock::time_point at;
@@ -154,7 +154,10 @@ struct TcpStoreServer::State {
     const std::optional<Hello> hello = parse_hello(payload);
     if (const std::string why = refusal(hello); !why.empty()) return refuse(client, why);
     client.rank = hello->rank;
-    came[client.rank] = true;
+    {
+      const std::lock_guard lock(mutex);
+      came[client.rank] = true;
+    }
     if (!stopped && std::find(came.begin(), came.end(), false) == came.end()) welcome_all();
   }
 
@@ -386,6 +389,14 @@ bool TcpStoreServer::reason_by_rank() const {
 int TcpStoreServer::first_reason_rank() const {
   const std::lock_guard lock(state_->mutex);
   return state_->reason_rank;
+}
+
+std::vector<int> TcpStoreServer::missing() const {
+  const std::lock_guard lock(state_->mutex);
+  std::vector<int> ranks;
+  for (int r = 0; r < state_->size; ++r)
+    if (!state_->came[r]) ranks.push_back(r);
+  return ranks;
 }
 
 }  // namespace topknot

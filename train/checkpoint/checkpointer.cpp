@@ -533,9 +533,16 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
   if (left == 0) throw no_checkpoint(store);
   check_finite(store, run.manifest.position.step, run.model, false);
   check_finite(store, run.manifest.position.step, run.ranks, true);
-  if (root) run.saved = saved_up_to(store, run.manifest.position.step);
-  share(communicator, run.saved);
+  run.saved = shared_checkpoints(store, communicator, run.manifest.position.step);
   return run;
+}
+
+std::vector<SavedCheckpoint> shared_checkpoints(const CheckpointStore& store, Communicator& communicator,
+                                                std::int64_t last) {
+  std::vector<SavedCheckpoint> saved;
+  if (communicator.rank() == 0) saved = saved_up_to(store, last);
+  share(communicator, saved);
+  return saved;
 }
 
 }  // namespace topknot

@@ -100,6 +100,11 @@ struct ResumedRun {
   // residuals, so that the average residual over the ranks is unchanged; thresholds, momenta and masks begin
   // anew.
   RunState state(const ParameterStore& store) const;
+  // Compute threads by rank; empty: unknown. Earlier versions do not say, and gave each of several ranks one.
+  std::vector<int> threads() const {
+    if (!manifest.threads.empty() || manifest.ranks == 1) return manifest.threads;
+    return std::vector<int>(static_cast<std::size_t>(manifest.ranks), 1);
+  }
 };
 
 // The newest checkpoint that every rank can read whole; a newer one is passed over with a warning. Files of
@@ -109,6 +114,10 @@ struct ResumedRun {
 // Throws UserError too where a tensor has a NaN or an infinity, on the ranks that read it.
 ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communicator, const Config& config,
                            const DataFingerprint& data);
+
+// The checkpoints up to this step, as rank 0 finds them. Collective.
+std::vector<SavedCheckpoint> shared_checkpoints(const CheckpointStore& store, Communicator& communicator,
+                                                std::int64_t last);
 
 // The same refusals before a rank is started, from the manifests alone.
 void check_resumable(const CheckpointStore& store, const Config& config, const DataFingerprint& data);

@@ -96,6 +96,10 @@ struct Config {
     std::string link_latency = "50us";
   } dist;
 
+  struct Elastic {
+    int min_ranks = 0;  // 0: when a rank dies, all end
+  } elastic;
+
   struct Train {
     int epochs = 1;
     std::int64_t max_steps = 0;  // 0: no limit

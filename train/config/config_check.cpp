@@ -12,6 +12,8 @@
 #include <map>
 #include <set>
 
+#include "compress/memory/memory.h"
+#include "compress/select/selector.h"
 #include "compress/sparse.h"
 #include "dist/comm/communicator.h"
 #include "dist/comm/link.h"
@@ -82,6 +84,45 @@ std::vector<std::string> deciding_keys(const Key& key) {
   for (const char* part : {".name", ".select", ".memory", ".backend"})
     if (find_key(section + part)) names.push_back(section + part);
   return names;
+}
+
+// The first reason why the ranks of such a run cannot go on without one of them, and its key.
+std::pair<std::string, std::string> not_elastic(const Config& config, bool chooses) {
+  const std::string min_ranks = fmt::format("elastic.min_ranks={}", config.elastic.min_ranks);
+  if (config.dist.backend != "gloo")
+    return {"dist.backend", min_ranks + " is for processes on CPUs; set dist.backend=gloo"};
+  if (on_gpu(config)) return {"train.device", min_ranks + " is for CPUs so far; set train.device=cpu"};
+  if (config.elastic.min_ranks > config.dist.ranks)
+    return {"elastic.min_ranks", fmt::format("is more than dist.ranks={}; give fewer", config.dist.ranks)};
+  if (chooses) return {"compress.name", min_ranks + " does not go with auto so far; name a method"};
+  if (makes_local_steps(config))
+    return {"exchange.every", min_ranks + " is for an exchange in every step so far; leave it out"};
+  if (config.exchange.ranks_per_host > 1)
+    return {"exchange.ranks_per_host", min_ranks + " does not go with hosts of several ranks; leave it out"};
+  if (config.exchange.collective != "all_gather")
+    return {"exchange.collective", min_ranks + " needs messages of one round; use all_gather"};
+  if (config.data.shard != "even")
+    return {"data.shard", min_ranks + " deals the samples that are left evenly; set data.shard=even"};
+  const auto pieces = pieces_of(compress_options(config));
+  if (!pieces && compresses(config))
+    return {
+        "compress.name",
+        fmt::format("{} is for dense sums and methods that select entries so far, not for {}{}", min_ranks,
+                    config.compress.name, config.compress.name == "dense" ? " with compress.values" : "")};
+  if (pieces && selectors().find(pieces->select).traits.reads_average)
+    return {"compress.select", fmt::format("{} does not go with the history of {}; choose another selection",
+                                           min_ranks, pieces->select)};
+  if (pieces && memories().find(pieces->memory).traits.sends_differences)
+    return {"compress.memory",
+            fmt::format("{} does not go with the estimates of {}; use residual", min_ranks, pieces->memory)};
+  if (config.compress.layer_density == "auto")
+    return {"compress.layer_density",
+            min_ranks + " takes no measured densities; give a file, or leave it out"};
+  for (const auto& [key, steps] : {std::pair("train.record_gradients", config.train.record_gradients),
+                                   std::pair("train.distribution_every", config.train.distribution_every),
+                                   std::pair("train.profile_steps", config.train.profile_steps)})
+    if (steps > 0) return {key, min_ranks + " does not go with it so far; leave it out"};
+  return {};
 }
 
 }  // namespace
@@ -226,6 +267,9 @@ std::vector<Problem> check_config(const Config& given) {
              "' may select any number of entries; compress.capacity=2 lets twice as many are sent as "
              "compress.density says");
   }
+  if (config.elastic.min_ranks > 0 && problems.empty())
+    if (const auto [key, why] = not_elastic(config, chooses_method(given)); !key.empty())
+      need(false, key, why);
   if (!config.data.root.empty()) {
     std::error_code error;
     need(std::filesystem::is_directory(config.data.root, error), "data.root",

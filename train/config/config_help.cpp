@@ -30,6 +30,7 @@ const char* section_help(const std::string& section) {
   if (section == "auto") return "what compress.name=auto may choose";
   if (section == "exchange") return "how gradients are sent";
   if (section == "dist") return "the ranks that train together";
+  if (section == "elastic") return "what happens when ranks die";
   if (section == "train") return "how long and how";
   if (section == "resume") return "how train --resume goes on";
   if (section == "output") return "where the results go";

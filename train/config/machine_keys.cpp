@@ -15,6 +15,7 @@ std::vector<Key> machine_keys() {
   constexpr auto a = &Config::automatic;
   constexpr auto u = &Config::outer;
   constexpr auto d = &Config::dist;
+  constexpr auto l = &Config::elastic;
   constexpr auto t = &Config::train;
   constexpr auto o = &Config::output;
   constexpr auto r = &Config::resume;
@@ -110,6 +111,13 @@ std::vector<Key> machine_keys() {
       text("dist.link.latency", at<d, &Dist::link_latency>,
            "of one message over the emulated link, such as 50us")
           .used_by({"dist.link.rate"}),
+
+      number("elastic.min_ranks", at<l, &Config::Elastic::min_ranks>, 0, 1024,
+             "ranks that were started by this program on one host go on without those that are killed, while "
+             "so many "
+             "are left; batch_size per rank and learning rate stay as they are; 0: all end")
+          .used_by({"gloo"})
+          .of_start(),
 
       number("train.epochs", at<t, &Train::epochs>, 0, 1e6,
              "passes over the training set; 0: until train.max_steps"),

@@ -1,0 +1,342 @@
+// Ranks that go on without others, as threads: a rank that dies aborts its communicator at a given place of a step. Top-1
+// with error feedback on four weights, SGD with rate 1/2, gradient w - a of each rank, all by hand and exact.
+#include <array>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "nn/core/parameter.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+#include "tests/support/temp_folder.h"
+#include "train/elastic.h"
+
+namespace topknot {
+namespace {
+
+using Four = std::array<float, 4>;
+constexpr Four kTargets[] = {{96, 72, 48, 60}, {48, 24, 96, 48}, {12, 0, 36, 72}, {72, 48, 96, 60}};
+constexpr int kSteps = 3;
+
+// A step's collectives.
+enum class Call { block, flags };
+
+// When ranks of the first view die, and whose flags do not arrive though others' do.
+struct Script {
+  int ranks = 3;
+  std::vector<int> dead;
+  std::int64_t step = 2;
+  Call before = Call::flags;      // they die before this one of the step
+  std::vector<int> flags_arrive;  // only there; the dead send theirs. Empty: all or nothing
+  int bad_loss = -1;              // the rank whose loss is NaN in that step
+};
+
+struct Killed {};
+
+// The meeting points of a test: groups of threads for each view, and who has received a step's flags.
+class Stage {
+ public:
+  explicit Stage(const Script& script) : script_(script) {
+    first_ = make_thread_group(script.ranks, 60);
+    for (int r = 0; r < script.ranks; ++r)
+      if (std::ranges::count(script.dead, r) == 0) left_.push_back(r);
+    second_ = make_thread_group(static_cast<int>(left_.size()), 60);
+  }
+  Communicator& first(int rank) { return *first_[static_cast<std::size_t>(rank)]; }
+  Rejoin rejoin(int rank) {
+    return [this, rank](View& view) -> std::unique_ptr<Communicator> {
+      if (view.number > 1) return nullptr;
+      view = {2, left_, 0};
+      return std::move(second_[static_cast<std::size_t>(std::ranges::find(left_, rank) - left_.begin())]);
+    };
+  }
+  void flags_have_arrived() {
+    const std::lock_guard lock(mutex_);
+    ++arrived_;
+    changed_.notify_all();
+  }
+  void await_flags() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return arrived_ == script_.flags_arrive.size(); });
+  }
+  const Script& script() const { return script_; }
+
+ private:
+  const Script script_;
+  std::vector<int> left_;
+  std::vector<std::unique_ptr<Communicator>> first_, second_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t arrived_ = 0;
+};
+
+// A rank's communicator in the first view, with the faults of the script in its gathers: two in a step.
+class Faulty final : public Communicator {
+ public:
+  Faulty(Stage& stage, int rank)
+      : Communicator({rank, stage.script().ranks, "threads"}), stage_(stage), base_(stage.first(rank)) {}
+
+  void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) override {
+    const Script& script = stage_.script();
+    const std::int64_t number = calls_++;
+    const bool here = number / 2 + 1 == script.step;
+    const Call call = number % 2 == 0 ? Call::block : Call::flags;
+    const bool dies = std::ranges::count(script.dead, rank()) > 0;
+    if (here && call == script.before && dies && script.flags_arrive.empty()) {
+      base_.abort("killed");
+      throw Killed();
+    }
+    base_.all_gather(mine, all);
+    if (!here || call != Call::flags || script.flags_arrive.empty()) return;
+    if (std::ranges::count(script.flags_arrive, rank()) > 0) {
+      stage_.flags_have_arrived();
+      if (!dies) return;
+    } else {
+      stage_.await_flags();
+    }
+    base_.abort(dies ? "killed" : "a connection has ended");
+    if (dies) throw Killed();
+    all.clear();
+    throw CollectiveError("a connection has ended");
+  }
+  void abort(const std::string& reason) noexcept override { base_.abort(reason); }
+
+  void all_reduce(std::span<float>, SumOrder) override { throw Error("not called"); }
+  void all_reduce(std::span<BFloat16>, SumOrder) override { throw Error("not called"); }
+  void broadcast(std::span<std::byte>, int) override { throw Error("not called"); }
+  void all_to_all(std::span<const std::vector<std::byte>>, std::vector<std::vector<std::byte>>&) override {
+    throw Error("not called");
+  }
+  void send_receive(int, std::span<const std::byte>, int, std::vector<std::byte>&) override {
+    throw Error("not called");
+  }
+  void barrier() override { base_.barrier(); }
+  std::unique_ptr<Communicator> split(int) override { throw Error("not called"); }
+
+ private:
+  Stage& stage_;
+  Communicator& base_;
+  std::int64_t calls_ = 0;
+};
+
+struct Outcome {
+  std::vector<Four> weights;  // after each step
+  std::vector<bool> skipped;  // by step
+  Four residual{};            // after the last one
+  Four at_the_change{};       // as it was left, before it was scaled
+  std::int64_t agreed = -1;   // the step that counts, of the change
+};
+
+// What a rank does, over as many views as there are.
+void train(int started, Stage& stage, Outcome& outcome) {
+  Faulty first(stage, started);
+  Views views(stage.rejoin(started), first);
+  Four w{}, e{};
+  int ranks = stage.script().ranks;
+  std::int64_t made = 0;
+  const auto copy = [](std::span<const float> from, std::span<float> to) {
+    std::copy(from.begin(), from.end(), to.begin());
+  };
+  while (made < kSteps) {
+    Communicator& used = views.communicator();
+    ParameterStore store;
+    store.add("w", {4}, [](std::span<float> values, const CounterRng&) { std::ranges::fill(values, 0.0f); });
+    ParameterArena& arena = store.build([](const Parameter&) { return true; }, 1);
+    CollectiveQueue queue(used);
+    ExchangeOptions options;
+    options.compress.name = "topk";
+    Exchange exchange(arena, queue, options);
+    copy(w, arena.weights());
+    copy(e, arena.residual(0, 4));
+    exchange.scale_memory(static_cast<float>(used.size()) /
+                          static_cast<float>(std::exchange(ranks, used.size())));
+    exchange.when_agreement_fails(views.agreement_source(used, exchange.last_agreement()));
+    const auto keep = [&] { copy(arena.weights(), w), copy(arena.residual(0, 4), e); };
+    try {
+      while (made < kSteps) {
+        exchange.begin_step({.step = made, .density = 0.25});
+        arena.mark_gradients_unwritten();
+        Parameter& parameter = *arena.parameters().front();
+        float* const gradient = parameter.variable().gradient_target().data;
+        for (std::size_t i = 0; i < 4; ++i) gradient[i] = arena.weights()[i] - kTargets[started][i];
+        exchange.ready(parameter);
+        const bool bad = made + 1 == stage.script().step && started == stage.script().bad_loss;
+        const bool committed = exchange.finish(!bad).committed();
+        if (committed)
+          for (std::size_t i = 0; i < 4; ++i)
+            arena.weights()[i] -= 0.5f * exchange.averaged(exchange.groups()[0])[i];
+        ++made;
+        keep();
+        outcome.weights.push_back(w), outcome.skipped.push_back(!committed);
+      }
+    } catch (const CollectiveError&) {
+      exchange.abandon();
+      keep();
+      if (!views.join_next(used, exchange.last_agreement()) || views.agreed().step != made)
+        throw Error("this rank is at another step than the others");
+      outcome.agreed = views.agreed().step, outcome.at_the_change = e;
+    }
+  }
+  outcome.residual = e;
+}
+
+// By started rank; the dead ones' end with their last step.
+std::vector<Outcome> play(const Script& script) {
+  Stage stage(script);
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(script.ranks));
+  std::vector<std::string> errors(outcomes.size());
+  std::vector<std::thread> threads;
+  for (int r = 0; r < script.ranks; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        train(r, stage, outcomes[static_cast<std::size_t>(r)]);
+      } catch (const Killed&) {
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(r)] = error.what();
+        stage.first(r).abort(error.what());
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (int r = 0; r < script.ranks; ++r)
+    if (std::ranges::count(script.dead, r) == 0) CHECK(errors[static_cast<std::size_t>(r)] == "");
+  return outcomes;
+}
+
+// The same by the rule, in doubles. `counts`: the step in which ranks die is made with them.
+struct ByRule {
+  std::vector<std::array<double, 4>> weights;
+  std::array<std::array<double, 4>, 4> residuals{};
+  ByRule(const Script& script, bool counts) {
+    std::array<double, 4> w{};
+    std::vector<int> ranks;
+    for (int r = 0; r < script.ranks; ++r) ranks.push_back(r);
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      if (step == script.step + counts) {
+        const double before = static_cast<double>(ranks.size());
+        std::erase_if(ranks, [&](int r) { return std::ranges::count(script.dead, r) > 0; });
+        for (const int r : ranks)
+          for (double& e : residuals[static_cast<std::size_t>(r)])
+            e *= static_cast<double>(ranks.size()) / before;
+      }
+      const auto theta = w;
+      for (const int rank : ranks) {
+        auto& e = residuals[static_cast<std::size_t>(rank)];
+        for (std::size_t i = 0; i < 4; ++i) e[i] += theta[i] - static_cast<double>(kTargets[rank][i]);
+        const auto top = static_cast<std::size_t>(
+            std::ranges::max_element(e, {}, [](double u) { return std::abs(u); }) - e.begin());
+        w[top] -= 0.5 * e[top] / static_cast<double>(ranks.size());
+        e[top] = 0;
+      }
+      weights.push_back(w);
+    }
+  }
+};
+
+template <class Numbers>
+bool near(const Four& got, const Numbers& wanted, double relative) {
+  for (std::size_t i = 0; i < 4; ++i) {
+    INFO("element " << i << ": " << got[i] << ", not " << wanted[i]);
+    if (std::abs(got[i] - wanted[i]) > relative * std::max(1.0, std::abs(static_cast<double>(wanted[i])))) {
+      FAIL_CHECK();
+      return false;
+    }
+  }
+  return true;
+}
+bool near(const Four& got, const std::array<double, 4>& wanted) {
+  return near(got, wanted, 1e-6);
+}
+
+std::vector<int> left(const Script& script) {
+  std::vector<int> ranks;
+  for (int r = 0; r < script.ranks; ++r)
+    if (std::ranges::count(script.dead, r) == 0) ranks.push_back(r);
+  return ranks;
+}
+
+}  // namespace
+
+TEST_CASE("a step whose flags no rank has is made again by those that are left, with residuals of 2/3") {
+  for (const Call before : {Call::block, Call::flags}) {
+    const auto outcomes = play({.dead = {1}, .before = before});
+    for (const std::size_t r : {0, 2}) {
+      const Outcome& rank = outcomes[r];
+      CHECK(rank.agreed == 1);
+      REQUIRE(rank.weights.size() == 3);
+      CHECK(near(rank.weights[0], {16, 0, 16, 12}));
+      CHECK(near(rank.weights[1], {16, 30, 16, 27}));
+      CHECK(near(rank.weights[2], {56, 30, 32, 27}));
+      CHECK(rank.weights == outcomes[0].weights);
+    }
+    CHECK(near(outcomes[0].at_the_change, {0, -72, -48, -60}));
+    CHECK(near(outcomes[2].at_the_change, {-12, 0, -36, 0}));
+  }
+}
+
+TEST_CASE("a step whose flags one rank has counts for all that are left") {
+  const auto outcomes = play({.dead = {1}, .flags_arrive = {0}});
+  for (const std::size_t r : {0, 2}) {
+    const Outcome& rank = outcomes[r];
+    CHECK(rank.agreed == 2);
+    REQUIRE(rank.weights.size() == 3);
+    CHECK(near(rank.weights[1], {16, 24, 16, 36}));
+    CHECK(near(rank.weights[2], {148.0 / 3, 24, 91.0 / 3, 36}));
+    CHECK(rank.weights == outcomes[0].weights);
+  }
+  CHECK(near(outcomes[0].at_the_change, {-80, 0, -80, -108}));
+  CHECK(near(outcomes[2].at_the_change, {-8, 0, -56, 0}));
+}
+
+TEST_CASE("the only rank with a step's flags dies too: the step is made again by the one that is left") {
+  const Script script{.dead = {0, 1}, .flags_arrive = {0}};
+  const auto outcomes = play(script);
+  const Outcome& rank = outcomes[2];
+  CHECK(rank.agreed == 1);
+  const ByRule rule(script, false);
+  REQUIRE(rank.weights.size() == 3);
+  for (std::size_t step = 0; step < 3; ++step) CHECK(near(rank.weights[step], rule.weights[step]));
+  CHECK(near(rank.residual, rule.residuals[2]));
+}
+
+TEST_CASE("two of four ranks die together: bits by the rule, before the flags and after them") {
+  const Script before{.ranks = 4, .dead = {1, 3}}, after{.ranks = 4, .dead = {3, 1}, .flags_arrive = {0, 2}};
+  for (const Script& script : {before, after}) {
+    const auto outcomes = play(script);
+    const bool counts = !script.flags_arrive.empty();
+    const ByRule rule(script, counts);
+    for (const int r : left(script)) {
+      const Outcome& rank = outcomes[static_cast<std::size_t>(r)];
+      CHECK(rank.agreed == (counts ? 2 : 1));
+      REQUIRE(rank.weights.size() == 3);
+      for (std::size_t step = 0; step < 3; ++step) CHECK(near(rank.weights[step], rule.weights[step], 0));
+      CHECK(near(rank.residual, rule.residuals[static_cast<std::size_t>(r)], 0));
+    }
+    if (counts) continue;
+    CHECK(outcomes[0].weights ==
+          std::vector<Four>{{12, 0, 24, 9}, {12, 27, 24, 24.75f}, {54, 27, 24, 36.5625f}});
+  }
+}
+
+TEST_CASE("a step that is bad by flags which one rank has is skipped by all, once") {
+  const auto outcomes = play({.dead = {1}, .flags_arrive = {0}, .bad_loss = 1});
+  for (const std::size_t r : {0, 2}) {
+    const Outcome& rank = outcomes[r];
+    CHECK(rank.agreed == 2);
+    CHECK(rank.skipped == std::vector<bool>{false, true, false});
+    REQUIRE(rank.weights.size() == 3);
+    CHECK(rank.weights[1] == rank.weights[0]);
+    CHECK(near(rank.weights[2], {16, 30, 16, 27}));
+  }
+}
+
+TEST_CASE("records are kept up to the step that is reported again, and to the last whole line") {
+  const TempFolder temp;
+  const std::string one = "{\"event\":\"step\",\"step\":1}\n{\"event\":\"eval\",\"step\":1}\n";
+  const std::string two = "{\"event\":\"step\",\"step\":2}\n{\"event\":\"epoch\",\"step\":2}\n";
+  std::ofstream(temp.at("metrics.jsonl")) << one + two + "{\"event\":\"st";
+  CHECK(metrics_bytes_before(temp.at("metrics.jsonl"), 2) == one.size());
+  CHECK(metrics_bytes_before(temp.at("metrics.jsonl"), 3) == (one + two).size());
+  CHECK(metrics_bytes_before(temp.at("none"), 3) == 0);
+}
+
+}  // namespace topknot
