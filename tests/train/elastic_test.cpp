@@ -24,10 +24,10 @@ enum class Call { block, flags };
 // When ranks of the first view die, and whose flags do not arrive though others' do.
 struct Script {
   int ranks = 3;
-  std::vector<int> dead;
+  std::vector<int> dead = {};
   std::int64_t step = 2;
   Call before = Call::flags;      // they die before this one of the step
-  std::vector<int> flags_arrive;  // only there; the dead send theirs. Empty: all or nothing
+  std::vector<int> flags_arrive = {};  // only there; the dead send theirs. Empty: all or nothing
   int bad_loss = -1;              // the rank whose loss is NaN in that step
 };
 
