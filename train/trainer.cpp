@@ -75,10 +75,11 @@ class Trainer {
               : fmt::format("all {} steps have been made; a longer train.epochs or train.max_steps goes on",
                             step()));
     reporter_.begin(step() - static_cast<std::int64_t>(pending_.size()));
-    last_report_ = step_end_ = Clock::now();
+    last_report_ = Clock::now();
     int signal = 0;
     bool stopped = false;
     if (!pending_.empty()) {  // a step that was made with ranks that are gone
+      step_end_ = last_report_;
       signal = report(std::vector(last_.reports));
       stopped = signal != 0 || stop_after_reached();
       if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
