@@ -30,19 +30,17 @@ using MakeDevice = std::unique_ptr<cuda::DeviceCommunicator> (*)(Communicator&, 
 inline std::vector<std::string> errors_of_device_ranks(MakeDevice make, int ranks,
                                                        const std::function<void(DeviceRank&)>& body,
                                                        double timeout_s = 60) {
-  return errors_of_ranks("threads", ranks,
-                         [&](Communicator& host) {
-                           cuda::Context context({make == cuda::make_device_threads ? 0 : host.rank(),
-                                                  host.rank(), cuda::Precision::fp32, true});
-                           const cuda::Context::Use use(context);
-                           const auto device = make(host, timeout_s);
-                           DeviceRank rank{host, context, *device};
-                           body(rank);
-                           // Others' work may still use this rank's memory and events.
-                           device->wait(rank.stream());
-                           context.synchronize();
-                         },
-                         {timeout_s});
+  return errors_of_ranks("threads", ranks, {timeout_s}, [&](Communicator& host) {
+    cuda::Context context(
+        {make == cuda::make_device_threads ? 0 : host.rank(), host.rank(), cuda::Precision::fp32, true});
+    const cuda::Context::Use use(context);
+    const auto device = make(host, timeout_s);
+    DeviceRank rank{host, context, *device};
+    body(rank);
+    // Others' work may still use this rank's memory and events.
+    device->wait(rank.stream());
+    context.synchronize();
+  });
 }
 
 inline void run_device_ranks(MakeDevice make, int ranks, const std::function<void(DeviceRank&)>& body) {

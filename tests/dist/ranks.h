@@ -2,36 +2,29 @@
 // Runs a body on every rank of a group: `threads`, `link`, which is threads over an emulated link, or `gloo`
 // whose ranks are threads of the test, each with connections of its own.
 
-#include <exception>
-#include <functional>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "dist/comm/communicator.h"
 #include "dist/rendezvous/tcp_store.h"
+#include "tests/support/test.h"
 
 namespace topknot {
 
 struct RanksOptions {
   double timeout_s = 60;
   bool check_calls = true;
+  EmulatedLink link = make_emulated_link("10gbit", "1us", 1);  // of the backend `link`
 };
 
 // What each rank threw, "" where nothing.
-inline std::vector<std::string> errors_of_ranks(const std::string& backend, int ranks,
-                                                const std::function<void(Communicator&)>& body,
-                                                RanksOptions options = {}) {
+inline std::vector<std::string> errors_of_ranks(const std::string& backend, int ranks, RanksOptions options,
+                                                const std::function<void(Communicator&)>& body) {
   std::vector<std::string> errors(ranks);
   std::vector<std::unique_ptr<Communicator>> group(ranks);
   std::unique_ptr<TcpStoreServer> store;
   if (backend == "gloo")
     store = std::make_unique<TcpStoreServer>("127.0.0.1", 0, ranks, options.timeout_s);
   else
-    group = make_thread_group(
-        ranks, options.timeout_s,
-        backend == "link" ? std::optional(make_emulated_link("10gbit", "1us", 1)) : std::nullopt);
+    group = make_thread_group(ranks, options.timeout_s,
+                              backend == "link" ? std::optional(options.link) : std::nullopt);
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r)
     threads.emplace_back([&, r] {
@@ -57,11 +50,37 @@ inline std::vector<std::string> errors_of_ranks(const std::string& backend, int 
   return errors;
 }
 
+inline std::vector<std::string> errors_of_ranks(const std::string& backend, int ranks,
+                                                const std::function<void(Communicator&)>& body) {
+  return errors_of_ranks(backend, ranks, {}, body);
+}
+
 // For bodies that must not throw.
-inline void run_ranks(const std::string& backend, int ranks, const std::function<void(Communicator&)>& body,
-                      RanksOptions options = {}) {
-  for (const auto& error : errors_of_ranks(backend, ranks, body, options))
+inline void run_ranks(const std::string& backend, int ranks, RanksOptions options,
+                      const std::function<void(Communicator&)>& body) {
+  for (const auto& error : errors_of_ranks(backend, ranks, options, body))
     if (!error.empty()) throw std::runtime_error(error);
+}
+inline void run_ranks(const std::string& backend, int ranks, const std::function<void(Communicator&)>& body) {
+  run_ranks(backend, ranks, {}, body);
+}
+
+inline const std::vector<std::string> kBackends = {"threads", "link", "gloo"};
+
+// Catch2's macros are for the test's own thread: `body` says on each rank's what it expects.
+using Expect = std::function<void(bool holds, const std::string& what)>;
+inline void check_ranks(const std::string& backend, int ranks, RanksOptions options,
+                        const std::function<void(Communicator&, const Expect&)>& body) {
+  std::mutex mutex;
+  std::set<std::string> wrong;
+  run_ranks(backend, ranks, options, [&](Communicator& c) {
+    body(c, [&](bool holds, const std::string& what) {
+      const std::lock_guard lock(mutex);
+      if (!holds) wrong.insert("rank " + std::to_string(c.rank()) + ": " + what);
+    });
+  });
+  INFO(backend << " with " << ranks << " ranks");
+  CHECK(wrong == std::set<std::string>());
 }
 
 }  // namespace topknot

@@ -1,15 +1,12 @@
 #include "dist/comm/collective_queue.h"
 
-#include <algorithm>
-#include <atomic>
-
 #include "nn/core/threads.h"
 #include "tests/dist/ranks.h"
-#include "tests/support/error_text.h"
-#include "tests/support/text.h"
 
 namespace topknot {
 namespace {
+
+using std::chrono::milliseconds;
 
 // Counts its barriers; lets a test choose whether collectives overlap.
 class LoneRank : public Communicator {
@@ -23,19 +20,29 @@ class LoneRank : public Communicator {
   void send_receive(int, std::span<const std::byte>, int, std::vector<std::byte>&) override {}
   void barrier() override { ++barriers; }
   std::unique_ptr<Communicator> split(int) override { return std::make_unique<LoneRank>(overlaps()); }
-  void abort(const std::string&) noexcept override {}
+  void abort(const std::string& reason) noexcept override { aborted = reason; }
   int barriers = 0;
+  std::string aborted;
 };
 
-using Blocks = std::vector<std::vector<std::byte>>;
+// A test with a queue whose collectives overlap, and with one whose do not.
+void with_queues(const std::function<void(CollectiveQueue&, LoneRank&)>& test) {
+  for (const bool overlaps : {false, true}) {
+    INFO((overlaps ? "with overlap" : "without overlap"));
+    LoneRank rank(overlaps);
+    CollectiveQueue queue(rank);
+    test(queue, rank);
+  }
+}
 
-const std::vector<std::string> kBackends = {"threads", "link", "gloo"};
+using Block = std::vector<std::byte>;
+using Blocks = std::vector<Block>;
 
 // What rank `from` sends to rank `to` in a round.
-std::vector<std::byte> block_of(int from, int to, int round) {
+Block block_of(int from, int to, int round) {
   // 4064 bytes fill one message of gloo's to the brim.
   const std::size_t lengths[] = {0, 1, 4064, 4065, 100 + 13u * static_cast<unsigned>(to), 70001, 1 << 20};
-  std::vector<std::byte> block(lengths[(from * 3 + to + round) % 7]);
+  Block block(lengths[(from * 3 + to + round) % 7]);
   for (std::size_t i = 0; i < block.size(); ++i)
     block[i] = static_cast<std::byte>(from * 31 + to * 17 + round + i * 7 + i / 251);
   return block;
@@ -44,101 +51,76 @@ std::vector<std::byte> block_of(int from, int to, int round) {
 }  // namespace
 
 TEST_CASE("jobs run in the order of submission, whatever the order of waiting") {
-  for (const bool overlaps : {false, true}) {
-    LoneRank rank(overlaps);
-    std::vector<int> order;
-    CollectiveQueue queue(rank);
+  with_queues([](CollectiveQueue& queue, LoneRank& rank) {
+    std::vector<int> order, expected(20);
+    std::iota(expected.begin(), expected.end(), 0);
     std::vector<CollectiveQueue::Ticket> tickets;
-    for (int i = 0; i < 20; ++i)
+    for (const int i : expected)
       tickets.push_back(queue.submit([&order, i](Communicator& c) {
         c.barrier();
         order.push_back(i);
       }));
     for (auto ticket = tickets.rbegin(); ticket != tickets.rend(); ++ticket) queue.wait(*ticket);
     CHECK(rank.barriers == 20);
-    std::vector<int> expected(20);
-    for (int i = 0; i < 20; ++i) expected[i] = i;
     CHECK(order == expected);
-  }
+  });
 }
 
-TEST_CASE("with overlap jobs run on one other thread, without it on the caller's inside submit") {
-  for (const bool overlaps : {false, true}) {
-    LoneRank rank(overlaps);
-    CollectiveQueue queue(rank);
+TEST_CASE("with overlap jobs run on one other thread, which has no team, without it inside submit") {
+  const int before = team_size(), settled = set_team_size(2);
+  with_queues([&](CollectiveQueue& queue, LoneRank& rank) {
     std::atomic<bool> ran{false};
     std::thread::id first, second;
     const auto a = queue.submit([&](Communicator&) {
       first = std::this_thread::get_id();
       ran = true;
     });
-    if (!overlaps) CHECK(ran);
+    if (!rank.overlaps()) CHECK(ran);
     queue.wait(a);
-    queue.run([&](Communicator&) { second = std::this_thread::get_id(); });
+    int team = 0;
+    queue.run([&](Communicator&) { second = std::this_thread::get_id(), team = team_size(); });
     CHECK(first == second);
-    CHECK((first == std::this_thread::get_id()) == !overlaps);
-  }
-}
-
-TEST_CASE("a job's parallel loops on the queue's thread have no team") {
-  const int before = team_size();
-  const int settled = set_team_size(2);
-  for (const bool overlaps : {false, true}) {
-    LoneRank rank(overlaps);
-    CollectiveQueue queue(rank);
-    int seen = 0;
-    queue.run([&](Communicator&) { seen = team_size(); });
-    CHECK(seen == (overlaps ? 1 : settled));
-  }
+    CHECK((first == std::this_thread::get_id()) == !rank.overlaps());
+    CHECK(team == (rank.overlaps() ? 1 : settled));
+  });
   set_team_size(before);
 }
 
 TEST_CASE("after a failed job the later ones do not run and throw the same error") {
-  for (const bool overlaps : {false, true}) {
-    LoneRank rank(overlaps);
-    CollectiveQueue queue(rank);
-    const auto good = queue.submit([](Communicator& c) { c.barrier(); });
+  with_queues([](CollectiveQueue& queue, LoneRank& rank) {
+    const auto barrier = [](Communicator& c) { c.barrier(); };
+    const auto good = queue.submit(barrier);
     const auto bad = queue.submit([](Communicator&) { throw CollectiveError("rank 3 died"); });
-    const auto later = queue.submit([](Communicator& c) { c.barrier(); });
+    const auto later = queue.submit(barrier);
     CHECK_THROWS_WITH(queue.wait(later), "rank 3 died");
     CHECK_THROWS_WITH(queue.wait(bad), "rank 3 died");
-    CHECK_THROWS_WITH(queue.run([](Communicator& c) { c.barrier(); }), "rank 3 died");
+    CHECK_THROWS_WITH(queue.run(barrier), "rank 3 died");
     CHECK_NOTHROW(queue.wait(good));
     CHECK(rank.barriers == 1);
-  }
+  });
 }
 
 TEST_CASE("a collective that fails aborts the communicator at once, another error does not") {
-  struct Noting : LoneRank {
-    using LoneRank::LoneRank;
-    void abort(const std::string& reason) noexcept override { aborted = reason; }
-    std::string aborted;
-  };
-  for (const bool overlaps : {false, true}) {
-    Noting collective(overlaps), other(overlaps);
-    CollectiveQueue first(collective), second(other);
-    CHECK_THROWS_AS(first.run([](Communicator&) { throw CollectiveError("the link broke"); }),
+  with_queues([](CollectiveQueue& queue, LoneRank& rank) {
+    CHECK_THROWS_AS(queue.run([](Communicator&) { throw CollectiveError("the link broke"); }),
                     CollectiveError);
-    CHECK(collective.aborted == "the link broke");
-    CHECK_THROWS_AS(second.run([](Communicator&) { throw Error("no memory"); }), Error);
-    CHECK(other.aborted.empty());
-  }
+    CHECK(rank.aborted == "the link broke");
+  });
+  with_queues([](CollectiveQueue& queue, LoneRank& rank) {
+    CHECK_THROWS_AS(queue.run([](Communicator&) { throw Error("no memory"); }), Error);
+    CHECK(rank.aborted.empty());
+  });
 }
 
 TEST_CASE("times of jobs follow each other, and without overlap all of it was waited for") {
-  for (const bool overlaps : {false, true}) {
-    LoneRank rank(overlaps);
-    CollectiveQueue queue(rank);
-    const auto a =
-        queue.submit([](Communicator&) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  with_queues([](CollectiveQueue& queue, LoneRank& rank) {
+    const auto a = queue.submit([](Communicator&) { std::this_thread::sleep_for(milliseconds(2)); });
     const auto b = queue.submit([](Communicator&) {});
-    const auto second = queue.wait(b);
-    const auto first = queue.wait(a);
+    const auto second = queue.wait(b), first = queue.wait(a);
     CHECK(first.end > first.begin);
     CHECK(second.begin >= first.end);
-    if (!overlaps) CHECK(first.waited == first.seconds());
-    if (overlaps) CHECK(second.waited > 0);
-  }
+    CHECK((rank.overlaps() ? second.waited > 0 : first.waited == first.seconds()));
+  });
 }
 
 TEST_CASE("waiting for what was not submitted, or twice, is an error") {
@@ -164,7 +146,7 @@ TEST_CASE("queued jobs run before the queue ends, unless an exception is on its 
     queue.submit([&](Communicator&) {
       started = true;
       while (!leaving) std::this_thread::yield();
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::this_thread::sleep_for(milliseconds(50));
     });
     queue.submit([](Communicator& c) { c.barrier(); });
     struct Leave {
@@ -179,9 +161,8 @@ TEST_CASE("queued jobs run before the queue ends, unless an exception is on its 
 }
 
 TEST_CASE("collectives beside the compute thread give the same sums as those inside it") {
-  for (const char* backend : {"threads", "gloo"}) {
-    std::vector<int> wrong(3);
-    run_ranks(backend, 3, [&](Communicator& c) {
+  for (const char* backend : {"threads", "gloo"})
+    check_ranks(backend, 3, {}, [](Communicator& c, const Expect& expect) {
       CollectiveQueue queue(c);
       std::vector<std::vector<float>> groups(12);
       std::vector<CollectiveQueue::Ticket> tickets;
@@ -193,119 +174,89 @@ TEST_CASE("collectives beside the compute thread give the same sums as those ins
       }
       for (std::size_t g = 0; g < groups.size(); ++g) {
         queue.wait(tickets[g]);
-        for (const float x : groups[g])
-          if (x != 6.0f * static_cast<float>(g)) ++wrong[c.rank()];
+        expect(groups[g] == std::vector(3000 * g + 1, 6.0f * static_cast<float>(g)), std::to_string(g));
       }
     });
-    CHECK(wrong == std::vector<int>(3, 0));
-  }
 }
 
 TEST_CASE("a rank that dies while others' collectives run beside them ends their waits") {
-  const auto errors = errors_of_ranks("gloo", 3,
-                                      [](Communicator& c) {
-                                        c.barrier();
-                                        if (c.rank() == 2) throw std::runtime_error("disk full");
-                                        CollectiveQueue queue(c);
-                                        std::vector<float> data(50000);
-                                        const auto ticket = queue.submit([&](Communicator& communicator) {
-                                          communicator.all_reduce(std::span<float>(data), SumOrder::ranks);
-                                        });
-                                        queue.wait(ticket);
-                                      },
-                                      {600, false});
-  for (const int r : {0, 1}) {
-    CHECK(says(errors[r], {"rank 2: disk full"}));
-  }
+  const auto errors = errors_of_ranks("gloo", 3, {600, false}, [](Communicator& c) {
+    c.barrier();
+    if (c.rank() == 2) throw std::runtime_error("disk full");
+    CollectiveQueue queue(c);
+    std::vector<float> data(50000);
+    queue.run([&](Communicator& communicator) {
+      communicator.all_reduce(std::span<float>(data), SumOrder::ranks);
+    });
+  });
+  for (const int r : {0, 1}) CHECK(says(errors[r], {"rank 2: disk full"}));
 }
 
 TEST_CASE("all_to_all brings each rank what the others made for it, whatever its length") {
   for (const auto& backend : kBackends)
-    for (int ranks = 1; ranks <= 8; ++ranks) {
-      const bool check_calls = ranks % 3 == 0;
-      INFO(backend << " with " << ranks << " ranks");
-      std::vector<int> wrong(ranks);
-      run_ranks(backend, ranks,
-                [&](Communicator& c) {
-                  Blocks theirs;
-                  for (int round = 0; round < 7; ++round) {
-                    Blocks mine;
-                    for (int r = 0; r < ranks; ++r) mine.push_back(block_of(c.rank(), r, round));
-                    c.all_to_all(mine, theirs);
-                    if (theirs.size() != static_cast<std::size_t>(ranks)) ++wrong[c.rank()];
-                    for (int r = 0; r < ranks; ++r)
-                      if (theirs[r] != block_of(r, c.rank(), round)) ++wrong[c.rank()];
-                  }
-                },
-                {60, check_calls});
-      CHECK(wrong == std::vector<int>(ranks, 0));
-    }
+    for (int ranks = 1; ranks <= 8; ++ranks)
+      check_ranks(backend, ranks, {60, ranks % 3 == 0}, [&](Communicator& c, const Expect& expect) {
+        for (int round = 0; round < 7; ++round) {
+          Blocks mine, theirs, expected;
+          for (int r = 0; r < ranks; ++r) mine.push_back(block_of(c.rank(), r, round));
+          for (int r = 0; r < ranks; ++r) expected.push_back(block_of(r, c.rank(), round));
+          c.all_to_all(mine, theirs);
+          expect(theirs == expected, "round " + std::to_string(round));
+        }
+      });
 }
 
-TEST_CASE(
-    "send_receive carries a ring, a tree and single messages; a rank without a part only counts the call") {
+TEST_CASE("send_receive carries a ring, a tree and single messages; a rank without a part counts the call") {
   for (const auto& backend : kBackends)
-    for (int ranks = 2; ranks <= 8; ++ranks) {
-      const bool check_calls = ranks % 3 == 0;
-      INFO(backend << " with " << ranks << " ranks");
-      std::vector<int> wrong(ranks);
-      run_ranks(backend, ranks,
-                [&](Communicator& c) {
-                  const int me = c.rank();
-                  std::vector<std::byte> theirs;
-                  for (int round = 0; round < 7; ++round) {
-                    const int right = (me + 1) % ranks, left = (me + ranks - 1) % ranks;
-                    c.send_receive(right, block_of(me, right, round), left, theirs);
-                    if (theirs != block_of(left, me, round)) ++wrong[me];
-                    // Down a binomial tree to rank 0.
-                    for (int step = 1; step < ranks; step *= 2) {
-                      const bool sends = me % (2 * step) == step;
-                      const bool receives = me % (2 * step) == 0 && me + step < ranks;
-                      const int to = sends ? me - step : -1, from = receives ? me + step : -1;
-                      c.send_receive(to, sends ? block_of(me, to, round) : std::vector<std::byte>{}, from,
-                                     theirs);
-                      if (theirs != (receives ? block_of(from, me, round) : std::vector<std::byte>{}))
-                        ++wrong[me];
-                    }
-                    // One message from the last rank to the first, with no answer.
-                    c.send_receive(me == ranks - 1 ? 0 : -1, block_of(me, 0, round), me == 0 ? ranks - 1 : -1,
-                                   theirs);
-                    if (me == 0 && theirs != block_of(ranks - 1, 0, round)) ++wrong[me];
-                    if (me != 0 && !theirs.empty()) ++wrong[me];
-                  }
-                },
-                {60, check_calls});
-      CHECK(wrong == std::vector<int>(ranks, 0));
-    }
+    for (int ranks = 2; ranks <= 8; ++ranks)
+      check_ranks(backend, ranks, {60, ranks % 3 == 0}, [&](Communicator& c, const Expect& expect) {
+        const int me = c.rank();
+        Block theirs;
+        for (int round = 0; round < 7; ++round) {
+          const int right = (me + 1) % ranks, left = (me + ranks - 1) % ranks;
+          c.send_receive(right, block_of(me, right, round), left, theirs);
+          expect(theirs == block_of(left, me, round), "the ring");
+          // Down a binomial tree to rank 0.
+          for (int step = 1; step < ranks; step *= 2) {
+            const bool sends = me % (2 * step) == step;
+            const bool receives = me % (2 * step) == 0 && me + step < ranks;
+            const int to = sends ? me - step : -1, from = receives ? me + step : -1;
+            c.send_receive(to, sends ? block_of(me, to, round) : Block{}, from, theirs);
+            expect(theirs == (receives ? block_of(from, me, round) : Block{}), "the tree");
+          }
+          // One message from the last rank to the first, with no answer.
+          c.send_receive(me == ranks - 1 ? 0 : -1, block_of(me, 0, round), me == 0 ? ranks - 1 : -1, theirs);
+          expect(theirs == (me == 0 ? block_of(ranks - 1, 0, round) : Block{}), "one message");
+        }
+      });
 }
 
 TEST_CASE("point-to-point calls and collectives follow each other without mixing") {
-  for (const bool check_calls : {false, true}) {
-    std::vector<int> wrong(5);
-    run_ranks("gloo", 5,
-              [&](Communicator& c) {
-                const int me = c.rank();
-                Blocks all, mine, theirs;
-                std::vector<std::byte> one;
-                for (int round = 0; round < 20; ++round) {
-                  const int a = round % 5, b = (round + 2) % 5;  // these two swap, the others go on at once
-                  const int partner = me == a ? b : me == b ? a : -1;
-                  c.send_receive(partner, block_of(me, partner, round), partner, one);
-                  std::vector<float> sum(9000 + round, 1.0f);
-                  c.all_reduce(std::span<float>(sum), SumOrder::ranks);
-                  c.all_gather(block_of(me, 0, round), all);
-                  mine.clear();
-                  for (int r = 0; r < 5; ++r) mine.push_back(block_of(me, r, round));
-                  c.all_to_all(mine, theirs);
-                  if (partner >= 0 && one != block_of(partner, me, round)) ++wrong[me];
-                  if (std::count(sum.begin(), sum.end(), 5.0f) != std::ssize(sum)) ++wrong[me];
-                  for (int r = 0; r < 5; ++r)
-                    if (all[r] != block_of(r, 0, round) || theirs[r] != block_of(r, me, round)) ++wrong[me];
-                }
-              },
-              {60, check_calls});
-    CHECK(wrong == std::vector<int>(5, 0));
-  }
+  for (const bool check_calls : {false, true})
+    check_ranks("gloo", 5, {60, check_calls}, [](Communicator& c, const Expect& expect) {
+      const int me = c.rank();
+      Blocks all, theirs;
+      Block one;
+      for (int round = 0; round < 20; ++round) {
+        const int a = round % 5, b = (round + 2) % 5;  // these two swap, the others go on at once
+        const int partner = me == a ? b : me == b ? a : -1;
+        c.send_receive(partner, block_of(me, partner, round), partner, one);
+        std::vector<float> sum(9000 + round, 1.0f);
+        c.all_reduce(std::span<float>(sum), SumOrder::ranks);
+        c.all_gather(block_of(me, 0, round), all);
+        Blocks mine, gathered, sent;
+        for (int r = 0; r < 5; ++r) {
+          mine.push_back(block_of(me, r, round));
+          gathered.push_back(block_of(r, 0, round));
+          sent.push_back(block_of(r, me, round));
+        }
+        c.all_to_all(mine, theirs);
+        if (partner >= 0) expect(one == block_of(partner, me, round), "send_receive");
+        expect(sum == std::vector(sum.size(), 5.0f), "all_reduce");
+        expect(all == gathered, "all_gather");
+        expect(theirs == sent, "all_to_all");
+      }
+    });
 }
 
 TEST_CASE("a send_receive of which the other rank does not know is an error on all ranks") {
@@ -313,9 +264,9 @@ TEST_CASE("a send_receive of which the other rank does not know is an error on a
     for (const bool sends : {true, false}) {
       INFO(backend << (sends ? ": a receiver expects nothing" : ": a sender does not send"));
       const auto errors = errors_of_ranks(backend, 3, [&](Communicator& c) {
-        std::vector<std::byte> theirs;
+        Block theirs;
         if (sends)
-          c.send_receive(c.rank() == 2 ? 0 : -1, std::vector<std::byte>(10), -1, theirs);
+          c.send_receive(c.rank() == 2 ? 0 : -1, Block(10), -1, theirs);
         else
           c.send_receive(-1, {}, c.rank() == 1 ? 2 : -1, theirs);
       });
@@ -325,52 +276,39 @@ TEST_CASE("a send_receive of which the other rank does not know is an error on a
     }
 }
 
-TEST_CASE(
-    "without call checks a message that no rank expects shows in the next call, or ends at the deadline") {
+TEST_CASE("without call checks an unexpected message shows in the next call, or ends at the deadline") {
   for (const std::size_t length : {10u, 100000u}) {
-    const auto errors =
-        errors_of_ranks("gloo", 3,
-                        [&](Communicator& c) {
-                          std::vector<std::byte> theirs;
-                          c.send_receive(c.rank() == 2 ? 0 : -1, std::vector<std::byte>(length), -1, theirs);
-                          c.barrier();
-                        },
-                        {2.0, false});
+    const auto errors = errors_of_ranks("gloo", 3, {2.0, false}, [&](Communicator& c) {
+      Block theirs;
+      c.send_receive(c.rank() == 2 ? 0 : -1, Block(length), -1, theirs);
+      c.barrier();
+    });
     CHECK(says(errors[0], {"do not make the same calls: rank 0 is in barrier #2",
                            "rank 2 in send_receive #1 of " + std::to_string(length) + " bytes"}));
   }
-  const auto errors = errors_of_ranks("gloo", 2,
-                                      [&](Communicator& c) {
-                                        std::vector<std::byte> theirs;
-                                        if (c.rank() == 0) return c.send_receive(-1, {}, 1, theirs);
-                                        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-                                      },
-                                      {1.0, false});
+  const auto errors = errors_of_ranks("gloo", 2, {1.0, false}, [&](Communicator& c) {
+    Block theirs;
+    if (c.rank() == 0) return c.send_receive(-1, {}, 1, theirs);
+    std::this_thread::sleep_for(milliseconds(1500));
+  });
   CHECK(says(errors[0], {"send_receive #1", "rank 1 did not come"}));
 }
 
 TEST_CASE("a rank that left out a send_receive in which it had no part is found in the next call") {
-  const auto errors =
-      errors_of_ranks("gloo", 3,
-                      [&](Communicator& c) {
-                        const int partner = 1 - c.rank();
-                        std::vector<std::byte> theirs;
-                        if (c.rank() < 2)
-                          c.send_receive(partner, std::vector<std::byte>(10), partner, theirs);
-                        c.barrier();
-                      },
-                      {20, false});
+  const auto errors = errors_of_ranks("gloo", 3, {20, false}, [&](Communicator& c) {
+    const int partner = 1 - c.rank();
+    Block theirs;
+    if (c.rank() < 2) c.send_receive(partner, Block(10), partner, theirs);
+    c.barrier();
+  });
   CHECK(says(errors[0], {"do not make the same calls: rank 0 is in barrier #2", "rank 2 in barrier #1"}));
 }
 
 TEST_CASE("all_to_all beside another call is an error on all ranks") {
   for (const auto& backend : kBackends) {
     const auto errors = errors_of_ranks(backend, 2, [&](Communicator& c) {
-      Blocks blocks(2), theirs;
-      if (c.rank() == 0)
-        c.all_to_all(blocks, theirs);
-      else
-        c.barrier();
+      Blocks theirs;
+      c.rank() == 0 ? c.all_to_all(Blocks(2), theirs) : c.barrier();
     });
     for (const auto& error : errors)
       CHECK(says(error, {"do not make the same calls", "all_to_all #1", "barrier #1"}));

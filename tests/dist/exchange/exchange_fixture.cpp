@@ -1,10 +1,5 @@
 #include "tests/dist/exchange/exchange_fixture.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <numeric>
-
 #include "compress/compressor.h"
 
 namespace topknot::testing {
@@ -199,13 +194,18 @@ RankRecord run_rank(Communicator& communicator, const RunPlan& plan) {
   return record;
 }
 
-std::vector<RankRecord> run(const RunPlan& plan) {
+std::vector<RankRecord> run(const RunPlan& plan, const std::string& backend) {
   std::vector<RankRecord> records(static_cast<std::size_t>(plan.ranks));
-  run_ranks(plan.ranks, plan.overlaps, [&](TestCommunicator& communicator) {
-    RankRecord& record = records[static_cast<std::size_t>(communicator.rank())];
-    record = run_rank(communicator, plan);
-    record.calls = communicator.calls;
-  });
+  if (backend.empty())
+    run_ranks(plan.ranks, plan.overlaps, [&](TestCommunicator& communicator) {
+      RankRecord& record = records[static_cast<std::size_t>(communicator.rank())];
+      record = run_rank(communicator, plan);
+      record.calls = communicator.calls;
+    });
+  else
+    topknot::run_ranks(backend, plan.ranks, [&](Communicator& communicator) {
+      records[static_cast<std::size_t>(communicator.rank())] = run_rank(communicator, plan);
+    });
   return records;
 }
 

@@ -5,9 +5,6 @@
 // 3 == 0. "test_common_scale": two rounds; a gather of each rank's largest magnitude, then a sum of u in
 // whole multiples of the common scale, with the rounding error as residual.
 
-#include <functional>
-#include <vector>
-
 #include "dist/comm/collective_queue.h"
 #include "dist/exchange/exchange.h"
 #include "nn/core/rng.h"
@@ -107,7 +104,24 @@ struct RankRecord {
 
 // One rank of it, over any communicator; without calls.
 RankRecord run_rank(Communicator& communicator, const RunPlan& plan);
-std::vector<RankRecord> run(const RunPlan& plan);
+// Every rank of it, over the test's own communicators or those of a backend.
+std::vector<RankRecord> run(const RunPlan& plan, const std::string& backend = "");
+
+// The first rank's part of `body`, with an exchange by these options.
+inline void with_exchange(const ExchangeOptions& options,
+                          const std::function<void(TestCommunicator&, TinyModel&, Exchange&)>& body) {
+  run_ranks(1, false, [&](TestCommunicator& communicator) {
+    TinyModel model;
+    CollectiveQueue queue(communicator);
+    Exchange exchange(*model.arena, queue, options);
+    body(communicator, model, exchange);
+  });
+}
+
+// Why these options are refused; "" where they are not.
+inline std::string refusal(const ExchangeOptions& options) {
+  return error_text<UserError>([&] { with_exchange(options, [](auto&, auto&, auto&) {}); });
+}
 
 // By step. The average is empty where the step was skipped; accumulated: u of the compressed part.
 struct TrainedRank {

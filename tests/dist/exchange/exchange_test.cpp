@@ -1,20 +1,11 @@
 #include "dist/exchange/exchange.h"
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <filesystem>
-#include <limits>
-#include <random>
-#include <thread>
-
 #include "compress/compressor.h"
 #include "dist/sparse/sparse_collective.h"
 #include "nn/base/clock.h"
 #include "nn/core/threads.h"
 #include "tests/compress/every_method.h"
 #include "tests/dist/exchange/exchange_fixture.h"
-#include "tests/support/catch.h"
 #include "tests/support/same_bits.h"
 
 using namespace topknot;
@@ -25,10 +16,6 @@ namespace {
 constexpr std::size_t kSize = 68, kCompressible = 61;
 constexpr const char* kMerges[] = {"none", "all", "size:100"};
 
-double weight(const RunPlan& plan, int rank) {
-  return plan.weights.empty() ? 1.0 : plan.weights[static_cast<std::size_t>(rank)];
-}
-
 ExchangeOptions method(const std::string& name, const std::string& merge = "all") {
   ExchangeOptions options;
   options.compress.name = name;
@@ -36,11 +23,9 @@ ExchangeOptions method(const std::string& name, const std::string& merge = "all"
   return options;
 }
 
-const std::string kMethods[] = {"powersgd", "acpsgd", "signsgd", "qsgd", "terngrad"};
-
 }  // namespace
 
-TEST_CASE("a dense average is the sum in rank order over the number of ranks", "[exchange]") {
+TEST_CASE("a dense average is the sum in rank order over the number of ranks") {
   RunPlan plan;
   plan.steps = 2;
   for (const int ranks : {1, 2, 4, 8})
@@ -62,23 +47,23 @@ TEST_CASE("a dense average is the sum in rank order over the number of ranks", "
     }
 }
 
-TEST_CASE("dense takes the library's sum unless told otherwise, a compressed method sums in rank order",
-          "[exchange]") {
-  RunPlan plan;
-  plan.options = method("dense");
-  CHECK(run(plan)[1].calls == std::vector<std::string>{"sum 68", "gather"});
-  plan.options.ordered_sum = true;
-  CHECK(run(plan)[1].calls == std::vector<std::string>{"ordered sum 68", "gather"});
-  plan.options.compress.values = "bf16";
-  CHECK(run(plan)[1].calls == std::vector<std::string>{"ordered sum of bfloat16 68", "gather"});
-  plan.options.ordered_sum = false;
-  CHECK(run(plan)[1].calls == std::vector<std::string>{"sum of bfloat16 68", "gather"});
-  plan.options = method("test_rotate");
-  CHECK(run(plan)[1].calls == std::vector<std::string>{"gather", "ordered sum 7", "gather"});
+TEST_CASE("dense takes the library's sum unless told otherwise, a compressed method sums in rank order") {
+  using Calls = std::vector<std::string>;
+  const auto calls = [](const std::string& name, bool ordered, const std::string& values = "") {
+    RunPlan plan;
+    plan.options = method(name);
+    plan.options.ordered_sum = ordered;
+    plan.options.compress.values = values;
+    return run(plan)[1].calls;
+  };
+  CHECK(calls("dense", false) == Calls{"sum 68", "gather"});
+  CHECK(calls("dense", true) == Calls{"ordered sum 68", "gather"});
+  CHECK(calls("dense", true, "bf16") == Calls{"ordered sum of bfloat16 68", "gather"});
+  CHECK(calls("dense", false, "bf16") == Calls{"sum of bfloat16 68", "gather"});
+  CHECK(calls("test_rotate", false) == Calls{"gather", "ordered sum 7", "gather"});
 }
 
-TEST_CASE("a compressed average and its residual follow a reference in double, with uneven weights",
-          "[exchange]") {
+TEST_CASE("a compressed average and its residual follow a reference in double, with uneven weights") {
   RunPlan plan;
   plan.steps = 5;
   for (const int ranks : {1, 2, 4, 8})
@@ -104,7 +89,7 @@ TEST_CASE("a compressed average and its residual follow a reference in double, w
               double& r = residual[rank][i];
               r += gradient_value(step, rank, i);
               if (!sent) continue;
-              sum += weight(plan, rank) * r;
+              sum += static_cast<double>(plan.weights[rank]) * r;
               r = 0;
             }
             for (int rank = 0; rank < ranks; ++rank) {
@@ -117,8 +102,7 @@ TEST_CASE("a compressed average and its residual follow a reference in double, w
     }
 }
 
-TEST_CASE("groups are sent in arena order, whatever the order in which parameters become ready",
-          "[exchange]") {
+TEST_CASE("groups are sent in arena order, whatever the order in which parameters become ready") {
   for (const std::string merge : kMerges) {
     RunPlan plan;
     plan.steps = 6;
@@ -142,29 +126,22 @@ TEST_CASE("groups are sent in arena order, whatever the order in which parameter
   }
 }
 
-TEST_CASE("a group completed early is sent as soon as its predecessors are, before the backward pass ends",
-          "[exchange]") {
-  RunPlan plan;
-  plan.ranks = 1;
-  plan.options = method("test_rotate", "none");
-  std::vector<std::size_t> calls_after;
-  run_ranks(1, false, [&](TestCommunicator& communicator) {
-    TinyModel model;
-    CollectiveQueue queue(communicator);
-    Exchange exchange(*model.arena, queue, plan.options);
+TEST_CASE("a group completed early is sent as soon as its predecessors are, before the backward pass ends") {
+  with_exchange(method("test_rotate", "none"), [](TestCommunicator& c, TinyModel& model, Exchange& exchange) {
+    std::vector<std::size_t> calls_after;
     exchange.begin_step({.step = 0});
     for (const std::size_t position : {1, 2, 0, 4, 3}) {
       write_gradient(*model.arena->parameters()[position], 0, 0);
       exchange.ready(*model.arena->parameters()[position]);
-      calls_after.push_back(communicator.calls.size());
+      calls_after.push_back(c.calls.size());
     }
     exchange.finish(true);
-    calls_after.push_back(communicator.calls.size());
+    calls_after.push_back(c.calls.size());
+    CHECK(calls_after == std::vector<std::size_t>{0, 0, 3, 3, 5, 6});  // the last is the agreement
   });
-  CHECK(calls_after == std::vector<std::size_t>{0, 0, 3, 3, 5, 6});  // the last is the agreement
 }
 
-TEST_CASE("a parameter that no backward pass reached counts as zero", "[exchange]") {
+TEST_CASE("a parameter that no backward pass reached counts as zero") {
   for (const std::string name : {"dense", "test_rotate"}) {
     RunPlan plan;
     plan.steps = 3;
@@ -185,7 +162,7 @@ TEST_CASE("a parameter that no backward pass reached counts as zero", "[exchange
   }
 }
 
-TEST_CASE("a second round follows in the same order, and its average reaches all ranks", "[exchange]") {
+TEST_CASE("a second round follows in the same order, and its average reaches all ranks") {
   RunPlan plan;
   plan.ranks = 4;
   plan.steps = 3;
@@ -219,7 +196,7 @@ TEST_CASE("a second round follows in the same order, and its average reaches all
   }
 }
 
-TEST_CASE("bytes, entries and the plan's bytes are those of the messages", "[exchange]") {
+TEST_CASE("bytes, entries and the plan's bytes are those of the messages") {
   RunPlan plan;
   plan.options = method("test_rotate");
   const StepReport report = run(plan)[1].results[0];
@@ -230,7 +207,7 @@ TEST_CASE("bytes, entries and the plan's bytes are those of the messages", "[exc
          report.times.exposed_s > 0));
 }
 
-TEST_CASE("bytes are those of all rounds, and of the other ranks' blocks of any length", "[exchange]") {
+TEST_CASE("bytes are those of all rounds, and of the other ranks' blocks of any length") {
   RunPlan plan = plan_of("powersgd", "none");
   // Of matrices of 3 x 4, 11 x 3, 2 x 3 and 5 x 2 a row and a column, each in a round of its own, and 7 biases.
   for (const RankRecord& record : run(plan)) CHECK(record.results[1].bytes_sent == 4 * (7 + 14 + 5 + 7 + 7));
@@ -243,7 +220,7 @@ TEST_CASE("bytes are those of all rounds, and of the other ranks' blocks of any 
   CHECK((first.bytes_received == second.bytes_sent && second.bytes_received == first.bytes_sent));
 }
 
-TEST_CASE("entries that a capacity keeps back are counted over all groups", "[exchange]") {
+TEST_CASE("entries that a capacity keeps back are counted over all groups") {
   RunPlan plan;
   plan.options = method("threshold", "none");
   plan.options.compress.set("threshold", 1e-6);
@@ -254,7 +231,7 @@ TEST_CASE("entries that a capacity keeps back are counted over all groups", "[ex
   CHECK(report.status.over_capacity == 55);  // all the others, which exceed the threshold
 }
 
-TEST_CASE("dense groups in 16 bits are sent whole, whatever the density", "[exchange]") {
+TEST_CASE("dense groups in 16 bits are sent whole, whatever the density") {
   RunPlan plan;
   plan.options = method("topk");
   plan.options.dense_values = "bf16";
@@ -266,7 +243,7 @@ TEST_CASE("dense groups in 16 bits are sent whole, whatever the density", "[exch
         planned_bytes(*TinyModel().arena, plan.options, plan.ranks, plan.density));
 }
 
-TEST_CASE("dense in few bits sends each rank its piece, and the average in pieces", "[exchange]") {
+TEST_CASE("dense in few bits sends each rank its piece, and the average in pieces") {
   for (const int ranks : {1, 3}) {
     RunPlan plan;
     plan.options = method("dense");
@@ -290,22 +267,19 @@ TEST_CASE("dense in few bits sends each rank its piece, and the average in piece
   }
 }
 
-TEST_CASE("spans say in which round a group was decoded", "[exchange]") {
-  std::vector<int> rounds;
-  run_ranks(1, false, [&](TestCommunicator& communicator) {
-    TinyModel model;
-    CollectiveQueue queue(communicator);
-    Exchange exchange(*model.arena, queue, method("test_common_scale"));
+TEST_CASE("spans say in which round a group was decoded") {
+  with_exchange(method("test_common_scale"), [](TestCommunicator&, TinyModel& model, Exchange& exchange) {
+    std::vector<int> rounds;
     exchange.begin_step({.step = 0});
     backward(exchange, *model.arena, 0, 0);
     exchange.finish(true);
     for (const ExchangeSpan& span : exchange.spans())
       if (span.kind == ExchangeSpan::Kind::decode && span.group == 0) rounds.push_back(span.round);
+    CHECK(rounds == std::vector<int>{0, 1});
   });
-  CHECK(rounds == std::vector<int>{0, 1});
 }
 
-TEST_CASE("what topk and dense send is what the plan promised", "[exchange]") {
+TEST_CASE("what topk and dense send is what the plan promised") {
   for (const std::string name : {"dense", "topk"})
     for (const std::string scope : {"group", "tensor"})
       for (const std::string merge : kMerges)
@@ -328,7 +302,7 @@ TEST_CASE("what topk and dense send is what the plan promised", "[exchange]") {
 }
 
 // Computed in exact arithmetic: d = 4, k = 1, two ranks, lr 0.1, here a tenth of it.
-TEST_CASE("topk with error feedback and momentum follows the golden trace", "[exchange]") {
+TEST_CASE("topk with error feedback and momentum follows the golden trace") {
   RunPlan plan;
   plan.options.compress.name = "topk";
   plan.density = 0.25;
@@ -352,8 +326,7 @@ TEST_CASE("topk with error feedback and momentum follows the golden trace", "[ex
   }
 }
 
-TEST_CASE("topk of density 1 trains as dense does: the same bits with one rank, else within rounding",
-          "[exchange]") {
+TEST_CASE("topk of density 1 trains as dense does: the same bits with one rank, else within rounding") {
   OptimizerOptions sgd;
   sgd.momentum = 0.9;
   sgd.weight_decay = 1e-3;
@@ -379,7 +352,7 @@ TEST_CASE("topk of density 1 trains as dense does: the same bits with one rank, 
   }
 }
 
-TEST_CASE("every compressor leaves the same weights on all ranks and on every backend", "[exchange]") {
+TEST_CASE("every compressor leaves the same weights on all ranks and on every backend") {
   OptimizerOptions sgd;
   sgd.momentum = 0.9;
   for (const std::string& name : compressors().names())
@@ -402,9 +375,8 @@ TEST_CASE("every compressor leaves the same weights on all ranks and on every ba
     }
 }
 
-TEST_CASE("twenty steps of each low-rank and quantised method end in the same bits on three ranks",
-          "[exchange]") {
-  for (const std::string& name : kMethods)
+TEST_CASE("twenty steps of each low-rank and quantised method end in the same bits on three ranks") {
+  for (const std::string name : {"powersgd", "acpsgd", "signsgd", "qsgd", "terngrad"})
     for (const std::string merge : {"none", "all"}) {
       INFO(name << ", merge " << merge);
       RunPlan plan = plan_of(name, merge);
@@ -440,7 +412,7 @@ TEST_CASE("twenty steps of each low-rank and quantised method end in the same bi
 }
 
 // With more threads than cores, libgomp's waiting threads sleep at once in every team: nn/core/threads.h.
-TEST_CASE("only compute threads have teams, with any method and collective", "[exchange]") {
+TEST_CASE("only compute threads have teams, with any method and collective") {
   using namespace std::chrono_literals;
   const auto threads = [] {
     const std::filesystem::directory_iterator tasks("/proc/self/task");

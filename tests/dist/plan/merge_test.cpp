@@ -1,15 +1,7 @@
 #include "dist/plan/schedule.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <map>
-#include <numeric>
-#include <random>
-
 #include "nn/base/check.h"
-#include "tests/support/catch.h"
+#include "tests/support/test.h"
 
 using namespace topknot;
 
@@ -157,7 +149,7 @@ double makespan(const Instance& instance, const Sizes& plan) {
 
 }  // namespace
 
-TEST_CASE("OMGS takes the authors' decisions on 2 ranks", "[merge]") {
+TEST_CASE("OMGS takes the authors' decisions on 2 ranks") {
   struct Golden {
     std::size_t layer;
     double wait;
@@ -180,7 +172,7 @@ TEST_CASE("OMGS takes the authors' decisions on 2 ranks", "[merge]") {
   }
 }
 
-TEST_CASE("OMGS merges as the authors' code does for 4 and 16 ranks and for equal layers", "[merge]") {
+TEST_CASE("OMGS merges as the authors' code does for 4 and 16 ranks and for equal layers") {
   OmgsTrace trace;
   CHECK(merge_omgs(merge_layers(), merge_model(4), &trace) == Sizes{12, 2});
   CHECK(trace.makespan == Approx(0.115891).margin(5e-7));
@@ -194,15 +186,7 @@ TEST_CASE("OMGS merges as the authors' code does for 4 and 16 ranks and for equa
   CHECK(trace.makespan == Approx(0.381334).margin(5e-7));
 }
 
-TEST_CASE("OMGS can be slower than no merging, and the optimum is not", "[merge]") {
-  const auto layers = merge_layers();
-  const CostModel model = merge_model(4);
-  const double apart = evaluate(layers, no_merge(14), model).makespan;
-  CHECK(evaluate(layers, merge_omgs(layers, model), model).makespan > apart);
-  CHECK(evaluate(layers, merge_optimal(layers, model), model).makespan < apart);
-}
-
-TEST_CASE("OMGS and MG-WFBP do not wait where waiting saves just what it costs", "[merge]") {
+TEST_CASE("OMGS and MG-WFBP do not wait where waiting saves just what it costs") {
   const CostModel model = line_model(0, 0.5, 0.25);
   const std::vector<LayerCost> three = {{1, 1}, {1, 10}, {1, 0.5}};
   OmgsTrace trace;
@@ -213,28 +197,22 @@ TEST_CASE("OMGS and MG-WFBP do not wait where waiting saves just what it costs",
   CHECK(merge_mgwfbp(two, 0.5, model.communicate) == Sizes{1, 1});
 }
 
-TEST_CASE("MG-WFBP merges while the network is busy until the next layer is ready", "[merge]") {
-  // Ready at 1, 3, 5, 7; alpha is 1. The first message begins at 1, when the second layer is neither ready
-  // nor due within alpha: on its own, until 11. The others are all ready by then: one group.
-  const std::vector<LayerCost> layers = {{9, 1}, {1, 2}, {1, 2}, {1, 2}};
+TEST_CASE("MG-WFBP merges while the network is busy, and waits for a layer that is ready within alpha") {
   const CostModel model = line_model(0, 1, 1);
-  CHECK(merge_mgwfbp(layers, 1, model.communicate) == Sizes{1, 3});
-}
-
-TEST_CASE("MG-WFBP waits for a layer that is ready within alpha", "[merge]") {
-  const CostModel model = line_model(0, 1, 1);
-  const auto plan = [&](double wait) {
-    const std::vector<LayerCost> layers = {{9, 1}, {9, wait}};
+  const auto plan = [&](const std::vector<LayerCost>& layers) {
     return merge_mgwfbp(layers, 1, model.communicate);
   };
-  CHECK(plan(0.5) == Sizes{2});
-  CHECK(plan(1.5) == Sizes{1, 1});
+  // Ready at 1, 3, 5, 7; alpha is 1. The first message begins at 1, when the second layer is neither ready
+  // nor due within alpha: on its own, until 11. The others are all ready by then: one group.
+  CHECK(plan({{9, 1}, {1, 2}, {1, 2}, {1, 2}}) == Sizes{1, 3});
+  CHECK(plan({{9, 1}, {9, 0.5}}) == Sizes{2});
+  CHECK(plan({{9, 1}, {9, 1.5}}) == Sizes{1, 1});
   // Within alpha, but this message would have ended before.
   const std::vector<LayerCost> layers = {{9, 1}, {9, .5}};
   CHECK(merge_mgwfbp(layers, 1, [](double) { return 0.25; }) == Sizes{1, 1});
 }
 
-TEST_CASE("plans for no, one and two layers", "[merge]") {
+TEST_CASE("plans for no, one and two layers, and for those without backward time or elements") {
   const CostModel model = merge_model(4);
   const std::vector<LayerCost> two = {{1000, .001}, {1000, .001}};
   const std::span<const LayerCost> one(two.data(), 1);
@@ -251,17 +229,27 @@ TEST_CASE("plans for no, one and two layers", "[merge]") {
   CHECK(merge_omgs(two, model, &trace) == Sizes{2});  // never asked
   CHECK(trace.decisions.empty());
   CHECK(merge_optimal(two, model) == Sizes{2});
+
+  // Without backward time: one group.
+  const std::vector<LayerCost> at_once(7, {1000, 0});
+  const CostModel line = line_model(1e-9, 1e-3, 1e-8);
+  CHECK(merge_omgs(at_once, line) == Sizes{7});
+  CHECK(merge_mgwfbp(at_once, 1e-3, line.communicate) == Sizes{7});
+  CHECK(merge_optimal(at_once, line) == Sizes{7});
+
+  // Without elements: no collective.
+  const std::vector<LayerCost> layers = {{0, .1}, {0, .1}, {1000, .1}, {0, .1}};
+  for (const Sizes& plan : {merge_omgs(layers, model), merge_mgwfbp(layers, 1e-3, model.communicate),
+                            merge_optimal(layers, model)}) {
+    CHECK(std::accumulate(plan.begin(), plan.end(), std::size_t{0}) == 4);
+    CHECK(evaluate(layers, plan, model).makespan >= 0.4);
+  }
+  const double least = 0.3 + model.sparsify(1000) + 0.1;  // the message hides behind the last layer
+  CHECK(evaluate(layers, merge_optimal(layers, model), model).makespan == Approx(least));
+  CHECK(merge_optimal(std::vector<LayerCost>(3, {0, 0}), model) == no_merge(3));
 }
 
-TEST_CASE("layers without backward time are sent as one group", "[merge]") {
-  const std::vector<LayerCost> layers(7, {1000, 0});
-  const CostModel model = line_model(1e-9, 1e-3, 1e-8);
-  CHECK(merge_omgs(layers, model) == Sizes{7});
-  CHECK(merge_mgwfbp(layers, 1e-3, model.communicate) == Sizes{7});
-  CHECK(merge_optimal(layers, model) == Sizes{7});
-}
-
-TEST_CASE("nothing is merged for one rank, which sends nothing", "[merge]") {
+TEST_CASE("nothing is merged for one rank, which sends nothing") {
   const auto layers = merge_layers();
   CostModel model = merge_model(2);
   model.communicate = [](double) { return 0.0; };
@@ -272,26 +260,7 @@ TEST_CASE("nothing is merged for one rank, which sends nothing", "[merge]") {
   CHECK(merge_omgs(layers, model) == first_two);
 }
 
-TEST_CASE("layers without elements cost no collective", "[merge]") {
-  const std::vector<LayerCost> layers = {{0, .1}, {0, .1}, {1000, .1}, {0, .1}};
-  const CostModel model = merge_model(4);
-  for (const Sizes& plan : {merge_omgs(layers, model), merge_mgwfbp(layers, 1e-3, model.communicate),
-                            merge_optimal(layers, model)}) {
-    CHECK(std::accumulate(plan.begin(), plan.end(), std::size_t{0}) == 4);
-    CHECK(evaluate(layers, plan, model).makespan >= 0.4);
-  }
-  const double least = 0.3 + model.sparsify(1000) + 0.1;  // the message hides behind the last layer
-  CHECK(evaluate(layers, merge_optimal(layers, model), model).makespan == Approx(least));
-  const std::vector<LayerCost> nothing(3, {0, 0});
-  CHECK(merge_optimal(nothing, model) == no_merge(3));
-}
-
-TEST_CASE("the optimal plan validates costs", "[merge]") {
-  CHECK_THROWS_AS(merge_optimal(merge_layers(), line_model(-1e-9, 1e-3, 1e-8)), Error);
-  CHECK_THROWS_AS(merge_optimal(merge_layers(), line_model(0, 1e-3, -1)), Error);
-}
-
-TEST_CASE("the optimal plan of the fixture is the best of all 8192", "[merge]") {
+TEST_CASE("the optimal plan of the fixture is the best of all 8192") {
   const std::map<int, double> golden = {{2, 0.102652}, {4, 0.104915}, {16, 0.131780}};
   for (const auto& [ranks, seconds] : golden) {
     INFO("ranks " << ranks);
@@ -307,7 +276,7 @@ TEST_CASE("the optimal plan of the fixture is the best of all 8192", "[merge]") 
   }
 }
 
-TEST_CASE("the optimal plan equals brute force on 1000 random instances", "[merge]") {
+TEST_CASE("the optimal plan equals brute force on 1000 random instances") {
   Draw draw(2020);
   int merged = 0, apart = 0, between = 0;
   for (int i = 0; i < 1000; ++i) {
@@ -327,7 +296,7 @@ TEST_CASE("the optimal plan equals brute force on 1000 random instances", "[merg
   CHECK(between > 300);
 }
 
-TEST_CASE("the optimal plan of many layers beats every other one", "[merge]") {
+TEST_CASE("the optimal plan of many layers beats every other one") {
   Draw draw(7);
   for (int i = 0; i < 60; ++i) {
     const Instance instance = draw.instance(30 + draw.below(31));
@@ -347,41 +316,30 @@ TEST_CASE("the optimal plan of many layers beats every other one", "[merge]") {
   }
 }
 
-TEST_CASE("a schedule encodes on the compute thread and sends in order beside it", "[merge]") {
+TEST_CASE("a schedule encodes on the compute thread and sends in order beside it") {
+  using Times = std::array<double, 4>;  // ready, encoded, begin, end
+  const auto check = [](const std::vector<LayerCost>& layers, const CostModel& model, const Sizes& sizes,
+                        const std::vector<Times>& expected) {
+    const Timeline timeline = evaluate(layers, sizes, model);
+    REQUIRE(timeline.groups.size() == expected.size());
+    for (std::size_t g = 0; g < expected.size(); ++g) {
+      const auto& group = timeline.groups[g];
+      const Times times{group.ready, group.encoded, group.begin, group.end};
+      for (std::size_t i = 0; i < 4; ++i) CHECK(times[i] == Approx(expected[g][i]));
+    }
+    CHECK(timeline.makespan == Approx(expected.back()[3]));
+  };
   // Backward 1, 2, 4; selection n / 10; collective 1 + n / 2.
   const std::vector<LayerCost> layers = {{10, 1}, {20, 2}, {10, 4}};
   const CostModel model{[](double n) { return n / 10; }, [](double n) { return 1 + n / 2; }};
-  const Timeline timeline = evaluate(layers, Sizes{1, 1, 1}, model);
-  const double expected[3][4] = {{1, 2, 2, 8}, {4, 6, 8, 19}, {10, 11, 19, 25}};
-  REQUIRE(timeline.groups.size() == 3);
-  for (int g = 0; g < 3; ++g) {
-    CHECK(timeline.groups[g].ready == Approx(expected[g][0]));
-    CHECK(timeline.groups[g].encoded == Approx(expected[g][1]));
-    CHECK(timeline.groups[g].begin == Approx(expected[g][2]));
-    CHECK(timeline.groups[g].end == Approx(expected[g][3]));
-  }
-  CHECK(timeline.makespan == Approx(25));
-
-  const Timeline merged = evaluate(layers, Sizes{2, 1}, model);  // the second group finds the network busy
-  REQUIRE(merged.groups.size() == 2);
-  CHECK(merged.groups[0].ready == Approx(3));
-  CHECK(merged.groups[0].encoded == Approx(6));
-  CHECK(merged.groups[1].ready == Approx(10));
-  CHECK(merged.groups[1].encoded == Approx(11));
-  CHECK(merged.groups[1].begin == Approx(22));
-  CHECK(merged.makespan == Approx(28));
+  check(layers, model, {1, 1, 1}, {{1, 2, 2, 8}, {4, 6, 8, 19}, {10, 11, 19, 25}});
+  check(layers, model, {2, 1}, {{3, 6, 6, 22}, {10, 11, 22, 28}});  // the second group finds the network busy
+  // A network that is idle waits for the next group.
+  check({{1, 1}, {1, 10}}, {[](double) { return 0.5; }, [](double) { return 2.0; }}, {1, 1},
+        {{1, 1.5, 1.5, 3.5}, {11.5, 12, 12, 14}});
 }
 
-TEST_CASE("a network that is idle waits for the next group", "[merge]") {
-  const std::vector<LayerCost> layers = {{1, 1}, {1, 10}};
-  const CostModel model{[](double) { return 0.5; }, [](double) { return 2.0; }};
-  const Timeline timeline = evaluate(layers, Sizes{1, 1}, model);
-  CHECK(timeline.groups[0].end == Approx(3.5));
-  CHECK(timeline.groups[1].begin == Approx(12));
-  CHECK(timeline.makespan == Approx(14));
-}
-
-TEST_CASE("makespans of the fixture are the golden ones", "[merge]") {
+TEST_CASE("makespans of the fixture are golden; OMGS can be slower than no merging, the optimum not") {
   const auto layers = merge_layers();
   const auto makespan = [&](int ranks, const Sizes& groups) {
     return evaluate(layers, groups, merge_model(ranks)).makespan;
@@ -393,26 +351,25 @@ TEST_CASE("makespans of the fixture are the golden ones", "[merge]") {
   CHECK(makespan(4, {12, 2}) == Approx(0.115908).margin(5e-7));
   CHECK(makespan(16, {14}) == Approx(0.163221).margin(5e-7));
   CHECK(makespan(4, {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2}) == Approx(0.104915).margin(5e-7));
+  CHECK(makespan(4, merge_omgs(layers, merge_model(4))) > makespan(4, no_merge(14)));
+  CHECK(makespan(4, merge_optimal(layers, merge_model(4))) < makespan(4, no_merge(14)));
 }
 
-TEST_CASE("a schedule without layers takes no time", "[merge]") {
-  const Timeline timeline = evaluate({}, {}, merge_model(2));
-  CHECK(timeline.groups.empty());
-  CHECK(timeline.makespan == 0);
-}
-
-TEST_CASE("a schedule validates groups and costs", "[merge]") {
-  const std::vector<LayerCost> layers = {{1, 1}, {1, 1}};
-  const CostModel model{[](double) { return 0.0; }, [](double) { return 1.0; }};
-  CHECK_THROWS_AS(evaluate(layers, Sizes{1}, model), Error);
-  CHECK_THROWS_AS(evaluate(layers, Sizes{3}, model), Error);
-  CHECK_THROWS_AS(evaluate(layers, Sizes{1, 1, 1}, model), Error);
-  CHECK_THROWS_AS(evaluate(layers, Sizes{1, 0, 1}, model), Error);
+TEST_CASE("schedules and the optimal plan validate groups and costs") {
+  const Timeline nothing = evaluate({}, {}, merge_model(2));
+  CHECK(nothing.groups.empty());
+  CHECK(nothing.makespan == 0);
+  const std::vector<LayerCost> layers = {{1, 1}, {1, 1}}, backwards = {{1, -1}, {1, 1}};
+  const auto free = [](double) { return 0.0; };
+  const auto one = [](double) { return 1.0; };
+  const CostModel model{free, one}, negative{[](double) { return -1.0; }, one},
+      undefined{free, [](double) { return std::numeric_limits<double>::quiet_NaN(); }};
+  for (const Sizes& groups : {Sizes{1}, {3}, {1, 1, 1}, {1, 0, 1}})
+    CHECK_THROWS_AS(evaluate(layers, groups, model), Error);
   CHECK_NOTHROW(evaluate(layers, Sizes{1, 1}, model));
-  const CostModel negative{[](double) { return -1.0; }, model.communicate};
   CHECK_THROWS_AS(evaluate(layers, Sizes{2}, negative), Error);
-  const CostModel undefined{model.sparsify, [](double) { return std::numeric_limits<double>::quiet_NaN(); }};
   CHECK_THROWS_AS(evaluate(layers, Sizes{2}, undefined), Error);
-  const std::vector<LayerCost> backwards = {{1, -1}, {1, 1}};
   CHECK_THROWS_AS(evaluate(backwards, Sizes{2}, model), Error);
+  CHECK_THROWS_AS(merge_optimal(merge_layers(), line_model(-1e-9, 1e-3, 1e-8)), Error);
+  CHECK_THROWS_AS(merge_optimal(merge_layers(), line_model(0, 1e-3, -1)), Error);
 }

@@ -6,13 +6,10 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <atomic>
-#include <cstring>
 
 #include "dist/comm/communicator.h"
-#include "tests/support/error_text.h"
 #include "tests/support/free_port.h"
-#include "tests/support/text.h"
+#include "tests/support/test.h"
 
 namespace topknot {
 namespace {
@@ -94,30 +91,27 @@ const Stranger kStrangers[] = {
      }},
 };
 
-// Two ranks meet and exchange values while `visit` runs before, between and after.
-template <class Body>
-std::vector<std::string> errors_of_run(const Body& visit) {
+// Two ranks meet and exchange values, undisturbed by `visit`, which runs before, between and after.
+void check_run(const std::function<void(int port, const std::string& when)>& visit) {
   TcpStoreServer server("127.0.0.1", 0, 2, kTimeout, kToken);
   std::vector<std::string> errors(2);
   const auto rank = [&](int r) {
-    try {
+    errors[r] = error_text([&] {
       TcpStoreClient client("127.0.0.1", server.port(), r, 2, kTimeout, kToken);
       client.set(std::to_string(r), "here");
       client.get(std::to_string(1 - r), Patience(kTimeout));
       if (r == 0) visit(server.port(), "during");
       client.set("again " + std::to_string(r), "here");
       client.get("again " + std::to_string(1 - r), Patience(kTimeout));
-    } catch (const std::exception& error) {
-      errors[r] = error.what();
-    }
+    });
   };
   visit(server.port(), "before");
   std::thread first([&] { rank(1); });
   visit(server.port(), "at the start");
   rank(0);
   first.join();
-  errors.push_back(server.first_reason());
-  return errors;
+  CHECK(errors == std::vector<std::string>(2));
+  CHECK(server.first_reason().empty());
 }
 
 }  // namespace
@@ -215,45 +209,40 @@ TEST_CASE("an IPv6 address is in brackets where a port follows, in keys and in m
 TEST_CASE("a master port in use is a user's error that names port and key") {
   const Fd taken = listen_on("127.0.0.1", 0);
   const int port = local_port(taken.get());
-  CHECK_THROWS_AS(make_gloo_communicator(options_of(0, 2, port, 2)), UserError);
-  const auto error = error_text([&] { make_gloo_communicator(options_of(0, 2, port, 2)); });
-  CHECK(says(error, {"port " + std::to_string(port) + " is in use", "dist.master"}));
+  CHECK(user_error([&] { make_gloo_communicator(options_of(0, 2, port, 2)); },
+                   {"port " + std::to_string(port) + " is in use", "dist.master"}));
   // The same where all addresses are listened on.
   CHECK(contains(error_text([&] { listen_on("node0", port); }), "is in use"));
 }
 
-TEST_CASE("a master that is not there is an error at the deadline that names it") {
+TEST_CASE("a master that is not there, or a silent program on its port, is an error at the deadline") {
   const int port = free_port();
-  const auto error = error_text([&] { make_gloo_communicator(options_of(1, 2, port, 0.5)); });
-  CHECK(says(error, {"rank 1", "rank 0's address 127.0.0.1:" + std::to_string(port)}));
+  CHECK(says(error_text([&] { make_gloo_communicator(options_of(1, 2, port, 0.5)); }),
+             {"rank 1", "rank 0's address 127.0.0.1:" + std::to_string(port)}));
+  const Fd silent = listen_on("127.0.0.1", 0);
+  CHECK(says(error_text([&] { make_gloo_communicator(options_of(1, 2, local_port(silent.get()), 0.5)); }),
+             {"did not all meet at rank 0's address"}));
 }
 
 TEST_CASE("a master's name that does not resolve is a user's error") {
   auto options = options_of(1, 2, 4711, 1);
   options.host = "no-such-host.invalid";
   const auto start = Clock::now();
-  const auto error = error_text([&] { make_gloo_communicator(options); });
-  CHECK(says(error, {"dist.master", "no-such-host.invalid"}));
+  CHECK(says(error_text([&] { make_gloo_communicator(options); }), {"dist.master", "no-such-host.invalid"}));
   CHECK(Clock::now() - start > std::chrono::milliseconds(900));  // it may be known before the deadline
-}
-
-TEST_CASE("a silent program on the master's port is an error at the deadline") {
-  const Fd silent = listen_on("127.0.0.1", 0);
-  const auto error =
-      error_text([&] { make_gloo_communicator(options_of(1, 2, local_port(silent.get()), 0.5)); });
-  CHECK(says(error, {"did not all meet at rank 0's address"}));
 }
 
 TEST_CASE("a rank that does not come to the start is named to those that did") {
   const int port = free_port();
   std::string errors[2];
-  std::thread other(
-      [&] { errors[1] = error_text([&] { make_gloo_communicator(options_of(1, 3, port, 1)); }); });
-  errors[0] = error_text([&] { make_gloo_communicator(options_of(0, 3, port, 1)); });
+  const auto rank = [&](int r) {
+    errors[r] = error_text([&] { make_gloo_communicator(options_of(r, 3, port, 1)); });
+  };
+  std::thread other([&] { rank(1); });
+  rank(0);
   other.join();
-  for (const auto& error : errors) {
+  for (const auto& error : errors)
     CHECK(says(error, {"rank 2 did not come to 127.0.0.1:" + std::to_string(port)}));
-  }
 }
 
 TEST_CASE("the rank at fault has not started the call, or is silent where all have") {
@@ -271,37 +260,32 @@ TEST_CASE("the rank at fault has not started the call, or is silent where all ha
   CHECK(fault({{812, 100}, {811, 9000}, {812, 200}, {812, 100}}) == 2);  // never the rank itself
 }
 
-TEST_CASE("the report lists the calls of all ranks, those that are the same together") {
+TEST_CASE("the report lists the calls of all ranks, equal ones together, and says whether peers are alive") {
   CHECK(report_peers({{811, 9800}, {800, 0}, {812, 200}, {812, 100}}, 1, 812, 2).calls ==
         "rank 0 #811 (silent for 9.8 s), ranks 1 to 3 #812");
   CHECK(report_peers({{5, 0}, {5, 0}}, 0, 5, 1).calls == "ranks 0 to 1 #5");
   std::vector<PeerState> many;
   for (std::uint64_t r = 0; r < 1000; ++r) many.push_back({r, 0});
   CHECK(report_peers(many, 0, 0, 1).calls.size() < 200);
-}
 
-TEST_CASE("peers are alive where each was heard of lately") {
+  // Alive where each was heard of lately.
   CHECK(peers_alive({{1, 0}, {1, 1000}}, 0));
   CHECK(peers_alive({{1, 90000}, {1, 1000}}, 0));  // its own beats do not count
   CHECK_FALSE(peers_alive({{1, 0}, {1, 1500}}, 0));
 }
 
 TEST_CASE("a stranger is refused, before and during a run, and the run goes on") {
-  for (const Stranger& stranger : kStrangers) {
-    const auto errors = errors_of_run([&](int port, const char* when) {
+  for (const Stranger& stranger : kStrangers)
+    check_run([&](int port, const std::string& when) {
       INFO(stranger.name << " " << when);
       stranger.visit(port);
     });
-    INFO(stranger.name);
-    for (const auto& error : errors) CHECK(error.empty());
-  }
 }
 
 TEST_CASE("a second process of a rank is refused, and the first one goes on") {
-  const auto errors = errors_of_run([&](int port, const char* when) {
-    if (std::strcmp(when, "during") == 0) check_refused(port, 1, 2, kToken, "rank 1 is here already");
+  check_run([](int port, const std::string& when) {
+    if (when == "during") check_refused(port, 1, 2, kToken, "rank 1 is here already");
   });
-  for (const auto& error : errors) CHECK(error.empty());
 }
 
 TEST_CASE("a sender that takes its time keeps nobody waiting") {

@@ -2,36 +2,19 @@
 
 #include "dist/sparse/hierarchical.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <numeric>
-#include <utility>
-
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
 #include "tests/dist/exchange/exchange_fixture.h"
 #include "tests/dist/ranks.h"
-#include "tests/support/error_text.h"
 
 namespace topknot {
 namespace {
 
 using testing::RankRecord;
+using testing::run;
 using testing::RunPlan;
 using testing::TinyModel;
 using Blocks = std::vector<std::vector<std::byte>>;
-
-const std::vector<std::string> kBackends = {"threads", "link", "gloo"};
-
-// testing::run() on a backend.
-std::vector<RankRecord> run_on(const std::string& backend, const RunPlan& plan) {
-  std::vector<RankRecord> records(static_cast<std::size_t>(plan.ranks));
-  run_ranks(backend, plan.ranks, [&](Communicator& communicator) {
-    records[static_cast<std::size_t>(communicator.rank())] = testing::run_rank(communicator, plan);
-  });
-  return records;
-}
 
 // Multiples of 12: their means over up to four ranks, weighted by halves, are whole numbers.
 float whole_value(std::int64_t step, int rank, std::size_t element) {
@@ -79,60 +62,56 @@ RunPlan flat_plan_of(const Cluster& shape, const RunPlan& plan) {
 }  // namespace
 
 TEST_CASE("hosts of ranks make every kind of call as one rank a host would") {
-  for (const auto& backend : kBackends) {
-    std::vector<int> wrong(6);
-    run_ranks(backend, 6, [&](Communicator& flat) {
+  for (const auto& backend : kBackends)
+    check_ranks(backend, 6, {}, [](Communicator& flat, const Expect& expect) {
       const int me = flat.rank(), host = me / 2;
       const auto inside = flat.split(host);
       const auto across = flat.split(me % 2);
       HierarchicalCommunicator c(*inside, me % 2 == 0 ? across.get() : nullptr, host, 3);
-      const auto check = [&](bool holds) { wrong[me] += !holds; };
-      check(c.rank() == host && c.size() == 3);
+      expect(c.rank() == host && c.size() == 3, "rank and size");
       const auto block = [](int from, int to, int round) {
         const std::size_t lengths[] = {0, 3, 5000};
         return std::vector<std::byte>(lengths[(from + to + round) % 3],
                                       static_cast<std::byte>(from * 16 + to));
       };
       for (int round = 0; round < 3; ++round) {
-        Blocks all, mine, theirs;
+        Blocks all, mine, theirs, gathered, sent;
+        for (int h = 0; h < 3; ++h) {
+          mine.push_back(block(host, h, round));
+          gathered.push_back(block(h, 0, round)), sent.push_back(block(h, host, round));
+        }
         c.all_gather(block(host, 0, round), all);
-        for (int h = 0; h < 3; ++h) mine.push_back(block(host, h, round));
         c.all_to_all(mine, theirs);
-        check(all.size() == 3 && theirs.size() == 3);
-        for (int h = 0; h < 3; ++h) check(all[h] == block(h, 0, round) && theirs[h] == block(h, host, round));
+        expect(all == gathered, "all_gather");
+        expect(theirs == sent, "all_to_all");
         std::vector<std::byte> one;
         c.send_receive((host + 1) % 3, block(host, 7, round), (host + 2) % 3, one);
-        check(one == block((host + 2) % 3, 7, round));
+        expect(one == block((host + 2) % 3, 7, round), "a ring");
         c.send_receive(host == 0 ? 2 : -1, block(host, 9, round), host == 2 ? 0 : -1, one);
-        check(one == (host == 2 ? block(0, 9, round) : std::vector<std::byte>{}));
+        expect(one == (host == 2 ? block(0, 9, round) : std::vector<std::byte>{}), "one message");
         std::vector<float> sum(9000, static_cast<float>(1 << host));
         c.all_reduce(std::span<float>(sum), SumOrder::ranks);
-        check(std::count(sum.begin(), sum.end(), 7.0f) == 9000);
+        expect(sum == std::vector(9000, 7.0f), "the sum of floats");
         std::vector<double> doubles(3, 0.5 * (host + 1));
         sum_doubles(c, doubles);
-        check(doubles == std::vector<double>(3, 3.0));
+        expect(doubles == std::vector(3, 3.0), "the sum of doubles");
         auto bytes = block(host, 1, 1 - host + 3);
         c.broadcast(bytes, round);
-        check(bytes == block(round, 1, 1 - round + 3));
+        expect(bytes == block(round, 1, 1 - round + 3), "broadcast");
         c.barrier();
       }
     });
-    CHECK(wrong == std::vector<int>(6, 0));
-  }
 }
 
 TEST_CASE("a hierarchy that gives up ends the other hosts' calls with its reason") {
-  const auto errors =
-      errors_of_ranks("threads", 4,
-                      [&](Communicator& flat) {
-                        const int me = flat.rank(), host = me / 2;
-                        const auto inside = flat.split(host);
-                        const auto across = flat.split(me % 2 == 0 ? 0 : me);
-                        HierarchicalCommunicator c(*inside, me % 2 == 0 ? across.get() : nullptr, host, 2);
-                        if (me == 0) c.abort("the disk is full");
-                        if (host == 1) c.barrier();
-                      },
-                      {20, false});
+  const auto errors = errors_of_ranks("threads", 4, {20, false}, [&](Communicator& flat) {
+    const int me = flat.rank(), host = me / 2;
+    const auto inside = flat.split(host);
+    const auto across = flat.split(me % 2 == 0 ? 0 : me);
+    HierarchicalCommunicator c(*inside, me % 2 == 0 ? across.get() : nullptr, host, 2);
+    if (me == 0) c.abort("the disk is full");
+    if (host == 1) c.barrier();
+  });
   CHECK(says(errors[2], {"the disk is full"}));
 }
 
@@ -143,8 +122,8 @@ TEST_CASE("a hierarchy steps as so many ranks as hosts would, each with its host
         INFO(shape.hosts << " x " << shape.ranks_per_host << ", " << method << ", merge " << merge);
         RunPlan plan = plan_of(shape, method, merge);
         plan.gradient = whole_value;
-        const auto records = run_on("threads", plan);
-        const auto flat = run_on("threads", flat_plan_of(shape, plan));
+        const auto records = run(plan, "threads");
+        const auto flat = run(flat_plan_of(shape, plan), "threads");
         for (int r = 0; r < plan.ranks; ++r) {
           const RankRecord& host = flat[r / shape.ranks_per_host];
           CHECK(records[r].averages == host.averages);
@@ -162,8 +141,8 @@ TEST_CASE("the ranks of a host count with their weights, and a host with those o
     RunPlan plan = plan_of(shape, method, "none");
     plan.gradient = whole_value;
     plan.weights = {0.5f, 1.5f, 1.75f, 0.25f};
-    const auto records = run_on("threads", plan);
-    const auto flat = run_on("threads", flat_plan_of(shape, plan));
+    const auto records = run(plan, "threads");
+    const auto flat = run(flat_plan_of(shape, plan), "threads");
     for (int r = 0; r < 4; ++r) CHECK(records[r].averages == flat[r / 2].averages);
 
     // With everything sent, the average is sum(weight * gradient) / ranks, whatever the hosts.
@@ -171,7 +150,7 @@ TEST_CASE("the ranks of a host count with their weights, and a host with those o
     if (method != "topk") continue;
     for (const auto& weights : {std::vector<float>{1.5f, 1.5f, 0.5f, 0.5f}, {0.25f, 0.25f, 1.75f, 1.75f}}) {
       plan.weights = weights;
-      const auto all = run_on("threads", plan);
+      const auto all = run(plan, "threads");
       std::vector<float> expected(all[0].averages[3].size());
       for (std::size_t i = 0; i < expected.size(); ++i) {
         for (int r = 0; r < 4; ++r) expected[i] += plan.weights[r] * whole_value(3, r, i);
@@ -187,7 +166,7 @@ TEST_CASE("what a hierarchy has not sent stays in its hosts' residuals") {
     RunPlan plan = plan_of(shape, "topk", "none");
     plan.gradient = whole_value;
     plan.steps = 6;
-    const auto records = run_on("threads", plan);
+    const auto records = run(plan, "threads");
     const std::size_t size = records[0].averages[0].size();
     std::vector<float> given(size), accounted(size);
     for (std::size_t i = 0; i < size; ++i) {
@@ -205,21 +184,21 @@ TEST_CASE("what a hierarchy has not sent stays in its hosts' residuals") {
   }
 }
 
-TEST_CASE("a hierarchy ends with the same bits on all ranks and both kBackends, whatever the arrival") {
+TEST_CASE("a hierarchy ends with the same bits on all ranks and both backends, whatever the arrival") {
   for (const auto& shape : shapes)
     for (const std::string method : {"topk", "dgc", "powersgd", "qsgd"}) {
       if (shape.ranks_per_host == 3 && method != "powersgd") continue;
       INFO(shape.hosts << " x " << shape.ranks_per_host << ", " << method);
       RunPlan plan = plan_of(shape, method, "none");
       plan.options.dense_values = method == "dgc" ? "bf16" : "fp32";
-      const auto threads = run_on("threads", plan);
+      const auto threads = run(plan, "threads");
       plan.order = [](std::int64_t step, int rank) {
         std::vector<std::size_t> order{0, 1, 2, 3, 4};
         std::rotate(order.begin(), order.begin() + (step + rank) % 5, order.end());
         if (rank % 2 == 1) std::reverse(order.begin(), order.end());
         return order;
       };
-      const auto gloo = run_on("gloo", plan);
+      const auto gloo = run(plan, "gloo");
       for (int r = 0; r < plan.ranks; ++r) {
         CHECK(threads[r].averages == threads[0].averages);
         CHECK(gloo[r].averages == threads[0].averages);
@@ -231,16 +210,15 @@ TEST_CASE("a hierarchy ends with the same bits on all ranks and both kBackends, 
 
 TEST_CASE("sparse collectives run between hosts") {
   for (const std::string collective : {"gtopk", "oktopk"}) {
-    if (!collectives().contains(collective)) continue;
     for (const auto& shape : shapes) {
       INFO(shape.hosts << " x " << shape.ranks_per_host << ", " << collective);
       RunPlan plan = plan_of(shape, "topk", "none");
       plan.gradient = whole_value;
       plan.options.collective = collective;
-      const auto flat = run_on("threads", flat_plan_of(shape, plan));
+      const auto flat = run(flat_plan_of(shape, plan), "threads");
       for (const auto& backend : kBackends) {
         if (backend == "gloo" && plan.ranks != 4) continue;
-        const auto records = run_on(backend, plan);
+        const auto records = run(plan, backend);
         for (int r = 0; r < plan.ranks; ++r) {
           CHECK(records[r].averages == flat[r / shape.ranks_per_host].averages);
           CHECK(records[r].residuals == flat[r / shape.ranks_per_host].residuals);
@@ -265,15 +243,14 @@ std::vector<std::vector<ElementRange>> parts_of_groups(int ranks_per_host, const
   return parts;
 }
 
-TEST_CASE(
-    "in parts, each rank sends the largest entries of its part of the host's mean, and all get the whole") {
+TEST_CASE("in parts, each rank sends the largest entries of its part of the mean, and all get the whole") {
   for (const auto& shape : {Cluster{2, 2}, Cluster{3, 2}, Cluster{1, 3}})
     for (const std::string merge : {"none", "all"}) {
       INFO(shape.hosts << " x " << shape.ranks_per_host << ", merge " << merge);
       const int per_host = shape.ranks_per_host;
       RunPlan plan = plan_of(shape, "topk", merge);
       plan.options.hierarchy = "parts";
-      const auto records = run_on("threads", plan);
+      const auto records = run(plan, "threads");
       const auto parts = parts_of_groups(per_host, merge);
       std::vector<std::vector<float>> memory(static_cast<std::size_t>(shape.hosts), std::vector<float>(61));
       for (int step = 0; step < plan.steps; ++step) {
@@ -314,7 +291,7 @@ TEST_CASE(
 TEST_CASE("in parts, a host's ranks send together what is planned, and report the host's entries") {
   RunPlan plan = plan_of({2, 2}, "topk", "none");
   plan.options.hierarchy = "parts";
-  const auto records = run_on("threads", plan);
+  const auto records = run(plan, "threads");
   const std::uint64_t planned = planned_bytes(*TinyModel().arena, plan.options, 2, plan.density);
   for (const int host : {0, 1}) {
     const StepReport &first = records[2 * host].results[2], &second = records[2 * host + 1].results[2];
@@ -335,12 +312,12 @@ TEST_CASE("in parts, all ranks and backends end with the same bits, whatever the
       plan.options.dense_values = method == "dgc" ? "bf16" : "fp32";
       plan.options.compress.values = method == "dgc" ? "bf16" : "";
       plan.weights = shape.ranks_per_host == 2 ? std::vector<float>{0.5f, 1.5f, 1.75f, 0.25f} : plan.weights;
-      const auto threads = run_on("threads", plan);
+      const auto threads = run(plan, "threads");
       for (int r = 0; r < plan.ranks; ++r) CHECK(threads[r].averages == threads[0].averages);
       CHECK(threads[0].averages[3] != threads[0].averages[2]);
       if (shape.ranks_per_host == 3) continue;
       for (const std::string backend : {"link", "gloo"}) {
-        const auto others = run_on(backend, plan);
+        const auto others = run(plan, backend);
         for (int r = 0; r < plan.ranks; ++r) {
           CHECK(others[r].averages == threads[r].averages);
           CHECK(others[r].residuals == threads[r].residuals);
@@ -378,7 +355,7 @@ TEST_CASE("one rank's NaN makes all hosts skip the step, which leaves no trace")
                                                       : whole_value(step, rank, i);
       };
       plan.loss_finite = [](std::int64_t step, int rank) { return step != 2 || rank != 3; };
-      const auto records = run_on(backend, plan);
+      const auto records = run(plan, backend);
       for (const RankRecord& record : records) {
         CHECK(record.results[0].committed());
         CHECK_FALSE(record.results[1].committed());
@@ -393,23 +370,21 @@ TEST_CASE("one rank's NaN makes all hosts skip the step, which leaves no trace")
 
 TEST_CASE("a rank that gives up in a step ends all ranks of all hosts") {
   for (const auto& backend : kBackends) {
-    const auto errors = errors_of_ranks(backend, 4,
-                                        [&](Communicator& communicator) {
-                                          TinyModel model;
-                                          CollectiveQueue queue(communicator);
-                                          RunPlan plan = plan_of({2, 2}, "topk", "none");
-                                          Exchange exchange(*model.arena, queue, plan.options);
-                                          exchange.begin_step({.density = 0.2});
-                                          model.arena->mark_gradients_unwritten();
-                                          // All have their splits.
-                                          queue.run([](Communicator& c) { c.barrier(); });
-                                          if (communicator.rank() == 3) {
-                                            communicator.abort("the image cannot be read");
-                                            throw std::runtime_error("the image cannot be read");
-                                          }
-                                          exchange.finish(true);
-                                        },
-                                        {600, false});
+    const auto errors = errors_of_ranks(backend, 4, {600, false}, [&](Communicator& communicator) {
+      TinyModel model;
+      CollectiveQueue queue(communicator);
+      RunPlan plan = plan_of({2, 2}, "topk", "none");
+      Exchange exchange(*model.arena, queue, plan.options);
+      exchange.begin_step({.density = 0.2});
+      model.arena->mark_gradients_unwritten();
+      // All have their splits.
+      queue.run([](Communicator& c) { c.barrier(); });
+      if (communicator.rank() == 3) {
+        communicator.abort("the image cannot be read");
+        throw std::runtime_error("the image cannot be read");
+      }
+      exchange.finish(true);
+    });
     CHECK(errors[3] == "the image cannot be read");
     for (int r = 0; r < 3; ++r) CHECK(says(errors[r], {"rank 3: the image cannot be read"}));
   }
@@ -429,18 +404,18 @@ TEST_CASE("a hierarchy that cannot be is refused") {
       Exchange(*model.arena, queue, options);
     });
   };
-  for (const auto& error : errors_of(4, "topk", 3))
-    CHECK(error.find("exchange.ranks_per_host: 3 does not divide the 4 ranks") != std::string::npos);
-  for (const auto& error : errors_of(4, "dense", 2))
-    CHECK(error.find("exchange.ranks_per_host: compress.name: dense") != std::string::npos);
+  const auto refused = [&](const std::vector<std::string>& errors, const std::string& a,
+                           const std::string& b = "") {
+    for (const auto& error : errors) CHECK(says(error, {a, b}));
+  };
+  const std::string parts = "exchange.hierarchy: parts";
+  refused(errors_of(4, "topk", 3), "exchange.ranks_per_host: 3 does not divide the 4 ranks");
+  refused(errors_of(4, "dense", 2), "exchange.ranks_per_host: compress.name: dense");
   for (const std::string method : {"powersgd", "qsgd", "signsgd"})
-    for (const auto& error : errors_of(4, method, 2, "parts"))
-      CHECK(says(error, {"exchange.hierarchy: parts", "compress.name: " + method}));
+    refused(errors_of(4, method, 2, "parts"), parts, "compress.name: " + method);
   for (const std::string collective : {"gtopk", "oktopk"})
-    for (const auto& error : errors_of(4, "topk", 2, "parts", collective))
-      CHECK(says(error, {"exchange.collective: " + collective, "exchange.hierarchy: parts"}));
-  for (const auto& error : errors_of(4, "demo", 2, "parts"))
-    CHECK(says(error, {"exchange.hierarchy: parts", "compress.transform: dct"}));
+    refused(errors_of(4, "topk", 2, "parts", collective), "exchange.collective: " + collective, parts);
+  refused(errors_of(4, "demo", 2, "parts"), parts, "compress.transform: dct");
   CHECK(errors_of(1, "topk", 4) == std::vector<std::string>(1));  // one rank stands in for any number
 }
 

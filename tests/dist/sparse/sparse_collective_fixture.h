@@ -1,11 +1,6 @@
 #pragma once
 // Ranks that add their entries by a sparse collective, step after step.
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "compress/state.h"
 #include "dist/sparse/sparse_collective.h"
 #include "nn/core/rng.h"

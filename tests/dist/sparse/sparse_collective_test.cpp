@@ -1,14 +1,7 @@
 // gTop-k and what both sparse collectives promise, on entries made for it.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <map>
-#include <set>
 
 #include "dist/sparse/sparse_collective.h"
 #include "tests/dist/sparse/sparse_collective_fixture.h"
-#include "tests/support/catch.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -171,9 +164,7 @@ std::vector<SparseVector> step_entries(std::uint32_t step, int ranks, std::size_
 
 }  // namespace
 
-TEST_CASE(
-    "gtopk keeps what a tree with contributors written beside each value keeps, and gives back the rest",
-    "[sparse_collective]") {
+TEST_CASE("gtopk keeps what a tree with each value's contributors keeps, and gives back the rest") {
   constexpr std::size_t kNumel = 40;
   for (int ranks = 1; ranks <= 16; ++ranks) {
     Fleet fleet("gtopk", ranks, kNumel, ranks % 2 == 0 ? "raw" : "auto");
@@ -189,8 +180,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("oktopk's sum holds every rank's value at each position it keeps, and gives back the rest",
-          "[sparse_collective]") {
+TEST_CASE("oktopk's sum holds every rank's value at each position it keeps, and gives back the rest") {
   constexpr std::size_t kNumel = 40;
   for (int ranks = 1; ranks <= 16; ++ranks)
     for (const Contributions& entries : workloads(ranks, kNumel))
@@ -220,34 +210,24 @@ TEST_CASE("oktopk's sum holds every rank's value at each position it keeps, and 
       }
 }
 
-TEST_CASE("an entry dropped midway returns to its rank although its position wins by another branch",
-          "[sparse_collective]") {
+TEST_CASE("an entry dropped midway returns to its rank; exact cancellation leaves a winner of value 0") {
+  using Indices = std::vector<std::uint32_t>;
+  const auto check = [](const Contributions& entries, std::size_t numel, float value,
+                        const std::vector<Indices>& rejected) {
+    Fleet fleet("gtopk", 4, numel);
+    const auto sums = fleet.sum(entries, 1);
+    CHECK(sums[3].sum.indices == Indices{0});
+    CHECK(sums[3].sum.values == std::vector<float>{value});
+    for (std::size_t rank = 0; rank < 4; ++rank) CHECK(sums[rank].rejected == rejected[rank]);
+  };
   // At rank 0, rank 1's 3 at position 0 loses to the 5 at position 1; ranks 2 and 3 bring 9 at position 0.
-  const Contributions entries{{true, {1}, {5}}, {true, {0}, {3}}, {true, {0}, {4}}, {true, {0}, {5}}};
-  Fleet fleet("gtopk", 4, 2);
-  const auto sums = fleet.sum(entries, 1);
-  CHECK(sums[3].sum.indices == std::vector<std::uint32_t>{0});
-  CHECK(sums[3].sum.values == std::vector<float>{9});
-  CHECK(sums[0].rejected == std::vector<std::uint32_t>{1});
-  CHECK(sums[1].rejected == std::vector<std::uint32_t>{0});
-  CHECK(sums[2].rejected.empty());
-  CHECK(sums[3].rejected.empty());
-}
-
-TEST_CASE("exact cancellation leaves a winner of value zero", "[sparse_collective]") {
+  check({{true, {1}, {5}}, {true, {0}, {3}}, {true, {0}, {4}}, {true, {0}, {5}}}, 2, 9, {{1}, {0}, {}, {}});
   // Golden, step 0 of the trace in the exchange's test: all four cancel or lose.
-  const Contributions entries{{true, {0}, {-5}}, {true, {1}, {-4}}, {true, {0}, {5}}, {true, {1}, {-5}}};
-  Fleet fleet("gtopk", 4, 4);
-  const auto sums = fleet.sum(entries, 1);
-  CHECK(sums[0].sum.indices == std::vector<std::uint32_t>{0});
-  CHECK(sums[0].sum.values == std::vector<float>{0});
-  CHECK(sums[1].rejected == std::vector<std::uint32_t>{1});
-  CHECK(sums[3].rejected == std::vector<std::uint32_t>{1});
-  CHECK((sums[0].rejected.empty() && sums[2].rejected.empty()));
+  check({{true, {0}, {-5}}, {true, {1}, {-4}}, {true, {0}, {5}}, {true, {1}, {-5}}}, 4, 0,
+        {{}, {1}, {}, {1}});
 }
 
-TEST_CASE("one rank's NaN, or a sum that overflows, is known to all ranks and leaves no entries",
-          "[sparse_collective]") {
+TEST_CASE("one rank's NaN, or a sum that overflows, is known to all ranks and leaves no entries") {
   const float most = std::numeric_limits<float>::max(), inf = std::numeric_limits<float>::infinity();
   for (const std::string name : {"gtopk", "oktopk"})
     for (const int ranks : {1, 2, 3, 5, 8})
@@ -271,8 +251,7 @@ TEST_CASE("one rank's NaN, or a sum that overflows, is known to all ranks and le
         }
 }
 
-TEST_CASE("bytes sent by all ranks are bytes received where every message has one receiver",
-          "[sparse_collective]") {
+TEST_CASE("bytes sent by all ranks are bytes received where every message has one receiver") {
   // Up: 16 + 8 n bytes; down: 4 more for the empty list. Nothing is dropped.
   Contributions entries;
   for (std::uint32_t rank = 0; rank < 3; ++rank) entries.push_back({true, {rank}, {1}});
@@ -284,7 +263,7 @@ TEST_CASE("bytes sent by all ranks are bytes received where every message has on
   CHECK((sums[2].bytes_sent == one && sums[2].bytes_received == three));
 }
 
-TEST_CASE("oktopk's volume does not grow with the ranks", "[sparse_collective]") {
+TEST_CASE("oktopk's volume does not grow with the ranks") {
   constexpr std::size_t kNumel = 20000, kCount = 400;
   for (const int ranks : {4, 8, 16}) {
     Fleet fleet("oktopk", ranks, kNumel);
@@ -304,7 +283,7 @@ TEST_CASE("oktopk's volume does not grow with the ranks", "[sparse_collective]")
   }
 }
 
-TEST_CASE("damaged messages of a sparse collective are errors", "[sparse_collective]") {
+TEST_CASE("damaged messages of a sparse collective are errors") {
   const SparseVector mine{true, {1, 3}, {5, 6}};
   const auto* const code = &index_codecs().find("raw");
   const auto* const values = &value_codecs().find("fp32");
@@ -326,13 +305,12 @@ TEST_CASE("damaged messages of a sparse collective are errors", "[sparse_collect
       }
     })[1];
   };
-  CHECK(refused({0}, 0).empty());
-  CHECK(refused({2, 0, 1}, 0).empty());
-  CHECK(refused({1, 2}, 0).find("dropped entries") != std::string::npos);
-  CHECK(refused({2, 1, 0}, 0).find("dropped entries") != std::string::npos);
-  CHECK(refused({1000000}, 0).find("dropped entries") != std::string::npos);
-  CHECK(refused({0}, 1).find("damaged") != std::string::npos);
-  CHECK(refused({0}, 33).find("dropped entries") != std::string::npos);
+  const std::string dropped = "dropped entries";
+  for (const auto& list : {std::vector<std::uint32_t>{0}, {2, 0, 1}}) CHECK(refused(list, 0).empty());
+  for (const auto& list : {std::vector<std::uint32_t>{1, 2}, {2, 1, 0}, {1000000}})
+    CHECK(says(refused(list, 0), {dropped}));
+  CHECK(says(refused({0}, 1), {"damaged"}));
+  CHECK(says(refused({0}, 33), {dropped}));
 
   // The regions that another rank proposes.
   for (const std::vector<std::uint32_t>& cuts : {std::vector<std::uint32_t>{8}, {1, 2}}) {
@@ -348,7 +326,7 @@ TEST_CASE("damaged messages of a sparse collective are errors", "[sparse_collect
   }
 }
 
-TEST_CASE("oktopk's regions hold about as many selected positions each", "[sparse_collective]") {
+TEST_CASE("oktopk's regions hold about as many selected positions each") {
   constexpr int kRanks = 5;
   constexpr std::size_t kNumel = 4000, kCount = 200;
   Fleet fleet("oktopk", kRanks, kNumel);
@@ -374,8 +352,7 @@ TEST_CASE("oktopk's regions hold about as many selected positions each", "[spars
   }
 }
 
-TEST_CASE("oktopk's regions move every 64 steps only, and ranks without entries have no weight",
-          "[sparse_collective]") {
+TEST_CASE("oktopk's regions move every 64 steps only, and ranks without entries have no weight") {
   Fleet fleet("oktopk", 2, 100);
   const SparseVector low{true, {0, 1, 2, 3}, {1, 1, 1, 1}}, high{true, {60, 70, 80, 90}, {1, 1, 1, 1}}, none;
   fleet.sum({low, none}, 4);
@@ -397,8 +374,7 @@ TEST_CASE("oktopk's regions move every 64 steps only, and ranks without entries 
   CHECK(saved(empty, 3).cuts == std::vector<std::uint32_t>{25, 50, 75});
 }
 
-TEST_CASE("oktopk's threshold is exact every 32 steps, and follows the count by 1.008 between them",
-          "[sparse_collective]") {
+TEST_CASE("oktopk's threshold is exact every 32 steps, and follows the count by 1.008 between them") {
   Fleet fleet("oktopk", 1, 12);
   SparseVector few{true, {0, 1}, {9, 8}}, many;
   for (std::uint32_t i = 0; i < 12; ++i) many.indices.push_back(i), many.values.push_back(20.0f + i);
@@ -421,22 +397,19 @@ TEST_CASE("oktopk's threshold is exact every 32 steps, and follows the count by 
   fleet.sum({many}, 2);
   fleet.commit();
   CHECK(saved(fleet, 0).threshold == 30);
-}
-
-TEST_CASE("two thirds or four thirds of k entries leave oktopk's threshold as it is", "[sparse_collective]") {
-  Fleet fleet("oktopk", 1, 12);
-  for (const std::uint32_t count : {6u, 4u, 8u, 4u}) {  // of k = 6; the first makes the threshold
+  // Two thirds or four thirds of k = 6 entries leave it as it is; the first ones make it.
+  Fleet steady("oktopk", 1, 12);
+  for (const std::uint32_t count : {6u, 4u, 8u, 4u}) {
     SparseVector entries;
     for (std::uint32_t i = 0; i < count; ++i)
       entries.indices.push_back(i), entries.values.push_back(20.0f + i);
-    CHECK(fleet.sum({entries}, 6)[0].sum.indices.size() == count);
-    fleet.commit();
-    CHECK(saved(fleet, 0).threshold == 20);
+    CHECK(steady.sum({entries}, 6)[0].sum.indices.size() == count);
+    steady.commit();
+    CHECK(saved(steady, 0).threshold == 20);
   }
 }
 
-TEST_CASE("over 200 steps of random entries oktopk keeps between a third of k and three times k",
-          "[sparse_collective]") {
+TEST_CASE("over 200 steps of random entries oktopk keeps between a third of k and three times k") {
   constexpr std::size_t kNumel = 1500, kCount = 60;
   Fleet fleet("oktopk", 4, kNumel);
   for (std::uint32_t step = 0; step < 200; ++step) {
@@ -447,9 +420,7 @@ TEST_CASE("over 200 steps of random entries oktopk keeps between a third of k an
   }
 }
 
-TEST_CASE(
-    "a discarded step of oktopk leaves its state, and a saved state goes on as the one it was saved from",
-    "[sparse_collective]") {
+TEST_CASE("a discarded step of oktopk leaves its state, and a saved state goes on as its original") {
   constexpr int kRanks = 3;
   Fleet fleet("oktopk", kRanks, 600), loaded("oktopk", kRanks, 600);
   for (std::uint32_t step = 0; step < 70; ++step) {
@@ -472,7 +443,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("oktopk validates a saved state", "[sparse_collective]") {
+TEST_CASE("oktopk validates a saved state") {
   Fleet fleet("oktopk", 2, 50);
   const auto bytes_of = [](double threshold, std::vector<std::uint32_t> cuts) {
     StateWriter writer;
@@ -482,12 +453,12 @@ TEST_CASE("oktopk validates a saved state", "[sparse_collective]") {
     writer.put_list(cuts);
     return writer.take();
   };
-  CHECK_NOTHROW(fleet.load(0, bytes_of(0.5, {50})));
-  CHECK_THROWS_AS(fleet.load(0, bytes_of(0.5, {51})), Error);
-  CHECK_THROWS_AS(fleet.load(0, bytes_of(0.5, {20, 10})), Error);
-  CHECK_THROWS_AS(fleet.load(0, bytes_of(-1, {20})), Error);
-  CHECK_THROWS_AS(fleet.load(0, bytes_of(std::nan(""), {20})), Error);
-  auto cut = bytes_of(0.5, {20});
-  cut.pop_back();
-  CHECK_THROWS_AS(fleet.load(0, cut), Error);
+  const auto good = bytes_of(0.5, {50});
+  CHECK_NOTHROW(fleet.load(0, good));
+  for (const auto& bad : {bytes_of(0.5, {51}),
+                          bytes_of(0.5, {20, 10}),
+                          bytes_of(-1, {20}),
+                          bytes_of(std::nan(""), {20}),
+                          {good.begin(), good.end() - 1}})
+    CHECK_THROWS_AS(fleet.load(0, bad), Error);
 }

@@ -24,34 +24,30 @@ ExchangeOptions options_of(const std::string& method) {
 // is ready, 1 before the end, 2 between collectives and decoding.
 template <class Disturb>
 std::vector<std::string> errors_of(const MakeDeviceExchange& make, Disturb disturb) {
-  return errors_of_ranks("threads", 3,
-                         [&](Communicator& communicator) {
-                           const OnGpu gpu;
-                           ExchangeModel model(gpu.device());
-                           CollectiveQueue queue(communicator);
-                           const auto device = cuda::make_device_communicator(communicator, 20);
-                           const auto exchange = make(*model.arena, queue, *device);
-                           for (int step = 0; step < 4; ++step) {
-                             exchange->begin_step({.step = step, .density = 0.1, .lr = 0.1});
-                             model.arena->mark_gradients_unwritten();
-                             bool first = true;
-                             for (Parameter* parameter : model.arena->parameters()) {
-                               backend(gpu.device())
-                                   .fill(parameter->variable().gradient_target().data, parameter->numel(),
-                                         1.0f);
-                               exchange->ready(*parameter);
-                               if (std::exchange(first, false)) disturb(step, 0, communicator.rank());
-                             }
-                             disturb(step, 1, communicator.rank());
-                             exchange->end_backward(nullptr);
-                             exchange->communicate();
-                             disturb(step, 2, communicator.rank());
-                             exchange->decode_and_commit();
-                             exchange->end_step();
-                           }
-                           device->wait(gpu.stream());
-                         },
-                         {100, true});  // far beyond a step under a sanitizer, on a busy machine
+  return errors_of_ranks("threads", 3, {100, true}, [&](Communicator& communicator) {
+    const OnGpu gpu;
+    ExchangeModel model(gpu.device());
+    CollectiveQueue queue(communicator);
+    const auto device = cuda::make_device_communicator(communicator, 20);
+    const auto exchange = make(*model.arena, queue, *device);
+    for (int step = 0; step < 4; ++step) {
+      exchange->begin_step({.step = step, .density = 0.1, .lr = 0.1});
+      model.arena->mark_gradients_unwritten();
+      bool first = true;
+      for (Parameter* parameter : model.arena->parameters()) {
+        backend(gpu.device()).fill(parameter->variable().gradient_target().data, parameter->numel(), 1.0f);
+        exchange->ready(*parameter);
+        if (std::exchange(first, false)) disturb(step, 0, communicator.rank());
+      }
+      disturb(step, 1, communicator.rank());
+      exchange->end_backward(nullptr);
+      exchange->communicate();
+      disturb(step, 2, communicator.rank());
+      exchange->decode_and_commit();
+      exchange->end_step();
+    }
+    device->wait(gpu.stream());
+  });  // far beyond a step under a sanitizer, on a busy machine
 }
 
 TEST_CASE("a rank that gives up in the middle of a step ends the others, with its reason",

@@ -343,20 +343,17 @@ TEST_CASE("nccl: a peer that gives up ends all at once, with its reason") {
 TEST_CASE("nccl: over gloo, a rank that dies ends the others' collectives with what the store knows") {
   const Machine machine;
   const auto start = Clock::now();
-  const auto errors =
-      errors_of_ranks("gloo", 3,
-                      [](Communicator& host) {
-                        cuda::Context context({host.rank(), host.rank(), cuda::Precision::fp32, true});
-                        const cuda::Context::Use use(context);
-                        const auto device = kMake(host, 60);
-                        const cuda::DeviceArray<float> data(64);
-                        device->all_reduce(data.data(), 64, SumOrder::ranks, context.communication());
-                        device->wait(context.communication());
-                        if (host.rank() == 1) throw Error("the disk is full");
-                        device->all_reduce(data.data(), 64, SumOrder::ranks, context.communication());
-                        device->wait(context.communication());
-                      },
-                      {60});
+  const auto errors = errors_of_ranks("gloo", 3, {60}, [](Communicator& host) {
+    cuda::Context context({host.rank(), host.rank(), cuda::Precision::fp32, true});
+    const cuda::Context::Use use(context);
+    const auto device = kMake(host, 60);
+    const cuda::DeviceArray<float> data(64);
+    device->all_reduce(data.data(), 64, SumOrder::ranks, context.communication());
+    device->wait(context.communication());
+    if (host.rank() == 1) throw Error("the disk is full");
+    device->all_reduce(data.data(), 64, SumOrder::ranks, context.communication());
+    device->wait(context.communication());
+  });
   for (const auto& error : errors) CHECK(says(error, {"the disk is full"}));
   CHECK(Clock::now() - start < std::chrono::seconds(20));
 }
