@@ -2,15 +2,11 @@
 #include "train/checks.h"
 
 #include <omp.h>
-#include <algorithm>
-#include <cstdlib>
 
 #include "dist/launch/launch.h"
 #include "tests/data/small_dataset.h"
 #include "tests/dist/ranks.h"
-#include "tests/support/error_text.h"
 #include "tests/support/standard_error.h"
-#include "tests/support/text.h"
 #include "tests/train/small_run.h"
 #include "train/network_check.h"
 
@@ -164,8 +160,7 @@ TEST_CASE("a run does not begin on ranks with different pictures") {
                {"the ranks disagree about the data", "the checksum of test samples"}));
 }
 
-TEST_CASE(
-    "compute threads are the cores of a rank's share, at most OMP_NUM_THREADS; train.threads goes before") {
+TEST_CASE("compute threads are a rank's share of cores, at most OMP_NUM_THREADS, or train.threads") {
   const auto threads = [](const std::string& ranks, const std::string& given) {
     return compute_threads(load_config("", {"dist.ranks=" + ranks, "train.threads=" + given}).config);
   };

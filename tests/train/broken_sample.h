@@ -1,12 +1,9 @@
 #pragma once
 // The data set broken_sample, for runs in which one step is not finite.
 
-#include <limits>
-#include <memory>
-#include <string>
-
 #include "data/dataset.h"
 #include "nn/core/rng.h"
+#include "tests/support/test.h"
 
 namespace topknot::testing {
 

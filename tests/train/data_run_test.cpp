@@ -1,13 +1,8 @@
 // Whole runs on texts, on speech and on folders of pictures.
-#include <cmath>
-#include <filesystem>
-#include <set>
 
 #include "nn/ops/ops.h"
 #include "tests/data/made_up_speech.h"
 #include "tests/data/picture_folder.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
 #include "tests/support/standard_error.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
@@ -54,35 +49,35 @@ Keys keys_of(const PictureFolder& folder, const Keys& more = {}) {
 
 TEST_CASE("a language model learns a made-up text: what is left is the choice of the subject") {
   const MadeUpText text(1600);  // long enough not to be known by heart
-  const Run run = train("threads", 1,
-                        lm_keys(text, {"train.max_steps=500", "train.eval_every=1", "model.width=32",
-                                       "optimizer.lr=1", "optimizer.momentum=0.9", "train.clip_global=2"}));
-  const auto& steps = run.metrics.steps;
+  const Metrics metrics =
+      train("threads", 1,
+            lm_keys(text, {"train.max_steps=500", "train.eval_every=1", "model.width=32", "optimizer.lr=1",
+                           "optimizer.momentum=0.9", "train.clip_global=2"}))
+          .metrics;
   // 26 words; a quarter of the tokens has 8 equally likely values, the others are certain.
-  CHECK(steps.front().loss == Approx(std::log(26.0)).margin(0.05));
+  CHECK(metrics.steps.front().loss == Approx(std::log(26.0)).margin(0.05));
   const double least = std::log(kSubjects) / 4;
-  CHECK(run.test_loss > 0.95 * least);
-  CHECK(run.test_loss < 1.15 * least);
-  REQUIRE(run.metrics.starts.size() == 1);
-  CHECK(run.metrics.starts[0].metric == Metric::perplexity());
-  CHECK(run.metrics.starts[0].task == "text, 26 words");
-  REQUIRE(run.metrics.end);
-  for (const EvalRecord& eval : run.metrics.evals) {
+  REQUIRE(metrics.starts.size() == 1);
+  CHECK(metrics.starts[0].metric == Metric::perplexity());
+  CHECK(metrics.starts[0].task == "text, 26 words");
+  for (const EvalRecord& eval : metrics.evals) {
     CHECK(eval.test.perplexity.value() == Approx(std::exp(eval.test.loss)));
     CHECK_FALSE(eval.test.accuracy);
   }
-  CHECK(run.metrics.end->test.perplexity.value() == Approx(std::exp(run.test_loss)));
-  const double held_out_loss = run.metrics.end->held_out_loss.value();
+  const EndRecord& end = metrics.end.value();
+  CHECK(end.test.loss > 0.95 * least);
+  CHECK(end.test.loss < 1.15 * least);
+  CHECK(end.test.perplexity.value() == Approx(std::exp(end.test.loss)));
+  const double held_out_loss = end.held_out_loss.value();
   CHECK(held_out_loss > 0.95 * least);
-  CHECK(held_out_loss != run.test_loss);
-  CHECK(run.metrics.end->held_out_perplexity.value() == Approx(std::exp(held_out_loss)));
+  CHECK(held_out_loss != end.test.loss);
+  CHECK(end.held_out_perplexity.value() == Approx(std::exp(held_out_loss)));
   // A state that is carried tells where in the line a window begins: 80 tokens of a step, of all of which it
   // counts.
-  CHECK(steps.back().images_per_second > 80);
+  CHECK(metrics.steps.back().images_per_second > 80);
 }
 
-TEST_CASE(
-    "language models: ranks agree, and threads equal gloo, with dense, topk and dgc, tied and with dropout") {
+TEST_CASE("language models: ranks agree, threads equal gloo, with dense, topk and dgc, tied, with dropout") {
   const MadeUpText text;
   for (const Keys& model : language_models())
     for (const Keys& keys :
@@ -168,27 +163,7 @@ TEST_CASE("a text whose perplexity is infinite ends as a run that diverged, howe
   CHECK_FALSE(std::isfinite(last.test.perplexity.value()));
 }
 
-TEST_CASE("the state is carried through an epoch and begins anew with the next") {
-  const MadeUpText text;
-  seen_states.clear();
-  const Keys keys = lm_keys(text, {"model.name=test_broken_lm", "train.max_steps=40", "train.max_skips=2"});
-  const Run run = train("threads", 1, keys);
-  const auto& states = seen_states;
-  REQUIRE(states.size() == 40);
-  const std::vector<float> zeros(states[0].size(), 0.0f);
-  for (std::size_t i = 0; i < states.size(); ++i) {
-    INFO("step " << i);
-    CHECK((states[i] == zeros) == (i % 19 == 0));
-  }
-  SECTION("a discarded step leaves the state as it was before") {
-    REQUIRE(run.metrics.steps[kBrokenStep].skipped);
-    CHECK(states[kBrokenStep + 1] == states[kBrokenStep]);
-    CHECK(states[kBrokenStep + 2] != states[kBrokenStep + 1]);
-  }
-}
-
-TEST_CASE(
-    "evaluations of a language model count every window once, whatever the ranks, and disturb nothing") {
+TEST_CASE("evaluations of a language model count every window once, on any ranks, and disturb nothing") {
   const MadeUpText text;
   const Keys keys = lm_keys(text, {"train.max_steps=1", "optimizer.lr=0.0001"});
   const double alone = train("threads", 1, keys).test_loss;
@@ -199,14 +174,28 @@ TEST_CASE(
         train("threads", 2, longer).checksums);
 }
 
-TEST_CASE("micro-batches go on through the text, and carry the state") {
+TEST_CASE("the state is carried through an epoch and micro-batches, and begins anew with the next epoch") {
   const MadeUpText text;
-  seen_states.clear();
-  train("threads", 1,
-        lm_keys(text, {"model.name=test_broken_lm", "train.max_steps=1", "train.accumulate=3"}));
-  REQUIRE(seen_states.size() == 3);
-  CHECK(seen_states[1] != seen_states[0]);
-  CHECK(seen_states[2] != seen_states[1]);
+  const auto states_of = [&](const Keys& keys) {
+    seen_states.clear();
+    const Run run = train("threads", 1, lm_keys(text, with({"model.name=test_broken_lm"}, keys)));
+    if (run.metrics.steps.size() > kBrokenStep) CHECK(run.metrics.steps[kBrokenStep].skipped);
+    return seen_states;
+  };
+  const auto states = states_of({"train.max_steps=40", "train.max_skips=2"});
+  REQUIRE(states.size() == 40);
+  const std::vector<float> zeros(states[0].size(), 0.0f);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    INFO("step " << i);
+    CHECK((states[i] == zeros) == (i % 19 == 0));
+  }
+  // A discarded step leaves the state as it was before.
+  CHECK(states[kBrokenStep + 1] == states[kBrokenStep]);
+  CHECK(states[kBrokenStep + 2] != states[kBrokenStep + 1]);
+  const auto parts = states_of({"train.max_steps=1", "train.accumulate=3"});
+  REQUIRE(parts.size() == 3);
+  CHECK(parts[1] != parts[0]);
+  CHECK(parts[2] != parts[1]);
 }
 
 TEST_CASE("a language model's file has its parameters and no state, and a run can begin from it") {
@@ -253,24 +242,25 @@ TEST_CASE("a run on speech goes on bit for bit from the middle of an epoch, over
 
 TEST_CASE("speech: the loss falls, and evaluations record word and character error rates") {
   const MadeUpSpeech speech(16, 5);
-  const Ended run = whole(with(speech_keys(speech), {"compress.name=dense", "train.max_steps=24"}));
-  REQUIRE(run.metrics.steps.size() == 24);
-  CHECK(run.metrics.steps.back().loss < 0.6 * run.metrics.steps.front().loss);
-  REQUIRE(run.metrics.end);
-  REQUIRE(run.metrics.starts.size() == 1);
-  CHECK(run.metrics.starts[0].metric == Metric::word_errors());
-  REQUIRE_FALSE(run.metrics.evals.empty());
-  const EvalRecord& last = run.metrics.evals.back();
-  CHECK(last.test.word_error_rate.value() == Approx(1 - last.test.accuracy.value()));
-  CHECK((last.test.word_error_rate.value() > 0 && last.test.character_error_rate.value() > 0));
-  CHECK(run.metrics.end->test.word_error_rate == last.test.word_error_rate);
-  CHECK(run.metrics.end->test.character_error_rate == last.test.character_error_rate);
+  const Metrics metrics =
+      whole(with(speech_keys(speech), {"compress.name=dense", "train.max_steps=24"})).metrics;
+  REQUIRE(metrics.steps.size() == 24);
+  CHECK(metrics.steps.back().loss < 0.6 * metrics.steps.front().loss);
+  REQUIRE(metrics.starts.size() == 1);
+  CHECK(metrics.starts[0].metric == Metric::word_errors());
+  REQUIRE_FALSE(metrics.evals.empty());
+  const auto& last = metrics.evals.back().test;
+  CHECK(last.word_error_rate.value() == Approx(1 - last.accuracy.value()));
+  CHECK(last.word_error_rate.value() > 0);
+  CHECK(last.character_error_rate.value() > 0);
+  const auto& end = metrics.end.value().test;
+  CHECK(end.word_error_rate == last.word_error_rate);
+  CHECK(end.character_error_rate == last.character_error_rate);
 }
 
 TEST_CASE("a run on speech goes on without damaged recordings up to data.max_bad_files, and says so") {
   const MadeUpSpeech speech(16, 5);
-  std::filesystem::resize_file(speech.at("train3.wav"),
-                               std::filesystem::file_size(speech.at("train3.wav")) - 2);
+  fs::resize_file(speech.at("train3.wav"), fs::file_size(speech.at("train3.wav")) - 2);
   const Keys keys = with(speech_keys(speech), {"compress.name=dense"});
   CHECK(says(error_text([&] { whole(keys); }), {"train.tsv:4: ", "train3.wav", "data.max_bad_files=1"}));
   const StandardError errors;
@@ -286,53 +276,43 @@ TEST_CASE("speech: rates are over all words and characters, and frames those tha
   CHECK(sums.mean().loss == 3);
   CHECK(sums.mean().accuracy == Approx(0.8));
   CHECK(sums.mean().second == Approx(0.25));
-
   const MadeUpSpeech speech(4, 2);
-  const TempFolder temp;
-  const LoadedConfig loaded = small_run(temp, speech_keys(speech));
-  const RunData data = load_data(loaded.config);
-  const auto model = build_model(loaded.config, *data.train);
   Batch batch;
   batch.frames = {13, 26};
-  CHECK((output_frames(*model->module, batch) == std::vector<std::int32_t>{7, 13}));  // every second one
+  CHECK((output_frames(*Prepared(speech_keys(speech)).model->module, batch) ==
+         std::vector<std::int32_t>{7, 13}));  // every second one
 }
 
-TEST_CASE(
-    "speech: an evaluation is the same with other batches, and a step's loss is that of recordings without "
-    "padding") {
+TEST_CASE("speech: evaluations do not depend on batches, and a step's loss is without padding") {
   const MadeUpSpeech speech(4, 5);
-  const TempFolder temp;
-  const LoadedConfig loaded = small_run(
-      temp, with(speech_keys(speech),
-                 {"dist.ranks=1", "data.batch_size=4", "compress.name=dense", "train.max_steps=1"}));
-  const RunData data = load_data(loaded.config);
-  const auto model = build_model(loaded.config, *data.train);
+  const Keys keys = with(speech_keys(speech),
+                         {"dist.ranks=1", "data.batch_size=4", "compress.name=dense", "train.max_steps=1"});
+  const Prepared prepared(keys);
+  BuiltModel& model = *prepared.model;
   const auto batches_of = [&](int size, bool train) {
     LoaderOptions options;
-    options.batch_size = size, options.train = train, options.seed = loaded.config.seed;
-    return std::make_unique<Batches>(train ? *data.train : *data.test, options,
-                                     in_host_memory(*model->module));
+    options.batch_size = size, options.train = train, options.seed = prepared.loaded.config.seed;
+    return std::make_unique<Batches>(train ? *prepared.data.train : *prepared.data.test, options,
+                                     in_host_memory(*model.module));
   };
 
-  std::vector<double> losses;
-  for (const int size : {1, 2, 5})
-    losses.push_back(evaluation_sums(*model, *batches_of(size, false), [](auto, auto) { return true; }).loss);
-  CHECK(losses[1] == Approx(losses[0]));
-  CHECK(losses[2] == Approx(losses[0]));
+  const auto loss_by = [&](int size) {
+    return evaluation_sums(model, *batches_of(size, false), [](auto, auto) { return true; }).loss;
+  };
+  for (const int size : {2, 5}) CHECK(loss_by(size) == Approx(loss_by(1)));
 
   const auto batches = batches_of(4, true);
   batches->start_epoch(0, 0);
   const Batch& batch = *batches->of_step(0).host;
   REQUIRE(std::set(batch.frames.begin(), batch.frames.end()).size() > 1);
-  const auto frames = output_frames(*model->module, batch);
+  const auto frames = output_frames(*model.module, batch);
   const auto loss_of = [&](std::span<const std::int32_t> of) {
     ForwardContext context;
     context.frames = of;
-    return batch_loss(model->forward(batch.images, context), view_of(batch, frames)).value().data()[0];
+    return batch_loss(model.forward(batch.images, context), view_of(batch, frames)).value().data()[0];
   };
   const float masked = loss_of(frames);
-  const Ended run = whole(with(speech_keys(speech), {"dist.ranks=1", "data.batch_size=4",
-                                                     "compress.name=dense", "train.max_steps=1"}));
+  const Ended run = whole(keys);
   REQUIRE(run.metrics.steps.size() == 1);
   CHECK(run.metrics.steps[0].loss == Approx(masked));
   CHECK(std::abs(loss_of({}) - masked) > 1e-3f * masked);
@@ -342,24 +322,21 @@ TEST_CASE("speech: a transcript too long for its recording, and models of anothe
   const MadeUpSpeech speech(4, 2);
   const auto problem = [&](const Keys& keys) {
     const TempFolder temp;
-    const LoadedConfig loaded = small_run(temp, with(speech_keys(speech), keys));
+    const Config config =
+        small_run(temp, with(speech_keys(speech), with({"data.batch_size=1"}, keys))).config;
     std::string text;
-    for (const Problem& one : check_run(loaded.config, load_data(loaded.config)).problems)
-      text += one.message + "\n";
+    for (const Problem& one : check_run(config, load_data(config)).problems) text += one.message + "\n";
     return text;
   };
-  CHECK(problem({"data.batch_size=1"}).empty());
-  CHECK(problem({"data.batch_size=1", "model.name=mlp"}).find("does not transcribe") != std::string::npos);
-  CHECK(problem({"data.batch_size=1", "data.name=synthetic_images"}).find("spectrograms") !=
-        std::string::npos);
-  CHECK(problem({"data.batch_size=4"}).find("data.batch_size: 4 samples do not fill") != std::string::npos);
+  CHECK(problem({}).empty());
+  CHECK(says(problem({"model.name=mlp"}), {"does not transcribe"}));
+  CHECK(says(problem({"data.name=synthetic_images"}), {"spectrograms"}));
+  CHECK(says(problem({"data.batch_size=4"}), {"data.batch_size: 4 samples do not fill"}));
   std::ofstream(speech.at("test.tsv")) << "test0.wav\tA MUCH TOO LONG SENTENCE\n";
-  const std::string text = problem({"data.batch_size=1"});
-  CHECK(says(text, {"test0.wav", "of 24 characters takes 25 frames"}));
+  CHECK(says(problem({}), {"test0.wav", "of 24 characters takes 25 frames"}));
 }
 
-TEST_CASE(
-    "a run on a folder of pictures has the same bits over threads and gloo, with any number of workers") {
+TEST_CASE("a run on a folder of pictures has the same bits over threads and gloo, with any workers") {
   const PictureFolder folder;
   const auto checksums = train("threads", 2, keys_of(folder)).checksums;
   CHECK(train("gloo", 2, keys_of(folder)).checksums == checksums);
@@ -368,40 +345,34 @@ TEST_CASE(
   CHECK(train("threads", 2, keys_of(folder, {"data.augment=false"})).checksums != checksums);
 }
 
-TEST_CASE("a damaged picture ends a run above data.max_bad_files and is passed over below") {
+TEST_CASE("a damaged picture ends a run above data.max_bad_files; the start says what is not read") {
   const PictureFolder folder;
+  folder.write("train/classa/x.webp", {1});
+  std::string text;
+  {
+    const StandardError errors;
+    train("threads", 2, keys_of(folder));
+    text = errors.text();
+  }
+  const std::string warning = "not read: *.webp (1)";
+  CHECK(says(text, {"on image_folder (12 training and 6 test samples, 3 classes), 2 ranks by", warning}));
+  CHECK(text.find(warning) == text.rfind(warning));
   folder.write("train/classb/p1.ppm", {'P', '6'});
   CHECK(says(error_text([&] { train("threads", 1, keys_of(folder)); }),
              {"training picture", "train/classb/p1.ppm", "data.max_bad_files=1"}));
   CHECK(train("threads", 2, keys_of(folder, {"data.max_bad_files=1"})).metrics.steps.size() == 8);
 }
 
-TEST_CASE("the start of a run says how many samples and classes there are, and once what is not read") {
-  const PictureFolder folder;
-  folder.write("train/classa/x.webp", {1});
-  const StandardError errors;
-  train("threads", 2, keys_of(folder));
-  const std::string text = errors.text(), warning = "not read: *.webp (1)";
-  CHECK(says(text, {"on image_folder (12 training and 6 test samples, 3 classes), 2 ranks by", warning}));
-  CHECK(text.find(warning) == text.rfind(warning));
-}
-
 TEST_CASE("ranks with other pictures notice it before the first step") {
   const PictureFolder folder, other;
   other.write("val/classa/v0.PPM", pnm_picture(9, 9, 9));
   const TempFolder temp;
-  std::vector<RunData> data;
-  for (const PictureFolder* root : {&folder, &other})
-    data.push_back(load_data(small_run(temp, keys_of(*root)).config));
-  std::vector<std::string> messages(2);
-  run_ranks("threads", 2, [&](Communicator& communicator) {
-    const auto rank = static_cast<std::size_t>(communicator.rank());
-    messages[rank] =
-        error_text<UserError>([&] { check_same_data(communicator, data_fingerprint(data[rank])); });
-  });
-  for (const std::string& message : messages) {
-    CHECK(message.find("the checksum of test samples is") != std::string::npos);
-    CHECK(message.find("training") == std::string::npos);
+  for (const std::string& message : errors_of_ranks("threads", 2, [&](Communicator& c) {
+         const Config config = small_run(temp, keys_of(c.rank() == 0 ? folder : other)).config;
+         check_same_data(c, data_fingerprint(load_data(config)));
+       })) {
+    CHECK(says(message, {"the checksum of test samples is"}));
+    CHECK_FALSE(contains(message, "training"));
   }
 }
 

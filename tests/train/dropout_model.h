@@ -2,14 +2,11 @@
 // The model test_dropout, and the data set same_samples, for runs whose ranks and micro-batches differ in
 // nothing but what dropout leaves out.
 
-#include <algorithm>
-#include <memory>
-#include <string>
-
 #include "data/dataset.h"
 #include "nn/core/rng.h"
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
+#include "tests/support/test.h"
 
 namespace topknot::testing {
 

@@ -1,13 +1,9 @@
 #include "train/evaluate.h"
 
 #include <unistd.h>
-#include <atomic>
 #include <csignal>
-#include <thread>
 
 #include "nn/base/program.h"
-#include "tests/support/catch.h"
-#include "tests/support/files.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/resumed_run.h"
 
@@ -62,6 +58,20 @@ class HangingTraining final : public BrokenSample {
 };
 const bool hanging_training_registered = add_test_dataset<HangingTraining>("hanging_training");
 
+// What a run leaves that SIGUSR1 stops; the signal is forgotten.
+Metrics stopped_by_signal(const TempFolder& temp, const Keys& keys) {
+  install_stop_handlers();
+  const RunOutcome outcome = start(temp, keys, false);
+  install_stop_handlers();
+  for (const int signal : kStopSignals) std::signal(signal, SIG_DFL);
+  CHECK(outcome.stopped);
+  CHECK(outcome.stop_signal == SIGUSR1);
+  CHECK(outcome.result == "");
+  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  REQUIRE(metrics.stop);
+  return metrics;
+}
+
 }  // namespace
 
 TEST_CASE("a signal ends an evaluation on all ranks, and the next start makes it: the same run as without") {
@@ -73,26 +83,18 @@ TEST_CASE("a signal ends an evaluation on all ranks, and the next start makes it
   stop_at_read = reads - 2 + 1;
   reads = 0;
   const TempFolder temp;
-  install_stop_handlers();
-  const RunOutcome first = start(temp, keys, false);
-  CHECK(first.stopped);
-  CHECK(first.stop_signal == SIGUSR1);
-  CHECK(first.result == "");
-  const Metrics stopped = read_metrics(temp.at("run/metrics.jsonl"));
+  const Metrics stopped = stopped_by_signal(temp, keys);
+  stop_at_read = 0;
   CHECK(stopped.steps.size() == 4);
   CHECK(stopped.evals.empty());
-  REQUIRE(stopped.stop);
   CHECK(stopped.stop->reason == "SIGUSR1");
-  install_stop_handlers();  // forgets the signal
-  stop_at_read = 0;
-  const RunOutcome second = start(temp, keys, true);
-  for (const int signal : kStopSignals) std::signal(signal, SIG_DFL);
-  CHECK(second.parameter_checksum == undisturbed.checksum);
-  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
-  REQUIRE(metrics.evals.size() == 2);
+  const Ended resumed = ended(temp, start(temp, keys, true));
+  CHECK(resumed.checksum == undisturbed.checksum);
+  REQUIRE(resumed.metrics.evals.size() == 2);
   for (std::size_t i = 0; i < 2; ++i) {
-    CHECK(metrics.evals[i].step == undisturbed.metrics.evals[i].step);
-    CHECK(metrics.evals[i].test.loss == undisturbed.metrics.evals[i].test.loss);
+    const EvalRecord &a = resumed.metrics.evals[i], &b = undisturbed.metrics.evals[i];
+    CHECK(a.step == b.step);
+    CHECK(a.test.loss == b.test.loss);
   }
 }
 
@@ -128,30 +130,24 @@ TEST_CASE("a rank that waits for data stops with the others, after their last co
       INFO(ranks << " ranks, read " << hang);
       const TempFolder temp;
       training_reads = 0, hang_at = hang, wait_for_stop_in = temp.at("run");
-      install_stop_handlers();
-      const RunOutcome first = start(temp, of_ranks, false);
-      install_stop_handlers();  // forgets the signal
+      const Metrics stopped = stopped_by_signal(temp, of_ranks);
       hang_at = 0;
-      CHECK(first.stopped);
-      CHECK(first.stop_signal == SIGUSR1);
-      const Metrics stopped = read_metrics(temp.at("run/metrics.jsonl"));
       CHECK(stopped.steps.size() < 20);
-      REQUIRE(stopped.stop);
       CHECK_FALSE(stopped.stop->failed);
-      const RunOutcome second = start(temp, of_ranks, true);
-      for (const int signal : kStopSignals) std::signal(signal, SIG_DFL);
-      CHECK(second.parameter_checksum == undisturbed.checksum);
+      CHECK(start(temp, of_ranks, true).parameter_checksum == undisturbed.checksum);
     }
   }
 }
 
 TEST_CASE("a rank that has a stop signal ends before the others give up on it") {
   using std::chrono::milliseconds;
-  Config config;
-  CHECK(stop_patience(config, milliseconds(5000)) == milliseconds(5000));
-  config.dist.timeout_s = 5;
-  CHECK(stop_patience(config, milliseconds(5000)) == milliseconds(2500));
-  CHECK(stop_patience(config, milliseconds(1000)) == milliseconds(1000));
-  config.dist.timeout_s = 0;  // never
-  CHECK(stop_patience(config, milliseconds(5000)) == milliseconds(5000));
+  const auto patience = [](double timeout_s, int most) {
+    Config config;
+    if (timeout_s >= 0) config.dist.timeout_s = timeout_s;
+    return stop_patience(config, milliseconds(most));
+  };
+  CHECK(patience(-1, 5000) == milliseconds(5000));  // the default
+  CHECK(patience(5, 5000) == milliseconds(2500));
+  CHECK(patience(5, 1000) == milliseconds(1000));
+  CHECK(patience(0, 5000) == milliseconds(5000));  // never
 }

@@ -1,5 +1,4 @@
 // Whole runs of every registered method: ranks agree after each step, whatever the backend.
-#include <cmath>
 
 #include "compress/sparse.h"
 #include "optim/clip.h"
@@ -38,9 +37,7 @@ TEST_CASE("200 steps of every method on 1, 2, 4 and 8 ranks: all ranks hold the 
     }
 }
 
-TEST_CASE(
-    "the config.yaml of a run of any method, and of one with keys it does not use, runs again without a "
-    "word") {
+TEST_CASE("the config.yaml of a run of any method, with keys it does not use, runs again without a word") {
   for (const std::string& method : compressors().names()) {
     INFO(method);
     const TempFolder temp;
@@ -110,44 +107,37 @@ TEST_CASE("local clipping at sqrt(N) thr leaves an average of independent shards
   CHECK(norm < 1.1 * thr);
 }
 
-TEST_CASE("compress.clip clips each rank's gradient at sqrt(ranks) times it") {
-  const auto clipped = [](const std::string& key) {
-    return train_dgc("threads", 4, {key, "train.max_steps=6"});
+TEST_CASE("compress.clip clips each rank's gradient at sqrt(ranks) times it, over the whole model") {
+  const auto clipped = [](const std::string& key, int ranks = 4, const Keys& more = {}) {
+    return train_dgc("threads", ranks, with({key, "train.max_steps=6"}, more));
   };
   CHECK(clipped("compress.clip=0.05") == clipped("train.clip_local=0.1"));
   CHECK(clipped("compress.clip=0.05") != clipped("train.clip_local=0.05"));
-}
-
-TEST_CASE("one rank's gradient is clipped over the whole model, before the average as after it") {
-  const auto clipped = [](const std::string& key) {
-    return train_dgc("threads", 1,
-                     {key, "compress.name=dense", "train.max_steps=6", "optimizer.weight_decay=0"});
-  };
-  CHECK(clipped("train.clip_local=0.05") == clipped("train.clip_global=0.05"));
-  CHECK(clipped("train.clip_local=0.05") != clipped("train.clip_local=0.1"));
+  const Keys plain{"compress.name=dense", "optimizer.weight_decay=0"};  // before the average as after it
+  CHECK(clipped("train.clip_local=0.05", 1, plain) == clipped("train.clip_global=0.05", 1, plain));
+  CHECK(clipped("train.clip_local=0.05", 1, plain) != clipped("train.clip_local=0.1", 1, plain));
 }
 
 TEST_CASE("all ranks agree under DGC and EF21 with every part on, and threads equal gloo bit for bit") {
-  const std::vector<std::vector<std::string>> methods = {
-      {"compress.clip=1", "compress.warmup_epochs=2"},
-      {"optimizer.nesterov=true", "compress.scope=tensor", "compress.dense_1d=false"},
-      {"compress.momentum_masking=false", "compress.truncate=largest", "exchange.merge=none"},
-      {"compress.memory=residual", "compress.resample=false"},
-      {"compress.memory=ef21"},
-  };
-  for (const auto& method : methods) {
+  for (const Keys& method : std::vector<Keys>{
+           {"compress.clip=1", "compress.warmup_epochs=2"},
+           {"optimizer.nesterov=true", "compress.scope=tensor", "compress.dense_1d=false"},
+           {"compress.momentum_masking=false", "compress.truncate=largest", "exchange.merge=none"},
+           {"compress.memory=residual", "compress.resample=false"},
+           {"compress.memory=ef21"}}) {
     INFO(method[0]);
     CHECK(train_dgc("threads", 4, method) == train_dgc("gloo", 4, method));
   }
 }
 
 TEST_CASE("each part of DGC changes the run") {
-  const auto whole = train_dgc("threads", 2, {"compress.clip=0.5"});
-  CHECK(whole != train_dgc("threads", 2, {}));
-  CHECK(whole != train_dgc("threads", 2, {"compress.clip=0.5", "compress.momentum_masking=false"}));
-  CHECK(whole != train_dgc("threads", 2, {"compress.clip=0.5", "compress.memory=residual"}));
-  CHECK(whole != train_dgc("threads", 2, {"compress.clip=0.5", "compress.warmup_epochs=1"}));
-  CHECK(whole != train_dgc("threads", 2, {"compress.clip=0.5", "optimizer.nesterov=true"}));
+  const auto by = [](const Keys& more) { return train_dgc("threads", 2, with({"compress.clip=0.5"}, more)); };
+  const auto whole = by({});
+  for (const char* part : {"compress.clip=0", "compress.momentum_masking=false", "compress.memory=residual",
+                           "compress.warmup_epochs=1", "optimizer.nesterov=true"}) {
+    INFO(part);
+    CHECK(whole != by({part}));
+  }
 }
 
 TEST_CASE("bfloat16 on a CPU: ranks agree, threads equal gloo, runs repeat, and the loss is near fp32's") {
@@ -177,9 +167,7 @@ TEST_CASE("bfloat16 on a CPU: a run of two compute threads repeats, and one goes
   check_same(whole(resumed), stopped_and_resumed(resumed, 5));
 }
 
-TEST_CASE(
-    "bfloat16 on a CPU: language models and speech, by threads and by gloo, from a checkpoint, with a loss "
-    "near fp32's") {
+TEST_CASE("bfloat16 on a CPU: language models and speech, by gloo, from a checkpoint, near fp32's loss") {
   if (!multiplies_bfloat16()) return;
   const MadeUpText text;
   const MadeUpSpeech speech(8, 4);

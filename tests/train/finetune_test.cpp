@@ -1,8 +1,5 @@
 // First weights from a file, and parameters that are not trained.
-#include <fstream>
-#include <map>
 
-#include "tests/support/error_text.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/model_copy.h"
 #include "tests/train/small_run.h"
@@ -49,9 +46,7 @@ Values after_steps(int steps, const Keys& overrides) {
 }
 
 std::unique_ptr<BuiltModel> model_of(const Keys& overrides) {
-  const TempFolder temp;
-  const LoadedConfig loaded = small_run(temp, with(kSmallResnet, overrides));
-  return build_model(loaded.config, *load_data(loaded.config).train);
+  return Prepared(with(kSmallResnet, overrides)).model;
 }
 
 void write_model(BuiltModel& model, const std::string& path) {
@@ -102,20 +97,20 @@ TEST_CASE("frozen parameters are not exchanged, and gradient-sized memory is wit
   CHECK(run.metrics.end->bytes_dense == 2 * 4 * 650);
 }
 
-TEST_CASE("a pattern after ! takes names back, so that the last layer alone is trained") {
-  const auto head = model_of({"model.freeze=[*,!fc]"});
-  CHECK(head->store.arena().size() == 64 * 10 + 10);
-  CHECK(matches_any({"stage*", "!stage2", "stage2.block1"}, "stage2.block1.1.conv.weight"));
-  CHECK_FALSE(matches_any({"stage*", "!stage2", "stage2.block1"}, "stage2.block2.1.conv.weight"));
+TEST_CASE("a pattern after ! takes names back; one that matches nothing or everything is refused") {
+  CHECK(model_of({"model.freeze=[*,!fc]"})->store.arena().size() == 64 * 10 + 10);
+  const std::vector<std::string> patterns = {"stage*", "!stage2", "stage2.block1"};
+  CHECK(matches_any(patterns, "stage2.block1.1.conv.weight"));
+  CHECK_FALSE(matches_any(patterns, "stage2.block2.1.conv.weight"));
   CHECK_FALSE(matches_any({"!fc"}, "stem.conv.weight"));
-  CHECK(user_error([] { model_of({"model.freeze=[*,!head]"}); }, {"'!head' matches nothing"}));
-}
-
-TEST_CASE("a pattern of model.freeze that matches nothing is refused, and so is a model without training") {
-  CHECK(user_error([] { model_of({"model.freeze=[fc,fx.*]"}); },
-                   {"model.freeze", "'fx.*' matches nothing", "stem.conv.weight, ", ", fc.weight, fc.bias"}));
-  CHECK(user_error([] { model_of({"model.freeze=[\"stem.bn.running_mean\"]"}); }, {"model.freeze"}));
-  CHECK(user_error([] { model_of({"model.freeze=*"}); }, {"model.freeze", "every parameter is frozen"}));
+  const auto refused = [](const std::string& freeze, std::initializer_list<std::string> parts) {
+    return user_error([&] { model_of({"model.freeze=" + freeze}); }, parts);
+  };
+  CHECK(refused("[*,!head]", {"'!head' matches nothing"}));
+  CHECK(refused("[fc,fx.*]",
+                {"model.freeze", "'fx.*' matches nothing", "stem.conv.weight, ", ", fc.weight, fc.bias"}));
+  CHECK(refused("[\"stem.bn.running_mean\"]", {"model.freeze"}));
+  CHECK(refused("*", {"model.freeze", "every parameter is frozen"}));
 }
 
 TEST_CASE("a model begins with the weights and statistics of model.init_from, frozen or not") {

@@ -2,10 +2,8 @@
 // A small text for runs of language models: lines of a subject, a verb and an object, of which the first
 // decides the others, so that a model that remembers is left with the choice of the subject.
 
-#include <string>
-
 #include "nn/core/rng.h"
-#include "tests/support/temp_folder.h"
+#include "tests/support/test.h"
 
 namespace topknot::testing {
 

@@ -6,6 +6,10 @@
 
 namespace topknot {
 
+inline bool operator==(const ModelCopy& a, const ModelCopy& b) {
+  return a.weights == b.weights && a.statistics == b.statistics;
+}
+
 inline ModelCopy copy_model(ParameterStore& store) {
   ModelCopy copy;
   copy.weights = store.arena().host_weights();

@@ -2,15 +2,8 @@
 #include "train/recorder.h"
 
 #include <omp.h>
-#include <algorithm>
-#include <cmath>
-#include <filesystem>
-#include <nlohmann/json.hpp>
-#include <numeric>
-#include <set>
 
 #include "nn/core/rng.h"
-#include "tests/support/files.h"
 #include "tests/train/resumed_run.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/evaluate.h"
@@ -45,28 +38,20 @@ Recorded record(const std::vector<std::string>& overrides) {
 }
 
 // Leaves the gradient of rank 0's first step in the model, without trainer or exchange.
-void compute_first_gradient(BuiltModel& model, const Config& config, const RunData& data) {
-  omp_set_num_threads(compute_threads(config));  // as the run: products may depend on it in the last bits
-  Loader loader(*data.train, loader_options(config, *data.train, true, 0, config.dist.ranks));
-  loader.start_epoch(0);
-  Batch batch;
-  REQUIRE(loader.next(batch));
-  ForwardContext context;
-  context.seed = config.seed;
-  model.store.arena().mark_gradients_unwritten();
-  backward(batch_loss(model.module->forward(Variable(batch.images), context), view_of(batch, {})));
-}
-
-std::vector<float> first_gradient(const std::vector<std::string>& overrides) {
-  const TempFolder temp;
-  const Config config = small_run(temp, overrides).config;
-  const RunData data = load_data(config);
-  const auto model = build_model(config, *data.train);
-  compute_first_gradient(*model, config, data);
-  ParameterArena& arena = model->store.arena();
-  const auto gradient = arena.gradient(0, arena.size());
-  return {gradient.begin(), gradient.end()};
-}
+struct FirstGradient : Prepared {
+  explicit FirstGradient(const Keys& keys) : Prepared(keys) {
+    const Config& config = loaded.config;
+    omp_set_num_threads(compute_threads(config));  // as the run: products may depend on it in the last bits
+    Loader loader(*data.train, loader_options(config, *data.train, true, 0, config.dist.ranks));
+    loader.start_epoch(0);
+    Batch batch;
+    REQUIRE(loader.next(batch));
+    ForwardContext context;
+    context.seed = config.seed;
+    model->store.arena().mark_gradients_unwritten();
+    backward(batch_loss(model->module->forward(Variable(batch.images), context), view_of(batch, {})));
+  }
+};
 
 // Golden vectors: u_i = ((7919 i) mod 10007) / 10007 - 0.5, cubed times 8.
 std::vector<float> cubic(double shift) {
@@ -138,7 +123,7 @@ std::vector<Trace> traces_of(const std::string& backend, int ranks, std::vector<
   std::vector<Trace> traces;
   for (int rank = 0; rank < ranks; ++rank)
     traces.push_back(read_trace(temp.at("run/trace_rank" + std::to_string(rank) + ".json"), rank));
-  CHECK_FALSE(std::filesystem::exists(temp.at("run/trace_rank" + std::to_string(ranks) + ".json")));
+  CHECK_FALSE(fs::exists(temp.at("run/trace_rank" + std::to_string(ranks) + ".json")));
   return traces;
 }
 
@@ -147,18 +132,17 @@ constexpr double kRounding = 1e-3;  // microseconds: a double's decimals
 }  // namespace
 
 TEST_CASE("recorded gradients are rank 0's own, before clipping and compression, and change nothing") {
-  const auto expected = first_gradient(kTopk);
-  for (const std::vector<std::string>& more : {std::vector<std::string>{},
-                                               {"train.clip_local=0.01"},
-                                               {"train.clip_local=0.01", "train.clip_local_scope=tensor"},
-                                               {"compress.name=dense"}}) {
+  const FirstGradient first(kTopk);
+  const auto expected = first.model->store.arena().gradient(0, first.arena().size());
+  for (const Keys& more : std::vector<Keys>{{},
+                                            {"train.clip_local=0.01"},
+                                            {"train.clip_local=0.01", "train.clip_local_scope=tensor"},
+                                            {"compress.name=dense"}}) {
     INFO((more.empty() ? "topk" : more.back()));
     const auto keys = with(kTopk, more);
     const Recorded recorded = record(with(keys, {"train.record_gradients=2"}));
     REQUIRE(recorded.shape == std::vector<std::size_t>{2, expected.size()});
-    CHECK(std::vector<float>(recorded.values.begin(),
-                             recorded.values.begin() + static_cast<std::ptrdiff_t>(expected.size())) ==
-          expected);
+    CHECK(std::equal(expected.begin(), expected.end(), recorded.values.begin()));
     CHECK(recorded.checksum == record(keys).checksum);
   }
 }
@@ -166,17 +150,13 @@ TEST_CASE("recorded gradients are rank 0's own, before clipping and compression,
 TEST_CASE("a row of gradients.safetensors has the parameters in the order that docs/run.md states") {
   const auto keys =
       with(kTopk, {"model.hidden=[8,6,3]", "model.freeze=hidden2", "train.max_steps=1", "dist.ranks=1"});
-  const TempFolder temp;
-  const Config config = small_run(temp, keys).config;
-  const RunData data = load_data(config);
-  const auto model = build_model(config, *data.train);
-  compute_first_gradient(*model, config, data);
+  const FirstGradient first(keys);
   std::vector<float> expected;
   for (const char* name : {"hidden1.weight",                   // 8 x 3072, may be compressed
                            "output.weight", "hidden3.weight",  // 10 x 3 and 3 x 6: no multiples of 4
                            "hidden1.bias",                     // 8, dense
                            "output.bias", "hidden3.bias"}) {   // 10 and 3
-    const auto& parameters = model->store.parameters();
+    const auto& parameters = first.model->store.parameters();
     const auto p = std::ranges::find_if(parameters, [&](const auto& one) { return one->name() == name; });
     REQUIRE(p != parameters.end());
     CHECK((*p)->offset() == expected.size());  // as --dry-run prints it
@@ -214,14 +194,14 @@ TEST_CASE("a resumed run records gradients if the stopped one had not come to th
   const std::string recorded = text_of(file);
   CHECK(GradientsReader(file).steps() == 3);
   start(temp, with(keys, {"train.stop_after=2"}), false);
-  CHECK_FALSE(std::filesystem::exists(file));
+  CHECK_FALSE(fs::exists(file));
   start(temp, keys, true);
   CHECK(text_of(file) == recorded);
   start(temp, with(keys, {"train.stop_after=3"}), false);
   CHECK(GradientsReader(file).steps() == 1);
-  std::filesystem::remove(file);
+  fs::remove(file);
   start(temp, keys, true);  // does not make the first recorded step again
-  CHECK_FALSE(std::filesystem::exists(file));
+  CHECK_FALSE(fs::exists(file));
 }
 
 TEST_CASE("a run with gradients that Topknot 0.1 recorded is resumed when they are moved away") {
@@ -233,42 +213,46 @@ TEST_CASE("a run with gradients that Topknot 0.1 recorded is resumed when they a
   CHECK(says(start_error(temp, keys),
              {temp.at("run/gradients.npy"), "Topknot 0.1", "gradients.safetensors", "move the old file"}));
   CHECK(text_of(temp.at("run/metrics.jsonl")) == metrics);
-  std::filesystem::remove(temp.at("run/gradients.npy"));
+  fs::remove(temp.at("run/gradients.npy"));
   CHECK_NOTHROW(start(temp, keys, true));
 }
 
 TEST_CASE("the distribution is recorded every so many steps, over all groups as one vector") {
-  for (const char* merge : {"all", "none"}) {
-    const auto keys = with(kTopk, {std::string("exchange.merge=") + merge, "train.distribution_every=2",
-                                   "compress.warmup=[]", "train.record_gradients=2"});
-    const Recorded recorded = record(keys);
+  for (const std::string merge : {"all", "none"}) {
+    const Recorded recorded = record(with(kTopk, {"exchange.merge=" + merge, "train.distribution_every=2",
+                                                  "compress.warmup=[]", "train.record_gradients=2"}));
     const auto& distributions = recorded.metrics.distributions;
+    INFO(merge);
     REQUIRE(distributions.size() == 3);
     CHECK(distributions[0].step == 2);
     CHECK(distributions[2].step == 6);
     // Weights only: biases are sent dense.
-    CHECK(distributions[0].size < static_cast<std::int64_t>(recorded.shape[1]));
-    CHECK(distributions[0].k == distributions[0].size / 100);
-    CHECK(distributions[0].contraction > 0);
-    CHECK(distributions[0].contraction < distributions[0].bound);
+    const DistributionRecord& first = distributions[0];
+    CHECK(first.size < static_cast<std::int64_t>(recorded.shape[1]));
+    CHECK(first.k == first.size / 100);
+    CHECK(first.contraction > 0);
+    CHECK(first.contraction < first.bound);
   }
 }
 
 TEST_CASE("a rank's download is the others' upload, and of a sum its own length") {
-  const Recorded blocks =
-      record({"compress.name=topk", "compress.dense_1d=false", "dist.ranks=4", "train.max_steps=3"});
-  for (const StepRecord& step : blocks.metrics.steps) {
+  const auto metrics = [](const std::string& method, const Keys& more) {
+    return record(with({"compress.name=" + method, "compress.dense_1d=false", "train.max_steps=3"}, more))
+        .metrics;
+  };
+  const Metrics blocks = metrics("topk", {"dist.ranks=4"});
+  for (const StepRecord& step : blocks.steps) {
     CHECK(step.bytes_sent > 0);
     CHECK(step.bytes_received == 3 * step.bytes_sent);
     CHECK(step.bytes_ratio == step.bytes_dense / step.bytes_sent);
   }
-  const EndRecord& end = blocks.metrics.end.value();
+  const EndRecord& end = blocks.end.value();
   CHECK(end.bytes_received == 3 * end.bytes_sent);
   CHECK(end.bytes_ratio == Approx(end.bytes_dense / end.bytes_sent));
-  const Recorded sums = record({"compress.name=dense", "dist.ranks=4", "train.max_steps=3"});
-  CHECK(sums.metrics.steps.at(0).bytes_received == sums.metrics.steps.at(0).bytes_dense);
-  CHECK(sums.metrics.steps.at(0).bytes_ratio == 1);
-  CHECK(record({"compress.name=topk", "train.max_steps=1"}).metrics.steps.at(0).bytes_received == 0);
+  const StepRecord sum = metrics("dense", {"dist.ranks=4"}).steps.at(0);
+  CHECK(sum.bytes_received == sum.bytes_dense);
+  CHECK(sum.bytes_ratio == 1);
+  CHECK(metrics("topk", {}).steps.at(0).bytes_received == 0);
 }
 
 TEST_CASE("moments and contraction of the golden vectors") {
@@ -284,7 +268,7 @@ TEST_CASE("moments and contraction of the golden vectors") {
   CHECK(shifted.deviation == Approx(0.377983373).epsilon(1e-6));
 }
 
-TEST_CASE("a few values, by hand") {
+TEST_CASE("a few values, by hand; zeros, one element and density 1 have a record, a NaN has none") {
   const std::vector<float> u{1, -2, 3, -4};
   const DistributionRecord r = distribution_of(u, 0.25);
   CHECK(r.contraction == Approx(14.0 / 30));
@@ -295,6 +279,10 @@ TEST_CASE("a few values, by hand") {
   CHECK(exponent(0) == 1);
   CHECK(exponent(1) == 2);
   CHECK(exponent(2) == 1);
+  CHECK(distribution_of(std::vector<float>(10, 0.0f), 0.1).contraction == 0);
+  CHECK(distribution_of(std::vector<float>{2}, 0.001).contraction == 0);
+  CHECK(distribution_of(std::vector<float>{1, 2, 3}, 1).contraction == 0);
+  CHECK_THROWS_AS(distribution_of(std::vector<float>{1, NAN}, 0.1), Error);
 }
 
 TEST_CASE("every element is counted once in each histogram, those far out and zeros too") {
@@ -330,13 +318,6 @@ TEST_CASE("equal magnitudes break the bell's bound and meet the other one") {
   CHECK(r.contraction == Approx(r.bound).epsilon(1e-12));
   CHECK(r.contraction > r.bell_bound);
   CHECK(r.histogram[kHistogramBins / 2] == 1000);
-}
-
-TEST_CASE("zeros, one element and density 1 have a record, a NaN has none") {
-  CHECK(distribution_of(std::vector<float>(10, 0.0f), 0.1).contraction == 0);
-  CHECK(distribution_of(std::vector<float>{2}, 0.001).contraction == 0);
-  CHECK(distribution_of(std::vector<float>{1, 2, 3}, 1).contraction == 0);
-  CHECK_THROWS_AS(distribution_of(std::vector<float>{1, NAN}, 0.1), Error);
 }
 
 TEST_CASE("a distribution reads back from the metrics as it was written") {
@@ -436,28 +417,13 @@ TEST_CASE("a trace begins after train.profile_from steps, or where the run is to
     const std::int64_t first = std::min<std::int64_t>(from, 3) + 1;
     CHECK(steps == std::set<std::int64_t>{first, first + 1});
   }
-}
-
-TEST_CASE("a run that ends before its trace does leaves the steps that it made") {
-  const auto traces =
-      traces_of("threads", 2, {"compress.name=topk", "train.max_steps=3", "train.profile_steps=50"});
-  for (const Trace& trace : traces)
+  // A run that ends before its trace does leaves the steps that it made; without train.profile_steps there is none.
+  for (const Trace& trace :
+       traces_of("threads", 2, {"compress.name=topk", "train.max_steps=3", "train.profile_steps=50"}))
     for (std::int64_t step = 1; step <= 3; ++step) CHECK_FALSE(trace.of("compute", step, "update").empty());
-}
-
-TEST_CASE("without train.profile_steps there is no trace") {
   const TempFolder temp;
   run_in_directory(small_run(temp, {"train.max_steps=2"}));
-  CHECK_FALSE(std::filesystem::exists(temp.at("run/trace_rank0.json")));
-}
-
-TEST_CASE("a run that replaces an earlier one removes its traces") {
-  const TempFolder temp;
-  create_run_directory(small_run(temp, {}), {});
-  for (int rank = 0; rank < 3; ++rank) write_file(RunDirectory{temp.at("run")}.trace_json(rank), "{}");
-  create_run_directory(small_run(temp, {}), {});
-  for (int rank = 0; rank < 3; ++rank)
-    CHECK_FALSE(std::filesystem::exists(RunDirectory{temp.at("run")}.trace_json(rank)));
+  CHECK_FALSE(fs::exists(temp.at("run/trace_rank0.json")));
 }
 
 TEST_CASE("a trace is complete where the rank fails on its way") {

@@ -3,12 +3,7 @@
 
 #include <sys/stat.h>
 #include <unistd.h>
-#include <filesystem>
-#include <fstream>
-#include <map>
 
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
 #include "tests/support/standard_error.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/made_up_text.h"
@@ -20,7 +15,6 @@
 
 using namespace topknot;
 using namespace topknot::testing;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -68,8 +62,8 @@ TEST_CASE("the job token stands in no file of a run, and config.yaml says that t
   const TempFolder temp;
   const std::string token = "open-sesame";
   const LoadedConfig loaded =
-      testing::small_run(temp, {"dist.backend=gloo", "dist.ranks=2", "dist.token=" + token,
-                                "train.max_steps=2", "train.profile_steps=1", "output.tensorboard=true"});
+      small_run(temp, {"dist.backend=gloo", "dist.ranks=2", "dist.token=" + token, "train.max_steps=2",
+                       "train.profile_steps=1", "output.tensorboard=true"});
   const RunDirectory folder = create_run_directory(loaded, {"train", "dist.token=" + token, "seed=1"});
   const RunData data = load_data(loaded.config);
   const RunInputs inputs{loaded.config, data, folder, true, std::chrono::steady_clock::now()};
@@ -87,19 +81,13 @@ TEST_CASE("the job token stands in no file of a run, and config.yaml says that t
              {"  token: \"\"  # command line; the value is not written, give it again"}));
   CHECK(says(text_of(folder.path + "/environment.json"), {"\"dist.token=(not shown)\"", "\"seed=1\""}));
   CHECK(load_config(folder.path + "/config.yaml", {}).problems.empty());
-}
 
-TEST_CASE("a config.yaml of an earlier version loses its token when the run goes on") {
-  const TempFolder temp;
-  const LoadedConfig loaded = testing::small_run(temp, {"dist.backend=gloo", "dist.token=open-sesame"});
-  const RunDirectory folder = create_run_directory(loaded, {});
+  // One of an earlier version loses its token when the run goes on.
   std::string text = text_of(folder.path + "/config.yaml");
   const std::string empty = "  token: \"\"";
-  REQUIRE(text.find(empty) != std::string::npos);
-  write_file(folder.path + "/config.yaml",
-             text.replace(text.find(empty), empty.size(), "  token: open-sesame"));
+  write_file(folder.path + "/config.yaml", text.replace(text.find(empty), empty.size(), "  token: " + token));
   keep_config_effective(folder, loaded.config, loaded.origins);
-  CHECK(text_of(folder.path + "/config.yaml").find("open-sesame") == std::string::npos);
+  CHECK_FALSE(contains(text_of(folder.path + "/config.yaml"), token));
 }
 
 TEST_CASE("a refused resume changes no file of the run, whichever rank refuses") {
@@ -157,15 +145,13 @@ TEST_CASE("overwriting a run removes nothing that the new run begins with") {
   CHECK_NOTHROW(create_run_directory(config_of(temp, true), {"train", "configs/other.yaml"}));
 }
 
-TEST_CASE(
-    "a resumed run of another length warns of a learning rate that jumps, with both, unless a key keeps it") {
+TEST_CASE("a resumed run of another length warns of a learning rate that jumps, unless a key keeps it") {
   const Keys keys = {"dist.ranks=2", "train.max_steps=20", "schedule.name=cosine", "optimizer.lr=0.05",
                      "train.stop_after=0"};
   const TempFolder temp;
   start(temp, with(keys, {"train.stop_after=19"}), false);
   const auto resumed = [&](const Keys& more, double& rate) {
-    const TempFolder copy;
-    fs::copy(temp.at("run"), copy.at("run"), fs::copy_options::recursive);
+    const RunCopy copy(temp);
     const StandardError errors;
     start(copy, with(keys, more), true);
     rate = read_metrics(copy.at("run/metrics.jsonl")).steps.at(19).lr;
@@ -180,9 +166,7 @@ TEST_CASE(
   CHECK(longer > 100 * same);
   CHECK_FALSE(says(resumed({"train.max_steps=100", "schedule.decay_steps=20"}, kept), {jump}));
   CHECK(kept == same);
-  // A rate that no length changes.
-  double constant = 0;
-  CHECK_FALSE(says(resumed({"train.max_steps=20"}, constant), {jump}));
+  CHECK_FALSE(says(resumed({"train.max_steps=20"}, kept), {jump}));  // no other length
 }
 
 TEST_CASE("overwriting a run removes what a run writes, half files included, and nothing else") {
@@ -205,19 +189,32 @@ TEST_CASE("overwriting a run removes what a run writes, half files included, and
   for (const std::string& name : gone) CHECK_FALSE(fs::exists(temp.at("run/" + name)));
   CHECK_FALSE(fs::exists(run.checkpoints()));
   for (const std::string& name : kept) CHECK(text_of(temp.at("run/" + name)) == "x");
+
+  // A user's files among the checkpoints stay.
+  for (const char* name :
+       {"step-000000005/a", "step-000000009.partial/a", "step-000000007.passed-over-2/a", "mine.pt"})
+    temp.write(std::string("run/checkpoints/") + name, {'x'});
+  create_run_directory(config_of(temp, true), {});
+  CHECK(text_of(temp.at("run/checkpoints/mine.pt")) == "x");
+  const fs::directory_iterator left(temp.at("run/checkpoints"));
+  CHECK(std::distance(begin(left), end(left)) == 1);
 }
 
 TEST_CASE("a run that goes on removes what a killed start left half written, and nothing else") {
   const TempFolder temp;
-  const std::vector<std::string> half = {"metrics.csv.part-17", "config.yaml.part-4294967295",
-                                         "gradients.safetensors.part-3"},
-                                 others = {"metrics.csv", "notes.part-17", "metrics.csv.part-final"};
   const std::string run = create_run_directory(config_of(temp, false), {}).path;
-  for (const auto& names : {half, others})
-    for (const std::string& name : names) write_file(run + "/" + name, "x");
+  const std::map<std::string, bool> stays = {{"metrics.csv.part-17", false},
+                                             {"config.yaml.part-4294967295", false},
+                                             {"gradients.safetensors.part-3", false},
+                                             {"metrics.csv", true},
+                                             {"notes.part-17", true},
+                                             {"metrics.csv.part-final", true}};
+  for (const auto& [name, kept] : stays) write_file(run + "/" + name, "x");
   open_run_directory(run);
-  for (const std::string& name : half) CHECK_FALSE(fs::exists(run + "/" + name));
-  for (const std::string& name : others) CHECK(fs::exists(run + "/" + name));
+  for (const auto& [name, kept] : stays) {
+    INFO(name);
+    CHECK(fs::exists(run + "/" + name) == kept);
+  }
 }
 
 TEST_CASE("a folder that no run wrote is not overwritten, whatever its files are called") {
@@ -260,18 +257,6 @@ TEST_CASE("neither a lock nor a copied configuration makes a folder a run, and a
   fs::rename(temp.at("run/environment.json"), temp.at("run/environment.json.part-7"));
   CHECK_NOTHROW(overwrite());
   CHECK_FALSE(fs::exists(temp.at("run/environment.json.part-7")));
-}
-
-TEST_CASE("a user's files among the checkpoints stay when the run is overwritten") {
-  const TempFolder temp;
-  create_run_directory(config_of(temp, false), {});
-  for (const char* name :
-       {"step-000000005/a", "step-000000009.partial/a", "step-000000007.passed-over-2/a", "mine.pt"})
-    temp.write(std::string("run/checkpoints/") + name, {'x'});
-  create_run_directory(config_of(temp, true), {});
-  CHECK(text_of(temp.at("run/checkpoints/mine.pt")) == "x");
-  const fs::directory_iterator left(temp.at("run/checkpoints"));
-  CHECK(std::distance(begin(left), end(left)) == 1);
 }
 
 TEST_CASE("what is no run's lock is neither followed nor written nor waited for") {
@@ -369,24 +354,21 @@ TEST_CASE("status reads a run of topknot.torch, which lacks keys, epochs and a l
              {": Net, Own, 2 ranks by gloo\n", "step        1, loss 2.5\n", "64 images/s"}));
 }
 
-TEST_CASE("status has the error that ended a run") {
-  const TempFolder temp;
-  error_text([&] {
-    start(temp,
-          with(kKeys,
-               {"data.name=broken_sample", "data.batch_size=2", "train.max_skips=1", "train.max_steps=40"}),
-          false);
-  });
+TEST_CASE("status has the error that ended a run, the process of one that goes on, or that there is none") {
+  const TempFolder temp, other;
+  CHECK_FALSE(start_error(temp,
+                          with(kKeys, {"data.name=broken_sample", "data.batch_size=2", "train.max_skips=1",
+                                       "train.max_steps=40"}),
+                          false)
+                  .empty());
   CHECK(says(status_text(temp.at("run")), {"failed at", "training has diverged"}));
   CHECK(text_of(temp.at("run/metrics.csv")).find("step,epoch,") == 0);  // what there is, as a table too
-}
-
-TEST_CASE("status of a run that goes on names its process") {
-  const TempFolder temp;
-  const LoadedConfig loaded = small_run(temp, kKeys);
-  const RunDirectory folder = create_run_directory(loaded, {});
+  CHECK(says(error_text([&] { status_text(other.str()); }), {"no run directory"}));
+  const RunDirectory running = create_run_directory(small_run(other, kKeys), {});
   CHECK(
-      says(status_text(folder.path), {"running, process " + std::to_string(getpid()), "none was made yet"}));
+      says(status_text(running.path), {"running, process " + std::to_string(getpid()), "none was made yet"}));
+  const char* const words[] = {"status", "a", "b"};
+  CHECK(says(error_text([&] { status_command(3, words); }), {"one run directory"}));
 }
 
 TEST_CASE("status of local steps has the speed of whole rounds") {
@@ -414,11 +396,4 @@ TEST_CASE("status counts a checkpoint's files alone and shows words of the files
   MetricsWriter(temp.at("run/metrics.jsonl"))
       .write(StopRecord{5, true, "a\nstate       finished\x1b[2J", "2026-01-01T00:00:00Z"});
   CHECK(says(status_text(temp.at("run")), {"failed at", "a\\nstate       finished\\x1b[2J"}));
-}
-
-TEST_CASE("status of what is no run directory says so") {
-  const TempFolder temp;
-  CHECK(says(error_text([&] { status_text(temp.str()); }), {"no run directory"}));
-  const char* const words[] = {"status", "a", "b"};
-  CHECK(says(error_text([&] { status_command(3, words); }), {"one run directory"}));
 }

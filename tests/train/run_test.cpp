@@ -1,11 +1,8 @@
 // Whole runs: what all ranks, backends and repeated runs must agree on.
 #include <fmt/format.h>
-#include <algorithm>
-#include <cmath>
 
 #include "nn/layers/layers.h"
 #include "nn/models/model.h"
-#include "tests/support/error_text.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/dropout_model.h"
 #include "tests/train/resumed_run.h"
@@ -50,11 +47,13 @@ TEST_CASE("after 50 steps all ranks hold the same parameters, and threads equal 
       INFO(method[0] << " " << method.back() << ", " << ranks << " ranks");
       CHECK(train("threads", ranks, method).checksums == train("gloo", ranks, method).checksums);
     }
+  // Convolutions, batch norm and uneven shards.
+  const Keys conv{"model.name=resnet20", "data.batch_size=2",  "data.train_size=64", "data.test_size=10",
+                  "train.max_steps=4",   "compress.name=topk", "data.shard=uneven:3"};
+  CHECK(train("threads", 3, conv).checksums == train("gloo", 3, conv).checksums);
 }
 
-TEST_CASE(
-    "dense over the library's sum: equal ranks, the same bits in every run, and threads' result within "
-    "rounding") {
+TEST_CASE("dense over the library's sum: equal ranks and runs, and threads' result within rounding") {
   for (int ranks : {2, 4, 8}) {
     const Run gloo = train("gloo", ranks, {"compress.name=dense"});
     CHECK(gloo.checksums == train("gloo", ranks, {"compress.name=dense"}).checksums);
@@ -62,17 +61,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("an epoch's loss is the mean over its steps") {
-  const Run run = train("threads", 2, {"data.train_size=64", "train.max_steps=16"});  // two epochs of 8 steps
-  REQUIRE(run.metrics.epochs.size() == 2);
-  for (std::size_t epoch = 0; epoch < 2; ++epoch) {
-    double sum = 0;
-    for (std::size_t i = 0; i < 8; ++i) sum += run.metrics.steps[8 * epoch + i].loss;
-    CHECK(run.metrics.epochs[epoch].train_loss == Approx(sum / 8));
-  }
-}
-
-TEST_CASE("a run records its task and what its evaluations measure") {
+TEST_CASE("a run records its task and what its evaluations measure, the top-5 accuracy too") {
   const Run classes = train("threads", 1, {"train.max_steps=1", "data.classes=3"});
   CHECK(classes.metrics.starts.at(0).task == "synthetic_images, 3 classes, samples [3, 32, 32]");
   CHECK(classes.metrics.starts[0].metric == Metric::accuracy());
@@ -81,19 +70,14 @@ TEST_CASE("a run records its task and what its evaluations measure") {
   CHECK(regression.metrics.starts[0].metric == Metric::squared_error());
   CHECK(classes.metrics.end->best_test_accuracy);
   CHECK_FALSE(regression.metrics.end->best_test_accuracy);
-}
-
-TEST_CASE("with more than ten classes evaluations record the top-5 accuracy too") {
-  const Run run = train("threads", 2, {"train.max_steps=8", "data.classes=11", "data.test_size=33"});
-  REQUIRE_FALSE(run.metrics.evals.empty());
-  const EvalRecord& last = run.metrics.evals.back();
-  const double top5 = last.test.top5_accuracy.value();
+  // With more than ten classes the top-5 accuracy too.
+  const Run eleven = train("threads", 2, {"train.max_steps=8", "data.classes=11", "data.test_size=33"});
+  const EvalRecord& last = eleven.metrics.evals.at(0);
+  const double top5 = last.test.top5_accuracy.value(), samples = 33 * top5;
   CHECK(top5 > last.test.accuracy.value());
   CHECK(top5 < 1);
-  const double samples = 33 * top5;
   CHECK(samples == Approx(std::round(samples)));
-  REQUIRE(run.metrics.end);
-  CHECK(run.metrics.end->test.top5_accuracy == top5);
+  CHECK(eleven.metrics.end.value().test.top5_accuracy == top5);
   const Run ten = train("threads", 1, {"train.max_steps=1", "data.classes=10"});
   CHECK_FALSE(ten.metrics.end->test.top5_accuracy);
 }
@@ -113,21 +97,12 @@ TEST_CASE("topk at density 1 equals dense: bit for bit with one rank, within rou
   CHECK(train("threads", 4, whole).test_loss == Approx(train("threads", 4, dense).test_loss).epsilon(1e-4));
 }
 
-TEST_CASE("convolutions, batch norm and uneven shards: ranks agree, threads equal gloo") {
-  const Keys conv{"model.name=resnet20", "data.batch_size=2",  "data.train_size=64", "data.test_size=10",
-                  "train.max_steps=4",   "compress.name=topk", "data.shard=uneven:3"};
-  CHECK(train("threads", 3, conv).checksums == train("gloo", 3, conv).checksums);
-}
-
-TEST_CASE("accumulating two micro-batches equals one batch of both, within rounding") {
+TEST_CASE("micro-batches equal one batch of all, within rounding, and are compressed once, as one step") {
   // One rank, samples in the same order; no batch norm in the model.
-  const Run one = train("threads", 1, {"data.batch_size=8"});
+  const Run whole = train("threads", 1, {"data.batch_size=8"});
   const Run two = train("threads", 1, {"data.batch_size=4", "train.accumulate=2"});
-  CHECK(one.test_loss == Approx(two.test_loss).epsilon(1e-4));
-  CHECK(one.metrics.steps[0].loss == Approx(two.metrics.steps[0].loss).epsilon(1e-5));
-}
-
-TEST_CASE("micro-batches are compressed once, as one step") {
+  CHECK(whole.test_loss == Approx(two.test_loss).epsilon(1e-4));
+  CHECK(whole.metrics.steps[0].loss == Approx(two.metrics.steps[0].loss).epsilon(1e-5));
   const Run one = train("threads", 2, {"compress.name=topk"});
   const Run three = train("threads", 2, {"compress.name=topk", "train.accumulate=3"});
   for (const std::size_t step : {0, 20})
@@ -145,24 +120,31 @@ TEST_CASE("dropout leaves out other elements for each rank and micro-batch") {
 }
 
 TEST_CASE("clipping before compression bounds the step, over the model and tensor by tensor") {
-  const Keys plain{"optimizer.weight_decay=0"};
-  const double untrained = train("threads", 2, {"optimizer.weight_decay=0", "optimizer.lr=1e-30"}).test_loss;
-  CHECK(train("threads", 2, plain).test_loss != Approx(untrained).epsilon(1e-3));
+  const auto loss = [](const Keys& keys) {
+    return train("threads", 2, with({"optimizer.weight_decay=0"}, keys)).test_loss;
+  };
+  const double untrained = loss({"optimizer.lr=1e-30"});
+  CHECK(loss({}) != Approx(untrained).epsilon(1e-3));
   // Steps that cannot be longer than this leave the model where it was.
-  for (const char* scope : {"model", "tensor"})
-    CHECK(train("threads", 2,
-                {"optimizer.weight_decay=0", "train.clip_local=1e-12",
-                 std::string("train.clip_local_scope=") + scope})
-              .test_loss == Approx(untrained).epsilon(1e-6));
-}
-
-TEST_CASE("clipping the average asks for the norm over all groups") {
+  for (const std::string scope : {"model", "tensor"}) {
+    INFO(scope);
+    CHECK(loss({"train.clip_local=1e-12", "train.clip_local_scope=" + scope}) ==
+          Approx(untrained).epsilon(1e-6));
+  }
+  // Clipping the average asks for the norm over all groups.
   const Keys clipped{"compress.name=dense", "train.clip_global=0.05"};
   CHECK(train("threads", 2, with(clipped, {"exchange.merge=none"})).test_loss ==
         Approx(train("threads", 2, clipped).test_loss).epsilon(1e-4));
 }
 
-TEST_CASE("an epoch's loss over uneven shards is the mean over all samples") {
+TEST_CASE("an epoch's loss is the mean over its steps, and over uneven shards that over all samples") {
+  const Run run = train("threads", 2, {"data.train_size=64", "train.max_steps=16"});  // two epochs of 8 steps
+  REQUIRE(run.metrics.epochs.size() == 2);
+  for (std::size_t epoch = 0; epoch < 2; ++epoch) {
+    double sum = 0;
+    for (std::size_t i = 0; i < 8; ++i) sum += run.metrics.steps[8 * epoch + i].loss;
+    CHECK(run.metrics.epochs[epoch].train_loss == Approx(sum / 8));
+  }
   const Keys still{"optimizer.lr=1e-30", "optimizer.weight_decay=0", "data.train_size=32",
                    "data.batch_size=8",  "train.epochs=1",           "train.max_steps=0"};
   const Keys uneven = with(still, {"data.shard=uneven:3"});  // 24 samples once, 8 three times
@@ -172,14 +154,13 @@ TEST_CASE("an epoch's loss over uneven shards is the mean over all samples") {
 
 TEST_CASE("every sample is evaluated once: the result does not depend on the number of ranks") {
   // No step has been done when the learning rate is nearly zero: all runs evaluate the same model.
-  std::vector<double> losses;
-  for (int ranks : {1, 3, 5})
-    losses.push_back(
-        train("threads", ranks,
-              {"optimizer.lr=1e-30", "optimizer.weight_decay=0", "data.test_size=37", "train.max_steps=1"})
-            .test_loss);
-  CHECK(losses[0] == Approx(losses[1]).epsilon(1e-6));
-  CHECK(losses[0] == Approx(losses[2]).epsilon(1e-6));
+  const auto loss = [](int ranks) {
+    return train("threads", ranks,
+                 {"optimizer.lr=1e-30", "optimizer.weight_decay=0", "data.test_size=37", "train.max_steps=1"})
+        .test_loss;
+  };
+  const double alone = loss(1);
+  for (const int ranks : {3, 5}) CHECK(loss(ranks) == Approx(alone).epsilon(1e-6));
 }
 
 TEST_CASE("a sample that is not a number costs its step and nothing else: the statistics stay sound too") {
@@ -209,9 +190,7 @@ TEST_CASE("a run in which no step counted fails, however short it is") {
   }
 }
 
-TEST_CASE(
-    "a run that has made all its steps fails if its last evaluation, last step or many steps were not "
-    "finite") {
+TEST_CASE("a run that has made all its steps fails if an end or many steps were not finite") {
   const auto failed = [](const Keys& keys, const Keys& start_keys, const char* why) {
     const TempFolder temp;
     if (!start_keys.empty()) CHECK(start(temp, with(keys, start_keys), false).stopped);
@@ -248,13 +227,10 @@ TEST_CASE("a step that is not finite names the first parameter whose gradient is
   // Of the whole run; rank 0's lines of progress and the bad rank's warning.
   for (const std::string method :
        {"dense", "topk", "dgc", "gaussiank", "powersgd", "qsgd", "signsgd", "regtopk"}) {
-    const std::string text = error_text([&] {
-      train("threads", 2,
-            {"model.name=mlp", "data.name=broken_sample", "compress.name=" + method, "data.batch_size=4",
-             "train.epochs=1", "train.max_skips=1"});
-    });
     INFO(method);
-    CHECK(says(text, {"on rank ", ", first in the gradient of "}));
+    const Keys keys{"model.name=mlp",    "data.name=broken_sample", "compress.name=" + method,
+                    "data.batch_size=4", "train.epochs=1",          "train.max_skips=1"};
+    CHECK(says(error_text([&] { train("threads", 2, keys); }), {"on rank ", ", first in the gradient of "}));
   }
 }
 
@@ -274,8 +250,7 @@ TEST_CASE("the first bad parameter is the first of the arena whose gradient hold
   CHECK(first_bad_parameter(arena) == 1);
 }
 
-TEST_CASE(
-    "dense gradients may be sent as bfloat16: half the bytes, the same bits on every backend in rank order") {
+TEST_CASE("dense gradients may be sent as bfloat16: half the bytes, the same bits on every backend") {
   const Keys settings = {"compress.values=bf16", "dist.ordered_sum=true"};
   const Run threads = train("threads", 2, settings), gloo = train("gloo", 2, settings);
   CHECK(threads.checksums[0] == gloo.checksums[0]);
@@ -288,19 +263,17 @@ TEST_CASE(
 TEST_CASE("evaluations may come within an epoch, and change nothing of the training") {
   const Keys settings = {"data.train_size=64", "data.batch_size=4", "train.epochs=2",
                          "train.max_steps=0"};  // 8 steps per epoch
-  const auto steps_of = [&](const std::string& every, std::string& checksum) {
+  std::set<std::string> checksums;
+  for (const auto& [every, expected] : std::map<std::string, std::vector<std::int64_t>>{
+           {"0", {16}}, {"0.25", {2, 4, 6, 8, 10, 12, 14, 16}}, {"0.7", {6, 12, 16}}}) {
     const Run run = train("threads", 2, with(settings, {"train.eval_every=" + every}));
-    checksum = run.metrics.end->parameter_checksum;
     std::vector<std::int64_t> steps;
     for (const EvalRecord& eval : run.metrics.evals) steps.push_back(eval.step);
-    return steps;
-  };
-  std::string none, quarter, uneven;
-  CHECK(steps_of("0", none) == std::vector<std::int64_t>{16});
-  CHECK(steps_of("0.25", quarter) == std::vector<std::int64_t>{2, 4, 6, 8, 10, 12, 14, 16});
-  CHECK(steps_of("0.7", uneven) == std::vector<std::int64_t>{6, 12, 16});
-  CHECK(none == quarter);
-  CHECK(none == uneven);
+    INFO(every);
+    CHECK(steps == expected);
+    checksums.insert(run.metrics.end->parameter_checksum);
+  }
+  CHECK(checksums.size() == 1);
 }
 
 TEST_CASE("the last step of an epoch has the batches that are left, and averages over these") {
@@ -339,11 +312,11 @@ TEST_CASE("a run ends at the first evaluation that reaches its target") {
   while (whole.metrics.evals[first].test.accuracy < target) ++first;
   const Run run =  // of 64 samples: six decimals
       train("threads", 2, with(settings, {"train.target_accuracy=" + std::to_string(target)}));
-  REQUIRE(run.metrics.end);
+  const EvalRecord& reached = whole.metrics.evals[first];
   CHECK(run.metrics.evals.size() == first + 1);
-  CHECK(run.metrics.evals.back().step == whole.metrics.evals[first].step);
-  CHECK(run.metrics.end->steps == whole.metrics.evals[first].step);
-  CHECK(run.metrics.end->test.accuracy == whole.metrics.evals[first].test.accuracy);
+  CHECK(run.metrics.evals.back().step == reached.step);
+  CHECK(run.metrics.end.value().steps == reached.step);
+  CHECK(run.metrics.end->test.accuracy == reached.test.accuracy);
 }
 
 TEST_CASE("training that diverges stops with a message and names the step") {
@@ -354,28 +327,28 @@ TEST_CASE("training that diverges stops with a message and names the step") {
 }
 
 TEST_CASE("a rank's memory counts the moments of its optimizer") {
-  const TempFolder temp;
-  const auto buffers = [&](const Keys& keys) {
-    const LoadedConfig loaded = small_run(temp, keys);
-    const RunData data = load_data(loaded.config);
-    const double parameters =
-        static_cast<double>(build_model(loaded.config, *data.train)->store.arena().size());
-    return model_bytes(loaded.config, *data.train) / (4 * parameters);
-  };
-  CHECK(buffers({"optimizer.momentum=0"}) == 3);
-  CHECK(buffers({"optimizer.momentum=0.9"}) == 4);
-  CHECK(buffers({"optimizer.name=adamw"}) == 5);
-  CHECK(buffers({"optimizer.name=muon"}) == 5);
+  for (const auto& [key, buffers] : std::map<std::string, double>{{"optimizer.momentum=0", 3},
+                                                                  {"optimizer.momentum=0.9", 4},
+                                                                  {"optimizer.name=adamw", 5},
+                                                                  {"optimizer.name=muon", 5}}) {
+    const Prepared run({key});
+    INFO(key);
+    CHECK(model_bytes(run.loaded.config, *run.data.train) ==
+          4 * buffers * static_cast<double>(run.arena().size()));
+  }
 }
 
-TEST_CASE("a model that no machine holds is counted and refused without memory for it") {
+TEST_CASE("a model that no machine holds, and too many ranks, are refused without memory for them") {
   const TempFolder temp;
-  const LoadedConfig loaded = small_run(temp, {"model.hidden=[1000000,1000000]"});
-  const RunData data = load_data(loaded.config);
-  CHECK(model_bytes(loaded.config, *data.train) > 16e12);
-  const RunCheck check = check_run(loaded.config, data);
+  const Config large = small_run(temp, {"model.hidden=[1000000,1000000]"}).config;
+  const RunData data = load_data(large);
+  CHECK(model_bytes(large, *data.train) > 16e12);
+  const RunCheck check = check_run(large, data);
   REQUIRE(check.problems.size() == 1);
   CHECK(says(check.problems[0].message, {"out of memory: the weights", "TB)"}));
+  const Config small = small_run(temp, {}).config;
+  check_limits(small, data, 2, 1);
+  CHECK(user_error([&] { check_limits(small, data, 1 << 30, 1); }, {"dist.ranks", "this machine", "lower"}));
 }
 
 TEST_CASE("the checks before a run give no weight a value") {
@@ -387,13 +360,4 @@ TEST_CASE("the checks before a run give no weight a value") {
   CHECK(initialised == 0);
   build_model(loaded.config, *data.train);
   CHECK(initialised == 2);
-}
-
-TEST_CASE("more ranks than a machine can hold are refused with the key to lower") {
-  const TempFolder temp;
-  const LoadedConfig loaded = small_run(temp, {});
-  const RunData data = load_data(loaded.config);
-  check_limits(loaded.config, data, 2, 1);
-  CHECK(user_error([&] { check_limits(loaded.config, data, 1 << 30, 1); },
-                   {"dist.ranks", "this machine", "lower"}));
 }

@@ -2,14 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <limits>
-
 #include "nn/models/model.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/small_run.h"
 #include "train/run_directory.h"

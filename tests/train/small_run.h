@@ -1,14 +1,8 @@
 #pragma once
 // A small training run on several ranks, as the tests of train compare them.
 
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "nn/base/check.h"
 #include "tests/dist/ranks.h"
-#include "tests/support/catch.h"
-#include "tests/support/temp_folder.h"
 #include "train/metrics/metrics.h"
 #include "train/start.h"
 
@@ -54,19 +48,40 @@ inline LoadedConfig small_run(const TempFolder& temp, const std::vector<std::str
 // ranks use in turn, where they compute on GPUs.
 inline std::vector<RunOutcome> outcomes_of(const LoadedConfig& loaded, const std::string& backend = "threads",
                                            int gpus = 1,
-                                           const std::optional<RunDirectory>& resumed = std::nullopt) {
+                                           const std::optional<RunDirectory>& resumed = std::nullopt,
+                                           const RanksOptions& options = {}) {
   const RunData data = load_data(loaded.config);
   RunInputs inputs{loaded.config, data, resumed ? *resumed : create_run_directory(loaded, {}), true,
                    std::chrono::steady_clock::now()};
   inputs.resume = resumed.has_value();
   std::vector<RunOutcome> outcomes(static_cast<std::size_t>(loaded.config.dist.ranks));
-  run_ranks(backend, loaded.config.dist.ranks, [&](Communicator& communicator) {
+  run_ranks(backend, loaded.config.dist.ranks, options, [&](Communicator& communicator) {
     RunInputs mine = inputs;
     mine.gpu = communicator.rank() % gpus;
     outcomes[static_cast<std::size_t>(communicator.rank())] = run_rank(mine, communicator);
   });
   return outcomes;
 }
+
+// The model and data of a configuration, without a run.
+struct Prepared {
+  TempFolder temp;
+  LoadedConfig loaded;
+  RunData data;
+  std::unique_ptr<BuiltModel> model;
+  explicit Prepared(const Keys& keys)
+      : loaded(small_run(temp, keys)),
+        data(load_data(loaded.config)),
+        model(build_model(loaded.config, *data.train)) {}
+  const ParameterArena& arena() const { return model->store.arena(); }
+};
+
+// A copy of the run in another folder's run.
+struct RunCopy : TempFolder {
+  explicit RunCopy(const TempFolder& from) {
+    fs::copy(from.at("run"), at("run"), fs::copy_options::recursive);
+  }
+};
 
 // Rank 0's outcome.
 inline RunOutcome run_in_directory(const LoadedConfig& loaded, const std::string& backend = "threads") {

@@ -1,9 +1,6 @@
 // Whole runs of language models on characters, on token files and on windows drawn at random.
-#include <algorithm>
-#include <cmath>
 #include <numbers>
 
-#include "tests/support/error_text.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
 #include "tests/train/watched_lm.h"
@@ -90,8 +87,7 @@ TEST_CASE("a run on token files needs no test file, and knows bytes by data.byte
   CHECK(says(error, {"train.bin", "token 1234 (from 0, at byte 2468) is 999", "data.vocabulary has 20"}));
 }
 
-TEST_CASE(
-    "windows at random: a state of zeros in each step, other windows on each rank, no end of the text") {
+TEST_CASE("windows at random: a state of zeros in each step, other windows on each rank, no end") {
   const MadeUpTokens tokens;
   const Keys keys =
       lm_keys(tokens.root(), {"data.name=tokens", "data.vocabulary=20", "data.windows=random",

@@ -1,11 +1,6 @@
 #pragma once
 // Runs of language models: their keys, and an lstm_lm that keeps the states with which its steps begin.
 
-#include <limits>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "nn/models/model.h"
 #include "tests/train/small_run.h"
 

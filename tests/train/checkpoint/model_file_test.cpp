@@ -1,21 +1,12 @@
 #include "train/checkpoint/model_file.h"
 
-#include <algorithm>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <limits>
-
 #include "nn/models/model.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
 #include "tests/train/model_copy.h"
 #include "tests/train/small_run.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checks.h"
 
 namespace topknot::testing {
-namespace fs = std::filesystem;
 namespace {
 
 struct Model {
@@ -34,10 +25,6 @@ SafetensorsFile file_of(Model& model) {
   return as_file(model_tensors(model.store, copy));
 }
 
-bool equal(const ModelCopy& a, const ModelCopy& b) {
-  return a.weights == b.weights && a.statistics == b.statistics;
-}
-
 int command(std::vector<const char*> words) {
   words.insert(words.begin(), "export");
   return export_command(static_cast<int>(words.size()), words.data());
@@ -48,16 +35,15 @@ int command(std::vector<const char*> words) {
 TEST_CASE("a model's tensors are its parameters in plain order, then its statistics, by name") {
   Model model("resnet20");
   for (const auto& buffer : model.store.buffers())
-    for (float& value : buffer->values) value = 0.25f + static_cast<float>(&value - buffer->values.data());
+    std::iota(buffer->values.begin(), buffer->values.end(), 0.25f);
   const SafetensorsFile file = file_of(model);
-  const TensorView* stem = file.find("stem.conv.weight");
+  const TensorView *stem = file.find("stem.conv.weight"), *mean = file.find("stem.bn.running_mean");
   REQUIRE(stem);
+  REQUIRE(mean);
   CHECK(stem->shape == std::vector<std::int64_t>{16, 3, 3, 3});
   CHECK(stem->dtype == "F32");
   CHECK(std::memcmp(stem->data.data(), model.store.parameters()[0]->value(), stem->data.size()) == 0);
   CHECK(file.find("fc.weight")->shape == std::vector<std::int64_t>{10, 64});
-  const TensorView* mean = file.find("stem.bn.running_mean");
-  REQUIRE(mean);
   float third = 0;
   std::memcpy(&third, mean->data.data() + 8, 4);
   CHECK(third == 2.25f);
@@ -67,9 +53,9 @@ TEST_CASE("a model's tensors are its parameters in plain order, then its statist
 TEST_CASE("a model that is loaded has the file's bits, parameters and statistics") {
   Model from("resnet20"), to("resnet20", 10, 2);
   from.store.buffers()[3]->values[5] = 0.125f;
-  REQUIRE_FALSE(equal(copy_model(from.store), copy_model(to.store)));
+  REQUIRE_FALSE((copy_model(from.store) == copy_model(to.store)));
   load_model(to.store, file_of(from));
-  CHECK(equal(copy_model(from.store), copy_model(to.store)));
+  CHECK((copy_model(from.store) == copy_model(to.store)));
 }
 
 TEST_CASE("every tensor that does not fit a model is listed in one message, and nothing is changed") {
@@ -86,7 +72,7 @@ TEST_CASE("every tensor that does not fit a model is listed in one message, and 
                     "hidden1.bias: [4] I32 in the file, [4] F32 in the model",
                     "output.weight: [10, 4] F32 in the file, [7, 4] F32 in the model", "output.bias: [10]",
                     "model.reinit"}));
-  CHECK(equal(copy_model(other.store), before));
+  CHECK((copy_model(other.store) == before));
 }
 
 TEST_CASE("one of several files with a model's weights is said to be that") {
@@ -115,7 +101,7 @@ TEST_CASE("weights and statistics that are not finite are refused by name, with 
                    {"m.safetensors", "fc.weight: 2 of 640 values are NaN or infinite, the first at index 17",
                     (variance.name + ": 1 of 16 values is NaN or infinite, the first at index 0").c_str(),
                     "model.reinit"}));
-  CHECK(equal(copy_model(to.store), before));
+  CHECK((copy_model(to.store) == before));
   CHECK_NOTHROW(load_model(to.store, file_of(from), {"fc.weight", variance.name}));
 }
 
@@ -233,7 +219,8 @@ TEST_CASE("an export replaces a file where it is told to, and never one of a che
 TEST_CASE("what cannot be exported is refused, and no file is left") {
   const TempFolder temp;
   run_in_directory(small_run(temp, {"train.max_steps=2"}));
-  const std::string run = temp.at("run"), to = temp.at("m.safetensors");
+  const std::string run = temp.at("run"), to = temp.at("m.safetensors"), copy = run + "/checkpoints/copy",
+                    one = CheckpointStore(run + "/checkpoints").path(2), model = one + "/model.safetensors";
   CHECK(user_error([&] { export_model(temp.at("no"), to); }, {temp.at("no"), "no checkpoint"}));
   CHECK(user_error([&] { export_model(run, to, 7); }, {run, "no checkpoint of step 7; there are 2"}));
   CHECK(user_error([&] { export_model(run, temp.at("no/m.safetensors")); },
@@ -241,14 +228,12 @@ TEST_CASE("what cannot be exported is refused, and no file is left") {
   CHECK(user_error([&] { command({}); }, {"RUN is missing", "train export RUN --to FILE"}));
   CHECK(user_error([&] { command({run.c_str()}); }, {"--to is missing"}));
   CHECK(user_error([&] { command({run.c_str(), "--too", "x"}); }, {"train export", "--too"}));
-  const std::string one = CheckpointStore(run + "/checkpoints").path(2), copy = run + "/checkpoints/copy";
   CHECK(user_error([&] { export_model(one, to, 1); }, {one, "the checkpoint of step 2", "--step 1"}));
   fs::copy(one, copy);
   CHECK(user_error([&] { export_model(copy, to); }, {copy, "step-000001200"}));
   fs::remove_all(copy);
-  const std::string model = one + "/model.safetensors";
   std::string bytes = text_of(model);
-  bytes[bytes.size() - 1] ^= 1;
+  bytes.back() ^= 1;
   std::ofstream(model, std::ios::binary) << bytes;
   CHECK(user_error([&] { export_model(run, to); }, {"model.safetensors"}));
   CHECK_FALSE(fs::exists(to));

@@ -1,13 +1,8 @@
 #include "train/checkpoint/model_names.h"
 
-#include <algorithm>
-#include <cstring>
-#include <map>
-#include <string>
-
 #include "nn/base/check.h"
 #include "nn/models/model.h"
-#include "tests/support/error_text.h"
+#include "tests/support/test.h"
 #include "tests/train/model_copy.h"
 #include "train/checkpoint/model_file.h"
 

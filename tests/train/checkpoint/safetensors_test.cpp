@@ -3,14 +3,8 @@
 #include <sys/resource.h>
 
 #include <csignal>
-#include <cstring>
-#include <filesystem>
-#include <limits>
-#include <string>
 
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
-#include "tests/support/temp_folder.h"
+#include "tests/support/test.h"
 #include "tests/train/model_copy.h"
 
 namespace topknot {
@@ -33,8 +27,8 @@ SafetensorsFile parsed(const std::string& header, const std::string& data = "") 
 }
 
 bool refused(const std::vector<std::byte>& bytes, std::initializer_list<std::string> parts) {
-  return user_error([&] { SafetensorsFile::parse(bytes, "a.safetensors"); }, {"a.safetensors: "}) &&
-         user_error([&] { SafetensorsFile::parse(bytes, "a.safetensors"); }, parts);
+  const std::string text = error_text<UserError>([&] { SafetensorsFile::parse(bytes, "a.safetensors"); });
+  return says(text, {"a.safetensors: "}) && says(text, parts);
 }
 
 TensorView view(const std::string& name, const std::string& dtype, std::vector<std::int64_t> shape,
@@ -252,7 +246,7 @@ TEST_CASE("recorded gradients are one tensor, whose header counts the steps when
   GradientsWriter writer(path, 2);
   for (std::size_t row = 0; row < 3; ++row) writer.append(std::span(rows).subspan(2 * row, 2));
   CHECK_THROWS_AS(writer.append(rows), Error);
-  CHECK_FALSE(std::filesystem::exists(path));
+  CHECK_FALSE(fs::exists(path));
   writer.close();
   const std::string header = R"({"gradients":{"dtype":"F32","shape":[3,2],"data_offsets":[0,24]}})";
   CHECK(text_of(path) == std::string("\x78\0\0\0\0\0\0\0", 8) + header +
@@ -269,7 +263,7 @@ TEST_CASE("recorded gradients are one tensor, whose header counts the steps when
   reader.read(3, part);
   CHECK(part == std::vector<float>{rows[3], 5});
   CHECK_THROWS_AS(reader.read(5, part), Error);
-  std::filesystem::resize_file(path, 140);
+  fs::resize_file(path, 140);
   CHECK(user_error([&] { reader.read(3, part); }, {path, "became shorter"}));
 
   GradientsWriter(path, 7).close();
@@ -321,7 +315,7 @@ TEST_CASE("gradients that were not written whole leave no file") {
     setrlimit(RLIMIT_FSIZE, &limit);
     CHECK(user_error([&] { writer.close(); }, {temp.at("g"), "File too large"}));
   }
-  CHECK(std::filesystem::is_empty(temp.str()));
+  CHECK(fs::is_empty(temp.str()));
 }
 
 }  // namespace topknot

@@ -1,26 +1,14 @@
 #include "train/config/config.h"
 
+#include "tests/support/test.h"
+
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <regex>
-#include <set>
-#include <sstream>
-#include <thread>
-
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
-#include "tests/support/temp_folder.h"
-#include "tests/support/text.h"
 
 namespace topknot {
 namespace {
-
-namespace fs = std::filesystem;
 
 const fs::path kSource = TOPKNOT_SOURCE_DIR;
 
@@ -42,18 +30,13 @@ CommandLine parse(std::vector<const char*> words) {
 
 }  // namespace
 
-TEST_CASE("a file that begins where YAML cannot go on is refused") {
-  for (const char* text : {",", ", lr: 1\nseed: 2\n", "# a comment\n,\n"})
-    CHECK(contains(problem_in(yaml_file(text)), "not readable as YAML: unexpected character"));
-}
-
 TEST_CASE("a text whose bytes could not be read back from config.yaml is refused") {
   for (const char* text : {"\\0", "a\\rb", "\\x1b[31m", "\\x7f"}) {
     const std::string file = yaml_file(std::string("output:\n  dir: \"") + text + "\"\n");
-    CHECK(contains(problem_in(file), "output.dir (" + file));
+    CHECK(says(problem_in(file), {"output.dir (" + file}));
   }
-  CHECK(contains(problem_of("output.dir=a\xff"), "holds characters that are no text: 'a\\xff'"));
-  CHECK(contains(problem_of("model.freeze=[a,\x01]"), "model.freeze"));
+  CHECK(says(problem_of("output.dir=a\xff"), {"holds characters that are no text: 'a\\xff'"}));
+  CHECK(says(problem_of("model.freeze=[a,\x01]"), {"model.freeze"}));
   CHECK(load_config("", {"output.dir=Läufe/a b\t\"c\""}).problems.empty());
 }
 
@@ -153,117 +136,97 @@ TEST_CASE("an unknown key names its place and the key that was meant, in another
 }
 
 TEST_CASE("a section within a section reads as dotted keys do, and its own name suggests a key") {
-  const std::string nested = yaml_file("dist:\n  link: {rate: 100mbit, latency: 1ms}\n"),
-                    dotted = yaml_file("dist:\n  link.rate: 100mbit\n");
-  const LoadedConfig loaded = load_config(nested, {"dist.link.latency=2ms"});
+  const LoadedConfig loaded =
+      load_config(yaml_file("dist:\n  link: {rate: 100mbit, latency: 1ms}\n"), {"dist.link.latency=2ms"});
   CHECK(loaded.problems.empty());
   CHECK(loaded.config.dist.link_rate == "100mbit");
   CHECK(loaded.config.dist.link_latency == "2ms");
-  CHECK(load_config(dotted, {}).config.dist.link_rate == "100mbit");
-  CHECK(contains(problem_of("dist.link=1gbit"), "did you mean 'dist.link.rate'"));
-  const auto problems_with = [](const std::string& key) {
-    return check_config(load_config("", {"dist.link.rate=1gbit", key}).config).size();
-  };
-  CHECK(problems_with("dist.backend=threads") == 0);
-  for (const char* bad : {"dist.backend=gloo", "dist.link.rate=fast", "dist.link.latency=x"})
-    CHECK(problems_with(bad) == 1);
+  CHECK(load_config(yaml_file("dist:\n  link.rate: 100mbit\n"), {}).config.dist.link_rate == "100mbit");
+  CHECK(says(problem_of("dist.link=1gbit"), {"did you mean 'dist.link.rate'"}));
 }
 
-TEST_CASE("values of a wrong type, out of range or of no choice are refused and change nothing") {
-  for (const char* text : {"train.epochs=1.5",
-                           "train.epochs=many",
-                           "optimizer.lr=0",
-                           "optimizer.lr=nan",
-                           "compress.density=1.01",
-                           "compress.density=0",
-                           "compress.warmup=[0.1,2]",
-                           "compress.warmup=[0.1",
-                           "dist.ranks=0",
-                           "dist.ranks=1025",
-                           "dist.backend=mpi",
-                           "exchange.merge=size:",
-                           "exchange.merge=size:-1",
-                           "optimizer.nesterov=1",
-                           "compress.capacity=0.5",
-                           "seed=-1",
-                           "model.name=[a,b]",
-                           "data.shard=uneven",
-                           "train.epochs=",
-                           "compress.density=1e-400",
-                           "dist.ranks=99999999999999999999"}) {
+TEST_CASE("values of a wrong type, out of range or of no choice are refused by range, and change nothing") {
+  for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
+           {"train.epochs=1.5", ""},
+           {"train.epochs=many", ""},
+           {"train.epochs=", ""},
+           {"optimizer.lr=0", ""},
+           {"optimizer.lr=1e999", "above 0, at most 1,000,000"},
+           {"optimizer.lr=1e-310", "optimizer.lr"},
+           {"optimizer.lr=1e-39", "too close to 0: 1e-39"},  // vanishes in float32
+           {"optimizer.weight_decay=-1e-310", "give 0, or at least"},
+           {"optimizer.nesterov=1", ""},
+           {"compress.density=1.01", ""},
+           {"compress.density=0", ""},
+           {"compress.density=1e-400", ""},
+           {"compress.warmup=[0.1,2]", ""},
+           {"compress.warmup=[0.1", ""},
+           {"compress.warmup=0.1,4e-324", "too close to 0"},
+           {"compress.capacity=0.5", ""},
+           {"dist.ranks=0", ""},
+           {"dist.ranks=1025", ""},
+           {"dist.ranks=99999999999999999999", "must be 1 to 1024"},
+           {"dist.backend=mpi", ""},
+           {"exchange.merge=size:", ""},
+           {"exchange.merge=size:-1", ""},
+           {"exchange.merge=size:4e-324", "size:BYTES"},
+           {"seed=-1", ""},
+           {"seed=9x", "an integer"},
+           {"seed=99999999999999999999", "must be 0 to 18446744073709551615, not 99999999999999999999"},
+           {"model.name=[a,b]", ""},
+           {"data.shard=uneven", ""}}) {
     INFO(text);
     const auto loaded = load_config("", {text});
-    CHECK(loaded.problems.size() == 1);
+    CHECK(says(only_problem(loaded), {part}));
     CHECK(dump_yaml(loaded.config, true).empty());
   }
-  CHECK(load_config("", {"exchange.merge=size:4096", "compress.capacity=none", "data.shard=uneven:3"})
+  for (const char* value : {"nan", "inf", "-inf", "NaN", "Infinity"})
+    for (const char* key : {"optimizer.lr=", "dist.timeout_s=", "compress.capacity=", "train.eval_every="})
+      CHECK(load_config("", {std::string(key) + value}).problems.size() == 1);
+  CHECK(load_config("", {"exchange.merge=size:4096", "compress.capacity=none", "data.shard=uneven:3",
+                         "optimizer.lr=1.2e-38", "optimizer.weight_decay=0"})
             .problems.empty());
 }
 
-TEST_CASE("a number too large for its type, or one that vanishes in float32, is reported with its range") {
-  for (const auto& [key, part] : std::vector<std::pair<std::string, std::string>>{
-           {"seed=99999999999999999999", "must be 0 to 18446744073709551615, not 99999999999999999999"},
-           {"dist.ranks=99999999999999999999", "must be 1 to 1024"},
-           {"optimizer.lr=1e999", "above 0, at most 1,000,000"},
-           {"seed=9x", "an integer"},
-           {"optimizer.lr=1e-310", "optimizer.lr"},
-           {"optimizer.lr=1e-39", "too close to 0: 1e-39"},
-           {"optimizer.weight_decay=-1e-310", "give 0, or at least"},
-           {"compress.warmup=0.1,4e-324", "too close to 0"},
-           {"exchange.merge=size:4e-324", "size:BYTES"}})
-    CHECK(says(problem_of(key), {part}));
-}
-
-TEST_CASE("unreadable YAML is reported with line and column, a missing file by name") {
-  const std::string broken = yaml_file("seed: 1\nmodel: {name: [a\n"),
-                    both = yaml_file("model.name: mlp\nmodel: {name: lenet}\n");
+TEST_CASE("a file that is no configuration is refused with reason and place, and never waited for") {
+  const std::string broken = yaml_file("seed: 1\nmodel: {name: [a\n"), pipe = yaml_file(""),
+                    both = yaml_file("model.name: mlp\nmodel: {name: lenet}\n"),
+                    merge = yaml_file("model: &base\n  name: mlp\noptimizer:\n  <<: *base\n"),
+                    unexpected = "not readable as YAML: unexpected character",
+                    tab = "begins with a tab; YAML is indented with spaces",
+                    deep = "within each other hundreds of levels deep";
+  fs::remove(pipe);
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  std::string sections;
+  for (std::size_t i = 0; i < 1200; ++i) sections += std::string(i, ' ') + "a:\n";
   for (const auto& [file, part] : std::vector<std::pair<std::string, std::string>>{
+           {yaml_file(","), unexpected},
+           {yaml_file(", lr: 1\nseed: 2\n"), unexpected},
+           {yaml_file("# a comment\n,\n"), unexpected},
            {broken, broken + ":"},
-           {"no/such.yaml", "no/such.yaml: cannot be read"},
-           {fs::temp_directory_path().string(), "folder"},
            {yaml_file("- 1\n"), ":1:1"},
            {yaml_file("seed: 1\nseed: 2\n"), "twice"},
            {both, "'model.name' (" + both + ":2:9) stands twice"},
-           {yaml_file("---\nseed: 1\n---\nseed: 2\n"), ":3:1: a second YAML document"}})
+           {yaml_file("---\nseed: 1\n---\nseed: 2\n"), ":3:1: a second YAML document"},
+           {merge, "'<<' (" + merge + ":4:3): merge keys are not read"},
+           {yaml_file("model:\n\tname: mlp\n"), tab},
+           {yaml_file("model:\n  name: mlp\n\tdropout: 0\n"), tab},
+           {yaml_file("seed:\n \t- 1\n"), tab},
+           {yaml_file(std::string(100000, '[')), deep},
+           {yaml_file(sections), deep},
+           // Names of a file cannot move the cursor or begin lines.
+           {yaml_file("\"a\\e[2J\\nerror: b\": 1\n"), "unknown key 'a\\x1b[2J\\nerror: b'"},
+           {"no/such.yaml", "no/such.yaml: cannot be read"},
+           {fs::temp_directory_path().string(), "folder"},
+           {"/proc/self/mem", "cannot be read: Input/output error"},  // a regular file whose first read fails
+           {"/dev/zero", "device"},
+           {pipe, "named pipe"},
+           {yaml_file("seed: 1\n" + std::string(1 << 20, '#') + "\n"), "larger than 1.05 MB"}})
     CHECK(says(problem_in(file), {part}));
-  for (const char* text : {"---\nseed: 1\n...\n", "# nothing\nmodel:\n"})
+  for (const std::string& text : {std::string("---\nseed: 1\n...\n"), std::string("# nothing\nmodel:\n"),
+                                  std::string("model: {\n\tname: mlp}\nseed:\t2\n"),  // no indentation
+                                  "seed: 1\n" + std::string(100000, '#') + "\n"})
     CHECK(load_config(yaml_file(text), {}).problems.empty());
-}
-
-TEST_CASE("merge keys, tabs as indentation and deep nesting are named as such, with their line") {
-  const std::string merge = yaml_file("model: &base\n  name: mlp\noptimizer:\n  <<: *base\n");
-  CHECK(contains(problem_in(merge), "'<<' (" + merge + ":4:3): merge keys are not read"));
-  for (const char* text :
-       {"model:\n\tname: mlp\n", "model:\n  name: mlp\n\tdropout: 0\n", "seed:\n \t- 1\n"}) {
-    CHECK(contains(problem_in(yaml_file(text)), "begins with a tab; YAML is indented with spaces"));
-  }
-  // where tabs are no indentation
-  CHECK(load_config(yaml_file("model: {\n\tname: mlp}\nseed:\t2\n"), {}).problems.empty());
-  std::string sections;
-  for (int i = 0; i < 1200; ++i) sections += std::string(static_cast<std::size_t>(i), ' ') + "a:\n";
-  for (const std::string& text : {std::string(100000, '['), sections}) {
-    CHECK(contains(problem_in(yaml_file(text)), "within each other hundreds of levels deep"));
-  }
-}
-
-TEST_CASE("names and values of a file cannot move the cursor or begin lines in messages") {
-  CHECK(contains(problem_in(yaml_file("\"a\\e[2J\\nerror: b\": 1\n")), "unknown key 'a\\x1b[2J\\nerror: b'"));
-}
-
-TEST_CASE("a configuration that cannot be read to its end is refused, not taken for an empty one") {
-  // A regular file whose first read fails.
-  CHECK(contains(problem_in("/proc/self/mem"), "cannot be read: Input/output error"));
-}
-
-TEST_CASE("only a regular file of a configuration's size is read, and opening another one never waits") {
-  CHECK(contains(problem_in("/dev/zero"), "device"));
-  const std::string pipe = yaml_file("");
-  fs::remove(pipe);
-  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
-  CHECK(contains(problem_in(pipe), "named pipe"));
-  const std::string large = yaml_file("seed: 1\n" + std::string(1 << 20, '#') + "\n");
-  CHECK(contains(problem_in(large), "larger than 1.05 MB"));
-  CHECK(load_config(yaml_file("seed: 1\n" + std::string(100000, '#') + "\n"), {}).problems.empty());
 }
 
 TEST_CASE("a pipe of the shell is read as a configuration, however its pieces come") {
@@ -296,113 +259,118 @@ TEST_CASE("of very many problems the first are shown and the others counted") {
   CHECK(message.size() < 5000);
 }
 
-TEST_CASE("what is no number and timeouts below a millisecond are refused") {
-  for (const char* value : {"nan", "inf", "-inf", "NaN", "Infinity"})
-    for (const char* key : {"optimizer.lr=", "dist.timeout_s=", "compress.capacity=", "train.eval_every="})
-      CHECK(load_config("", {std::string(key) + value}).problems.size() == 1);
-  CHECK(load_config("", {"optimizer.lr=1.2e-38", "optimizer.weight_decay=0"}).problems.empty());
-  const auto timeout = [](const char* text) { return check_config(load_config("", {text}).config).size(); };
-  CHECK(timeout("dist.timeout_s=1e-5") == 1);
-  CHECK(timeout("dist.timeout_s=0.001") == 0);
-  CHECK(timeout("dist.timeout_s=0") == 0);
-}
-
 TEST_CASE("checks across keys find what cannot work together") {
-  const auto keys = [](const std::vector<std::string>& overrides) {
-    std::set<std::string> names;
-    for (const auto& problem : check_config(load_config("", overrides).config)) names.insert(problem.key);
-    return names;
-  };
   using Names = std::set<std::string>;
-  CHECK(keys({}) == Names{});
-  CHECK(keys({"model.name=resnet2"}) == Names{"model.name"});
-  CHECK(keys({"train.epochs=0"}) == Names{"train.epochs"});
-  CHECK(keys({"train.epochs=0", "train.max_steps=3"}) == Names{});
-  CHECK(keys({"compress.scope=model", "exchange.merge=none"}) == Names{"compress.scope"});
-  CHECK(keys({"compress.scope=model"}) == Names{});
-  CHECK(keys({"exchange.ranks_per_host=2", "dist.ranks=4"}) == Names{"exchange.ranks_per_host"});
-  CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=3", "dist.ranks=4"}) ==
-        Names{"exchange.ranks_per_host"});
-  CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=2", "dist.ranks=4"}) == Names{});
-  CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=2"}) == Names{});  // ranks from the launcher
-  CHECK(keys({"compress.name=topk", "exchange.ranks_per_host=2", "exchange.hierarchy=parts",
-              "train.distribution_every=5"}) == Names{"train.distribution_every"});
-  CHECK(keys({"dist.master=host:1", "dist.backend=threads"}) == Names{"dist.master"});
-  CHECK(keys({"dist.master=host:1", "dist.backend=gloo"}) == Names{});
-  CHECK(keys({"dist.master=host", "dist.backend=gloo"}) == Names{"dist.master"});
-  CHECK(keys({"dist.nccl=Ring"}) == Names{"dist.nccl"});
-  CHECK(keys({"schedule.name=multistep"}) == Names{"schedule.milestones"});
-  CHECK(keys({"data.root=no/such/folder"}) == Names{"data.root"});
-  CHECK(keys({"optimizer.nesterov=true", "optimizer.momentum=0", "schedule.min_lr=1"}) ==
-        Names{"optimizer.nesterov", "schedule.min_lr"});
+  for (const auto& [keys, expected] : std::vector<std::pair<std::vector<std::string>, Names>>{
+           {{}, {}},
+           {{"model.name=resnet2"}, {"model.name"}},
+           {{"train.epochs=0"}, {"train.epochs"}},
+           {{"train.epochs=0", "train.max_steps=3"}, {}},
+           {{"compress.scope=model", "exchange.merge=none"}, {"compress.scope"}},
+           {{"compress.scope=model"}, {}},
+           {{"exchange.ranks_per_host=2", "dist.ranks=4"}, {"exchange.ranks_per_host"}},
+           {{"compress.name=topk", "exchange.ranks_per_host=3", "dist.ranks=4"}, {"exchange.ranks_per_host"}},
+           {{"compress.name=topk", "exchange.ranks_per_host=2", "dist.ranks=4"}, {}},
+           {{"compress.name=topk", "exchange.ranks_per_host=2"}, {}},  // ranks from the launcher
+           {{"compress.name=topk", "exchange.ranks_per_host=2", "exchange.hierarchy=parts",
+             "train.distribution_every=5"},
+            {"train.distribution_every"}},
+           {{"dist.master=host:1", "dist.backend=threads"}, {"dist.master"}},
+           {{"dist.master=host:1", "dist.backend=gloo"}, {}},
+           {{"dist.master=host", "dist.backend=gloo"}, {"dist.master"}},
+           {{"dist.nccl=Ring"}, {"dist.nccl"}},
+           {{"dist.timeout_s=1e-5"}, {"dist.timeout_s"}},  // below a millisecond
+           {{"dist.timeout_s=0.001"}, {}},
+           {{"dist.timeout_s=0"}, {}},
+           {{"dist.link.rate=1gbit", "dist.backend=threads"}, {}},
+           {{"dist.link.rate=1gbit", "dist.backend=gloo"}, {"dist.link.rate"}},
+           {{"dist.link.rate=fast"}, {"dist.link.rate"}},
+           {{"dist.link.rate=1gbit", "dist.link.latency=x"}, {"dist.link.rate"}},
+           {{"schedule.name=multistep"}, {"schedule.milestones"}},
+           {{"data.root=no/such/folder"}, {"data.root"}},
+           {{"optimizer.nesterov=true", "optimizer.momentum=0", "schedule.min_lr=1"},
+            {"optimizer.nesterov", "schedule.min_lr"}}}) {
+    Names found;
+    for (const auto& problem : check_config(load_config("", keys).config)) found.insert(problem.key);
+    INFO((keys.empty() ? "no keys" : keys.front() + " ... " + keys.back()));
+    CHECK(found == expected);
+  }
 }
 
-TEST_CASE("keys that were given and that the choices do not use are named, with whose they are") {
-  const auto notes = [](const std::string& file, const std::vector<std::string>& overrides) {
-    return unused_keys(load_config(file, overrides));
-  };
+TEST_CASE("keys that the choices, the device or the data do not use are named, with whose they are") {
   using Lines = std::vector<std::string>;
-  CHECK(notes("", {"compress.name=topk", "compress.mu=3"}) ==
-        Lines{"compress.mu is for regtopk and changes nothing here (compress.name=topk)"});
-  CHECK(notes("", {"compress.name=topk", "compress.select=regtopk", "compress.mu=3"}).empty());
-  CHECK(notes("", {"compress.name=regtopk", "compress.mu=3"}).empty());
-  CHECK(notes("", {"compress.name=dgc", "compress.momentum_masking=false"}).empty());
-  CHECK(notes("", {"compress.name=dgc", "compress.memory=residual", "compress.momentum_masking=false"}) ==
-        Lines{"compress.momentum_masking is for dgc and changes nothing here (compress.name=dgc "
-              "compress.memory=residual)"});
-  CHECK(notes("", {"compress.name=acpsgd", "compress.rank=2", "compress.density=0.1"}) ==
-        Lines{"compress.density is for methods that select entries and changes nothing here "
-              "(compress.name=acpsgd)"});
-  CHECK(notes("", {"compress.name=topk", "compress.alpha_s=1"}).size() == 1);
-  CHECK(notes("", {"compress.name=topk", "compress.alpha_s=1", "compress.layer_density=auto"}).empty());
-  CHECK(notes("", {"schedule.gamma=0.5"}).size() == 1);
-  // A file for one method, run with another.
-  const std::string file = yaml_file("compress: {name: regtopk, mu: 3, density: 0.1}\n");
-  CHECK(notes(file, {}).empty());
-  CHECK(notes(file, {"compress.name=topk"}).empty());
-  CHECK(notes(file, {"compress.name=topk", "compress.q=2"}).size() == 1);
-  CHECK(notes(yaml_file("compress: {name: topk, mu: 3}\n"), {}).size() == 1);
-}
-
-TEST_CASE(
-    "keys for another device, other data or another key are named, those of the CPU's own way are not") {
-  const auto notes = [](std::vector<std::string> overrides) {
-    overrides.push_back("train.device=cpu");
-    return unused_keys(load_config("", overrides));
-  };
-  using Lines = std::vector<std::string>;
-  CHECK(notes({"train.graphs=true"}) ==
-        Lines{"train.graphs is for GPUs and changes nothing here (train.device=cpu)"});
-  CHECK(notes({"train.deterministic=true", "data.on_device=auto"}).size() == 2);
-  CHECK(notes({"train.precision=tf32"}) ==
-        Lines{"train.precision tf32 is for GPUs; fp32 is used here (train.device=cpu)"});
-  CHECK(notes({"train.precision=fp32"}).empty());
-  CHECK(notes({"data.name=cifar10", "data.classes=10"}) ==
-        Lines{"data.classes is for synthetic_images and changes nothing here (data.name=cifar10)"});
-  CHECK(notes({"data.name=mnist", "data.image_size=32", "data.noise=0.1"}).size() == 2);
-  CHECK(notes({"data.classes=10", "data.image_size=64", "data.noise=0.1"}).empty());
-  CHECK(notes({"data.root=/tmp"}).size() == 1);
-  CHECK(notes({"data.name=mnist", "data.root=/tmp"}).empty());
-  CHECK(notes({"train.record_from=2"}) ==
-        Lines{"train.record_from is for train.record_gradients and changes nothing here "
-              "(train.record_gradients=0)"});
-  CHECK(notes({"train.record_from=2", "train.record_gradients=1"}).empty());
-  CHECK(notes({"train.profile_from=2"}).size() == 1);
-  CHECK(notes({"train.clip_local_scope=tensor"}).size() == 1);
-  CHECK(notes({"dist.link.latency=1ms"}).size() == 1);
-  CHECK(notes({"dist.link.latency=1ms", "dist.link.rate=100mbit"}).empty());
-  CHECK(notes({"train.clip_local_scope=tensor", "compress.clip=1"}).empty());
-  CHECK(notes({"train.checkpoint_every=1", "train.checkpoint_keep=0"}).size() == 1);
-  CHECK(notes({"train.checkpoint_every=1"}).empty());
-  CHECK(notes({"compress.dense_values=bf16"}).size() == 1);
-  CHECK(notes({"resume.residuals=sum"}).size() == 1);
-  CHECK(notes({"dist.token=word", "dist.backend=threads"}).size() == 1);
-  CHECK(notes({"dist.token=word"}).empty());  // a launcher may choose gloo
-  CHECK(notes({}).empty());
-  // A file for GPUs, run on a CPU.
-  const std::string file = yaml_file("train: {graphs: true, deterministic: true}\n");
-  CHECK(unused_keys(load_config(file, {"train.device=cpu"})).empty());
-  CHECK(unused_keys(load_config(file, {"train.device=cuda"})).empty());
+  // The notes that are expected, or how many there are.
+  for (const auto& [keys, lines, count] : std::vector<std::tuple<Lines, Lines, std::size_t>>{
+           {{"compress.name=topk", "compress.mu=3"},
+            {"compress.mu is for regtopk and changes nothing here (compress.name=topk)"},
+            1},
+           {{"compress.name=topk", "compress.select=regtopk", "compress.mu=3"}, {}, 0},
+           {{"compress.name=regtopk", "compress.mu=3"}, {}, 0},
+           {{"compress.name=dgc", "compress.momentum_masking=false"}, {}, 0},
+           {{"compress.name=dgc", "compress.memory=residual", "compress.momentum_masking=false"},
+            {"compress.momentum_masking is for dgc and changes nothing here (compress.name=dgc "
+             "compress.memory=residual)"},
+            1},
+           {{"compress.name=acpsgd", "compress.rank=2", "compress.density=0.1"},
+            {"compress.density is for methods that select entries and changes nothing here "
+             "(compress.name=acpsgd)"},
+            1},
+           {{"compress.name=topk", "compress.alpha_s=1"}, {}, 1},
+           {{"compress.name=topk", "compress.alpha_s=1", "compress.layer_density=auto"}, {}, 0},
+           {{"compress.dense_values=bf16"}, {}, 1},
+           {{"schedule.gamma=0.5"}, {}, 1},
+           {{"train.graphs=true"},
+            {"train.graphs is for GPUs and changes nothing here (train.device=cpu)"},
+            1},
+           {{"train.deterministic=true", "data.on_device=auto"}, {}, 2},
+           {{"train.precision=tf32"},
+            {"train.precision tf32 is for GPUs; fp32 is used here (train.device=cpu)"},
+            1},
+           {{"train.precision=fp32"}, {}, 0},
+           {{"data.name=cifar10", "data.classes=10"},
+            {"data.classes is for synthetic_images and changes nothing here (data.name=cifar10)"},
+            1},
+           {{"data.name=mnist", "data.image_size=32", "data.noise=0.1"}, {}, 2},
+           {{"data.classes=10", "data.image_size=64", "data.noise=0.1"}, {}, 0},
+           {{"data.root=/tmp"}, {}, 1},
+           {{"data.name=mnist", "data.root=/tmp"}, {}, 0},
+           {{"train.record_from=2"},
+            {"train.record_from is for train.record_gradients and changes nothing here "
+             "(train.record_gradients=0)"},
+            1},
+           {{"train.record_from=2", "train.record_gradients=1"}, {}, 0},
+           {{"train.profile_from=2"}, {}, 1},
+           {{"train.clip_local_scope=tensor"}, {}, 1},
+           {{"train.clip_local_scope=tensor", "compress.clip=1"}, {}, 0},
+           {{"train.checkpoint_every=1", "train.checkpoint_keep=0"}, {}, 1},
+           {{"train.checkpoint_every=1"}, {}, 0},
+           {{"resume.residuals=sum"}, {}, 1},
+           {{"dist.link.latency=1ms"}, {}, 1},
+           {{"dist.link.latency=1ms", "dist.link.rate=100mbit"}, {}, 0},
+           {{"dist.token=word", "dist.backend=threads"}, {}, 1},
+           {{"dist.token=word"}, {}, 0},  // a launcher may choose gloo
+           {{}, {}, 0}}) {
+    Lines given = keys;
+    given.push_back("train.device=cpu");
+    const Lines notes = unused_keys(load_config("", given));
+    INFO(given.front());
+    CHECK(notes.size() == count);
+    if (!lines.empty()) CHECK(notes == lines);
+  }
+  // A file for one method or for GPUs, run with another or on a CPU.
+  const std::string regtopk = yaml_file("compress: {name: regtopk, mu: 3, density: 0.1}\n"),
+                    topk = yaml_file("compress: {name: topk, mu: 3}\n"),
+                    gpus = yaml_file("train: {graphs: true, deterministic: true}\n");
+  for (const auto& [file, keys, count] : std::vector<std::tuple<std::string, Lines, std::size_t>>{
+           {regtopk, {}, 0},
+           {regtopk, {"compress.name=topk"}, 0},
+           {regtopk, {"compress.name=topk", "compress.q=2"}, 1},
+           {topk, {}, 1},
+           {gpus, {"train.device=cpu"}, 0},
+           {gpus, {"train.device=cuda"}, 0}}) {
+    INFO(file << (keys.empty() ? "" : " " + keys.back()));
+    CHECK(unused_keys(load_config(file, keys)).size() == count);
+  }
 }
 
 TEST_CASE("a run directory is named by what the run is and by every key that differs from its default") {

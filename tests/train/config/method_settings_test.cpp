@@ -1,12 +1,7 @@
 // What a method's name says of other keys (settings_of()), in configurations and in runs.
-#include <fstream>
 #include <regex>
 
 #include "compress/sparse.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
-#include "tests/support/temp_folder.h"
-#include "tests/support/text.h"
 #include "tests/train/resumed_run.h"
 #include "train/config/config.h"
 

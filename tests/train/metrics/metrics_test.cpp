@@ -1,19 +1,8 @@
 #include "train/metrics/metrics.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <limits>
-#include <sstream>
-
 #include "nn/base/text.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
 #include "tests/support/standard_error.h"
-#include "tests/support/temp_folder.h"
+#include "tests/support/test.h"
 #include "train/config/config.h"
 #include "train/metrics/output_file.h"
 #include "train/metrics/run_config.h"
@@ -21,8 +10,6 @@
 #include "train/run_directory.h"
 
 namespace topknot {
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -38,72 +25,75 @@ StepRecord step_record() {
   return step;
 }
 
+struct MetricsFile : TempFolder {
+  const std::string path = at("metrics.jsonl");
+  void append(const std::string& line) const { std::ofstream(path, std::ios::app) << line; }
+};
+
 }  // namespace
 
 TEST_CASE("a metrics.jsonl that lost its end with the machine goes on at the beginning of a line") {
-  const TempFolder temp;
-  const std::string path = temp.at("metrics.jsonl");
-  MetricsWriter(path).write(StartRecord{});
-  const auto first = std::filesystem::file_size(path);
+  const MetricsFile file;
+  MetricsWriter(file.path).write(StartRecord{});
+  const auto first = fs::file_size(file.path);
   StepRecord step;
   step.step = 1;
-  MetricsWriter(path).write(step);
-  const auto whole = std::filesystem::file_size(path);
-  std::filesystem::resize_file(path, whole - 5);
-  truncate_metrics(path, whole);
-  CHECK(std::filesystem::file_size(path) == first);
+  MetricsWriter(file.path).write(step);
+  const auto whole = fs::file_size(file.path);
+  fs::resize_file(file.path, whole - 5);
+  truncate_metrics(file.path, whole);
+  CHECK(fs::file_size(file.path) == first);
   step.step = 2;
-  MetricsWriter(path).write(step);
-  const Metrics metrics = read_metrics(path);
+  MetricsWriter(file.path).write(step);
+  const Metrics metrics = read_metrics(file.path);
   CHECK(metrics.starts.size() == 1);
   REQUIRE(metrics.steps.size() == 1);
   CHECK(metrics.steps[0].step == 2);
-  truncate_metrics(path, first + 5);  // inside a line, as a checkpoint of another course of the run counts
-  CHECK(std::filesystem::file_size(path) == first);
-  std::filesystem::resize_file(path, first - 5);
-  truncate_metrics(path, whole);
-  CHECK(std::filesystem::file_size(path) == 0);
+  truncate_metrics(file.path,
+                   first + 5);  // inside a line, as a checkpoint of another course of the run counts
+  CHECK(fs::file_size(file.path) == first);
+  fs::resize_file(file.path, first - 5);
+  truncate_metrics(file.path, whole);
+  CHECK(fs::file_size(file.path) == 0);
 }
 
-TEST_CASE(
-    "a metrics.jsonl that is gone begins anew, and one with a damaged line is kept under another name") {
-  const TempFolder temp;
-  const std::string path = temp.at("metrics.jsonl");
-  truncate_metrics(path, 1000);
-  CHECK(std::filesystem::file_size(path) == 0);
+TEST_CASE("a metrics.jsonl that is gone begins anew, a damaged one is kept under another name") {
+  const MetricsFile file;
+  truncate_metrics(file.path, 1000);
+  CHECK(fs::file_size(file.path) == 0);
   for (const char* kept : {".damaged", ".damaged-2"}) {
-    temp.write("metrics.jsonl", {'{', '}', '\n', '?', '\n', '{', '}', '\n'});
-    truncate_metrics(path, 8);
-    CHECK(std::filesystem::file_size(path) == 0);
-    CHECK(std::filesystem::file_size(path + kept) == 8);
+    file.write("metrics.jsonl", {'{', '}', '\n', '?', '\n', '{', '}', '\n'});
+    truncate_metrics(file.path, 8);
+    CHECK(fs::file_size(file.path) == 0);
+    CHECK(fs::file_size(file.path + kept) == 8);
   }
 }
 
 TEST_CASE("metrics read back as they were written, to the last bit") {
-  const TempFolder temp;
-  const std::string path = temp.at("metrics.jsonl");
+  const MetricsFile file;
+  const StepRecord step = step_record();
+  EndRecord end;
+  end.test.accuracy = 0.25, end.best_test_accuracy = 0.5, end.bytes_sent = 1e15, end.steps = 3;
+  end.parameter_checksum = "0123456789abcdef";
+  end.model_tflops = 0.7, end.flops_utilisation = 0.35;
+  end.makespan_p50_s = 0.1 + 0.2, end.modelled_makespan_s = 0.3, end.decode_p50_s = 0.4;
   {
-    MetricsWriter writer(path);
-    writer.write(step_record());
+    MetricsWriter writer(file.path);
+    writer.write(step);
     writer.write(EpochRecord{.epoch = 1, .step = 3, .time_s = 2, .train_loss = 0.5});
     writer.write(EvalRecord{
         .step = 3, .epoch = 1, .time_s = 2, .test = {.loss = 1, .accuracy = 0.25}, .eval_seconds = 4});
-    EndRecord end;
-    end.test.accuracy = 0.25, end.best_test_accuracy = 0.5, end.bytes_sent = 1e15, end.steps = 3;
-    end.parameter_checksum = "0123456789abcdef";
-    end.model_tflops = 0.7, end.flops_utilisation = 0.35;
-    end.makespan_p50_s = 0.1 + 0.2, end.modelled_makespan_s = 0.3, end.decode_p50_s = 0.4;
     writer.write(end);
   }
-  const Metrics metrics = read_metrics(path);
+  const Metrics metrics = read_metrics(file.path);
   REQUIRE(metrics.steps.size() == 1);
-  const StepRecord step = step_record();
-  CHECK(metrics.steps[0].loss == step.loss);
-  CHECK(metrics.steps[0].step == 3);
-  CHECK(metrics.steps[0].exposed_s == step.exposed_s);
-  CHECK(metrics.steps[0].makespan_s == 0.09);
-  CHECK(metrics.steps[0].images_per_second == 900);
-  CHECK_FALSE(metrics.steps[0].skipped);
+  const StepRecord& read = metrics.steps[0];
+  CHECK(read.loss == step.loss);
+  CHECK(read.step == 3);
+  CHECK(read.exposed_s == step.exposed_s);
+  CHECK(read.makespan_s == 0.09);
+  CHECK(read.images_per_second == 900);
+  CHECK_FALSE(read.skipped);
   CHECK(metrics.epochs.at(0).train_loss == 0.5);
   CHECK(metrics.evals.at(0).test.accuracy == 0.25);
   CHECK_FALSE(metrics.evals[0].test.perplexity);
@@ -119,71 +109,64 @@ TEST_CASE("metrics read back as they were written, to the last bit") {
 }
 
 TEST_CASE("every event is on disk when write returns, and a second writer appends") {
-  const TempFolder temp;
-  const std::string path = temp.at("metrics.jsonl");
-  MetricsWriter first(path);
+  const MetricsFile file;
+  MetricsWriter first(file.path);
   first.write(step_record());
-  CHECK(read_metrics(path).steps.size() == 1);
-  MetricsWriter second(path);
+  CHECK(read_metrics(file.path).steps.size() == 1);
+  MetricsWriter second(file.path);
   second.write(step_record());
-  CHECK(read_metrics(path).steps.size() == 2);
+  CHECK(read_metrics(file.path).steps.size() == 2);
 }
 
 TEST_CASE("every record has the rank that wrote it") {
-  const TempFolder temp;
-  const std::string path = temp.at("metrics.jsonl");
-  MetricsWriter writer(path, 3);
-  writer.write(StartRecord{});
-  writer.write(step_record());
-  writer.write(EpochRecord{});
-  writer.write(EvalRecord{});
-  writer.write(DistributionRecord{});
-  writer.write(StopRecord{});
-  writer.write(EndRecord{});
-  const auto lines = json_lines_of(path);
+  const MetricsFile file;
+  MetricsWriter writer(file.path, 3);
+  std::apply([&](const auto&... records) { (writer.write(records), ...); },
+             std::tuple<StartRecord, StepRecord, EpochRecord, EvalRecord, DistributionRecord, StopRecord,
+                        EndRecord>());
+  const auto lines = json_lines_of(file.path);
   CHECK(lines.size() == 7);
   for (const auto& line : lines) CHECK(line.at("rank") == 3);
 }
 
 TEST_CASE("a loss that is not a number is written as null and read as not a number") {
-  const TempFolder temp;
-  const std::string path = temp.at("metrics.jsonl");
+  const MetricsFile file;
   StepRecord step = step_record();
   step.loss = std::numeric_limits<double>::infinity();
   step.skipped = true;
-  MetricsWriter(path).write(step);
-  CHECK(text_of(path).find("\"loss\":null") != std::string::npos);
-  CHECK(std::isnan(read_metrics(path).steps.at(0).loss));
-  CHECK(read_metrics(path).steps.at(0).skipped);
+  MetricsWriter(file.path).write(step);
+  CHECK(text_of(file.path).find("\"loss\":null") != std::string::npos);
+  CHECK(std::isnan(read_metrics(file.path).steps.at(0).loss));
+  CHECK(read_metrics(file.path).steps.at(0).skipped);
 }
 
 TEST_CASE("a cut-off last line is tolerated, a damaged line before it is named") {
-  const TempFolder temp;
-  const std::string path = temp.at("metrics.jsonl");
-  MetricsWriter(path).write(step_record());
-  std::ofstream(path, std::ios::app) << R"({"event":"step","st)";
-  CHECK(read_metrics(path).steps.size() == 1);
-  CHECK(read_metrics(path).truncated);
-  CHECK_FALSE(read_metrics(path).end);
-  std::ofstream(path, std::ios::app) << "\n"
-                                     << R"({"event":"step","step":4})"
-                                     << "\n";
-  CHECK(user_error([&] { read_metrics(path); }, {":2: damaged line"}));
-  CHECK(user_error([&] { read_metrics(temp.at("none")); }, {"No such file"}));
+  const MetricsFile file;
+  MetricsWriter(file.path).write(step_record());
+  file.append(R"({"event":"step","st)");
+  const Metrics cut = read_metrics(file.path);
+  CHECK(cut.steps.size() == 1);
+  CHECK(cut.truncated);
+  CHECK_FALSE(cut.end);
+  file.append(
+      "\n"
+      R"({"event":"step","step":4})"
+      "\n");
+  CHECK(user_error([&] { read_metrics(file.path); }, {":2: damaged line"}));
+  CHECK(user_error([&] { read_metrics(file.at("none")); }, {"No such file"}));
 }
 
 TEST_CASE("a wrong type in a field is a damaged line, an unknown event or field is passed over") {
-  const TempFolder temp;
-  const std::string path = temp.at("metrics.jsonl");
-  std::ofstream(path) << R"({"event":"later"})"
-                      << "\n"
-                      << R"({"event":"step","step":4,"new":1})"
-                      << "\n";
-  CHECK(read_metrics(path).steps.at(0).step == 4);
+  const MetricsFile file;
+  file.append(R"({"event":"later"})"
+              "\n"
+              R"({"event":"step","step":4,"new":1})"
+              "\n");
+  CHECK(read_metrics(file.path).steps.at(0).step == 4);
   for (const char* line : {R"({"event":"step","step":"x"})", R"({"event":"eval","step":1e300})",
                            R"({"event":"distribution","histogram":[1,1e300]})"}) {
-    std::ofstream(path) << line << "\n";
-    CHECK(user_error([&] { read_metrics(path); }, {":1: damaged line"}));
+    std::ofstream(file.path) << line << "\n";
+    CHECK(user_error([&] { read_metrics(file.path); }, {":1: damaged line"}));
   }
 }
 
@@ -224,23 +207,22 @@ TEST_CASE("metrics.csv has one header, a row per step, and evaluations on their 
 }
 
 TEST_CASE("the last steps of a long run are read without the others") {
-  const TempFolder temp;
-  const std::string path = temp.at("metrics.jsonl");
+  const MetricsFile file;
   {
-    MetricsWriter metrics(path);
+    MetricsWriter metrics(file.path);
     StepRecord step = step_record();
     for (step.step = 1; step.step <= 1000; ++step.step) metrics.write(step);
     metrics.write(EvalRecord{.step = 1});
   }
-  const Metrics last = read_metrics(path, 30);
+  const Metrics last = read_metrics(file.path, 30);
   CHECK(last.steps.size() >= 30);
   CHECK(last.steps.size() < 60);
   CHECK(last.steps.back().step == 1000);
   CHECK(last.evals.size() == 1);
-  CHECK(read_metrics(path).steps.size() == 1000);
+  CHECK(read_metrics(file.path).steps.size() == 1000);
 }
 
-TEST_CASE("an existing run is never overwritten silently, and replaced when asked") {
+TEST_CASE("an existing run is never overwritten silently, and its files name its configuration and machine") {
   const TempFolder temp;
   const std::string dir = temp.at("a/run");
   auto loaded = load_config("", {"output.dir=" + dir, "seed=5"});
@@ -248,25 +230,19 @@ TEST_CASE("an existing run is never overwritten silently, and replaced when aske
   MetricsWriter(run.metrics_jsonl()).write(step_record());
   CHECK(user_error([&] { create_run_directory(loaded, {}); }, {"never overwritten"}));
   CHECK(read_metrics(run.metrics_jsonl()).steps.size() == 1);
-
   loaded.config.output.overwrite = true;
   create_run_directory(loaded, {});
-  CHECK_FALSE(fs::exists(run.metrics_jsonl()));
-
   const auto again = load_config(dir + "/config.yaml", {});
   REQUIRE(again.problems.empty());
   CHECK(again.config.seed == 5);
   CHECK(again.config.output.dir == dir);
-  CHECK_FALSE(again.config.output.overwrite);
-  CHECK(text_of(dir + "/environment.json").find("\"threads_per_rank\"") != std::string::npos);
-}
+  CHECK(!again.config.output.overwrite);
+  CHECK(contains(text_of(dir + "/environment.json"), "\"threads_per_rank\""));
 
-TEST_CASE("a run directory that cannot be made says why") {
-  const TempFolder temp;
-  std::ofstream(temp.at("file")) << "x";
+  std::ofstream(temp.at("file")) << "x";  // where a folder should be
   for (const char* name : {"/file", "/file/run"}) {
-    const auto loaded = load_config("", {"output.dir=" + temp.str() + name});
-    CHECK(error_text<UserError>([&] { create_run_directory(loaded, {}); }).find("output.dir: ") == 0);
+    const auto no_folder = load_config("", {"output.dir=" + temp.str() + name});
+    CHECK(error_text<UserError>([&] { create_run_directory(no_folder, {}); }).find("output.dir: ") == 0);
   }
 }
 

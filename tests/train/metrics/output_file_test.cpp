@@ -1,12 +1,9 @@
 // Files of a run directory that are written beside what they replace, and those that are no files.
 #include <sys/stat.h>
 #include <unistd.h>
-#include <filesystem>
 
 #include "nn/base/file.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
-#include "tests/support/temp_folder.h"
+#include "tests/support/test.h"
 #include "train/checkpoint/safetensors.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"

@@ -1,14 +1,6 @@
 // Event files read back by a decoder of their own, from the format's description.
 #include "train/metrics/tensorboard.h"
 
-#include <array>
-#include <cstring>
-#include <filesystem>
-#include <map>
-
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
-#include "tests/support/temp_folder.h"
 #include "tests/train/small_run.h"
 
 namespace topknot {
@@ -128,7 +120,7 @@ std::vector<Event> read_events(const std::string& path) {
 
 std::vector<std::string> event_files(const std::string& folder) {
   std::vector<std::string> paths;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
+  for (const auto& entry : fs::directory_iterator(folder))
     if (entry.path().filename().string().starts_with("events.out.tfevents."))
       paths.push_back(entry.path().string());
   return paths;
@@ -136,13 +128,10 @@ std::vector<std::string> event_files(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("the decoder's checksum is CRC-32C") {
-  CHECK(crc_by_table("123456789") ==
-        0xE3069283u);  // the check value of CRC-32/ISCSI in the catalogue of Cook
-}
-
 TEST_CASE("an event file begins as TensorFlow's do, and its scalars read back") {
   const TempFolder temp;
+  // The decoder's checksum is CRC-32C: the check value of CRC-32/ISCSI in the catalogue of Cook.
+  CHECK(crc_by_table("123456789") == 0xE3069283u);
   TensorBoardWriter writer(temp.str());
   writer.write(1, {{"train/loss", 2.5}, {"train/bytes_sent", 1e9}});
   writer.write(300, {{"test/accuracy", 0.1}});
@@ -164,18 +153,13 @@ TEST_CASE("an event file begins as TensorFlow's do, and its scalars read back") 
   CHECK(events[2].step == 300);
   CHECK(events[2].scalars == std::map<std::string, float>{{"test/accuracy", 0.1f}});
   CHECK(events[3].step == std::uint64_t{1} << 40);
-}
 
-TEST_CASE("a continued run's event file begins with the step from which on earlier files do not count") {
-  const TempFolder temp;
-  const std::vector<Event> events = read_events(TensorBoardWriter(temp.str(), 17).path());
-  REQUIRE(events.size() == 2);
-  CHECK(events[1].session_start);
-  CHECK(events[1].step == 18);
-}
-
-TEST_CASE("an event file that cannot be written is refused with path and reason") {
-  const TempFolder temp;
+  // A continued run's begins with the step from which on earlier files do not count.
+  const TempFolder other;
+  const std::vector<Event> continued = read_events(TensorBoardWriter(other.str(), 17).path());
+  REQUIRE(continued.size() == 2);
+  CHECK(continued[1].session_start);
+  CHECK(continued[1].step == 18);
   CHECK(user_error([&] { TensorBoardWriter writer(temp.at("no")); },
                    {temp.at("no/events.out"), "No such file"}));
 }

@@ -1,13 +1,6 @@
 // compress.name: auto. What may be chosen, what is, and that a run with it is the run of its choice.
 #include "train/plan/choose.h"
 
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <utility>
-
-#include "tests/support/files.h"
-#include "tests/support/text.h"
 #include "tests/train/resumed_run.h"
 #include "train/metrics/run_config.h"
 #include "train/step.h"
@@ -57,18 +50,15 @@ std::vector<ModelledOption> modelled(double byte, double encode_s) {
 void run_over(const TempFolder& temp, const std::string& rate, const Keys& keys) {
   const LoadedConfig loaded =
       small_run(temp, with({"compress.name=auto", "dist.ranks=2", "train.checkpoint_keep=1"}, keys));
-  const RunData data = load_data(loaded.config);
-  const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
-                         std::chrono::steady_clock::now()};
-  std::vector<std::string> checksums(2);
-  run_thread_ranks(
-      2, loaded.config.dist.timeout_s,
-      [&](Communicator& communicator) {
-        checksums[static_cast<std::size_t>(communicator.rank())] =
-            run_rank(inputs, communicator).parameter_checksum;
-      },
-      make_emulated_link(rate, "0s", 1));
-  CHECK(checksums[0] == checksums[1]);
+  RanksOptions options;
+  options.timeout_s = loaded.config.dist.timeout_s;
+  options.link = make_emulated_link(rate, "0s", 1);
+  const auto outcomes = outcomes_of(loaded, "link", 1, std::nullopt, options);
+  CHECK(outcomes[0].parameter_checksum == outcomes[1].parameter_checksum);
+}
+
+RunConfig written_config(const TempFolder& temp) {
+  return RunConfig(temp.at("run/config.yaml"));
 }
 
 }  // namespace
@@ -160,7 +150,7 @@ TEST_CASE("auto: a plan is the best of one group, many groups and the optimal on
 TEST_CASE("auto: a run over a slow link chooses, and its files say what") {
   const TempFolder temp, other;
   run_over(temp, "1mbit", {"train.max_steps=50", "train.stop_after=40"});
-  const RunConfig written(temp.at("run/config.yaml"));
+  const RunConfig written = written_config(temp);
   CHECK(written.text("compress.name") == "topk");
   CHECK(written.text("compress.dense_1d") == "false");
   CHECK_FALSE(written.numbers("exchange.groups").empty());
@@ -175,22 +165,20 @@ TEST_CASE("auto: a run over a slow link chooses, and its files say what") {
         choice_at(profiles, 2, {"1mbit", 1e6, {}}).choice().step_s);
 
   start(temp, {"train.stop_after=0"}, true);
-  CHECK(RunConfig(temp.at("run/config.yaml")).text("exchange.groups") == written.text("exchange.groups"));
+  CHECK(written_config(temp).text("exchange.groups") == written.text("exchange.groups"));
   const LoadedConfig chosen =
       load_config(temp.at("run/config.yaml"), {"output.dir=" + other.at("run"), "train.stop_after=0"});
   throw_problems(chosen.problems);
   CHECK_FALSE(run_in_directory(chosen).stopped);  // a run of its own can be made with the choice
 }
 
-TEST_CASE(
-    "auto: each resume keeps the checkpoint's method, also one that was only tried, unless it is to choose") {
+TEST_CASE("auto: each resume keeps the checkpoint's method, also one only tried, unless it is to choose") {
   const TempFolder temp;
   run_over(temp, "1mbit", {"train.max_steps=20", "train.stop_after=5"});
   const std::string choices = text_of(temp.at("run/choices.json"));
   REQUIRE(contains(choices, "trying"));
   const auto resumed = [&](const Keys& keys) {
-    const TempFolder copy;
-    std::filesystem::copy(temp.at("run"), copy.at("run"), std::filesystem::copy_options::recursive);
+    const RunCopy copy(temp);
     const RunOutcome outcome = start(copy, with({"train.stop_after=0"}, keys), true);
     return std::pair(outcome.parameter_checksum, text_of(copy.at("run/choices.json")));
   };
@@ -202,7 +190,7 @@ TEST_CASE(
 TEST_CASE("auto: without loss a run over a slow link codes its sums, and keeps to it when it goes on") {
   const TempFolder temp;
   run_over(temp, "20mbit", {"auto.accuracy=exact", "train.max_steps=50", "train.stop_after=42"});
-  const RunConfig written(temp.at("run/config.yaml"));
+  const RunConfig written = written_config(temp);
   CHECK(written.text("compress.name") == "dense");
   CHECK(written.text("exchange.collective") == "coded_sum");
   const ExchangeProfile profile = read_exchange_profile(temp.at("run/exchange_profile.json"));
@@ -210,13 +198,11 @@ TEST_CASE("auto: without loss a run over a slow link codes its sums, and keeps t
   // By its own times: of the bits of a float, as many as the link carries in the time of 32.
   CHECK((profile.reduce.beta < 0.95 * profile.link.beta && profile.reduce.beta > 0.8 * profile.link.beta));
   start(temp, {"train.stop_after=0"}, true);
-  CHECK(RunConfig(temp.at("run/config.yaml")).text("exchange.collective") == "coded_sum");
+  CHECK(written_config(temp).text("exchange.collective") == "coded_sum");
   CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.size() == 50);
 }
 
-TEST_CASE(
-    "auto: a link has changed where the collectives take three times as long or a third, and it is much of a "
-    "step") {
+TEST_CASE("auto: a link has changed if collectives take three times as long or a third, and much of a step") {
   AutoWatch watch;
   const auto steps = [&](int count, double step_s, double communicate_s) {
     for (int i = 0; i < count; ++i) watch.add(step_s, communicate_s);
@@ -256,8 +242,7 @@ TEST_CASE("auto: a run follows a link that becomes fast, owes nothing, and goes 
   REQUIRE(metrics.steps.size() == 390);
   // A slow machine may let it try once more just before it stops.
   const std::string last = choices.back().value("trying", choices.back().value("choice", ""));
-  CHECK((RunConfig(temp.at("run/config.yaml")).text("compress.name") == "dense") ==
-        last.starts_with("dense"));
+  CHECK((written_config(temp).text("compress.name") == "dense") == last.starts_with("dense"));
   // The last step before dense sends what is owed.
   for (std::size_t i = 0; i + 1 < metrics.steps.size(); ++i)
     if (metrics.steps[i].selected > 0 && metrics.steps[i + 1].selected == 0) {
@@ -364,25 +349,21 @@ TEST_CASE("auto: residuals go on with another form of topk, and a step of densit
   });
 }
 
-TEST_CASE("auto: one rank exchanges nothing and is dense") {
-  const TempFolder temp;
-  start(temp, {"compress.name=auto", "train.max_steps=2"}, false);
-  CHECK(RunConfig(temp.at("run/config.yaml")).text("compress.name") == "dense");
-  CHECK(user_error([&] { read_auto_profiles(temp.at("run")); }, {"auto_profiles.json", "dist.ranks=4"}));
-}
-
-TEST_CASE("auto: what it chooses by itself is refused beside it") {
+TEST_CASE("auto: what it chooses by itself is refused beside it, and one rank is dense") {
   const auto refused = [](const Keys& keys) {
     const auto problems = check_config(config_of(keys));
     return problems.empty() ? std::string() : problems.front().message;
   };
   CHECK(refused({}).empty());
-  CHECK(contains(refused({"exchange.every=5"}), "auto.local_steps=true"));
-  CHECK(contains(refused({"exchange.groups=[3]"}), "leave exchange.groups"));
-  CHECK(contains(refused({"exchange.ranks_per_host=2"}), "hosts of several ranks"));
+  CHECK(says(refused({"exchange.every=5"}), {"auto.local_steps=true"}));
+  CHECK(says(refused({"exchange.groups=[3]"}), {"leave exchange.groups"}));
+  CHECK(says(refused({"exchange.ranks_per_host=2"}), {"hosts of several ranks"}));
+  CHECK(says(refused({"train.device=cuda"}), {"auto measures on CPUs"}));
   const Config typo = load_config("", {"compress.name=atuo"}).config;
-  CHECK(contains(check_config(typo).front().message, "did you mean 'auto'?"));
-  CHECK(contains(refused({"train.device=cuda"}), "auto measures on CPUs"));
-  LoadedConfig loaded = load_config("", {"auto.accuracy=exact", "compress.name=topk"});
-  CHECK(unused_keys(loaded).size() == 1);
+  CHECK(says(check_config(typo).front().message, {"did you mean 'auto'?"}));
+  CHECK(unused_keys(load_config("", {"auto.accuracy=exact", "compress.name=topk"})).size() == 1);
+  const TempFolder temp;
+  start(temp, {"compress.name=auto", "train.max_steps=2"}, false);
+  CHECK(written_config(temp).text("compress.name") == "dense");
+  CHECK(user_error([&] { read_auto_profiles(temp.at("run")); }, {"auto_profiles.json", "dist.ranks=4"}));
 }

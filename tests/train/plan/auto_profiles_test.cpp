@@ -1,10 +1,7 @@
 // What auto would choose elsewhere: regions and their borders, and the file of a run's profiles.
 #include "train/plan/choose.h"
 
-#include <algorithm>
-
-#include "tests/support/error_text.h"
-#include "tests/support/temp_folder.h"
+#include "tests/support/test.h"
 #include "train/metrics/output_file.h"
 
 namespace topknot {

@@ -1,12 +1,7 @@
 // Profiles of the exchange: as JSON, as plans, and through a run.
 #include "train/plan/profile.h"
 
-#include <filesystem>
-#include <numeric>
-
 #include "nn/core/pass_cost.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
 #include "tests/support/variables.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/small_run.h"
@@ -47,20 +42,12 @@ struct Trained {
 };
 
 Trained trained(const TempFolder& temp, const LoadedConfig& loaded) {
-  const RunData data = load_data(loaded.config);
-  throw_problems(check_run(loaded.config, data).problems);
-  const RunInputs inputs{
-      loaded.config, data, create_run_directory(loaded, {}), true, std::chrono::steady_clock::now(),
-      loaded.origins};
-  Keys checksums(static_cast<std::size_t>(loaded.config.dist.ranks));
-  run_ranks("threads", loaded.config.dist.ranks, [&](Communicator& communicator) {
-    checksums[static_cast<std::size_t>(communicator.rank())] =
-        run_rank(inputs, communicator).parameter_checksum;
-  });
-  for (const auto& checksum : checksums) CHECK(checksum == checksums[0]);
+  throw_problems(check_run(loaded.config, load_data(loaded.config)).problems);
+  const std::vector<RunOutcome> outcomes = outcomes_of(loaded);
+  for (const auto& outcome : outcomes) CHECK(outcome.parameter_checksum == outcomes[0].parameter_checksum);
   const LoadedConfig effective = load_config(temp.at("run/config.yaml"), {});
   throw_problems(effective.problems);
-  return {checksums[0], effective.config};
+  return {outcomes[0].parameter_checksum, effective.config};
 }
 
 Keys keys(const Keys& more) {
@@ -74,12 +61,10 @@ int sum(const std::vector<int>& values) {
 }
 
 StepCost cost_of(const Keys& keys) {
-  const LoadedConfig loaded = load_config("", keys);
-  REQUIRE(loaded.problems.empty());
-  const RunData data = load_data(loaded.config);
-  const auto model = build_model(loaded.config, *data.train);
-  return count_step_cost(loaded.config, *data.train, *model,
-                         unplanned_options(loaded.config, model->store.arena()));
+  const Config config = load_config("", keys).config;
+  const RunData data = load_data(config);
+  const auto model = build_model(config, *data.train);
+  return count_step_cost(config, *data.train, *model, unplanned_options(config, model->store.arena()));
 }
 
 // Of one image: 2 per multiply-add of a convolution whose output has `size` x `size` pixels.
@@ -120,7 +105,7 @@ TEST_CASE("a profile reads back from its JSON to the last bit") {
   CHECK(read.options == "values=bf16");
   CHECK(read.overlaps);
   CHECK(read.parameters.at(4).name == "p4");
-  CHECK_FALSE(read.parameters.at(4).compressed);
+  CHECK(!read.parameters.at(4).compressed);
   CHECK(read.groups.at(2).later_bytes == 4);
   CHECK(read.reduce.alpha == 2e-4);
   CHECK(read.link.overhead == 1e-6);
@@ -144,15 +129,11 @@ TEST_CASE("a damaged profile is an error that names the file, the field and the 
 }
 
 TEST_CASE("figures between measured sizes lie on straight lines") {
-  const auto groups = profile().groups;
-  const auto bytes = [&](double elements) {
-    return at_size(groups, &ExchangeProfile::Group::bytes, elements);
-  };
-  CHECK(bytes(0) == 0);
-  CHECK(bytes(10) == 8);
-  CHECK(bytes(150) == 12);
-  CHECK(bytes(300) == 40);
-  CHECK(bytes(800) == 128);
+  for (const auto& [elements, bytes] :
+       std::map<double, double>{{0, 0}, {10, 8}, {150, 12}, {300, 40}, {800, 128}}) {
+    INFO(elements);
+    CHECK(at_size(profile().groups, &ExchangeProfile::Group::bytes, elements) == bytes);
+  }
 }
 
 TEST_CASE("the plan follows the network: costly messages are merged, free ones are not") {
@@ -174,19 +155,18 @@ TEST_CASE("the plan follows the network: costly messages are merged, free ones a
 
 TEST_CASE("the modelled makespan is that of the schedule, the dense part behind it") {
   ExchangeProfile p = profile();
+  const auto makespan = [&](std::vector<std::size_t> groups) { return modelled_makespan(p, groups); };
   // One group of 4: ready at 4 ms, encoded 40 us later, sent in 100.064 us. The dense parameter is ready at
   // 5.04 ms, encoded 10 us later, and sent in 200.4 us.
-  CHECK(modelled_makespan(p, std::vector<std::size_t>{4, 1}) == Approx(5.05e-3 + 200.4e-6).epsilon(1e-12));
-  CHECK(modelled_makespan(p, std::vector<std::size_t>{4}) == Approx(5.05e-3 + 200.4e-6).epsilon(1e-12));
+  for (const auto& groups : {std::vector<std::size_t>{4, 1}, {4}})
+    CHECK(makespan(groups) == Approx(5.05e-3 + 200.4e-6).epsilon(1e-12));
   // Where the network is the bottleneck the dense part waits for it.
   p.gather.alpha = 10e-3;
-  CHECK(modelled_makespan(p, std::vector<std::size_t>{4}) ==
-        Approx(4.04e-3 + 10e-3 + 64e-9 + 200.4e-6).epsilon(1e-12));
+  CHECK(makespan({4}) == Approx(4.04e-3 + 10e-3 + 64e-9 + 200.4e-6).epsilon(1e-12));
   // With no overlap the dense parameter's backward pass waits as well.
   p.overlaps = false;
-  CHECK(modelled_makespan(p, std::vector<std::size_t>{4}) ==
-        Approx(5.05e-3 + 10e-3 + 64e-9 + 200.4e-6).epsilon(1e-12));
-  CHECK_THROWS_AS(modelled_makespan(p, std::vector<std::size_t>{3, 2}), Error);
+  CHECK(makespan({4}) == Approx(5.05e-3 + 10e-3 + 64e-9 + 200.4e-6).epsilon(1e-12));
+  CHECK_THROWS_AS(makespan({3, 2}), Error);
 }
 
 TEST_CASE("the measured makespan ends with the last group's first collective") {
@@ -232,7 +212,7 @@ TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its
     REQUIRE(sum(first.effective.exchange.groups) == 6);  // weights and biases of three layers
     CHECK(text_of(temp.at("run/config.yaml")).find("]  # measured at the start") != std::string::npos);
     const std::string file = temp.at(method + ".json");
-    std::filesystem::rename(temp.at("run/exchange_profile.json"), file);
+    fs::rename(temp.at("run/exchange_profile.json"), file);
     const ExchangeProfile measured = read_exchange_profile(file);
     CHECK(measured.parameters.size() == 6);
     CHECK(measured.ranks == 2);
@@ -243,41 +223,41 @@ TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its
     CHECK(metrics.end->makespan_p50_s > 0);
     CHECK(metrics.steps.back().makespan_s > 0);
 
-    std::filesystem::copy_file(temp.at("run/config.yaml"), temp.at(method + ".yaml"));
+    fs::copy_file(temp.at("run/config.yaml"), temp.at(method + ".yaml"));
     const LoadedConfig again = load_config(temp.at(method + ".yaml"), {"output.overwrite=true"});
     const Trained second = trained(temp, again);
     CHECK(second.checksum == first.checksum);
     CHECK(second.effective.exchange.groups == first.effective.exchange.groups);
-    CHECK_FALSE(std::filesystem::exists(temp.at("run/exchange_profile.json")));
+    CHECK_FALSE(fs::exists(temp.at("run/exchange_profile.json")));
 
     given.push_back("exchange.profile=" + file);
     const Trained third = trained(temp, small_run(temp, keys(given)));
     CHECK(third.checksum == first.checksum);
     CHECK(third.effective.exchange.groups == first.effective.exchange.groups);
-    CHECK_FALSE(std::filesystem::exists(temp.at("run/exchange_profile.json")));
+    CHECK_FALSE(fs::exists(temp.at("run/exchange_profile.json")));
   }
 }
 
 TEST_CASE("a profile of another run is an error that names the difference") {
   const TempFolder temp;
   const std::string file = temp.at("p.json");
-  const auto checked = [&](const Keys& more) {
+  const auto refused = [&](const Keys& more) {
     const Keys all = keys({"exchange.merge=optimal", "exchange.profile=" + file});
     const LoadedConfig loaded = small_run(temp, with(all, more));
-    throw_problems(check_run(loaded.config, load_data(loaded.config)).problems);
+    return error_text<UserError>(
+        [&] { throw_problems(check_run(loaded.config, load_data(loaded.config)).problems); });
   };
   trained(temp, small_run(temp, keys({"exchange.merge=omgs"})));
-  std::filesystem::rename(temp.at("run/exchange_profile.json"), file);
-  CHECK_NOTHROW(checked({}));
-  CHECK(user_error([&] { checked({"compress.name=gaussiank"}); }, {"p.json", "compress.name is topk there"}));
-  CHECK(user_error([&] { checked({"compress.density=0.5"}); }, {"compress.density is 0.01 there"}));
-  CHECK(user_error([&] { checked({"compress.values=bf16"}); }, {"compress.*", "(default) there"}));
-  CHECK(user_error([&] { checked({"dist.ranks=3"}); }, {"ranks is 2 there and 3 here"}));
-  CHECK(user_error([&] { checked({"model.hidden=[24]"}); }, {"number of parameters is 6 there and 4 here"}));
-  CHECK(user_error([&] { checked({"model.hidden=[24,15]"}); },
-                   {"parameter 0 is output.weight of 160 elements there"}));
-  CHECK(user_error([&] { checked({"compress.dense_1d=true"}); },
-                   {"parameter 1 is hidden2.bias of 16 elements there and hidden2.weight"}));
+  fs::rename(temp.at("run/exchange_profile.json"), file);
+  CHECK(refused({}).empty());
+  CHECK(says(refused({"compress.name=gaussiank"}), {"p.json", "compress.name is topk there"}));
+  CHECK(says(refused({"compress.density=0.5"}), {"compress.density is 0.01 there"}));
+  CHECK(says(refused({"compress.values=bf16"}), {"compress.*", "(default) there"}));
+  CHECK(says(refused({"dist.ranks=3"}), {"ranks is 2 there and 3 here"}));
+  CHECK(says(refused({"model.hidden=[24]"}), {"number of parameters is 6 there and 4 here"}));
+  CHECK(says(refused({"model.hidden=[24,15]"}), {"parameter 0 is output.weight of 160 elements there"}));
+  CHECK(says(refused({"compress.dense_1d=true"}),
+             {"parameter 1 is hidden2.bias of 16 elements there and hidden2.weight"}));
 }
 
 TEST_CASE("exchange.collective=auto becomes one that the method can use, in config.yaml too") {
@@ -285,7 +265,7 @@ TEST_CASE("exchange.collective=auto becomes one that the method can use, in conf
   const Trained chosen = trained(temp, small_run(temp, keys({"exchange.collective=auto"})));
   CHECK(chosen.effective.exchange.collective != "auto");
   CHECK(chosen.effective.exchange.groups.empty());
-  CHECK(std::filesystem::exists(temp.at("run/exchange_profile.json")));
+  CHECK(fs::exists(temp.at("run/exchange_profile.json")));
   for (const std::string method : {"dense", "powersgd"}) {
     const Trained only =
         trained(temp, small_run(temp, keys({"exchange.collective=auto", "compress.name=" + method})));
@@ -295,48 +275,41 @@ TEST_CASE("exchange.collective=auto becomes one that the method can use, in conf
 
 TEST_CASE("every method can be planned for: rounds of sums, dense parts, clipping, one rank") {
   const TempFolder temp;
-  const std::vector<Keys> variants{
-      {"compress.name=powersgd"}, {"compress.dense_1d=true"},
-      {"train.clip_local=1"},     {"dist.ranks=1"},
-      {"compress.scope=tensor"},  {"compress.dense_1d=true", "compress.dense_values=bf16"}};
-  for (const auto& variant : variants) {
+  for (const Keys& variant : std::vector<Keys>{{"compress.name=powersgd"},
+                                               {"compress.dense_1d=true"},
+                                               {"train.clip_local=1"},
+                                               {"dist.ranks=1"},
+                                               {"compress.scope=tensor"},
+                                               {"compress.dense_1d=true", "compress.dense_values=bf16"}}) {
     INFO(variant.back());
     const Keys all = keys({"exchange.merge=optimal", "train.max_steps=3"});
-    const Trained run = trained(temp, small_run(temp, with(all, variant)));
-    CHECK(sum(run.effective.exchange.groups) > 0);
+    CHECK(sum(trained(temp, small_run(temp, with(all, variant))).effective.exchange.groups) > 0);
   }
 }
 
 TEST_CASE("operations of a step are those counted by hand: mlp, lenet, resnet20") {
-  SECTION("mlp: the pictures want no gradient; three batches of 10 make a step") {
-    const StepCost cost =
-        cost_of(small({"model.name=mlp", "model.hidden=[24]", "data.batch_size=10", "train.accumulate=3"}));
-    const double first = 2.0 * 3072 * 24, last = 2.0 * 24 * 10;
-    CHECK(cost.forward_flops == Approx(30 * (first + last)));
-    CHECK(cost.backward_flops == Approx(30 * (first + 2 * last)));
-  }
-  SECTION("lenet") {
-    const StepCost cost = cost_of(small({"model.name=lenet", "data.batch_size=16"}));
-    const double first = convolution(3, 6, 5, 32);
-    const double others = convolution(6, 16, 5, 12) + 2.0 * (16 * 36 * 120 + 120 * 84 + 84 * 10);
-    CHECK(cost.forward_flops == Approx(16 * (first + others)));
-    CHECK(cost.backward_flops == Approx(16 * (first + 2 * others)));
-  }
-  SECTION("resnet20: 40.55 million multiply-adds per image") {
-    const StepCost cost = cost_of(small({"model.name=resnet20", "data.batch_size=8"}));
-    const double first = convolution(3, 16, 3, 32);
-    const double others = 6 * convolution(16, 16, 3, 32) + convolution(16, 32, 3, 16) +
-                          5 * convolution(32, 32, 3, 16) + convolution(32, 64, 3, 8) +
-                          5 * convolution(64, 64, 3, 8) + 2 * 64 * 10;
-    CHECK((first + others) / 2 == Approx(40.55e6).epsilon(1e-3));
-    CHECK(cost.forward_flops == Approx(8 * (first + others)));
-    CHECK(cost.backward_flops == Approx(8 * (first + 2 * others)));
-  }
-  SECTION("a frozen layer has no weight gradient") {
-    const StepCost cost = cost_of(
-        small({"model.name=mlp", "model.hidden=[24]", "model.freeze=[hidden1.*]", "data.batch_size=1"}));
-    CHECK(cost.backward_flops == Approx(2.0 * 24 * 10));
-  }
+  // Of one image: the first layer, whose pictures want no gradient, and the others.
+  const auto check = [](const Keys& keys, double images, double first, double others) {
+    INFO(keys.front());
+    const StepCost cost = cost_of(small(keys));
+    CHECK(cost.forward_flops == Approx(images * (first + others)));
+    CHECK(cost.backward_flops == Approx(images * (first + 2 * others)));
+  };
+  // Three batches of 10 make a step.
+  check({"model.name=mlp", "model.hidden=[24]", "data.batch_size=10", "train.accumulate=3"}, 30,
+        2.0 * 3072 * 24, 2.0 * 24 * 10);
+  check({"model.name=lenet", "data.batch_size=16"}, 16, convolution(3, 6, 5, 32),
+        convolution(6, 16, 5, 12) + 2.0 * (16 * 36 * 120 + 120 * 84 + 84 * 10));
+  const double first = convolution(3, 16, 3, 32);
+  const double others = 6 * convolution(16, 16, 3, 32) + convolution(16, 32, 3, 16) +
+                        5 * convolution(32, 32, 3, 16) + convolution(32, 64, 3, 8) +
+                        5 * convolution(64, 64, 3, 8) + 2 * 64 * 10;
+  CHECK((first + others) / 2 == Approx(40.55e6).epsilon(1e-3));  // multiply-adds
+  check({"model.name=resnet20", "data.batch_size=8"}, 8, first, others);
+  // A frozen layer has no weight gradient.
+  const StepCost frozen = cost_of(
+      small({"model.name=mlp", "model.hidden=[24]", "model.freeze=[hidden1.*]", "data.batch_size=1"}));
+  CHECK(frozen.backward_flops == Approx(2.0 * 24 * 10));
 }
 
 TEST_CASE("operations and activations of a language model are those counted by hand") {

@@ -1,10 +1,6 @@
 // LAGS-SGD: densities by layer, from the formula, from a file, from measured times.
 #include "train/plan/plan.h"
 
-#include <filesystem>
-#include <fstream>
-
-#include "tests/support/error_text.h"
 #include "tests/train/small_run.h"
 
 using namespace topknot;
@@ -51,27 +47,24 @@ TEST_CASE("no layer density is below the base, and with one rank all are the bas
 }
 
 TEST_CASE("a file of layer densities is checked against the model") {
+  const Prepared run({});
   const TempFolder temp;
-  const Config config = small_run(temp, {}).config;
-  const RunData data = load_data(config);
-  const auto model = build_model(config, *data.train);
-  const ParameterArena& arena = model->store.arena();
-  const std::string name = arena.parameters()[0]->name();
+  const std::string name = run.arena().parameters()[0]->name();
   const auto read_as = [&](const std::string& text) {
     std::ofstream(temp.at("d.json")) << text;
-    return read_layer_density(temp.at("d.json"), arena);
+    return read_layer_density(temp.at("d.json"), run.arena());
   };
-  CHECK(read_as("{\"" + name + "\": 0.25}") == LayerDensity{{name, 0.25}});
+  const auto of_name = [&](const std::string& value) { return read_as("{\"" + name + "\": " + value + "}"); };
+  CHECK(of_name("0.25") == LayerDensity{{name, 0.25}});
   CHECK(read_as("{}").empty());
   CHECK(user_error([&] { read_as("{\"" + name + "x\": 0.25}"); },
                    {"compress.layer_density", "d.json", "did you mean '" + name + "'"}));
   for (const char* wrong : {"0", "-1", "1.5", "\"a\"", "null"})
-    CHECK(user_error([&] { read_as("{\"" + name + "\": " + wrong + "}"); }, {name, wrong, "above 0"}));
-  const std::string nested = std::string(300000, '[') + std::string(300000, ']');
-  CHECK(user_error([&] { read_as("{\"" + name + "\": " + nested + "}"); }, {name, "a list or an object"}));
-  CHECK(user_error([&] { read_as("[1]"); }, {"no JSON object"}));
-  CHECK(user_error([&] { read_as("{"); }, {"no JSON object"}));
-  CHECK(user_error([&] { read_layer_density(temp.at("none"), arena); }, {"none", "No such file"}));
+    CHECK(user_error([&] { of_name(wrong); }, {name, wrong, "above 0"}));
+  CHECK(user_error([&] { of_name(std::string(300000, '[') + std::string(300000, ']')); },
+                   {name, "a list or an object"}));
+  for (const char* wrong : {"[1]", "{"}) CHECK(user_error([&] { read_as(wrong); }, {"no JSON object"}));
+  CHECK(user_error([&] { read_layer_density(temp.at("none"), run.arena()); }, {"none", "No such file"}));
   const LayerDensity written{{name, 1.0 / 3}};
   CHECK(read_as(layer_density_json(written)) == written);
 }
@@ -84,32 +77,27 @@ TEST_CASE("a run under measured densities is the run under the file it writes: m
   const auto base = with(lags_keys(), conv);
   const std::string measured = checksum_in(first, with(base, {"compress.layer_density=auto"}));
   const std::string file = first.at("run/layer_density.json");
-  REQUIRE(std::filesystem::exists(file));
+  REQUIRE(fs::exists(file));
   CHECK(checksum_in(second, with(base, {"compress.layer_density=" + file})) == measured);
   // Without a start-up time every layer has time to send more than the base.
   CHECK(checksum_in(third, base) != measured);
-  const Config config = small_run(third, base).config;
-  const RunData data = load_data(config);
-  for (const auto& [name, density] :
-       read_layer_density(file, build_model(config, *data.train)->store.arena()))
-    CHECK(density > 0.001);
+  for (const auto& [name, density] : read_layer_density(file, Prepared(base).arena())) CHECK(density > 0.001);
 }
 
 TEST_CASE("a layer's own density decides how much of it is sent") {
-  const TempFolder all, none;
-  const Config config = small_run(all, {}).config;
-  const RunData data = load_data(config);
-  const auto model = build_model(config, *data.train);
+  const TempFolder temp;
+  const Prepared run({});
   LayerDensity densities;
   double entries = 0;
-  for (const Parameter* parameter : model->store.arena().parameters())
+  for (const Parameter* parameter : run.arena().parameters())
     if (parameter->compressible()) {
       densities[parameter->name()] = 0.5;
       entries += static_cast<double>(parameter->numel() / 2);
     }
-  std::ofstream(all.at("half.json")) << layer_density_json(densities);
-  checksum_in(all, with(lags_keys(), {"train.max_steps=2", "compress.layer_density=" + all.at("half.json")}));
-  CHECK(read_metrics(all.at("run/metrics.jsonl")).steps.at(0).selected == entries);
+  const std::string file = temp.at("half.json");
+  std::ofstream(file) << layer_density_json(densities);
+  checksum_in(temp, with(lags_keys(), {"train.max_steps=2", "compress.layer_density=" + file}));
+  CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.at(0).selected == entries);
 }
 
 TEST_CASE("lags with the rate inside equals topk with the rate outside, bit for bit where the rate is 1/32") {
@@ -122,19 +110,18 @@ TEST_CASE("lags with the rate inside equals topk with the rate outside, bit for 
   CHECK(checksum_in(falling_inside, falling) != checksum_in(falling_outside, with(falling, topk)));
 }
 
-TEST_CASE("lags with AdamW or Muon is refused for what these do, not for a momentum that they have not") {
-  for (const std::string optimizer : {"adamw", "muon"}) {
-    const LoadedConfig loaded =
-        load_config("", with(lags_keys(), {"optimizer.name=" + optimizer, "optimizer.momentum=0.9"}));
-    const auto problems = check_run(loaded.config, load_data(loaded.config)).problems;
-    REQUIRE(problems.size() == 1);
-    CHECK(says(problems[0].message, {optimizer + " takes plain gradients", "compress.lr_inside"}));
-  }
-}
-
-TEST_CASE("lags without a k for each layer is an error that names the remedy") {
+TEST_CASE("lags without a k for each layer, or with AdamW or Muon, is an error that names the remedy") {
   const auto problems = check_config(load_config("", {"compress.name=lags", "compress.scope=group"}).config);
   REQUIRE(problems.size() == 1);
   CHECK(problems[0].key == "compress.scope");
   CHECK(check_config(load_config("", {"compress.name=lags"}).config).empty());
+  // Refused for what these do, not for a momentum that they have not.
+  for (const std::string optimizer : {"adamw", "muon"}) {
+    const Config config =
+        load_config("", with(lags_keys(), {"optimizer.name=" + optimizer, "optimizer.momentum=0.9"})).config;
+    const auto problems = check_run(config, load_data(config)).problems;
+    INFO(optimizer);
+    REQUIRE(problems.size() == 1);
+    CHECK(says(problems[0].message, {optimizer + " takes plain gradients", "compress.lr_inside"}));
+  }
 }
