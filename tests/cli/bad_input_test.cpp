@@ -1,8 +1,6 @@
 // Bad input: one clear message, a non-zero exit, no damage.
-#include <filesystem>
 
 #include "tests/cli/command.h"
-#include "tests/support/temp_folder.h"
 
 using namespace topknot;
 

@@ -2,22 +2,15 @@
 // Runs a program as a shell would and brings back what a user sees.
 
 #include <sys/wait.h>
-
-#include <array>
-#include <cstdio>
-#include <cstdlib>
-#include <initializer_list>
-#include <string>
-
-#include "tests/support/catch.h"
+#include "tests/support/test.h"
+#include "train/metrics/metrics.h"
 
 namespace topknot {
 
 // Keys of a run of a second.
 inline const std::string kSmallRun =
     "model.name=mlp model.hidden=[16] data.train_size=256 data.test_size=32 data.batch_size=8 "
-    "train.max_steps=12 "
-    "train.epochs=9 compress.density=0.05 ";
+    "train.max_steps=12 train.epochs=9 compress.density=0.05 ";
 
 struct CommandOutcome {
   int code = -1;       // exit code; 128 + signal where a signal ended it
@@ -57,6 +50,15 @@ inline CommandOutcome train(const std::string& arguments) {
 }
 inline CommandOutcome compare(const std::string& arguments) {
   return run_command(TOPKNOT_BIN "/compare " + arguments);
+}
+
+// A small run in a folder.
+inline CommandOutcome train_in(const std::string& folder, const std::string& keys,
+                               const std::string& environment = "") {
+  return run_command(environment + " " TOPKNOT_BIN "/train " + kSmallRun + keys + " output.dir=" + folder);
+}
+inline std::string checksum_of(const std::string& folder) {
+  return read_metrics(folder + "/metrics.jsonl").end.value().parameter_checksum;
 }
 
 // The shell's wait for five steps of the run in a folder.

@@ -1,13 +1,8 @@
 // What a user is told of this machine's devices and network: gpu-check (its stages are tested over fakes by
 // lab/tests/gpu_check.py), train.device, dist.backend=nccl, train --check-network.
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "tests/cli/command.h"
-#include "tests/support/error_text.h"
 #include "tests/support/free_port.h"
-#include "tests/support/temp_folder.h"
 
 using namespace topknot;
 

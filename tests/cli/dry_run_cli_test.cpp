@@ -1,9 +1,6 @@
 // train --dry-run as a user runs it.
-#include <filesystem>
 
 #include "tests/cli/command.h"
-#include "tests/support/error_text.h"
-#include "tests/support/temp_folder.h"
 
 using namespace topknot;
 

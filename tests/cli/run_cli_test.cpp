@@ -1,26 +1,14 @@
 // The programs as a user runs them.
 #include <unistd.h>
 
-#include <filesystem>
-
 #include "tests/cli/command.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
 #include "tests/support/free_port.h"
-#include "tests/support/temp_folder.h"
-#include "train/metrics/metrics.h"
 
 using namespace topknot;
 
 namespace {
 
 const std::string kEndless = "train.max_steps=1000000 train.epochs=1000000 optimizer.lr=1e-5 ";
-
-std::string checksum_of(const std::string& folder) {
-  const Metrics metrics = read_metrics(folder + "/metrics.jsonl");
-  REQUIRE(metrics.end);
-  return metrics.end->parameter_checksum;
-}
 
 }  // namespace
 
@@ -40,18 +28,18 @@ TEST_CASE("train without arguments, --help and --list print what there is") {
 
 TEST_CASE("a verbose run says how threads wait, which the environment decides if it says something") {
   const TempFolder temp;
-  const auto run = [&](const std::string& variables) {
-    return run_command("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT " + variables + " " TOPKNOT_BIN "/train " +
-                       kSmallRun +
-                       "train.device=cpu output.overwrite=true --verbose output.dir=" + temp.at("run"));
-  };
-  CHECK(run("").has("waiting threads spin unless others want the cores\n"));
-  CHECK(run("OMP_WAIT_POLICY=passive").has("waiting threads by OMP_WAIT_POLICY=passive\n"));
-  CHECK(run("GOMP_SPINCOUNT=7").has("waiting threads by GOMP_SPINCOUNT=7\n"));
+  for (const auto& [variable, said] : std::map<std::string, std::string>{
+           {"", "waiting threads spin unless others want the cores\n"},
+           {"OMP_WAIT_POLICY=passive", "waiting threads by OMP_WAIT_POLICY=passive\n"},
+           {"GOMP_SPINCOUNT=7", "waiting threads by GOMP_SPINCOUNT=7\n"}}) {
+    INFO(said);
+    CHECK(train_in(temp.at("run"), "train.device=cpu output.overwrite=true --verbose",
+                   "env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT " + variable)
+              .has(said));
+  }
 }
 
-TEST_CASE(
-    "the configurations of Deep Gradient Compression's paper send as little as its table 3 has, or less") {
+TEST_CASE("Deep Gradient Compression's configurations send as little as table 3 of its paper has, or less") {
   const TempFolder words;  // as many as the Penn Treebank's vocabulary has
   std::string text;
   for (int i = 0; i < 10000; ++i) text += "word" + std::to_string(i) + (i % 20 == 19 ? "\n" : " ");
@@ -80,44 +68,40 @@ TEST_CASE(
 
 TEST_CASE("the start of a run names the density and its phases, and each change is logged") {
   const TempFolder temp;
-  const std::string run =
-      kSmallRun + "train.epochs=3 train.max_steps=0 output.overwrite=true output.dir=" + temp.at("run");
-  const CommandOutcome topk = train(run + " compress.name=topk compress.warmup=0.5,0.25");
+  const auto run = [&](const std::string& keys) {
+    return train_in(temp.at("run"), "train.epochs=3 train.max_steps=0 output.overwrite=true " + keys);
+  };
+  const CommandOutcome topk = run("compress.name=topk compress.warmup=0.5,0.25");
   CHECK(says(topk.output, {"topk at density 0.5, 0.25 from epoch 1, 0.05 from epoch 2; "}));
   CHECK(topk.count("from here on") == 2);
   CHECK(says(topk.output, {"epoch 1: density 0.25 from here on\n", "epoch 2: density 0.05 from here on\n"}));
-  const CommandOutcome whole = train(run + " compress.name=randk");
+  const CommandOutcome whole = run("compress.name=randk");
   CHECK(whole.has("randk at density 0.05; "));
   CHECK_FALSE(whole.has("from here on"));
-  CHECK(train(run).has("\ndense; "));
-  const CommandOutcome many =
-      train(run + " compress.name=dgc compress.warmup_epochs=20 train.epochs=30 train.max_steps=3 ");
-  CHECK(many.has("dgc at density 0.867054; "));  // the others are not reached
-  CHECK(train(run + " compress.name=dgc compress.warmup_epochs=20 train.epochs=30")
-            .has(", ..., 0.05 from epoch 20; "));
+  CHECK(run("").has("\ndense; "));
+  const std::string many = "compress.name=dgc compress.warmup_epochs=20 train.epochs=30";
+  CHECK(run(many + " train.max_steps=3").has("dgc at density 0.867054; "));  // the others are not reached
+  CHECK(run(many).has(", ..., 0.05 from epoch 20; "));
 }
 
-TEST_CASE(
-    "sending more than dense is never shown as a gain, and the run warns at its start and at each density") {
+TEST_CASE("sending more than dense is never shown as a gain; the run warns at its start and each density") {
   const TempFolder temp;
   const std::string keys =
-      kSmallRun +
       "compress.name=topk dist.ranks=2 compress.density=0.6 compress.warmup=[0.9] train.max_steps=20 ";
-  const CommandOutcome dry = train("--dry-run " + keys);
+  const CommandOutcome dry = train("--dry-run " + kSmallRun + keys);
   CHECK(says(dry.output,
              {"1.8 times more than the 197 kB of dense", "1.2 times more than the 197 kB of dense"}));
   const std::string start = "warning: compress.density (0.9, 0.6 from epoch 1): a rank sends 355 kB";
   CHECK(dry.count(start) == 1);
   CHECK(dry.has("compress.codec=ans would send 181 kB"));
-  CHECK(train("--dry-run " + keys + "train.max_steps=3").has("warning: compress.density (0.9): a rank"));
-  const CommandOutcome run = train(keys + "-q output.dir=" + temp.at("run"));
+  CHECK(train("--dry-run " + kSmallRun + keys + "train.max_steps=3")
+            .has("warning: compress.density (0.9): a rank"));
+  const CommandOutcome run = train_in(temp.at("run"), keys + "-q");
   CHECK(run.ended(0));
   CHECK(run.count(start) == 1);
   CHECK(run.count("step 1: at density 0.9 a rank sends 355 kB, 1.8 times more than the 197 kB") == 1);
   CHECK(run.count("step 17: at density 0.6 a rank sends 237 kB, 1.2 times more than the 197 kB") == 1);
-  const CommandOutcome less =
-      train(kSmallRun + "compress.name=topk compress.density=0.4 -q output.dir=" + temp.at("less"));
-  CHECK_FALSE(less.has("warning"));
+  CHECK_FALSE(train_in(temp.at("less"), "compress.name=topk compress.density=0.4 -q").has("warning"));
   CHECK(train("--dry-run compress.name=topk compress.density=1 compress.codec=auto")
             .has("as much as the 1.08 MB"));
 }
@@ -125,9 +109,9 @@ TEST_CASE(
 TEST_CASE("clipping that cuts nearly every gradient is warned of, once") {
   const TempFolder temp;
   const auto warnings = [&](const std::string& clip, const std::string& steps) {
-    return train(kSmallRun +
-                 "compress.name=dgc dist.ranks=2 train.epochs=0 -q output.overwrite=true output.dir=" +
-                 temp.at("run") + " compress.clip=" + clip + " train.max_steps=" + steps)
+    return train_in(temp.at("run"),
+                    "compress.name=dgc dist.ranks=2 train.epochs=0 -q output.overwrite=true compress.clip=" +
+                        clip + " train.max_steps=" + steps)
         .count("gradients were longer and were cut");
   };
   CHECK(warnings("1e-4", "120") == 1);
@@ -139,110 +123,90 @@ TEST_CASE("a batch larger than a rank's shard is warned of, once") {
   const TempFolder temp;
   const std::string warning =
       "warning: data.batch_size: 8 is more than the 5 samples of a rank's shard (16 samples over 3 ranks): "
-      "samples "
-      "repeat within a batch";
-  const std::string keys = kSmallRun + "data.train_size=16 dist.ranks=3 ";
-  const CommandOutcome validated = train(keys + "--validate");
+      "samples repeat within a batch";
+  const std::string keys = "data.train_size=16 dist.ranks=3 ";
+  const CommandOutcome validated = train(kSmallRun + keys + "--validate");
   CHECK(validated.ended(0));
   CHECK(validated.count(warning) == 1);
-  CHECK(train(keys + "--dry-run").count(warning) == 1);
-  for (const char* backend : {"threads", "gloo"})
-    CHECK(train(keys + "-q dist.backend=" + backend + " output.dir=" + temp.at(backend)).count(warning) == 1);
+  CHECK(train(kSmallRun + keys + "--dry-run").count(warning) == 1);
+  for (const std::string backend : {"threads", "gloo"})
+    CHECK(train_in(temp.at(backend), keys + "-q dist.backend=" + backend).count(warning) == 1);
   CHECK(train(kSmallRun + "--validate data.train_size=16 dist.ranks=2").count("shard") == 0);
   CHECK(train(kSmallRun + "--validate data.train_size=32 dist.ranks=2 data.shard=uneven:4")
             .count("more than the 6 samples") == 1);
 }
 
-TEST_CASE(
-    "bf16 is refused on a CPU without its products, auto's CPU included; tf32 runs in fp32 and says so") {
+TEST_CASE("bf16 is refused on a CPU without its products, auto's too; tf32 runs in fp32 and says so") {
   const TempFolder temp;
-  for (const std::string how : {"train.device=cpu", "train.device=cpu --validate",
-                                "train.device=cpu --dry-run", "train.device=auto"}) {
-    const CommandOutcome run =
-        run_command("CUDA_VISIBLE_DEVICES= ONEDNN_MAX_CPU_ISA=AVX512_CORE " TOPKNOT_BIN "/train " +
-                    kSmallRun + how + " train.precision=bf16 output.dir=" + temp.at("bf16"));
-    check_refused(run, {"train.precision: bf16", "AVX-512 BF16"});
-  }
-  CHECK_FALSE(std::filesystem::exists(temp.at("bf16")));
-  const CommandOutcome tf32 =
-      train(kSmallRun + "train.device=cpu train.precision=tf32 -q output.dir=" + temp.at("tf32"));
+  for (const std::string how :
+       {"train.device=cpu", "train.device=cpu --validate", "train.device=cpu --dry-run", "train.device=auto"})
+    check_refused(train_in(temp.at("bf16"), how + " train.precision=bf16",
+                           "CUDA_VISIBLE_DEVICES= ONEDNN_MAX_CPU_ISA=AVX512_CORE"),
+                  {"train.precision: bf16", "AVX-512 BF16"});
+  CHECK_FALSE(fs::exists(temp.at("bf16")));
+  const CommandOutcome tf32 = train_in(temp.at("tf32"), "train.device=cpu train.precision=tf32 -q");
   CHECK(tf32.count("warning: train.precision tf32 is for GPUs; fp32 is used here") == 1);
-  CHECK(text_of(temp.at("tf32/config.yaml")).find("precision: fp32") != std::string::npos);
+  CHECK(contains(text_of(temp.at("tf32/config.yaml")), "precision: fp32"));
 }
 
 TEST_CASE("a run with keys that it does not use repeats and resumes without a warning") {
   const TempFolder temp;
-  const CommandOutcome first = train(kSmallRun +
-                                     "compress.mu=3 schedule.gamma=0.5 train.device=cpu train.graphs=false "
-                                     "train.precision=tf32 train.stop_after=4 output.dir=" +
-                                     temp.at("run"));
-  CHECK(first.count("warning: ") == 5);
+  CHECK(train_in(temp.at("run"),
+                 "compress.mu=3 schedule.gamma=0.5 train.device=cpu train.graphs=false "
+                 "train.precision=tf32 train.stop_after=4")
+            .count("warning: ") == 5);
   const CommandOutcome again =
       train(temp.at("run/config.yaml") + " train.stop_after=0 output.dir=" + temp.at("again"));
-  CHECK(again.ended(0));
-  CHECK(again.count("warning") == 0);
   const CommandOutcome resumed = train("--resume " + temp.at("run") + " train.stop_after=0");
-  CHECK(resumed.ended(0));
-  CHECK(resumed.count("warning") == 0);
+  for (const CommandOutcome& later : {again, resumed}) {
+    CHECK(later.ended(0));
+    CHECK(later.count("warning") == 0);
+  }
   CHECK(resumed.has("resumed after step 4 of "));
   CHECK(train("--resume " + temp.at("run")).has("steps have been made; a longer train.epochs"));
   CHECK(checksum_of(temp.at("run")) == checksum_of(temp.at("again")));
 }
 
-TEST_CASE("a key without effect is reported once, whatever the ranks are") {
-  for (const char* backend : {"threads", "gloo"}) {
-    const TempFolder temp;
-    const CommandOutcome run = train(
-        "model.name=linear data.name=synthetic_regression data.train_size=64 data.test_size=32 "
-        "train.max_steps=1 "
-        "data.batch_size=8 compress.name=topk compress.mu=2 dist.ranks=2 dist.backend=" +
-        std::string(backend) + " output.dir=" + temp.at("run"));
+TEST_CASE("a key without effect is reported once, and that a run ends before its gradients are recorded") {
+  const TempFolder temp;
+  for (const std::string backend : {"threads", "gloo"}) {
+    const CommandOutcome run =
+        train_in(temp.at(backend), "compress.name=topk compress.mu=2 dist.ranks=2 dist.backend=" + backend);
+    INFO(backend);
     CHECK(run.ended(0));
     CHECK(run.count("compress.mu is for regtopk") == 1);
   }
-}
-
-TEST_CASE("a run that ends before the gradients are recorded that were asked for reports it") {
-  const TempFolder temp;
-  const CommandOutcome run = train(
-      "model.name=linear data.name=synthetic_regression data.train_size=64 data.test_size=32 "
-      "train.max_steps=2 "
-      "train.record_gradients=3 train.record_from=1 output.dir=" +
-      temp.at("run"));
+  const CommandOutcome run =
+      train_in(temp.at("run"), "train.max_steps=2 train.record_gradients=3 train.record_from=1");
   CHECK(run.ended(0));
   CHECK(run.has("recorded 1 of train.record_gradients=3 steps"));
 }
 
 TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run") {
   const TempFolder temp;
-  const CommandOutcome first =
-      train(kSmallRun + "compress.name=topk dist.ranks=2 output.dir=" + temp.at("a"));
-  REQUIRE(first.ended(0));
-  CHECK(std::filesystem::exists(temp.at("a/metrics.csv")));
+  REQUIRE(train_in(temp.at("a"), "compress.name=topk dist.ranks=2").ended(0));
+  CHECK(fs::exists(temp.at("a/metrics.csv")));
   const Metrics metrics = read_metrics(temp.at("a/metrics.jsonl"));
   REQUIRE(metrics.steps.size() == 12);
   CHECK(metrics.evals.size() >= 1);
-  REQUIRE(metrics.end);
-  CHECK(metrics.end->bytes_sent < metrics.end->bytes_dense);
+  const EndRecord& end = metrics.end.value();
+  CHECK(end.bytes_sent < end.bytes_dense);
   double sent = 0;
   for (const StepRecord& step : metrics.steps) sent += step.bytes_sent;
-  CHECK(metrics.end->bytes_sent == Approx(sent));
-  REQUIRE(run_command("grep -q \"merge: buckets  # auto\" " + temp.at("a/config.yaml")).ended(0));
+  CHECK(end.bytes_sent == Approx(sent));
+  CHECK(contains(text_of(temp.at("a/config.yaml")), "merge: buckets  # auto"));
   const CommandOutcome again = train(temp.at("a/config.yaml") + " output.dir=" + temp.at("b"));
   REQUIRE(again.ended(0));
   CHECK_FALSE(again.has("warning"));
   CHECK(checksum_of(temp.at("a")) == checksum_of(temp.at("b")));
 }
 
-TEST_CASE(
-    "with local steps a step's time is its own, a sync's too, however many a report has; medians are of "
-    "rounds") {
+TEST_CASE("with local steps a step's and a sync's time are their own, and medians are of rounds") {
   const TempFolder temp;
   // A message over the link takes 40 ms; the steps take less.
-  CHECK(train(kSmallRun +
-              "train.max_steps=20 exchange.every=4 train.check_every=20 dist.ranks=2 dist.link.rate=1gbit "
-              "dist.link.latency=40ms output.dir=" +
-              temp.at("a"))
+  CHECK(train_in(temp.at("a"),
+                 "train.max_steps=20 exchange.every=4 train.check_every=20 dist.ranks=2 "
+                 "dist.link.rate=1gbit dist.link.latency=40ms")
             .ended(0));
   const Metrics metrics = read_metrics(temp.at("a/metrics.jsonl"));
   REQUIRE(metrics.steps.size() == 20);
@@ -262,12 +226,13 @@ TEST_CASE(
 TEST_CASE("a run that gets fewer threads than it asks for warns once and ends as one that asks for these") {
   const TempFolder temp;
   const auto run = [&](const std::string& variables, const std::string& threads) {
-    return run_command("env " + variables + " " TOPKNOT_BIN "/train " + kSmallRun + "data.batch_size=64 " +
-                       "train.device=cpu train.threads=" + threads + " output.dir=" + temp.at(threads));
+    return train_in(temp.at(threads), "data.batch_size=64 train.device=cpu train.threads=" + threads,
+                    "env " + variables);
   };
   REQUIRE(run("", "1").code == 0);
-  for (const std::string limit : {"OMP_THREAD_LIMIT=1", "OMP_MAX_ACTIVE_LEVELS=0"}) {
-    const std::string threads = limit == "OMP_THREAD_LIMIT=1" ? "2" : "3";
+  for (const auto& [limit, threads] :
+       std::map<std::string, std::string>{{"OMP_THREAD_LIMIT=1", "2"}, {"OMP_MAX_ACTIVE_LEVELS=0", "3"}}) {
+    INFO(limit);
     const CommandOutcome limited = run(limit, threads);
     CHECK(limited.ended(0));
     CHECK(limited.count("warning: train.threads: 1 compute thread of " + threads + " on rank 0 (" + limit) ==
@@ -283,24 +248,22 @@ TEST_CASE("a run without output.dir is named by the keys that were given, not by
   const TempFolder temp;
   REQUIRE(
       run_command("cd " + temp.str() + " && " TOPKNOT_BIN "/train " + kSmallRun + "dist.ranks=2").ended(0));
-  for (const auto& run : std::filesystem::directory_iterator(temp.at("runs")))
+  for (const auto& run : fs::directory_iterator(temp.at("runs")))
     CHECK_FALSE(contains(run.path().string(), "buckets"));
 }
 
 TEST_CASE("dist.backend auto is threads by itself and gloo under a launcher without GPUs, and says so") {
   const TempFolder temp;
-  const std::string rest = kSmallRun + "compress.name=topk train.device=cpu dist.timeout_s=60 ";
-  const CommandOutcome threads = train(rest + "dist.ranks=2 output.dir=" + temp.at("threads"));
+  const std::string keys = "compress.name=topk train.device=cpu dist.timeout_s=60 ", rest = kSmallRun + keys;
+  const CommandOutcome threads = train_in(temp.at("threads"), keys + "dist.ranks=2");
   REQUIRE(threads.ended(0));
   CHECK(threads.count("dist.backend: auto takes threads") == 1);
   for (const char* flag : {"--validate", ""}) {
-    const CommandOutcome alone =
-        train(rest + flag + " dist.master=127.0.0.1:29500 output.dir=" + temp.at("alone"));
-    CHECK(alone.ended(2));
-    CHECK(alone.has("ranks that are threads have no master"));
+    check_refused(train_in(temp.at("alone"), keys + flag + " dist.master=127.0.0.1:29500"),
+                  {"ranks that are threads have no master"});
   }
-  CHECK_FALSE(std::filesystem::exists(temp.at("alone")));
-  CHECK(run_command("grep -q \"backend: threads  # auto\" " + temp.at("threads/config.yaml")).ended(0));
+  CHECK_FALSE(fs::exists(temp.at("alone")));
+  CHECK(contains(text_of(temp.at("threads/config.yaml")), "backend: threads  # auto"));
   const auto rank = [&](int r) {
     return "RANK=" + std::to_string(r) + " " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("gloo");
   };
@@ -310,7 +273,7 @@ TEST_CASE("dist.backend auto is threads by itself and gloo under a launcher with
   REQUIRE(gloo.ended(0));
   CHECK(gloo.count(
             "dist.backend: auto takes gloo: torchrun started 2 processes; rank 0: train.device is cpu") == 1);
-  CHECK(run_command("grep -q \"backend: gloo  # auto\" " + temp.at("gloo/config.yaml")).ended(0));
+  CHECK(contains(text_of(temp.at("gloo/config.yaml")), "backend: gloo  # auto"));
   CHECK(checksum_of(temp.at("threads")) == checksum_of(temp.at("gloo")));
 }
 
@@ -349,7 +312,7 @@ TEST_CASE("ranks of a launcher that disagree, or of which one refuses, leave the
   const std::string rest = kSmallRun + "dist.backend=gloo dist.timeout_s=60 output.dir=" + temp.at("run");
   REQUIRE(train(rest + " dist.ranks=2").ended(0));
   const std::string before = text_of(temp.at("run/metrics.jsonl")) + text_of(temp.at("run/config.yaml"));
-  for (const char* folder : {"0", "1"}) std::filesystem::create_directory(temp.at(folder));
+  for (const char* folder : {"0", "1"}) fs::create_directory(temp.at(folder));
   const auto both = [&](const std::string& keys, const std::string& of_one) {
     const auto rank = [&](int r, const std::string& more) {
       return "cd " + temp.at(std::to_string(r)) +
@@ -440,36 +403,27 @@ TEST_CASE("of two runs that start at once in one directory one runs and the othe
   }
 }
 
-TEST_CASE("a run whose directory is deleted ends soon, with one message") {
+TEST_CASE("a run whose directory or lock is deleted ends soon, with one message, and leaves it to the next") {
   const TempFolder temp;
-  for (const std::string backend : {"threads", "gloo"}) {
-    const CommandOutcome outcome =
-        train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend, temp.at(backend),
-                            "rm -r " + temp.at(backend));
-    INFO(backend);
-    CHECK(outcome.code > 0);
-    CHECK(outcome.code < 124);
-    CHECK(outcome.has("metrics.jsonl: the file is gone"));
-  }
-}
-
-TEST_CASE("a run whose lock is deleted ends soon, with one message, and leaves the directory to the next") {
-  const TempFolder temp;
-  for (const std::string backend : {"threads", "gloo"}) {
-    const std::string run = temp.at(backend);
-    const CommandOutcome outcome =
-        train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend, run,
-                            "rm " + run + "/run.lock; " TOPKNOT_BIN "/train " + kSmallRun +
-                                "output.overwrite=true output.dir=" + run + " && echo second done");
-    INFO(backend);
-    CHECK(outcome.code > 0);
-    CHECK(outcome.code < 124);
-    CHECK((outcome.has("run.lock: the file is gone") || outcome.has("metrics.jsonl: the file is gone")));
-    CHECK(outcome.has("second done"));
-    const Metrics metrics = read_metrics(run + "/metrics.jsonl");  // of the second run alone
-    CHECK(metrics.steps.size() == 12);
-    CHECK_FALSE(metrics.stop);
-  }
+  for (const std::string backend : {"threads", "gloo"})
+    for (const bool lock : {false, true}) {
+      const std::string run = temp.at(backend + (lock ? "-lock" : "")),
+                        second = TOPKNOT_BIN "/train " + kSmallRun +
+                                 "output.overwrite=true output.dir=" + run + " && echo second done";
+      const CommandOutcome outcome =
+          train_in_background("optimizer.lr=1e-6 dist.ranks=2 dist.backend=" + backend, run,
+                              lock ? "rm " + run + "/run.lock; " + second : "rm -r " + run);
+      INFO(backend << (lock ? ", lock" : ", directory"));
+      CHECK(outcome.code > 0);
+      CHECK(outcome.code < 124);
+      CHECK((outcome.has("metrics.jsonl: the file is gone") ||
+             (lock && outcome.has("run.lock: the file is gone"))));
+      if (!lock) continue;
+      CHECK(outcome.has("second done"));
+      const Metrics metrics = read_metrics(run + "/metrics.jsonl");  // of the second run alone
+      CHECK(metrics.steps.size() == 12);
+      CHECK_FALSE(metrics.stop);
+    }
 }
 
 TEST_CASE("variables of a launcher that is gone skip no check") {

@@ -3,24 +3,13 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <atomic>
 #include <csignal>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <random>
-#include <sstream>
-#include <thread>
 
 #include "dist/comm/communicator.h"
 #include "dist/rendezvous/socket.h"
 #include "nn/base/text.h"
 #include "tests/cli/command.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
 #include "tests/support/free_port.h"
-#include "tests/support/temp_folder.h"
-#include "train/metrics/metrics.h"
 
 using namespace topknot;
 
@@ -33,11 +22,6 @@ const std::string kRun =
     "train.max_steps=300 "
     "train.epochs=99 optimizer.lr=1e-3 compress.name=topk compress.density=0.05 dist.backend=gloo "
     "dist.timeout_s=60 -q ";
-
-std::string checksum_of(const std::string& folder) {
-  const Metrics metrics = read_metrics(folder + "/metrics.jsonl");
-  return metrics.end ? metrics.end->parameter_checksum : "no end";
-}
 
 // Visits a port in every way until it is told to stop; counts the connections that it made.
 class Strangers {
@@ -179,8 +163,7 @@ TEST_CASE("strangers at the rendezvous do not change a run") {
   if (wanted) std::printf("%d of %d runs unharmed by %d connections\n", unharmed, runs, connections);
 }
 
-TEST_CASE(
-    "a run whose standard streams are closed ends as any other, and none of its files has another's text") {
+TEST_CASE("a run with closed standard streams ends as any other, and no file has another's text") {
   for (const std::string backend : {"threads", "gloo"})
     for (const std::string closed : {"2>&-", ">&-", "<&-", "<&- >&- 2>&-"}) {
       const TempFolder temp;

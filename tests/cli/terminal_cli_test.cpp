@@ -7,14 +7,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <csignal>
-#include <filesystem>
 
 #include "tests/cli/command.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
-#include "tests/support/temp_folder.h"
 #include "train/metrics/metrics.h"
 
 using namespace topknot;
@@ -223,9 +218,7 @@ TEST_CASE("the result of a run goes to standard output, also with -q, and all el
   CHECK(run_command(run + "-q 2>&1 1>/dev/null").output == "");
 }
 
-TEST_CASE(
-    "train --brief shows progress on one line of a terminal, and every line about time names an emulated "
-    "link") {
+TEST_CASE("train --brief shows progress on one line; every line about time names an emulated link") {
   const TempFolder temp;
   const std::string run = kTrain + kSmall + temp.at("run") +
                           " output.overwrite=true train.max_steps=9 train.log_every=3 dist.ranks=2 "
@@ -276,8 +269,7 @@ TEST_CASE("help is as wide as the terminal, and 80 columns where there is none")
   CHECK(widest_line(narrow.output()) <= 60);
 }
 
-TEST_CASE(
-    "train --list configs names the shipped files, from a copied program too, or says where it looked") {
+TEST_CASE("train --list configs names the shipped files, also if copied, or says where it looked") {
   const CommandOutcome here = train("--list configs");
   CHECK(here.ended(0));
   CHECK(says(here.output,

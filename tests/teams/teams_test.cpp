@@ -3,12 +3,7 @@
 #include <fmt/format.h>
 #include <omp.h>
 
-#include <cstdio>
-#include <filesystem>
-#include <functional>
 #include <iostream>
-#include <map>
-#include <sstream>
 
 #include "nn/base/checksum.h"
 #include "nn/ops/kernels.h"
@@ -16,6 +11,7 @@
 #include "optim/optimizer.h"
 #include "tests/compress/every_method.h"
 #include "tests/support/ctc_reference.h"
+#include "tests/support/test.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;
@@ -255,8 +251,7 @@ TEST_CASE("the results of every op", "[.]") {
   print_all();
 }
 
-TEST_CASE(
-    "every op, compression method and optimizer has its usual bits in any team that the environment gives") {
+TEST_CASE("every op, method and optimizer has its usual bits in any team that the environment gives") {
   std::map<int, std::map<std::string, std::string>> usual;
   for (const int threads : {1, 3, 4}) usual[threads] = results("", threads);
   const std::vector<std::pair<std::string, int>> settings = {
