@@ -6,18 +6,17 @@ python3 python/tests/test_islands.py
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
 import signal
-import tempfile
 import time
 import unittest
 import warnings
 
 import numpy as np
 import test_torch
-from test_torch import HAS_FSDP2, NO_FSDP2, Half, TopK, batch, codes_of, expect, network, on_ranks, refused, same, step_of
+from test_torch import HAS_FSDP2, NO_FSDP2, Half, TopK, agree, batch, codes_of, expect, gathered, generated, network
+from test_torch import on_each_rank, recorded, refused, same, shared_folder, step_of, warned, weights_of
 
 import torch
 import torch.distributed as dist
@@ -36,34 +35,14 @@ def two_islands():
     return init_device_mesh(test_torch.device, (2, 2), mesh_dim_names=("between", "inside"))
 
 
-def weights_of(model):
-    return [p.detach().full_tensor() if hasattr(p, "full_tensor") else p.detach().clone() for p in model.parameters()]
-
-
-def agree(tensors, what):
-    """All ranks have the same bits."""
-    for tensor in tensors:
-        all_ = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(all_, tensor.contiguous())
-        expect(all(same(tensor, other) for other in all_), f"{what}: ranks differ")
-
-
-def trained(make, seed, steps=9, saved_at=None, scaled=False):
-    """Weights after some steps of AdamW and an exchange; saved and loaded into new objects after step saved_at."""
+def trained(make, seed, **options):
+    """Weights after some steps of AdamW and an exchange."""
 
     def begin():
         model, sync = make()
         return model, sync, torch.optim.AdamW(model.parameters(), lr=0.01)
 
-    model, sync, optimizer = begin()
-    for step in range(steps):
-        step_of(model, optimizer, batch(seed, step))
-        sync.step()
-        if step == saved_at:
-            state = copy.deepcopy((model.state_dict(), optimizer.state_dict(), sync.state_dict()))
-            model, sync, optimizer = begin()
-            for each, own in zip((model, optimizer, sync), state):
-                each.load_state_dict(own)
+    model, sync, _ = test_torch.trained(begin, seed, **options)
     sync.sync()
     return weights_of(model), sync
 
@@ -117,18 +96,16 @@ def check_ddp_islands(rank, ranks):
             expected, one = trained(alone, island)
             found, sync = trained(ddp(make), island)
             if method != "qsgd":  # what it draws depends on a tensor's place among those that a rank sends
-                expect(all(same(a, b) for a, b in zip(expected, found)), name)
+                expect(all(map(same, expected, found)), name)
             agree(found, name)
             sent = torch.tensor([float(sync.bytes_sent)], device=test_torch.device)
             dist.all_reduce(sent, group=inside)
-            expect(
-                0 < sync.bytes_sent and 0.95 * one.bytes_sent < sent < 1.3 * one.bytes_sent + 200,
-                f"{name}: {one.bytes_sent} {sent}",
-            )
+            once = 0.95 * one.bytes_sent < sent < 1.3 * one.bytes_sent + 200
+            expect(0 < sync.bytes_sent and once, f"{name}: {one.bytes_sent} {sent}")
             # In the middle of a round, and while an exchange is on its way.
             for step in (4, 5, 6) if streamed else (4,):
                 again, _ = trained(ddp(make), island, saved_at=step)
-                expect(all(same(a, b) for a, b in zip(found, again)), f"{name}, resumed after step {step}")
+                expect(all(map(same, found, again)), f"{name}, resumed after step {step}")
     owned = [{*fragment.own} for fragment in sync._fragments]
     dist.all_gather_object(all_ := [None] * ranks, owned)
     expect(all(not a & b and len(a | b) == len(f.parameters) for a, b, f in zip(all_[0], all_[1], sync._fragments)), f"{all_}")
@@ -137,7 +114,7 @@ def check_ddp_islands(rank, ranks):
     single = [dist.new_group([r]) for r in range(ranks)][rank]
     expected, _ = trained(lambda: (model := network(), by("sparseloco")(model)), rank)
     found, _ = trained(lambda: (model := DistributedDataParallel(network(), process_group=single), by("sparseloco")(model)), rank)
-    expect(all(same(a, b) for a, b in zip(expected, found)), "islands of one rank")
+    expect(all(map(same, expected, found)), "islands of one rank")
 
     # Of other batches, in bfloat16 with a GradScaler that skips a step, by the formula in float64. A compiled model too.
     model = torch.compile(DistributedDataParallel(network(), process_group=inside), backend="eager")
@@ -201,13 +178,11 @@ def check_ddp_islands(rank, ranks):
                         next(iter(sync._fragments[0].own.values())).view(-1)[0] = float("nan")
                 elif bad == "2, 3":
                     step_of(model, optimizer, batch(rank, 0) * (float("nan") if rank == 3 else 1))
-                with warnings.catch_warnings(record=True) as caught:
-                    warnings.simplefilter("always")
+                with warned(f"weights of rank {bad} are"):
                     expect(not sync.sync(), bad)
-                expect(any(f"weights of rank {bad} are" in str(w.message) for w in caught), [str(w.message) for w in caught])
                 expect(bool(optimizer.state) == (island == 0), "the optimizers of the island begin anew")
                 if not streamed:
-                    expect(all(same(a, b) for a, b in zip(before, weights_of(model))), "back to the last exchange")
+                    expect(all(map(same, before, weights_of(model))), "back to the last exchange")
                     expect(states == [f.compressor.save() for f in sync._fragments], f"{method}: the state has changed")
                 expect(all(bool(w.isfinite().all()) for w in weights_of(model)), "not finite")
             step_of(model, optimizer, batch(rank, 1))
@@ -221,23 +196,20 @@ def check_ddp_islands(rank, ranks):
             model.module[0].weight.fill_(-3e38)
             model.module[2].weight += 1
         expect(len({sync._fragments[0].owners[name] for name in ("0.weight", "2.weight")}) == 2, "one rank has both")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warned("a change of the weights is too large"):
             expect(not sync.sync(), f"{method}")
-        expect(any("a change of the weights is too large" in str(w.message) for w in caught), [str(w.message) for w in caught])
-        expect(all(same(a, b) for a, b in zip(before, weights_of(model))), "back to the last exchange")
+        expect(all(map(same, before, weights_of(model))), "back to the last exchange")
 
     check_run_of_islands(rank, mesh, inside)
     check_refusals_of_islands(rank, mesh, inside)
 
 
 def check_run_of_islands(rank, mesh, inside):
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder, src=0)
+    folder = shared_folder()
     model = DistributedDataParallel(network(), process_group=inside)
     sync = LocalSteps(model, "diloco", process_group=mesh, **STREAMED)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = Run(folder[0] + "/run", sync)
+    run = Run(folder + "/run", sync)
     for step in range(8):
         step_of(model, optimizer, batch(rank, step))
         sync.step()
@@ -245,42 +217,40 @@ def check_run_of_islands(rank, mesh, inside):
     run.close()
     dist.barrier()
     if rank == 0:
-        lines = [json.loads(line) for line in open(folder[0] + "/run/metrics.jsonl")]
-        steps = lines[1:-1]
+        lines, steps = recorded(folder + "/run", 4)
         expect([line["bytes_sent"] > 0 for line in steps] == [False, False, True, False, True, False, True, False], "arrivals")
         sent = sum(line["bytes_sent"] for line in steps)
         expect(sent == lines[-1]["bytes_sent"] == sync.bytes_sent, "bytes")
         expect(lines[-1]["bytes_dense"] == 8 * 4 * sync._numel, "dense bytes are of what the rank sends")
         expect(steps[1]["encode_s"] > 0 and steps[2]["communicate_s"] > 0, "times")
-        expect(abs(steps[0]["images_per_second"] * steps[0]["time_s"] - 32) < 1e-6, "images of all ranks")
-        config = read_config(folder[0] + "/run/config.yaml")
+        config = read_config(folder + "/run/config.yaml")
         facts = {"dist.ranks": "4", "dist.ranks_per_island": "2", "exchange.fragments": "2", "exchange.overlap_steps": "1",
                  "exchange.outer.alpha": "0.5", "exchange.every": "4"}  # fmt: skip
         expect({key: config[key].text for key in facts} == facts, f"{config}")
-        shutil.rmtree(folder[0])
+        shutil.rmtree(folder)
 
 
 def check_refusals_of_islands(rank, mesh, inside):
     groups = [dist.new_group(r) for r in ([0, 3], [1, 2], [2, 3])]
     crossed = groups[0] if rank in (0, 3) else groups[1]
     model = DistributedDataParallel(network(), process_group=inside)
-    with refused("process_group has the ranks of equal place"):
-        LocalSteps(model, every=2, process_group=crossed)
-    with refused("LocalSteps takes the model itself, or one whose DistributedDataParallel has the ranks of one island"):
-        LocalSteps(model, every=2)
-    with refused(f"averages every gradient with rank {1 if rank == 0 else 0}, which is in process_group"):
-        LocalSteps(DistributedDataParallel(network()), every=2)
-    with refused("whose second dimension has here ranks"):
-        LocalSteps(DistributedDataParallel(network()), every=2, process_group=mesh)
     state = LocalSteps(model, every=2, process_group=mesh).state_dict()
     state[f"rank {rank} of 4"][0]["settings"]["place"] = "1 of 3"
+    other = DistributedDataParallel(nn.Linear(4, 4 + rank // 2).to(test_torch.device), process_group=inside)
+    one = "LocalSteps takes the model itself, or one whose DistributedDataParallel has the ranks of one island"
+    wrapper = type("FullyShardedDataParallel", (nn.Linear,), {})
+    for wrong, group, text in [
+        (model, crossed, "process_group has the ranks of equal place"),
+        (model, None, one),
+        (DistributedDataParallel(network()), None, f"averages every gradient with rank {1 if rank == 0 else 0}, which is in process_group"),
+        (DistributedDataParallel(network()), mesh, "whose second dimension has here ranks"),
+        (wrapper(4, 4), None, "fully_shard(model, mesh=...) in place of FullyShardedDataParallel"),
+        (other, mesh, "of other sizes than rank"),
+    ]:  # fmt: skip
+        with refused(text):
+            LocalSteps(wrong, every=2, process_group=group)
     with refused(f"another place (1 of 3 in the state, {rank % 2} of 2 here)"):
         LocalSteps(model, every=2, process_group=mesh).load_state_dict(state)
-    with refused("fully_shard(model, mesh=...) in place of FullyShardedDataParallel"):
-        LocalSteps(type("FullyShardedDataParallel", (nn.Linear,), {})(4, 4), every=2)
-    other = DistributedDataParallel(nn.Linear(4, 4 + rank // 2).to(test_torch.device), process_group=inside)
-    with refused("of other sizes than rank"):
-        LocalSteps(other, every=2, process_group=mesh)
 
 
 def check_fsdp_islands(rank, ranks):
@@ -309,7 +279,7 @@ def check_fsdp_islands(rank, ranks):
                 lambda: (model := plain(), by(method, **keys, **streamed)(model, process_group=between)), island
             )
             found, sync = trained(sharded(method, **keys, **streamed), island)
-            expect(all(same(a, b) for a, b in zip(expected, found)), f"{method}, {streamed}")
+            expect(all(map(same, expected, found)), f"{method}, {streamed}")
             expect(0 < sync.bytes_sent < 0.6 * one.bytes_sent, f"{sync.bytes_sent} of {one.bytes_sent}")
 
     # Of other batches: shards, compressed by the library's own compressors. The forward pass of an evaluation does no harm.
@@ -324,8 +294,7 @@ def check_fsdp_islands(rank, ranks):
         step_of(model, optimizer, batch(rank, step))
         changes = [{}, {}]
         for name, shard in shards.items():
-            both = [torch.empty_like(theta[name]) for _ in range(2)]
-            dist.all_gather(both, theta[name] - shard.detach().cpu(), group=between)
+            both = gathered(theta[name] - shard.detach().cpu(), between)
             for r in range(2):
                 changes[r][name] = both[r].numpy()
         with torch.no_grad():
@@ -344,7 +313,7 @@ def check_fsdp_islands(rank, ranks):
     for streamed, saved_at in (({}, 4), (STREAMED, 5)):
         make = sharded("sparseloco", density=0.1, **streamed)
         a, b = trained(make, rank)[0], trained(make, rank, saved_at=saved_at)[0]
-        expect(all(same(x, y) for x, y in zip(a, b)), f"resumed, {streamed}")
+        expect(all(map(same, a, b)), f"resumed, {streamed}")
 
     # NaN in a shard.
     model, sync = sharded("sparseloco", density=0.1)()
@@ -355,24 +324,22 @@ def check_fsdp_islands(rank, ranks):
     if rank == 3:
         with torch.no_grad():
             model[0][0].weight.to_local()[0, 0] = float("nan")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("weights of rank 3 are not finite"):
         expect(not sync.sync())
-    expect(any("weights of rank 3 are not finite" in str(w.message) for w in caught), [str(w.message) for w in caught])
     expect(bool(optimizer.state) == (island == 0), "the optimizers of the island begin anew")
-    expect(all(same(a, b) for a, b in zip(before, weights_of(model))), "back to the last exchange")
+    expect(all(map(same, before, weights_of(model))), "back to the last exchange")
 
-    hybrid = fully_shard(network(), mesh=mesh)
-    with refused(
-        "parameter '0.weight' is on a mesh of 2 dimensions (HSDP), and PyTorch averages over the first in every step; give fully_shard()"
-    ):
-        LocalSteps(hybrid, every=2, process_group=mesh)
     part = plain()
     fully_shard(part[0], mesh=mesh["inside"])
-    with refused("parameter '2.weight' is outside of fully_shard(), so that the island's ranks would not average its gradients"):
-        LocalSteps(part, every=2, process_group=mesh)
-    with refused("one whose fully_shard() has the ranks of one island"):
-        LocalSteps(fully_shard(network(), mesh=init_device_mesh(test_torch.device, (4,))), every=2)
+    for wrong, group, text in [
+        (fully_shard(network(), mesh=mesh), mesh, "parameter '0.weight' is on a mesh of 2 dimensions (HSDP), and PyTorch "
+         "averages over the first in every step; give fully_shard()"),
+        (part, mesh, "parameter '2.weight' is outside of fully_shard(), so that the island's ranks would not average its gradients"),
+        (fully_shard(network(), mesh=init_device_mesh(test_torch.device, (4,))), None,
+         "one whose fully_shard() has the ranks of one island"),
+    ]:  # fmt: skip
+        with refused(text):
+            LocalSteps(wrong, every=2, process_group=group)
 
 
 class Parts(nn.Module):
@@ -417,14 +384,6 @@ E3M0 = [
 ]  # fmt: skip
 
 
-def generated(n, seed):
-    values = []
-    for i in range(n):
-        u = ((i * (7919 + 613 * seed) + 104729 * seed + 1) % 10007 - 5003.3) / 10007.0
-        values.append(8.0 * u * u * u * (1.0 + 0.1 * (i % 7)))
-    return torch.tensor(values, dtype=torch.float64).float().to(test_torch.device)
-
-
 def check_fragments(rank, ranks):
     matrix, target = generated(30, 3).view(6, 5), generated(6, 4 + rank)
     e3m0 = {"preset": "topk", "density": 1.0, "memory": "none", "values": "e3m0", "dense_1d": False}
@@ -460,7 +419,7 @@ def check_fragments(rank, ranks):
         agree(expected, f"{method}")
         for step in range(2, 6):
             found, again = trained(lambda: (model := network(), make(model)), rank, saved_at=step)
-            expect(all(same(a, b) for a, b in zip(expected, found)), f"{method}, resumed after step {step}")
+            expect(all(map(same, expected, found)), f"{method}, resumed after step {step}")
             expect(again.bytes_sent == sync.bytes_sent, f"{method}, bytes, resumed after step {step}")
     if method == "qsgd":  # a state of an earlier version
         model = network()
@@ -589,15 +548,9 @@ def check_killed(rank, ranks):
 
 
 class IslandsTest(unittest.TestCase):
-    def test_islands_of_ddp(self):
-        on_ranks(4, check_ddp_islands)
-
-    @unittest.skipUnless(HAS_FSDP2, NO_FSDP2)
-    def test_islands_of_fsdp2(self):
-        on_ranks(4, check_fsdp_islands)
-
-    def test_fragments_and_overlap(self):
-        on_ranks(2, check_fragments)
+    test_islands_of_ddp = on_each_rank(4, check_ddp_islands)
+    test_islands_of_fsdp2 = unittest.skipUnless(HAS_FSDP2, NO_FSDP2)(on_each_rank(4, check_fsdp_islands))
+    test_fragments_and_overlap = on_each_rank(2, check_fragments)
 
     def test_a_killed_rank_ends_the_others(self):
         self.assertEqual(codes_of(4, check_killed), [7, 7, 7, -signal.SIGKILL])
@@ -607,11 +560,10 @@ class IslandsTest(unittest.TestCase):
 class GpuTest(unittest.TestCase):
     """The same checks with models on a GPU that the processes share."""
 
-    def test_over_gloo_and_nccl(self):
-        for backend in ("gloo", "nccl"):
-            for ranks, check in ((2, check_fragments), (4, check_ddp_islands), (4, check_fsdp_islands)):
-                with self.subTest(f"{check.__name__}, {backend}"):
-                    on_ranks(ranks, check, backend, "cuda")
+    test_fragments_over_gloo = on_each_rank(2, check_fragments, backend="gloo", where="cuda")
+    test_fragments_over_nccl = on_each_rank(2, check_fragments, backend="nccl", where="cuda")
+    test_islands_over_gloo = on_each_rank(4, check_ddp_islands, check_fsdp_islands, backend="gloo", where="cuda")
+    test_islands_over_nccl = on_each_rank(4, check_ddp_islands, check_fsdp_islands, backend="nccl", where="cuda")
 
 
 if __name__ == "__main__":

@@ -100,6 +100,17 @@ def on_ranks(ranks, check, backend="gloo", where="cpu"):
         raise AssertionError(f"processes ended with {codes}; their errors are above")
 
 
+def on_each_rank(ranks, *checks, **place):
+    """A test of these checks."""
+
+    def test(self):
+        for check in checks:
+            with self.subTest(check.__name__):
+                on_ranks(ranks, check, **place)
+
+    return test
+
+
 def expect(condition, text=""):
     if not condition:
         raise AssertionError(text)
@@ -120,8 +131,50 @@ def same(a, b):
     return a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
+def gathered(tensor, group=None):
+    """What every rank has."""
+    all_ = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_, tensor.contiguous(), group=group)
+    return all_
+
+
+def agree(tensors, what):
+    """All ranks have the same bits."""
+    for tensor in tensors:
+        expect(all(same(tensor, other) for other in gathered(tensor)), f"{what}: ranks differ")
+
+
+@contextlib.contextmanager
+def warned(part, really=True):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    said = [str(w.message) for w in caught]
+    expect(any(part in text for text in said) == really, f"'{part}': {said}")
+
+
+def shared_folder():
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder, src=0)
+    return folder[0]
+
+
 def wrapped(model, **more):
     return DistributedDataParallel(model, **more)
+
+
+def hooked(model, method="topk", more=None, **keys):
+    """A model under DistributedDataParallel, which has more, and its hook."""
+    ddp = wrapped(model, **(more or {}))
+    return ddp, topknot.torch.CompressionHook(ddp, method, **keys)
+
+
+def backward(model, inputs, **forward):
+    model(inputs, **forward).square().mean().backward()
+
+
+def weights_of(model):
+    return [p.detach().full_tensor() if hasattr(p, "full_tensor") else p.detach().clone() for p in model.parameters()]
 
 
 def network():
@@ -137,7 +190,7 @@ def own_gradients(model, inputs):
     """This rank's gradients, not averaged, by name."""
     twin = copy.deepcopy(model)
     twin.zero_grad()
-    twin(inputs).square().mean().backward()
+    backward(twin, inputs)
     return {name: p.grad.clone() for name, p in twin.named_parameters() if p.grad is not None}
 
 
@@ -145,10 +198,8 @@ def of_all_ranks(gradients, ranks):
     """[rank][name]"""
     all_ = [{} for _ in range(ranks)]
     for name, gradient in gradients.items():
-        parts = [torch.empty_like(gradient) for _ in range(ranks)]
-        dist.all_gather(parts, gradient)
-        for rank in range(ranks):
-            all_[rank][name] = parts[rank].cpu().numpy()
+        for each, part in zip(all_, gathered(gradient)):
+            each[name] = part.cpu().numpy()
     return all_
 
 
@@ -166,10 +217,6 @@ def saved(compressor):
     return torch.from_numpy(np.frombuffer(compressor.save(), np.uint8).copy())
 
 
-def averages_of(compressors, gradients, step):
-    return topknot.average(compressors, gradients, step=step)
-
-
 def check_methods(rank, ranks):
     for method in topknot.methods()["methods"]:
         keys = keys_of(method)
@@ -178,15 +225,14 @@ def check_methods(rank, ranks):
         locals_ = [Compressor(method, shapes, rank=r, ranks=ranks, keys=keys) for r in range(ranks)]
 
         def fresh():
-            ddp = wrapped(model, bucket_cap_mb=0.003)
-            return ddp, topknot.torch.CompressionHook(ddp, method, dense_steps=0, keys=keys)
+            return hooked(model, method, {"bucket_cap_mb": 0.003}, dense_steps=0, keys=keys)
 
         ddp, hook = fresh()
         for step in range(20):
             inputs = batch(rank, step)
-            expected = averages_of(locals_, of_all_ranks(own_gradients(model, inputs), ranks), step)
+            expected = topknot.average(locals_, of_all_ranks(own_gradients(model, inputs), ranks), step=step)
             ddp.zero_grad()
-            ddp(inputs).square().mean().backward()
+            backward(ddp, inputs)
             for name, parameter in model.named_parameters():
                 average = torch.from_numpy(np.array(expected[name]))
                 where = f"{method}, step {step}, {name}"
@@ -218,10 +264,8 @@ def check_buckets(rank, ranks):
         locals_ = {}  # by bucket: of all ranks
 
         def fresh(cap):
-            ddp = wrapped(model, bucket_cap_mb=cap)
-            if method == "dense":
-                return ddp, topknot.torch.CompressionHook(ddp, method, values=keys["values"])
-            return ddp, topknot.torch.CompressionHook(ddp, method, scope="bucket", keys=keys)
+            own = {"values": keys["values"]} if method == "dense" else {"scope": "bucket", "keys": keys}
+            return hooked(model, method, {"bucket_cap_mb": cap}, **own)
 
         def expected(names):
             if names not in locals_:
@@ -237,7 +281,7 @@ def check_buckets(rank, ranks):
                 gradients = of_all_ranks(own_gradients(model, inputs), ranks)
                 ddp.zero_grad()
                 before = hook.bytes_sent
-                ddp(inputs).square().mean().backward()
+                backward(ddp, inputs)
                 if method == "dense":
                     hook._channel._gather = None  # all messages have one length
                 if method == "dense" and step >= steps[0] + dense:  # a piece to each other rank, and the sum of its own
@@ -249,7 +293,7 @@ def check_buckets(rank, ranks):
                     expect(hook.bytes_sent - before == sent, f"{hook.bytes_sent - before} bytes, not {sent}")
                 for names in [] if step < steps[0] + dense else hook._compressors._made:
                     mine = [{name: g[name] for name in names} for g in gradients]
-                    averages = averages_of(expected(names), mine, step)
+                    averages = topknot.average(expected(names), mine, step=step)
                     for name in names:
                         where = f"{method}, step {step}, {name}"
                         expect(same(model.get_parameter(name).grad, torch.from_numpy(np.array(averages[name]))), where)
@@ -297,7 +341,7 @@ def check_buckets(rank, ranks):
 
 def step_of(ddp, optimizer, inputs, **forward):
     optimizer.zero_grad()
-    ddp(inputs, **forward).square().mean().backward()
+    backward(ddp, inputs, **forward)
     optimizer.step()
 
 
@@ -312,17 +356,13 @@ def check_layouts(rank, ranks):
         ends, kept = [], []
         for layout in (torch.contiguous_format, torch.channels_last):
             model = conv(layout)
-            ddp = wrapped(model, gradient_as_bucket_view=layout is torch.channels_last)
-            hook = topknot.torch.CompressionHook(ddp, method, keys=keys)
+            ddp, hook = hooked(model, method, {"gradient_as_bucket_view": layout is torch.channels_last}, keys=keys)
             optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
             for step in range(5):
                 step_of(ddp, optimizer, batch(rank, step, 2, 4, 9, 9).to(memory_format=layout))
-            ends.append([p.detach().clone() for p in model.parameters()])
+            ends.append(weights_of(model))
             kept.append(hook.residual("2.weight"))
-            for p in ends[-1]:
-                both = [torch.empty_like(p) for _ in range(ranks)]
-                dist.all_gather(both, p)
-                expect(all(same(p, other) for other in both), f"{method} with {layout}: ranks differ")
+            agree(ends[-1], f"{method} with {layout}")
         if method == "topk":  # the others see a matrix with its columns in another order
             for a, b in zip([*ends[0], kept[0]], [*ends[1], kept[1]]):
                 expect(a.shape == b.shape and (a - b).abs().max() < 1e-4, "channels_last")
@@ -330,21 +370,19 @@ def check_layouts(rank, ranks):
     # In bfloat16 the average is rounded once; with one entry in ten it is that of the float gradients' compressor.
     for dtype in (torch.bfloat16, torch.float16):
         model = network().to(dtype)
-        ddp = wrapped(model)
-        hook = topknot.torch.CompressionHook(ddp, "topk", density=0.1, dense_steps=0)
+        ddp, _ = hooked(model, density=0.1, dense_steps=0)
         inputs = batch(rank, 0).to(dtype)
         gradients = of_all_ranks({n: g.float() for n, g in own_gradients(model, inputs).items()}, ranks)
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         locals_ = [Compressor("topk", shapes, rank=r, ranks=ranks, density=0.1) for r in range(ranks)]
-        expected = averages_of(locals_, gradients, 0)
-        ddp(inputs).square().mean().backward()
+        expected = topknot.average(locals_, gradients, step=0)
+        backward(ddp, inputs)
         for name, p in model.named_parameters():
             expect(same(p.grad, torch.from_numpy(np.array(expected[name])).to(dtype)), f"{dtype}, {name}")
 
     def trained(accumulate=False, **more):
         model = network()
-        ddp = wrapped(model, **more)
-        hook = topknot.torch.CompressionHook(ddp, "topk", density=0.1)
+        ddp, hook = hooked(model, more=more, density=0.1)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         for step in range(6):
             inputs = batch(rank, step)
@@ -354,23 +392,20 @@ def check_layouts(rank, ranks):
                     (ddp(inputs[:4]).square().mean() / 2).backward()
                 (ddp(inputs[4:]).square().mean() / 2).backward()
             else:
-                ddp(inputs).square().mean().backward()
+                backward(ddp, inputs)
             nn.utils.clip_grad_norm_(ddp.parameters(), 0.05)
             optimizer.step()
         expect(hook.step == 6)
-        times = hook.times
-        expect(times.steps == 4 and min(times[1:]) > 0, str(times))
+        expect(hook.times.steps == 4 and min(hook.times[1:]) > 0, str(hook.times))
         return model
 
-    plain, static, unused, summed = (
+    plain, static, unused, summed = map(weights_of, (
         trained(), trained(static_graph=True), trained(find_unused_parameters=True), trained(accumulate=True)
-    )  # fmt: skip
-    for a, b, c, d in zip(plain.parameters(), static.parameters(), unused.parameters(), summed.parameters()):
+    ))  # fmt: skip
+    for a, b, c, d in zip(plain, static, unused, summed):
         expect(same(a, b) and same(a, c), "static_graph, find_unused_parameters")
         expect((a - d).abs().max() < 1e-5, "no_sync")
-        both = [torch.empty_like(a) for _ in range(ranks)]
-        dist.all_gather(both, a.detach())
-        expect(all(same(a.detach(), other) for other in both), "ranks differ")
+    agree(plain, "after six steps")
 
     # A parameter with gaps in memory, which a bucket has in rows.
     class Gaps(nn.Module):
@@ -382,25 +417,16 @@ def check_layouts(rank, ranks):
         def forward(self, x):
             return x @ self.weight.t()
 
-    model, twin = Gaps().to(device), Gaps().to(device)
-    ddp, other = wrapped(model), wrapped(twin)
-    topknot.torch.CompressionHook(ddp, "topk", density=1.0, dense_steps=0)
-    for step in range(2):
-        for each in (ddp, other):
-            each.zero_grad()
-            each(batch(rank, step)).square().mean().backward()
-        expect((model.weight.grad - twin.weight.grad).abs().max() < 1e-6, "a parameter with gaps")
-
     # Dense steps are DDP's own averages.
-    model, twin = network(), network()
-    ddp, other = wrapped(model), wrapped(twin)
-    topknot.torch.CompressionHook(ddp, "topk", density=0.01, dense_steps=2)
-    for step in range(3):
-        for each in (ddp, other):
-            each.zero_grad()
-            each(batch(rank, step)).square().mean().backward()
-        equal = all((a.grad - b.grad).abs().max() < 1e-7 for a, b in zip(model.parameters(), twin.parameters()))
-        expect(equal == (step < 2), f"dense step {step}")
+    for make, density, dense_steps, near in [(Gaps, 1.0, 0, 1e-6), (network, 0.01, 2, 1e-7)]:
+        model, twin = make().to(device), make().to(device)
+        ddp, other = hooked(model, density=density, dense_steps=dense_steps)[0], wrapped(twin)
+        for step in range(3):
+            for each in (ddp, other):
+                each.zero_grad()
+                backward(each, batch(rank, step))
+            equal = all((a.grad - b.grad).abs().max() < near for a, b in zip(model.parameters(), twin.parameters()))
+            expect(equal == (density == 1 or step < dense_steps), f"{make}, step {step}")
 
 
 class Branches(nn.Module):
@@ -415,19 +441,16 @@ class Branches(nn.Module):
 
 def check_unused(rank, ranks):
     model = Branches().to(device)
-    ddp = wrapped(model, find_unused_parameters=True)
-    hook = topknot.torch.CompressionHook(ddp, "topk", density=0.1, dense_steps=0)
-    ddp(batch(rank, 0), "abc").square().mean().backward()
+    ddp, hook = hooked(model, more={"find_unused_parameters": True}, density=0.1, dense_steps=0)
+    backward(ddp, batch(rank, 0), which="abc")
     kept = hook.residual("c.weight").clone()
     expect(kept.abs().max() > 0)
     ddp.zero_grad(set_to_none=True)
-    ddp(batch(rank, 1), "ab" if rank == 0 else "a").square().mean().backward()  # c by nobody, b by rank 0 alone
+    backward(ddp, batch(rank, 1), which="ab" if rank == 0 else "a")  # c by nobody, b by rank 0 alone
     expect(model.c.weight.grad is None, "what no rank used has no gradient")
     expect(same(hook.residual("c.weight"), kept), "and keeps its residual")
     expect(model.b.weight.grad is not None and model.b.weight.grad.abs().max() > 0)
-    both = [torch.empty_like(model.b.weight) for _ in range(ranks)]
-    dist.all_gather(both, model.b.weight.grad)
-    expect(all(same(both[0], other) for other in both))
+    agree([model.b.weight.grad], "what one rank used")
 
 
 def check_scaler(rank, ranks):
@@ -435,11 +458,9 @@ def check_scaler(rank, ranks):
     ends = []
     for disturbed in (False, True):
         model = network()
-        ddp = wrapped(model, bucket_cap_mb=0.003)
-        scaler = torch.amp.GradScaler(
-            device, init_scale=256.0 if disturbed else 1024.0, growth_interval=2, growth_factor=8.0, backoff_factor=0.25
-        )
-        hook = topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0, scaler=scaler)
+        scale = {"init_scale": 256.0 if disturbed else 1024.0, "growth_interval": 2, "growth_factor": 8.0, "backoff_factor": 0.25}
+        scaler = torch.amp.GradScaler(device, **scale)
+        ddp, hook = hooked(model, more={"bucket_cap_mb": 0.003}, density=0.05, dense_steps=0, scaler=scaler)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         for step in range(-1 if disturbed else 0, 4):
             optimizer.zero_grad()
@@ -450,17 +471,16 @@ def check_scaler(rank, ranks):
             scaler.scale(loss).backward()
             if overflow is not None:
                 overflow.remove()
-            before = [p.detach().clone() for p in model.parameters()]
+            before = weights_of(model)
             scaler.step(optimizer)
             scaler.update()
             if step == -1:
-                expect(all(same(a, b.detach()) for a, b in zip(before, model.parameters())), "the step was not skipped")
+                expect(all(map(same, before, weights_of(model))), "the step was not skipped")
                 for name, _ in model.named_parameters():
                     residual = hook.residual(name)
                     expect(residual is None or residual.abs().max() == 0, f"a skipped step left a residual of {name}")
-                scale = scaler.get_scale()
-                expect(scale == 64, f"scale {scale}")
-        ends.append([p.detach().clone() for p in model.parameters()] + [hook.residual("0.weight")])
+                expect(scaler.get_scale() == 64, f"scale {scaler.get_scale()}")
+        ends.append([*weights_of(model), hook.residual("0.weight")])
     for a, b in zip(*ends):
         expect((a - b).abs().max() < 1e-6, "the skipped step left a trace")
 
@@ -468,13 +488,12 @@ def check_scaler(rank, ranks):
 def check_not_finite(rank, ranks):
     for more in ({}, {"find_unused_parameters": True}):
         model = network()
-        ddp = wrapped(model, **more)
-        hook = topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0)
-        ddp(batch(rank, 0)).square().mean().backward()
+        ddp, hook = hooked(model, more=more, density=0.05, dense_steps=0)
+        backward(ddp, batch(rank, 0))
         before = {name: hook.residual(name) for name, _ in model.named_parameters()}
         expect(before["0.weight"].abs().max() > 0)
         overflow = model[2].weight.register_hook(lambda g: g * float("inf")) if rank == 1 else None
-        ddp(batch(rank, 1)).square().mean().backward()
+        backward(ddp, batch(rank, 1))
         if overflow is not None:
             overflow.remove()
         expect(all(bool(p.grad.isnan().any()) for p in model.parameters()), "NaN of one rank must reach all")
@@ -482,16 +501,15 @@ def check_not_finite(rank, ranks):
             after = hook.residual(name)
             expect(after is None if residual is None else same(after, residual), f"the residual of {name} has changed")
         ddp.zero_grad()
-        ddp(batch(rank, 2)).square().mean().backward()
+        backward(ddp, batch(rank, 2))
         expect(all(bool(p.grad.isfinite().all()) for p in model.parameters()))
 
 
 def check_error(rank, ranks):
     """An error of one rank's exchange ends all ranks' soon, and no gradient of another bucket arrives."""
     model = network()
-    ddp = wrapped(model, bucket_cap_mb=0.003)
-    hook = topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0)
-    ddp(batch(rank, 0)).square().mean().backward()
+    ddp, hook = hooked(model, more={"bucket_cap_mb": 0.003}, density=0.05, dense_steps=0)
+    backward(ddp, batch(rank, 0))
     if rank == 0:
 
         def broken(*_, **__):
@@ -499,9 +517,9 @@ def check_error(rank, ranks):
 
         hook._compressors.of([*dict(model.named_parameters())]).encode_pointers = broken
     with refused("boom" if rank == 0 else "", RuntimeError):
-        ddp(batch(rank, 1)).square().mean().backward()
+        backward(ddp, batch(rank, 1))
     with refused("", RuntimeError):  # PyTorch's own by now
-        ddp(batch(rank, 2)).square().mean().backward()
+        backward(ddp, batch(rank, 2))
     with refused("exchanges nothing more", RuntimeError):
         hook._hook(None)
     os._exit(0)  # DistributedDataParallel's own group may have been left in the middle of a pass
@@ -509,8 +527,7 @@ def check_error(rank, ranks):
 
 def check_format(rank, ranks):
     model = nn.Sequential(nn.Conv2d(4, 8, 3)).to(device)
-    ddp = wrapped(model)
-    topknot.torch.CompressionHook(ddp, "topk", dense_steps=0)
+    ddp, _ = hooked(model, dense_steps=0)
     model.to(memory_format=torch.channels_last)
     with refused("memory format", Exception):
         ddp(torch.ones(2, 4, 9, 9, device=device)).sum().backward()
@@ -518,110 +535,101 @@ def check_format(rank, ranks):
 
 
 def check_refusals(rank, ranks):
-    with refused("DistributedDataParallel"):
-        topknot.torch.CompressionHook(network(), "topk")
-    with refused("did you mean 'topk'"):
-        topknot.torch.CompressionHook(wrapped(network()), "topkk")
-    with refused("did you mean 'density'"):
-        topknot.torch.CompressionHook(wrapped(network()), "topk", densty=0.1)
-    with refused("'tensor' or 'bucket', not 'model'"):
-        topknot.torch.CompressionHook(wrapped(network()), "topk", scope="model")
-    if device == "cpu":
-        with refused("device='cuda', and the parameters are on cpu"):
-            topknot.torch.CompressionHook(wrapped(network()), "topk", device="cuda")
-    with refused("local steps keep their state in the CPU's memory"):
-        topknot.torch.LocalSteps(network(), "sparseloco", every=2, device="cuda")
-    for preset, outer in {"sparseloco": ("sgd", 1.0, 0.0), "diloco": ("nesterov", 0.7, 0.9),
-                          "muloco": ("nesterov", 0.9, 0.8), "topk": ("nesterov", 0.7, 0.9)}.items():  # fmt: skip
-        sync = topknot.torch.LocalSteps(network(), preset, every=2)
-        assert (sync.outer, sync.outer_lr, sync.outer_momentum) == outer, preset
-    assert topknot.torch.LocalSteps(network(), every=2, outer_lr=0.5).outer_lr == 0.5
-    with refused("remove scope='bucket'"):
-        topknot.torch.CompressionHook(wrapped(network(), find_unused_parameters=True), "topk", scope="bucket")
-    with refused("float64"):
-        topknot.torch.CompressionHook(wrapped(network().double()), "topk")
-    ddp = wrapped(network())
-    topknot.torch.CompressionHook(ddp, "topk")
-    with refused("comm_hook", RuntimeError):
-        topknot.torch.CompressionHook(ddp, "topk")
-    ddp = wrapped(nn.Embedding(10, 4, sparse=True).to(device))
-    topknot.torch.CompressionHook(ddp, "topk", dense_steps=0)
-    with refused("sparse", Exception):
-        ddp(torch.tensor([1, 2], device=device)).sum().backward()
+    def hook(method="topk", more=None, **keys):
+        return hooked(network(), method, more, **keys)[1]
+
+    def local(preset="sparseloco", every=2, model=None, **keys):
+        return topknot.torch.LocalSteps(model or network(), preset, every=every, **keys)
+
     dynamo = importlib.import_module("torch._dynamo")
 
-    before = dynamo.config.optimize_ddp
-    dynamo.config.optimize_ddp = "python_reducer"
-    with refused("python_reducer"):
-        topknot.torch.CompressionHook(wrapped(network()), "topk")
-    dynamo.config.optimize_ddp = before
-    with refused("LocalSteps takes the model itself"):
-        topknot.torch.LocalSteps(wrapped(network()), every=2)
-    for every, reason in ((0, "at least 1, not 0"), (2.5, "every must be a whole number, not 2.5")):
-        with refused(reason):
-            topknot.torch.LocalSteps(network(), every=every)
-    with refused("dense_steps must be a whole number"):
-        topknot.torch.CompressionHook(wrapped(network()), "topk", dense_steps=0.5)
-    with refused("no preset or method 'sparselocco'; did you mean 'sparseloco'? presets: diloco,"):
-        topknot.torch.LocalSteps(network(), "sparselocco", every=2)
-    for wrong, reason in (({"outer_lr": "0.7"}, "outer_lr"), ({"outer_lr": 0}, "outer_lr"), ({"outer_momentum": 1}, "below 1")):
-        with refused(reason):
-            topknot.torch.LocalSteps(network(), every=2, **wrong)
-    with refused("parameter 'weight' is on the meta device"):
-        topknot.torch.LocalSteps(nn.Linear(4, 4, device="meta"), every=2)
-    model = nn.Linear(4, 4)
-    model.register_buffer("mask", torch.ones(3, device="meta"))
-    with refused("buffer 'mask' is on the meta device"):
-        topknot.torch.LocalSteps(model, every=2)
-    with refused("a DeviceMesh of 2 dimensions"):
-        topknot.torch.LocalSteps(network(), every=2, process_group=init_device_mesh(device, (1, ranks)))
-    with refused("not a list"):
-        topknot.torch.LocalSteps(network(), every=2, process_group=[0, 1])
-    topknot.torch.LocalSteps(network(), every=2, process_group=init_device_mesh(device, (ranks,)))
+    def python_reducer():
+        before, dynamo.config.optimize_ddp = dynamo.config.optimize_ddp, "python_reducer"
+        try:
+            hook()
+        finally:
+            dynamo.config.optimize_ddp = before
+
+    buffered = nn.Linear(4, 4)
+    buffered.register_buffer("mask", torch.ones(3, device="meta"))
+    for call, text in [
+        (lambda: topknot.torch.CompressionHook(network(), "topk"), "DistributedDataParallel"),
+        (lambda: hook("topkk"), "did you mean 'topk'"),
+        (lambda: hook(densty=0.1), "did you mean 'density'"),
+        (lambda: hook(scope="model"), "'tensor' or 'bucket', not 'model'"),
+        (lambda: hook(more={"find_unused_parameters": True}, scope="bucket"), "remove scope='bucket'"),
+        (lambda: hooked(network().double()), "float64"),
+        (lambda: hook(dense_steps=0.5), "dense_steps must be a whole number"),
+        (python_reducer, "python_reducer"),
+        (lambda: local(device="cuda"), "local steps keep their state in the CPU's memory"),
+        (lambda: local(model=wrapped(network())), "LocalSteps takes the model itself"),
+        (lambda: local(every=0), "at least 1, not 0"),
+        (lambda: local(every=2.5), "every must be a whole number, not 2.5"),
+        (lambda: local("sparselocco"), "no preset or method 'sparselocco'; did you mean 'sparseloco'? presets: diloco,"),
+        (lambda: local(outer_lr="0.7"), "outer_lr"),
+        (lambda: local(outer_lr=0), "outer_lr"),
+        (lambda: local(outer_momentum=1), "below 1"),
+        (lambda: local(model=nn.Linear(4, 4, device="meta")), "parameter 'weight' is on the meta device"),
+        (lambda: local(model=buffered), "buffer 'mask' is on the meta device"),
+        (lambda: local(process_group=init_device_mesh(device, (1, ranks))), "a DeviceMesh of 2 dimensions"),
+        (lambda: local(process_group=[0, 1]), "not a list"),
+        *([(lambda: hook(device="cuda"), "device='cuda', and the parameters are on cpu")] if device == "cpu" else []),
+    ]:
+        with refused(text):
+            call()
+    local(process_group=init_device_mesh(device, (ranks,)))
+    for preset, outer in {"sparseloco": ("sgd", 1.0, 0.0), "diloco": ("nesterov", 0.7, 0.9),
+                          "muloco": ("nesterov", 0.9, 0.8), "topk": ("nesterov", 0.7, 0.9)}.items():  # fmt: skip
+        sync = local(preset)
+        assert (sync.outer, sync.outer_lr, sync.outer_momentum) == outer, preset
+    assert topknot.torch.LocalSteps(network(), every=2, outer_lr=0.5).outer_lr == 0.5
+    ddp, _ = hooked(network())
+    with refused("comm_hook", RuntimeError):
+        topknot.torch.CompressionHook(ddp, "topk")
+    ddp, _ = hooked(nn.Embedding(10, 4, sparse=True).to(device), dense_steps=0)
+    with refused("sparse", Exception):
+        ddp(torch.tensor([1, 2], device=device)).sum().backward()
 
     # A state of other settings.
-    state = topknot.torch.CompressionHook(wrapped(network()), "topk", density=0.1).state_dict()
+    state = hook(density=0.1).state_dict()
     with refused("another density (0.1 in the state, 0.2 here)"):
-        topknot.torch.CompressionHook(wrapped(network()), "topk", density=0.2).load_state_dict(state)
-    state = topknot.torch.LocalSteps(network(), "diloco", every=2).state_dict()
+        hook(density=0.2).load_state_dict(state)
+    state = local("diloco").state_dict()
     with refused("another every (2 in the state, 3 here), another outer_lr (0.7 in the state, 0.5 here)"):
-        topknot.torch.LocalSteps(network(), "diloco", every=3, outer_lr=0.5).load_state_dict(state)
-    topknot.torch.LocalSteps(network(), "diloco", every=2, threads=1).load_state_dict(state)
+        local("diloco", every=3, outer_lr=0.5).load_state_dict(state)
+    local("diloco", threads=1).load_state_dict(state)
     (part,) = next(iter(state.values()))
     for what in ("theta", "momentum"):
         part[what][0].view(-1)[0] = float("nan")
         with refused(f"the state's {what} is not finite"):
-            topknot.torch.LocalSteps(network(), "diloco", every=2).load_state_dict(state)
+            local("diloco").load_state_dict(state)
         part[what][0].view(-1)[0] = 0
     part["weights"][0].view(-1)[0] = float("nan")  # what a live run goes on from
-    topknot.torch.LocalSteps(network(), "diloco", every=2).load_state_dict(state)
+    local("diloco").load_state_dict(state)
 
-    # Sparse gradients under Adam.
-    for method, optimizer, warned in (("topk", "AdamW", True), ("topk", "SGD", False), ("powersgd", "AdamW", False)):
-        model = network()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
-            topknot.torch.CompressionHook(wrapped(model), method, optimizer=optimizer)
-        expect(any("LocalSteps" in str(w.message) for w in caught) == warned, f"{method} and {optimizer}")
+    check_warning_of_adam(hooked)
 
     # A copy, which has no hook.
-    ddp = wrapped(network())
-    topknot.torch.CompressionHook(ddp, "topk")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    ddp, _ = hooked(network())
+    with warned("", really=False):
         copy.deepcopy(ddp.module)
-        expect(not caught, "a copied module needs no warning")
+    with warned("would train uncompressed"):
         copy.deepcopy(ddp)
-    expect(any("would train uncompressed" in str(w.message) for w in caught), "a copied model is not warned of")
 
     # Compiled or not, parameters have one name.
-    ddp = wrapped(torch.compile(network(), backend="eager"))
-    hook = topknot.torch.CompressionHook(ddp, "topk", density=0.1, dense_steps=0)
-    ddp(batch(rank, 0)).square().mean().backward()
-    plain = topknot.torch.CompressionHook(wrapped(network()), "topk", density=0.1)
-    plain.load_state_dict(hook.state_dict())
-    expect(same(plain.residual("0.weight"), hook.residual("0.weight")), "a compiled model's residual")
+    ddp, compiled = hooked(torch.compile(network(), backend="eager"), density=0.1, dense_steps=0)
+    backward(ddp, batch(rank, 0))
+    plain = hook(density=0.1)
+    plain.load_state_dict(compiled.state_dict())
+    expect(same(plain.residual("0.weight"), compiled.residual("0.weight")), "a compiled model's residual")
+
+
+def check_warning_of_adam(compress, model=None):
+    """Sparse gradients under Adam are warned of."""
+    for method, optimizer, really in (("topk", "AdamW", True), ("topk", "SGD", False), ("powersgd", "AdamW", False)):
+        each = model or network()
+        with warned("LocalSteps", really):
+            compress(each, method, optimizer=getattr(torch.optim, optimizer)(each.parameters(), lr=0.1))
 
 
 def check_part_of_the_ranks(rank, ranks):
@@ -630,10 +638,9 @@ def check_part_of_the_ranks(rank, ranks):
     part = dist.new_group([0, 1])
     if rank == 2:
         return
-    ddp = wrapped(network(), process_group=part)
-    hook = topknot.torch.CompressionHook(ddp, "topk", density=1.0, dense_steps=0)
+    ddp, hook = hooked(network(), more={"process_group": part}, density=1.0, dense_steps=0)
     expected = own_gradients(ddp.module, batch(rank, 0))
-    ddp(batch(rank, 0)).square().mean().backward()
+    backward(ddp, batch(rank, 0))
     for name, p in ddp.module.named_parameters():
         dist.all_reduce(expected[name], group=part)
         expect((p.grad - expected[name] / 2).abs().max() < 1e-6, name)
@@ -659,9 +666,31 @@ def check_fewer_ranks(rank, ranks):
         hook.merge_state_dicts(states[:3])
     hook.load_state_dict(hook.merge_state_dicts(states[::-1]))
     expect(hook.step == 8)
-    both = [torch.empty(shapes["2.weight"], device=device) for _ in range(ranks)]
-    dist.all_gather(both, hook.residual("2.weight").to(device))
+    both = gathered(hook.residual("2.weight").to(device))
     expect(np.allclose(sum(both).cpu().numpy() / ranks, average, atol=1e-6))
+
+
+def trained(begin, seed, steps=9, saved_at=None):
+    """The model, LocalSteps and optimizer of begin() after some steps; saved and loaded into new ones after step saved_at."""
+    made = begin()
+    for step in range(steps):
+        model, sync, optimizer = made
+        step_of(model, optimizer, batch(seed, step))
+        sync.step()
+        if step == saved_at:
+            states = copy.deepcopy([each.state_dict() for each in made])
+            made = begin()
+            for each, state in zip(made, states):
+                each.load_state_dict(state)
+    return made
+
+
+def generated(n, seed):  # as tests/support/generated.h
+    values = []
+    for i in range(n):
+        u = ((i * (7919 + 613 * seed) + 104729 * seed + 1) % 10007 - 5003.3) / 10007.0
+        values.append(8.0 * u * u * u * (1.0 + 0.1 * (i % 7)))
+    return torch.tensor(values, dtype=torch.float64).float().to(device)
 
 
 def check_local_steps(rank, ranks):
@@ -690,7 +719,7 @@ def check_local_steps(rank, ranks):
         momentum = {n: torch.zeros_like(t) for n, t in theta.items()}
         for step in range(12):
             optimizer.zero_grad()
-            model(batch(rank, step)).square().mean().backward()
+            backward(model, batch(rank, step))
             optimizer.step()
             local = {n: p.detach().double().clone() for n, p in model.named_parameters()}
             expect(sync.step() == (step % 4 == 3))
@@ -706,17 +735,7 @@ def check_local_steps(rank, ranks):
     expect(abs(sync.bits_per_parameter_step - 8) < 1e-9, "32 bits every 4 steps")
 
     # The golden values of train's own test (tests/train/local_steps_test.cpp): least squares, three exchanges.
-    def generated(n, seed):
-        values = []
-        for i in range(n):
-            u = ((i * (7919 + 613 * seed) + 104729 * seed + 1) % 10007 - 5003.3) / 10007.0
-            values.append(8.0 * u * u * u * (1.0 + 0.1 * (i % 7)))
-        return values
-
-    def tensor(values):
-        return torch.tensor(values, dtype=torch.float64).float().to(device)
-
-    matrix, target = tensor(generated(30, 3)).view(6, 5), tensor(generated(6, 4 + rank))
+    matrix, target = generated(30, 3).view(6, 5), generated(6, 4 + rank)
     cases = [
         (lambda p: torch.optim.SGD(p, lr=0.05), {"preset": "diloco"},
          [-0.8272243231, 0.6011158209, -0.5822575878, -0.1107606793, -0.04128304829]),
@@ -728,7 +747,7 @@ def check_local_steps(rank, ranks):
     for optimizer_of, keys, golden in cases:
         model = nn.Linear(5, 1, bias=False).to(device)
         with torch.no_grad():
-            model.weight.copy_(tensor(generated(5, 23)))
+            model.weight.copy_(generated(5, 23))
         sync = topknot.torch.LocalSteps(model, every=4, **keys)
         optimizer = optimizer_of(model.parameters())
         for _ in range(12):
@@ -736,7 +755,7 @@ def check_local_steps(rank, ranks):
             ((model(matrix).flatten() - target).square().sum() / 2).backward()
             optimizer.step()
             sync.step()
-        error = (model.weight.detach().flatten() - tensor(golden)).abs().max()
+        error = (model.weight.detach().flatten() - torch.tensor(golden, device=device)).abs().max()
         expect(error < 2e-5, f"golden values of {keys}: {error}")
 
     # SparseLoCo, saved in the middle of a round: the same bits. A rank that diverges starts anew.
@@ -745,35 +764,21 @@ def check_local_steps(rank, ranks):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         return model, topknot.torch.LocalSteps(model, "sparseloco", every=3, density=0.1, optimizer=optimizer), optimizer
 
-    ends = []
-    for interrupted in (False, True):
-        model, sync, optimizer = begin()
-        for step in range(9):
-            if interrupted and step == 4:
-                state = model.state_dict(), optimizer.state_dict(), sync.state_dict()
-                state = copy.deepcopy(state)
-                model, sync, optimizer = begin()
-                for each, saved in zip((model, optimizer, sync), state):
-                    each.load_state_dict(saved)
-            step_of(model, optimizer, batch(rank, step))
-            sync.step()
-        ends.append([p.detach().clone() for p in model.parameters()])
-    expect(all(same(x, y) for x, y in zip(*ends)), "resumed in the middle of a round")
-    before = [p.detach().clone() for p in model.parameters()]
+    model, sync, optimizer = trained(begin, rank, saved_at=3)
+    expect(all(map(same, weights_of(trained(begin, rank)[0]), weights_of(model))), "resumed in the middle of a round")
+    before = weights_of(model)
     if rank == 1:
         with torch.no_grad():
             model[0].weight[0, 0] = float("inf")
         step_of(model, optimizer, batch(rank, 9))  # the optimizer has NaN in its moments now
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("rank 1 are not finite"):
         expect(not sync.sync())
-    expect(any("rank 1 are not finite" in str(w.message) for w in caught), [str(w.message) for w in caught])
-    expect(all(same(x, y.detach()) for x, y in zip(before, model.parameters())), "back to the weights of the last exchange")
+    expect(all(map(same, before, weights_of(model))), "back to the weights of the last exchange")
     for step in range(9, 12):
         step_of(model, optimizer, batch(rank, step))
         expect(sync.step() == (step == 11) or step < 11)
     expect(all(bool(p.isfinite().all()) for p in model.parameters()))
-    expect(not all(same(x, y.detach()) for x, y in zip(before, model.parameters())), "training goes on")
+    expect(not all(map(same, before, weights_of(model))), "training goes on")
 
     # Batch norm's statistics are averaged, and go back where an exchange is discarded; other buffers stay.
     model = nn.Sequential(nn.BatchNorm1d(24))
@@ -783,15 +788,11 @@ def check_local_steps(rank, ranks):
     sync = topknot.torch.LocalSteps(model, "diloco", every=1)
     expect(model.count.item() == 0, "rank 0's")
     model(batch(rank, 0))
-    means = [torch.empty(24, device=device) for _ in range(ranks)]
-    dist.all_gather(means, model[0].running_mean.clone())
+    mean = sum(gathered(model[0].running_mean)) / ranks
     sync.step()
-    mean = sum(means) / ranks
     expect((model[0].running_mean - mean).abs().max() < 1e-6)
     expect(bool((model.mask == torch.finfo(torch.float32).min).all()))
     if rank == 1:
-        with torch.no_grad():
-            model[0].weight[0] = float("nan")
         model[0].running_mean[0] = float("nan")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -895,10 +896,8 @@ def check_own_methods(rank, ranks):
     """Averages, residuals and states of methods in Python, against a loop over all ranks' gradients."""
 
     def fresh(kind, memory):
-        ddp = wrapped(network(), bucket_cap_mb=0.003)
-        return ddp, topknot.torch.CompressionHook(
-            ddp, kind(), memory=memory() if isinstance(memory, type) else memory, dense_steps=0
-        )
+        memory = memory() if isinstance(memory, type) else memory
+        return hooked(network(), kind(), {"bucket_cap_mb": 0.003}, memory=memory, dense_steps=0)
 
     for kind, memory, decay in [(TopK, "residual", 1), (TopK, Kept, 0.5), (TopK, "none", 0), (Half, None, 1), (Signs, "none", 0)]:
         where = f"{kind.__name__}, {memory}"
@@ -910,7 +909,7 @@ def check_own_methods(rank, ranks):
             inputs = batch(rank, step)
             gradients = of_all_ranks(own_gradients(model, inputs), ranks)
             ddp.zero_grad()
-            ddp(inputs).square().mean().backward()
+            backward(ddp, inputs)
             for name, p in model.named_parameters():
                 sent = []
                 for r in range(ranks):
@@ -937,9 +936,7 @@ def check_own_methods(rank, ranks):
                 hook.load_state_dict(state)
                 twin.module.load_state_dict(model.state_dict())
                 ddp, model = twin, twin.module
-        everyone = [None] * ranks
-        dist.all_gather_object(everyone, [p.grad.cpu() for p in model.parameters()])
-        expect(all(same(a, b) for a, b in zip(everyone[0], everyone[rank])), f"{where}: ranks differ")
+        agree([p.grad for p in model.parameters()], where)
         expect(hook.step == 6 and hook.times.steps == 3 and hook.bytes_sent > 0, where)
         states = [None] * ranks
         dist.all_gather_object(states, hook.state_dict())
@@ -958,30 +955,26 @@ def check_own_methods(rank, ranks):
 
     # Accumulation, unused parameters, and bfloat16.
     model = Branches().to(device)
-    ddp = wrapped(model, find_unused_parameters=True)
-    hook = topknot.torch.CompressionHook(ddp, TopK(), dense_steps=0)
+    ddp, hook = hooked(model, TopK(), {"find_unused_parameters": True}, dense_steps=0)
     with ddp.no_sync():
-        ddp(batch(rank, 0), "abc").square().mean().backward()
-    ddp(batch(rank, 0), "abc").square().mean().backward()
+        backward(ddp, batch(rank, 0), which="abc")
+    backward(ddp, batch(rank, 0), which="abc")
     kept = hook.residual("c.weight").clone()
     ddp.zero_grad(set_to_none=True)
-    ddp(batch(rank, 1), "ab" if rank == 0 else "a").square().mean().backward()
+    backward(ddp, batch(rank, 1), which="ab" if rank == 0 else "a")
     expect(kept.abs().max() > 0 and same(hook.residual("c.weight"), kept) and hook.step == 2, "an unused parameter")
-    ddp = wrapped(network().to(torch.bfloat16))
-    topknot.torch.CompressionHook(ddp, TopK(10**6), memory="none", dense_steps=0)
+    ddp, _ = hooked(network().to(torch.bfloat16), TopK(10**6), memory="none", dense_steps=0)
     expected = own_gradients(ddp.module, batch(rank, 0).to(torch.bfloat16))
-    ddp(batch(rank, 0).to(torch.bfloat16)).square().mean().backward()
+    backward(ddp, batch(rank, 0).to(torch.bfloat16))
     for name, p in ddp.module.named_parameters():
-        both = [torch.empty_like(expected[name]) for _ in range(ranks)]
-        dist.all_gather(both, expected[name])
-        expect(same(p.grad, (sum(each.float() for each in both) / ranks).bfloat16()), f"bfloat16, {name}")
+        mean = sum(each.float() for each in gathered(expected[name])) / ranks
+        expect(same(p.grad, mean.bfloat16()), f"bfloat16, {name}")
 
     # A step with a NaN, or that the scaler skips, leaves residuals and the method's attributes as they were.
     for scaled in (False, True):
         scaler = torch.amp.GradScaler(device, init_scale=256.0) if scaled else None
         method = Signs()
-        ddp = wrapped(network(), bucket_cap_mb=0.003)
-        hook = topknot.torch.CompressionHook(ddp, method, memory=Kept(), dense_steps=0, scaler=scaler)
+        ddp, hook = hooked(network(), method, {"bucket_cap_mb": 0.003}, memory=Kept(), dense_steps=0, scaler=scaler)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         for step in range(3):
             optimizer.zero_grad()
@@ -1008,7 +1001,7 @@ def check_own_methods(rank, ranks):
 
     # Attributes in slots are state.
     ddp, hook = fresh(Slotted, "none")
-    ddp(batch(rank, 0)).square().mean().backward()
+    backward(ddp, batch(rank, 0))
     twin, other = fresh(Slotted, "none")
     other.load_state_dict(hook.state_dict())
     loaded, method = other._made.method, hook._made.method
@@ -1026,19 +1019,13 @@ def check_own_methods(rank, ranks):
         expect(sync.step())
         step_of(ddp, b, batch(rank, step))
     expect(all((p - q).abs().max() < 1e-4 for p, q in zip(model.parameters(), twin.parameters())), "H = 1")
-    ends = []
-    for interrupted in (False, True):
+
+    def begin():
         model = network()
-        sync, optimizer = topknot.torch.LocalSteps(model, TopK(), every=2), torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(6):
-            if interrupted and step == 3:
-                state = copy.deepcopy(sync.state_dict())
-                sync = topknot.torch.LocalSteps(model, TopK(), every=2)
-                sync.load_state_dict(state)
-            step_of(model, optimizer, batch(rank, step))
-            sync.step()
-        ends.append([p.detach().clone() for p in model.parameters()])
-    expect(all(same(x, y) for x, y in zip(*ends)), "resumed local steps")
+        return model, topknot.torch.LocalSteps(model, TopK(), every=2), torch.optim.SGD(model.parameters(), lr=0.1)
+
+    once, resumed = (weights_of(trained(begin, rank, steps=6, saved_at=saved_at)[0]) for saved_at in (None, 2))
+    expect(all(map(same, once, resumed)), "resumed local steps")
 
 
 def check_own_dense_1d(rank, ranks):
@@ -1051,11 +1038,10 @@ def check_own_dense_1d(rank, ranks):
             return tensor.round(), None
 
     for kind, each in itertools.product((TopK, Signs, Sum), (False, True)):
-        ddp = wrapped(network(), find_unused_parameters=each)
-        hook = topknot.torch.CompressionHook(ddp, kind(), dense_1d=True, dense_steps=0)
+        ddp, hook = hooked(network(), kind(), {"find_unused_parameters": each}, dense_1d=True, dense_steps=0)
         inputs = batch(rank, 0)
         gradients = of_all_ranks(own_gradients(ddp.module, inputs), ranks)
-        ddp(inputs).square().mean().backward()
+        backward(ddp, inputs)
         for name, p in ddp.module.named_parameters():
             mean = sum(torch.from_numpy(gradients[r][name]).to(device) for r in range(ranks))
             expect(same(p.grad, mean / ranks) == (p.dim() < 2), f"{kind.__name__}: {name}")
@@ -1082,12 +1068,11 @@ def check_own_careless(rank, ranks):
     """Methods that do what the interface allows have right averages and residuals; a context that differs is refused."""
     for sums in (False, True):
         model = nn.Linear(6, 4, bias=False)
-        ddp = wrapped(model)
-        hook = topknot.torch.CompressionHook(ddp, Careless(sums), dense_steps=0)
+        ddp, hook = hooked(model, Careless(sums), dense_steps=0)
         gradient = own_gradients(model, batch(rank, 0, 8, 6))["weight"]
         gradients = of_all_ranks({"weight": gradient}, ranks)
         state = hook.state_dict()
-        ddp(batch(rank, 0, 8, 6)).square().mean().backward()
+        backward(ddp, batch(rank, 0, 8, 6))
         mean = sum(torch.from_numpy(g["weight"]).clamp(-1e-3, 1e-3) * 0.5 for g in gradients) / ranks
         expect((model.weight.grad.cpu() - mean).abs().max() < 1e-7, f"the average with sums = {sums}")
         expect(same(hook.residual("weight"), gradient - gradient.clamp(-1e-3, 1e-3) * 0.5), f"the residual with sums = {sums}")
@@ -1106,10 +1091,9 @@ def check_own_exit(rank, ranks):
     """What a method raises reaches backward() and ends the others' exchanges, though the process goes on."""
     for what, text in [(SystemExit, "SystemExit: enough"), (ValueError, "ValueError in ")]:
         one = dist.new_group([0])  # so that the ranks have different numbers of groups
-        ddp = wrapped(nn.Linear(6, 4))
         method = TopK()
-        hook = topknot.torch.CompressionHook(ddp, method, dense_steps=0)
-        ddp(batch(rank, 0, 8, 6)).square().mean().backward()
+        ddp, hook = hooked(nn.Linear(6, 4), method, dense_steps=0)
+        backward(ddp, batch(rank, 0, 8, 6))
 
         def fail(*_):
             raise what("enough")
@@ -1117,7 +1101,7 @@ def check_own_exit(rank, ranks):
         if rank == 0:
             method.compress = fail
         with refused(text if rank == 0 else "", RuntimeError):
-            ddp(batch(rank, 1, 8, 6)).square().mean().backward()
+            backward(ddp, batch(rank, 1, 8, 6))
         del one, hook
     os._exit(0)  # as check_error()
 
@@ -1161,20 +1145,21 @@ def check_own_refusals(rank, ranks):
         (TopK(), "dgc", "memory must be 'residual', 'none' or an object with compensate() and update(), not 'dgc'"),
         ("topk", Kept(), "'topk' has memories of its own"),
     ]:
-        for make in (lambda **m: topknot.torch.CompressionHook(wrapped(network()), **m),
-                     lambda method, **m: topknot.torch.LocalSteps(network(), method, every=2, **m)):  # fmt: skip
+        for make in (hooked, lambda model, method, **m: topknot.torch.LocalSteps(model, method, every=2, **m)):
             with refused(text):
-                make(method=method, memory=memory)
-    with refused("'density' is a key of the library's methods; TopK takes its settings when it is made"):
-        topknot.torch.CompressionHook(wrapped(network()), TopK(), density=0.1)
-    with refused("warmup has densities for the library's methods"):
-        topknot.torch.CompressionHook(wrapped(network()), TopK(), warmup=[0.1])
+                make(network(), method, memory=memory)
     method, memory = TopK(), Kept()
-    hook = topknot.torch.CompressionHook(wrapped(network()), method, memory=memory)
-    with refused("a TopK is in use by another hook or LocalSteps; make an object for each"):
-        topknot.torch.LocalSteps(network(), method, every=2)
-    with refused("a Kept is in use"):
-        topknot.torch.CompressionHook(wrapped(network()), TopK(), memory=memory)
+    _, hook = hooked(network(), method, memory=memory)
+    for call, text in [
+        (lambda: hooked(network(), TopK(), density=0.1),
+         "'density' is a key of the library's methods; TopK takes its settings when it is made"),
+        (lambda: hooked(network(), TopK(), warmup=[0.1]), "warmup has densities for the library's methods"),
+        (lambda: topknot.torch.LocalSteps(network(), method, every=2),
+         "a TopK is in use by another hook or LocalSteps; make an object for each"),
+        (lambda: hooked(network(), TopK(), memory=memory), "a Kept is in use"),
+    ]:  # fmt: skip
+        with refused(text):
+            call()
     expect(hook.step == 0)
     method = TopK()
     method.rule = lambda x: x
@@ -1182,18 +1167,29 @@ def check_own_refusals(rank, ranks):
         topknot.torch.LocalSteps(network(), method, every=2).state_dict()
 
 
+def recorded(path, ranks):
+    """The lines of a run, and those of its steps, whose parts and images fit the clock."""
+    lines = [json.loads(line) for line in open(path + "/metrics.jsonl")]
+    steps, before = [line for line in lines if line["event"] == "step"], 0
+    for line in steps:
+        taken = sum(line[part + "_s"] for part in ("data", "forward", "backward", "encode", "exposed", "decode", "update"))
+        expect(0.5 * (line["time_s"] - before) < taken <= line["time_s"] - before + 1e-9, f"parts of a step: {line}")
+        expect(abs(line["images_per_second"] * (line["time_s"] - before) - 8 * ranks) < 1e-6, "images of all ranks")
+        before = line["time_s"]
+    return lines, steps
+
+
 def check_run(rank, ranks):
     """What a run directory records, against the hook's own figures and the clock."""
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder, src=0)
-    path = folder[0] + "/mine"
+    folder = shared_folder()
+    path = folder + "/mine"
     task = "synthetic_images, 10 classes, samples [3, 32, 32]"
 
-    def train(folder, make, steps=8, end=True, **more):
+    def train(path, make, steps=8, end=True, **more):
         model = network()
         trained, hook = make(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-        run = topknot.torch.Run(folder, hook, **more)
+        run = topknot.torch.Run(path, hook, **more)
         begin = time.perf_counter()
         for step in range(steps):
             model.train()
@@ -1214,28 +1210,24 @@ def check_run(rank, ranks):
             run.close()
         return hook, run, time.perf_counter() - begin, trained
 
-    def hooked(method, **keys):
-        def make(model):
-            ddp = wrapped(model)
-            return ddp, topknot.torch.CompressionHook(ddp, method, **keys)
-
-        return make
+    def by(method, **keys):
+        return lambda model: hooked(model, method, **keys)
 
     config = {"data.batch_size": 8, "optimizer.lr": 0.125}
     more = {"task": task, "steps_per_epoch": 4, "config": config, "tensorboard": HAS_TENSORBOARD}
-    hook, run, wall, ddp = train(path, hooked("topk", density=0.05), **more)
+    hook, run, wall, ddp = train(path, by("topk", density=0.05), **more)
     for name, make in [
-        ("dense", hooked("dense")),
-        ("own", hooked(TopK())),
+        ("dense", by("dense")),
+        ("own", by(TopK())),
         ("local", lambda model: (model, topknot.torch.LocalSteps(model, "sparseloco", every=4))),
     ]:
-        train(f"{folder[0]}/{name}", make)
-    cut = train(folder[0] + "/cut", hooked("topk", density=0.05), end=False)[1]
+        train(f"{folder}/{name}", make)
+    cut = train(folder + "/cut", by("topk", density=0.05), end=False)[1]
     dist.barrier()
     if rank == 0:
-        lines = [json.loads(line) for line in open(path + "/metrics.jsonl")]
+        lines, steps = recorded(path, ranks)
         expect([line["event"] for line in lines] == ["start", *["step"] * 4, "eval", *["step"] * 4, "eval", "end"], "events")
-        steps, end = [line for line in lines if line["event"] == "step"], lines[-1]
+        end = lines[-1]
         parameters = sum(p.numel() for p in network().parameters())
         expect(sum(line["bytes_sent"] for line in steps) == end["bytes_sent"] == hook.bytes_sent, "bytes sent")
         expect(end["bytes_dense"] == 8 * 4 * parameters and steps[0]["bytes_sent"] == 4 * parameters, "dense bytes")
@@ -1243,34 +1235,20 @@ def check_run(rank, ranks):
         expect(0 < steps[-1]["bytes_received"] < 2 * steps[-1]["bytes_sent"], "bytes received")
         expect([line["epoch"] for line in steps[3::4]] == [1, 2] and steps[0]["lr"] == 0.125, "epoch, rate")
         expect(0.4 <= end["eval_seconds"] <= wall - end["wall_seconds"] and end["steps"] == 8, "evaluations are no training")
-        before = 0
         for line in steps:
-            taken = sum(line[part + "_s"] for part in ("data", "forward", "backward", "encode", "exposed", "decode", "update"))
-            expect(0.5 * (line["time_s"] - before) < taken <= line["time_s"] - before + 1e-9, f"parts of a step: {line}")
             timed = ("forward", "backward", "update", *(("communicate", "exposed") if line["step"] > 2 else ()))  # two are dense
             expect(min(line[part + "_s"] for part in timed) > 0, f"{line}")
-            expect(abs(line["images_per_second"] * (line["time_s"] - before) - 8 * ranks) < 1e-6, "images")
-            before = line["time_s"]
         expect((end["best_test_accuracy"], end["test_loss"]) == (0.609375, 0.25), "evaluations")
         expect(0.2 < end["startup_seconds"] < 300, "the imports are start-up")
-        config = read_config(path + "/config.yaml")
-        expected = {
-            "compress.name": "topk",
-            "compress.density": "0.05",
-            "dist.ranks": f"{ranks}",
-            "data.batch_size": "8",
-            "model.name": "Sequential",
-        }
-        expect({key: config[key].text for key in expected} == expected, f"{config}")
-        config = read_config(folder[0] + "/own/config.yaml")
-        expect(config["compress.count"].text == "7" and "compress.memory" not in config, f"{config}")
-        config = read_config(folder[0] + "/local/config.yaml")
-        expected = {"compress.name": "sparseloco", "exchange.every": "4", "exchange.outer.name": "sgd"}
-        expect(
-            {key: config[key].text for key in expected if key in config}
-            == {**expected, "compress.name": config["compress.name"].text},
-            f"{config}",
-        )
+        for name, expected in [
+            ("mine", {"compress.name": "topk", "compress.density": "0.05", "dist.ranks": f"{ranks}", "data.batch_size": "8",
+                      "model.name": "Sequential"}),
+            ("own", {"compress.count": "7"}),
+            ("local", {"exchange.every": "4", "exchange.outer.name": "sgd"}),
+        ]:  # fmt: skip
+            config = read_config(f"{folder}/{name}/config.yaml")
+            expect({key: config[key].text for key in expected} == expected, f"{config}")
+            expect(name != "own" or "compress.memory" not in config, f"{config}")
         if HAS_TENSORBOARD:
             from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -1283,7 +1261,7 @@ def check_run(rank, ranks):
         with refused("holds a run"):
             topknot.torch.Run(path, hook)
         # A disk that is full for a while takes a part of a line, which is taken back.
-        file, limits = folder[0] + "/cut/metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+        file, limits = folder + "/cut/metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
         whole = os.path.getsize(file)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 100, limits[1]))
@@ -1299,31 +1277,21 @@ def check_run(rank, ranks):
         if trainer.exists():
             keys = "model.name=mlp model.hidden=[16] data.name=synthetic_images data.train_size=64 data.test_size=16 data.batch_size=4"
             for method in ("dense", "topk"):
-                own = f"train.max_steps=8 train.epochs=0 train.threads=1 dist.ranks=2 compress.name={method} output.dir={folder[0]}/train-{method}"
+                own = f"train.max_steps=8 train.epochs=0 train.threads=1 dist.ranks=2 compress.name={method} output.dir={folder}/train-{method}"
                 subprocess.run([trainer, "-q", *keys.split(), *own.split()], check=True, stdout=subprocess.DEVNULL)
-        found = compare_runs(read_runs([folder[0]]))
+        found = compare_runs(read_runs([folder]))
         names = {os.path.basename(run.path) for run in found.runs}
-        expect(
-            names == {"mine", "dense", "own", "local", "cut", *(["train-dense", "train-topk"] if trainer.exists() else [])},
-            f"{names}",
-        )
+        built = ["train-dense", "train-topk"] if trainer.exists() else []
+        expect(names == {"mine", "dense", "own", "local", "cut", *built}, f"{names}")
         by_run = {os.path.basename(run.path): method for method in found.methods for run in method.runs}
-        expect(
-            by_run["own"].speed_up > 0 and by_run["own"].baseline is by_run["dense"],
-            "the speed-up of a method in Python",
-        )
-        expect(
-            abs(by_run["mine"].bits_per_parameter_step - end["bits_per_parameter_step"]) < 1e-9
-            and by_run["mine"].last.mean == 0.609375,
-            "figures",
-        )
+        own, mine = by_run["own"], by_run["mine"]
+        expect(own.speed_up > 0 and own.baseline is by_run["dense"], "the speed-up of a method in Python")
+        expect(abs(mine.bits_per_parameter_step - end["bits_per_parameter_step"]) < 1e-9, "bits")
+        expect(mine.last.mean == 0.609375, "accuracy")
         expect(any("cut is incomplete" in warning for warning in found.warnings), "a run without its end")
         expect(any("the task is not recorded" in warning for warning in found.warnings), "a run without a task")
-        made = subprocess.run(
-            [sys.executable, "-m", "topknot", "compare", folder[0], "--out", folder[0] + "/page.html"],
-            capture_output=True,
-            text=True,
-        )
+        command = [sys.executable, "-m", "topknot", "compare", folder, "--out", folder + "/page.html"]
+        made = subprocess.run(command, capture_output=True, text=True)
         expect(made.returncode == 0, made.stderr)
         train_again = topknot.torch.Run(path, hook, overwrite=True, metric="loss")
         for wrong, text in [
@@ -1335,7 +1303,7 @@ def check_run(rank, ranks):
                 train_again.evaluate(**wrong)
         cut.close()
         train_again.close()
-        shutil.rmtree(folder[0])
+        shutil.rmtree(folder)
     with refused("there is no metric 'speed'; known: accuracy, loss"):
         topknot.torch.Run(path, hook, metric="speed")
     if not HAS_TENSORBOARD:
@@ -1350,22 +1318,16 @@ def check_distributed_checkpoint(rank, ranks):
     import torch.distributed.checkpoint as dcp
 
     def begin():
-        ddp, model = wrapped(network()), network()
-        return (
-            ddp,
-            topknot.torch.CompressionHook(ddp, "topk", density=0.05, dense_steps=0),
-            topknot.torch.LocalSteps(model, every=3),
-        )
+        return *hooked(network(), density=0.05, dense_steps=0), topknot.torch.LocalSteps(network(), every=3)
 
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder, src=0)
+    folder = shared_folder()
     ddp, hook, sync = begin()
-    ddp(batch(rank, 0)).square().mean().backward()
+    backward(ddp, batch(rank, 0))
     with torch.no_grad():
         sync._parameters["0.weight"] += rank + 1
-    dcp.save({"hook": hook, "sync": sync}, checkpoint_id=folder[0])
+    dcp.save({"hook": hook, "sync": sync}, checkpoint_id=folder)
     _, restored, steps = begin()
-    dcp.load({"hook": restored, "sync": steps}, checkpoint_id=folder[0])
+    dcp.load({"hook": restored, "sync": steps}, checkpoint_id=folder)
     expect(restored.step == 1 and same(restored.residual("0.weight"), hook.residual("0.weight")), "another residual")
     both = [None] * ranks
     dist.all_gather_object(both, restored.residual("0.weight"))
@@ -1374,7 +1336,7 @@ def check_distributed_checkpoint(rank, ranks):
 
     # All ranks' states in one program, as for another number of ranks.
     states = {f"rank {each} of {ranks}": () for each in range(ranks)}
-    dcp.load({"hook": states}, checkpoint_id=folder[0])
+    dcp.load({"hook": states}, checkpoint_id=folder)
     restored.load_state_dict(restored.merge_state_dicts([states]))
     expect(same(restored.residual("0.weight"), hook.residual("0.weight")), "merged states have other residuals")
     with refused(f"is of rank {1 - rank} of 2, not of rank {rank} of 2"):
@@ -1385,7 +1347,7 @@ def check_distributed_checkpoint(rank, ranks):
         restored.load_state_dict({**old, "rank": 1 - rank})
     dist.barrier()
     if rank == 0:
-        shutil.rmtree(folder[0])
+        shutil.rmtree(folder)
 
 
 def check_fsdp(rank, ranks):
@@ -1396,16 +1358,19 @@ def check_fsdp(rank, ranks):
     between = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("hosts", "shards"))["shards"]
 
+    def compress(model, method="topk", **keys):
+        return topknot.torch.FsdpCompression(model, method, process_group=between[place], **keys)
+
     def sharded(density):
         model = network()
         fully_shard(model[0], mesh=mesh)
         fully_shard(model, mesh=mesh)
-        return model, topknot.torch.FsdpCompression(model, "topk", process_group=between[place], density=density)
+        return model, compress(model, density=density)
 
     model, _ = sharded(1.0)
     inputs = batch(rank, 0)
     expected = own_gradients(network(), inputs)
-    model(inputs).square().mean().backward()
+    backward(model, inputs)
     for name, parameter in model.named_parameters():
         mean = expected[name].clone()
         dist.all_reduce(mean)
@@ -1418,64 +1383,47 @@ def check_fsdp(rank, ranks):
         for step in range(4):
             if interrupted and step == 2:
                 state = compression.state_dict()
-                compression = topknot.torch.FsdpCompression(model, "topk", process_group=between[place], density=0.05)
+                compression = compress(model, density=0.05)
                 compression.load_state_dict(state)
             model.zero_grad()
-            model(batch(rank, step)).square().mean().backward()
+            backward(model, batch(rank, step))
         ends.append([p.grad.full_tensor() for p in model.parameters()])
-        for gradient in ends[-1]:
-            all_ = [torch.empty_like(gradient) for _ in range(ranks)]
-            dist.all_gather(all_, gradient)
-            expect(all(same(gradient, other) for other in all_), "ranks differ")
-    expect(all(same(a, b) for a, b in zip(*ends)), "a loaded state goes on with the same bits")
+        agree(ends[-1], "gradients")
+    expect(all(map(same, *ends)), "a loaded state goes on with the same bits")
     expect(compression.bytes_sent > 0)
 
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder, src=0)
+    folder = shared_folder()
     model, compression = sharded(0.05)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-    run = topknot.torch.Run(folder[0], compression)
+    run = topknot.torch.Run(folder, compression)
     for step in range(3):
         step_of(model, optimizer, batch(rank, step))
         run.step(0.5)
     run.close()
     if rank == 0:
-        lines = [json.loads(line) for line in open(folder[0] + "/metrics.jsonl")]
+        lines, steps = recorded(folder, 4)
         expect([line["event"] for line in lines] == ["start", *["step"] * 3, "end"], "one rank alone writes")
-        before = 0
-        for line in lines[1:-1]:
-            taken = sum(line[part + "_s"] for part in ("data", "forward", "backward", "encode", "exposed", "decode", "update"))
-            expect(0.5 * (line["time_s"] - before) < taken <= line["time_s"] - before + 1e-9, f"parts of a step: {line}")
+        for line in steps:
             expect(min(line[part + "_s"] for part in ("backward", "communicate", "exposed")) > 0, f"{line}")
-            expect(abs(line["images_per_second"] * (line["time_s"] - before) - 8 * 4) < 1e-6, "images of all ranks")
-            before = line["time_s"]
         shard = sum(p.to_local().numel() for p in model.parameters())
         expect((lines[-1]["bytes_sent"], lines[-1]["bytes_dense"]) == (compression.bytes_sent, 3 * 4 * shard), "bytes")
-        expect(read_config(folder[0] + "/config.yaml")["dist.ranks"].text == "4", "ranks")
-        shutil.rmtree(folder[0])
+        expect(read_config(folder + "/config.yaml")["dist.ranks"].text == "4", "ranks")
+        shutil.rmtree(folder)
 
     hybrid = network()
     fully_shard(hybrid, mesh=init_device_mesh(device, (2, 2), mesh_dim_names=("hosts", "shards")))
-    with refused("parameter '0.weight' is sharded over a 2-D mesh (HSDP)"):
-        topknot.torch.FsdpCompression(hybrid, "topk", process_group=between[place])
     meta = fully_shard(nn.Linear(4, 4, device="meta"), mesh=mesh)
-    with refused("parameter 'weight' is on the meta device"):
-        topknot.torch.FsdpCompression(meta, "topk", process_group=between[place])
-    with refused("another density (0.05 in the state, 0.1 here)"):
-        topknot.torch.FsdpCompression(model, "topk", process_group=between[place], density=0.1).load_state_dict(state)
-    for method, optimizer, warned in (("topk", "AdamW", True), ("topk", "SGD", False), ("powersgd", "AdamW", False)):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            topknot.torch.FsdpCompression(
-                model, method, process_group=between[place], optimizer=getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
-            )
-        expect(any("LocalSteps" in str(w.message) for w in caught) == warned, f"{method} under {optimizer}")
-    with refused("no module is sharded"):
-        topknot.torch.FsdpCompression(network(), "topk", process_group=between[place])
-    with refused("the method's name must be a text, not a TopK"):
-        topknot.torch.FsdpCompression(model, TopK(), process_group=between[place])
-    with refused("did you mean 'topk'"):
-        topknot.torch.FsdpCompression(model, "topkk", process_group=between[place])
+    for call, text in [
+        (lambda: compress(hybrid), "parameter '0.weight' is sharded over a 2-D mesh (HSDP)"),
+        (lambda: compress(meta), "parameter 'weight' is on the meta device"),
+        (lambda: compress(model, density=0.1).load_state_dict(state), "another density (0.05 in the state, 0.1 here)"),
+        (lambda: compress(network()), "no module is sharded"),
+        (lambda: compress(model, TopK()), "the method's name must be a text, not a TopK"),
+        (lambda: compress(model, "topkk"), "did you mean 'topk'"),
+    ]:
+        with refused(text):
+            call()
+    check_warning_of_adam(compress, model)
 
 
 PROGRAM = """
@@ -1504,61 +1452,23 @@ class TorchTest(unittest.TestCase):
                 self.assertEqual(events[-1], "step" if steps > 20 else "end", error)
                 self.assertTrue(lines.read_bytes().endswith(b"}\n"))
 
-    def test_averages_have_the_bits_of_the_compressors_of_two_ranks(self):
-        on_ranks(2, check_methods)
-
-    def test_averages_have_the_bits_of_the_compressors_of_four_ranks(self):
-        on_ranks(4, check_methods)
-
-    def test_memory_formats_types_static_graphs_and_accumulation(self):
-        on_ranks(2, check_layouts)
-
-    def test_residuals_follow_parameters_into_other_buckets(self):
-        on_ranks(2, check_buckets)
-
-    def test_a_part_of_the_ranks_whose_members_are_in_different_numbers_of_groups(self):
-        on_ranks(3, check_part_of_the_ranks)
-
-    def test_what_no_rank_used_keeps_its_residual(self):
-        on_ranks(2, check_unused)
-
-    def test_a_step_that_the_scaler_skips_changes_nothing(self):
-        on_ranks(2, check_scaler)
-
-    def test_a_value_that_is_not_finite_reaches_all_ranks_and_no_residual(self):
-        on_ranks(2, check_not_finite)
-
-    def test_an_error_of_one_rank_ends_the_exchanges_of_all(self):
-        on_ranks(2, check_error)
-        on_ranks(2, check_format)
-
-    def test_what_cannot_work_is_refused(self):
-        on_ranks(2, check_refusals)
-
-    def test_states_of_another_number_of_ranks_are_summed(self):
-        on_ranks(2, check_fewer_ranks)
-
-    def test_methods_in_python(self):
-        on_ranks(2, check_own_methods)
-        on_ranks(2, check_own_careless)
-
-    def test_mistakes_of_methods_in_python_are_refused(self):
-        on_ranks(2, check_own_refusals)
-        on_ranks(2, check_own_dense_1d)
-        on_ranks(2, check_own_exit)
-
-    def test_run_directories(self):
-        on_ranks(2, check_run)
-
-    def test_distributed_checkpoints_have_every_rank(self):
-        on_ranks(2, check_distributed_checkpoint)
-
-    def test_local_steps(self):
-        on_ranks(2, check_local_steps)
-
-    @unittest.skipUnless(HAS_FSDP2, NO_FSDP2)
-    def test_fsdp_between_hosts(self):
-        on_ranks(4, check_fsdp)
+    test_averages_have_the_bits_of_the_compressors_of_two_ranks = on_each_rank(2, check_methods)
+    test_averages_have_the_bits_of_the_compressors_of_four_ranks = on_each_rank(4, check_methods)
+    test_memory_formats_types_static_graphs_and_accumulation = on_each_rank(2, check_layouts)
+    test_residuals_follow_parameters_into_other_buckets = on_each_rank(2, check_buckets)
+    test_a_part_of_the_ranks_whose_members_are_in_different_numbers_of_groups = on_each_rank(3, check_part_of_the_ranks)
+    test_what_no_rank_used_keeps_its_residual = on_each_rank(2, check_unused)
+    test_a_step_that_the_scaler_skips_changes_nothing = on_each_rank(2, check_scaler)
+    test_a_value_that_is_not_finite_reaches_all_ranks_and_no_residual = on_each_rank(2, check_not_finite)
+    test_an_error_of_one_rank_ends_the_exchanges_of_all = on_each_rank(2, check_error, check_format)
+    test_what_cannot_work_is_refused = on_each_rank(2, check_refusals)
+    test_states_of_another_number_of_ranks_are_summed = on_each_rank(2, check_fewer_ranks)
+    test_methods_in_python = on_each_rank(2, check_own_methods, check_own_careless)
+    test_mistakes_of_methods_in_python_are_refused = on_each_rank(2, check_own_refusals, check_own_dense_1d, check_own_exit)
+    test_run_directories = on_each_rank(2, check_run)
+    test_distributed_checkpoints_have_every_rank = on_each_rank(2, check_distributed_checkpoint)
+    test_local_steps = on_each_rank(2, check_local_steps)
+    test_fsdp_between_hosts = unittest.skipUnless(HAS_FSDP2, NO_FSDP2)(on_each_rank(4, check_fsdp))
 
 
 ON_GPU = [check_methods, check_layouts, check_unused, check_scaler, check_not_finite, check_refusals, check_fewer_ranks,
@@ -1569,19 +1479,12 @@ ON_GPU = [check_methods, check_layouts, check_unused, check_scaler, check_not_fi
 class GpuTest(unittest.TestCase):
     """The same checks with models on a GPU that the processes share."""
 
-    def test_over_gloo(self):
-        for check in [*ON_GPU, check_error, check_format]:
-            with self.subTest(check.__name__):
-                on_ranks(2, check, "gloo", "cuda")
-
-    def test_over_nccl(self):  # after an error PyTorch's watchdog ends the other processes
-        for check in ON_GPU:
-            with self.subTest(check.__name__):
-                on_ranks(2, check, "nccl", "cuda")
-
-    @unittest.skipUnless(HAS_FSDP2, NO_FSDP2)
-    def test_fsdp_between_hosts_over_nccl(self):
-        on_ranks(4, check_fsdp, "nccl", "cuda")
+    test_over_gloo = on_each_rank(2, *ON_GPU, check_error, check_format, backend="gloo", where="cuda")
+    # After an error PyTorch's watchdog ends the other processes.
+    test_over_nccl = on_each_rank(2, *ON_GPU, backend="nccl", where="cuda")
+    test_fsdp_over_nccl = unittest.skipUnless(HAS_FSDP2, NO_FSDP2)(
+        on_each_rank(4, check_fsdp, backend="nccl", where="cuda")
+    )
 
 
 if __name__ == "__main__":
