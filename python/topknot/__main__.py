@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import importlib.util
 import os
@@ -12,6 +11,8 @@ import sys
 import time
 from collections.abc import Iterable
 from typing import Any
+
+from .compare.comparison import did_you_mean
 
 _HELP = """topknot COMMAND ...
 
@@ -69,9 +70,7 @@ def _try(method: str) -> float:
 
 
 def _unknown(program: str, kind: str, name: str, known: Iterable[str], otherwise: str) -> int:
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean '{close[0]}'?" if close else otherwise
-    print(f"{program}: there is no {kind} '{name}'; {hint}", file=sys.stderr)
+    print(f"{program}: there is no {kind} '{name}'{did_you_mean(name, known, '; ' + otherwise)}", file=sys.stderr)
     return 2
 
 

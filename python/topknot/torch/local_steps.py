@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import time
 import warnings
@@ -16,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .. import Error
 from .._methods import Value, methods
+from ..compare.comparison import did_you_mean
 from ._channel import (
     AnyCompressor, AnyRound, Channel, Slices, check_has_values, check_settings, check_type, host_buffer, saved_state, trainable,
     whole_number,
@@ -29,9 +29,7 @@ def _preset(name: str) -> tuple[str, dict[str, str]]:
     """A preset's method and outer optimizer, from the library's tables; without an entry there, DiLoCo's optimizer."""
     known = methods()
     if name not in (names := [*known["recipes"], *known["methods"]]):
-        near = difflib.get_close_matches(str(name), names, 1)
-        hint = f"; did you mean '{near[0]}'?" if near else ";"
-        recipes = ", ".join(known["recipes"])
+        hint, recipes = did_you_mean(str(name), names, ";"), ", ".join(known["recipes"])
         raise Error(f"there is no preset or method '{name}'{hint} presets: {recipes}; others: see topknot.methods()")
     recipe = known["recipes"].get(name)
     method = recipe["method"] if recipe else name
