@@ -1,21 +1,21 @@
-"""The command line of compare."""
-
-from __future__ import annotations
+"""The command line of compare: its options, and the files that it writes, which appear whole or not at all."""
 
 import getopt
 import math
 import os
+import pathlib
 import re
+import secrets
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from . import output, page, tables
+from . import page, tables
 from .comparison import Comparison, compare_runs, did_you_mean
 from .read import Metric, UserError, one_line, read_runs
-from .style import INSTALL, PICTURES, AVAILABLE
+from .style import AVAILABLE, INSTALL, PICTURES
 
 _PARAGRAPHS = (
     "compare: puts runs of `train` and of topknot.torch.Run side by side.",
@@ -43,17 +43,22 @@ _EXAMPLES = (
 _TEXTS: dict[str, Callable[[Comparison], str]] = {
     ".html": page.report_html, ".csv": tables.comparison_csv, ".json": tables.comparison_json, ".tex": tables.comparison_tex,
 }  # fmt: skip
-_PICTURES = (".pdf", ".svg", ".png")
+_DRAWN = (".pdf", ".svg", ".png")
 _UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
+_RUN_NAMES = re.compile(
+    r"((config\.yaml|(choices|auto_profiles|environment|bench|layer_density|exchange_profile)\.json|metrics\.(jsonl|csv)|"
+    r"gradients\.(safetensors|npy)|trace_rank[0-9]+\.json)(\.part-[0-9]+)?|checkpoints|run\.lock|events\.out\.tfevents\..*)"
+)
+_NO_REPORTS = (".safetensors", ".npy", ".npz", ".pth", ".pt")
 
 
 def help_text(columns: int) -> str:
     """The text of --help for a terminal of so many columns."""
     whole: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
-    wrap: Callable[..., Any] = lambda text, indent: textwrap.fill(text, columns, subsequent_indent=indent, **whole)
-    parts = [text if text.startswith("  ") else wrap(text, "") for text in _PARAGRAPHS]
+    wrap: Callable[..., str] = lambda text, indent="": textwrap.fill(text, columns, subsequent_indent=indent, **whole)
+    parts = [text if text.startswith("  ") else wrap(text) for text in _PARAGRAPHS]
     parts.append("\n".join(wrap(f"  {name:17}{text}", " " * 19) for name, text in _OPTIONS.items()))
-    return "\n\n".join([*parts, "Examples:\n" + "\n".join("  " + example for example in _EXAMPLES)]) + "\n"
+    return "\n\n".join([*parts, "\n  ".join(["Examples:", *_EXAMPLES])]) + "\n"
 
 
 def parse_target(text: str, metric: Metric) -> float:
@@ -66,7 +71,7 @@ def parse_target(text: str, metric: Metric) -> float:
         value = math.nan
     if percent or (share and value > 1):
         value /= 100
-    if not 0 < value < math.inf or (share and value > 1):
+    if not 0 < value <= (1 if share else sys.float_info.max):
         form = "0.7 or 70%" if share else "a number above 0"
         raise UserError(f"--target: '{text}' is not a target for {metric.name}; write {form}")
     return value
@@ -88,26 +93,65 @@ def _misuse(text: str) -> UserError:
 
 def _arguments(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     """The runs, and the values given of each option."""
-    names = ["--" + name.strip("-").partition(" ")[0] for name in _OPTIONS]
+    names = [name.split()[0] for name in _OPTIONS]
     try:
         pairs, runs = getopt.gnu_getopt(words, "h", [name[2:] + ("" if name == "--help" else "=") for name in names])
     except getopt.GetoptError as error:
         raise _misuse(error.msg + did_you_mean("--" + error.opt, names)) from None
-    values: dict[str, list[str]] = {name: [value for option, value in pairs if option == name] for name in (*names, "-h")}
+    values = {name: [value for option, value in pairs if option == name] for name in (*names, "-h")}
     for name, given in values.items():
         if len(given) > 1 and name not in ("--out", "--help"):
             raise _misuse(f"{name} is given more than once")
     return runs, values
 
 
-def _check_output(file: str, runs: list[str]) -> None:
-    if not file.endswith((*_TEXTS, *_PICTURES)):
-        raise UserError(f"--out: the ending of '{file}' says what to write; there are {', '.join((*_TEXTS, *_PICTURES))}")
-    output.check_output(file)
-    if file.endswith(_PICTURES) and not AVAILABLE:
+def _in_checkpoints(folder: pathlib.Path) -> bool:
+    of_run = all((folder.parent / name).exists() for name in ("environment.json", "config.yaml"))
+    return folder.name.startswith("step-") and (folder / "manifest.json").exists() or folder.name == "checkpoints" and of_run
+
+
+def _check_output(path: str, runs: list[str]) -> None:
+    """Raises UserError if the file cannot be made, would lie in the checkpoints of a run or take the place of a file of a run, a
+    configuration, a model or an array, by whatever links and relative names."""
+    if not path.endswith((*_TEXTS, *_DRAWN)):
+        raise UserError(f"--out: the ending of '{path}' says what to write; there are {', '.join((*_TEXTS, *_DRAWN))}")
+    absolute = pathlib.Path(os.path.abspath(path))
+    places = (absolute.resolve(), absolute.parent.resolve() / absolute.name)
+    if any(_in_checkpoints(folder) for place in places for folder in place.parents):
+        raise UserError(f"{path}: lies in the checkpoints of a run, which only the run writes; choose another place")
+    if absolute.is_dir():
+        raise UserError(f"{path}: is a folder; give the name of a file")
+    if absolute.is_file() and any(_RUN_NAMES.fullmatch(p.name) and (p.parent / "config.yaml").exists() for p in places):
+        raise UserError(f"{path}: is a configuration or a file of a run; choose another place")
+    if absolute.is_file() and places[0].suffix in _NO_REPORTS:
+        raise UserError(f"{path}: exists already; choose another name")
+    if path.endswith(_DRAWN) and not AVAILABLE:
         raise UserError(INSTALL)
-    if any(os.path.exists(file) and os.path.exists(run) and os.path.samefile(file, run) for run in runs):
-        raise UserError(f"--out: {file} is an input; choose another name")
+    if any(os.path.exists(path) and os.path.exists(run) and os.path.samefile(path, run) for run in runs):
+        raise UserError(f"--out: {path} is an input; choose another name")
+
+
+def _write_file(path: str, data: bytes) -> None:
+    """Writes a file that appears under its name when it is whole; an earlier one stays until then. Pipes and devices are
+    written in place. Raises UserError if it cannot be written."""
+    target = pathlib.Path(os.path.realpath(path))
+    part = target.with_name(f"{target.name}.part-{secrets.randbits(32)}")
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        try:
+            with open(part, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}; free space or choose another place") from None
 
 
 def _run(words: list[str]) -> str:
@@ -126,22 +170,22 @@ def _run(words: list[str]) -> str:
     if any(run.endswith(".json") and not os.path.isdir(run) for run in runs):
         if len(runs) > 1 or target or baseline or not all(file.endswith(".html") for file in files):
             raise _misuse("the results.json of netlab stands alone, and its page (.html) is all that is written")
-        html = page.lab_html(runs[0])
+        html = page.lab_html(runs[0]).encode("utf-8", "replace")
         for file in files:
-            output.write_file(file, html.encode("utf-8", "replace"))
+            _write_file(file, html)
     else:
         found = read_runs(runs)
         metric = next((run for run in found if run.begun), found[0]).metric
         c = compare_runs(found, parse_target(target, metric) if target else None, baseline)
         for file in files:
-            output.write_file(file, _contents(file, c, inches))
+            _write_file(file, _contents(file, c, inches))
         text = tables.comparison_text(c) + "\n"
     return text + "".join(f"Report: {one_line(file)}\n" for file in files)
 
 
 def _contents(file: str, c: Comparison, size: tuple[float, float | None]) -> bytes:
     stem, ending = os.path.splitext(os.path.basename(file))
-    if ending in _PICTURES:
+    if ending in _DRAWN:
         from . import charts
 
         what = os.path.splitext(stem)[1][1:]

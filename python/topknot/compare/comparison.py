@@ -1,16 +1,15 @@
 """Runs side by side: methods with means over seeds, a target, a baseline, and what makes the comparison unfair."""
 
-from __future__ import annotations
-
 import contextlib
-import dataclasses
 import difflib
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from .read import ABSENT, PARTS, Metric, Run, Stat, UserError, plain_text, stat_of
+from .read import ABSENT, MOST, PARTS, Metric, Run, Stat, UserError, plain_text, stat_of
 
 LONGEST_KEYS, LONGEST_NAME = 32, 40
 """Characters of keys, and of a folder's name, that a method's name may have."""
@@ -19,37 +18,31 @@ STEP_PARTS = ("step", *PARTS, "other", "hidden")
 _MEANS = ("best", "last", "second", "held_out", "wall_seconds", "images_per_second", "bytes_sent", "bytes_received")
 # What tells runs of one method apart: where things lie and where ranks meet.
 _APART = {"seed", "data.root", "train.algorithm_cache", "dist.master", "dist.token"}
-# What is recorded or shown beside the training: it makes no other baseline.
-_RECORDS = (
-    "compress.",
-    "exchange.",
-    "train.distribution_every",
-    "train.record_gradients",
-    "train.profile_steps",
-    "train.log_every",
-)
+# What makes no other baseline: the method, and what is recorded or shown beside the training.
+_METHOD = ("compress.", "exchange.")
+_RECORDED = "train.distribution_every train.record_gradients train.profile_steps train.log_every".split()
 _UNFAIR = (
     "model.name data.name data.batch_size data.train_size data.test_size data.noise dist.ranks dist.backend dist.link.rate "
     "dist.link.latency train.threads train.epochs"
 ).split()
 _UNEQUAL = 1.3  # forward and backward of a method over the baseline's
 _AMOUNTS = {"compress.density", "compress.warmup", "compress.threshold", "compress.rank", "compress.levels"}
-MOST = 1e12
-"""A value beyond is not drawn."""
 # How keys read in a name, in this order; then come other keys before their values, and switches alone.
 _WORDS = dict(zip(("exchange.every", "compress.density", "compress.chunk", "compress.values"),
                   ("every {}", "density {}", "chunks of {}", "{} values")))  # fmt: skip
+_WAY = (operator.attrgetter("time_s"), operator.attrgetter("step"))
 _BITS = {"centroid1": "1 bit", "centroid2": "2 bits", "e3m0": "4 bits"}
 
 
 def text_of(value: Stat | float, pattern: str | Callable[[float], str], factor: float = 1, unit: str = "") -> str:
-    """The value times `factor`, with its deviation if there is one; "-" if it is not finite. A pattern may depend on the value."""
+    """The value times `factor`, with its deviation if there is one and how many runs reached a target if not all did; "-" if it is not
+    finite. A pattern may depend on the value."""
     stat = value if isinstance(value, Stat) else Stat(value)
     if not math.isfinite(factor * stat.mean):
-        return "-"
+        return "not reached" if stat.runs else "-"
     form = pattern if isinstance(pattern, str) else pattern(stat.mean)
     spread = " ± " + text_of(stat.deviation, form, factor) if stat.count > 1 else ""
-    return form.format(factor * stat.mean) + spread + unit
+    return form.format(factor * stat.mean) + spread + unit + (f" ({stat.count} of {stat.runs})" if stat.count < stat.runs else "")
 
 
 def value_text(metric: Metric, value: Stat | float) -> str:
@@ -63,7 +56,13 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"; did you mean '{close[0]}'?" if close else otherwise
 
 
-@dataclasses.dataclass(eq=False)
+def only(texts: Iterable[str], otherwise: str) -> str:
+    """The text that all of them are."""
+    different = {*texts}
+    return different.pop() if len(different) == 1 else otherwise
+
+
+@dataclass(eq=False)
 class Method:
     """Runs of one configuration, and their means; bytes are of a step. `config`: a value for every key of any run."""
 
@@ -71,21 +70,19 @@ class Method:
     network: str
     config: dict[str, str]
     name: str = ""
-    runs: list[Run] = dataclasses.field(default_factory=list)
-    baseline: Method | None = None
-    times: dict[str, float] = dataclasses.field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    baseline: "Method | None" = None
+    times: dict[str, float] = field(default_factory=dict)
     best = last = second = held_out = wall_seconds = images_per_second = Stat()
     seconds_to_target = steps_to_target = bytes_sent = bytes_received = Stat()
     bytes_ratio = bits_per_parameter_step = speed_up = target_speed_up = ABSENT
 
     @property
     def dense(self) -> bool:
-        """Whether nothing is compressed."""
-        return _uncompressed(self.runs[0])
+        return self.runs[0].dense
 
     @property
     def complete(self) -> list[Run]:
-        """The runs that came to their end."""
         return [run for run in self.runs if run.end]
 
     @property
@@ -94,7 +91,7 @@ class Method:
         return self.complete or self.runs
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class Comparison:
     """Runs of one task and metric; the methods with dense ones first. `differing`: the keys in which methods differ."""
 
@@ -106,8 +103,8 @@ class Comparison:
     differing: list[str]
     target: float = ABSENT
     target_reason: str = ""
-    warnings: list[str] = dataclasses.field(default_factory=list)
-    limits: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
 
     def has(self, stat: str) -> bool:
         """Whether some method has this figure."""
@@ -121,20 +118,18 @@ class Comparison:
     @property
     def shared_network(self) -> str:
         """The network of all methods; "" if they differ in it."""
-        networks = {method.network for method in self.methods}
-        return networks.pop() if len(networks) == 1 else ""
+        return only((m.network for m in self.methods), "")
 
     @property
     def emulated_link(self) -> str:
         """The link of all methods if it is emulated, in few words if they differ in it; else ""."""
-        links = {m.network[m.network.find("emulated link") :] if "emulated link" in m.network else "" for m in self.methods}
-        return links.pop() if len(links) == 1 else "partly emulated links" if "" in links else "emulated links"
+        links = ["".join(m.network.partition("emulated link")[1:]) for m in self.methods]
+        return only(links, "emulated links" if all(links) else "partly emulated links")
 
     @property
     def base_name(self) -> str:
         """What speed-ups are over: a method, or words for several."""
-        names = {m.baseline.name for m in self.methods if m.baseline}
-        return names.pop() if len(names) == 1 else "the dense run of the same configuration"
+        return only((m.baseline.name for m in self.methods if m.baseline), "the dense run of the same configuration")
 
     def telling(self, compressor: str) -> list[str]:
         """The keys in which the methods of a compressor differ."""
@@ -147,25 +142,19 @@ def in_words(key: str, value: str) -> str:
     name = key.rpartition(".")[2].replace("_", " ")
     same = {'""': "", "-": "", "true": name, "false": "no " + name}
     same |= {"0": ""} if key == "exchange.every" else _BITS if key == "compress.values" else {}
-    if value in same:
-        return same[value]
-    return _WORDS.get(key, name + " {}").replace("{}", plain_text(value))
+    return same[value] if value in same else _WORDS.get(key, name + " {}").replace("{}", plain_text(value))
 
 
 def method_name(method: Method, keys: Iterable[str]) -> str:
     """ "sparseloco every 10, 64 of 4,096, 1 bit". With the density a chunk is k of its length."""
     places = {key: place for place, key in enumerate(_WORDS)}
     words = {key: in_words(key, method.config[key]) for key in sorted(keys, key=lambda key: places.get(key, len(places)))}
-    chunk = method.runs[0].text("compress.chunk")
-    with contextlib.suppress(ValueError, OverflowError):  # no chunk, or no number
-        if "compress.density" in words:
-            k = max(1, round(float(method.config["compress.density"]) * int(chunk)))
-            words |= {"compress.density": f"{k:,} of {int(chunk):,}", "compress.chunk": ""}
+    if "compress.density" in words:
+        with contextlib.suppress(ValueError, OverflowError):  # no chunk, or no number
+            chunk = int(method.runs[0].text("compress.chunk"))
+            k = max(1, round(float(method.config["compress.density"]) * chunk))
+            words |= {"compress.density": f"{k:,} of {chunk:,}", "compress.chunk": ""}
     return f"{method.compressor} {', '.join(filter(None, words.values()))}".rstrip()
-
-
-def _uncompressed(run: Run) -> bool:
-    return run.text("compress.name") == "dense" and run.text("compress.values") in ('""', "", "-", "fp32")
 
 
 def _group(runs: list[Run], keys: list[str]) -> tuple[list[Method], list[str]]:
@@ -176,7 +165,7 @@ def _group(runs: list[Run], keys: list[str]) -> tuple[list[Method], list[str]]:
     for run in runs:
         name = run.text("compress.name")
         known = {key: entry.text for key, entry in run.config.items()}
-        unused = of_compressed - {"compress.values"} if _uncompressed(run) else set()
+        unused = of_compressed - {"compress.values"} if run.dense else set()
         config = {key: "-" if key in unused else known.get(key, defaults[key]) for key in keys}
         methods.setdefault(tuple(config.values()), Method(name, run.network, config)).runs.append(run)
     differing = []
@@ -189,9 +178,8 @@ def _group(runs: list[Run], keys: list[str]) -> tuple[list[Method], list[str]]:
 
 def _folder_name(method: Method) -> str:
     """The name that the runs' folders share but for the seed: "dgc_slow" of dgc_slow-s1 and dgc_slow-s2; else ""."""
-    names = {re.sub(r"-s[0-9]+$", "", os.path.basename(os.path.normpath(run.path))) for run in method.runs}
-    name = names.pop()
-    return name if not names and len(name) <= LONGEST_NAME and method.compressor in name else ""
+    name = only((re.sub(r"-s[0-9]+$", "", os.path.basename(os.path.normpath(run.path))) for run in method.runs), "")
+    return name if len(name) <= LONGEST_NAME and method.compressor in name else ""
 
 
 def _name(c: Comparison) -> None:
@@ -205,19 +193,18 @@ def _name(c: Comparison) -> None:
     long = {m.compressor for m in c.methods if len(m.name) - len(m.compressor) - 1 > LONGEST_KEYS}
     folders = [_folder_name(method) for method in c.methods]
     by_folder = all(f and folders.count(f) == 1 for f, m in zip(folders, c.methods) if m.compressor in long)
+    seen: dict[str, int] = {}
     for m, folder in zip(c.methods, folders):
         if m.compressor in long:
             m.name = folder if by_folder else method_name(m, _fewest(c, m.compressor, keys[m.compressor]))
-    seen: dict[str, int] = {}
-    for m in c.methods:  # two values that a name does not show, such as "-" and ""
-        seen[m.name] = seen.get(m.name, 0) + 1
+        seen[m.name] = seen.get(m.name, 0) + 1  # two values that a name does not show, such as "-" and ""
         m.name += f" ({seen[m.name]})" if seen[m.name] > 1 else ""
 
 
 def _fewest(c: Comparison, compressor: str, keys: list[str]) -> list[str]:
     """Few keys that tell the compressor's methods apart, those of the method itself before others."""
     names: Callable[[list[str]], int] = lambda some: len({method_name(m, some) for m in c.methods if m.compressor == compressor})
-    own_first = sorted(keys, key=lambda key: not key.startswith(("compress.", "exchange.")))
+    own_first = sorted(keys, key=lambda key: not key.startswith(_METHOD))
     chosen: list[str] = []
     while names(chosen) < names(keys):
         chosen.append(max((key for key in own_first if key not in chosen), key=lambda key: names([*chosen, key])))
@@ -240,20 +227,21 @@ def _choose_baselines(c: Comparison, name: str | None) -> None:
     if name is not None and name not in by_name:
         hint = did_you_mean(name, by_name, "; there are " + ", ".join(by_name))
         raise UserError(f"--baseline: there is no method '{name}'{hint}")
-    keys = [key for key in c.differing if not key.startswith(_RECORDS)]
+    keys = [key for key in c.differing if key not in _RECORDED and not key.startswith(_METHOD)]
     for m in c.methods:
         alike = (other for other in c.methods if other.dense and all(other.config[key] == m.config[key] for key in keys))
         m.baseline = by_name[name] if name is not None else m if m.dense else next(alike, None)
 
 
-def _sum_up(m: Method) -> None:
-    for name in _MEANS:
-        setattr(m, name, stat_of(getattr(run, name) for run in m.counted))
-    if any(run.diverged for run in m.counted):  # a mean of the others would hide it
-        m.last = m.held_out = Stat()
-    m.bytes_ratio = stat_of(run.bytes_ratio for run in m.counted).mean
-    m.bits_per_parameter_step = 32 / m.bytes_ratio if m.bytes_ratio > 0 else ABSENT
-    m.times = {part: stat_of(run.times.get(part, ABSENT) for run in m.counted).mean for part in STEP_PARTS}
+def _sum_up(methods: list[Method]) -> None:
+    for m in methods:
+        for name in _MEANS:
+            setattr(m, name, stat_of(getattr(run, name) for run in m.counted))
+        if any(run.diverged for run in m.counted):  # a mean of the others would hide it
+            m.last = m.held_out = Stat()
+        m.bytes_ratio = stat_of(run.bytes_ratio for run in m.counted).mean
+        m.bits_per_parameter_step = 32 / m.bytes_ratio if m.bytes_ratio > 0 else ABSENT
+        m.times = {part: stat_of(run.times.get(part, ABSENT) for run in m.counted).mean for part in STEP_PARTS}
 
 
 def _choose_target(c: Comparison, target: float | None) -> None:
@@ -268,12 +256,11 @@ def _choose_target(c: Comparison, target: float | None) -> None:
         if dense and best(dense) > 0:  # a run whose metric stays 0 has reached it from the start
             c.target = percent / 100 * best(dense)
             c.target_reason = f"{percent} % of the best dense {c.metric.title}, {value_text(c.metric, best(dense))}"
-        elif not dense and known and worst(m.best.mean for m in known) > 0:
-            c.target = worst(m.best.mean for m in known)
-            c.target_reason = f"the {which} of the methods' best values, as there is no dense run"
-    for m in c.methods:
+        elif not dense and known and (value := worst(m.best.mean for m in known)) > 0:
+            c.target, c.target_reason = value, f"the {which} of the methods' best values, as there is no dense run"
+    for m in c.methods if math.isfinite(c.target) else ():
         at = [next((e for e in run.evals if c.metric.reaches(e.value, c.target)), None) for run in m.counted]
-        m.seconds_to_target, m.steps_to_target = stat_of(e.time_s for e in at if e), stat_of(e.step for e in at if e)
+        m.seconds_to_target, m.steps_to_target = (stat_of((get(e) for e in at if e), len(at)) for get in _WAY)
 
 
 def _measure_speed_ups(methods: list[Method]) -> None:
@@ -289,12 +276,9 @@ def _check_one_task(runs: list[Run]) -> None:
     by: Callable[[Metric], str] = lambda metric: f"by {metric.name}" + (f" ({metric.unit})" if metric.unit else "")
     described: Callable[[Run], str] = lambda run: f"{run.path} has {run.task or 'an unnamed task'} {by(run.metric)}"
     first = next((run for run in runs if run.task), runs[0])  # a run that names no task is compared with any
-    for run in runs:
-        if run.task not in ("", first.task) or run.metric != first.metric:
-            raise UserError(
-                f"these runs have different tasks, so their results cannot be compared: {described(first)}; {described(run)}. Compare "
-                "the runs of each task by themselves"
-            )
+    if other := next((run for run in runs if run.task not in ("", first.task) or run.metric != first.metric), None):
+        both = f"{described(first)}; {described(other)}"
+        raise UserError(f"these runs have different tasks: {both}. Compare the runs of each task by themselves")
 
 
 def _warn_of_run(c: Comparison, run: Run) -> Iterable[str]:
@@ -302,16 +286,10 @@ def _warn_of_run(c: Comparison, run: Run) -> Iterable[str]:
     if other := next((network for network in networks if network != networks[0]), None):
         yield f"{run.path} went on over another network ({networks[0]}, then {other}), and its times are of both"
     if run.diverged:
-        yield (
-            f"the last {c.metric.title} of {run.path} is not finite: its method has no final value, and the other means are of the "
-            "evaluations that were finite"
-        )
+        yield f"the last {c.metric.title} of {run.path} is not finite: its method has no final value, and other means leave it out"
     if not run.end:
-        cut = ", in the middle of a line" if run.truncated else ""
-        yield (
-            f"{run.path} is incomplete: it stopped after step {run.last_step}{cut}. Its curve is thin and ends where the run did; "
-            "means leave it out where they can"
-        )
+        at = f"step {run.last_step}" + (", in the middle of a line" if run.truncated else "")
+        yield f"{run.path} is incomplete: it stopped after {at}; its curve is thin, and means leave it out where they can"
     elif run.end.failed:
         yield f"{run.path} has failed: {run.end.reason}"
     elif run.end.skipped_steps > 0:
@@ -343,11 +321,9 @@ def _warn(c: Comparison) -> Iterable[str]:
         base = m.baseline or m
         here, there = (o.times["forward"] + o.times["backward"] for o in (m, base))
         if here > 0 and there > 0 and max(here / there, there / here) >= _UNEQUAL:
-            yield (
-                f"forward and backward of a step took {1e3 * here:.3g} ms under {m.name} and {1e3 * there:.3g} ms under {base.name}: the "
-                "machine was not equally free, communication took its cores, or the programs differ, so times do not compare the "
-                "methods alone"
-            )
+            took = f"{1e3 * here:.3g} ms under {m.name} and {1e3 * there:.3g} ms under {base.name}"
+            why = "the machine was not equally free, communication took its cores, or the programs differ"
+            yield f"forward and backward of a step took {took}: {why}, so times do not compare the methods alone"
     if c.has_times and not any(m.dense for m in c.methods):
         yield "there is no dense run, so there is no speed-up over it"
     elif c.has_times:
@@ -357,10 +333,8 @@ def _warn(c: Comparison) -> Iterable[str]:
 
 def _limits(c: Comparison) -> Iterable[str]:
     if single := [m.name for m in c.methods if len(m.counted) == 1]:
-        who = (
-            "all methods have" if len(single) == len(c.methods) else ", ".join(single) + (" has" if len(single) == 1 else " have")
-        )
-        yield f"whether a difference is more than chance: {who} one seed"
+        who = "all methods" if len(single) == len(c.methods) else ", ".join(single)
+        yield f"whether a difference is more than chance: {who} {'has' if who == single[0] else 'have'} one seed"
     if c.has_times and c.shared_network == "threads":
         yield "the gain on a network: the ranks are threads of one machine without a link between them"
 
@@ -368,8 +342,7 @@ def _limits(c: Comparison) -> Iterable[str]:
 def compare_runs(runs: list[Run], target: float | None = None, baseline: str | None = None) -> Comparison:
     """Compares runs of one task. `target` is a value of the metric, `baseline` a method's name. Raises UserError if tasks or
     metrics differ, if there is no such method, for a target of runs without evaluations, and if no run made a step."""
-    left_out = [run for run in runs if not run.begun]
-    runs = [run for run in runs if run.begun]
+    left_out, runs = ([run for run in runs if run.begun == begun] for begun in (False, True))
     if not runs:
         raise UserError(f"{left_out[0].path}: the run has not finished a step yet; there is nothing to compare")
     _check_one_task(runs)
@@ -378,8 +351,7 @@ def compare_runs(runs: list[Run], target: float | None = None, baseline: str | N
     c = Comparison(runs, left_out, methods, next((run.task for run in runs if run.task), ""), runs[0].metric, differing)
     _name(c)
     _choose_baselines(c, baseline)
-    for method in methods:
-        _sum_up(method)
+    _sum_up(methods)
     _choose_target(c, target)
     _measure_speed_ups(methods)
     c.warnings, c.limits = list(_warn(c)), list(_limits(c))

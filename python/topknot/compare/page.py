@@ -1,7 +1,5 @@
 """The page of a comparison and of `lab/netlab compare`: one file, no network; page.js shows values where one points."""
 
-from __future__ import annotations
-
 import html
 import json
 import math
@@ -9,13 +7,11 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .comparison import Comparison, Method, text_of, value_text
-from .read import UserError, one_line, read_bytes
+from .comparison import Comparison, Method, only, text_of, value_text
+from .read import MOST, UserError, one_line, read_bytes
 from .style import DARK, INK, INSTALL, PART_COLOURS, AVAILABLE, part_label, styles
-from .tables import Table, bytes_text, difference_table, rate_pattern, ratio_pattern, reached_text, result_table, run_table
-from .tables import seconds_text, time_table
+from .tables import Table, bytes_text, difference_table, rate_text, ratio_text, result_table, run_table, seconds_text, time_table
 
-_STYLE, _SCRIPT = (pathlib.Path(__file__).with_name(name) for name in ("page.css", "page.js"))
 _HATCHED = "background:repeating-linear-gradient(45deg,#fff 0 2px,{0} 2px 4px);border-color:{0}".format(PART_COLOURS["exposed"])
 
 
@@ -26,10 +22,12 @@ def escape(text: str) -> str:
 
 def html_page(title: str, body: str, script: bool = True) -> str:
     """A whole page; `title` is plain text, `body` HTML."""
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
-    code = f"<script>\n{_SCRIPT.read_text(encoding='utf-8')}</script>" if script else ""
-    style = _STYLE.read_text(encoding="utf-8")
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}<style>{style}</style></head><body><main>\n{body}</main>{code}</body></html>\n'
+    style, code = (pathlib.Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body><main>\n{body}</main>"
+        + (f"<script>\n{code}</script>" if script else "") + "</body></html>\n"
+    )  # fmt: skip
 
 
 def table_html(table: Table, kind: str = "", colours: Sequence[str] = ()) -> str:
@@ -48,35 +46,30 @@ def _milliseconds(seconds: float) -> str:
 def bars_html(bars: Sequence[dict[str, Any]]) -> str:
     """Steps on one scale, each with `name`, `parts` (name, colour, seconds), `total` seconds, and perhaps `label` and `hidden` seconds
     of communication; "" if all are empty."""
-    longest = max((v for bar in bars for v in (bar["total"], bar.get("hidden", 0)) if 0 < v < 1e12), default=0)
+    longest = max((v for bar in bars for v in (bar["total"], bar.get("hidden", 0)) if 0 < v < MOST), default=0)
     width: Callable[[float], str] = lambda seconds: f"width:{100 * seconds / longest:.2f}%"
     text = ""
     for bar in bars if longest else ():
-        name = escape(bar["name"])
+        name, hidden = escape(bar["name"]), bar.get("hidden", 0)
         text += f'<b>{name}</b><div class="bar">'
         for part, colour, seconds in bar["parts"]:
-            if 0 < seconds < 1e12:
-                spent, look = (
-                    _milliseconds(seconds),
-                    f"{width(seconds)};background:{colour};color:{'#ffffff' if colour in DARK else '#111111'}",
-                )
+            if 0 < seconds < MOST:
+                spent, ink = _milliseconds(seconds), "#ffffff" if colour in DARK else "#111111"
+                look = f"{width(seconds)};background:{colour};color:{ink}"
                 text += f'<i style="{look}" title="{name}: {escape(part)} {spent} ms">{spent}</i>'
-        label = escape(bar.get("label") or (_milliseconds(bar["total"]) + " ms" if math.isfinite(bar["total"]) else "-"))
-        text += f"<span>{label}</span></div>"
-        hidden = bar.get("hidden", 0)
-        if 0.002 * longest < hidden < 1e12:
-            spent = _milliseconds(hidden)
+        label = bar.get("label") or (_milliseconds(bar["total"]) + " ms" if math.isfinite(bar["total"]) else "-")
+        text += f"<span>{escape(label)}</span></div>"
+        if 0.002 * longest < hidden < MOST:
+            spent, look = _milliseconds(hidden), f"{width(hidden)};{_HATCHED}"
             title = f"{name}: hidden communication {spent} ms"
-            text += f'<div class="bar hidden"><i style="{width(hidden)};{_HATCHED}" title="{title}"></i><span>{spent} hidden</span></div>'
+            text += f'<div class="bar hidden"><i style="{look}" title="{title}"></i><span>{spent} hidden</span></div>'
     return f'<div class="bars">{text}</div>' if text else ""
 
 
-def _parts_legend(parts: Iterable[tuple[str, str]], hidden: bool = False) -> str:
-    looks = [(f"background:{colour}", name) for name, colour in parts]
-    looks += [(_HATCHED, "hidden communication, beside the computation")] if hidden else []
-    return (
-        '<div class="legend">' + "".join(f'<span><i style="{look}"></i>{escape(name)}</span>' for look, name in looks) + "</div>"
-    )
+def _parts_legend(parts: Iterable[tuple[str, str]]) -> str:
+    """`parts`: names and styles."""
+    text = "".join(f'<span><i style="{style}"></i>{escape(name)}</span>' for name, style in parts)
+    return f'<div class="legend">{text}</div>'
 
 
 def _count(number: int | str, what: str) -> str:
@@ -87,10 +80,10 @@ def _subtitle(c: Comparison) -> str:
     counts = f"{_count(len(c.methods), 'method')}, {_count(len(c.runs), 'run')}"
     if not c.has_times:
         return f"{c.task} · {counts}"
-    shared = [{run.text(key) for run in c.runs} for key in ("model.name", "dist.ranks", "data.batch_size")]
-    model, ranks, batch = (values.pop() if len(values) == 1 else "" for values in shared)
+    shared: Callable[[str], str] = lambda key: only((run.text(key) for run in c.runs), "")
+    ranks, batch = shared("dist.ranks"), shared("data.batch_size")
     facts = [
-        f"{model or 'several models'} on {c.task}",
+        f"{shared('model.name') or 'several models'} on {c.task}",
         (_count(ranks, "rank") if ranks else "several numbers of ranks") + f" ({c.shared_network or 'several networks'})",
         f"batch {batch} per rank" if batch else "several batch sizes",
         counts,
@@ -100,7 +93,7 @@ def _subtitle(c: Comparison) -> str:
 
 
 def _card(c: Comparison, m: Method, colour: str) -> str:
-    metric, base, target = c.metric, m.baseline or m, value_text(c.metric, c.target)
+    metric, base = c.metric, m.baseline or m
     which, quality = ("best", "best") if c.has("best") else ("last", "final")  # a table has the last value alone
     points = 100 * (getattr(m, which).mean - getattr(base, which).mean)
     lines = [f"{quality} {metric.long_title}"]
@@ -109,14 +102,13 @@ def _card(c: Comparison, m: Method, colour: str) -> str:
     if math.isfinite(c.target):
         after = " after " if m.seconds_to_target.count else " "
         speed_up = f", speed-up {m.target_speed_up:.2f}×" if base is not m and math.isfinite(m.target_speed_up) else ""
-        lines.append(target + after + reached_text(m, seconds_text(m.seconds_to_target)) + speed_up)
+        lines.append(value_text(metric, c.target) + after + seconds_text(m.seconds_to_target) + speed_up)
     if math.isfinite(m.images_per_second.mean):
-        rate = text_of(m.images_per_second.mean, rate_pattern)
         relation = f", {m.speed_up:.2f}× {base.name}" if base is not m and math.isfinite(m.speed_up) else ""
         is_base = base is m and any(o.baseline is m for o in c.methods if o is not m)
-        lines.append(f"{rate} {metric.rate_unit}" + (", the baseline" if is_base else relation))
-    less = f", {text_of(m.bytes_ratio, ratio_pattern)} less" if not m.dense and m.bytes_ratio >= 1.05 else ""
-    lines.append(f"{bytes_text(m.bytes_sent.mean)} per step and rank{less}")
+        lines.append(f"{rate_text(m.images_per_second.mean)} {metric.rate_unit}" + (", the baseline" if is_base else relation))
+    less = f", {ratio_text(m.bytes_ratio)} less" if not m.dense and m.bytes_ratio >= 1.05 else ""
+    lines.append(f"{bytes_text(m.bytes_sent)} per step and rank{less}")
     lines += [] if m.complete else ["incomplete"]
     small = "".join(f"<small>{escape(line)}</small>" for line in lines)
     mean = value_text(metric, getattr(m, which).mean)
@@ -129,71 +121,76 @@ def _chart(title: str, note: str, svgs: Sequence[str], kind: str = "") -> str:
     return f'{text}<div class="charts{" " + kind if kind else ""}">{figures}</div>\n' if figures else ""
 
 
+def _draw(c: Comparison, what: str, axes: str) -> list[str]:
+    from . import charts
+
+    return [charts.page_svg(c, what, axis) for axis in axes.split() or [""]]
+
+
 def _distributions(c: Comparison) -> str:
     from . import charts
 
     recorded = charts.recorded_methods(c)
-    if not recorded:
-        return ""
     text = (
         '<h2>The accumulated gradient</h2><p class="note">Of rank 0, gradient and residual together, before anything is taken out of it; the '
         "compressed part of the model as one vector. First, middle and last recorded step; densities logarithmic. Coloured: measured; long "
         "dashes: fitted normal distribution, 1 - k/d; short dashes: fitted Laplace distribution, (1 - k/d)².</p>"
     )
-    for m in recorded:
-        text += _chart(escape(m.name), "", [charts.distribution_svg(c, m)], "wide")
+    text += "".join(_chart(escape(m.name), "", [charts.distribution_svg(c, m)], "wide") for m in recorded)
     note = (
         "What is left of ‖u‖² without its k largest entries, and beside it the share that they hold. 1 - k/d bounds it for every u; "
         "(1 - k/d)² for bell-shaped u."
     )
-    return text + _chart("Contraction of top-k, and captured energy", note, [charts.contraction_svg(c)], "wide")
+    text += _chart("Contraction of top-k, and captured energy", note, [charts.contraction_svg(c)], "wide")
+    return text if recorded else ""
 
 
 def _emulated(c: Comparison) -> str:
     return f" The times of communication are those of an emulation: {escape(c.emulated_link)}." if c.emulated_link else ""
 
 
-def _curves(c: Comparison) -> dict[str, str]:
-    """By tab its charts; the tab of the metric comes first."""
-    from . import charts
+def _steps(c: Comparison) -> str:
+    """Where the time of a step goes, as bars and as a table; "" for the rows of a table of runs."""
+    named = {part: (part_label(part), colour) for part, colour in PART_COLOURS.items()}
+    bars = bars_html([
+        {"name": m.name, "total": m.times["step"], "hidden": m.times["hidden"],
+         "parts": [(*look, m.times[part]) for part, look in named.items()]} for m in c.methods
+    ])  # fmt: skip
+    looks = [(name, "background:" + colour) for name, colour in named.values()]
+    looks.append(("hidden communication, beside the computation", _HATCHED))
+    note = (
+        '<h3>Where the time of a step goes</h3><p class="note">Mean over steps, the first five left out. Exposed communication is what the '
+        f"computation had to wait for; hidden communication ran beside it and costs no time.{_emulated(c)}</p>"
+    )
+    return f"{note}{_parts_legend(looks)}{bars}{table_html(time_table(c))}" if bars else ""
 
-    draw: Callable[..., list[str]] = lambda what, *axes: [charts.page_svg(c, what, axis) for axis in axes]
+
+def _tabs(c: Comparison) -> str:
+    quality = c.metric.long_title.capitalize()
     incomplete = " Thin, ending in ×: an incomplete run." if any(not run.end for run in c.runs) else ""
     spread = " Shaded: ± one standard deviation over seeds." if any(len(m.counted) > 1 for m in c.methods) else ""
-    quality = c.metric.long_title.capitalize()
     ring = "A ring marks where the mean curve first meets the target." if math.isfinite(c.target) else ""
     loss = "Moving average over a fortieth of the run."
     bits = (
         "Bits that a rank sends per parameter and step, mean over the run, logarithmic; dense sends 32. A line joins methods that differ "
         "only in how much they send."
     )
-    return {
-        c.metric.name.capitalize(): _chart(quality, spread + incomplete, draw("quality", "epochs", "steps"))
-        + _chart("Train loss", loss, draw("loss", "epochs", "steps")),
-        "Time": _chart(quality + " over training time", ring + _emulated(c), draw("quality", "time"))
-        + _chart("Train loss over training time", loss, draw("loss", "time")),
-        "Bits": _chart(f"The last {c.metric.long_title} for the bits sent", bits, draw("bits", ""))
-        + _chart("Bytes sent", "What one rank uploads, mean over ranks.", draw("bytes", "steps", "time")),
-        "Phases": _distributions(c),
-    }
-
-
-def _tabs(c: Comparison) -> str:
-    named = {part: (part_label(part), colour) for part, colour in PART_COLOURS.items()}
-    bars = bars_html([
-        {"name": m.name, "total": m.times["step"], "hidden": m.times["hidden"],
-         "parts": [(*look, m.times[part]) for part, look in named.items()]} for m in c.methods
-    ])  # fmt: skip
-    tabs = _curves(c) if AVAILABLE else dict.fromkeys((c.metric.name.capitalize(), "Time", "Bits", "Phases"), "")
-    if bars:
-        tabs["Phases"] = (
-            '<h3>Where the time of a step goes</h3><p class="note">Mean over steps, the first five left out. Exposed communication is what the '
-            f"computation had to wait for; hidden communication ran beside it and costs no time.{_emulated(c)}</p>"
-            f"{_parts_legend(named.values(), True)}{bars}{table_html(time_table(c))}{tabs['Phases']}"
-        )
+    # By tab its charts: title, note, and what is drawn over which axes.
+    tabs = {
+        c.metric.name.capitalize(): [(quality, spread + incomplete, "quality", "epochs steps"), ("Train loss", loss, "loss", "epochs steps")],
+        "Time": [(quality + " over training time", ring + _emulated(c), "quality", "time"),
+                 ("Train loss over training time", loss, "loss", "time")],
+        "Bits": [(f"The last {c.metric.long_title} for the bits sent", bits, "bits", ""),
+                 ("Bytes sent", "What one rank uploads, mean over ranks.", "bytes", "steps time")],
+        "Phases": [],
+    }  # fmt: skip
     nothing = "These runs have no records of this kind." if AVAILABLE else INSTALL[0].upper() + INSTALL[1:] + "."
     text = style = sections = ""
-    for i, (name, body) in enumerate(tabs.items()):
+    for i, (name, drawn) in enumerate(tabs.items()):
+        body = "" if drawn else _steps(c)
+        if AVAILABLE:
+            body += "".join(_chart(title, note, _draw(c, what, axes)) for title, note, what, axes in drawn)
+            body += "" if drawn else _distributions(c)
         text += f'<input type="radio" name="tab" id="tab{i}"{" checked" if not i else ""}><label for="tab{i}">{name}</label>'
         style += f"#tab{i}:checked ~ #show{i}{{display:block}}"
         sections += f'<section id="show{i}">{body or f"<p>{nothing}</p>"}</section>'
@@ -229,10 +226,19 @@ def report_html(c: Comparison) -> str:
     return html_page(f"Topknot: comparison of {_count(len(c.runs), 'run')}", text + "</p>\n")
 
 
+def lab_html(path: str) -> str:
+    """The page of the results.json of `lab/netlab compare`. Raises UserError for other files."""
+    data = read_bytes(path)
+    try:
+        return _lab_page(json.loads(data)["page"])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise UserError(f"{path}: not a results.json of 'lab/netlab compare': {error!r}") from None
+
+
 def _lab_page(page: dict[str, Any]) -> str:
-    colours = {**PART_COLOURS, "exposed communication": PART_COLOURS["exposed"]}
+    colours = {part_label(part): colour for part, colour in PART_COLOURS.items()} | PART_COLOURS
     text = f'<h1>{escape(page["title"])}</h1><p class="sub">{escape(page["note"])}</p>\n'
-    text += _parts_legend((part["name"], colours[part["colour_of"]]) for part in page["legend"])
+    text += _parts_legend((part["name"], "background:" + colours[part["colour_of"]]) for part in page["legend"])
     for group in page["groups"]:
         bars = []
         for step in group["bars"]:
@@ -246,12 +252,3 @@ def _lab_page(page: dict[str, Any]) -> str:
     for name, command in page["commands"]:
         text += f'<p class="note"><b>{escape(name)}</b>: <code>{escape(command)}</code></p>'
     return html_page(page["title"], text, script=False)
-
-
-def lab_html(path: str) -> str:
-    """The page of the results.json of `lab/netlab compare`. Raises UserError for other files."""
-    data = read_bytes(path)
-    try:
-        return _lab_page(json.loads(data)["page"])
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise UserError(f"{path}: not a results.json of 'lab/netlab compare': {error!r}") from None

@@ -3,11 +3,8 @@
 A file may be read while it is written: a last line without its end is left out. Times are seconds of training.
 """
 
-from __future__ import annotations
-
 import csv
-import dataclasses
-import itertools
+import glob
 import json
 import math
 import operator
@@ -16,16 +13,18 @@ import random
 import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-ABSENT = math.nan
+ABSENT, MOST = math.nan, 1e12
+"""What is not known, and the greatest value that is drawn."""
 Record = SimpleNamespace
 """A line of metrics.jsonl, with the fields of _FIELDS."""
 WARM_UP = 5
 """Steps whose times do not count: they pay for caches and memory."""
 WHOLE = 1000
-"""Step records up to which a run is read whole. A longer run is cut into so many windows, and one random record of each is read."""
+"""Steps up to which a run is read whole. A longer run is cut into so many windows, and one random record of each is read."""
 PARTS = ("data", "forward", "backward", "encode", "exposed", "decode", "update")
 """The measured parts of a step, which together with `other` make its time."""
 _MOST_SECONDS = 1e15
@@ -43,6 +42,8 @@ _FIELDS: dict[str, dict[str, Any]] = {
             **dict.fromkeys("held_out_loss images_per_second wall_seconds bytes_sent bytes_dense bytes_received".split(), 0.0),
             **dict.fromkeys("eval_seconds startup_seconds step_p50_s step_p95_s".split(), ABSENT)},
 }  # fmt: skip
+NO_END = Record(**_FIELDS["end"])
+"""Stands for the end of an incomplete run."""
 _COLUMNS = "run seed commit metric value held_out checksum steps sent_per_step received_per_step dense_per_step seconds skipped_steps config keys"
 
 
@@ -59,38 +60,38 @@ def one_line(text: str) -> str:
 def read_bytes(path: str) -> bytes:
     """A file's bytes. Raises UserError: no such file, no plain file."""
     try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            kind = "a named pipe" if stat.S_ISFIFO(mode) else "a folder" if stat.S_ISDIR(mode) else "a device"
-            raise UserError(f"'{path}' is {kind}, not a file")
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+        if kind != stat.S_IFREG:
+            name = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder"}.get(kind, "a device")
+            raise UserError(f"'{path}' is {name}, not a file")
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
         raise UserError(f"'{path}' cannot be read: {error.strerror}") from None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Stat:
     """A mean with the sample deviation (0 of one value) and the number of values; without values the mean is ABSENT."""
 
     mean: float = ABSENT
     deviation: float = 0.0
     count: int = 0
+    runs: int = 0
+    """For a way to the target: how many runs there are, of which `count` reached it."""
 
 
-def stat_of(values: Iterable[float]) -> Stat:
+def stat_of(values: Iterable[float], runs: int = 0) -> Stat:
     """The mean and deviation of the finite values."""
     known = [value for value in values if math.isfinite(value)]
-    if not known:
-        return Stat()
-    mean = sum(known) / len(known)
+    mean = sum(known) / len(known) if known else ABSENT
     squares = sum((value - mean) * (value - mean) for value in known)
-    return Stat(mean, math.sqrt(squares / max(1, len(known) - 1)), len(known))
+    return Stat(mean, math.sqrt(squares / max(1, len(known) - 1)), len(known), runs)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Metric:
-    """The figure that a run's evaluations measure. Of the unit `share` it is from 0 to 1 and shown as percent."""
+    """The figure that evaluations measure, of the unit `share` from 0 to 1 and shown as percent; `second` is another one of them."""
 
     name: str
     unit: str
@@ -98,10 +99,8 @@ class Metric:
     set: str = "test"
     rate_unit: str = "images/s"
     second: str = ""
-    """A second figure of the evaluations; "" if there is none."""
 
     def value(self, loss: float, accuracy: float) -> float:
-        """The figure of an evaluation with this mean loss and accuracy."""
         if self.name == "perplexity":
             return math.inf if loss > 709 else math.exp(loss)
         return accuracy if self.name == "accuracy" else 1 - accuracy if self.name == "word error rate" else loss
@@ -117,7 +116,6 @@ class Metric:
         return self.name if self.name == "accuracy" else self.long_title
 
     def reaches(self, value: float, target: float) -> bool:
-        """Whether the value is as good as the target or better."""
         return value >= target if self.higher_is_better else value <= target
 
 
@@ -142,17 +140,17 @@ def plain_text(text: str) -> str:
     return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), text[1:-1], flags=re.S)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class Run:
     """A run, its records and what follows from them. A table's row has no records but the end."""
 
     path: str
     config: dict[str, Entry]
-    environment: dict[str, str] = dataclasses.field(default_factory=dict)
-    starts: list[Record] = dataclasses.field(default_factory=list)
-    steps: list[Record] = dataclasses.field(default_factory=list)
-    evals: list[Record] = dataclasses.field(default_factory=list)
-    distributions: list[Record] = dataclasses.field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    starts: list[Record] = field(default_factory=list)
+    steps: list[Record] = field(default_factory=list)
+    evals: list[Record] = field(default_factory=list)
+    distributions: list[Record] = field(default_factory=list)
     end: Record | None = None
     truncated: bool = False
     begun: bool = True
@@ -160,7 +158,7 @@ class Run:
     task: str = ""
     metric: Metric = ACCURACY
     network: str = ""
-    times: dict[str, float] = dataclasses.field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=dict)
     # Figures; bytes are of a step. ABSENT stands for what is not known.
     best = last = second = held_out = images_per_second = wall_seconds = ABSENT
     bytes_sent = bytes_received = bytes_ratio = ABSENT
@@ -170,8 +168,12 @@ class Run:
         return plain_text(self.config[key].text) if key in self.config else ""
 
     @property
+    def dense(self) -> bool:
+        """Whether nothing is compressed."""
+        return self.text("compress.name") == "dense" and self.text("compress.values") in ("", "-", "fp32")
+
+    @property
     def last_step(self) -> int:
-        """The steps that the run made."""
         return int(self.end.steps if self.end else self.steps[-1].step if self.steps else 0)
 
     @property
@@ -197,20 +199,10 @@ def read_config(path: str) -> dict[str, Entry]:
         if not found:
             raise UserError(f"{path}:{number}: not 'key: value', as a run writes it")
         indent, name, value, comment = found.groups()
-        section = section if indent else ""
+        section = section if indent and value else "" if value else name + "."
         if value:
             result.setdefault(section + name, Entry(value, "#" in comment))
-        else:
-            section = name + "."
     return result
-
-
-def _read_environment(path: str) -> dict[str, str]:
-    if not os.path.exists(path):
-        return {}
-    string = r'"(?:[^"\\\0-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
-    found = re.findall(rf'"(host|cpu|revision)":\s*({string})', read_bytes(path).decode(errors="replace"))
-    return {key: json.loads(text) for key, text in found}
 
 
 def _checked(value: Any, standard: Any) -> Any:
@@ -239,8 +231,6 @@ def _read_records(path: str) -> tuple[dict[str, list[Record]], bool]:
     for i in sorted(i for i in kept if lines[i]):
         try:
             values = json.loads(lines[i])
-            if not isinstance(values, dict):
-                raise ValueError("no object")
             if fields := _FIELDS.get(values.get("event", "")):
                 record = Record(**{
                     key: value if type(value := values.get(key, standard)) is type(standard) is float else _checked(value, standard)
@@ -249,7 +239,7 @@ def _read_records(path: str) -> tuple[dict[str, list[Record]], bool]:
                 if values["event"] == "distribution" and record.size <= 0:
                     raise ValueError("no distribution")
                 found[values["event"]].append(record)
-        except (ValueError, TypeError, OverflowError, RecursionError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             if i == len(lines) - 1:
                 return found, True
             raise UserError(f"{path}:{i + 1}: damaged line, not a JSON object of a run; remove it or the run") from None
@@ -261,30 +251,27 @@ def _find_task(run: Run) -> None:
     run.network = next((start.backend for start in reversed(run.starts) if start.backend), run.text("dist.backend"))
     if start := next((start for start in reversed(run.starts) if start.metric), None):
         if start.metric not in METRICS:
-            raise UserError(
-                f"{run.path}: its metric is '{start.metric}', and this version compares accuracy, loss, perplexity and word error rate "
-                "only; use the compare of the version that trained it"
-            )
+            known = ", ".join(METRICS)
+            raise UserError(f"{run.path}: its metric is '{start.metric}', not one of {known}; use the version that trained it")
         recorded = {"unit": start.metric_unit, "higher_is_better": start.higher_is_better, "set": start.metric_set}
-        run.task, run.metric = start.task, dataclasses.replace(METRICS[start.metric], **recorded)
+        run.task, run.metric = start.task, replace(METRICS[start.metric], **recorded)
         return
     data, size, classes = (run.text("data." + key).lstrip("0") for key in ("name", "image_size", "classes"))
-    size, classes = size or "32", classes or "10"
+    size = size or "32"
     run.metric = SQUARED_ERROR if data == "synthetic_regression" else ACCURACY
     run.task = data + {
         "cifar10": ", 10 classes, samples [3, 32, 32]",
         "mnist": ", 10 classes, samples [1, 28, 28]",
         "synthetic_regression": ", 1 target, samples [64, 1, 1]",
-        "synthetic_images": f", {classes} classes, samples [3, {size}, {size}]",
+        "synthetic_images": f", {classes or 10} classes, samples [3, {size}, {size}]",
     }.get(data, "")
 
 
 def _mean_times(steps: list[Record]) -> dict[str, float]:
     """Seconds of a step: the total is that of all steps, the parts those of the steps whose parts were measured."""
     first = WARM_UP if len(steps) > 2 * WARM_UP else 0
-    pairs = zip([Record(time_s=0.0, step=0), *steps], steps)
-    taken = [(now.time_s - before.time_s, now.step - before.step) for before, now in itertools.islice(pairs, first, None)]
-    taken = [(seconds, count) for seconds, count in taken if abs(seconds) < _MOST_SECONDS]
+    pairs = list(zip([Record(time_s=0.0, step=0), *steps], steps))[first:]
+    taken = [(s, now.step - before.step) for before, now in pairs if abs(s := now.time_s - before.time_s) < _MOST_SECONDS]
     total = sum(max(0.0, seconds) for seconds, _ in taken) / sum(max(1, count) for _, count in taken) if taken else ABSENT
     parts = operator.attrgetter(*(part + "_s" for part in PARTS), "communicate_s")
     rows = [row for row in map(parts, steps[first:]) if abs(sum(row[:-1])) < _MOST_SECONDS]
@@ -302,8 +289,7 @@ def _derive(run: Run) -> None:
         at.value = run.metric.value(at.test_loss, at.test_accuracy)
         at.second = getattr(at, "test_" + run.metric.second.replace("-", "").replace(" ", "_"), ABSENT)
     finite = [at for at in run.evals if math.isfinite(at.value)]
-    best = max if run.metric.higher_is_better else min
-    run.best = best((at.value for at in finite), default=ABSENT)
+    run.best = (max if run.metric.higher_is_better else min)((at.value for at in finite), default=ABSENT)
     run.last = finite[-1].value if finite and finite[-1] is run.evals[-1] else ABSENT
     run.second = next((at.second for at in reversed(finite) if at.second > 0), ABSENT)
     run.times = _mean_times(run.steps)
@@ -311,17 +297,15 @@ def _derive(run: Run) -> None:
     before = 0
     for step in run.steps:  # those that were not read are like the next one
         count = max(1, step.step - before)
-        sent, received, dense = (
-            sent + count * step.bytes_sent,
-            received + count * step.bytes_received,
-            dense + count * step.bytes_dense,
-        )
+        sent += count * step.bytes_sent
+        received += count * step.bytes_received
+        dense += count * step.bytes_dense
         before, step.sent_so_far = step.step, sent
-    if run.end:
-        if run.end.held_out_loss > 0:
-            run.held_out = run.metric.value(run.end.held_out_loss, 0)
-        run.images_per_second, run.wall_seconds = run.end.images_per_second, run.end.wall_seconds
-        sent, received, dense = run.end.bytes_sent, run.end.bytes_received, run.end.bytes_dense
+    if end := run.end:
+        if end.held_out_loss > 0:
+            run.held_out = run.metric.value(end.held_out_loss, 0)
+        run.images_per_second, run.wall_seconds = end.images_per_second, end.wall_seconds
+        sent, received, dense = end.bytes_sent, end.bytes_received, end.bytes_dense
     else:
         rates = [step.images_per_second for step in run.steps[WARM_UP if len(run.steps) > WARM_UP else 0 :]]
         slowness = stat_of(1 / rate for rate in rates if math.isfinite(rate) and rate > 0).mean
@@ -336,9 +320,11 @@ def read_run(folder: str) -> Run:
         raise UserError(f"{folder}/config.yaml: no compress.name in it, so it is not the configuration of a run")
     records, run.truncated = _read_records(folder + "/metrics.jsonl")
     run.starts, run.steps, run.evals, run.distributions, ends = records.values()
-    run.end = ends[-1] if ends else None
-    run.begun = bool(run.steps)
-    run.environment = _read_environment(folder + "/environment.json")
+    run.end, run.begun = ends[-1] if ends else None, bool(run.steps)
+    if os.path.exists(folder + "/environment.json"):
+        string = r'"(?:[^"\\\0-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
+        text = read_bytes(folder + "/environment.json").decode(errors="replace")  # which may be deep, or cut off
+        run.environment = {key: json.loads(word) for key, word in re.findall(rf'"(host|cpu|revision)":\s*({string})', text)}
     _find_task(run)
     if run.begun:
         _derive(run)
@@ -375,8 +361,8 @@ def _table_run(row: dict[str, str], place: str, path: str) -> Run:
     steps, skipped = number("steps"), number("skipped_steps")
     if math.isnan(steps + skipped):
         raise UserError(f"{place}: steps is not a number")
-    run.end = Record(**_FIELDS["end"])
-    run.end.steps, run.end.skipped_steps, run.end.parameter_checksum = int(steps), int(skipped), row["checksum"]
+    counts = {"steps": int(steps), "skipped_steps": int(skipped), "parameter_checksum": row["checksum"]}
+    run.end = Record(**{**_FIELDS["end"], **counts})
     run.set_bytes(*(steps * number(key + "_per_step") for key in ("sent", "received", "dense")))
     return run
 
@@ -385,47 +371,38 @@ def read_table(path: str) -> list[Run]:
     """The rows of a runs.csv as complete runs without steps. Raises UserError, with the line, for other text."""
     csv.field_size_limit(1 << 30)
     lines = read_bytes(path).decode("utf-8-sig", errors="surrogateescape").replace("\r", "").split("\n")
-    for number, line in enumerate(lines, 1):
-        if line.count('"') % 2:
-            raise UserError(f"{path}:{number}: the line ends inside quotes")
+    if odd := next((number for number, line in enumerate(lines, 1) if line.count('"') % 2), 0):
+        raise UserError(f"{path}:{odd}: the line ends inside quotes")
     table = [(f"{path}:{number}", cells) for number, cells in enumerate(csv.reader(lines), 1) if cells]
     if len(table) < 2:
         raise UserError(f"{path}: " + ("no run in it" if table else "is empty"))
-    place, header = table[0]
+    (place, header), *rows = table
     if missing := [column for column in _COLUMNS.split() if column not in header]:
         raise UserError(f"{place}: no column '{missing[0]}', so this is not a runs.csv of lab/train-runs")
-    for place, cells in table:
+    for place, cells in rows:
         if len(cells) != len(header):
             raise UserError(f"{place}: {len(cells)} cells, and the header has {len(header)}")
-    return [_table_run(dict(zip(header, cells)), place, path) for place, cells in table[1:]]
+    return [_table_run(dict(zip(header, cells)), place, path) for place, cells in rows]
 
 
 def read_runs(arguments: Sequence[str]) -> list[Run]:
     """Run directories, folders of them, or tables. Raises UserError if one is none of these."""
-    tables = [a for a in arguments if a.endswith(".csv") and not os.path.isdir(a)]
-    folders = [a.rstrip("/") or "/" for a in arguments if a not in tables]
-    if tables and folders:
-        raise UserError(
-            f"a table of runs and a run directory ({folders[0]}) cannot stand side by side: a table does not have the whole "
-            "configuration of its runs"
-        )
-    found: dict[str, str] = {}
-    for path in tables:
-        found.setdefault(os.path.realpath(path), path)
+    paths = [a for a in arguments if a.endswith(".csv") and not os.path.isdir(a)]
+    folders = [a.rstrip("/") or "/" for a in arguments if a not in paths]
+    read: Callable[[str], list[Run]] = read_table if paths else lambda path: [read_run(path)]
+    if paths and folders:
+        lacks = "a table does not have the whole configuration of its runs"
+        raise UserError(f"a table of runs and a run directory ({folders[0]}) cannot stand side by side: {lacks}")
     for folder in folders:
         if not os.path.isdir(folder):
-            raise UserError(
-                f"{folder}: no such run directory; 'train' writes them, to output.dir or runs/, and topknot.torch.Run"
-            )
-        inside = (
-            [folder]
-            if os.path.exists(folder + "/metrics.jsonl")
-            else sorted(os.path.join(folder, name) for name in os.listdir(folder))
-        )
-        inside = [path for path in inside if os.path.exists(path + "/metrics.jsonl")]
+            hint = "'train' writes them, to output.dir or runs/, and topknot.torch.Run"
+            raise UserError(f"{folder}: no such run directory; {hint}")
+        name = glob.escape(folder)
+        inside = glob.glob(name + "/metrics.jsonl") or glob.glob(name + "/*/metrics.jsonl")
         if not inside:
             raise UserError(f"{folder}: no metrics.jsonl in it, so this is not a run directory (nor a folder of runs)")
-        for path in inside:
-            found.setdefault(os.path.realpath(path), path)
-    read: Callable[[str], list[Run]] = read_table if tables else lambda path: [read_run(path)]
-    return [run for path in found.values() for run in read(path)]
+        paths += sorted(map(os.path.dirname, inside))
+    once: dict[str, str] = {}
+    for path in paths:
+        once.setdefault(os.path.realpath(path), path)
+    return [run for path in once.values() for run in read(path)]

@@ -1,7 +1,5 @@
 """The colours, dashes and markers of pictures and page, for which matplotlib is not needed."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any, NamedTuple
 

@@ -1,86 +1,81 @@
 """The tables of a comparison, and its numbers as CSV, JSON and LaTeX. docs/compare.md has every column."""
 
-from __future__ import annotations
-
+import functools
 import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 from .comparison import STEP_PARTS, Comparison, Method, text_of, value_text
-from .read import Run, Stat, one_line
+from .read import ABSENT, NO_END, Stat, one_line
 
 Table = tuple[list[str], list[list[str]]]
 """The head and the rows; cells are plain text."""
-TIMES = "{:.2f}×"
-"""The pattern of a speed-up."""
 
 
-def rate_pattern(value: float) -> str:
+def rate_text(value: Stat | float) -> str:
     """4 significant digits are more than any timing holds."""
-    return "{:.2f}" if value < 10 else "{:.1f}" if value < 100 else "{:.0f}"
+    return text_of(value, lambda rate: "{:.2f}" if rate < 10 else "{:.1f}" if rate < 100 else "{:.0f}")
 
 
-def ratio_pattern(ratio: float) -> str:
-    """The pattern of a compression."""
-    return TIMES if ratio < 10 else "{:.0f}×"
+def ratio_text(value: float) -> str:
+    return text_of(value, "{:.2f}×" if value < 10 else "{:.0f}×")
 
 
 def seconds_text(value: Stat | float) -> str:
-    """Seconds, with their deviation."""
     return text_of(value, lambda mean: "{:.2f}" if mean < 10 else "{:.1f}", 1, " s")
 
 
-def bytes_text(count: float) -> str:
-    """ "40 B", "1.5 kB"; "-" if it is not finite."""
-    for unit in ("B", "kB", "MB"):
-        if count < 999.5:
-            return text_of(count, ("{:.0f} " if unit == "B" or count >= 99.95 else "{:.3g} ") + unit)
-        count /= 1000
-    return text_of(count, "{:.0f} GB" if count >= 99.95 else "{:.3g} GB")
+def bytes_text(value: Stat | float) -> str:
+    """The mean as "40 B", "1.5 kB"; "-" if it is not finite."""
+    count = value.mean if isinstance(value, Stat) else value
+    power = next((power for power in range(3) if count < 999.5 * 1000**power), 3)
+    count /= 1000**power
+    return text_of(count, "{:.0f} " if not power or count >= 99.95 else "{:.3g} ", 1, ("B", "kB", "MB", "GB")[power])
 
 
-def reached_text(m: Method, text: str) -> str:
-    """The text if some run reached the target, with how many did."""
-    reached, counted = m.seconds_to_target.count, len(m.counted)
-    return "not reached" if not reached else text if reached == counted else f"{text} ({reached} of {counted})"
+def columns_of(c: Comparison) -> list[tuple[str, str, str, Callable[[Any], str]]]:
+    """The figures that these runs have, in the order of the files: the column of a file, the figure of Method, its head on the page
+    ("" if it is not there), and its text there."""
+    metric, name, value = c.metric, c.metric.name.replace(" ", "_"), functools.partial(value_text, c.metric)
+    target = value(c.target)
+    speed_up: Callable[[Any], str] = lambda ratio: text_of(ratio, "{:.2f}×")
+    columns: list[tuple[str, str, str, Callable[[Any], str]]] = [
+        ("best_" + name, "best", "best " + metric.title, value),
+        ("final_" + name, "last", "final " + metric.title, value),
+        ("final_" + metric.second.replace(" ", "_"), "second", "final " + metric.second, value),
+        ("test_" + name, "held_out", "test " + metric.name, value),
+        ("wall_seconds", "wall_seconds", "training time", seconds_text),
+        ("images_per_second", "images_per_second", metric.rate_unit, rate_text),
+        ("seconds_to_target", "seconds_to_target", "time to " + target, seconds_text),
+        ("steps_to_target", "steps_to_target", "steps to " + target, lambda steps: text_of(steps, "{:.0f}")),
+        ("bytes_sent", "bytes_sent", "sent per step", bytes_text),
+        ("bytes_received", "bytes_received", "received", bytes_text),
+        ("bytes_ratio", "bytes_ratio", "compression", ratio_text),
+        ("bits_per_parameter_step", "bits_per_parameter_step", "", str),
+        ("speed_up", "speed_up", "speed-up", speed_up),
+        ("target_speed_up", "target_speed_up", "speed-up to " + target, speed_up),
+    ]
+    there = {"second": c.has("second"), "held_out": metric.set != "test" or c.has("held_out")}
+    return [column for column in columns if there.get(column[1], True)]
 
 
-def _table(c: Comparison, head: list[str], rows: list[list[str]]) -> Table:
-    """Without the columns that are empty, if the comparison is of a table's rows."""
-    kept = [i for i in range(len(head)) if c.has_times or any(row[i] != "-" for row in rows)]
-    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+def _table(rows: list[dict[str, str]]) -> Table:
+    """Without the columns that are empty."""
+    kept = [head for head in rows[0] if any(row[head] != "-" for row in rows)]
+    return kept, [[row[head] for head in kept] for row in rows]
 
 
 def result_table(c: Comparison) -> Table:
     """A row per method; with the networks if they differ."""
-    metric, target = c.metric, value_text(c.metric, c.target)
     incomplete: Callable[[Method], str] = lambda m: f" ({n} incomplete)" if (n := len(m.runs) - len(m.complete)) else ""
-    columns: dict[str, Callable[[Method], str]] = {
-        "method": lambda m: m.name,
-        "runs": lambda m: f"{len(m.runs)}{incomplete(m)}",
-        "best " + metric.title: lambda m: value_text(metric, m.best),
-        "final " + metric.title: lambda m: value_text(metric, m.last),
-    }
-    if c.has("second"):
-        columns["final " + metric.second] = lambda m: value_text(metric, m.second)
-    if c.has("held_out"):
-        columns["test " + metric.name] = lambda m: value_text(metric, m.held_out)
-    if math.isfinite(c.target):
-        columns["steps to " + target] = lambda m: reached_text(m, text_of(m.steps_to_target, "{:.0f}"))
-        columns["time to " + target] = lambda m: reached_text(m, seconds_text(m.seconds_to_target))
-        columns["speed-up to it"] = lambda m: text_of(m.target_speed_up, TIMES)
-    columns |= {
-        "training time": lambda m: seconds_text(m.wall_seconds),
-        metric.rate_unit: lambda m: text_of(m.images_per_second, rate_pattern),
-        "speed-up": lambda m: text_of(m.speed_up, TIMES),
-        "sent per step": lambda m: bytes_text(m.bytes_sent.mean),
-        "received": lambda m: bytes_text(m.bytes_received.mean),
-        "compression": lambda m: text_of(m.bytes_ratio, ratio_pattern),
-    }
-    if not c.shared_network:
-        columns["network"] = lambda m: m.network or "-"
-    return _table(c, list(columns), [[cell(m) for cell in columns.values()] for m in c.methods])
+    columns = [column for column in columns_of(c) if column[2]]
+    return _table([
+        {"method": m.name, "runs": f"{len(m.runs)}{incomplete(m)}",
+         **{head: text(getattr(m, figure)) for _, figure, head, text in columns},
+         "network": "-" if c.shared_network else m.network or "-"}
+        for m in c.methods
+    ])  # fmt: skip
 
 
 def time_table(c: Comparison) -> Table:
@@ -91,32 +86,21 @@ def time_table(c: Comparison) -> Table:
 
 
 def difference_table(c: Comparison) -> Table:
-    """The keys that differ, by method."""
     return ["key"] + [m.name for m in c.methods], [[key, *(m.config[key] for m in c.methods)] for key in c.differing]
 
 
 def run_table(c: Comparison) -> Table:
-    """Every run by itself."""
-    columns: dict[str, Callable[[Method, Run], str]] = {
-        "run": lambda m, r: r.path,
-        "method": lambda m, r: m.name,
-        "seed": lambda m, r: r.text("seed"),
-        "state": lambda m, r: "incomplete" if not r.end else "failed" if r.end.failed else "complete",
-        "steps": lambda m, r: str(r.last_step),
-        "best " + c.metric.title: lambda m, r: value_text(c.metric, r.best),
-        "final " + c.metric.title: lambda m, r: value_text(c.metric, r.last),
-        "training time": lambda m, r: seconds_text(r.wall_seconds),
-        "evaluation": lambda m, r: seconds_text(r.end.eval_seconds) if r.end else "-",
-        "start-up": lambda m, r: seconds_text(r.end.startup_seconds) if r.end else "-",
-        c.metric.rate_unit: lambda m, r: text_of(r.images_per_second, rate_pattern),
-        "step p50 / p95": lambda m, r: (
-            f"{1000 * r.end.step_p50_s:.1f} / {1000 * r.end.step_p95_s:.1f} ms"
-            if r.end and math.isfinite(1000 * (r.end.step_p50_s + r.end.step_p95_s))
-            else "-"
-        ),
-        "parameters": lambda m, r: r.end.parameter_checksum if r.end else "-",
-    }
-    return _table(c, list(columns), [[cell(m, r) for cell in columns.values()] for m in c.methods for r in m.runs])
+    value = functools.partial(value_text, c.metric)
+    return _table([
+        {"run": r.path, "method": m.name, "seed": r.text("seed"),
+         "state": "incomplete" if not r.end else "failed" if end.failed else "complete", "steps": str(r.last_step),
+         "best " + c.metric.title: value(r.best), "final " + c.metric.title: value(r.last),
+         "training time": seconds_text(r.wall_seconds), "evaluation": seconds_text(end.eval_seconds),
+         "start-up": seconds_text(end.startup_seconds), c.metric.rate_unit: rate_text(r.images_per_second),
+         "step p50 / p95": text_of(end.step_p50_s, "{:.1f}", 1000, text_of(end.step_p95_s, " / {:.1f}", 1000, " ms")),
+         "parameters": end.parameter_checksum if r.end else "-"}
+        for m in c.methods for r in m.runs for end in [r.end or NO_END]
+    ])  # fmt: skip
 
 
 def table_text(table: Table) -> str:
@@ -128,13 +112,12 @@ def table_text(table: Table) -> str:
 
 
 def comparison_text(c: Comparison) -> str:
-    """What `compare` prints."""
     text = f"task: {one_line(c.task) or '-'}\n" + (f"network: {one_line(c.shared_network)}\n" if c.shared_network else "") + "\n"
     text += table_text(result_table(c))
     if math.isfinite(c.target):
+        text += f"\nTarget {c.metric.title} {value_text(c.metric, c.target)}: {c.target_reason}.\n"
         text += (
-            f"\nTarget {c.metric.title} {value_text(c.metric, c.target)}: {c.target_reason}.\nTimes are of training alone; "
-            f"evaluation and start-up are left out. Speed-ups are over {one_line(c.base_name)}.\n"
+            f"Times are of training alone; evaluation and start-up are left out. Speed-ups are over {one_line(c.base_name)}.\n"
         )
     if c.has_times:
         text += "\n" + table_text(time_table(c))
@@ -150,34 +133,28 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _method_numbers(c: Comparison, m: Method) -> dict[str, float | None]:
+def _numbers(c: Comparison, m: Method) -> dict[str, float | None]:
     """The numbers of a method by their columns, None where one is not known."""
-    name = c.metric.name.replace(" ", "_")
-    stats = {"best_" + name: m.best, "final_" + name: m.last}
-    if c.has("second"):
-        stats["final_" + c.metric.second.replace(" ", "_")] = m.second
-    if c.metric.set != "test":
-        stats["test_" + name] = m.held_out
-    same = ("wall_seconds", "images_per_second", "seconds_to_target", "steps_to_target", "bytes_sent", "bytes_received")
-    stats |= {column: getattr(m, column) for column in same}
     row: dict[str, float] = {}
-    for column, stat in stats.items():
-        row |= {column: stat.mean, column + "_deviation": stat.deviation if stat.count > 1 else math.nan}
-    row |= {column: getattr(m, column) for column in ("bytes_ratio", "bits_per_parameter_step", "speed_up", "target_speed_up")}
+    for key, name, *_ in columns_of(c):
+        if isinstance(figure := getattr(m, name), Stat):
+            row |= {key: figure.mean, key + "_deviation": figure.deviation if figure.count > 1 else ABSENT}
+        else:
+            row[key] = figure
     row |= {part + "_s": m.times[part] for part in STEP_PARTS}
-    return {column: _known(value) for column, value in row.items()}
+    return {key: _known(value) for key, value in row.items()}
 
 
 def comparison_csv(c: Comparison) -> str:
     """A row per method: seconds, bytes per step, shares from 0 to 1; empty where nothing is known."""
     quoted: Callable[[str], str] = lambda text: '"' + text.replace('"', '""') + '"'
-    lines = [["method", "runs", "complete", *_method_numbers(c, c.methods[0]), "network", "task", "keys"]]
+    text = ",".join(["method,runs,complete", *_numbers(c, c.methods[0]), "network,task,keys\n"])
     for m in c.methods:
-        numbers = ["" if value is None else f"{value:.9g}" for value in _method_numbers(c, m).values()]
+        numbers = ["" if value is None else f"{value:.9g}" for value in _numbers(c, m).values()]
         keys = " ".join(f"{key}={m.config[key]}" for key in c.differing)
-        counts = [str(len(m.runs)), str(len(m.complete))]
-        lines.append([quoted(m.name), *counts, *numbers, *map(quoted, (m.network, c.task, keys))])
-    return "".join(",".join(line) + "\n" for line in lines)
+        cells = [quoted(m.name), str(len(m.runs)), str(len(m.complete)), *numbers, *map(quoted, (m.network, c.task, keys))]
+        text += ",".join(cells) + "\n"
+    return text
 
 
 def comparison_json(c: Comparison) -> str:
@@ -186,7 +163,7 @@ def comparison_json(c: Comparison) -> str:
     methods = [
         {"method": m.name, "compressor": m.compressor, "keys": {key: m.config[key] for key in c.differing}, "network": m.network,
          "runs": len(m.runs), "complete": len(m.complete), "reached_target": m.seconds_to_target.count,
-         "baseline": m.baseline.name if m.baseline else None, **_method_numbers(c, m)}
+         "baseline": m.baseline.name if m.baseline else None, **_numbers(c, m)}
         for m in c.methods
     ]  # fmt: skip
     runs = [
@@ -213,11 +190,8 @@ _LATEX = str.maketrans({
 def comparison_tex(c: Comparison) -> str:
     """The result table for a paper, without what can be had from other columns."""
     head, rows = result_table(c)
-    left_out = {"training time", "received", "network", c.metric.rate_unit}
-    kept = [i for i, name in enumerate(head) if name not in left_out and any(row[i] != "-" for row in rows)]
-    line: Callable[[list[str]], str] = lambda cells: (
-        "  " + " & ".join(one_line(cells[i]).translate(_LATEX) for i in kept) + r" \\"
-    )
+    kept = [i for i, name in enumerate(head) if name not in ("training time", "received", "network", c.metric.rate_unit)]
+    lines = ["  " + " & ".join(one_line(row[i]).translate(_LATEX) for i in kept) + r" \\" for row in (head, *rows)]
     begin = ["% \\usepackage{booktabs}", r"\begin{tabular}{l" + "r" * (len(kept) - 1) + "}", r"  \toprule"]
-    lines = [*begin, line(head), r"  \midrule", *map(line, rows), r"  \bottomrule", r"\end{tabular}"]
-    return "\n".join(lines) + "\n" + (f"% What this does not show: {one_line('; '.join(c.limits))}.\n" if c.limits else "")
+    text = "\n".join([*begin, lines[0], r"  \midrule", *lines[1:], r"  \bottomrule", r"\end{tabular}"]) + "\n"
+    return text + (f"% What this does not show: {one_line('; '.join(c.limits))}.\n" if c.limits else "")
