@@ -96,9 +96,9 @@ std::vector<std::span<const std::byte>> views_of(const Blocks& blocks);
 
 struct Round {
   std::span<const std::span<const std::byte>> blocks = {};  // Kind::block: by rank, own included
-  std::span<const std::byte> gpu_blocks = {};           // Kind::gpu_block: the ranks' one after the other
-  std::span<const float> sum = {};                      // Kind::sum: the memory that was sent, now summed
-  std::span<const BFloat16> sum_bfloat16 = {};          // likewise
+  std::span<const std::byte> gpu_blocks = {};               // Kind::gpu_block: the ranks' one after the other
+  std::span<const float> sum = {};                          // Kind::sum: the memory that was sent, now summed
+  std::span<const BFloat16> sum_bfloat16 = {};              // likewise
   // In place of blocks, where the collective added the ranks' entries: sum_r(weight[r] * entries[r]) at
   // the positions that it kept, the same on all ranks.
   const SparseVector* entries = nullptr;

@@ -242,7 +242,7 @@ class HostTransport : public Transport {
   // One per group.
   struct Collective {
     Ticket inside = 0, message = 0;  // inside the host; of the round under way
-    Blocks blocks;  // what came back, by rank
+    Blocks blocks;                   // what came back, by rank
     std::vector<std::span<const std::byte>> views;
     CodedSum::Bytes coded;  // of a coded sum
   };

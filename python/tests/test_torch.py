@@ -1482,9 +1482,7 @@ class GpuTest(unittest.TestCase):
     test_over_gloo = on_each_rank(2, *ON_GPU, check_error, check_format, backend="gloo", where="cuda")
     # After an error PyTorch's watchdog ends the other processes.
     test_over_nccl = on_each_rank(2, *ON_GPU, backend="nccl", where="cuda")
-    test_fsdp_over_nccl = unittest.skipUnless(HAS_FSDP2, NO_FSDP2)(
-        on_each_rank(4, check_fsdp, backend="nccl", where="cuda")
-    )
+    test_fsdp_over_nccl = unittest.skipUnless(HAS_FSDP2, NO_FSDP2)(on_each_rank(4, check_fsdp, backend="nccl", where="cuda"))
 
 
 if __name__ == "__main__":

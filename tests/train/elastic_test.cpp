@@ -26,9 +26,9 @@ struct Script {
   int ranks = 3;
   std::vector<int> dead = {};
   std::int64_t step = 2;
-  Call before = Call::flags;      // they die before this one of the step
+  Call before = Call::flags;           // they die before this one of the step
   std::vector<int> flags_arrive = {};  // only there; the dead send theirs. Empty: all or nothing
-  int bad_loss = -1;              // the rank whose loss is NaN in that step
+  int bad_loss = -1;                   // the rank whose loss is NaN in that step
 };
 
 struct Killed {};
