@@ -190,13 +190,14 @@ class ViewServer {
 
   TcpStoreServer& store() { return *stores_.back(); }
   int number() const { return view_.number; }
-  std::vector<int> missing() {  // ranks that have not come to the newest view
+  std::vector<int> missing() {  // ranks that have not come to the newest view; one alone need not
+    if (view_.ranks.size() == 1) return {};
     std::vector<int> ranks = store().missing();
     for (int& rank : ranks) rank = view_.ranks[static_cast<std::size_t>(rank)];
     return ranks;
   }
   // Those missing have had their time.
-  bool late() { return joining_.over() && !store().missing().empty(); }
+  bool late() { return joining_.over() && !missing().empty(); }
 
   void next(std::vector<int> ranks, const std::string& reason) {
     store().abort(reason);
