@@ -81,12 +81,11 @@ std::string Views::news() {
   for (const int rank : told_)
     if (std::ranges::count(view_.ranks, rank) == 0) dead.push_back(fmt::format("rank {}", rank));
   told_ = view_.ranks;
-  return fmt::format("view {}: {} {} gone, and what {} had not sent is lost; {}, once {}, on after step {}",
+  return fmt::format("view {}: {} {} gone, and what {} had not sent is lost; {} on after step {}",
                      view_.number, fmt::join(dead, " and "), dead.size() == 1 ? "is" : "are",
                      dead.size() == 1 ? "it" : "they",
-                     view_.ranks.size() == 1 ? "1 rank" : fmt::format("{} ranks", view_.ranks.size()),
-                     view_.ranks.size() == 1 ? fmt::format("rank {}, goes", view_.ranks.front())
-                                             : fmt::format("ranks {}, go", fmt::join(view_.ranks, ", ")),
+                     view_.ranks.size() == 1 ? fmt::format("rank {} goes", view_.ranks.front())
+                                             : fmt::format("ranks {} go", fmt::join(view_.ranks, ", ")),
                      agreed_.step);
 }
 

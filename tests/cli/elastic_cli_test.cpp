@@ -27,11 +27,13 @@ std::string kill_ranks(const std::string& lines) {
   return "kill -9 $(echo \"$ranks\" | sed -n \"" + lines + "\"); ";
 }
 
-CommandOutcome run_and_kill(const TempFolder& temp, int min_ranks, const std::string& kills) {
+CommandOutcome run_and_kill(const TempFolder& temp, int min_ranks, const std::string& kills,
+                            const std::string& keys = "") {
   return run_command(
-      TOPKNOT_BIN "/train " + kElasticRun + std::to_string(min_ranks) + " output.dir=" + temp.at("run") +
-      " & parent=$!; " + when_steps(temp.at("run"), 2) + "ranks=$(ps -o pid= --ppid $parent | sort -n); " +
-      kills + "wait $parent; code=$?; sleep 0.2; kill -0 $ranks 2>/dev/null && echo left over; exit $code");
+      TOPKNOT_BIN "/train " + kElasticRun + std::to_string(min_ranks) + " " + keys +
+      " output.dir=" + temp.at("run") + " & parent=$!; " + when_steps(temp.at("run"), 2) +
+      "ranks=$(ps -o pid= --ppid $parent | sort -n); " + kills +
+      "wait $parent; code=$?; sleep 0.2; kill -0 $ranks 2>/dev/null && echo left over; exit $code");
 }
 
 void check_records(const TempFolder& temp) {
@@ -66,6 +68,14 @@ TEST_CASE("a run goes on without ranks that are killed, rank 0 among them, and e
   check(kill_ranks("1p"));     // rank 0
   check(kill_ranks("2p;4p"));  // two at once
   check(kill_ranks("1p") + "sleep 0.15; " + kill_ranks("2p") + "sleep 1; " + kill_ranks("3p"));  // one by one
+}
+
+TEST_CASE("a rank that is left alone goes on for longer than the others would have had to come") {
+  const TempFolder temp;
+  const CommandOutcome outcome =
+      run_and_kill(temp, 1, kill_ranks("1p;3p;4p"), "dist.timeout_s=2 train.epochs=12");
+  CHECK(outcome.ended(0));
+  CHECK(outcome.has("rank 1 goes on after step"));
 }
 
 TEST_CASE("a run whose ranks fall below elastic.min_ranks ends with the rank that died") {
