@@ -22,7 +22,7 @@ double contrast(const std::string& a, const std::string& b) {
 // "#rrggbb" of the page's variables, in the light and the dark scheme.
 std::vector<std::map<std::string, std::string>> schemes() {
   const std::string page = html_page("t", "");
-  const auto dark = page.find("@media (prefers-color-scheme: dark)"), end = page.find("* {");
+  const auto dark = page.find("(prefers-color-scheme: dark)"), end = page.find("* {");
   REQUIRE(dark < end);
   std::vector<std::map<std::string, std::string>> result;
   for (const std::string& text : {page.substr(0, dark), page.substr(dark, end - dark)}) {
