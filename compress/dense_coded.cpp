@@ -10,18 +10,12 @@
 #include "compress/dense.h"
 #include "compress/parallel.h"
 #include "compress/select/passes/keys.h"
+#include "compress/select/passes/passes.h"
 #include "nn/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot {
 namespace {
-
-TOPKNOT_MULTIVERSION void add_weighted(float* sum, const float* x, std::size_t n, float weight) {
-  for (std::size_t i = 0; i < n; ++i) sum[i] += weight * x[i];
-}
-TOPKNOT_MULTIVERSION void subtract(float* from, const float* x, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) from[i] -= x[i];
-}
 
 // Calls body(chunk) on threads; the first exception that it throws is thrown here.
 void for_chunks(std::size_t chunks, const auto& body) {
@@ -87,8 +81,8 @@ class Pieces {
     if (std::memcmp(&header, &expected, sizeof header) != 0)
       damaged_block(
           "not a piece of this version, of another vector, or coded otherwise than here; do all ranks run "
-          "with the "
-          "same compress.values?");
+          "with "
+          "the same compress.values?");
     return finite;
   }
   // Decodes a chunk's first values. Throws Error if it is damaged.

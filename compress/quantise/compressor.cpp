@@ -17,13 +17,6 @@ namespace {
 // Entries worked on while they are in the first-level cache. A multiple of every code_step().
 constexpr std::size_t kTile = 5 * 8 * 64;
 
-TOPKNOT_MULTIVERSION void add(float* sum, const float* x, std::size_t n, float weight) {
-  for (std::size_t i = 0; i < n; ++i) sum[i] += weight * x[i];
-}
-TOPKNOT_MULTIVERSION void subtract(float* from, const float* x, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) from[i] -= x[i];
-}
-
 constexpr std::size_t kBlocks = 16;  // of four numbers each
 
 // Philox4x32-10 as in nn/core/rng.h, for kBlocks counters from `block` on.
@@ -122,7 +115,7 @@ std::span<float> QuantisingCompressor::commit(std::span<const std::uint32_t>) {
     for (std::size_t r = 0; r < ranks_; ++r) {
       std::size_t cell = first_cell;
       read_values(format_, blocks_[r], begin, end, cell, values);
-      add(average.data() + begin, values, count, weights_[r]);
+      add_weighted(average.data() + begin, values, count, weights_[r]);
       if (r == rank_ && has_residual_) subtract(slice_.gradient.data() + begin, values, count);
     }
     if (ranks_ > 1) multiply(average.data() + begin, count, factor);

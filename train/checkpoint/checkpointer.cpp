@@ -417,10 +417,11 @@ void check_resumable(const CheckpointStore& store, const Config& config, const D
 
 namespace {
 
-Plan plan_of(const Config& config, const Dataset& data, const Manifest& manifest) {
+// Of rank 0 of those that made the checkpoint; for numbers of batches alone.
+Loader loader_of(const Manifest& manifest, const Config& config, const Dataset& data) {
   LoaderOptions options = loader_options(config, data, true, 0, manifest.ranks);
   options.workers = 0;
-  return plan_steps(config, Loader(data, options), manifest.position.shift);
+  return {data, options};
 }
 
 }  // namespace
@@ -433,17 +434,15 @@ Plan resume_plan(const Manifest& manifest, const Config& config, const Dataset& 
     step.enter_epoch(plan.epoch(position.step), position.dealt);
     return plan;
   }
-  const Plan before = plan_of(config, data, manifest);
+  Loader loader = loader_of(manifest, config, data);
+  const Plan before = plan_steps(config, loader, position.shift);
   const std::int64_t epoch = before.epoch(position.step), made = before.in_epoch(position.step);
   std::int64_t first = 0;
   if (made == 0) {
     position.dealt.clear();
   } else {
-    LoaderOptions options = loader_options(config, data, true, 0, manifest.ranks);
-    options.workers = 0;
     const std::int64_t parts = config.train.accumulate,
-                       entered =
-                           (Loader(data, options).enter_epoch(epoch, position.dealt) + parts - 1) / parts;
+                       entered = (loader.enter_epoch(epoch, position.dealt) + parts - 1) / parts;
     position.dealt.push_back({manifest.ranks, (made - entered) * parts});
     first = step.enter_epoch(epoch, position.dealt);
     if (first == plan.steps_per_epoch) position.dealt.clear();  // too few are left for a step
@@ -458,7 +457,7 @@ void warn_of_other_rate(const Manifest& manifest, const Config& config, const Da
   for (const char* key : {"train.epochs", "train.max_steps", "schedule.decay_steps"})
     if (const auto value = manifest.config.find(key); value != manifest.config.end())
       if (const auto raw = parse_raw(value->second, false)) set_key(*find_key(key), *raw, then);
-  const Plan before = plan_of(then, data, manifest);
+  const Plan before = plan_steps(then, loader_of(manifest, then, data), manifest.position.shift);
   const auto rate = [&](const Config& of, const Plan& plan, std::int64_t step) {
     const auto schedule = make_schedule(of.schedule, of.optimizer.lr);
     schedule->load_state(manifest.position.plateau);

@@ -8,6 +8,7 @@
 #include "compress/parallel.h"
 #include "compress/select/passes/pass_kernels.h"
 #include "nn/base/check.h"
+#include "nn/core/simd.h"
 
 namespace topknot {
 namespace {
@@ -59,6 +60,13 @@ constexpr int kDigitBits = 11;
 constexpr std::size_t kFewerThanDigits = 4096;  // entries that are sorted sooner than digits are counted
 
 }  // namespace
+
+TOPKNOT_MULTIVERSION void add_weighted(float* to, const float* x, std::size_t n, float weight) {
+  for (std::size_t i = 0; i < n; ++i) to[i] += weight * x[i];
+}
+TOPKNOT_MULTIVERSION void subtract(float* to, const float* x, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) to[i] -= x[i];
+}
 
 std::size_t Candidates::count() const {
   std::size_t total = 0;

@@ -44,6 +44,10 @@ void collect(std::span<const float> u, MagnitudeKey above, std::size_t limit, Ca
 // Adds to u; returns whether the sum is finite.
 bool accumulate(std::span<float> u, const FeedbackInput& input);
 
+// to += weight x, and to -= x, of n elements, by the caller's thread.
+void add_weighted(float* to, const float* x, std::size_t n, float weight);
+void subtract(float* to, const float* x, std::size_t n);
+
 // Adds to u, with the moments of the sum, in double, shifted by moments_shift() so that a constant vector
 // has variance 0 exactly. Sums are made by chunk over 16 lanes, and chunks are added in order.
 struct Moments : NormalFit {

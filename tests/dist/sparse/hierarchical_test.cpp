@@ -14,7 +14,6 @@ using testing::RankRecord;
 using testing::run;
 using testing::RunPlan;
 using testing::TinyModel;
-using Blocks = std::vector<std::vector<std::byte>>;
 
 // Multiples of 12: their means over up to four ranks, weighted by halves, are whole numbers.
 float whole_value(std::int64_t step, int rank, std::size_t element) {
