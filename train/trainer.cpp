@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -129,8 +130,10 @@ class Trainer {
       outcome.result = reporter_.end(step(), position_.skipped, outcome.parameter_checksum, failure,
                                      step_.modelled_makespan(), step_.flops());
     }
-    // Rank 0 has written its records; if it dies before, another one does.
-    if (inputs_.rejoin) agreed_signal();
+    if (inputs_.rejoin) {
+      if (!outcome.result.empty()) std::puts(std::exchange(outcome.result, "").c_str()), std::fflush(stdout);
+      agreed_signal();  // rank 0 has told and written all; if it dies before, another one does
+    }
     if (!saved) throw UserError(failure + ", see the warnings above");
     if (!stopped && !failure.empty()) {
       agreed_signal();  // rank 0 has written its records, for which others would not wait long

@@ -323,11 +323,13 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   const auto go_on = [&] {
     regroup.reset();
     const std::vector<int> left = children.running();
-    if (static_cast<int>(left.size()) + done < options.min_ranks || !failures.empty()) {
+    // A rank ends in order after all have agreed that the run is done.
+    if ((done == 0 && static_cast<int>(left.size()) < options.min_ranks) || !failures.empty()) {
       failures.insert(failures.begin(), lost.begin(), lost.end());
-    } else if (!left.empty()) {
+    } else {
       std::string reason;
       for (const Failure& one : lost) reason += (reason.empty() ? "" : "; ") + one.text();
+      if (left.empty()) return log_warning(reason + ", when the run was done");
       if (reason.empty()) reason = "a rank was done before the others";
       views.next(left, reason);
       log_warning(fmt::format("{}; elastic.min_ranks: {} on, as view {}", reason,
