@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,23 +25,46 @@ struct UnreportedStep {
   std::vector<StepReport> reports;  // this rank's
 };
 
+// All ranks go over to the next view after the same step: others join, or leave.
+struct ViewEnds : CollectiveError {
+  using CollectiveError::CollectiveError;
+};
+
+// Whether it is what a rank of an elastic run sees when another dies, or leaves in the middle of a step or a start.
+bool peer_failed(const std::exception& error);
+
+// What ranks that leave have not sent goes to the ranks behind them, the last one's to the first: their residuals;
+// thresholds and momenta end with them. A rank that leaves gathers this, the others nothing.
+std::vector<std::byte> residual_block(const RunState& state);
+// Adds those right before `rank`, which does not leave itself, to its own. `all`: the blocks by rank.
+void take_residuals(const std::vector<std::vector<std::byte>>& all, int rank, RunState& state);
+// Both, between two steps. Collective; the ranks that leave may end the view after it.
+void hand_over(Step& step, int rank, bool leaves);
+
 // What a rank goes on from in the next view.
 struct RunInMemory {
+  RunInMemory() = default;
+  // After a step of `ranks` ranks, of which `handed_over` left since. The step under way, if any, is undone.
+  RunInMemory(Step& step, const UnreportedStep& last, int ranks, std::int64_t first_step, int handed_over);
+
   ResumedRun run;  // without files
   RunState state;  // with weights and optimizer on every rank
   Config config;   // Step::effective_config()
   UnreportedStep last;
   std::int64_t first_step = 0;  // steps made before this start
   std::string note;             // what has happened
+  int handed_over = 0;          // ranks that left with nothing lost
 };
 
 // The views of a rank, one after the other.
 class Views {
  public:
   // `first`: the communicator of the first view, which outlives this. `rejoin`: empty for a run that is not elastic.
-  Views(Rejoin rejoin, Communicator& first);
+  // `joined`: for a rank that joins a run, the view in which it does.
+  Views(Rejoin rejoin, Communicator& first, View joined = {});
 
-  bool elastic() const { return rejoin_ != nullptr; }
+  bool elastic() const { return rejoin_.join != nullptr; }
+  bool announced() const { return rejoin_.announced && rejoin_.announced(view_.number); }
   Communicator& communicator() { return *current_; }  // of the newest view that was joined
   // What all ranks of that view have agreed on last; step 0 if no step was made.
   const Agreement& agreed() const { return agreed_; }
@@ -51,17 +75,20 @@ class Views {
   bool join_next(const Communicator& failed, const Agreement& mine);
   // For Exchange::when_agreement_fails(), of an exchange over `used`; `mine`: its last_agreement().
   AgreementSource agreement_source(const Communicator& used, const Agreement& mine);
-  // What this rank goes on from in the newest view, and as what. `memory`: null if the run begins anew. Throws Error if
-  // the others go on from another step.
-  void prepare(RunInMemory* memory, RunInputs& inputs);
+  // What this rank goes on from in the newest view, and as what; once for each view but the first of a run. `memory`: none
+  // if the run begins anew, and of a rank that joins, which gets it from another. `data`: this rank's. Collective. Throws
+  // Error if the others go on from another step, or with other data.
+  void prepare(std::optional<RunInMemory>& memory, const DataFingerprint& data, RunInputs& inputs);
 
  private:
-  std::string news();  // of the views since the last call
+  void share(std::optional<RunInMemory>& memory, const DataFingerprint& data, const Config& config);
+  std::string news(int handed_over);  // of the views since the last call
 
   const Rejoin rejoin_;
   Communicator* current_;
   std::vector<std::unique_ptr<Communicator>> joined_;  // a trainer may still refer to an earlier one
   View view_;
+  bool joins_ = false;     // and has not agreed with the others on a step
   std::vector<int> told_;  // the ranks that news() told of last
   Agreement agreed_;
 };

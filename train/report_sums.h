@@ -22,6 +22,7 @@ struct SignalSums {
   void add_own() {
     for (std::size_t i = 0; i < of.size(); ++i) of[i] += kStopSignals[i] == stop_signal();
   }
+  double ranks() const { return std::accumulate(of.begin(), of.end(), 0.0); }
   int highest() const {
     int highest = 0;
     for (std::size_t i = 0; i < of.size(); ++i)
@@ -42,6 +43,8 @@ struct ReportSums {
   };
   std::vector<OfStep> steps;
   SignalSums signals;
+  SignalSums leaving;    // signals to ranks of an elastic run that are to leave it alone
+  double next_view = 0;  // above 0: the ranks are to go over to the next view
 
   static OfStep own(const StepReport& step, int rank, double weight) {
     return {step.loss * weight,
@@ -72,6 +75,8 @@ struct ReportSums {
             &OfStep::bad_parameter, &OfStep::bad_ranks, &OfStep::bad_rank_sum, &OfStep::bad_rank_count})
         visit(step.*number);
     for (double& ranks : signals.of) visit(ranks);
+    for (double& ranks : leaving.of) visit(ranks);
+    visit(next_view);
     visit(checkpoint_ready);
     visit(step_seconds);
     visit(choose_again);

@@ -266,7 +266,7 @@ double Reporter::epochs(std::int64_t step) const {
   return plan_.epochs(step);
 }
 
-void Reporter::announce(const Step& step, const RunData& data) const {
+void Reporter::announce(const Step& step, const RunData& data, std::int64_t made) const {
   const std::string compute =
       step.device() == "cpu" ? count_text(omp_get_max_threads(), "thread") + " per rank" : step.device();
   log_info(fmt::format("{} ({} parameters) on {} ({}), {} by {}, {}", config_.model.name, step.arena().size(),
@@ -293,12 +293,26 @@ void Reporter::announce(const Step& step, const RunData& data) const {
   if (plan_.last_batches != train.accumulate)
     log_info(fmt::format("the last step of an epoch has {} of {} micro-batches", plan_.last_batches,
                          train.accumulate));
+  if (made > 0 && made < plan_.total_steps)
+    log_info(fmt::format("resumed after step {} of {}", made, plan_.total_steps));
+  if (made > 0 && made >= plan_.total_steps)
+    log_info(
+        fmt::format("all {} steps have been made; a longer train.epochs or train.max_steps goes on", made));
 }
 
-void Reporter::begin(std::int64_t step) {
+void Reporter::warn_of_more_than_dense(const StepRecord& record, const ByteCount& bytes) {
+  const double sent = static_cast<double>(bytes.upload), dense = static_cast<double>(bytes.dense);
+  if (record.density == warned_density_ || sent < kMoreThanDense * dense) return;
+  warned_density_ = record.density;
+  log_warning(fmt::format("step {}: at density {} a rank sends {}, {} the {} of a dense gradient",
+                          record.step, short_text(record.density), format_bytes(sent / ranks_),
+                          compared_bytes(sent, dense), format_bytes(dense / ranks_)));
+}
+
+void Reporter::begin(std::int64_t step, const std::string& view) {
   if (metrics_)
     metrics_->write(StartRecord{step, plan_.total_steps, plan_.steps_per_epoch, now_utc(), backend_, task_,
-                                metric_, program_revision()});
+                                metric_, program_revision(), view});
   startup_seconds_ = seconds_since(program_start_);
   first_step_ = Clock::now() - std::chrono::duration_cast<Clock::duration>(
                                    std::chrono::duration<double>(train_seconds_ + eval_seconds_));

@@ -90,8 +90,12 @@ class Reporter {
   void open(const Manifest& resumed);
 
   // The run in a few lines, before its first step, and what the data set warns of.
-  void announce(const Step& step, const RunData& data) const;
-  void begin(std::int64_t step);  // the first step of this start begins, `step` were made before
+  // `made`: steps before this start.
+  void announce(const Step& step, const RunData& data, std::int64_t made) const;
+  // Once per density: what counts on the way, such as a threshold's, shows here only.
+  void warn_of_more_than_dense(const StepRecord& record, const ByteCount& bytes);
+  // The first step of this start begins, `step` were made before. `view`: as StartRecord has it.
+  void begin(std::int64_t step, const std::string& view);
 
   // Fills in epoch, time, rates and the bytes: `bytes` is the sum over all ranks, the record has the mean.
   // The step took `seconds` to its `end`, which is not before that of the step before.
@@ -135,7 +139,8 @@ class Reporter {
   const int ranks_;
   const std::string backend_;
   const bool root_;
-  const std::string task_;  // as StartRecord has it
+  double warned_density_ = 0;  // of the last warn_of_more_than_dense()
+  const std::string task_;     // as StartRecord has it
   const Metric metric_;
   const bool top5_;               // its second figure is top-5 accuracy
   const double bytes_per_token_;  // of the validation text; 0: not known, or no text

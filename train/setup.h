@@ -42,6 +42,8 @@ struct RunInputs {
   bool resume = false;                         // from the newest checkpoint of `folder`
   int gpu = 0;                                 // index of this process's GPU, where train.device is cuda
   Rejoin rejoin = {};                          // of an elastic run
+  View view = {};                              // in which a rank joins a run that goes on
+  std::function<bool()> next_view = {};        // of an elastic run: whether there is one
 };
 
 // A model with its parameters laid out and set: by the seed, or from model.init_from. The same bits on every

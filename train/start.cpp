@@ -51,6 +51,7 @@ DistOptions dist_options(const LoadedConfig& loaded) {
   DistOptions options;
   static_cast<DistKeys&>(options) = dist;
   options.min_ranks = loaded.config.elastic.min_ranks;
+  options.respawns = loaded.config.elastic.respawns;
   const auto origin = loaded.origins.find("dist.ranks");
   if (origin != loaded.origins.end() && origin->second != Origin::default_value) {
     options.ranks = dist.ranks;
@@ -99,6 +100,11 @@ int start_ranks(const LaunchPlan& plan, const DistOptions& options, char* const*
       run_thread_ranks(plan.size, options.timeout_s, hooks.body, options.link);
       return 0;
     case LaunchPlan::Kind::process:
+      if (plan.joins_after > 0) {
+        hooks.load();
+        hooks.join();
+        return 0;
+      }
       // Inside the group, so that the other ranks learn at once if this one fails.
       run_process_rank(plan, options, [&](Communicator& communicator) {
         if (hooks.joined) hooks.joined(communicator);
@@ -267,10 +273,12 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     folder = resume ? open_run_directory(loaded.config.output.dir)
                     : create_run_directory(loaded, {argv, argv + argc}, {{"oneDNN", onednn_version()}});
   };
+  View joined;
   hooks.body = [&](Communicator& communicator) {
-    if (spawned_rank && plan.rank == 0)
+    if (spawned_rank && communicator.rank() == 0)
       folder.lock = std::make_shared<RunLock>(RunLock::of_parent(folder.path));
     RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};
+    inputs.view = joined;
     inputs.resume = resume;
     if (options.min_ranks > 0) inputs.rejoin = make_rejoin(plan, options);
     inputs.gpu = gpu_of(plan, gpu_count());
@@ -278,7 +286,11 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
       if (const int cores = keep_to_cores_near(gpu_bus(inputs.gpu)); cores > 0)
         log_debug(fmt::format("rank {} keeps to the {} cores next to GPU {}", plan.rank, cores, inputs.gpu));
     const RunOutcome mine = run_rank(inputs, communicator);
-    if (communicator.rank() == plan.rank) outcome = mine;
+    if (communicator.rank() == plan.rank || !joined.ranks.empty()) outcome = mine;
+  };
+  hooks.join = [&] {
+    const auto communicator = join_run(plan, options, joined);
+    if (communicator) hooks.body(*communicator);
   };
   if (const int code = start_ranks(plan, options, argv, hooks); code != 0) return code;
   if (!outcome.result.empty()) std::puts(outcome.result.c_str());

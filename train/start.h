@@ -29,6 +29,8 @@ struct StartHooks {
   std::function<void()> check, make_directory;
   // Every rank.
   std::function<void(Communicator&)> body;
+  // In place of all but load(): a rank that joins a run which goes on.
+  std::function<void()> join = {};
 };
 
 // Runs body on all ranks of this process: threads, one rank of several processes, or none if it starts copies

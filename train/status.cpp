@@ -109,6 +109,8 @@ std::string status_text(const std::string& run) {
                    config.text("compress.name"),
                    count_text(static_cast<std::int64_t>(config.number("dist.ranks")), "rank"), backend));
   line("state", state_of(metrics, process));
+  for (const StartRecord& start : metrics.starts)
+    if (!start.view.empty()) line("ranks", start.view);
   line("step", step_line(metrics));
   if (!metrics.steps.empty())
     line("speed", speed_line(metrics, !process.empty(), number("train.eval_every"), every));

@@ -30,8 +30,7 @@ namespace {
 class Trainer {
  public:
   // `resumed`: null for a new run. `data`, and the compute threads by rank: for the checkpoints. `automatic`:
-  // null if the run's method is given; it may choose again, which changes `inputs`. `memory`: of an elastic run that
-  // goes on; `resumed` is then its run.
+  // null if the run's method is given; may change `inputs`. `memory`: of an elastic run, which `resumed` is of.
   Trainer(RunInputs& inputs, Communicator& communicator, const ResumedRun* resumed, DataFingerprint data,
           std::vector<int> threads, AutoMethod* automatic, const RunInMemory* memory = nullptr)
       : inputs_(inputs),
@@ -66,16 +65,10 @@ class Trainer {
 
   RunOutcome run() {
     if (note_.empty())
-      reporter_.announce(step_, inputs_.data);
+      reporter_.announce(step_, inputs_.data, step());
     else
       reporter_.note(note_);
-    if (step() > 0 && note_.empty())
-      log_info(
-          step() < plan_.total_steps
-              ? fmt::format("resumed after step {} of {}", step(), plan_.total_steps)
-              : fmt::format("all {} steps have been made; a longer train.epochs or train.max_steps goes on",
-                            step()));
-    reporter_.begin(step() - static_cast<std::int64_t>(pending_.size()));
+    reporter_.begin(step() - static_cast<std::int64_t>(pending_.size()), note_);
     last_report_ = Clock::now();
     int signal = 0;
     bool stopped = false;
@@ -85,11 +78,16 @@ class Trainer {
       stopped = signal != 0 || stop_after_reached();
       if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
         signal = during_evaluation, stopped = true;
-    } else if (step() > 0 && !position_.evaluated && evaluation_due()) {
-      signal = run_evaluation();
-      stopped = signal != 0;
-      if (checkpointer_ && position_.evaluated)
-        checkpointer_->evaluated(position_, reporter_.metrics_bytes());
+    } else if (step() > 0) {
+      // For this number of ranks nothing may be left of the epoch.
+      if (plan_.in_epoch(step()) == 0 && position_.epoch_loss_steps > 0) end_epoch();
+      last_.position = position_;
+      if (!position_.evaluated && evaluation_due()) {
+        signal = run_evaluation();
+        last_.position = position_, stopped = signal != 0;
+        if (checkpointer_ && position_.evaluated)
+          checkpointer_->evaluated(position_, reporter_.metrics_bytes());
+      }
     }
     while (step() < plan_.total_steps && !stopped && !target_reached()) {
       signal = begin_epoch();
@@ -104,6 +102,7 @@ class Trainer {
       if (!stopped && pending_.empty() && step() < plan_.total_steps) follow();
       if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
         signal = during_evaluation, stopped = true;
+      if (view_ends_ && !stopped && pending_.empty()) end_view();
     }
     if (signal == 0 && step() > 0 && position_.skipped == step())
       throw Diverged(fmt::format(
@@ -130,7 +129,7 @@ class Trainer {
       outcome.result = reporter_.end(step(), position_.skipped, outcome.parameter_checksum, failure,
                                      step_.modelled_makespan(), step_.flops());
     }
-    if (inputs_.rejoin) {
+    if (inputs_.rejoin.join) {
       if (!outcome.result.empty()) std::puts(std::exchange(outcome.result, "").c_str()), std::fflush(stdout);
       agreed_signal();  // rank 0 has told and written all; if it dies before, another one does
     }
@@ -146,28 +145,15 @@ class Trainer {
 
   // For an elastic run: after run() has thrown CollectiveError, what this rank goes on from, but for what it finds out
   // in the next view. The step under way is undone.
-  RunInMemory memory() {
-    step_.abandon();
-    RunInMemory kept;
-    kept.run.manifest.position = last_.position;
-    kept.run.manifest.ranks = communicator_.size();
-    kept.run.manifest.totals = last_.totals;
-    step_.state(kept.state, true);
-    kept.config = step_.effective_config();
-    kept.last = last_;
-    for (StepReport& report : kept.last.reports)
-      report.status.bad_rank = -1;  // it has another number, or is gone
-    kept.first_step = stop_from_;
-    return kept;
-  }
+  RunInMemory memory() { return {step_, last_, communicator_.size(), stop_from_, handed_over_}; }
   Step& stepper() { return step_; }
 
   // After run() has thrown.
   void failed(const std::exception& error) {
-    try {
-      reporter_.stop(step(), true, error.what());
-    } catch (const std::exception&) {  // the first error is the one to report
-    }
+    if (!leaves_) try {
+        reporter_.stop(step(), true, error.what());
+      } catch (const std::exception&) {  // the first error is the one to report
+      }
   }
 
  private:
@@ -229,17 +215,17 @@ class Trainer {
   // evaluation, or 0.
   int after_report(bool stopped) {
     if (check_due()) check_parameters("during training");
-    if (epoch_ends()) {
-      reporter_.epoch(step(), position_.epoch_loss / static_cast<double>(position_.epoch_loss_steps));
-      // A longer run may go on from the middle of an epoch.
-      if (plan_.in_epoch(step()) == 0) {
-        position_.epoch_loss = 0, position_.epoch_loss_steps = 0;
-        position_.dealt.clear();
-      }
-    }
+    if (epoch_ends()) end_epoch();
     const int signal = evaluation_due() && !stopped ? run_evaluation() : 0;
     if (stopped || evaluation_due() || checkpoint_due()) save();
     return signal;
+  }
+
+  void end_epoch() {
+    reporter_.epoch(step(), position_.epoch_loss / static_cast<double>(position_.epoch_loss_steps));
+    if (plan_.in_epoch(step()) != 0) return;  // a longer run may go on from the middle of an epoch
+    position_.epoch_loss = 0, position_.epoch_loss_steps = 0;
+    position_.dealt.clear();
   }
 
   // The same on all ranks, as the evaluation is.
@@ -319,7 +305,7 @@ class Trainer {
   int report(std::size_t count) {
     std::vector<StepReport> reports = step_.reports(count);
     TOPKNOT_CHECK(reports.size() == count, "one report per step");
-    if (inputs_.rejoin) last_ = {position_, reporter_.totals(), pending_, pending_seconds_, reports};
+    if (inputs_.rejoin.join) last_ = {position_, reporter_.totals(), pending_, pending_seconds_, reports};
     return report(reports);
   }
 
@@ -330,7 +316,9 @@ class Trainer {
     ReportSums sums;
     for (const StepReport& step : reports)
       sums.steps.push_back(ReportSums::own(step, communicator_.rank(), weight));
-    sums.signals.add_own();
+    leaves_ = leaves_alone();
+    (leaves_ ? sums.leaving : sums.signals).add_own();
+    sums.next_view = root_ && inputs_.next_view && inputs_.next_view() ? 1 : 0;
     if (checkpointer_) sums.checkpoint_ready = checkpointer_->ready();
     sums.step_seconds = seconds_since(last_report_) / static_cast<double>(reports.size());
     sums.choose_again = automatic_ && root_ && !next_ && automatic_->due() ? 1 : 0;
@@ -357,7 +345,7 @@ class Trainer {
       record.skipped = sum.bad_ranks > 0;
       step_end_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds[i]));
       reporter_.complete(record, bytes, seconds[i], step_end_);
-      if (root_ && !automatic_) warn_of_more_than_dense(record, bytes);
+      if (root_ && !automatic_) reporter_.warn_of_more_than_dense(record, bytes);
       note_skip(record.step, reports[i], sum);
       reporter_.step(record, seconds[i]);
       step_.end_step(record, root_ ? reporter_.metrics() : nullptr);
@@ -369,7 +357,22 @@ class Trainer {
                            pending_seconds_.begin() + static_cast<std::ptrdiff_t>(count));
     if (checkpointer_ && sums.checkpoint_ready == ranks) checkpointer_->advance();
     choose_again_ = sums.choose_again > 0;
-    return sums.signals.highest();
+    handed_over_ = static_cast<int>(sums.leaving.ranks());
+    view_ends_ = handed_over_ > 0 || sums.next_view > 0;
+    const bool too_few = communicator_.size() - handed_over_ < config_.elastic.min_ranks;
+    return std::max(sums.signals.highest(), too_few ? sums.leaving.highest() : 0);
+  }
+
+  // A stop signal to this rank alone, which the others go on without.
+  bool leaves_alone() const { return inputs_.rejoin.join && stop_signal() != 0 && !stopped_by_parent(); }
+
+  // All ranks have reported the same steps. Throws ViewEnds, and Interrupted on ranks that leave.
+  void end_view() {
+    last_ = {position_, reporter_.totals(), {}, {}, {}};
+    if (handed_over_ > 0) hand_over(step_, communicator_.rank(), leaves_);
+    if (leaves_)
+      throw Interrupted(fmt::format("left after step {}; another rank has what was not sent", step()));
+    throw ViewEnds("the view has ended");
   }
 
   // After a step, on all ranks: another method, if rank 0 has asked for one. Before dense, which carries
@@ -396,17 +399,6 @@ class Trainer {
     if (root_) rewrite_config(inputs_.folder, config_, inputs_.origins);
   }
 
-  // Once per density: what counts on the way, such as a threshold's, shows here only.
-  void warn_of_more_than_dense(const StepRecord& record, const ByteCount& bytes) {
-    const double sent = static_cast<double>(bytes.upload), dense = static_cast<double>(bytes.dense);
-    if (record.density == warned_density_ || sent < kMoreThanDense * dense) return;
-    warned_density_ = record.density;
-    const double ranks = communicator_.size();
-    log_warning(fmt::format("step {}: at density {} a rank sends {}, {} the {} of a dense gradient",
-                            record.step, short_text(record.density), format_bytes(sent / ranks),
-                            compared_bytes(sent, dense), format_bytes(dense / ranks)));
-  }
-
   void note_skip(std::int64_t step, const StepReport& report, const ReportSums::OfStep& sum) {
     if (sum.bad_ranks == 0) {
       position_.skips_in_a_row = 0;
@@ -428,7 +420,7 @@ class Trainer {
   // The highest signal that a rank has received, the same on every rank, or 0.
   int agreed_signal() {
     SignalSums signals;
-    signals.add_own();
+    if (!leaves_alone()) signals.add_own();
     step_.all_reduce(signals.of);
     return signals.highest();
   }
@@ -481,9 +473,11 @@ class Trainer {
   std::int64_t first_step_ = 0;   // steps made before this start, or in other views of it
   std::int64_t stop_from_ = 0;    // before this start
   std::string note_;              // RunInMemory
+  int handed_over_ = 0;           // RunInMemory
+  bool view_ends_ = false;        // after the step
+  bool leaves_ = false;           // this rank, as the others know
   UnreportedStep last_;           // of an elastic run: the last step that was made
   std::int64_t saved_step_ = -1;  // of the last checkpoint
-  double warned_density_ = 0;     // of the last warn_of_more_than_dense()
   std::vector<StepRecord> pending_;
   std::vector<double> pending_seconds_;  // which they took on the host
   std::int64_t steps_in_patience_ = 1;   // by the last report, the same on all ranks
@@ -502,7 +496,7 @@ constexpr std::chrono::seconds kLongestStart{10}, kLongestEnd{5};
 RunOutcome run_rank(const RunInputs& given, Communicator& first) {
   set_log_rank(first.rank(), first.size());
   RunInputs inputs = given;
-  Views views(inputs.rejoin, first);
+  Views views(inputs.rejoin, first, inputs.view);
   std::optional<RunInMemory> memory;
   std::optional<DataFingerprint> data;
   std::optional<AutoMethod> automatic;
@@ -513,6 +507,8 @@ RunOutcome run_rank(const RunInputs& given, Communicator& first) {
     set_log_rank(communicator.rank(), communicator.size());  // of the thread that calls this
     communicator.abort(text);
   };
+  bool first_view = inputs.view.number == 1;
+  inputs.next_view = [&] { return views.announced(); };
   const auto longest_end = stop_patience(inputs.config, kLongestEnd);
 
   const auto make_trainer = [&](Communicator& communicator) {
@@ -554,10 +550,10 @@ RunOutcome run_rank(const RunInputs& given, Communicator& first) {
   // After a collective over `used` has failed, in an elastic run. False if the run ends.
   const auto go_on = [&](const Communicator& used) {
     guard.reset();
-    if (!views.join_next(used, trainer ? trainer->stepper().last_agreement() : Agreement())) return false;
+    if (!views.join_next(used, trainer ? trainer->stepper().last_agreement() : views.agreed())) return false;
     if (trainer && views.agreed().step > 0) memory = trainer->memory();
     trainer.reset();  // without memory the run begins anew: no step was made
-    views.prepare(memory ? &*memory : nullptr, inputs);
+    first_view = false;
     return true;
   };
 
@@ -567,6 +563,10 @@ RunOutcome run_rank(const RunInputs& given, Communicator& first) {
     bool collective = false;
     try {
       guard.emplace("while the run started", stop_patience(inputs.config, kLongestStart), last_words);
+      if (!first_view) {
+        if (!data) data = data_fingerprint(inputs.data);
+        views.prepare(memory, *data, inputs);
+      }
       make_trainer(used);
       if (views.elastic())
         trainer->stepper().when_agreement_fails(
@@ -577,7 +577,7 @@ RunOutcome run_rank(const RunInputs& given, Communicator& first) {
       return outcome;
     } catch (const std::exception& error) {
       caught = std::current_exception();
-      collective = dynamic_cast<const CollectiveError*>(&error) != nullptr;
+      collective = peer_failed(error);
     }
     if (collective && views.elastic()) try {
         if (go_on(used)) continue;

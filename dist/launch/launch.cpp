@@ -141,6 +141,7 @@ std::optional<LaunchPlan> spawned(const Environment& environment) {
   plan.host = place.host;
   plan.port = place.port;
   plan.token = environment("TOPKNOT_TOKEN").value_or("");
+  plan.joins_after = number(environment, "TOPKNOT_JOINS_AFTER").value_or(0);
   return plan;
 }
 

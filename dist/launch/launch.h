@@ -38,6 +38,7 @@ struct DistOptions : DistKeys {
   std::optional<EmulatedLink> link;  // dist.link, between ranks that are threads
   bool check_calls = false;          // see JoinOptions
   int min_ranks = 0;                 // elastic.min_ranks
+  int respawns = 0;                  // elastic.respawns
 };
 
 struct LaunchPlan {
@@ -53,6 +54,8 @@ struct LaunchPlan {
   std::string host;     // of the rendezvous; "" if size is 1
   int port = 0;
   std::string token;  // of the job (TOPKNOT_TOKEN, or the launcher's name for it); "": none
+  // A rank that joins a run which goes on, in a view after this one; 0: it is there from the start.
+  int joins_after = 0;
 };
 
 // The value of an environment variable, or nullopt.
@@ -96,16 +99,26 @@ void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
 
 // Which ranks of an elastic run go on together, and where they meet.
 struct View {
-  int number = 1;          // the first one is of all ranks
-  std::vector<int> ranks;  // as they were started, ascending: a rank's place in here is its rank in the view
+  int number = 1;  // the first one is of all ranks
+  std::vector<int>
+      ranks;  // as they were started; a rank's place in here is its rank in the view. New ones come last.
   int port = 0;
 };
 
-// Joins the next view after `view`, which becomes that one; null if the run ends without this rank. Throws as
-// join_group(), UserError if the launcher announces no view for half a minute because no rank has died, and Interrupted.
-using Rejoin = std::function<std::unique_ptr<Communicator>(View& view)>;
+struct Rejoin {
+  // Joins the next view after `view`, which becomes that one; null if the run ends without this rank. Throws as
+  // join_group(), UserError if the launcher announces no view for half a minute because no rank has died, and
+  // Interrupted. For a rank that joins a run, `view` has no ranks until it has succeeded.
+  std::function<std::unique_ptr<Communicator>(View& view)> join = {};
+  // Whether there is a view after the one of this number.
+  std::function<bool(int number)> announced = {};
+};
 // For a rank that run_spawned() has started.
 Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options);
+
+// For a rank with LaunchPlan::joins_after: joins the run in the first view that takes it, which `view` becomes; null if
+// the run has ended. Throws as Rejoin::join.
+std::unique_ptr<Communicator> join_run(const LaunchPlan& plan, const DistOptions& options, View& view);
 
 // For Kind::spawn: starts `plan.size` copies of this program with the same arguments, which find
 // plan_launch() answering Kind::process, and waits for them. When one dies (a signal, or an exit code other
@@ -115,9 +128,10 @@ Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options);
 // called from the main thread, before other threads are started. `on_ready` runs once the meeting point is
 // open, before the first copy starts.
 //
-// With options.min_ranks, a rank that is killed or ends with exit code 1 does not end the others, once all have met and
-// while so many are left: these are announced as the next View. A rank that does not come to it within options.timeout_s
-// is killed.
+// With options.min_ranks, a rank that is killed, ends with exit code 1 or leaves by a stop signal of its own does not end
+// the others, once all have met and while so many are left: these are announced as the next View. A rank that hangs or
+// does not come to it within options.timeout_s is killed. Ranks that died are started again, options.respawns in all; the
+// others are told of a view with such a rank once it waits for them, and go over to it in their own time.
 int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s = 5,
                 const std::function<void()>& on_ready = {});
 

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -88,7 +89,8 @@ class Children {
       throw UserError(fmt::format(
           "cannot start rank {} ({}){}", rank, std::strerror(error),
           error == EAGAIN ? "; raise the limit of processes (ulimit -u), or lower dist.ranks" : ""));
-    pids_.push_back(pid);
+    pids_.resize(std::max(pids_.size(), static_cast<std::size_t>(rank) + 1));
+    pids_[static_cast<std::size_t>(rank)] = pid;
   }
 
   int alive() const { return static_cast<int>(running().size()); }
@@ -139,8 +141,9 @@ std::string random_token() {
   return text;
 }
 
-// `proof`: a file that the copies inherit.
-std::vector<std::string> environment_of(int rank, int size, int port, const std::string& token, int proof) {
+// `proof`: a file that the copies inherit. `joins_after`: LaunchPlan's.
+std::vector<std::string> environment_of(int rank, int size, int port, const std::string& token, int proof,
+                                        int joins_after = 0) {
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry)
     if (std::strncmp(*entry, "TOPKNOT_", 8) != 0) result.push_back(*entry);
@@ -150,32 +153,40 @@ std::vector<std::string> environment_of(int rank, int size, int port, const std:
   result.push_back(fmt::format("TOPKNOT_PARENT={}", getpid()));
   result.push_back("TOPKNOT_LAUNCH=" + file_name(proof));
   result.push_back("TOPKNOT_TOKEN=" + token);
+  result.push_back(fmt::format("TOPKNOT_JOINS_AFTER={}", joins_after));
   return result;
 }
 
 // Views are lines "NUMBER PORT RANK RANK ...\n" in the file that the copies inherit. Lines are added only, and the newline
-// comes last, so a reader sees whole ones. A view without ranks says that the run ends.
-void publish(const View& view, int file) {
-  const std::string line = fmt::format("{} {} {}\n", view.number, view.port, fmt::join(view.ranks, " "));
+// comes last, so a reader sees whole ones. A view without ranks says that the run ends. A line that begins with '+' is of
+// a view that waits for its last rank, and for nobody else's eyes.
+void publish(const View& view, int file, const char* prefix = "") {
+  const std::string line =
+      fmt::format("{}{} {} {}\n", prefix, view.number, view.port, fmt::join(view.ranks, " "));
   const off_t end = lseek(file, 0, SEEK_END);
   TOPKNOT_CHECK(pwrite(file, line.data(), line.size(), end) == static_cast<ssize_t>(line.size()),
                 "the ranks could not be told who goes on: " + errno_text());
 }
 
-// The newest one; the first view if there is none.
-View newest_view(int file) {
+// The newest one; the first view if there is none. `joining`: only of those with this rank, and the end.
+View newest_view(int file, int joining = -1) {
   std::string text;
   char bytes[4096];
   for (ssize_t n; (n = pread(file, bytes, sizeof bytes, static_cast<off_t>(text.size()))) > 0;)
     text.append(bytes, static_cast<std::size_t>(n));
   text.resize(text.rfind('\n') + 1);
-  View view;
-  if (text.empty()) return view;
-  text.pop_back();
-  std::istringstream words(text.substr(text.rfind('\n') + 1));
-  words >> view.number >> view.port;
-  for (int rank; words >> rank;) view.ranks.push_back(rank);
-  return view;
+  View newest;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const bool waits = line.front() == '+';
+    std::istringstream words(line.substr(waits));
+    View view;
+    words >> view.number >> view.port;
+    for (int rank; words >> rank;) view.ranks.push_back(rank);
+    if (joining < 0 ? !waits : view.ranks.empty() || std::ranges::count(view.ranks, joining) > 0)
+      newest = std::move(view);
+  }
+  return newest;
 }
 
 // The rendezvous of the views, in the launcher.
@@ -190,28 +201,80 @@ class ViewServer {
 
   TcpStoreServer& store() { return *stores_.back(); }
   int number() const { return view_.number; }
+  const std::vector<int>& ranks() const { return view_.ranks; }
   std::vector<int> missing() {  // ranks that have not come to the newest view; one alone need not
     if (view_.ranks.size() == 1) return {};
     std::vector<int> ranks = store().missing();
     for (int& rank : ranks) rank = view_.ranks[static_cast<std::size_t>(rank)];
     return ranks;
   }
-  // Those missing have had their time.
-  bool late() { return joining_.over() && !missing().empty(); }
+  // One of these ranks that the others wait for in vain, and why; -1: none.
+  std::pair<int, std::string> hanging(const std::vector<int>& running) {
+    const std::vector<int> late = missing();
+    if (admitted_ && late.size() + 1 == view_.ranks.size()) joining_ = Patience(options_.timeout_s);
+    if (!late.empty() && joining_.over() && view_.number > 1)
+      return {late.front(), fmt::format("did not come to view {} in time", view_.number)};
+    // Who is on the way to a view is heard in the one before.
+    const std::size_t heard = stores_.size() - (late.empty() ? 1 : 2);
+    if (heard >= stores_.size()) return {-1, ""};
+    std::vector<int> places;
+    for (const int rank : late.empty() ? running : late)
+      if (const auto place = std::ranges::find(members_[heard], rank); place != members_[heard].end())
+        places.push_back(static_cast<int>(place - members_[heard].begin()));
+    const int place = stores_[heard]->frozen(places, late.empty());
+    if (place < 0) return {-1, ""};
+    return {members_[heard][static_cast<std::size_t>(place)],
+            fmt::format("hung: silent for {:g} s", TcpStoreServer::kFrozenSeconds)};
+  }
 
   void next(std::vector<int> ranks, const std::string& reason) {
+    uninvite(reason);
+    if (admitted_) stores_[stores_.size() - 2]->abort(reason);
     store().abort(reason);
     view_.ranks = std::move(ranks), ++view_.number;
     open(0);
     view_.port = store().port();
     publish(view_, file_);
   }
+
+  // A view with one more rank, which is to come before the others hear of it.
+  bool invited() const { return invited_.has_value(); }
+  void invite(int rank) {
+    invited_ = View{view_.number + 1, view_.ranks, 0};
+    invited_->ranks.push_back(rank);
+    if (guests_.size() > 1) guests_.erase(guests_.begin());  // of long ago
+    guests_.push_back(make_store(0, invited_->ranks.size(), 0));
+    invited_->port = guests_.back()->port();
+    publish(*invited_, file_, "+");
+  }
+  void uninvite(const std::string& reason) {
+    if (invited_) guests_.back()->abort(reason);  // for a rank that comes later, too
+    invited_.reset();
+  }
+  bool guest_came() const { return invited_ && guests_.back()->missing().size() < invited_->ranks.size(); }
+  void admit() {
+    view_ = *std::exchange(invited_, std::nullopt);
+    take(std::move(guests_.back()));
+    guests_.pop_back();
+    admitted_ = true;
+    publish(view_, file_);
+  }
   void end() { publish({view_.number + 1, {}, 0}, file_); }
 
  private:
+  std::unique_ptr<TcpStoreServer> make_store(int port, std::size_t ranks, double timeout_s) const {
+    return std::make_unique<TcpStoreServer>("127.0.0.1", port, static_cast<int>(ranks), timeout_s, token_);
+  }
   void open(int port) {
-    stores_.push_back(std::make_unique<TcpStoreServer>(
-        "127.0.0.1", port, static_cast<int>(view_.ranks.size()), options_.timeout_s, token_));
+    take(make_store(port, view_.ranks.size(), options_.timeout_s));
+    admitted_ = false;
+  }
+  void take(std::unique_ptr<TcpStoreServer> store) {
+    stores_.push_back(std::move(store));
+    members_.push_back(view_.ranks);
+    constexpr std::size_t kInUse = 2;
+    if (stores_.size() > kInUse) stores_[stores_.size() - kInUse - 1]->abort("a later view has begun");
+    if (stores_.size() > 2 * kInUse) stores_[stores_.size() - 2 * kInUse - 1].reset();
     joining_ = Patience(options_.timeout_s);
   }
 
@@ -219,8 +282,12 @@ class ViewServer {
   const std::string token_;
   const int file_;
   View view_;
+  std::optional<View> invited_;
+  bool admitted_ = false;  // the newest view has a rank that was invited; the others come in their own time
   Patience joining_;
-  std::vector<std::unique_ptr<TcpStoreServer>> stores_;  // earlier ones tell their ranks the reason
+  std::vector<std::unique_ptr<TcpStoreServer>> stores_;  // by view; earlier ones tell their ranks the reason
+  std::vector<std::vector<int>> members_;                // their ranks
+  std::vector<std::unique_ptr<TcpStoreServer>> guests_;  // of views that were invited to
 };
 
 bool is_stop_signal(int signal) {
@@ -230,11 +297,16 @@ bool is_stop_signal(int signal) {
 // A rank that ended other than with exit code 0.
 struct Failure {
   int rank, status;
-  bool killed;  // by a signal that did not come from here
+  bool killed;  // by a signal that did not come from here, or because it hung
+  std::string why = {};
+  // By a stop signal that it alone was sent.
+  bool left() const { return WIFEXITED(status) && is_stop_signal(WEXITSTATUS(status) - 128); }
   // A fault of this rank alone, as far as its end tells: not of its input or of the training.
-  bool lone() const { return killed || (WIFEXITED(status) && WEXITSTATUS(status) == 1); }
+  bool lone() const { return killed || left() || (WIFEXITED(status) && WEXITSTATUS(status) == 1); }
   int code() const { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
   std::string text() const {
+    if (!why.empty()) return fmt::format("rank {} {}", rank, why);
+    if (left()) return fmt::format("rank {} left by {}", rank, signal_name(WEXITSTATUS(status) - 128));
     if (!WIFSIGNALED(status))
       return fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status));
     const int signal = WTERMSIG(status);
@@ -258,20 +330,23 @@ Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options) {
   const char* name = std::getenv("TOPKNOT_LAUNCH");
   TOPKNOT_CHECK(plan.launcher == "spawn" && name,
                 "only a rank that run_spawned() started joins another view");
-  return [plan, options, file = std::atoi(name)](View& view) -> std::unique_ptr<Communicator> {
+  const int file = std::atoi(name);
+  const auto join = [plan, options, file](View& view) -> std::unique_ptr<Communicator> {
     constexpr double kAnnounced = 30;  // seconds
-    Patience patience(kAnnounced);
+    Patience patience(view.ranks.empty() ? 0 : kAnnounced);
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
-      const View next = newest_view(file);
+      const View next = newest_view(file, view.ranks.empty() ? plan.rank : -1);
       if (next.number > view.number) {
+        view.number = next.number;
         const auto place = std::find(next.ranks.begin(), next.ranks.end(), plan.rank);
         if (place == next.ranks.end()) return nullptr;
-        view = next;
         LaunchPlan joined = plan;
         joined.rank = static_cast<int>(place - next.ranks.begin());
-        joined.size = static_cast<int>(view.ranks.size());
-        joined.port = view.port;
-        return join_group(joined, options);
+        joined.size = static_cast<int>(next.ranks.size());
+        joined.port = next.port;
+        auto communicator = join_group(joined, options);
+        view = next;
+        return communicator;
       }
       if (stop_signal() != 0)
         throw Interrupted(
@@ -279,6 +354,17 @@ Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options) {
       if (patience.over()) throw UserError("a collective failed, and no rank has died");
     }
   };
+  return {join, [file](int number) { return newest_view(file).number > number; }};
+}
+
+std::unique_ptr<Communicator> join_run(const LaunchPlan& plan, const DistOptions& options, View& view) {
+  const Rejoin rejoin = make_rejoin(plan, options);
+  view = {plan.joins_after, {}, 0};
+  for (;;) try {
+      return rejoin.join(view);
+    } catch (const CollectiveError& error) {
+      log_debug(fmt::format("view {} did not come about: {}", view.number, error.what()));
+    }
 }
 
 int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s,
@@ -297,8 +383,12 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
     pthread_sigmask(SIG_BLOCK, &gate.taken(), nullptr);
   }
   Children children;
-  for (int r = 0; r < plan.size; ++r)
-    children.start(r, environment_of(r, plan.size, views.store().port(), token, proof.get()), argv, gate);
+  const auto start = [&](int rank, int joins_after) {
+    children.start(rank,
+                   environment_of(rank, plan.size, views.store().port(), token, proof.get(), joins_after),
+                   argv, gate);
+  };
+  for (int r = 0; r < plan.size; ++r) start(r, 0);
 
   std::vector<Failure> failures;  // in the order in which they were seen
   bool failed = false;            // and the ranks were told of the first one
@@ -316,13 +406,20 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   std::vector<Failure> lost;
   std::optional<Patience> regroup;
   int done = 0;
+  // Ranks that died and may be started again, and how often; the one that was and has not joined yet.
+  std::vector<int> gone;
+  int respawns = options.respawns;
+  std::optional<int> guest;
+  std::map<int, std::string> hung;  // ranks that were killed for it
   const auto is_missing = [&](int rank) {
     const std::vector<int> missing = views.missing();
     return std::count(missing.begin(), missing.end(), rank) > 0;
   };
   const auto go_on = [&] {
     regroup.reset();
-    const std::vector<int> left = children.running();
+    std::vector<int> left = views.ranks();
+    const std::vector<int> running = children.running();
+    std::erase_if(left, [&](int rank) { return rank == guest || std::ranges::count(running, rank) == 0; });
     // A rank ends in order after all have agreed that the run is done.
     if ((done == 0 && static_cast<int>(left.size()) < options.min_ranks) || !failures.empty()) {
       failures.insert(failures.begin(), lost.begin(), lost.end());
@@ -332,6 +429,8 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
       if (left.empty()) return log_warning(reason + ", when the run was done");
       if (reason.empty()) reason = "a rank was done before the others";
       views.next(left, reason);
+      for (const Failure& one : lost)
+        if (!one.left()) gone.push_back(one.rank);
       log_warning(fmt::format("{}; elastic.min_ranks: {} on, as view {}", reason,
                               left.size() == 1 ? fmt::format("rank {} goes", left.front())
                                                : fmt::format("ranks {} go", fmt::join(left, ", ")),
@@ -351,6 +450,14 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
     if (stopping && !kill && !views.store().first_reason().empty()) kill.emplace(kLastWordsSeconds);
     int rank, status;
     while (children.reap(rank, status)) {
+      if (rank == guest) {
+        views.uninvite("the rank that was to join has ended");
+        if (!failed && !stopping && done == 0)
+          log_warning(Failure{rank, status, WIFSIGNALED(status)}.text() + " before it had joined");
+        gone.push_back(rank);
+        guest.reset();
+        continue;
+      }
       if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
         if (in_order > 0) sooner(terminate, in_order);
         ++done;
@@ -359,7 +466,8 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
         continue;
       }
       const bool passed_on = stopping && WIFSIGNALED(status) && is_stop_signal(WTERMSIG(status));
-      const Failure failure{rank, status, WIFSIGNALED(status) && !killing && !passed_on};
+      const Failure failure{rank, status, WIFSIGNALED(status) && !killing && !passed_on, hung[rank]};
+      hung.erase(rank);
       const bool met = views.number() > 1 || views.store().missing().empty();
       if (options.min_ranks > 0 && failure.lone() && met && !stopping && !killing && failures.empty()) {
         lost.push_back(failure);
@@ -369,9 +477,26 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
       }
     }
     if (options.min_ranks > 0) {
-      if (views.number() > 1 && !failed && views.late())
-        for (const int late : views.missing()) children.kill_one(late);
+      if (const auto [rank, why] =
+              failed || stopping ? std::pair(-1, std::string()) : views.hanging(children.running());
+          rank >= 0 && hung.try_emplace(rank, why).second)
+        children.kill_one(rank);
       if (regroup && (regroup->over() || children.alive() == 0 || !failures.empty())) go_on();
+      if (guest && (done > 0 || children.alive() == 1)) children.kill_one(*guest);
+      if (!regroup && !stopping && !failed && done == 0 && views.missing().empty()) {
+        if (!guest && !gone.empty() && respawns > 0) {
+          --respawns;
+          guest = gone.front();
+          gone.erase(gone.begin());
+          start(*guest, views.number());
+        } else if (guest && !views.invited()) {
+          views.invite(*guest);
+        } else if (views.guest_came()) {
+          views.admit();
+          log_info(fmt::format("rank {} is to join, as view {}", *guest, views.number()));
+          guest.reset();
+        }
+      }
     }
     if (!failed && !failures.empty()) {
       failed = true;

@@ -49,6 +49,11 @@ class TcpStoreServer {
   int first_reason_rank() const;
   // Ranks that have not come so far.
   std::vector<int> missing() const;
+  // The one of `ranks` that has been silent for kFrozenSeconds; -1: none. `awaited`: only if another rank has started a
+  // collective that it has not, or if it has been silent for five times as long. Time in which this process did not
+  // run either does not count.
+  int frozen(const std::vector<int>& ranks, bool awaited) const;
+  static constexpr double kFrozenSeconds = 2.5;
 
  private:
   struct State;

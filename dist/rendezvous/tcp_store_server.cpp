@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 
 #include "dist/rendezvous/tcp_store.h"
 #include "nn/base/check.h"
@@ -50,8 +51,10 @@ struct TcpStoreServer::State {
   struct Heard {
     std::uint64_t calls = 0;
     Clock::time_point at;
+    double own = 0;  // seconds of `own_time`
   };
-  std::vector<Heard> heard;  // by rank
+  std::vector<Heard> heard;  // by rank, written under `mutex`
+  Patience own_time;
   int left_count = 0, warnings = 0;
   bool welcomed = false, stopped = false;
   std::string last_refusal;
@@ -163,7 +166,14 @@ struct TcpStoreServer::State {
 
   void handle(Client& client, Frame type, const std::string& payload) {
     const auto cut = payload.find('\0');
-    heard[client.rank].at = Clock::now();
+    {
+      const std::lock_guard lock(mutex);
+      Heard& rank = heard[client.rank];
+      rank.at = Clock::now(), rank.own = own_time.passed();
+      if (type == Frame::leave) rank.own = std::numeric_limits<double>::infinity();
+      if (type == Frame::beat && payload.size() == sizeof rank.calls)
+        std::memcpy(&rank.calls, payload.data(), payload.size());
+    }
     switch (type) {
       case Frame::set:
         if (cut == std::string::npos) break;
@@ -179,8 +189,6 @@ struct TcpStoreServer::State {
         set_reason(payload.substr(1), true, client.rank, static_cast<unsigned char>(payload[0]));
         break;
       case Frame::beat:
-        if (payload.size() == sizeof Heard::calls)
-          std::memcpy(&heard[client.rank].calls, payload.data(), payload.size());
         break;
       case Frame::ask:
         queue(client, Frame::peers, encode_peers(peers()));
@@ -397,6 +405,19 @@ std::vector<int> TcpStoreServer::missing() const {
   for (int r = 0; r < state_->size; ++r)
     if (!state_->came[r]) ranks.push_back(r);
   return ranks;
+}
+
+int TcpStoreServer::frozen(const std::vector<int>& ranks, bool awaited) const {
+  const std::lock_guard lock(state_->mutex);
+  const double now = state_->own_time.passed();
+  const auto& heard = state_->heard;
+  const auto calls = [](const State::Heard& rank) { return rank.calls; };
+  const std::uint64_t most = std::ranges::max(heard, {}, calls).calls;
+  for (const int r : ranks) {
+    const auto& rank = heard.at(static_cast<std::size_t>(r));
+    if (rank.own > 0 && now - rank.own >= kFrozenSeconds * (awaited && rank.calls >= most ? 5 : 1)) return r;
+  }
+  return -1;
 }
 
 }  // namespace topknot

@@ -164,6 +164,10 @@ int stop_signal() {
   return received;
 }
 
+bool stopped_by_parent() {
+  return passed_on;
+}
+
 EndAfterSignal::EndAfterSignal(std::string doing, std::chrono::milliseconds patience,
                                std::function<void(const std::string&)> last_words)
     : doing_(std::move(doing)),

@@ -23,6 +23,8 @@ std::string signal_name(int signal);
 
 // The signal that asked for a stop of this process, or 0.
 int stop_signal();
+// Whether the parent process has sent one: a launcher, to all of its ranks.
+bool stopped_by_parent();
 
 // Thrown where work ends early because of a stop signal, of this process or of another rank's.
 struct Interrupted : Error {

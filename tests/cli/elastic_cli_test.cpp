@@ -70,6 +70,55 @@ TEST_CASE("a run goes on without ranks that are killed, rank 0 among them, and e
   check(kill_ranks("3p") + "until grep -qs event.:.end $run/metrics.jsonl; do :; done; " + kill_ranks("1p"));
 }
 
+TEST_CASE("ranks that are stopped are killed, and those that are killed are started again and join") {
+  const TempFolder temp;
+  const CommandOutcome outcome =
+      run_and_kill(temp, 1, "kill -STOP $(echo \"$ranks\" | sed -n \"1p\"); ",
+                   "train.epochs=1000 train.max_steps=1500 optimizer.lr=0.005 elastic.respawns=1");
+  CHECK(outcome.ended(0));
+  CHECK(outcome.has("rank 0 hung: silent for 2.5 s; elastic.min_ranks: ranks 1, 2, 3 go on, as view 2"));
+  CHECK(outcome.has("view 3: rank 0 joins; ranks 1, 2, 3, 0 go on after step"));
+  CHECK_FALSE(outcome.has("left over"));
+  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  REQUIRE(metrics.starts.size() == 3);
+  CHECK(metrics.starts[0].view == "");
+  CHECK(metrics.starts[1].view.starts_with(
+      "view 2: rank 0 is gone, and with it what was not sent; ranks 1, 2, 3 "));
+  CHECK(metrics.starts[2].view.starts_with("view 3: rank 0 joins; ranks 1, 2, 3, 0 go on after step "));
+  for (std::size_t i = 0; i < metrics.steps.size(); ++i)
+    CHECK(metrics.steps[i].step == static_cast<std::int64_t>(i + 1));
+  CHECK(run_command(TOPKNOT_BIN "/train status " + temp.at("run")).has("ranks       view 3: rank 0 joins; "));
+}
+
+TEST_CASE("a rank that gets a stop signal alone leaves, and all stop if its launcher gets it") {
+  const TempFolder temp, other;
+  const CommandOutcome left =
+      run_and_kill(temp, 2, "kill $(echo \"$ranks\" | sed -n \"2p\"); ", "optimizer.lr=0.005");
+  CHECK(left.ended(0));
+  CHECK(left.has("rank 1 left by SIGTERM; elastic.min_ranks: ranks 0, 2, 3 go on, as view 2"));
+  CHECK(left.has("view 2: rank 1 handed over what was not sent; ranks 0, 2, 3 go on after step"));
+  check_records(temp);
+  const CommandOutcome stopped = run_and_kill(other, 2, kill_ranks("3p") + "sleep 1; kill $parent; ",
+                                              "train.epochs=1000 optimizer.lr=0.001");
+  CHECK(stopped.ended(143));
+  CHECK(stopped.has("ranks 0, 1, 3 go on after step"));
+  CHECK(stopped.has("stopped by SIGTERM after step"));
+  const CommandOutcome resumed =
+      run_command(TOPKNOT_BIN "/train --resume " + other.at("run") + " train.epochs=0 train.max_steps=2000");
+  CHECK(resumed.ended(0));
+  CHECK(resumed.has(", 4 ranks by gloo"));
+  CHECK(resumed.has("done: 2000 steps"));
+}
+
+TEST_CASE("a stop signal to one rank stops all if too few would be left") {
+  const TempFolder temp;
+  const CommandOutcome outcome =
+      run_and_kill(temp, 4, "kill $(echo \"$ranks\" | sed -n \"2p\"); ", "train.epochs=1000");
+  CHECK(outcome.ended(143));
+  CHECK(outcome.has("stopped by SIGTERM after step"));
+  CHECK_FALSE(outcome.has("go on, as view"));
+}
+
 TEST_CASE("a rank that is left alone goes on for longer than the others would have had to come") {
   const TempFolder temp;
   const CommandOutcome outcome =

@@ -29,6 +29,8 @@ struct Script {
   Call before = Call::flags;           // they die before this one of the step
   std::vector<int> flags_arrive = {};  // only there; the dead send theirs. Empty: all or nothing
   int bad_loss = -1;                   // the rank whose loss is NaN in that step
+  // After that step this rank leaves, or this one joins, and nothing fails.
+  int leaves = -1, joins = -1;
 };
 
 struct Killed {};
@@ -39,16 +41,18 @@ class Stage {
   explicit Stage(const Script& script) : script_(script) {
     first_ = make_thread_group(script.ranks, 60);
     for (int r = 0; r < script.ranks; ++r)
-      if (std::ranges::count(script.dead, r) == 0) left_.push_back(r);
+      if (std::ranges::count(script.dead, r) == 0 && r != script.leaves) left_.push_back(r);
+    if (script.joins >= 0) left_.push_back(script.joins);
     second_ = make_thread_group(static_cast<int>(left_.size()), 60);
   }
   Communicator& first(int rank) { return *first_[static_cast<std::size_t>(rank)]; }
   Rejoin rejoin(int rank) {
-    return [this, rank](View& view) -> std::unique_ptr<Communicator> {
+    const auto join = [this, rank](View& view) -> std::unique_ptr<Communicator> {
       if (view.number > 1) return nullptr;
       view = {2, left_, 0};
       return std::move(second_[static_cast<std::size_t>(std::ranges::find(left_, rank) - left_.begin())]);
     };
+    return {join};
   }
   void flags_have_arrived() {
     const std::lock_guard lock(mutex_);
@@ -127,13 +131,30 @@ struct Outcome {
   std::int64_t agreed = -1;   // the step that counts, of the change
 };
 
+// All that are in the second view get the first one's weights, if a rank joins.
+void share_weights(Communicator& second, const Script& script, Four& w) {
+  if (script.joins >= 0) second.broadcast(std::as_writable_bytes(std::span(w)), 0);
+}
+
 // What a rank does, over as many views as there are.
 void train(int started, Stage& stage, Outcome& outcome) {
-  Faulty first(stage, started);
-  Views views(stage.rejoin(started), first);
+  const Script& script = stage.script();
+  const bool joins = started == script.joins;
+  View view;
+  const std::unique_ptr<Communicator> first =
+      joins ? stage.rejoin(started).join(view) : std::make_unique<Faulty>(stage, started);
+  Views views(stage.rejoin(started), *first, view);
   Four w{}, e{};
-  int ranks = stage.script().ranks;
+  int ranks = script.ranks;
   std::int64_t made = 0;
+  if (joins) {
+    made = script.step, ranks = first->size();
+    const std::int64_t none = -1;
+    std::vector<std::vector<std::byte>> all;
+    first->all_gather(std::as_bytes(std::span(&none, 1)), all);  // as Views::prepare()
+    share_weights(*first, script, w);
+    outcome.weights.assign(static_cast<std::size_t>(made), w);
+  }
   const auto copy = [](std::span<const float> from, std::span<float> to) {
     std::copy(from.begin(), from.end(), to.begin());
   };
@@ -160,7 +181,7 @@ void train(int started, Stage& stage, Outcome& outcome) {
         float* const gradient = parameter.variable().gradient_target().data;
         for (std::size_t i = 0; i < 4; ++i) gradient[i] = arena.weights()[i] - kTargets[started][i];
         exchange.ready(parameter);
-        const bool bad = made + 1 == stage.script().step && started == stage.script().bad_loss;
+        const bool bad = made + 1 == script.step && started == script.bad_loss;
         const bool committed = exchange.finish(!bad).committed();
         if (committed)
           for (std::size_t i = 0; i < 4; ++i)
@@ -168,6 +189,17 @@ void train(int started, Stage& stage, Outcome& outcome) {
         ++made;
         keep();
         outcome.weights.push_back(w), outcome.skipped.push_back(!committed);
+        if (made != script.step || (script.leaves < 0 && script.joins < 0)) continue;
+        RunState state;
+        state.residual.assign(e.begin(), e.end());
+        const bool leaves = started == script.leaves;
+        std::vector<std::vector<std::byte>> all;
+        stage.first(started).all_gather(leaves ? residual_block(state) : std::vector<std::byte>(), all);
+        outcome.residual = e;
+        if (leaves) return;
+        take_residuals(all, started, state);
+        copy(state.residual, arena.residual(0, 4));
+        throw ViewEnds("a planned end");
       }
     } catch (const CollectiveError&) {
       exchange.abandon();
@@ -175,6 +207,7 @@ void train(int started, Stage& stage, Outcome& outcome) {
       if (!views.join_next(used, exchange.last_agreement()) || views.agreed().step != made)
         throw Error("this rank is at another step than the others");
       outcome.agreed = views.agreed().step, outcome.at_the_change = e;
+      share_weights(views.communicator(), script, w);
     }
   }
   outcome.residual = e;
@@ -183,17 +216,18 @@ void train(int started, Stage& stage, Outcome& outcome) {
 // By started rank; the dead ones' end with their last step.
 std::vector<Outcome> play(const Script& script) {
   Stage stage(script);
-  std::vector<Outcome> outcomes(static_cast<std::size_t>(script.ranks));
+  const int ranks = std::max(script.ranks, script.joins + 1);
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));
   std::vector<std::string> errors(outcomes.size());
   std::vector<std::thread> threads;
-  for (int r = 0; r < script.ranks; ++r)
+  for (int r = 0; r < ranks; ++r)
     threads.emplace_back([&, r] {
       try {
         train(r, stage, outcomes[static_cast<std::size_t>(r)]);
       } catch (const Killed&) {
       } catch (const std::exception& error) {
         errors[static_cast<std::size_t>(r)] = error.what();
-        stage.first(r).abort(error.what());
+        if (r < script.ranks) stage.first(r).abort(error.what());
       }
     });
   for (std::thread& thread : threads) thread.join();
@@ -314,6 +348,48 @@ TEST_CASE("two of four ranks die together: bits by the rule, before the flags an
     if (counts) continue;
     CHECK(outcomes[0].weights ==
           std::vector<Four>{{12, 0, 24, 9}, {12, 27, 24, 24.75f}, {54, 27, 24, 36.5625f}});
+  }
+}
+
+TEST_CASE("a rank that leaves hands its residual to the one behind it: nothing is lost") {
+  const auto outcomes = play({.leaves = 1});
+  CHECK(near(outcomes[1].residual, {-80, -48, -80, 0}));
+  CHECK(near(outcomes[0].at_the_change, {-80, 0, -80, -108}));
+  CHECK(near(outcomes[2].at_the_change, {-88, -48, -136, 0}));
+  for (const std::size_t r : {0, 2}) {
+    CHECK(outcomes[r].agreed == 2);
+    REQUIRE(outcomes[r].weights.size() == 3);
+    CHECK(near(outcomes[r].weights[1], {16, 24, 16, 36}));
+    CHECK(near(outcomes[r].weights[2], {148.0 / 3, 24, 131.0 / 3, 36}));
+  }
+}
+
+TEST_CASE("the last rank's residual goes to the first, and two in a row to the one behind both") {
+  const auto of = [](float value) {
+    RunState state;
+    state.residual = {value, 10 * value};
+    return state;
+  };
+  const std::vector<std::byte> none;
+  RunState first = of(1), third = of(4);
+  const std::vector<std::vector<std::byte>> last = {none, none, residual_block(of(2))};
+  take_residuals(last, 0, first);
+  CHECK(first.residual == std::vector<float>{3, 30});
+  const std::vector<std::vector<std::byte>> two = {residual_block(of(1)), residual_block(of(2)), none};
+  take_residuals(two, 2, third);
+  CHECK(third.residual == std::vector<float>{7, 70});
+  take_residuals(last, 1, third);
+  CHECK(third.residual == std::vector<float>{7, 70});
+  CHECK_THROWS_AS(take_residuals({residual_block({}), none}, 1, third), Error);
+}
+
+TEST_CASE("a rank that joins begins with the others' weights, and owes nothing") {
+  const auto outcomes = play({.joins = 3});
+  for (const Outcome& rank : outcomes) {
+    REQUIRE(rank.weights.size() == 3);
+    CHECK(near(rank.weights[1], {16, 24, 16, 36}));
+    CHECK(near(rank.weights[2], {118.0 / 3, 24, 367.0 / 6, 36}));
+    CHECK(rank.weights[2] == outcomes[0].weights[2]);
   }
 }
 

@@ -283,6 +283,7 @@ void read_rank(const ParameterStore& store, const SafetensorsFile& file, RunStat
 std::string manifest_text(const Manifest& manifest) {
   Json body;
   body["format"] = kFormat;
+  body["files"] = Json::array();
   fields(manifest, [&](const char* name, const auto& value) {
     if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>)
       body[name] = json_number(value);  // the loss of a skipped step may be NaN

@@ -93,8 +93,14 @@ void check_data_of(const Manifest& manifest, const Config& config, const DataFin
   for (const std::string& line : changed) log_warning("resume.data: accept: " + line);
 }
 
-void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
+// An elastic run goes on with any number of ranks.
+std::string residual_rule(const Manifest& manifest, const Config& config, int ranks) {
   const std::string& rule = config.resume.residuals;
+  return config.elastic.min_ranks > 0 && manifest.ranks != ranks && rule == "keep" ? "sum" : rule;
+}
+
+void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
+  const std::string rule = residual_rule(manifest, config, ranks);
   if (makes_local_steps(config) && (rule != "keep" || manifest.ranks != ranks))
     throw UserError(
         fmt::format("the checkpoint is of {} ranks, each with weights and an optimizer of its own "
@@ -485,13 +491,11 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
                            const DataFingerprint& data) {
   const int rank = communicator.rank();
   const bool root = rank == 0;
-  const std::string& rule = config.resume.residuals;
   std::vector<std::int64_t> steps;
   if (root) steps = store.steps();
   std::uint64_t left = steps.size();
   communicator.broadcast(std::as_writable_bytes(std::span(&left, 1)), 0);
   ResumedRun run;
-  run.summed = rule == "sum";
   for (; left > 0; --left) {
     std::string problem;
     std::vector<std::byte> text, model, optimizer;
@@ -512,6 +516,8 @@ ResumedRun read_checkpoint(const CheckpointStore& store, Communicator& communica
       check_ranks(run.manifest, config, communicator.size());
       check_config_of(run.manifest, config, root);
       check_data_of(run.manifest, config, data, root);
+      const std::string rule = residual_rule(run.manifest, config, communicator.size());
+      run.summed = rule == "sum";
       try {
         run.ranks = rank_files(store, run.manifest, rule, rank);
       } catch (const UserError& error) {

@@ -98,6 +98,7 @@ struct Config {
 
   struct Elastic {
     int min_ranks = 0;  // 0: when a rank dies, all end
+    int respawns = 0;   // how often one is started again
   } elastic;
 
   struct Train {

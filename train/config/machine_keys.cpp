@@ -118,6 +118,10 @@ std::vector<Key> machine_keys() {
              "are left; batch_size per rank and learning rate stay as they are; 0: all end")
           .used_by({"gloo"})
           .of_start(),
+      number("elastic.respawns", at<l, &Config::Elastic::respawns>, 0, 1e6,
+             "how many ranks that died are started again and join, in all")
+          .used_by({"elastic.min_ranks"})
+          .of_start(),
 
       number("train.epochs", at<t, &Train::epochs>, 0, 1e6,
              "passes over the training set; 0: until train.max_steps"),

@@ -74,7 +74,7 @@ void fields(Record& r, Visit&& visit) {
     visit("time", r.time), visit("backend", r.backend), visit("task", r.task);
     visit("metric", r.metric.name), visit("metric_unit", r.metric.unit);
     visit("higher_is_better", r.metric.higher_is_better), visit("metric_set", r.metric.set);
-    visit("revision", r.revision);
+    visit("revision", r.revision), visit("view", r.view);
   } else if constexpr (std::is_same_v<Plain, StopRecord>) {
     visit("step", r.step), visit("failed", r.failed), visit("reason", r.reason), visit("time", r.time);
   } else {

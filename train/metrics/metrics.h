@@ -138,7 +138,7 @@ struct Metric {
   const char* rate_unit() const;         // of images_per_second: "images/s", "tokens/s", "recordings/s"
 };
 
-// A start of the run: one, and one for each time that it was resumed.
+// A start of the run: one, and one for each time that it was resumed, or that ranks died, left or joined.
 struct StartRecord {
   std::int64_t step = 0;  // steps made before
   std::int64_t total_steps = 0, steps_per_epoch = 0;
@@ -147,6 +147,7 @@ struct StartRecord {
   std::string task = {};     // "cifar10, 10 classes, samples [3, 32, 32]"; "" in files of earlier versions
   Metric metric = {};
   std::string revision = {};  // the program's (nn/base/program.h); "" in files of earlier versions
+  std::string view = {};      // which ranks died, left and joined, and which go on; "" of another start
 };
 
 // A start that ended before the run's end, as far as rank 0 lived to write it.
