@@ -2,6 +2,7 @@
 # lab/kill-campaign: what it refuses and what it notices, and a few of its runs.
 #   kill_campaign.sh ROOT notices TRAIN
 #   kill_campaign.sh ROOT KINDS RUNS TRAIN     KINDS as for --only
+#   kill_campaign.sh ROOT elastic RUNS TRAIN   lab/elastic-campaign
 set -euo pipefail
 root=$(cd "${1:?usage: kill_campaign.sh ROOT notices|KINDS [RUNS] TRAIN}" && pwd)
 what=${2:?notices, or kinds of disturbances}
@@ -38,6 +39,14 @@ END
   campaign 1 '1 processes still ran' --train "$work/train" --run 0 --deadline 8
   grep -qF 'metrics.jsonl has the steps [1' <<<"$output" || complain "a step that stands twice is not noticed: $output"
   if pgrep -f "^sleep 1000$$\$" >/dev/null; then complain 'the process is left'; fi
+elif [ "$what" = elastic ]; then
+  expect 0 'all passed' "$root/lab/elastic-campaign" --train "$train" --runs "$3" --epochs 10 --events 5
+  # Writes a step twice.
+  printf '#!/bin/sh\n"%s" "$@"\nfor key; do case "$key" in output.dir=*) echo \x27{"event":"step","step":1,"loss":1}\x27 >>"${key#*=}/metrics.jsonl" ;; esac; done\n' \
+    "$train" >"$work/train"
+  chmod +x "$work/train"
+  expect 1 'does not have each step once' "$root/lab/elastic-campaign" --train "$work/train" --runs 1 --epochs 2 --events 0
+  rm -r "$work"/topknot-elastic-*
 else
   campaign 0 '' --train "$train" --only "$what" --runs "$3"
   if grep -q '^left out: ' <<<"$output"; then skip "$(grep '^left out: ' <<<"$output")"; fi
