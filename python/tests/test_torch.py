@@ -780,6 +780,24 @@ def check_local_steps(rank, ranks):
     expect(all(bool(p.isfinite().all()) for p in model.parameters()))
     expect(not all(map(same, before, weights_of(model))), "training goes on")
 
+    # Another number of ranks: each alone, from the states of all.
+    states = [None] * ranks
+    dist.all_gather_object(states, sync.state_dict())
+    mean = sum(gathered(torch.from_numpy(sync._fragments[0].compressor.residual("0.weight")))) / ranks
+    other = network()
+    alone = topknot.torch.LocalSteps(other, "sparseloco", every=3, density=0.1, process_group=dist.new_subgroups(1)[0])
+    alone.load_state_dict(alone.merge_state_dicts(states[::-1]))
+    expect(all(map(same, weights_of(model), weights_of(other))), "merged weights")
+    residual = torch.from_numpy(alone._fragments[0].compressor.residual("0.weight"))
+    expect((residual - mean).abs().max() <= 1e-7 * mean.abs().max() and bool(mean.any()), "the average residual")
+    expect(alone.sync() and alone.bytes_sent >= 0)
+    with refused("all ranks, each once"):
+        alone.merge_state_dicts(states[:-1])
+    with refused("of different runs"):
+        first = states[0]["rank 0 of " + str(ranks)][0]
+        wrong = {"rank 0": ({**first, "theta": [t + 1 for t in first["theta"]]},)}
+        alone.merge_state_dicts([wrong, *states[1:]])
+
     # Batch norm's statistics are averaged, and go back where an exchange is discarded; other buffers stay.
     model = nn.Sequential(nn.BatchNorm1d(24))
     model.register_buffer("mask", torch.full((3,), torch.finfo(torch.float32).min))

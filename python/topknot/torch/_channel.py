@@ -357,6 +357,25 @@ def parts_of(state: dict[str, Any]) -> list[dict[str, Any]]:
     return [state] if "rank" in state else [part for parts in state.values() for part in parts]
 
 
+def all_parts(states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of all ranks of a run, by rank; Error if one is absent or stands twice."""
+    parts = sorted((part for state in states for part in parts_of(state)), key=lambda part: part["rank"])
+    if not parts or [(p["rank"], p["ranks"]) for p in parts] != [(rank, len(parts)) for rank in range(len(parts))]:
+        raise Error("the states must be those of all ranks, each once")
+    return parts
+
+
+def sum_of_residuals(compressors: Iterable[AnyCompressor], factor: float) -> dict[str, torch.Tensor]:
+    """By name, times `factor`; without names for a method that has none."""
+    total: dict[str, torch.Tensor] = {}
+    for compressor in compressors:
+        for name in compressor.names:
+            if (found := compressor.residual(name)) is not None:
+                scaled = torch.from_numpy(np.float32(factor) * found)
+                total[name] = total[name] + scaled if name in total else scaled
+    return total
+
+
 def device_for(method: Union[str, Own], keys: dict[str, Value], tensors: Iterable[torch.Tensor], channel: Channel) -> str:
     """The device that compresses gradients of these tensors. For device="auto", the default, it is their GPU if on all ranks
     the library has kernels for the method and a block's size is bounded, else the CPU. Collective."""

@@ -16,7 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 from .. import Error, State
 from .._methods import Value
 from ._channel import (
-    AnyCompressor, AnyRound, Channel, Place, Shapes, Slices, check_settings, check_type, device_for, in_place, parts_of,
+    AnyCompressor, AnyRound, Channel, Place, Shapes, Slices, all_parts, check_settings, check_type, device_for, in_place,
     saved_state, trainable, warn_of_adam, whole_number,
 )  # fmt: skip
 from ._worker import Worker, twin_of
@@ -310,10 +310,8 @@ class CompressionHook:
         residuals of ranks rank, rank + ranks, ..., scaled so that the residuals of all ranks have the same average. Other
         state of a method (velocities, thresholds) starts anew."""
         self._settle()
-        parts = sorted((part for state in states for part in parts_of(state)), key=lambda part: part["rank"])
+        parts = all_parts(states)
         before = len(parts)
-        if not parts or [(p["rank"], p["ranks"]) for p in parts] != [(rank, before) for rank in range(before)]:
-            raise Error("the states must be those of all ranks, each once")
         mine = [(index, parts[index]["state"]) for index in range(self._channel.rank, before, self._channel.ranks)]
         return self._channel.named_state(**{**parts[0], "state": self._compressors.sum_of(mine, before)})
 

@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 import weakref
+from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import torch
@@ -17,12 +18,12 @@ from .. import Error
 from .._methods import Value, methods
 from ..compare.comparison import did_you_mean
 from ._channel import (
-    AnyCompressor, AnyRound, Channel, Slices, check_has_values, check_settings, check_type, host_buffer, saved_state, trainable,
-    whole_number,
+    AnyCompressor, AnyRound, Channel, Slices, all_parts, check_has_values, check_settings, check_type, host_buffer, saved_state,
+    sum_of_residuals, trainable, whole_number,
 )  # fmt: skip
 from ._islands import Islands, in_fragments, local, reshard
 from ._worker import Worker, twin_of
-from .method import Memory, PythonMethod, chosen
+from .method import Memory, Own, PythonMethod, chosen
 
 
 def _preset(name: str) -> tuple[str, dict[str, str]]:
@@ -386,6 +387,33 @@ class LocalSteps:
         new.append(("place", f"{self._islands.place} of {self._islands.count}", "0 of 1"))
         more = {name: value for name, value, before in new if value != before}
         return {"method": self.method, **self.keys, "every": self.every, **outer, **more}
+
+    def merge_state_dicts(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Makes this rank's state from the states of all ranks of a run with another number of ranks, without islands and with
+        nothing on its way. Rank r has the weights of rank r, or of r modulo their number, and of the residuals the sum of those of
+        ranks r, r + ranks, ..., scaled so that all ranks' have the same average. Other state of a method starts anew."""
+        parts = all_parts(states)
+        before, first = len(parts), parts[self._channel.rank % len(parts)]
+        check_settings(first, self._settings())
+        if self._islands.count > 1 or any(part.get("flight") for part in parts):
+            raise Error("states of islands, or of exchanges on their way, are of as many ranks as there were")
+        if not all(torch.equal(a, b) for part in parts for a, b in zip(part["theta"], first["theta"])):
+            raise Error("the states are of different steps, or of different runs: the weights of the last exchange differ")
+        if isinstance(self._made, Own):
+            self._made.check_merges()
+        merged = []
+        for fragment in self._fragments:
+            shapes = {name: tuple(theta.shape) for name, theta in zip(fragment.own, fragment.theta)}
+            old = []
+            for rank in range(self._channel.rank, before, self._channel.ranks):
+                saved = parts[rank]["states"] if "states" in parts[rank] else [parts[rank]["state"]]
+                old.append(self._wire.compressor(self._made, shapes, self.keys, (rank, before)))
+                old[-1].load(saved[fragment.index].numpy())
+            made = self._wire.compressor(self._made, shapes, self.keys, (self._wire.rank, self._wire.ranks))
+            for name, residual in sum_of_residuals(old, self._channel.ranks / before).items():
+                made.set_residual(name, residual.numpy())
+            merged.append(saved_state(made))
+        return self._channel.named_state(**{**first, "states": merged})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes a state_dict() of the same rank, number of ranks, method and settings, and sets the model's weights. If an
