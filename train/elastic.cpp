@@ -27,7 +27,7 @@ Agreement latest_agreement(Communicator& communicator, const Agreement& mine) {
   block.insert(block.end(), mine.flags.begin(), mine.flags.end());
   std::vector<std::vector<std::byte>> all;
   communicator.all_gather(block, all);
-  Agreement latest{.step = -1};
+  Agreement latest{-1, {}};
   for (const auto& theirs : all) {
     TOPKNOT_CHECK(theirs.size() >= sizeof latest.step, "a damaged agreement block");
     std::int64_t step;
@@ -68,15 +68,17 @@ void hand_over(Step& step, int rank, bool leaves) {
   RunState state;
   step.state(state, true);
   std::vector<std::vector<std::byte>> all;
-  step.all_gather(leaves ? residual_block(state) : std::vector<std::byte>(), all);
-  if (!leaves) {
-    take_residuals(all, rank, state);
-    step.load_state(state);
-  }
-  try {  // no rank that leaves ends the view before the others have it
-    step.all_gather({}, all);
-  } catch (const Error&) {
-    if (leaves) throw;
+  bool given = false;
+  try {
+    step.all_gather(leaves ? residual_block(state) : std::vector<std::byte>(), all);
+    given = true;
+    if (!leaves) {
+      take_residuals(all, rank, state);
+      step.load_state(state);
+    }
+    step.all_gather({}, all);  // no rank that leaves ends the view before the others have it
+  } catch (const Error&) {  // a rank that leaves does so; the others have it all, or go on as after a death
+    if (!leaves && !given) throw;
   }
 }
 
@@ -128,7 +130,7 @@ AgreementSource Views::agreement_source(const Communicator& used, const Agreemen
 }
 
 // Of the lowest rank that has it, to those that join. What belongs to a rank alone is not sent.
-void Views::share(std::optional<RunInMemory>& memory, const DataFingerprint& data, const Config& config) {
+void Views::share(std::optional<RunInMemory>& memory, const Config& config) {
   const std::byte has{memory.has_value()};
   std::vector<std::vector<std::byte>> all;
   current_->all_gather({&has, 1}, all);
@@ -148,12 +150,10 @@ void Views::share(std::optional<RunInMemory>& memory, const DataFingerprint& dat
   std::vector<std::byte> bytes;
   if (current_->rank() == from) {
     StateWriter out;
-    Manifest manifest = memory->run.manifest;
-    manifest.data = data;
     out.put(memory->first_step);
     out.put(memory->state.optimizer.size());
     each(
-        *memory, [&](auto&) { out.put_list(manifest_text(manifest)); },
+        *memory, [&](auto&) { out.put_list(manifest_text(memory->run.manifest)); },
         [&](const auto& values) { out.put_list(values); });
     bytes = out.take();
   }
@@ -177,15 +177,14 @@ void Views::share(std::optional<RunInMemory>& memory, const DataFingerprint& dat
         const auto sent = in.get_list<typename std::decay_t<decltype(values)>::value_type>();
         values.assign(sent.begin(), sent.end());
       });
-  if (run.run.manifest.data != data) throw Error("this rank has other data than the run");
   run.last.position = run.run.manifest.position, run.last.totals = run.run.manifest.totals;
   for (StepReport& report : run.last.reports) report.bytes_sent = report.bytes_received = 0;  // the donor's
   memory = std::move(run);
 }
 
-void Views::prepare(std::optional<RunInMemory>& memory, const DataFingerprint& data, RunInputs& inputs) {
+void Views::prepare(std::optional<RunInMemory>& memory, RunInputs& inputs) {
   if (std::exchange(joins_, false)) agreed_ = latest_agreement(*current_, agreed_);
-  if (agreed_.step > 0) share(memory, data, inputs.config);
+  if (agreed_.step > 0) share(memory, inputs.config);
   const bool root = current_->rank() == 0;
   if (root && !inputs.folder.lock)
     inputs.folder.lock = std::make_shared<RunLock>(RunLock::of_parent(inputs.folder.path));

@@ -76,12 +76,12 @@ class Views {
   // For Exchange::when_agreement_fails(), of an exchange over `used`; `mine`: its last_agreement().
   AgreementSource agreement_source(const Communicator& used, const Agreement& mine);
   // What this rank goes on from in the newest view, and as what; once for each view but the first of a run. `memory`: none
-  // if the run begins anew, and of a rank that joins, which gets it from another. `data`: this rank's. Collective. Throws
-  // Error if the others go on from another step, or with other data.
-  void prepare(std::optional<RunInMemory>& memory, const DataFingerprint& data, RunInputs& inputs);
+  // if the run begins anew, and of a rank that joins, which gets it from another. Collective. Throws Error if the
+  // others go on from another step, or no rank has the run's state.
+  void prepare(std::optional<RunInMemory>& memory, RunInputs& inputs);
 
  private:
-  void share(std::optional<RunInMemory>& memory, const DataFingerprint& data, const Config& config);
+  void share(std::optional<RunInMemory>& memory, const Config& config);
   std::string news(int handed_over);  // of the views since the last call
 
   const Rejoin rejoin_;

@@ -8,6 +8,7 @@
 
 #include "dist/comm/communicator.h"
 #include "dist/launch/launch.h"
+#include "nn/base/checksum.h"
 #include "nn/base/log.h"
 #include "nn/base/memory.h"
 #include "nn/base/program.h"
@@ -40,6 +41,17 @@ double data_bytes(const Dataset& data) {
 }
 
 }  // namespace
+
+// The same for a rank that is started again, unless files have changed.
+std::string run_fingerprint(const Config& config, const RunData& data) {
+  Checksum checksum;
+  for (const auto& values : {config_values(config), data_fingerprint(data)})
+    for (const auto& [name, value] : values) {
+      const std::string line = name + "=" + value + "\n";
+      checksum.update(std::as_bytes(std::span(line)));
+    }
+  return fmt::format("{:016x}", checksum.value());
+}
 
 DistOptions dist_options(const LoadedConfig& loaded) {
   const auto& dist = loaded.config.dist;
@@ -206,7 +218,7 @@ void check_limits(const Config& config, const RunData& data, int ranks, int proc
 
 int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet, bool resume,
                    std::chrono::steady_clock::time_point program_start) {
-  const DistOptions options = dist_options(loaded);
+  DistOptions options = dist_options(loaded);
   const LaunchPlan plan = plan_launch(options, process_environment());
   if (options.min_ranks > 0 && plan.launcher != "spawn")
     throw UserError(fmt::format(
@@ -258,6 +270,8 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
                  plan.kind == LaunchPlan::Kind::spawn ? plan.size : 1);
     const RunCheck check = check_run(loaded.config, data, !resume);
     throw_problems(check.problems);
+    if (options.respawns > 0 && plan.kind == LaunchPlan::Kind::spawn)
+      options.run = run_fingerprint(loaded.config, data);
     const DataFingerprint mine = group || resume ? data_fingerprint(data) : DataFingerprint();
     if (group) {
       check_same_configuration(*group, loaded.config);
@@ -289,6 +303,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     if (communicator.rank() == plan.rank || !joined.ranks.empty()) outcome = mine;
   };
   hooks.join = [&] {
+    options.run = run_fingerprint(loaded.config, data);
     const auto communicator = join_run(plan, options, joined);
     if (communicator) hooks.body(*communicator);
   };

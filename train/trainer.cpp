@@ -56,6 +56,7 @@ class Trainer {
       if (position_.epoch_loss_steps == 0) position_.epoch_loss = 0;
       schedule_->load_state(position_.plateau);
       first_step_ = stop_from_ = saved_step_ = position_.step;
+      inside_epoch_ = !position_.dealt.empty();
     }
     if (memory) go_on_from(*memory);
     // Every rank has what it needs, or all of them end here and the run's files are as they were.
@@ -68,7 +69,7 @@ class Trainer {
       reporter_.announce(step_, inputs_.data, step());
     else
       reporter_.note(note_);
-    reporter_.begin(step() - static_cast<std::int64_t>(pending_.size()), note_);
+    reporter_.begin(step() - std::ssize(pending_), note_);
     last_report_ = Clock::now();
     int signal = 0;
     bool stopped = false;
@@ -80,7 +81,7 @@ class Trainer {
         signal = during_evaluation, stopped = true;
     } else if (step() > 0) {
       // For this number of ranks nothing may be left of the epoch.
-      if (plan_.in_epoch(step()) == 0 && position_.epoch_loss_steps > 0) end_epoch();
+      if (at_border() && position_.epoch_loss_steps > 0) end_epoch();
       last_.position = position_;
       if (!position_.evaluated && evaluation_due()) {
         signal = run_evaluation();
@@ -91,8 +92,7 @@ class Trainer {
     }
     while (step() < plan_.total_steps && !stopped && !target_reached()) {
       signal = begin_epoch();
-      stopped = signal != 0;
-      if (stopped) break;
+      if (stopped = signal != 0; stopped) break;
       make_step();
       if (!report_due()) continue;
       if (step() < plan_.total_steps && !stop_after_reached()) await_data();
@@ -143,8 +143,7 @@ class Trainer {
     return outcome;
   }
 
-  // For an elastic run: after run() has thrown CollectiveError, what this rank goes on from, but for what it finds out
-  // in the next view. The step under way is undone.
+  // What this rank of an elastic run goes on from, after run() has thrown. The step under way is undone.
   RunInMemory memory() { return {step_, last_, communicator_.size(), stop_from_, handed_over_}; }
   Step& stepper() { return step_; }
 
@@ -159,8 +158,7 @@ class Trainer {
  private:
   void go_on_from(const RunInMemory& memory) {
     // The rank's share in the average was 1 / ranks in the steps that left it.
-    step_.scale_memory(static_cast<float>(communicator_.size()) /
-                       static_cast<float>(memory.run.manifest.ranks));
+    step_.scale_memory(static_cast<float>(communicator_.size()) / memory.run.manifest.ranks);
     saved_step_ = -1;
     stop_from_ = memory.first_step;
     note_ = memory.note;
@@ -186,12 +184,14 @@ class Trainer {
   }
 
   std::int64_t step() const { return position_.step; }  // steps made, of which pending_ are not reported
-  bool epoch_ends() const { return plan_.in_epoch(step()) == 0 || step() == plan_.total_steps; }
+  // Of an epoch that other ranks have begun, as many steps may be left as a whole one has.
+  bool at_border() const { return plan_.in_epoch(step()) == 0 && !(inside_epoch_ && step() == first_step_); }
+  bool epoch_ends() const { return at_border() || step() == plan_.total_steps; }
 
   // Whether an interval of `epochs` epochs, maybe a fraction, ended with the last step; never if it is 0.
   bool completes(double epochs) const {
     const double every = epochs * static_cast<double>(plan_.steps_per_epoch);
-    if (every <= 0) return false;
+    if (every <= 0 || (plan_.in_epoch(step()) == 0 && !at_border())) return false;
     const double done = static_cast<double>(step() + plan_.shift);
     return std::floor(done / every) > std::floor((done - 1) / every);
   }
@@ -207,8 +207,7 @@ class Trainer {
     return check_due() || evaluation_due() || checkpoint_due() || epoch_ends() || stop_after_reached();
   }
   bool report_due() const {
-    return settle_due() ||
-           static_cast<std::int64_t>(pending_.size()) >= step_.steps_per_report(steps_in_patience_);
+    return settle_due() || std::ssize(pending_) >= step_.steps_per_report(steps_in_patience_);
   }
 
   // A run that stops leaves its evaluation to the start that resumes it. Returns the signal that ended an
@@ -223,7 +222,7 @@ class Trainer {
 
   void end_epoch() {
     reporter_.epoch(step(), position_.epoch_loss / static_cast<double>(position_.epoch_loss_steps));
-    if (plan_.in_epoch(step()) != 0) return;  // a longer run may go on from the middle of an epoch
+    if (!at_border()) return;  // a longer run may go on from the middle of an epoch
     position_.epoch_loss = 0, position_.epoch_loss_steps = 0;
     position_.dealt.clear();
   }
@@ -352,9 +351,9 @@ class Trainer {
       position_.epoch_loss += record.loss, ++position_.epoch_loss_steps;
       if (automatic_) automatic_->add(seconds[i], record.communicate_s);
     }
-    pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(count));
-    pending_seconds_.erase(pending_seconds_.begin(),
-                           pending_seconds_.begin() + static_cast<std::ptrdiff_t>(count));
+    const auto reported = static_cast<std::ptrdiff_t>(count);
+    pending_.erase(pending_.begin(), pending_.begin() + reported);
+    pending_seconds_.erase(pending_seconds_.begin(), pending_seconds_.begin() + reported);
     if (checkpointer_ && sums.checkpoint_ready == ranks) checkpointer_->advance();
     choose_again_ = sums.choose_again > 0;
     handed_over_ = static_cast<int>(sums.leaving.ranks());
@@ -371,7 +370,7 @@ class Trainer {
     last_ = {position_, reporter_.totals(), {}, {}, {}};
     if (handed_over_ > 0) hand_over(step_, communicator_.rank(), leaves_);
     if (leaves_)
-      throw Interrupted(fmt::format("left after step {}; another rank has what was not sent", step()));
+      throw Interrupted(fmt::format("left by {} after step {}", signal_name(stop_signal()), step()), 0);
     throw ViewEnds("the view has ended");
   }
 
@@ -471,6 +470,7 @@ class Trainer {
   Reporter reporter_;
 
   std::int64_t first_step_ = 0;   // steps made before this start, or in other views of it
+  bool inside_epoch_ = false;     // after first_step_, which other ranks began
   std::int64_t stop_from_ = 0;    // before this start
   std::string note_;              // RunInMemory
   int handed_over_ = 0;           // RunInMemory
@@ -565,7 +565,7 @@ RunOutcome run_rank(const RunInputs& given, Communicator& first) {
       guard.emplace("while the run started", stop_patience(inputs.config, kLongestStart), last_words);
       if (!first_view) {
         if (!data) data = data_fingerprint(inputs.data);
-        views.prepare(memory, *data, inputs);
+        views.prepare(memory, inputs);
       }
       make_trainer(used);
       if (views.elastic())

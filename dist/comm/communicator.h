@@ -134,6 +134,7 @@ struct JoinOptions {
   std::string token = "";    // of the job: the store takes ranks with the same one only
   bool check_calls = false;  // compare operation, sequence number and size across ranks before every call
   RunRanks run_ranks = {};   // of a split
+  MeetingPatience meeting = {};
 };
 
 // How ranks start and how they talk. `threads` and `gloo` register in their files; `nccl`, which is gloo with

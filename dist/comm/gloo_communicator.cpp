@@ -234,7 +234,8 @@ class GlooCommunicator : public Communicator {
 
   void join(const std::string& host, int port) {
     if (size() == 1) return;
-    store_.emplace(host, port, rank(), size(), options_.timeout_s, options_.token, options_.run_ranks);
+    store_.emplace(host, port, rank(), size(), options_.timeout_s, options_.token, options_.run_ranks,
+                   options_.meeting);
     try {
       connect();
     } catch (const UserError& error) {

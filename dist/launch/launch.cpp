@@ -234,14 +234,15 @@ int gpu_of(const LaunchPlan& plan, int gpus) {
   return (plan.local_rank >= 0 ? plan.local_rank : plan.rank) % gpus;
 }
 
+void end_with_launcher() {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const auto parent = number(process_environment(), "TOPKNOT_PARENT");
+  if (parent && getppid() != *parent) throw Error("the launcher of this rank has died");
+}
+
 std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptions& options) {
   TOPKNOT_CHECK(plan.kind == LaunchPlan::Kind::process, "only a process joins a group");
-  if (plan.launcher == "spawn") {
-    // The launcher supervises its copies; without it they would run unsupervised.
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const auto parent = number(process_environment(), "TOPKNOT_PARENT");
-    if (parent && getppid() != *parent) throw CollectiveError("the launcher of this rank has died");
-  }
+  if (plan.launcher == "spawn") end_with_launcher();
   JoinOptions group;
   group.rank = plan.rank;
   group.size = plan.size;
@@ -254,6 +255,7 @@ std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptio
   group.timeout_s = options.timeout_s;
   group.token = options.token.empty() ? plan.token : options.token;
   group.check_calls = options.check_calls;
+  group.meeting = {plan.joins_after > 0, plan.rejoins ? kAfterStopSeconds : 0};
   // auto may come to be nccl, whose host side is gloo as well.
   return backends().find(options.backend == "auto" ? "nccl" : options.backend).join(group);
 }

@@ -39,6 +39,7 @@ struct DistOptions : DistKeys {
   bool check_calls = false;          // see JoinOptions
   int min_ranks = 0;                 // elastic.min_ranks
   int respawns = 0;                  // elastic.respawns
+  std::string run;                   // identifies configuration and data, for ranks that are started again
 };
 
 struct LaunchPlan {
@@ -56,6 +57,7 @@ struct LaunchPlan {
   std::string token;  // of the job (TOPKNOT_TOKEN, or the launcher's name for it); "": none
   // A rank that joins a run which goes on, in a view after this one; 0: it is there from the start.
   int joins_after = 0;
+  bool rejoins = false;  // it has the run's state, which a stop signal is not to lose
 };
 
 // The value of an environment variable, or nullopt.
@@ -78,6 +80,12 @@ int local_ranks(int ranks, const Environment& environment);
 // Which of a machine's `gpus` this process is to use: by its local rank, else by its rank, modulo the number
 // of GPUs (a launcher may show each process its own only). Threads share the first.
 int gpu_of(const LaunchPlan& plan, int gpus);
+
+// The process of a spawned rank ends with its launcher, without which it would run unsupervised; Error if that has ended.
+void end_with_launcher();
+
+// How long ranks of an elastic run go on waiting for the next view after a stop signal.
+inline constexpr double kAfterStopSeconds = 2;
 
 // For Kind::process: joins the group. Collective; throws as make_gloo_communicator does. For nccl and auto,
 // the variables of dist.nccl are set, and NCCL_SOCKET_IFNAME becomes dist.interface, unless they are set
@@ -117,7 +125,7 @@ struct Rejoin {
 Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options);
 
 // For a rank with LaunchPlan::joins_after: joins the run in the first view that takes it, which `view` becomes; null if
-// the run has ended. Throws as Rejoin::join.
+// the run has ended. Throws as Rejoin::join, and UserError if options.run is not the launcher's.
 std::unique_ptr<Communicator> join_run(const LaunchPlan& plan, const DistOptions& options, View& view);
 
 // For Kind::spawn: starts `plan.size` copies of this program with the same arguments, which find

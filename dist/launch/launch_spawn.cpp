@@ -143,7 +143,7 @@ std::string random_token() {
 
 // `proof`: a file that the copies inherit. `joins_after`: LaunchPlan's.
 std::vector<std::string> environment_of(int rank, int size, int port, const std::string& token, int proof,
-                                        int joins_after = 0) {
+                                        int joins_after = 0, const std::string& run = "") {
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry)
     if (std::strncmp(*entry, "TOPKNOT_", 8) != 0) result.push_back(*entry);
@@ -154,6 +154,7 @@ std::vector<std::string> environment_of(int rank, int size, int port, const std:
   result.push_back("TOPKNOT_LAUNCH=" + file_name(proof));
   result.push_back("TOPKNOT_TOKEN=" + token);
   result.push_back(fmt::format("TOPKNOT_JOINS_AFTER={}", joins_after));
+  result.push_back("TOPKNOT_RUN=" + run);
   return result;
 }
 
@@ -201,6 +202,7 @@ class ViewServer {
 
   TcpStoreServer& store() { return *stores_.back(); }
   int number() const { return view_.number; }
+  int last_number() const { return last_number_; }  // of an invitation too
   const std::vector<int>& ranks() const { return view_.ranks; }
   std::vector<int> missing() {  // ranks that have not come to the newest view; one alone need not
     if (view_.ranks.size() == 1) return {};
@@ -224,14 +226,14 @@ class ViewServer {
     const int place = stores_[heard]->frozen(places, late.empty());
     if (place < 0) return {-1, ""};
     return {members_[heard][static_cast<std::size_t>(place)],
-            fmt::format("hung: silent for {:g} s", TcpStoreServer::kFrozenSeconds)};
+            fmt::format("hung: silent for more than {:g} s", TcpStoreServer::kFrozenSeconds)};
   }
 
   void next(std::vector<int> ranks, const std::string& reason) {
     uninvite(reason);
     if (admitted_) stores_[stores_.size() - 2]->abort(reason);
     store().abort(reason);
-    view_.ranks = std::move(ranks), ++view_.number;
+    view_.ranks = std::move(ranks), view_.number = ++last_number_;
     open(0);
     view_.port = store().port();
     publish(view_, file_);
@@ -240,7 +242,7 @@ class ViewServer {
   // A view with one more rank, which is to come before the others hear of it.
   bool invited() const { return invited_.has_value(); }
   void invite(int rank) {
-    invited_ = View{view_.number + 1, view_.ranks, 0};
+    invited_ = View{++last_number_, view_.ranks, 0};
     invited_->ranks.push_back(rank);
     if (guests_.size() > 1) guests_.erase(guests_.begin());  // of long ago
     guests_.push_back(make_store(0, invited_->ranks.size(), 0));
@@ -259,7 +261,9 @@ class ViewServer {
     admitted_ = true;
     publish(view_, file_);
   }
-  void end() { publish({view_.number + 1, {}, 0}, file_); }
+  // The others have not all come to the view of a rank that was invited.
+  bool admitting() { return admitted_ && !missing().empty(); }
+  void end() { publish({++last_number_, {}, 0}, file_); }
 
  private:
   std::unique_ptr<TcpStoreServer> make_store(int port, std::size_t ranks, double timeout_s) const {
@@ -282,6 +286,7 @@ class ViewServer {
   const std::string token_;
   const int file_;
   View view_;
+  int last_number_ = view_.number;
   std::optional<View> invited_;
   bool admitted_ = false;  // the newest view has a rank that was invited; the others come in their own time
   Patience joining_;
@@ -299,14 +304,17 @@ struct Failure {
   int rank, status;
   bool killed;  // by a signal that did not come from here, or because it hung
   std::string why = {};
-  // By a stop signal that it alone was sent.
-  bool left() const { return WIFEXITED(status) && is_stop_signal(WEXITSTATUS(status) - 128); }
-  // A fault of this rank alone, as far as its end tells: not of its input or of the training.
-  bool lone() const { return killed || left() || (WIFEXITED(status) && WEXITSTATUS(status) == 1); }
+  // By a stop signal that it alone was sent: kLeaves after a step, else as any program.
+  bool left(bool all_stop = false) const {
+    return WIFEXITED(status) &&
+           (WEXITSTATUS(status) == kLeaves || (!all_stop && is_stop_signal(WEXITSTATUS(status) - 128)));
+  }
+  // Not a fault that others may have too.
+  bool lone(bool all_stop) const { return killed || left(all_stop); }
   int code() const { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
   std::string text() const {
     if (!why.empty()) return fmt::format("rank {} {}", rank, why);
-    if (left()) return fmt::format("rank {} left by {}", rank, signal_name(WEXITSTATUS(status) - 128));
+    if (left()) return fmt::format("rank {} left", rank);
     if (!WIFSIGNALED(status))
       return fmt::format("rank {} ended with exit code {}", rank, WEXITSTATUS(status));
     const int signal = WTERMSIG(status);
@@ -334,6 +342,7 @@ Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options) {
   const auto join = [plan, options, file](View& view) -> std::unique_ptr<Communicator> {
     constexpr double kAnnounced = 30;  // seconds
     Patience patience(view.ranks.empty() ? 0 : kAnnounced);
+    std::optional<Patience> stopping;
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
       const View next = newest_view(file, view.ranks.empty() ? plan.rank : -1);
       if (next.number > view.number) {
@@ -344,11 +353,14 @@ Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options) {
         joined.rank = static_cast<int>(place - next.ranks.begin());
         joined.size = static_cast<int>(next.ranks.size());
         joined.port = next.port;
+        joined.joins_after = view.ranks.empty() ? plan.joins_after : 0;
+        joined.rejoins = !view.ranks.empty();
         auto communicator = join_group(joined, options);
         view = next;
         return communicator;
       }
-      if (stop_signal() != 0)
+      if (stop_signal() != 0 && !stopping) stopping.emplace(view.ranks.empty() ? 0 : kAfterStopSeconds);
+      if (stopping && stopping->left() <= 0)
         throw Interrupted(
             fmt::format("stopped by {} while the other ranks were to go on", signal_name(stop_signal())));
       if (patience.over()) throw UserError("a collective failed, and no rank has died");
@@ -358,6 +370,10 @@ Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options) {
 }
 
 std::unique_ptr<Communicator> join_run(const LaunchPlan& plan, const DistOptions& options, View& view) {
+  end_with_launcher();
+  if (process_environment()("TOPKNOT_RUN") != options.run)
+    throw UserError(
+        "the configuration or the data are others than when the run began; it goes on without this rank");
   const Rejoin rejoin = make_rejoin(plan, options);
   view = {plan.joins_after, {}, 0};
   for (;;) try {
@@ -384,9 +400,10 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   }
   Children children;
   const auto start = [&](int rank, int joins_after) {
-    children.start(rank,
-                   environment_of(rank, plan.size, views.store().port(), token, proof.get(), joins_after),
-                   argv, gate);
+    children.start(
+        rank,
+        environment_of(rank, plan.size, views.store().port(), token, proof.get(), joins_after, options.run),
+        argv, gate);
   };
   for (int r = 0; r < plan.size; ++r) start(r, 0);
 
@@ -447,14 +464,21 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
       if (!stopping) stopped_at = Clock::now(), stopping = signal;
     }
     // A rank gave up instead of agreeing with the others on a step.
-    if (stopping && !kill && !views.store().first_reason().empty()) kill.emplace(kLastWordsSeconds);
+    if (stopping && !kill && options.min_ranks == 0 && !views.store().first_reason().empty())
+      kill.emplace(kLastWordsSeconds);
     int rank, status;
     while (children.reap(rank, status)) {
       if (rank == guest) {
         views.uninvite("the rank that was to join has ended");
-        if (!failed && !stopping && done == 0)
-          log_warning(Failure{rank, status, WIFSIGNALED(status)}.text() + " before it had joined");
-        gone.push_back(rank);
+        const Failure failure{rank, status, WIFSIGNALED(status), hung[rank]};
+        hung.erase(rank);
+        if (views.admitting()) {  // the others may be on their way
+          lost.push_back(failure);
+          regroup.emplace(kMoreDeathsSeconds);
+        } else {
+          if (!failed && !stopping && done == 0) log_warning(failure.text() + " before it had joined");
+          gone.push_back(rank);
+        }
         guest.reset();
         continue;
       }
@@ -469,7 +493,7 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
       const Failure failure{rank, status, WIFSIGNALED(status) && !killing && !passed_on, hung[rank]};
       hung.erase(rank);
       const bool met = views.number() > 1 || views.store().missing().empty();
-      if (options.min_ranks > 0 && failure.lone() && met && !stopping && !killing && failures.empty()) {
+      if (options.min_ranks > 0 && failure.lone(stopping != 0) && met && !killing && failures.empty()) {
         lost.push_back(failure);
         regroup.emplace(kMoreDeathsSeconds);
       } else {
@@ -477,24 +501,23 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
       }
     }
     if (options.min_ranks > 0) {
-      if (const auto [rank, why] =
-              failed || stopping ? std::pair(-1, std::string()) : views.hanging(children.running());
+      if (const auto [rank, why] = failed ? std::pair(-1, std::string()) : views.hanging(children.running());
           rank >= 0 && hung.try_emplace(rank, why).second)
         children.kill_one(rank);
       if (regroup && (regroup->over() || children.alive() == 0 || !failures.empty())) go_on();
       if (guest && (done > 0 || children.alive() == 1)) children.kill_one(*guest);
       if (!regroup && !stopping && !failed && done == 0 && views.missing().empty()) {
+        if (guest && std::ranges::count(views.ranks(), *guest) > 0) guest.reset();  // all have come
         if (!guest && !gone.empty() && respawns > 0) {
           --respawns;
           guest = gone.front();
           gone.erase(gone.begin());
-          start(*guest, views.number());
+          start(*guest, views.last_number());
         } else if (guest && !views.invited()) {
           views.invite(*guest);
         } else if (views.guest_came()) {
           views.admit();
           log_info(fmt::format("rank {} is to join, as view {}", *guest, views.number()));
-          guest.reset();
         }
       }
     }

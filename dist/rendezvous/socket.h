@@ -23,6 +23,12 @@ inline std::string rank_name(const RunRanks& ranks, int r) {
   return "rank " + std::to_string(run_rank(ranks, r));
 }
 
+// How long a rank waits for the others to come.
+struct MeetingPatience {
+  bool unlimited = false;   // else dist.timeout_s
+  double after_stop_s = 0;  // once this process has a stop signal
+};
+
 // A collective, or a wait for the ranks to come, that did not finish. `what()` names this rank, the operation
 // and what is known of the peers.
 class CollectiveError : public Error {

@@ -50,8 +50,8 @@ class TcpStoreServer {
   // Ranks that have not come so far.
   std::vector<int> missing() const;
   // The one of `ranks` that has been silent for kFrozenSeconds; -1: none. `awaited`: only if another rank has started a
-  // collective that it has not, or if it has been silent for five times as long. Time in which this process did not
-  // run either does not count.
+  // collective that it has not, or if it has been silent for five times as long. Ranks that left, or whose connection has
+  // closed, are not silent. Time in which this process did not run either does not count.
   int frozen(const std::vector<int>& ranks, bool awaited) const;
   static constexpr double kFrozenSeconds = 2.5;
 
@@ -65,7 +65,8 @@ class TcpStoreClient {
   // Connects, and waits until all `size` ranks have come: timeout_s each. Throws CollectiveError, UserError
   // if the server refuses this rank, and Interrupted.
   TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s,
-                 const std::string& token = "", const RunRanks& run_ranks = {});
+                 const std::string& token = "", const RunRanks& run_ranks = {},
+                 const MeetingPatience& meeting = {});
   // Announces the shutdown, unless the group has failed, and waits briefly for the others' announcements.
   ~TcpStoreClient();
   TcpStoreClient(const TcpStoreClient&) = delete;
@@ -108,7 +109,8 @@ class TcpStoreClient {
  private:
   std::string server() const { return rank_name(run_ranks_, 0) + "'s address " + where_; }
   void wait_for_all(const std::string& host, int port, const std::string& hello, double timeout_s,
-                    std::string& buffer);
+                    const MeetingPatience& meeting, std::string& buffer);
+  void beat();
   void read_loop(std::string buffer);
   void tick();
   void handle(Frame type, std::string payload);

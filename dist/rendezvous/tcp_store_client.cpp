@@ -18,7 +18,7 @@ namespace topknot {
 namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(200);
-constexpr auto kBeat = std::chrono::milliseconds(500);
+constexpr double kBeatSeconds = 0.5;
 // After the server closed the connection of a rank that waits for the others: it does so where strangers come
 // in large numbers.
 constexpr double kReconnectSeconds = 2;
@@ -28,14 +28,15 @@ constexpr double kWriteSeconds = 5;  // for a short message to the server
 }  // namespace
 
 TcpStoreClient::TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s,
-                               const std::string& token, const RunRanks& run_ranks)
+                               const std::string& token, const RunRanks& run_ranks,
+                               const MeetingPatience& meeting)
     : where_(host_port_text(host, port)), rank_(rank), run_ranks_(run_ranks) {
   std::string buffer;
   const std::string me = rank_name(run_ranks, rank) + ": ";
   try {
     fd_ = connect_to(host, port, Patience(timeout_s), run_rank(run_ranks, 0));
     wait_for_all(host, port, encode_frame(Frame::hello, encode_hello({rank, size, token})), timeout_s,
-                 buffer);
+                 meeting, buffer);
   } catch (const CollectiveError& error) {
     throw CollectiveError(me + error.what());
   } catch (const Interrupted& error) {
@@ -53,9 +54,10 @@ TcpStoreClient::TcpStoreClient(const std::string& host, int port, int rank, int 
 
 // Until all ranks have come. What the server sent after that is left in `buffer`.
 void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::string& hello,
-                                  double timeout_s, std::string& buffer) {
+                                  double timeout_s, const MeetingPatience& meeting, std::string& buffer) {
   // Counted from now: the server, which was there before, gives up a little earlier and says who is missing.
-  Patience patience(timeout_s);
+  Patience patience(meeting.unlimited ? 0 : timeout_s), next_beat(kBeatSeconds);
+  std::optional<Patience> stopping;
   write_all(fd_.get(), hello, deadline_in(kWriteSeconds));
   for (int reconnects = 0;;) {
     pollfd entry{fd_.get(), POLLIN, 0};
@@ -88,7 +90,12 @@ void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::
       if (signal_ != 0) throw Interrupted(reason_, signal_);
       if (!reason_.empty()) throw CollectiveError(reason_);
     }
-    if (const int signal = stop_signal(); signal != 0) {
+    if (next_beat.over()) {
+      beat();
+      next_beat = Patience(kBeatSeconds);
+    }
+    if (stop_signal() != 0 && !stopping) stopping.emplace(meeting.after_stop_s);
+    if (const int signal = stop_signal(); signal != 0 && stopping->left() <= 0) {
       const std::string why =
           fmt::format("stopped by {} while waiting for the other ranks at {}", signal_name(signal), server());
       abort(rank_name(run_ranks_, rank_) + ": " + why);
@@ -136,15 +143,14 @@ TcpStoreClient::~TcpStoreClient() {
 }
 
 void TcpStoreClient::read_loop(std::string buffer) {
-  Clock::time_point beat = Clock::now();
+  Patience next_beat;  // over at once
   for (bool unread = true;; unread = false) {
     pollfd entries[2] = {{fd_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
     if (poll(entries, 2, unread ? 0 : static_cast<int>(kTick.count())) < 0 && errno != EINTR) break;
     if (entries[1].revents != 0) return;
-    if (Clock::now() >= beat) {
-      const std::uint64_t calls = calls_;
-      send_soon(encode_frame(Frame::beat, {reinterpret_cast<const char*>(&calls), sizeof calls}));
-      beat = Clock::now() + kBeat;
+    if (next_beat.left() <= 0) {
+      beat();
+      next_beat = Patience(kBeatSeconds);
     }
     tick();
     if (entries[0].revents == 0 && !unread) continue;
@@ -175,6 +181,11 @@ void TcpStoreClient::read_loop(std::string buffer) {
     learn_reason("the rendezvous at " + where_ + " closed (" + rank_name(run_ranks_, 0) +
                      " or the launcher ended or died)",
                  0);
+}
+
+void TcpStoreClient::beat() {
+  const std::uint64_t calls = calls_;
+  send_soon(encode_frame(Frame::beat, {reinterpret_cast<const char*>(&calls), sizeof calls}));
 }
 
 void TcpStoreClient::tick() {

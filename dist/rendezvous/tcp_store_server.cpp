@@ -160,6 +160,7 @@ struct TcpStoreServer::State {
     {
       const std::lock_guard lock(mutex);
       came[client.rank] = true;
+      heard[client.rank].own = own_time.passed();
     }
     if (!stopped && std::find(came.begin(), came.end(), false) == came.end()) welcome_all();
   }
@@ -335,6 +336,11 @@ struct TcpStoreServer::State {
         if (client->gone && client->rank >= 0 && !client->left)
           set_reason(rank_name(run_ranks, client->rank) + " died (its connections closed without a message)",
                      false, client->rank);
+      for (const auto& client : clients)
+        if (client->gone && client->rank >= 0) {
+          const std::lock_guard lock(mutex);
+          heard[client->rank].own = std::numeric_limits<double>::infinity();
+        }
       std::erase_if(clients, [](const auto& client) { return client->gone; });
       check_arrivals();
       push_reason();

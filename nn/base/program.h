@@ -27,6 +27,8 @@ int stop_signal();
 bool stopped_by_parent();
 
 // Thrown where work ends early because of a stop signal, of this process or of another rank's.
+// `signal` 0: a rank leaves a run that goes on; kLeaves is then its exit code.
+inline constexpr int kLeaves = 128;
 struct Interrupted : Error {
   explicit Interrupted(const std::string& text, int number = stop_signal()) : Error(text), signal(number) {}
   int signal;

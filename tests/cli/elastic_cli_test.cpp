@@ -76,7 +76,7 @@ TEST_CASE("ranks that are stopped are killed, and those that are killed are star
       run_and_kill(temp, 1, "kill -STOP $(echo \"$ranks\" | sed -n \"1p\"); ",
                    "train.epochs=1000 train.max_steps=1500 optimizer.lr=0.005 elastic.respawns=1");
   CHECK(outcome.ended(0));
-  CHECK(outcome.has("rank 0 hung: silent for 2.5 s; elastic.min_ranks: ranks 1, 2, 3 go on, as view 2"));
+  CHECK(outcome.has("rank 0 hung: silent for more than 2.5 s; elastic.min_ranks: ranks 1, 2, 3 go on, as view 2"));
   CHECK(outcome.has("view 3: rank 0 joins; ranks 1, 2, 3, 0 go on after step"));
   CHECK_FALSE(outcome.has("left over"));
   const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
@@ -95,7 +95,7 @@ TEST_CASE("a rank that gets a stop signal alone leaves, and all stop if its laun
   const CommandOutcome left =
       run_and_kill(temp, 2, "kill $(echo \"$ranks\" | sed -n \"2p\"); ", "optimizer.lr=0.005");
   CHECK(left.ended(0));
-  CHECK(left.has("rank 1 left by SIGTERM; elastic.min_ranks: ranks 0, 2, 3 go on, as view 2"));
+  CHECK(left.has("rank 1 left; elastic.min_ranks: ranks 0, 2, 3 go on, as view 2"));
   CHECK(left.has("view 2: rank 1 handed over what was not sent; ranks 0, 2, 3 go on after step"));
   check_records(temp);
   const CommandOutcome stopped = run_and_kill(other, 2, kill_ranks("3p") + "sleep 1; kill $parent; ",

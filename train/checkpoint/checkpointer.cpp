@@ -444,12 +444,10 @@ Plan resume_plan(const Manifest& manifest, const Config& config, const Dataset& 
   const Plan before = plan_steps(config, loader, position.shift);
   const std::int64_t epoch = before.epoch(position.step), made = before.in_epoch(position.step);
   std::int64_t first = 0;
-  if (made == 0) {
-    position.dealt.clear();
-  } else {
+  if (made > 0 || !position.dealt.empty()) {
     const std::int64_t parts = config.train.accumulate,
                        entered = (loader.enter_epoch(epoch, position.dealt) + parts - 1) / parts;
-    position.dealt.push_back({manifest.ranks, (made - entered) * parts});
+    if (made > entered) position.dealt.push_back({manifest.ranks, (made - entered) * parts});
     first = step.enter_epoch(epoch, position.dealt);
     if (first == plan.steps_per_epoch) position.dealt.clear();  // too few are left for a step
   }

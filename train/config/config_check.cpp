@@ -92,6 +92,7 @@ std::pair<std::string, std::string> not_elastic(const Config& config, bool choos
   if (config.dist.backend != "gloo")
     return {"dist.backend", min_ranks + " is for processes on CPUs; set dist.backend=gloo"};
   if (on_gpu(config)) return {"train.device", min_ranks + " is for CPUs so far; set train.device=cpu"};
+  if (config.dist.ranks < 2) return {"elastic.min_ranks", "is for several ranks; set dist.ranks"};
   if (config.elastic.min_ranks > config.dist.ranks)
     return {"elastic.min_ranks", fmt::format("is more than dist.ranks={}; give fewer", config.dist.ranks)};
   if (chooses) return {"compress.name", min_ranks + " does not go with auto so far; name a method"};

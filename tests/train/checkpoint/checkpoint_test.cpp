@@ -115,7 +115,7 @@ TEST_CASE("a checkpoint whose evaluation came later says so, and is as readable 
 
 TEST_CASE("a manifest keeps every field, the loss of a skipped step included") {
   Manifest manifest;
-  manifest.position = {7, 2, 1, 0.1 + 0.2, 3, true, {1.5, 0.25}};
+  manifest.position = {7, 2, 1, 0.1 + 0.2, 3, true, {1.5, 0.25}, {}, 0, {}};
   manifest.ranks = 4, manifest.program = "p", manifest.metrics_bytes = 99;
   manifest.parameter_checksum = "00ff", manifest.config = {{"a", "1"}};
   manifest.data = {{"the number of training samples", "32"}};
