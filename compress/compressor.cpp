@@ -7,7 +7,6 @@
 #include "compress/select/passes/keys.h"
 #include "compress/select/selector.h"
 #include "compress/state.h"
-#include "nn/base/check.h"
 #include "nn/base/text.h"
 
 namespace topknot {
@@ -36,9 +35,8 @@ const std::vector<Option>& shared_options() {
       {"values", "", "how values are written, in place of the method's own"},
       {.name = "transform",
        .standard = "auto",
-       .help =
-           "block: a matrix's blocks of 64 x 64, one after the other, in place of its rows, for chunk_topk; "
-           "dct: cosine coefficients of these blocks; auto: none but for demo",
+       .help = "block: a matrix's blocks of 64 x 64, one after the other, in place of its rows, for "
+               "chunk_topk; dct: cosine coefficients of these blocks; auto: none but for demo",
        .choices = {"auto", "none", "block", "dct"}},
       {.name = "aggregate",
        .standard = "auto",
@@ -46,9 +44,8 @@ const std::vector<Option>& shared_options() {
                "sparseloco and demo",
        .choices = {"auto", "ranks", "contributors"}},
       {"feedback_decay", 1.0,
-       "memory residual: factor of what was kept back, in the next step; auto: 1 but for sparseloco, "
-       "demo",
-       0, 1},
+       "memory residual: factor of what was kept back, in the next step; auto: 1 but for sparseloco, demo", 0,
+       1},
       {"capacity", 0.0, "most entries that may be sent, as a multiple of k; none: no limit", 1, 1e9},
       {"dense_1d", true, "1-D parameters (biases, norms) are sent dense"},
       {"min_numel", 0, "parameters with fewer elements are sent dense", 0, 1e12},
@@ -70,8 +67,9 @@ std::vector<std::byte> Compressor::state() const {
   return writer.take();
 }
 
-void Compressor::load_state(std::span<const std::byte> bytes) {
+void Compressor::load_state(std::span<const std::byte> bytes, float velocity_factor) {
   StateReader reader(bytes);
+  reader.velocity_factor = velocity_factor;
   load(reader);
   reader.finish();
 }
@@ -101,10 +99,9 @@ namespace {
 
 void check_size(const GroupSpec& group) {
   if (group.numel > std::numeric_limits<std::int32_t>::max())
-    throw UserError(
-        "exchange.merge: a group has " + std::to_string(group.numel) +
-        " elements, and positions are sent as 32-bit integers, up to 2^31 - 1; choose smaller groups "
-        "(exchange.merge=buckets, and compress.scope=group or tensor)");
+    throw UserError("exchange.merge: a group has " + std::to_string(group.numel) +
+                    " elements, and positions are sent as 32-bit integers, up to 2^31 - 1; choose smaller "
+                    "groups (exchange.merge=buckets, and compress.scope=group or tensor)");
 }
 
 }  // namespace

@@ -168,18 +168,15 @@ class Compressor {
   // or residual, the same in every step.
   virtual std::span<float> commit(std::span<const std::uint32_t> rejected) = 0;
   virtual void discard() {}
-  // Between steps: multiplies what the method carries from step to step, other than the residual, which is the
-  // caller's: for another number of ranks. On a CPU.
-  virtual void scale_memory(float) {}
 
   // The parts of the update rule that the average contains already; the same in every step.
   Applied applied() const { return applied_; }
 
   // Everything that a later step depends on but the residual, which the arena holds: velocities, carried
   // thresholds, masks. Between steps only. load_state() throws Error if the bytes are damaged or another
-  // method's; the compressor is then of no use.
+  // method's; the compressor is then of no use. On a CPU velocities are multiplied by `velocity_factor`.
   std::vector<std::byte> state() const;
-  void load_state(std::span<const std::byte> bytes);
+  void load_state(std::span<const std::byte> bytes, float velocity_factor = 1);
   // The same by a writer, which may leave out long lists of GPU memory; else waits for the GPU.
   virtual void save(StateWriter&) const {}  // a compressor that carries nothing has nothing to save
   virtual void load(StateReader&) {}

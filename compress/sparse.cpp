@@ -40,6 +40,244 @@ void for_tiles(std::span<const SparseView> contributions, std::span<float> vecto
   });
 }
 
+CompressOptions with_choices(CompressOptions options, const SparsePreset& parts) {
+  options.feedback_decay = parts.feedback_decay;
+  options.aggregate = parts.aggregate;
+  return options;
+}
+
+class SparseCompressor final : public HostCompressor {
+ public:
+  // Throws UserError as check_combination(). compress.capacity: beyond capacity * k entries per segment, the
+  // exact largest of those selected are sent, the rest stays with the memory; 0 means none, else at least 1.
+  SparseCompressor(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group)
+      : HostCompressor(group, false),
+        options_(with_choices(options, parts)),
+        group_(group),
+        capacity_(options.capacity),
+        index_codec_(&index_codecs().find(parts.codec)),
+        value_codec_(&value_codecs().find(parts.values)),
+        received_(static_cast<std::size_t>(group.ranks)),
+        contributions_(received_.size()) {
+    check_combination(parts, options);
+    const SelectorFactory& selector = selectors().find(parts.select);
+    const MemoryFactory& memory = memories().find(parts.memory);
+    traits_ = selector.traits;
+    segment_options_ = settle_ranges(parts, options_, group_);
+    TOPKNOT_CHECK(group_.densities.empty() || group_.densities.size() == group_.segments.size(),
+                  "one density per segment");
+    for (const CompressOptions& own : segment_options_) selectors_.push_back(selector.make(own));
+    memory_ = memory.make(options_);
+    transform_ = make_transform(parts.transform, group_);
+    if (memory.traits.owns_momentum) applied_ = Applied::momentum;
+    if (options.lr_inside) applied_ = Applied::learning_rate;
+  }
+
+  Message encode(Slice slice, const StepContext& context) override {
+    check_encode(slice, context);
+    u_ = slice.gradient;
+    density_ = context.density;
+    if (applied_ == Applied::learning_rate) multiply_all(u_, static_cast<float>(context.lr));
+    if (transform_) transform_->forward(u_);
+    const FeedbackInput input = memory_->input(u_, slice.residual);
+
+    sent_.finite = true;
+    sent_.indices.clear();
+    sent_.values.clear();
+    cuts_.clear();
+    threshold_ = group_.segments.empty() ? 0 : std::numeric_limits<double>::infinity();
+    over_capacity_ = 0;
+    all_ = input.every_entry;
+    for (std::size_t s = 0; s < group_.segments.size(); ++s) {
+      const auto [begin, end] = group_.segments[s];
+      const FeedbackInput part = input.part(begin, end - begin);
+      if (all_)
+        select_whole(s, part);
+      else
+        select(s, part, context);
+      sent_.finite &= selected_.finite;
+      if (selected_.finite) threshold_ = std::min(threshold_, selected_.threshold);
+      const std::size_t first = sent_.indices.size();
+      for (const std::uint32_t index : selected_.indices)
+        sent_.indices.push_back(index + static_cast<std::uint32_t>(begin));
+      sent_.values.insert(sent_.values.end(), selected_.values.begin(), selected_.values.end());
+      cuts_.emplace_back(first, sent_.indices.size());
+    }
+    if (!sent_.finite) {
+      sent_.indices.clear();
+      sent_.values.clear();
+      threshold_ = 0;
+    }
+    Message message;
+    message.kind = Message::Kind::block;
+    message.block = write_block(sent_, group_.numel, *index_codec_, *value_codec_);
+    if (value_codec_->exact) message.entries = &sent_;
+    phase_ = Phase::encoded;
+    return message;
+  }
+  // The step is not finite if a rank's entries are not, or if their sum could overflow.
+  std::optional<Message> decode(const Round& round) override {
+    check_decode();
+    summed_ = round.entries != nullptr;
+    if (summed_) {
+      sum_ = *round.entries;
+      finite_ = sum_.finite;
+      // The sum has the weights in it, without what was rejected; the average divides it by how many contribute.
+      std::fill(contributions_.begin(), contributions_.end(), SparseView());
+      contributions_[0] = sum_;
+    } else {
+      check_blocks(round);
+      finite_ = true;
+      for (std::size_t r = 0; r < round.blocks.size(); ++r) {
+        read_block(round.blocks[r], group_.numel, *index_codec_, *value_codec_, received_[r]);
+        finite_ &= received_[r].finite;
+        contributions_[r] = {received_[r], weights_[r]};
+      }
+      TOPKNOT_CHECK(own().indices == sent_.indices, "this rank's own block came back changed");
+    }
+    finite_ = finite_ && sent_.finite && summable();
+    make_room_for_commit();
+    phase_ = Phase::decoded;
+    return std::nullopt;
+  }
+  std::span<float> commit(std::span<const std::uint32_t> rejected) override {
+    check_commit();
+    std::vector<std::uint32_t> sorted(rejected.begin(), rejected.end());
+    std::sort(sorted.begin(), sorted.end());
+    memory_->commit(u_, slice_.residual, own(), sorted);
+    const std::span<float> average = memory_->has_residual() ? slice_.residual : u_;
+    const bool by_contributors = options_.aggregate == "contributors";
+    (by_contributors ? average_contributors : average_sparse)(contributions_, average, averaging_room_);
+
+    if (!all_) report_to_selectors(sorted, average);
+    memory_->finish(average);
+    if (transform_) transform_->inverse(average);
+    phase_ = Phase::idle;
+    return average;
+  }
+  void discard() override {
+    if (!all_)
+      for (auto& selector : selectors_) selector->discard();
+    memory_->discard();
+    HostCompressor::discard();
+  }
+  std::optional<SparseView> contributed() const override { return own(); }
+  Diagnostics diagnostics() const override {
+    return {.selected = sent_.indices.size(),
+            .over_capacity = over_capacity_,
+            .target = planned_entries(traits_, segment_options_, group_, density_),
+            .threshold = threshold_,
+            .accumulated = u_};
+  }
+
+ private:
+  void select(std::size_t segment, const FeedbackInput& input, const StepContext& context) {
+    const auto [begin, end] = group_.segments[segment];
+    SelectStep step;
+    step.density = density_of(group_, segment, context.density);
+    step.k = traits_.target(step.density, end - begin, segment_options_[segment]);
+    step.step = context.step;
+    step.rank = context.rank;
+    step.position = group_.offset + begin;
+    TOPKNOT_CHECK(step.k >= 1 && step.k <= end - begin, "k outside 1 to the vector's length");
+    selectors_[segment]->select(u_.subspan(begin, end - begin), input, step, selected_);
+    if (capacity_ == 0) return;
+    const double bound = capacity_ * static_cast<double>(step.k);
+    const std::size_t count = selected_.indices.size();
+    if (static_cast<double>(count) > bound) keep_largest(selected_, static_cast<std::size_t>(bound));
+    over_capacity_ += count - selected_.indices.size();
+  }
+  void select_whole(std::size_t segment, const FeedbackInput& input) {
+    const auto [begin, end] = group_.segments[segment];
+    const std::span<float> u = u_.subspan(begin, end - begin);
+    if (begin_selection(accumulate(u, input), selected_)) select_all(u, selected_);
+  }
+  // Whether the sum of what was received cannot overflow, nor what the memory adds to it; the same on all ranks. If it
+  // can, the step is no better than one with an infinity in it.
+  bool summable() const {
+    double bound = 0;
+    for (const SparseView& from : contributions_) {
+      MagnitudeKey largest = 0;
+      for (const float value : from.values) largest = std::max(largest, key_of(value));
+      bound += static_cast<double>(from.weight) * static_cast<double>(magnitude_of(largest));
+    }
+    constexpr double kMost = std::numeric_limits<float>::max(), kRounding = 1 + 1e-6;
+    const double average = bound / static_cast<double>(contributions_.size());
+    return bound <= kMost &&
+           static_cast<double>(memory_->largest_kept(contributions_)) + average * kRounding <= kMost;
+  }
+  void make_room_for_commit() {
+    averaging_room_ = averaging_room(received_.size(), group_.numel);
+    if (!traits_.reads_average) return;
+    accepted_.indices.reserve(sent_.indices.size());
+    accepted_.values.reserve(sent_.indices.size());
+  }
+  // For a selection that learns from the average, entries in the sorted list `rejected` were not sent.
+  void report_to_selectors(std::span<const std::uint32_t> rejected, std::span<const float> average) {
+    const SparseVector& mine = own();
+    for (std::size_t s = 0; s < group_.segments.size(); ++s) {
+      const auto [begin, end] = group_.segments[s];
+      accepted_.indices.clear();
+      accepted_.values.clear();
+      for (std::size_t i = cuts_[s].first; traits_.reads_average && i < cuts_[s].second; ++i) {
+        if (std::binary_search(rejected.begin(), rejected.end(), mine.indices[i])) continue;
+        accepted_.indices.push_back(mine.indices[i] - static_cast<std::uint32_t>(begin));
+        accepted_.values.push_back(mine.values[i]);
+      }
+      const double weight = static_cast<double>(weights_[rank_]) / group_.ranks;
+      selectors_[s]->commit({accepted_, average.subspan(begin, end - begin), weight});
+    }
+  }
+  // This rank's entries as the other ranks decoded them.
+  const SparseVector& own() const { return summed_ ? sent_ : received_[rank_]; }
+  void save(StateWriter& writer) const override {
+    TOPKNOT_CHECK(phase_ == Phase::idle, "state is saved between steps");
+    writer.put<std::uint64_t>(group_.numel);
+    writer.put<std::uint64_t>(selectors_.size());
+    for (const auto& selector : selectors_) selector->save(writer);
+    memory_->save(writer);
+  }
+  void load(StateReader& reader) override {
+    TOPKNOT_CHECK(phase_ == Phase::idle, "state is loaded between steps");
+    reader.expect_group(group_.numel, selectors_.size());
+    for (std::size_t s = 0; s < selectors_.size(); ++s) {
+      reader.range = group_.segments[s].second - group_.segments[s].first;
+      selectors_[s]->load(reader);
+    }
+    reader.range = group_.numel;
+    memory_->load(reader);
+  }
+
+  const CompressOptions options_;  // with the preset's choices
+  GroupSpec group_;
+  std::vector<CompressOptions> segment_options_;
+  SelectorTraits traits_;
+  double capacity_ = 0;
+  std::vector<std::unique_ptr<Selector>> selectors_;  // one per segment
+  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<BlockTransform>
+      transform_;  // null: none; then u, residual and entries are of its coefficients
+  const IndexCodec* index_codec_;
+  const ValueCodec* value_codec_;
+
+  bool all_ = false;  // every entry is sent, the selectors were not asked
+  // This step's gradient, in whose memory encode() makes u, over which commit() leaves the next residual, or the
+  // average if the memory has no residual.
+  std::span<float> u_;
+  double density_ = 1;
+  SparseVector sent_;
+  std::vector<std::pair<std::size_t, std::size_t>> cuts_;  // each segment's entries in sent_
+  Selection selected_;                                     // scratch
+  double threshold_ = 0;                                   // the least over the segments
+  std::size_t over_capacity_ = 0;
+  std::vector<SparseVector> received_;  // by rank
+  bool summed_ = false;                 // what came back is sum_, not received_
+  SparseVector sum_;
+  std::vector<SparseView> contributions_;    // by rank, of received_ or sum_
+  std::vector<std::size_t> averaging_room_;  // scratch
+  SparseVector accepted_;                    // scratch: a segment's, positions in it
+};
+
 }  // namespace
 
 std::vector<std::size_t> averaging_room(std::size_t ranks, std::size_t size) {
@@ -89,212 +327,6 @@ void average_contributors(std::span<const SparseView> contributions, std::span<f
     for (std::size_t i = tile; i < tile_end; ++i)
       if (weights[i - tile] > 0) average[i] /= weights[i - tile];
   });
-}
-
-namespace {
-
-CompressOptions with_choices(CompressOptions options, const SparsePreset& parts) {
-  options.feedback_decay = parts.feedback_decay;
-  options.aggregate = parts.aggregate;
-  return options;
-}
-
-}  // namespace
-
-SparseCompressor::SparseCompressor(const SparsePreset& parts, const CompressOptions& options,
-                                   const GroupSpec& group)
-    : HostCompressor(group, false),
-      options_(with_choices(options, parts)),
-      group_(group),
-      capacity_(options.capacity),
-      index_codec_(&index_codecs().find(parts.codec)),
-      value_codec_(&value_codecs().find(parts.values)),
-      received_(static_cast<std::size_t>(group.ranks)),
-      contributions_(received_.size()) {
-  check_combination(parts, options);
-  const SelectorFactory& selector = selectors().find(parts.select);
-  const MemoryFactory& memory = memories().find(parts.memory);
-  traits_ = selector.traits;
-  segment_options_ = settle_ranges(parts, options_, group_);
-  TOPKNOT_CHECK(group_.densities.empty() || group_.densities.size() == group_.segments.size(),
-                "one density per segment");
-  for (const CompressOptions& own : segment_options_) selectors_.push_back(selector.make(own));
-  memory_ = memory.make(options_);
-  transform_ = make_transform(parts.transform, group_);
-  if (memory.traits.owns_momentum) applied_ = Applied::momentum;
-  if (options.lr_inside) applied_ = Applied::learning_rate;
-}
-
-Message SparseCompressor::encode(Slice slice, const StepContext& context) {
-  check_encode(slice, context);
-  u_ = slice.gradient;
-  density_ = context.density;
-  if (applied_ == Applied::learning_rate) multiply_all(u_, static_cast<float>(context.lr));
-  if (transform_) transform_->forward(u_);
-  const FeedbackInput input = memory_->input(u_, slice.residual);
-
-  sent_.finite = true;
-  sent_.indices.clear();
-  sent_.values.clear();
-  cuts_.clear();
-  threshold_ = group_.segments.empty() ? 0 : std::numeric_limits<double>::infinity();
-  over_capacity_ = 0;
-  all_ = input.every_entry;
-  for (std::size_t s = 0; s < group_.segments.size(); ++s) {
-    const auto [begin, end] = group_.segments[s];
-    const FeedbackInput part = input.part(begin, end - begin);
-    if (all_)
-      select_whole(s, part);
-    else
-      select(s, part, context);
-    sent_.finite &= selected_.finite;
-    if (selected_.finite) threshold_ = std::min(threshold_, selected_.threshold);
-    const std::size_t first = sent_.indices.size();
-    for (const std::uint32_t index : selected_.indices)
-      sent_.indices.push_back(index + static_cast<std::uint32_t>(begin));
-    sent_.values.insert(sent_.values.end(), selected_.values.begin(), selected_.values.end());
-    cuts_.emplace_back(first, sent_.indices.size());
-  }
-  if (!sent_.finite) {
-    sent_.indices.clear();
-    sent_.values.clear();
-    threshold_ = 0;
-  }
-  Message message;
-  message.kind = Message::Kind::block;
-  message.block = write_block(sent_, group_.numel, *index_codec_, *value_codec_);
-  if (value_codec_->exact) message.entries = &sent_;
-  phase_ = Phase::encoded;
-  return message;
-}
-
-void SparseCompressor::select(std::size_t segment, const FeedbackInput& input, const StepContext& context) {
-  const auto [begin, end] = group_.segments[segment];
-  SelectStep step;
-  step.density = density_of(group_, segment, context.density);
-  step.k = traits_.target(step.density, end - begin, segment_options_[segment]);
-  step.step = context.step;
-  step.rank = context.rank;
-  step.position = group_.offset + begin;
-  selectors_[segment]->select(u_.subspan(begin, end - begin), input, step, selected_);
-  if (capacity_ == 0) return;
-  const double bound = capacity_ * static_cast<double>(step.k);
-  const std::size_t count = selected_.indices.size();
-  if (static_cast<double>(count) > bound) keep_largest(selected_, static_cast<std::size_t>(bound));
-  over_capacity_ += count - selected_.indices.size();
-}
-
-void SparseCompressor::select_whole(std::size_t segment, const FeedbackInput& input) {
-  const auto [begin, end] = group_.segments[segment];
-  const std::span<float> u = u_.subspan(begin, end - begin);
-  if (begin_selection(accumulate(u, input), selected_)) select_all(u, selected_);
-}
-
-std::optional<Message> SparseCompressor::decode(const Round& round) {
-  check_decode();
-  summed_ = round.entries != nullptr;
-  if (summed_) {
-    sum_ = *round.entries;
-    finite_ = sum_.finite;
-    // The sum has the weights in it, without what was rejected; the average divides it by how many contribute.
-    std::fill(contributions_.begin(), contributions_.end(), SparseView());
-    contributions_[0] = sum_;
-  } else {
-    check_blocks(round);
-    finite_ = true;
-    for (std::size_t r = 0; r < round.blocks.size(); ++r) {
-      read_block(round.blocks[r], group_.numel, *index_codec_, *value_codec_, received_[r]);
-      finite_ &= received_[r].finite;
-      contributions_[r] = {received_[r], weights_[r]};
-    }
-    TOPKNOT_CHECK(own().indices == sent_.indices, "this rank's own block came back changed");
-  }
-  finite_ = finite_ && sent_.finite && summable();
-  make_room_for_commit();
-  phase_ = Phase::decoded;
-  return std::nullopt;
-}
-
-void SparseCompressor::make_room_for_commit() {
-  averaging_room_ = averaging_room(received_.size(), group_.numel);
-  if (!traits_.reads_average) return;
-  accepted_.indices.reserve(sent_.indices.size());
-  accepted_.values.reserve(sent_.indices.size());
-}
-
-// Whether the sum of what was received cannot overflow, nor what the memory adds to it; the same on all ranks. If it
-// can, the step is no better than one with an infinity in it.
-bool SparseCompressor::summable() const {
-  double bound = 0;
-  for (const SparseView& from : contributions_) {
-    MagnitudeKey largest = 0;
-    for (const float value : from.values) largest = std::max(largest, key_of(value));
-    bound += static_cast<double>(from.weight) * static_cast<double>(magnitude_of(largest));
-  }
-  constexpr double kMost = std::numeric_limits<float>::max(), kRounding = 1 + 1e-6;
-  const double average = bound / static_cast<double>(contributions_.size());
-  return bound <= kMost &&
-         static_cast<double>(memory_->largest_kept(contributions_)) + average * kRounding <= kMost;
-}
-
-std::span<float> SparseCompressor::commit(std::span<const std::uint32_t> rejected) {
-  check_commit();
-  std::vector<std::uint32_t> sorted(rejected.begin(), rejected.end());
-  std::sort(sorted.begin(), sorted.end());
-  memory_->commit(u_, slice_.residual, own(), sorted);
-  const std::span<float> average = memory_->has_residual() ? slice_.residual : u_;
-  const bool by_contributors = options_.aggregate == "contributors";
-  (by_contributors ? average_contributors : average_sparse)(contributions_, average, averaging_room_);
-
-  if (!all_) report_to_selectors(sorted, average);
-  memory_->finish(average);
-  if (transform_) transform_->inverse(average);
-  phase_ = Phase::idle;
-  return average;
-}
-
-// For a selection that learns from the average, entries in the sorted list `rejected` were not sent.
-void SparseCompressor::report_to_selectors(std::span<const std::uint32_t> rejected,
-                                           std::span<const float> average) {
-  const SparseVector& mine = own();
-  for (std::size_t s = 0; s < group_.segments.size(); ++s) {
-    const auto [begin, end] = group_.segments[s];
-    accepted_.indices.clear();
-    accepted_.values.clear();
-    for (std::size_t i = cuts_[s].first; traits_.reads_average && i < cuts_[s].second; ++i) {
-      if (std::binary_search(rejected.begin(), rejected.end(), mine.indices[i])) continue;
-      accepted_.indices.push_back(mine.indices[i] - static_cast<std::uint32_t>(begin));
-      accepted_.values.push_back(mine.values[i]);
-    }
-    const double weight = static_cast<double>(weights_[rank_]) / group_.ranks;
-    selectors_[s]->commit({accepted_, average.subspan(begin, end - begin), weight});
-  }
-}
-
-void SparseCompressor::discard() {
-  if (!all_)
-    for (auto& selector : selectors_) selector->discard();
-  memory_->discard();
-  HostCompressor::discard();
-}
-
-void SparseCompressor::save(StateWriter& writer) const {
-  TOPKNOT_CHECK(phase_ == Phase::idle, "state is saved between steps");
-  writer.put<std::uint64_t>(group_.numel);
-  writer.put<std::uint64_t>(selectors_.size());
-  for (const auto& selector : selectors_) selector->save(writer);
-  memory_->save(writer);
-}
-
-void SparseCompressor::load(StateReader& reader) {
-  TOPKNOT_CHECK(phase_ == Phase::idle, "state is loaded between steps");
-  reader.expect_group(group_.numel, selectors_.size());
-  for (std::size_t s = 0; s < selectors_.size(); ++s) {
-    reader.range = group_.segments[s].second - group_.segments[s].first;
-    selectors_[s]->load(reader);
-  }
-  reader.range = group_.numel;
-  memory_->load(reader);
 }
 
 std::unique_ptr<Compressor> make_sparse(const SparsePreset& preset, const CompressOptions& options,

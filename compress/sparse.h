@@ -2,7 +2,6 @@
 // Selection + memory + codec as one compressor that sends blocks. compress.name picks the three (and the
 // value codec) as a preset; the keys compress.select, .memory, .codec and .values override them one by one.
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -76,68 +75,6 @@ void average_contributors(std::span<const SparseView> contributions, std::span<f
                           std::span<std::size_t> room);
 // Scratch of both, for so many contributions to a vector of this size.
 std::vector<std::size_t> averaging_room(std::size_t ranks, std::size_t size);
-
-class SparseCompressor final : public HostCompressor {
- public:
-  // Throws UserError as check_combination(). compress.capacity: beyond capacity * k entries per segment, the
-  // exact largest of those selected are sent, the rest stays with the memory; 0 means none, else at least 1.
-  SparseCompressor(const SparsePreset& parts, const CompressOptions& options, const GroupSpec& group);
-
-  Message encode(Slice slice, const StepContext& context) override;
-  // The step is not finite if a rank's entries are not, or if their sum could overflow.
-  std::optional<Message> decode(const Round& round) override;
-  std::span<float> commit(std::span<const std::uint32_t> rejected) override;
-  void discard() override;
-  void scale_memory(float factor) override { memory_->scale(factor); }
-  std::optional<SparseView> contributed() const override { return own(); }
-  Diagnostics diagnostics() const override {
-    return {.selected = sent_.indices.size(),
-            .over_capacity = over_capacity_,
-            .target = planned_entries(traits_, segment_options_, group_, density_),
-            .threshold = threshold_,
-            .accumulated = u_};
-  }
-
- private:
-  void select(std::size_t segment, const FeedbackInput& input, const StepContext& context);
-  void select_whole(std::size_t segment, const FeedbackInput& input);
-  bool summable() const;
-  void make_room_for_commit();
-  void report_to_selectors(std::span<const std::uint32_t> rejected, std::span<const float> average);
-  // This rank's entries as the other ranks decoded them.
-  const SparseVector& own() const { return summed_ ? sent_ : received_[rank_]; }
-  void save(StateWriter& writer) const override;
-  void load(StateReader& reader) override;
-
-  const CompressOptions options_;  // with the preset's choices
-  GroupSpec group_;
-  std::vector<CompressOptions> segment_options_;
-  SelectorTraits traits_;
-  double capacity_ = 0;
-  std::vector<std::unique_ptr<Selector>> selectors_;  // one per segment
-  std::unique_ptr<Memory> memory_;
-  std::unique_ptr<BlockTransform>
-      transform_;  // null: none; then u, residual and entries are of its coefficients
-  const IndexCodec* index_codec_;
-  const ValueCodec* value_codec_;
-
-  bool all_ = false;  // every entry is sent, the selectors were not asked
-  // This step's gradient, in whose memory encode() makes u, over which commit() leaves the next residual, or the
-  // average if the memory has no residual.
-  std::span<float> u_;
-  double density_ = 1;
-  SparseVector sent_;
-  std::vector<std::pair<std::size_t, std::size_t>> cuts_;  // each segment's entries in sent_
-  Selection selected_;                                     // scratch
-  double threshold_ = 0;                                   // the least over the segments
-  std::size_t over_capacity_ = 0;
-  std::vector<SparseVector> received_;  // by rank
-  bool summed_ = false;                 // what came back is sum_, not received_
-  SparseVector sum_;
-  std::vector<SparseView> contributions_;    // by rank, of received_ or sum_
-  std::vector<std::size_t> averaging_room_;  // scratch
-  SparseVector accepted_;                    // scratch: a segment's, positions in it
-};
 
 // The compressor that `options` describe, with what `preset` names for each key that is empty.
 std::unique_ptr<Compressor> make_sparse(const SparsePreset& preset, const CompressOptions& options,

@@ -114,6 +114,7 @@ class StateReader {
   }
   // Elements of the group or range whose state is next; 0: not known.
   std::size_t range = 0;
+  float velocity_factor = 1;  // as Compressor::load_state()
   bool at_end() const { return bytes_.empty(); }
   void finish() const {
     if (!bytes_.empty()) fail("has " + std::to_string(bytes_.size()) + " bytes too many");

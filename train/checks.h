@@ -2,7 +2,6 @@
 // Checks that all ranks have the same configuration, data and compute threads, before the first step, and
 // parameters, between steps. Each is collective and throws the same error on every rank if the ranks differ.
 
-#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -14,14 +13,6 @@
 #include "train/setup.h"
 
 namespace topknot {
-
-// Rank 0's values, on every rank: their number, then their bytes. Collective.
-void share(Communicator& communicator, auto& values) {
-  std::uint64_t size = values.size();
-  communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
-  values.resize(size);
-  communicator.broadcast(std::as_writable_bytes(std::span(values)), 0);
-}
 
 // The program's version and the keys of the configuration, but for those that say where a rank runs.
 // UserError: what differs, every value, and the ranks that have it; check_same_data() too.

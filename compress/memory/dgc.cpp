@@ -64,14 +64,6 @@ constexpr std::size_t kAlignment = 64, kHugePage = std::size_t{1} << 21;
 const Option kMomentumMasking{
     .name = "momentum_masking", .standard = true, .help = "what is sent loses its velocity"};
 
-}  // namespace
-
-bool momentum_masking(const CompressOptions& options) {
-  return options.get<bool>(kMomentumMasking);
-}
-
-namespace {
-
 class DgcMemory final : public Memory {
  public:
   explicit DgcMemory(const CompressOptions& options)
@@ -111,8 +103,6 @@ class DgcMemory final : public Memory {
     size_ = u.size();
   }
 
-  void scale(float factor) override { multiply(velocity_.get(), size_, factor); }
-
   void save(StateWriter& writer) const override {
     writer.put_list(std::span<const float>(velocity_.get(), size_));
   }
@@ -129,7 +119,8 @@ class DgcMemory final : public Memory {
     size_ = velocity.size();
     if (size_ == 0) return;
     velocity_ = allocate(size_);
-    std::copy(velocity.begin(), velocity.end(), velocity_.get());
+    std::transform(velocity.begin(), velocity.end(), velocity_.get(),
+                   [&](float value) { return reader.velocity_factor * value; });
   }
 
  private:
@@ -167,4 +158,9 @@ const bool dgc_registered[] = {
                              {"compress.scope", "tensor"}}})};
 
 }  // namespace
+
+bool momentum_masking(const CompressOptions& options) {
+  return options.get<bool>(kMomentumMasking);
+}
+
 }  // namespace topknot

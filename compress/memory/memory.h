@@ -75,9 +75,6 @@ class Memory {
   // Restores the state before input().
   virtual void discard() {}
 
-  // Between steps: multiplies what is kept beside the residual (a velocity). On a CPU.
-  virtual void scale(float) {}
-
   // Whether u's memory lives on as the residual. The average then goes to the residual's memory, else over u.
   bool has_residual() const { return has_residual_; }
 

@@ -106,6 +106,14 @@ class Communicator {
 // Collective. Sums in place over the ranks, in rank order: for metrics and evaluation, of a few numbers.
 void sum_doubles(Communicator& communicator, std::span<double> data);
 
+// Collective. Rank 0's values, on every rank: their number, then their bytes.
+void share(Communicator& communicator, auto& values) {
+  std::uint64_t size = values.size();
+  communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+  values.resize(size);
+  communicator.broadcast(std::as_writable_bytes(std::span(values)), 0);
+}
+
 // Collective. Every rank's text, by rank.
 std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine);
 

@@ -6,13 +6,12 @@
 #include <limits>
 #include <utility>
 
-#include "compress/state.h"
 #include "dist/exchange/transport.h"
 #include "nn/base/check.h"
 
 namespace topknot {
 
-using Inside = Transport::Inside;
+using Leg = Transport::Leg;
 
 bool ExchangeOptions::hierarchical(int ranks) const {
   if (ranks_per_host <= 1 || ranks == 1) return false;
@@ -51,10 +50,6 @@ Exchange::~Exchange() = default;
 
 StepState Exchange::step_state() {
   return transport_->step_state();
-}
-
-Slice Exchange::slice(const Group& group) const {
-  return {arena_.gradient(group.begin, group.end), arena_.residual(group.begin, group.end)};
 }
 
 const Bucket& Exchange::bucket_of(const Group& group) const {
@@ -129,18 +124,18 @@ void Exchange::gradient_ready(Bucket& bucket) {
 
 void Exchange::start(Bucket& bucket) {
   if (transport_->hierarchical()) {
-    transport_->start_inside(Inside::sum, bucket);
+    transport_->start(Leg::sum, bucket);
     if (Bucket* const before = std::exchange(deferred_, &bucket)) encode_host_sum(*before);
     return;
   }
   if (!transport_->traits().encodes_early) encode(bucket);
-  transport_->start(bucket);
+  transport_->start(Leg::message, bucket);
 }
 
 void Exchange::encode_host_sum(Bucket& bucket) {
-  transport_->await_inside(Inside::sum, bucket);
+  transport_->wait(Leg::sum, bucket);
   encode(bucket);
-  transport_->start(bucket);
+  transport_->start(Leg::message, bucket);
 }
 
 void Exchange::encode(Bucket& bucket) {
@@ -173,12 +168,12 @@ void Exchange::communicate() {
 
 // True if the bucket has one more round, which is then under way.
 bool Exchange::decode(Bucket& bucket) {
-  const Round round = transport_->wait(bucket);
+  const Round round = transport_->wait(Leg::message, bucket);
   bool more = false;
   transport_->around(ExchangeSpan::Kind::decode, bucket, [&] { more = bucket.decode(round); });
   if (!more) return false;
   ++bucket.round;
-  transport_->start(bucket);
+  transport_->start(Leg::message, bucket);
   return true;
 }
 
@@ -198,13 +193,13 @@ void Exchange::decode_and_commit() {
     }
     transport_->around(ExchangeSpan::Kind::commit, bucket, [&] { bucket.swaps = bucket.commit(); });
     if (in_parts)
-      transport_->start_inside(Inside::gather, bucket);
+      transport_->start(Leg::gather, bucket);
     else
       bucket.swaps = transport_->committed(bucket, bucket.swaps);
   }
   for (Bucket& bucket : active_) {
     if (!in_parts || !agreed.commit) break;
-    transport_->await_inside(Inside::gather, bucket);
+    transport_->wait(Leg::gather, bucket);
     bucket.swaps = transport_->committed(bucket, bucket.swaps);
   }
   committed_ = agreed.commit;
@@ -263,14 +258,6 @@ const std::vector<ExchangeSpan>& Exchange::spans() const {
 
 void Exchange::clear_spans() {
   transport_->clear_spans();
-}
-
-void Exchange::observe(Observer observer) {
-  observer_ = std::move(observer);
-}
-
-void Exchange::when_complete(GroupHook hook) {
-  when_complete_ = std::move(hook);
 }
 
 void Exchange::when_agreement_fails(AgreementSource source) {

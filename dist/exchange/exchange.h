@@ -184,12 +184,12 @@ class Exchange {
   // Called for each compressed group once it is encoded, with its accumulated gradient, if the method has
   // one; for studies. Not called where gradients stay on a GPU.
   using Observer = std::function<void(const Group& group, std::span<const float> accumulated)>;
-  void observe(Observer observer);
+  void observe(Observer observer) { observer_ = std::move(observer); }
 
   // Called for each group once the gradients of all its parameters are final, before anything reads them; may change
   // them in place (clipping).
   using GroupHook = std::function<void(const Group& group)>;
-  void when_complete(GroupHook hook);
+  void when_complete(GroupHook hook) { when_complete_ = std::move(hook); }
 
   // For runs that go on without ranks that have died, in host memory and with methods of one round.
   // - A step whose flags do not arrive is committed or discarded by those of `source`, if that has them. Nothing can be
@@ -222,7 +222,9 @@ class Exchange {
     std::size_t group;
     bool ready;
   };
-  Slice slice(const Group& group) const;
+  Slice slice(const Group& group) const {
+    return {arena_.gradient(group.begin, group.end), arena_.residual(group.begin, group.end)};
+  }
   void gradient_ready(Bucket& bucket);
   void start(Bucket& bucket);
   void encode(Bucket& bucket);

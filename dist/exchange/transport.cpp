@@ -180,16 +180,10 @@ bool Bucket::commit() {
   return average.data() == own_of(slice.residual).data();
 }
 
-void Bucket::discard() {
-  encoded = false;
-  if (collective) collective->discard();
-  compressor->discard();
-}
-
 void Bucket::scale_memory(float factor, std::span<float> residual) {
   if (!divides_by_ranks || (!group.compressed && !every_entry)) return;
   for (float& value : residual) value *= factor;
-  compressor->scale_memory(factor);
+  compressor->load_state(compressor->state(), factor);
 }
 
 void Bucket::add_to(StepStatus& status) const {
@@ -249,11 +243,6 @@ void HostTransport::around(Kind kind, const Bucket& bucket, const Work& work) {
   total += note(kind, bucket.index, bucket.round, begin, Clock::now());
 }
 
-HostTransport::Ticket HostTransport::submit(CollectiveQueue::Job job) {
-  outstanding_.push_back(queue_.submit(std::move(job)));
-  return outstanding_.back();
-}
-
 void HostTransport::wait_for(Ticket ticket, int group, int round) {
   const auto begin = Clock::now();
   const CollectiveQueue::Times ran = queue_.wait(ticket);
@@ -263,34 +252,23 @@ void HostTransport::wait_for(Ticket ticket, int group, int round) {
   times_.exposed_s += ran.waited;
 }
 
-double HostTransport::note(Kind kind, int group, int round, Clock::time_point begin, Clock::time_point end) {
-  spans_.push_back({kind, group, round, begin, end});
-  return std::chrono::duration<double>(end - begin).count();
-}
-
-void HostTransport::start_inside(Inside what, Bucket& bucket) {
-  if (what == Inside::sum && same_inside_) return;
-  if (what == Inside::gather)
+void HostTransport::start_inside(Leg leg, Bucket& bucket) {
+  if (leg == Leg::sum && same_inside_) return;
+  if (leg == Leg::gather)
     for (const std::span<float> values : bucket.not_own()) std::fill(values.begin(), values.end(), 0.0f);
   const auto begin = Clock::now();
-  collectives_[bucket.index].inside = submit([this, what, &bucket, step = number_](Communicator&) {
+  collectives_[bucket.index].inside = submit([this, leg, &bucket, step = number_](Communicator&) {
     hierarchy_->inside().set_place(step, bucket.index);
-    if (what == Inside::sum)
+    if (leg == Leg::sum)
       hierarchy_->average(bucket.slice.gradient);
     else
       hierarchy_->gather(bucket.average());
   });
-  if (what == Inside::gather) gathering_ += Clock::now() - begin;
+  if (leg == Leg::gather) gathering_ += Clock::now() - begin;
 }
 
-void HostTransport::await_inside(Inside what, Bucket& bucket) {
-  if (what == Inside::sum && same_inside_) return;
-  const auto begin = Clock::now();
-  wait_for(collectives_[bucket.index].inside, bucket.index, ExchangeSpan::kInsideHost);
-  if (what == Inside::gather) gathering_ += Clock::now() - begin;
-}
-
-void HostTransport::start(Bucket& bucket) {
+void HostTransport::start(Leg leg, Bucket& bucket) {
+  if (leg != Leg::message) return start_inside(leg, bucket);
   collectives_[bucket.index].message = submit([this, &bucket, step = number_](Communicator& communicator) {
     const auto at = [&](int group) {
       hierarchy_ ? hierarchy_->set_place(step, group) : communicator.set_place(step, group);
@@ -329,7 +307,14 @@ void HostTransport::scatter(const Message& message, Communicator& communicator, 
   communicator.all_to_all(pieces, brought);
 }
 
-Round HostTransport::wait(Bucket& bucket) {
+Round HostTransport::wait(Leg leg, Bucket& bucket) {
+  if (leg != Leg::message) {
+    if (leg == Leg::sum && same_inside_) return {};
+    const auto begin = Clock::now();
+    wait_for(collectives_[bucket.index].inside, bucket.index, ExchangeSpan::kInsideHost);
+    if (leg == Leg::gather) gathering_ += Clock::now() - begin;
+    return {};
+  }
   wait_for(collectives_[bucket.index].message, bucket.index, bucket.round);
   if (bucket.adds_entries)
     bucket.bytes_sent += bucket.sum.bytes_sent;

@@ -65,7 +65,11 @@ struct Bucket {
   // other memory holds the residual. Both where they are this rank's own.
   bool commit();
   // Ends it with everything as before encode().
-  void discard();
+  void discard() {
+    encoded = false;
+    if (collective) collective->discard();
+    compressor->discard();
+  }
   // Between steps: multiplies what the rank still has to send, where the average divides by the number of ranks.
   void scale_memory(float factor, std::span<float> residual);
 
@@ -150,19 +154,19 @@ class Transport {
   virtual void around(ExchangeSpan::Kind kind, const Bucket& bucket, const Work& work) = 0;
 
   // The gradient is final. Returns the memory that the bucket works in, whose contents are there for
-  // start_inside() and for an encoding that is run around().
+  // start() and for an encoding that is run around().
   virtual Slice take(const Bucket&, Slice slice) { return slice; }
-  // If hierarchical(), among the ranks of a host. sum: turns the gradient into the host's, as Hierarchy::average();
-  // called as start() is. gather, with exchange.hierarchy=parts: clears the residual outside of this rank's part and
-  // gathers the other ranks' parts of a committed bucket's average.
-  enum class Inside { sum, gather };
-  virtual void start_inside(Inside what, Bucket& bucket) = 0;
-  virtual void await_inside(Inside what, Bucket& bucket) = 0;
-  // Starts the collective of the bucket's message. Called in the order of the groups, the same on all ranks;
-  // of a further round in the same order as well.
-  virtual void start(Bucket& bucket) = 0;
-  // Waits for the collective and returns its result, valid until the next start().
-  virtual Round wait(Bucket& bucket) = 0;
+  // A bucket's collectives.
+  // - message: of its message. Started in the order of the groups, the same on all ranks; of a further round in the same
+  //   order as well.
+  // - sum, if hierarchical(), among the ranks of a host, in the same order: turns the gradient into the host's, as
+  //   Hierarchy::average().
+  // - gather, with exchange.hierarchy=parts, among them too: clears the residual outside of this rank's part and gathers
+  //   the other ranks' parts of a committed bucket's average.
+  enum class Leg { message, sum, gather };
+  virtual void start(Leg leg, Bucket& bucket) = 0;
+  // Waits for the collective. Returns a message's result, valid until the next start().
+  virtual Round wait(Leg leg, Bucket& bucket) = 0;
 
   // All groups are complete. `loss`: as Exchange::end_backward().
   virtual void take_loss(const float* loss) = 0;
@@ -199,10 +203,8 @@ class HostTransport : public Transport {
 
   StepContext begin(const StepContext& context, std::span<Bucket> buckets) override;
   void around(ExchangeSpan::Kind kind, const Bucket& bucket, const Work& work) override;
-  void start_inside(Inside what, Bucket& bucket) override;
-  void await_inside(Inside what, Bucket& bucket) override;
-  void start(Bucket& bucket) override;
-  Round wait(Bucket& bucket) override;
+  void start(Leg leg, Bucket& bucket) override;
+  Round wait(Leg leg, Bucket& bucket) override;
   void take_loss(const float* loss) override;
   void start_agreement() override { submit_flag(loss_finite_); }
   Agreed agree(std::span<const Bucket> buckets) override;
@@ -217,13 +219,20 @@ class HostTransport : public Transport {
   using Ticket = CollectiveQueue::Ticket;
 
   // Until its ticket is done, what a job works on belongs to the queue's thread.
-  Ticket submit(CollectiveQueue::Job job);
+  Ticket submit(CollectiveQueue::Job job) {
+    outstanding_.push_back(queue_.submit(std::move(job)));
+    return outstanding_.back();
+  }
   void wait_for(Ticket ticket, int group, int round);
+  void start_inside(Leg leg, Bucket& bucket);
   void run(Bucket& bucket, Communicator& communicator);
   static void scatter(const Message& message, Communicator& communicator, Blocks& brought);
   std::uint64_t bytes_received(const Bucket& bucket) const;
   // Returns the seconds.
-  double note(ExchangeSpan::Kind kind, int group, int round, Clock::time_point begin, Clock::time_point end);
+  double note(ExchangeSpan::Kind kind, int group, int round, Clock::time_point begin, Clock::time_point end) {
+    spans_.push_back({kind, group, round, begin, end});
+    return std::chrono::duration<double>(end - begin).count();
+  }
   // Every rank sends one byte; what comes back is by rank.
   void submit_flag(bool mine);
   std::vector<std::byte> receive_flags();

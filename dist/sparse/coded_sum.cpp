@@ -36,6 +36,10 @@ class Chunks {
   std::size_t elements_, ranks_, chunk_;
 };
 
+const bool coded_sum_registered = collectives().add(
+    "coded_sum", "dense sums with coded exponents: the bits of dist.ordered_sum, fewer bytes",
+    {.of_sums = true});
+
 }  // namespace
 
 template <class T>
@@ -100,11 +104,4 @@ CodedSum::Bytes CodedSum::sum(Communicator& communicator, std::span<T> data, std
 template CodedSum::Bytes CodedSum::sum(Communicator&, std::span<float>, std::vector<float>&);
 template CodedSum::Bytes CodedSum::sum(Communicator&, std::span<BFloat16>, std::vector<BFloat16>&);
 
-namespace {
-
-const bool coded_sum_registered = collectives().add(
-    "coded_sum", "dense sums with coded exponents: the bits of dist.ordered_sum, fewer bytes",
-    {.of_sums = true});
-
-}  // namespace
 }  // namespace topknot

@@ -21,7 +21,6 @@
 //   u32 n;  n * u32: which of the sum's entries lack the receiver's values, ascending;  the sum's block.
 // 2 ceil(log2 P) rounds, each one send_receive() of all ranks, whatever the entries are.
 
-#include <algorithm>
 #include <cstring>
 
 #include "compress/codec/codec.h"

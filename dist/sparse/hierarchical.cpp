@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -14,14 +13,6 @@ HierarchicalCommunicator::HierarchicalCommunicator(Communicator& inside, Communi
                                                    int hosts)
     : Communicator({host, hosts, inside.backend(), inside.overlaps()}), inside_(inside), across_(across) {
   TOPKNOT_CHECK((across != nullptr) == (inside.rank() == 0), "the first rank of a host talks to the others");
-}
-
-void HierarchicalCommunicator::share(std::vector<std::byte>& bytes) {
-  if (inside_.size() == 1) return;
-  std::uint64_t length = bytes.size();
-  inside_.broadcast(std::as_writable_bytes(std::span(&length, 1)), 0);
-  bytes.resize(length);
-  inside_.broadcast(bytes, 0);
 }
 
 void HierarchicalCommunicator::share(std::vector<std::vector<std::byte>>& blocks) {
@@ -48,56 +39,6 @@ void HierarchicalCommunicator::share(std::vector<std::vector<std::byte>>& blocks
     blocks[host].assign(begin, end);
     begin = end;
   }
-}
-
-void HierarchicalCommunicator::all_gather(std::span<const std::byte> mine,
-                                          std::vector<std::vector<std::byte>>& all) {
-  if (across_) across_->all_gather(mine, all);
-  share(all);
-}
-
-void HierarchicalCommunicator::all_reduce(std::span<float> data, SumOrder order) {
-  if (across_) across_->all_reduce(data, order);
-  inside_.broadcast(std::as_writable_bytes(data), 0);
-}
-
-void HierarchicalCommunicator::all_reduce(std::span<BFloat16> data, SumOrder order) {
-  if (across_) across_->all_reduce(data, order);
-  inside_.broadcast(std::as_writable_bytes(data), 0);
-}
-
-void HierarchicalCommunicator::broadcast(std::span<std::byte> data, int root) {
-  TOPKNOT_CHECK(root >= 0 && root < size(), "broadcast from a host that does not exist");
-  if (across_) across_->broadcast(data, root);
-  inside_.broadcast(data, 0);
-}
-
-void HierarchicalCommunicator::all_to_all(std::span<const std::vector<std::byte>> mine,
-                                          std::vector<std::vector<std::byte>>& theirs) {
-  if (across_) across_->all_to_all(mine, theirs);
-  share(theirs);
-}
-
-void HierarchicalCommunicator::send_receive(int to, std::span<const std::byte> mine, int from,
-                                            std::vector<std::byte>& theirs) {
-  theirs.clear();
-  if (across_) across_->send_receive(to, mine, from, theirs);
-  if (from >= 0) share(theirs);
-}
-
-void HierarchicalCommunicator::barrier() {
-  inside_.barrier();
-  if (across_) across_->barrier();
-  inside_.barrier();
-}
-
-std::unique_ptr<Communicator> HierarchicalCommunicator::split(int) {
-  throw Error("a hierarchy of ranks cannot be split");
-}
-
-void HierarchicalCommunicator::abort(const std::string& reason) noexcept {
-  inside_.abort(reason);
-  if (across_) across_->abort(reason);
 }
 
 void check_hierarchy(int ranks_per_host, bool compressing) {
@@ -128,11 +69,6 @@ Hierarchy::Hierarchy(CollectiveQueue& queue, int ranks_per_host, bool parts) {
   if (parts) return;
   if (index != 0) across_.reset();
   hosts_ = std::make_unique<HierarchicalCommunicator>(*inside_, across_.get(), host, ranks_ / ranks_per_host);
-}
-
-void Hierarchy::set_place(std::int64_t step, int group) {
-  inside_->set_place(step, group);
-  if (across_) across_->set_place(step, group);
 }
 
 StepContext Hierarchy::begin_step(const StepContext& context) {

@@ -36,22 +36,48 @@ class HierarchicalCommunicator : public Communicator {
   // null on the other ranks.
   HierarchicalCommunicator(Communicator& inside, Communicator* across, int host, int hosts);
 
-  void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) override;
-  void all_reduce(std::span<float> data, SumOrder order) override;
-  void all_reduce(std::span<BFloat16> data, SumOrder order) override;
-  void broadcast(std::span<std::byte> data, int root) override;
+  void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) override {
+    if (across_) across_->all_gather(mine, all);
+    share(all);
+  }
+  void all_reduce(std::span<float> data, SumOrder order) override {
+    if (across_) across_->all_reduce(data, order);
+    inside_.broadcast(std::as_writable_bytes(data), 0);
+  }
+  void all_reduce(std::span<BFloat16> data, SumOrder order) override {
+    if (across_) across_->all_reduce(data, order);
+    inside_.broadcast(std::as_writable_bytes(data), 0);
+  }
+  void broadcast(std::span<std::byte> data, int root) override {
+    TOPKNOT_CHECK(root >= 0 && root < size(), "broadcast from a host that does not exist");
+    if (across_) across_->broadcast(data, root);
+    inside_.broadcast(data, 0);
+  }
   void all_to_all(std::span<const std::vector<std::byte>> mine,
-                  std::vector<std::vector<std::byte>>& theirs) override;
+                  std::vector<std::vector<std::byte>>& theirs) override {
+    if (across_) across_->all_to_all(mine, theirs);
+    share(theirs);
+  }
   void send_receive(int to, std::span<const std::byte> mine, int from,
-                    std::vector<std::byte>& theirs) override;
-  void barrier() override;
+                    std::vector<std::byte>& theirs) override {
+    theirs.clear();
+    if (across_) across_->send_receive(to, mine, from, theirs);
+    if (from >= 0 && inside_.size() > 1) topknot::share(inside_, theirs);
+  }
+  void barrier() override {
+    inside_.barrier();
+    if (across_) across_->barrier();
+    inside_.barrier();
+  }
   // Throws: split what this was made of.
-  std::unique_ptr<Communicator> split(int color) override;
-  void abort(const std::string& reason) noexcept override;
+  std::unique_ptr<Communicator> split(int) override { throw Error("a hierarchy of ranks cannot be split"); }
+  void abort(const std::string& reason) noexcept override {
+    inside_.abort(reason);
+    if (across_) across_->abort(reason);
+  }
 
  private:
-  // The first rank's bytes, and its blocks, to the others of the host.
-  void share(std::vector<std::byte>& bytes);
+  // The first rank's blocks to the others of the host.
   void share(std::vector<std::vector<std::byte>>& blocks);
 
   Communicator& inside_;
@@ -91,7 +117,10 @@ class Hierarchy {
   Communicator& inside() { return *inside_; }
   Communicator* across() { return across_.get(); }
   // Communicator::set_place() of both.
-  void set_place(std::int64_t step, int group = -1);
+  void set_place(std::int64_t step, int group = -1) {
+    inside_->set_place(step, group);
+    if (across_) across_->set_place(step, group);
+  }
   // How many parts a group has, which of them is this rank's, and where it lies in `numel` elements.
   int parts() const { return hosts_ ? 1 : inside_->size(); }
   int part() const { return hosts_ ? 0 : inside_->rank(); }

@@ -53,14 +53,19 @@ class DeviceTimes {
     end(place, stream);
   }
   // A graph writes to the places that its marks had when it was recorded: those from `first` on.
-  std::vector<Mark> since(std::size_t first) const;
-  void append(const std::vector<Mark>& marks);  // of a graph that is started now
+  std::vector<Mark> since(std::size_t first) const {
+    return {marks_.begin() + static_cast<std::ptrdiff_t>(first), marks_.end()};
+  }
+  // Those of a graph that is started now.
+  void append(const std::vector<Mark>& marks) { marks_.insert(marks_.end(), marks.begin(), marks.end()); }
   const std::vector<Mark>& marks() const { return marks_; }
 
   // GPU memory: two times per mark, in nanoseconds; those of the last step.
   std::span<const std::uint64_t> clock() const { return {clock_.data(), clock_.size()}; }
   // Converts the GPU's clock to the host's.
-  Time host_time(std::uint64_t nanoseconds) const;
+  Time host_time(std::uint64_t nanoseconds) const {
+    return host_zero_ + std::chrono::nanoseconds(static_cast<std::int64_t>(nanoseconds - zero_));
+  }
 
  private:
   std::size_t begin(const Mark& mark, cudaStream_t stream);

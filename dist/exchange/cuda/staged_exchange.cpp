@@ -82,9 +82,9 @@ class StagedTransport final : public HostTransport {
     if (kind == ExchangeSpan::Kind::encode) way(bucket).copied.synchronize();
     HostTransport::around(kind, bucket, work);
   }
-  void start_inside(Inside what, Bucket& bucket) override {
-    way(bucket).copied.synchronize();
-    HostTransport::start_inside(what, bucket);
+  void start(Leg leg, Bucket& bucket) override {
+    if (leg != Leg::message) way(bucket).copied.synchronize();
+    HostTransport::start(leg, bucket);
   }
 
   void take_loss(const float* loss) override {
