@@ -1,6 +1,5 @@
 #include "compress/transform.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>
@@ -44,12 +43,6 @@ void transpose(const float* from, std::size_t rows, std::size_t cols, float* to)
 }
 
 }  // namespace
-
-std::size_t BlockTransform::side(std::size_t length) {
-  std::size_t side = std::min(kBlock, length);
-  while (side > 1 && length % side != 0) --side;
-  return side;
-}
 
 std::vector<TensorSpec> tensors_of(const GroupSpec& group) {
   return group.tensors.empty() ? std::vector<TensorSpec>{{0, group.numel, 1}} : group.tensors;

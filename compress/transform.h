@@ -12,7 +12,7 @@
 // multiples of 64, 48 x 50 for 96 x 100, a single entry for two primes above 64. The entries of a block lie together, row
 // by row, block after block in the order of rows; selection chunk_topk takes its chunks from blocks.
 
-#include <cstddef>
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <vector>
@@ -24,7 +24,12 @@ namespace topknot {
 class BlockTransform {
  public:
   static constexpr std::size_t kBlock = 64;
-  static std::size_t side(std::size_t length);  // of a block: the largest divisor up to kBlock
+  // A block's: the largest divisor up to kBlock.
+  static std::size_t side(std::size_t length) {
+    std::size_t side = std::min(kBlock, length);
+    while (side > 1 && length % side != 0) --side;
+    return side;
+  }
   BlockTransform(const GroupSpec& group, bool cosine);
 
   // In place, of the whole group. The same bits for any number of threads.

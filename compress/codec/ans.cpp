@@ -284,6 +284,9 @@ std::size_t ans_decode(std::span<const std::byte> in, std::size_t numel, std::sp
   return used;
 }
 
+const bool ans_registered =
+    index_codecs().add("ans", "runs of zeros at their entropy, by rANS", {{&kAnsLayout}});
+
 }  // namespace
 
 const IndexLayout kAnsLayout{.id = 5,
@@ -292,10 +295,4 @@ const IndexLayout kAnsLayout{.id = 5,
                              .encode = ans_encode,
                              .decode = ans_decode};
 
-namespace {
-
-const bool ans_registered =
-    index_codecs().add("ans", "runs of zeros at their entropy, by rANS", {{&kAnsLayout}});
-
-}  // namespace
 }  // namespace topknot

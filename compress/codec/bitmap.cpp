@@ -72,6 +72,8 @@ std::size_t bitmap_decode(std::span<const std::byte> in, std::size_t numel, std:
   return bytes;
 }
 
+const bool bitmap_registered = index_codecs().add("bitmap", "a bit per element", {{&kBitmapLayout}});
+
 }  // namespace
 
 const IndexLayout kBitmapLayout{.id = 3,
@@ -80,9 +82,4 @@ const IndexLayout kBitmapLayout{.id = 3,
                                 .encode = bitmap_encode,
                                 .decode = bitmap_decode};
 
-namespace {
-
-const bool bitmap_registered = index_codecs().add("bitmap", "a bit per element", {{&kBitmapLayout}});
-
-}  // namespace
 }  // namespace topknot

@@ -2,7 +2,6 @@
 #include <bit>
 #include <cstring>
 #include <numeric>
-#include <string>
 
 #include "compress/codec/code_bits.h"
 #include "compress/codec/codec.h"
@@ -103,6 +102,11 @@ std::size_t all_decode(std::span<const std::byte>, std::size_t numel, std::span<
   return 0;
 }
 
+const bool codecs_registered[] = {
+    index_codecs().add("raw", "4 bytes per position", {{&kRawLayout}}),
+    index_codecs().add("auto", "whichever is smallest, message by message",
+                       {{&kRawLayout, &kRun16Layout, &kRiceLayout, &kBitmapLayout, &kAllLayout}})};
+
 }  // namespace
 
 const IndexLayout kRawLayout{.id = 0,
@@ -132,12 +136,6 @@ const IndexLayout& IndexCodec::choose(std::span<const std::uint32_t> indices, st
     least = bytes;
   }
   return *best;
-}
-
-const IndexLayout* IndexCodec::find(std::uint8_t id) const {
-  for (const IndexLayout* layout : layouts)
-    if (layout->id == id) return layout;
-  return nullptr;
 }
 
 double IndexCodec::expected_bytes(std::size_t count, std::size_t numel) const {
@@ -227,12 +225,4 @@ Registry<ValueCodec>& value_codecs() {
   return registry;
 }
 
-namespace {
-
-const bool codecs_registered[] = {
-    index_codecs().add("raw", "4 bytes per position", {{&kRawLayout}}),
-    index_codecs().add("auto", "whichever is smallest, message by message",
-                       {{&kRawLayout, &kRun16Layout, &kRiceLayout, &kBitmapLayout, &kAllLayout}})};
-
-}  // namespace
 }  // namespace topknot

@@ -75,7 +75,11 @@ struct IndexCodec {
   const IndexLayout& choose(std::span<const std::uint32_t> indices, std::size_t numel,
                             const ValueCodec& values) const;
   // The layout that a reader of this code accepts under that number, or null.
-  const IndexLayout* find(std::uint8_t id) const;
+  const IndexLayout* find(std::uint8_t id) const {
+    for (const IndexLayout* layout : layouts)
+      if (layout->id == id) return layout;
+    return nullptr;
+  }
   // IndexLayout::expected_bytes() of the smallest.
   double expected_bytes(std::size_t count, std::size_t numel) const;
 };

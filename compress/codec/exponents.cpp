@@ -330,20 +330,24 @@ void encode_block(std::span<const T> values, const BlockPlan& plan, std::byte* o
   std::memcpy(out, escaped.data(), coding.escapes);
 }
 
+// A block of the values.
+auto values_of(auto values, std::size_t block) {
+  const std::size_t begin = block * kExponentBlock;
+  return values.subspan(begin, std::min(kExponentBlock, values.size() - begin));
+}
+
 template <class T>
 void encode_blocks(std::span<const T> values, std::vector<std::byte>& out) {
   const std::size_t blocks = (values.size() + kExponentBlock - 1) / kExponentBlock;
-  const auto values_of = [&](std::size_t block) {
-    const std::size_t begin = block * kExponentBlock;
-    return values.subspan(begin, std::min(kExponentBlock, values.size() - begin));
-  };
   std::vector<BlockPlan> plans(blocks);
-  for_each_block(blocks, kBlocksPerThread, [&](std::size_t b) { plans[b] = plan_block(values_of(b)); });
+  for_each_block(blocks, kBlocksPerThread,
+                 [&](std::size_t b) { plans[b] = plan_block(values_of(values, b)); });
   std::vector<std::size_t> begins(blocks + 1);
   for (std::size_t b = 0; b < blocks; ++b) begins[b + 1] = begins[b] + plans[b].bytes;
   out.resize(begins.back());
-  for_each_block(blocks, kBlocksPerThread,
-                 [&](std::size_t b) { encode_block(values_of(b), plans[b], out.data() + begins[b]); });
+  for_each_block(blocks, kBlocksPerThread, [&](std::size_t b) {
+    encode_block(values_of(values, b), plans[b], out.data() + begins[b]);
+  });
 }
 
 // A block as its header has it, of `n` values at the start of `in`. Throws Error if it is longer than that.
@@ -423,20 +427,16 @@ bool decode_block(const std::byte* in, const BlockPlan& plan, std::span<T> value
 template <class T>
 void decode_blocks(std::span<const std::byte> in, std::span<T> values) {
   const std::size_t blocks = (values.size() + kExponentBlock - 1) / kExponentBlock;
-  const auto values_of = [&](std::size_t block) {
-    const std::size_t begin = block * kExponentBlock;
-    return values.subspan(begin, std::min(kExponentBlock, values.size() - begin));
-  };
   std::vector<BlockPlan> plans(blocks);
   std::vector<std::size_t> begins(blocks + 1);
   for (std::size_t b = 0; b < blocks; ++b) {
-    plans[b] = read_block_plan<T>(in.subspan(begins[b]), values_of(b).size());
+    plans[b] = read_block_plan<T>(in.subspan(begins[b]), values_of(values, b).size());
     begins[b + 1] = begins[b] + plans[b].bytes;
   }
   if (begins.back() != in.size()) damaged_block("coded exponents: bytes are left over");
   std::vector<std::uint8_t> fits(blocks);
   for_each_block(blocks, kBlocksPerThread, [&](std::size_t b) {
-    fits[b] = decode_block(in.data() + begins[b], plans[b], values_of(b));
+    fits[b] = decode_block(in.data() + begins[b], plans[b], values_of(values, b));
   });
   if (std::find(fits.begin(), fits.end(), 0) != fits.end())
     damaged_block("coded exponents: another number of escapes than the header has");

@@ -152,6 +152,9 @@ std::size_t rice_decode(std::span<const std::byte> in, std::size_t numel, std::s
   return body + used;
 }
 
+const bool rice_registered =
+    index_codecs().add("rice", "runs of zeros in Golomb-Rice code", {{&kRiceLayout}});
+
 }  // namespace
 
 const IndexLayout kRiceLayout{.id = 2,
@@ -160,10 +163,4 @@ const IndexLayout kRiceLayout{.id = 2,
                               .encode = rice_encode,
                               .decode = rice_decode};
 
-namespace {
-
-const bool rice_registered =
-    index_codecs().add("rice", "runs of zeros in Golomb-Rice code", {{&kRiceLayout}});
-
-}  // namespace
 }  // namespace topknot

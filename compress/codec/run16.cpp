@@ -77,6 +77,9 @@ std::size_t run16_decode(std::span<const std::byte> in, std::size_t numel, std::
   return 2 * slot;
 }
 
+const bool run16_registered =
+    index_codecs().add("run16", "2 bytes per run of zeros, as DGC sends them", {{&kRun16Layout}});
+
 }  // namespace
 
 const IndexLayout kRun16Layout{.id = 1,
@@ -85,10 +88,4 @@ const IndexLayout kRun16Layout{.id = 1,
                                .encode = run16_encode,
                                .decode = run16_decode};
 
-namespace {
-
-const bool run16_registered =
-    index_codecs().add("run16", "2 bytes per run of zeros, as DGC sends them", {{&kRun16Layout}});
-
-}  // namespace
 }  // namespace topknot

@@ -56,18 +56,128 @@ class DeviceSparseCompressor final : public Compressor {
  public:
   // `selector`: of the group's segments. The density is 1 until reserve().
   DeviceSparseCompressor(std::unique_ptr<DeviceSelector> selector, std::unique_ptr<DeviceMemory> memory,
-                         std::unique_ptr<DeviceCodec> code, bool lr_inside, const GroupSpec& group);
+                         std::unique_ptr<DeviceCodec> code, bool lr_inside, const GroupSpec& group)
+      : group_(group),
+        selector_(std::move(selector)),
+        memory_(std::move(memory)),
+        code_(std::move(code)),
+        lr_inside_(lr_inside),
+        ranges_(ranges_of(group)) {
+    if (memory_->owns_momentum()) applied_ = Applied::momentum;
+    if (lr_inside_) applied_ = Applied::learning_rate;
+    const std::size_t ranks = static_cast<std::size_t>(group_.ranks);
+    received_ = DeviceArray<DecodedStats>(ranks);
+    weights_ = DeviceArray<float>(ranks + 1);
+    std::vector<std::uint32_t> nothing(ranges_.size() + 2);
+    nothing.back() = ranges_.empty();  // finite, unless a selection that there is does not say so
+    starts_ = on_device(nothing);
+    joined_.starts = starts_.data();
+    joined_.count = joined_.starts + ranges_.size();
+    joined_.finite = joined_.count + 1;
+  }
 
-  std::size_t reserve(double density) override;
-  Message encode(Slice slice, const StepContext& context) override;
-  std::optional<Message> decode(const Round& round) override;
-  std::span<float> commit(std::span<const std::uint32_t>) override;
-  void save(StateWriter& writer) const override;
-  void load(StateReader& reader) override;
+  std::size_t reserve(double density) override {
+    density_ = density;
+    selector_->set_density(densities());
+    selected_ = {};
+    selected_ = SelectMemory(ranges_, densities(), *selector_);
+    const std::size_t capacity = selected_.capacity();
+    code_->set_capacity(capacity);
+    if (ranges_.size() > 1) {
+      at_least(indices_, capacity);
+      at_least(values_, capacity);
+      joined_.indices = indices_.data(), joined_.values = values_.data();
+    }
+    if (!code_->exact()) {
+      at_least(sent_by_slot_, capacity);
+      at_least(sent_, capacity);
+    }
+    at_least(received_indices_, capacity * static_cast<std::size_t>(group_.ranks));
+    at_least(received_values_, capacity * static_cast<std::size_t>(group_.ranks));
+    block_ = {};  // the old memory first, so that the new may take its place
+    block_ = DeviceArray<std::byte>(code_->block_bytes());
+    return block_.size();
+  }
+  Message encode(Slice slice, const StepContext& context) override {
+    TOPKNOT_CHECK(slice.gradient.size() == group_.numel, "a slice of another length than the group's");
+    if (block_.size() == 0) reserve(density_);
+    slice_ = slice;
+    step_ = context;
+    const cudaStream_t stream = Context::current().stream();
+    const Accumulate accumulate = memory_->accumulate(slice, step_.parameters);
+    SelectRanges ranges = selected_.ranges();
+    ranges.joined = joined_;
+    ranges.joined.status = step_.status;
+    ranges.joined.message = code_->plain() ? block_.data() : nullptr;
+    ranges.joined.message_bytes = block_.size();
+    ranges.joined.numel = static_cast<std::uint32_t>(group_.numel);
+    if (ranges.count > 0)
+      selector_->select(stream, ranges, accumulate, step_.parameters);
+    else
+      TOPKNOT_CUDA(cudaMemsetAsync(&step_.status->threshold, 0, sizeof step_.status->threshold, stream));
+    if (!code_->plain() || !selector_->writes_message())
+      code_->write(stream, {list().positions, list().values, joined_.count, joined_.finite}, block_.data());
+    return gpu_block_message({block_.data(), block_.size()});
+  }
+  std::optional<Message> decode(const Round& round) override {
+    TOPKNOT_CHECK(step_.parameters != nullptr, "decode without encode");
+    const cudaStream_t stream = Context::current().stream();
+    code_->read(stream, round.gpu_blocks.data(),
+                {received_indices_.data(), received_values_.data(), received_.data()},
+                {step_.weights.data(), step_.parameters, weights_.data(), step_.status});
+    return std::nullopt;
+  }
+  std::span<float> commit(std::span<const std::uint32_t>) override {
+    TOPKNOT_CHECK(step_.parameters != nullptr, "commit without encode");
+    const cudaStream_t stream = Context::current().stream();
+    const StepStatus* const status = step_.status;
+    const SelectRanges& ranges = selected_.ranges();
+    const std::size_t capacity = selected_.capacity();
+    DeviceSent sent = list();
+    DeviceOutcome outcome;
+    outcome.sent = selected_.taken_values();
+    if (!code_->exact()) {
+      if (ranges.count > 0)
+        launch(take_own_kernel, ranges.shares.count, kThreads, stream, ranges, joined_, step_.parameters,
+               received_values_.data(), capacity, sent_.data(), sent_by_slot_.data());
+      sent.values = sent_.data();
+      outcome.sent = sent_by_slot_.data();
+    }
+    const DecodedEntries received{received_indices_.data(), received_values_.data(), received_.data()};
+    const std::span<float> average =
+        memory_->commit(stream, status, slice_, sent, {received, capacity, group_.ranks, weights_.data()});
+    outcome.average = average.data();
+    outcome.weight = weights_.data() + group_.ranks;
+    outcome.ranks = group_.ranks;
+    if (ranges.count > 0) selector_->commit(stream, ranges, status, outcome);
+    step_.parameters = nullptr;
+    return average;
+  }
+  void save(StateWriter& writer) const override {
+    writer.put<std::uint64_t>(group_.numel);
+    writer.put<std::uint64_t>(ranges_.size());
+    selector_->save(writer);
+    memory_->save(writer);
+  }
+  void load(StateReader& reader) override {
+    reader.expect_group(group_.numel, ranges_.size());
+    selector_->load(reader);
+    memory_->load(reader);
+  }
 
  private:
-  std::vector<double> densities() const;  // by segment
-  DeviceSent list() const;                // what this rank selected
+  // The density of each segment.
+  std::vector<double> densities() const {
+    std::vector<double> all;
+    for (const DeviceRange& range : ranges_) all.push_back(std::max(density_, range.least_density));
+    return all;
+  }
+  // Returns what this rank selected. The only range's selection is the list.
+  DeviceSent list() const {
+    const bool one = ranges_.size() <= 1;
+    return {one ? selected_.taken_indices() : indices_.data(),
+            one ? selected_.taken_values() : values_.data(), joined_.count};
+  }
 
   GroupSpec group_;
   std::unique_ptr<DeviceSelector> selector_;
@@ -93,136 +203,6 @@ class DeviceSparseCompressor final : public Compressor {
   Slice slice_;
   StepContext step_;
 };
-
-DeviceSparseCompressor::DeviceSparseCompressor(std::unique_ptr<DeviceSelector> selector,
-                                               std::unique_ptr<DeviceMemory> memory,
-                                               std::unique_ptr<DeviceCodec> code, bool lr_inside,
-                                               const GroupSpec& group)
-    : group_(group),
-      selector_(std::move(selector)),
-      memory_(std::move(memory)),
-      code_(std::move(code)),
-      lr_inside_(lr_inside),
-      ranges_(ranges_of(group)) {
-  if (memory_->owns_momentum()) applied_ = Applied::momentum;
-  if (lr_inside_) applied_ = Applied::learning_rate;
-  const std::size_t ranks = static_cast<std::size_t>(group_.ranks);
-  received_ = DeviceArray<DecodedStats>(ranks);
-  weights_ = DeviceArray<float>(ranks + 1);
-  std::vector<std::uint32_t> nothing(ranges_.size() + 2);
-  nothing.back() = ranges_.empty();  // finite, unless a selection that there is does not say so
-  starts_ = on_device(nothing);
-  joined_.starts = starts_.data();
-  joined_.count = joined_.starts + ranges_.size();
-  joined_.finite = joined_.count + 1;
-}
-
-std::vector<double> DeviceSparseCompressor::densities() const {
-  std::vector<double> all;
-  for (const DeviceRange& range : ranges_) all.push_back(std::max(density_, range.least_density));
-  return all;
-}
-
-std::size_t DeviceSparseCompressor::reserve(double density) {
-  density_ = density;
-  selector_->set_density(densities());
-  selected_ = {};
-  selected_ = SelectMemory(ranges_, densities(), *selector_);
-  const std::size_t capacity = selected_.capacity();
-  code_->set_capacity(capacity);
-  if (ranges_.size() > 1) {
-    at_least(indices_, capacity);
-    at_least(values_, capacity);
-    joined_.indices = indices_.data(), joined_.values = values_.data();
-  }
-  if (!code_->exact()) {
-    at_least(sent_by_slot_, capacity);
-    at_least(sent_, capacity);
-  }
-  at_least(received_indices_, capacity * static_cast<std::size_t>(group_.ranks));
-  at_least(received_values_, capacity * static_cast<std::size_t>(group_.ranks));
-  block_ = {};  // the old memory first, so that the new may take its place
-  block_ = DeviceArray<std::byte>(code_->block_bytes());
-  return block_.size();
-}
-
-// The only range's selection is the list.
-DeviceSent DeviceSparseCompressor::list() const {
-  const bool one = ranges_.size() <= 1;
-  return {one ? selected_.taken_indices() : indices_.data(), one ? selected_.taken_values() : values_.data(),
-          joined_.count};
-}
-
-Message DeviceSparseCompressor::encode(Slice slice, const StepContext& context) {
-  TOPKNOT_CHECK(slice.gradient.size() == group_.numel, "a slice of another length than the group's");
-  if (block_.size() == 0) reserve(density_);
-  slice_ = slice;
-  step_ = context;
-  const cudaStream_t stream = Context::current().stream();
-  const Accumulate accumulate = memory_->accumulate(slice, step_.parameters);
-  SelectRanges ranges = selected_.ranges();
-  ranges.joined = joined_;
-  ranges.joined.status = step_.status;
-  ranges.joined.message = code_->plain() ? block_.data() : nullptr;
-  ranges.joined.message_bytes = block_.size();
-  ranges.joined.numel = static_cast<std::uint32_t>(group_.numel);
-  if (ranges.count > 0)
-    selector_->select(stream, ranges, accumulate, step_.parameters);
-  else
-    TOPKNOT_CUDA(cudaMemsetAsync(&step_.status->threshold, 0, sizeof step_.status->threshold, stream));
-  if (!code_->plain() || !selector_->writes_message())
-    code_->write(stream, {list().positions, list().values, joined_.count, joined_.finite}, block_.data());
-  return gpu_block_message({block_.data(), block_.size()});
-}
-
-std::optional<Message> DeviceSparseCompressor::decode(const Round& round) {
-  TOPKNOT_CHECK(step_.parameters != nullptr, "decode without encode");
-  const cudaStream_t stream = Context::current().stream();
-  code_->read(stream, round.gpu_blocks.data(),
-              {received_indices_.data(), received_values_.data(), received_.data()},
-              {step_.weights.data(), step_.parameters, weights_.data(), step_.status});
-  return std::nullopt;
-}
-
-std::span<float> DeviceSparseCompressor::commit(std::span<const std::uint32_t>) {
-  TOPKNOT_CHECK(step_.parameters != nullptr, "commit without encode");
-  const cudaStream_t stream = Context::current().stream();
-  const StepStatus* const status = step_.status;
-  const SelectRanges& ranges = selected_.ranges();
-  const std::size_t capacity = selected_.capacity();
-  DeviceSent sent = list();
-  DeviceOutcome outcome;
-  outcome.sent = selected_.taken_values();
-  if (!code_->exact()) {
-    if (ranges.count > 0)
-      launch(take_own_kernel, ranges.shares.count, kThreads, stream, ranges, joined_, step_.parameters,
-             received_values_.data(), capacity, sent_.data(), sent_by_slot_.data());
-    sent.values = sent_.data();
-    outcome.sent = sent_by_slot_.data();
-  }
-  const DecodedEntries received{received_indices_.data(), received_values_.data(), received_.data()};
-  const std::span<float> average =
-      memory_->commit(stream, status, slice_, sent, {received, capacity, group_.ranks, weights_.data()});
-  outcome.average = average.data();
-  outcome.weight = weights_.data() + group_.ranks;
-  outcome.ranks = group_.ranks;
-  if (ranges.count > 0) selector_->commit(stream, ranges, status, outcome);
-  step_.parameters = nullptr;
-  return average;
-}
-
-void DeviceSparseCompressor::save(StateWriter& writer) const {
-  writer.put<std::uint64_t>(group_.numel);
-  writer.put<std::uint64_t>(ranges_.size());
-  selector_->save(writer);
-  memory_->save(writer);
-}
-
-void DeviceSparseCompressor::load(StateReader& reader) {
-  reader.expect_group(group_.numel, ranges_.size());
-  selector_->load(reader);
-  memory_->load(reader);
-}
 
 }  // namespace
 

@@ -15,7 +15,6 @@
 #include "compress/compressor.h"
 #include "include/topknot.h"
 #include "nn/base/check.h"
-#include "nn/core/bfloat16.h"
 
 namespace topknot {
 

@@ -37,8 +37,7 @@ std::vector<Option> library_options() {
        .choices = {"tensor", "model"}},
       {"threads", 0, "threads of a call; 0: OpenMP's own number", 0, 1024},
       {"device", "cpu",
-       "where gradients, messages and averages lie: cpu, cuda (the GPU that the thread works on), "
-       "cuda:N"},
+       "where gradients, messages and averages lie: cpu, cuda (the GPU that the thread works on), cuda:N"},
       {"undo", false, "keep what topknot_undo() needs"},
   };
   options.insert(options.end(), more.begin(), more.end());

@@ -1,5 +1,4 @@
 // The parts of a compressor of libtopknot, and their state.
-#include <algorithm>
 #include <limits>
 #include <optional>
 

@@ -343,8 +343,7 @@ topknot_result topknot_commit(topknot_round* round, void* const* averages, topkn
       end(compressor, round, true);
       refuse(bad ? "the step is not finite: it can only be discarded"
                  : "commit() of a round that is not decoded, or without averages or a type, or with an "
-                   "average whose "
-                   "address is no multiple of its type's size; it is discarded");
+                   "average whose address is no multiple of its type's size; it is discarded");
     }
     bool committed = false;
     try {

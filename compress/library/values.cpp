@@ -1,7 +1,7 @@
 // Gradients in the types of include/topknot.h, by the threads of the caller.
 #include <bit>
 #include <cstdint>
-#include <cstring>
+#include <functional>
 
 #include "compress/library/handle.h"
 #include "compress/parallel.h"
@@ -46,14 +46,8 @@ void read_values(const void* from, topknot_type type, float scale, std::span<flo
   const std::size_t n = to.size();
   switch (type) {
     case TOPKNOT_FLOAT32:
-      if (scale == 1)
-        for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
-          std::memcpy(to.data() + begin, static_cast<const float*>(from) + begin,
-                      (end - begin) * sizeof(float));
-        });
-      else
-        convert(static_cast<const float*>(from), to.data(), n, [=](float x) { return x * scale; });
-      return;
+      if (scale == 1) return convert(static_cast<const float*>(from), to.data(), n, std::identity());
+      return convert(static_cast<const float*>(from), to.data(), n, [=](float x) { return x * scale; });
     case TOPKNOT_BFLOAT16:
       return convert(static_cast<const BFloat16*>(from), to.data(), n,
                      [=](BFloat16 x) { return to_float(x) * scale; });
@@ -67,13 +61,8 @@ void write_values(std::span<const float> from, float scale, topknot_type type, v
   const std::size_t n = from.size();
   switch (type) {
     case TOPKNOT_FLOAT32:
-      if (scale == 1)
-        for_parts(n, part_count(n), [&](std::size_t, std::size_t begin, std::size_t end) {
-          std::memcpy(static_cast<float*>(to) + begin, from.data() + begin, (end - begin) * sizeof(float));
-        });
-      else
-        convert(from.data(), static_cast<float*>(to), n, [=](float x) { return x * scale; });
-      return;
+      if (scale == 1) return convert(from.data(), static_cast<float*>(to), n, std::identity());
+      return convert(from.data(), static_cast<float*>(to), n, [=](float x) { return x * scale; });
     case TOPKNOT_BFLOAT16:
       return convert(from.data(), static_cast<BFloat16*>(to), n,
                      [=](float x) { return to_bfloat16(x * scale); });

@@ -9,7 +9,6 @@
 #include "compress/select/passes/keys.h"
 #include "compress/select/passes/passes.h"
 #include "compress/state.h"
-#include "nn/base/check.h"
 #include "nn/core/simd.h"
 
 namespace topknot::lowrank {
@@ -326,20 +325,6 @@ Message LowRankCompressor::encode(Slice slice, const StepContext& context) {
   project(slice.gradient);
   phase_ = Phase::encoded;
   return sum_message(sum_);
-}
-
-std::optional<Message> LowRankCompressor::decode(const Round& round) {
-  check_decode();
-  std::optional<Message> next = receive(round);
-  if (!next) phase_ = Phase::decoded;
-  return next;
-}
-
-std::span<float> LowRankCompressor::commit(std::span<const std::uint32_t>) {
-  check_commit();
-  rebuild(slice_.gradient, average());
-  phase_ = Phase::idle;
-  return average();
 }
 
 std::vector<float> load_factor(StateReader& reader, std::size_t size) {

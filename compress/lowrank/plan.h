@@ -119,8 +119,18 @@ class LowRankCompressor : public HostCompressor {
       : HostCompressor(group, check_options(options)), plan_(options, group, factors_per_step) {}
 
   Message encode(Slice slice, const StepContext& context) final;
-  std::optional<Message> decode(const Round& round) final;
-  std::span<float> commit(std::span<const std::uint32_t> rejected) final;
+  std::optional<Message> decode(const Round& round) final {
+    check_decode();
+    std::optional<Message> next = receive(round);
+    if (!next) phase_ = Phase::decoded;
+    return next;
+  }
+  std::span<float> commit(std::span<const std::uint32_t>) final {
+    check_commit();
+    rebuild(slice_.gradient, average());
+    phase_ = Phase::idle;
+    return average();
+  }
   Diagnostics diagnostics() const final { return {.selected = sent_, .accumulated = slice_.gradient}; }
 
  protected:

@@ -1,6 +1,5 @@
 #include "compress/quantise/compressor.h"
 
-#include <algorithm>
 #include <limits>
 #include <utility>
 

@@ -75,20 +75,6 @@ const Option kTruncate{.name = "truncate",
                        .help = "which entries are sent where a few too many exceed it",
                        .choices = {"lowest", "largest"}};
 
-}  // namespace
-
-SampleGeometry sample_geometry(std::size_t numel, double density, double sample_ratio) {
-  TOPKNOT_CHECK(numel >= 1 && density > 0 && sample_ratio > 0, "nothing to sample");
-  return dgc::geometry_of(numel, density, sample_ratio);
-}
-
-DgcSampledOptions dgc_sampled_options(const CompressOptions& options) {
-  return {options.get<double>(kSampleRatio), options.get<bool>(kResample),
-          options.get<std::string>(kTruncate) == "lowest"};
-}
-
-namespace {
-
 class DgcSampledSelector final : public Selector {
  public:
   explicit DgcSampledSelector(const CompressOptions& options)
@@ -96,7 +82,6 @@ class DgcSampledSelector final : public Selector {
 
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
               Selection& selected) override {
-    TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     adaptations_ = 0;
     exact_ = false;
     const bool all = step.k == u.size();
@@ -221,4 +206,15 @@ const bool dgc_sampled_registered[] = {
                {.select = "dgc_sampled", .settings = {{"compress.density", "0.01"}}})};
 
 }  // namespace
+
+SampleGeometry sample_geometry(std::size_t numel, double density, double sample_ratio) {
+  TOPKNOT_CHECK(numel >= 1 && density > 0 && sample_ratio > 0, "nothing to sample");
+  return dgc::geometry_of(numel, density, sample_ratio);
+}
+
+DgcSampledOptions dgc_sampled_options(const CompressOptions& options) {
+  return {options.get<double>(kSampleRatio), options.get<bool>(kResample),
+          options.get<std::string>(kTruncate) == "lowest"};
+}
+
 }  // namespace topknot

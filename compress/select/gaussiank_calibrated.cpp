@@ -37,7 +37,6 @@
 #include "compress/select/passes/quantiles.h"
 #include "compress/sparse.h"
 #include "compress/state.h"
-#include "nn/base/check.h"
 
 namespace topknot {
 namespace {
@@ -78,7 +77,6 @@ class GaussianKCalibratedSelector final : public Selector {
  public:
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
               Selection& selected) override {
-    TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     next_ = carried_;
     passes_ = 1;
     if (u.size() < kSmallestFit || step.k > u.size() / 2) {

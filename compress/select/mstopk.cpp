@@ -52,7 +52,6 @@ class MsTopKSelector final : public Selector {
 
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
               Selection& selected) override {
-    TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     const MagnitudeMoments all = accumulate_with_magnitudes(u, input);
     if (!begin_selection(all.finite, selected)) return;
     if (step.k == u.size()) {

@@ -17,7 +17,6 @@
 #include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
-#include "nn/base/check.h"
 #include "nn/core/rng.h"
 
 namespace topknot {
@@ -33,7 +32,6 @@ class RandKSelector final : public Selector {
 
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
               Selection& selected) override {
-    TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     accumulate_and_collect(u, input, kLargestFinite, 0, broken_);
     if (!begin_selection(broken_.finite(), selected)) return;
     draw(u.size(), step, selected.indices);

@@ -19,7 +19,6 @@
 #include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
-#include "nn/base/check.h"
 
 namespace topknot {
 namespace {
@@ -28,7 +27,6 @@ class RedSyncSelector final : public Selector {
  public:
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
               Selection& selected) override {
-    TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     trace_.clear();
     const MagnitudeMoments all = accumulate_with_magnitudes(u, input);
     if (!begin_selection(all.finite, selected)) return;

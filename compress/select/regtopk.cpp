@@ -43,15 +43,6 @@ const Option kVariant{.name = "variant",
                       .help = "distortion relative to what was sent last (A) or to the current gradient (B)",
                       .choices = {"A", "B"}};
 
-}  // namespace
-
-RegTopKScore regtopk_score(const CompressOptions& options) {
-  const double mu = options.get<double>(kMu), q = options.get<double>(kQ);
-  return {mu, std::tanh((1 + q) / mu), options.get<std::string>(kVariant) == "B"};
-}
-
-namespace {
-
 class RegTopKSelector final : public Selector {
  public:
   explicit RegTopKSelector(const CompressOptions& options) : rule_(regtopk_score(options)) {}
@@ -59,7 +50,6 @@ class RegTopKSelector final : public Selector {
   // selected.threshold is the k-th score, tanh((1 + Q) / mu) included; 0 if all entries are sent.
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
               Selection& selected) override {
-    TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     TOPKNOT_CHECK(last_.indices.empty() || last_.indices.back() < u.size(),
                   "last step's entries lie beyond the vector");
     // For commit(), of k entries at most.
@@ -190,4 +180,10 @@ const bool regtopk_registered[] = {
                {.select = "regtopk", .settings = {{"compress.dense_1d", "false"}}})};
 
 }  // namespace
+
+RegTopKScore regtopk_score(const CompressOptions& options) {
+  const double mu = options.get<double>(kMu), q = options.get<double>(kQ);
+  return {mu, std::tanh((1 + q) / mu), options.get<std::string>(kVariant) == "B"};
+}
+
 }  // namespace topknot

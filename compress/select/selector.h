@@ -24,7 +24,7 @@ struct Selection : SparseVector {
 
 // The step's parameters, as a selector gets them.
 struct SelectStep {
-  std::size_t k = 1;     // SelectorTraits::target(density, range)
+  std::size_t k = 1;     // SelectorTraits::target(density, range), at most the range's length
   double density = 1.0;  // in (0, 1]
   std::int64_t step = 0;
   int rank = 0;

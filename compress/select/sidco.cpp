@@ -74,7 +74,6 @@ class SidcoSelector final : public Selector {
 
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
               Selection& selected) override {
-    TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     trace_.clear();
     next_ = carried_;
     listed_ = false;

@@ -18,20 +18,6 @@ namespace {
 
 const Option kThreshold{"threshold", 0.0, "the fixed one", 0};
 
-}  // namespace
-
-double fixed_threshold(const CompressOptions& options) {
-  const double threshold = options.get<double>(kThreshold);
-  if (!(threshold > 0))
-    throw UserError(
-        "compress.threshold is 0: selection `threshold` needs a number above 0; entries whose magnitude "
-        "exceeds it "
-        "are sent");
-  return threshold;
-}
-
-namespace {
-
 class ThresholdSelector final : public Selector {
  public:
   explicit ThresholdSelector(const CompressOptions& options) : threshold_(fixed_threshold(options)) {}
@@ -62,4 +48,14 @@ const bool threshold_registered[] = {
                {.select = "threshold"})};
 
 }  // namespace
+
+double fixed_threshold(const CompressOptions& options) {
+  const double threshold = options.get<double>(kThreshold);
+  if (!(threshold > 0))
+    throw UserError(
+        "compress.threshold is 0: selection `threshold` needs a number above 0; entries whose magnitude "
+        "exceeds it are sent");
+  return threshold;
+}
+
 }  // namespace topknot

@@ -11,7 +11,6 @@
 #include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"
 #include "compress/sparse.h"
-#include "nn/base/check.h"
 
 namespace topknot {
 namespace {
@@ -20,7 +19,6 @@ class TopKSelector final : public Selector {
  public:
   void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
               Selection& selected) override {
-    TOPKNOT_CHECK(step.k >= 1 && step.k <= u.size(), "k outside 1 to the vector's length");
     next_ = carried_;
     const bool all = step.k == u.size();
     const MagnitudeKey above = carried_.above(all);

@@ -1,5 +1,5 @@
 // Dense sums in few bits: compress.name dense with a value codec that rounds.
-#include "compress/dense.h"
+#include "compress/compressor.h"
 #include "tests/compress/codec/through.h"
 #include "tests/compress/every_method.h"
 

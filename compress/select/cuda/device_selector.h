@@ -232,10 +232,12 @@ class DeviceSelector {
 
   // The most entries that select() may take of a range of n elements at this density: k, or compress.capacity
   // times k, or (capacity none) what the method may select at most, which is the whole range for threshold
-  // methods.
-  virtual std::size_t capacity(std::size_t n, double density) const = 0;
-  // How many entries the list of such a range holds.
-  virtual std::size_t list_limit(std::size_t n, double density) const = 0;
+  // methods. This one: k.
+  virtual std::size_t capacity(std::size_t n, double density) const { return target_count(density, n); }
+  // How many entries the list of such a range holds. This one: as many as are worth it for k.
+  virtual std::size_t list_limit(std::size_t n, double density) const {
+    return topknot::list_limit(target_count(density, n));
+  }
   // For steps of these densities or less, one per range; changes what a graph has captured.
   virtual void set_density(const std::vector<double>& densities) { static_cast<void>(densities); }
   // Makes u by `accumulate` (of the group), in the same pass as the method's first, and selects from it. k

@@ -230,11 +230,6 @@ class RegTopKOnGpu final : public DeviceSelector {
         last_(std::vector<std::size_t>(ranges.size())),
         controls_(on_device(std::vector<RegTopKControl>(ranges.size()))) {}
 
-  std::size_t capacity(std::size_t n, double density) const override { return target_count(density, n); }
-
-  std::size_t list_limit(std::size_t n, double density) const override {
-    return topknot::list_limit(target_count(density, n));
-  }
   void set_density(const std::vector<double>& densities) override {
     std::vector<std::size_t> capacities;
     for (std::size_t r = 0; r < ranges_.size(); ++r)

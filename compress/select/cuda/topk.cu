@@ -71,11 +71,6 @@ class DeviceTopK final : public DeviceSelector {
       : range_(ranges.size() == 1 ? ranges[0].n : 0),
         states_(on_device(std::vector<TopKState>(ranges.size()))) {}
 
-  std::size_t capacity(std::size_t n, double density) const override { return target_count(density, n); }
-  std::size_t list_limit(std::size_t n, double density) const override {
-    return topknot::list_limit(target_count(density, n));
-  }
-
   void set_density(const std::vector<double>& densities) override {
     one_block_.reset();
     const std::size_t k = range_ == 0 ? 0 : capacity(range_, densities[0]);
@@ -175,14 +170,10 @@ class DeviceThreshold final : public DeviceSelector {
   DeviceThreshold(const CompressOptions& options, const std::vector<DeviceRange>&)
       : multiple_(options.capacity), threshold_(fixed_threshold(options)) {}
 
+  // How many exceed the threshold is data-dependent; a list longer than list_limit() is taken from u by two more passes.
   std::size_t capacity(std::size_t n, double density) const override {
     return capacity_within(multiple_, target_count(density, n), n);
   }
-  // How many exceed the threshold is data-dependent; a longer list is taken from u by two more passes.
-  std::size_t list_limit(std::size_t n, double density) const override {
-    return topknot::list_limit(target_count(density, n));
-  }
-
   void select(cudaStream_t stream, const SelectRanges& ranges, const Accumulate& accumulate,
               const StepParameters* parameters) override {
     accumulate_and_list(stream, ranges, accumulate, ThresholdListing{parameters, threshold_, multiple_});

@@ -9,7 +9,6 @@
 
 #include "compress/parallel.h"
 #include "compress/select/passes/pass_kernels.h"
-#include "compress/select/passes/passes.h"
 #include "nn/base/check.h"
 #include "nn/core/simd.h"
 
@@ -219,12 +218,6 @@ double mean_log_magnitude(std::span<const float> u, double norm) {
        }))
     total += sum;
   return total / static_cast<double>(u.size());
-}
-
-void ThresholdSearch::start(std::span<const float> u, std::size_t limit) {
-  u_ = u;
-  limit_ = limit;
-  have_list_ = false;
 }
 
 std::size_t ThresholdSearch::count(MagnitudeKey above) {

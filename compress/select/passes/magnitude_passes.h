@@ -47,7 +47,11 @@ inline MagnitudeKey key_reaching(double t) {
 class ThresholdSearch {
  public:
   // u stays valid and unchanged until the last take(). `limit`: the longest list worth keeping, a part.
-  void start(std::span<const float> u, std::size_t limit);
+  void start(std::span<const float> u, std::size_t limit) {
+    u_ = u;
+    limit_ = limit;
+    have_list_ = false;
+  }
   std::size_t count(MagnitudeKey above);
   // Replaces the contents of `selected` by the entries above; exactly `count` of them.
   void take(MagnitudeKey above, std::size_t count, Selection& selected);

@@ -1,6 +1,5 @@
 #include "compress/select/passes/passes.h"
 
-#include <algorithm>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -66,19 +65,6 @@ TOPKNOT_MULTIVERSION void add_weighted(float* to, const float* x, std::size_t n,
 }
 TOPKNOT_MULTIVERSION void subtract(float* to, const float* x, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) to[i] -= x[i];
-}
-
-std::size_t Candidates::count() const {
-  std::size_t total = 0;
-  for (const Part& part : parts) total += part.count;
-  return total;
-}
-bool Candidates::complete() const {
-  return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.complete; });
-}
-bool Candidates::finite() const {
-  return std::all_of(parts.begin(), parts.end(),
-                     [](const Part& part) { return part.largest <= kLargestFinite; });
 }
 
 void accumulate_and_collect(std::span<float> u, const FeedbackInput& input, MagnitudeKey above,

@@ -3,6 +3,7 @@
 // exact selection. A pass is one read of the vector, cut over threads by contiguous ranges, so that a list by
 // part is a list by index.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,9 +29,19 @@ struct Candidates {
   };
   std::vector<Part> parts;
 
-  std::size_t count() const;
-  bool complete() const;
-  bool finite() const;  // no NaN or Inf among what was found
+  std::size_t count() const {
+    std::size_t total = 0;
+    for (const Part& part : parts) total += part.count;
+    return total;
+  }
+  bool complete() const {
+    return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.complete; });
+  }
+  // Whether there is no NaN or Inf among what was found.
+  bool finite() const {
+    return std::all_of(parts.begin(), parts.end(),
+                       [](const Part& part) { return part.largest <= kLargestFinite; });
+  }
 };
 
 // Adds to u and, in the same pass, lists the entries whose key exceeds `above`; up to `limit` a part. `above`

@@ -1,11 +1,8 @@
 #include "compress/select/passes/quantiles.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <numbers>
-
-#include "nn/base/check.h"
 
 namespace topknot {
 namespace {
