@@ -34,27 +34,6 @@ void Dataset::decode(std::int64_t, const CounterRng*, std::uint8_t*, std::vector
   throw Error("data set '" + name() + "' is in memory");
 }
 
-std::int32_t Dataset::label(std::int64_t) const {
-  throw Error("data set '" + name() + "' has no labels");
-}
-
-void Dataset::window_labels(std::int64_t index, std::span<std::int32_t> labels) const {
-  for (std::int32_t& label : labels) label = this->label(index++);
-}
-
-void Dataset::target(std::int64_t, float*) const {
-  throw Error("data set '" + name() + "' has no targets");
-}
-
-std::int64_t Dataset::frames(std::int64_t) const {
-  throw Error("data set '" + name() + "' has no recordings");
-}
-
-std::span<const std::int32_t> Dataset::transcript(std::int64_t index) const {
-  frames(index);
-  return {};
-}
-
 void Dataset::get_frames(std::int64_t index, float*, std::int64_t) const {
   frames(index);
 }
@@ -74,19 +53,6 @@ std::vector<std::int32_t> Dataset::encode(const std::string& text) const {
     at = stop;
   }
   return tokens;
-}
-
-std::string Dataset::token_text(std::int32_t token) const {
-  return fmt::format("{} ", token);
-}
-
-const std::string& Dataset::token_name() const {
-  static const std::string kName = "token";
-  return kName;
-}
-
-std::string Dataset::where(std::int64_t index) const {
-  return fmt::format("sample {}", index);
 }
 
 Option option::windows() {

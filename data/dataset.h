@@ -109,28 +109,38 @@ class Dataset {
   virtual std::uint64_t class_names_checksum() const { return 0; }
 
   // The class, or the token after token `index`; Error for regression.
-  virtual std::int32_t label(std::int64_t index) const;
+  virtual std::int32_t label(std::int64_t) const { throw Error("data set '" + name() + "' has no labels"); }
   // label(index), label(index + 1), ...: those of a window.
-  virtual void window_labels(std::int64_t index, std::span<std::int32_t> labels) const;
+  virtual void window_labels(std::int64_t index, std::span<std::int32_t> labels) const {
+    for (std::int32_t& label : labels) label = this->label(index++);
+  }
   // Writes targets() floats. Regression only, else Error.
-  virtual void target(std::int64_t index, float* values) const;
+  virtual void target(std::int64_t, float*) const { throw Error("data set '" + name() + "' has no targets"); }
 
   // Transcription only, else Error: how many frames a recording has, what is said in it, and its spectrogram:
   // bin k of frame t is out[k * stride + t]; UserError if the file is damaged. `where` names it.
-  virtual std::int64_t frames(std::int64_t index) const;
-  virtual std::span<const std::int32_t> transcript(std::int64_t index) const;
+  virtual std::int64_t frames(std::int64_t) const {
+    throw Error("data set '" + name() + "' has no recordings");
+  }
+  virtual std::span<const std::int32_t> transcript(std::int64_t index) const {
+    frames(index);
+    return {};
+  }
   virtual void get_frames(std::int64_t index, float* out, std::int64_t stride) const;
-  virtual std::string where(std::int64_t index) const;
+  virtual std::string where(std::int64_t index) const { return "sample " + std::to_string(index); }
 
   // Language models only: the tokens of a text, and what a token stands for, as it is written before the next
   // one (a word with a blank after it). By default, of a set that knows no texts, both are numbers between
   // blanks. UserError: what the vocabulary does not have.
   virtual std::vector<std::int32_t> encode(const std::string& text) const;
-  virtual std::string token_text(std::int32_t token) const;
+  virtual std::string token_text(std::int32_t token) const { return std::to_string(token) + " "; }
   // The text for DatasetOptions::stored_vocabulary, in UTF-8.
   virtual std::string vocabulary() const { return ""; }
   // Language models only. The kind of token: "word", "character", "byte", or "token" if not known.
-  virtual const std::string& token_name() const;
+  virtual const std::string& token_name() const {
+    static const std::string kName = "token";
+    return kName;
+  }
   // Bytes of text that a token stands for, the mean over this split; 0 if it is not known, or if tokens do not
   // tell all of the text, as words do.
   virtual double bytes_per_token() const { return 0; }

@@ -93,19 +93,18 @@ std::vector<std::string> class_names(const std::string& root, const char* split,
   const fs::path folder = fs::path(root) / split;
   std::error_code absent;
   if (root.empty() || !fs::is_directory(folder, absent))
-    throw UserError(
-        fmt::format("data.root: {}: image_folder needs root/train and root/val with a folder per class in "
-                    "each; `scripts/fetch-data "
-                    "imagenette --to DIR` brings a small one, then give data.root=DIR",
-                    root.empty() ? "is not set" : fmt::format("there is no folder '{}'", folder.string())));
+    throw UserError(fmt::format(
+        "data.root: {}: image_folder needs root/train and root/val with a folder per class in each; "
+        "`scripts/fetch-data imagenette --to DIR` brings a small one, then give data.root=DIR",
+        root.empty() ? "is not set" : fmt::format("there is no folder '{}'", folder.string())));
   std::vector<std::string> names = entries(folder, true, ignored);
   if (!names.empty()) return names;
   const bool flat = !entries(folder, false, ignored).empty();
-  throw UserError(fmt::format(
-      "data.root: '{}' has no folders: image_folder needs one per class{}", folder.string(),
-      flat ? "; move the pictures that lie there into the folders of their classes (for ImageNet's "
-             "validation set there are scripts by the name of valprep.sh)"
-           : ""));
+  throw UserError(
+      fmt::format("data.root: '{}' has no folders: image_folder needs one per class{}", folder.string(),
+                  flat ? "; move the pictures that lie there into the folders of their classes (for "
+                         "ImageNet's validation set there are scripts by the name of valprep.sh)"
+                       : ""));
 }
 
 void check_same_classes(const std::string& root, const std::vector<std::string>& train,
@@ -118,8 +117,7 @@ void check_same_classes(const std::string& root, const std::vector<std::string>&
   };
   throw UserError(
       fmt::format("data.root: '{}': train/ and val/ must have folders of the same names, which are the "
-                  "classes; in train/ alone: {}; "
-                  "in val/ alone: {}",
+                  "classes; in train/ alone: {}; in val/ alone: {}",
                   root, only(train, val), only(val, train)));
 }
 
@@ -214,10 +212,10 @@ class ImageFolder final : public Dataset {
     if (side_ == 0) side_ = kUsualSide;
     if (resize_ == 0) resize_ = static_cast<int>(std::lround(double{kUsualResize} / kUsualSide * side_));
     if (resize_ < side_)
-      throw UserError(fmt::format(
-          "data.resize: {} is less than data.image_size ({}), which is cut out of it; give at least "
-          "that, or 0",
-          resize_, side_));
+      throw UserError(
+          fmt::format("data.resize: {} is less than data.image_size ({}), which is cut out of it; give at "
+                      "least that, or 0",
+                      resize_, side_));
     mean_ = per_channel("data.mean", options.get<std::vector<double>>(kMean), {0.485f, 0.456f, 0.406f});
     std_ = per_channel("data.std", options.get<std::vector<double>>(kStd), {0.229f, 0.224f, 0.225f});
     Ignored ignored, elsewhere;

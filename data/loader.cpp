@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "nn/base/clock.h"
@@ -79,17 +78,6 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
   }
 }
 
-std::int64_t Loader::epoch_samples() const {
-  std::int64_t sum = 0;
-  for (int rank = 0; rank < options_.ranks; ++rank)
-    sum += std::min(sampler_->shard_size(rank), sampler_->steps(rank) * options_.batch_size);
-  return sum;
-}
-
-Loader::~Loader() {
-  stop();
-}
-
 void Loader::stop() {
   {
     std::lock_guard lock(mutex_);
@@ -147,11 +135,6 @@ void Loader::interrupted(std::int64_t step) const {
                                 signal_name(stop_signal()), step + 1, options_.train ? "training" : "test"));
 }
 
-void Loader::await_batch() {
-  std::unique_lock lock(mutex_);
-  if (!workers_.empty() && !failed_ && taken_ < end_) wait_for_batch(lock, {});
-}
-
 bool Loader::next(Batch& batch) {
   std::unique_lock lock(mutex_);
   if (failed_) std::rethrow_exception(failed_);
@@ -182,11 +165,6 @@ void Loader::count(const std::vector<DamagedFile>& damaged) {
       log_warning(damaged_note(fmt::format("{} {}", options_.train ? "training" : "test", file.what), instead,
                                dataset_.left_out() + static_cast<std::int64_t>(damaged_.size()),
                                options_.max_bad_files));
-}
-
-bool Loader::can_claim() const {
-  const std::int64_t ahead = options_.workers > 0 ? static_cast<std::int64_t>(slots_.size()) : wanted_;
-  return claimed_ < end_ && claimed_ < taken_ + ahead;
 }
 
 void Loader::work() {

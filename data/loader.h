@@ -70,7 +70,7 @@ class Loader {
   Loader(const Dataset& dataset, const LoaderOptions& options);
   // At any time; waits for batches in work only, in the worst case without end: for a read from a network
   // file system that hangs. A program has an EndAfterSignal (nn/base/program.h) around it.
-  ~Loader();
+  ~Loader() { stop(); }
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
@@ -85,7 +85,12 @@ class Loader {
   // Samples in this rank's shard; of a stream, its windows.
   std::int64_t shard_size() const { return sampler_->shard_size(options_.rank); }
   // Different samples that an epoch takes over all ranks; of a stream, its windows.
-  std::int64_t epoch_samples() const;
+  std::int64_t epoch_samples() const {
+    std::int64_t sum = 0;
+    for (int rank = 0; rank < options_.ranks; ++rank)
+      sum += std::min(sampler_->shard_size(rank), sampler_->steps(rank) * options_.batch_size);
+    return sum;
+  }
   // Aggregation weights of all ranks, mean 1 (TrainSampler::weights); all 1 for evaluation.
   std::vector<float> weights() const { return sampler_->weights(); }
 
@@ -104,7 +109,10 @@ class Loader {
   // start_epoch() does.
   bool next(Batch& batch);
   // Waits until next() need not wait, or until a stop signal.
-  void await_batch();
+  void await_batch() {
+    std::unique_lock lock(mutex_);
+    if (!workers_.empty() && !failed_ && taken_ < end_) wait_for_batch(lock, {});
+  }
 
  private:
   struct Slot {  // step s lives in slot s mod prefetch, from claimed to handed out
@@ -121,7 +129,10 @@ class Loader {
   void add_recordings(Batch& batch, std::vector<DamagedFile>& damaged) const;
   void work();
   void stop();  // ends and joins the workers
-  bool can_claim() const;
+  bool can_claim() const {
+    const std::int64_t ahead = options_.workers > 0 ? static_cast<std::int64_t>(slots_.size()) : wanted_;
+    return claimed_ < end_ && claimed_ < taken_ + ahead;
+  }
   template <class Done>
   bool wait_for_workers(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds patience,
                         const Done& done);

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
@@ -61,16 +60,6 @@ Sampler::Sampler(int ranks, std::int64_t batch) : ranks_(ranks), batch_(batch) {
   if (batch < 1) throw UserError(fmt::format("data.batch_size: {} is not at least 1", batch));
 }
 
-std::vector<float> Sampler::weights() const {
-  return std::vector<float>(static_cast<std::size_t>(ranks_), 1.0f);
-}
-
-std::int64_t Sampler::enter(std::int64_t /*number*/, const std::vector<Dealt>& dealt) {
-  std::int64_t taken = 0;  // batches of all ranks
-  for (const Dealt& part : dealt) taken += part.ranks * part.batches;
-  return std::max<std::int64_t>(0, steps(0) - (taken + ranks_ - 1) / ranks_);
-}
-
 TrainSampler::TrainSampler(std::int64_t size, std::vector<std::int32_t> labels, const ShardRule& rule,
                            int ranks, std::int64_t batch, std::uint64_t seed)
     : Sampler(ranks, batch), labels_(std::move(labels)), rule_(rule), size_(size), seed_(seed) {
@@ -92,18 +81,13 @@ TrainSampler::TrainSampler(std::int64_t size, std::vector<std::int32_t> labels, 
   std::int64_t largest = 0;
   for (int i = 0; i < ranks; ++i) {
     if (shard_size(i) < 1)
-      throw UserError(fmt::format(
-          "data.shard: {} training samples do not give each of {} ranks a share; use fewer ranks, "
-          "more samples or a smaller ratio",
-          size, ranks));
+      throw UserError(
+          fmt::format("data.shard: {} training samples do not give each of {} ranks a share; use fewer "
+                      "ranks, more samples or a smaller ratio",
+                      size, ranks));
     largest = std::max(largest, shard_size(i));
   }
   steps_ = std::max<std::int64_t>(1, largest / batch);
-}
-
-std::int64_t TrainSampler::shard_size(int rank) const {
-  const auto r = static_cast<std::size_t>(rank);
-  return starts_[r + 1] - starts_[r];
 }
 
 std::vector<float> TrainSampler::weights() const {
@@ -239,24 +223,8 @@ StreamSampler::StreamSampler(std::int64_t tokens, std::int64_t window, int ranks
   if (windows_ == 0)
     throw UserError(
         fmt::format("data.batch_size: {} tokens in {} columns ({} ranks x batch {}) are {} each, which hold "
-                    "no window of {} "
-                    "(data.sequence_length) and the token after it; lower one of these",
+                    "no window of {} (data.sequence_length) and the token after it; lower one of these",
                     tokens, columns_, ranks, batch, stride_, window));
-}
-
-std::int64_t StreamSampler::steps(int rank) const {
-  return first_column(rank) < first_column(rank + 1) ? length(first_column(rank)) : 0;
-}
-
-std::int64_t StreamSampler::shard_size(int rank) const {
-  std::int64_t sum = 0;
-  for (std::int64_t c = first_column(rank); c < first_column(rank + 1); ++c) sum += length(c);
-  return sum;
-}
-
-std::int64_t StreamSampler::begin(std::int64_t c) const {
-  if (stride_ > 0) return c * stride_;
-  return (windows_ / columns_ * c + std::min(c, windows_ % columns_)) * window_;
 }
 
 EpochOrder StreamSampler::epoch(std::int64_t /*number*/, int rank) const {

@@ -2,6 +2,7 @@
 // Which samples a rank takes, in which order. Everything is a pure function of (seed, epoch, rank, step): no
 // state is carried from step to step, so a resumed run goes straight to its step.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -43,12 +44,18 @@ class Sampler {
   virtual std::int64_t steps(int rank) const = 0;  // batches of an epoch; when training, equal on all ranks
   virtual std::int64_t shard_size(int rank) const = 0;  // a rank's samples
   // Aggregation weight of each rank, so that the mean weight is 1.
-  virtual std::vector<float> weights() const;
+  virtual std::vector<float> weights() const {
+    return std::vector<float>(static_cast<std::size_t>(ranks_), 1.0f);
+  }
   // May cost a pass over the samples; nothing to enter at any step.
   virtual EpochOrder epoch(std::int64_t number, int rank) const = 0;
   // Returns how many of the batches of an epoch are left for each rank, its last ones. Here by their number: which
   // samples these are, does not depend on what was taken.
-  virtual std::int64_t enter(std::int64_t number, const std::vector<Dealt>& dealt);
+  virtual std::int64_t enter(std::int64_t /*number*/, const std::vector<Dealt>& dealt) {
+    std::int64_t taken = 0;  // batches of all ranks
+    for (const Dealt& part : dealt) taken += part.ranks * part.batches;
+    return std::max<std::int64_t>(0, steps(0) - (taken + ranks_ - 1) / ranks_);
+  }
 
  protected:
   // UserError if `batch` is not at least 1.
@@ -69,7 +76,10 @@ class TrainSampler final : public Sampler {
 
   // floor(largest shard / batch), at least 1.
   std::int64_t steps(int /*rank*/) const override { return steps_; }
-  std::int64_t shard_size(int rank) const override;
+  std::int64_t shard_size(int rank) const override {
+    const auto r = static_cast<std::size_t>(rank);
+    return starts_[r + 1] - starts_[r];
+  }
   // A shard over the mean shard: then the weighted average of the ranks' mean gradients counts each sample
   // alike. All exactly 1 for even shards.
   std::vector<float> weights() const override;
@@ -140,8 +150,16 @@ class StreamSampler final : public Sampler {
   // no window.
   StreamSampler(std::int64_t tokens, std::int64_t window, int ranks, std::int64_t batch, bool train);
 
-  std::int64_t steps(int rank) const override;       // evaluation: ranks differ by one at most
-  std::int64_t shard_size(int rank) const override;  // windows in all of its columns
+  // In an evaluation ranks differ by one at most.
+  std::int64_t steps(int rank) const override {
+    return first_column(rank) < first_column(rank + 1) ? length(first_column(rank)) : 0;
+  }
+  // The windows in all of its columns.
+  std::int64_t shard_size(int rank) const override {
+    std::int64_t sum = 0;
+    for (std::int64_t c = first_column(rank); c < first_column(rank + 1); ++c) sum += length(c);
+    return sum;
+  }
   // In evaluation the last batch has the rows of the longer columns only. The same in every epoch.
   EpochOrder epoch(std::int64_t number, int rank) const override;
 
@@ -151,7 +169,10 @@ class StreamSampler final : public Sampler {
   std::int64_t length(std::int64_t c) const {
     return windows_ / columns_ + (c < windows_ % columns_ ? 1 : 0);
   }
-  std::int64_t begin(std::int64_t c) const;
+  std::int64_t begin(std::int64_t c) const {
+    if (stride_ > 0) return c * stride_;
+    return (windows_ / columns_ * c + std::min(c, windows_ % columns_)) * window_;
+  }
 
   std::int64_t window_, columns_;
   std::int64_t stride_ = 0;   // training: tokens of a column

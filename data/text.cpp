@@ -31,12 +31,11 @@ constexpr std::int32_t kEndOfLine = 0, kUnknown = 1;
 constexpr char32_t kCodePoints = 0x110000;
 constexpr const char* kOneFile = "input.txt";
 
-const Option kTokens{.name = "tokens",
-                     .standard = "word",
-                     .help =
-                         "what a token is: a word, a byte, or a character of UTF-8 that the training "
-                         "text has",
-                     .choices = {"word", "byte", "char"}};
+const Option kTokens{
+    .name = "tokens",
+    .standard = "word",
+    .help = "what a token is: a word, a byte, or a character of UTF-8 that the training text has",
+    .choices = {"word", "byte", "char"}};
 
 struct TextFile {
   std::string path, content;
@@ -111,8 +110,8 @@ void for_each_character(const TextFile& file, const auto& character) {
     const char32_t c = code_point(file.content, at);
     if (c == kCodePoints)
       throw UserError(
-          fmt::format("'{}' is no UTF-8: its byte {} (from 0, after a byte order mark) begins no "
-                      "character; convert it, or give data.tokens=byte",
+          fmt::format("'{}' is no UTF-8: its byte {} (from 0, after a byte order mark) begins no character; "
+                      "convert it, or give data.tokens=byte",
                       file.path, at));
     character(c, at);
     at += static_cast<std::size_t>(utf8_bytes(c));
@@ -251,14 +250,14 @@ class Text final : public Dataset {
       ids.resize(
           static_cast<std::size_t>(limited_size(options, split, static_cast<std::int64_t>(ids.size()))));
     if (size() < 1)
-      throw UserError(fmt::format(
-          "data.sequence_length: {}'{}' has {} {}s{}, and a window takes {} and the {} after them; lower it, "
-          "or give a longer text",
-          !place.one_file         ? ""
-          : split == Split::train ? "the training part of "
-                                  : "the validation part of ",
-          source.path, ids.size(), token_name_, by_words() ? " with the ends of its lines" : "", window_,
-          token_name_));
+      throw UserError(
+          fmt::format("data.sequence_length: {}'{}' has {} {}s{}, and a window takes {} and the {} after "
+                      "them; lower it, or give a longer text",
+                      !place.one_file         ? ""
+                      : split == Split::train ? "the training part of "
+                                              : "the validation part of ",
+                      source.path, ids.size(), token_name_, by_words() ? " with the ends of its lines" : "",
+                      window_, token_name_));
   }
 
   const std::string& name() const override { return name_; }

@@ -96,19 +96,19 @@ class Shard {
       for (const TokenType& type : {kUint32, kInt64})
         if (given == type.name) type_ = type;
       if (size_ % type_.bytes != 0)
-        throw UserError(fmt::format(
-            "'{}' has {} bytes, no multiple of the {} of a token without a header ({}); it was cut short, or "
-            "is of another format (data.token_type)",
-            path_, size_, type_.bytes, type_.name));
+        throw UserError(
+            fmt::format("'{}' has {} bytes, no multiple of the {} of a token without a header ({}); it was "
+                        "cut short, or is of another format (data.token_type)",
+                        path_, size_, type_.bytes, type_.name));
       if (!known) refuse_wider_type(begin);
       count_ = size_ / type_.bytes;
     }
     if (const int vocabulary = options.get<int>(kVocabulary);
         !known && type_.bytes == kUint16.bytes && vocabulary > kUint16Values)
-      throw UserError(fmt::format(
-          "data.vocabulary: {} is more than the {} values of uint16, the type of '{}'; lower it, or give the "
-          "file's own type in data.token_type",
-          vocabulary, kUint16Values, path_));
+      throw UserError(
+          fmt::format("data.vocabulary: {} is more than the {} values of uint16, the type of '{}'; lower it, "
+                      "or give the file's own type in data.token_type",
+                      vocabulary, kUint16Values, path_));
   }
 
   std::int64_t first() const { return first_; }
@@ -122,10 +122,10 @@ class Shard {
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) cannot_read();
       if (count == 0)
-        throw UserError(fmt::format(
-            "'{}' has become shorter: it had {} bytes when the run began, and ends at byte {} now; restore "
-            "it, and resume the run",
-            path_, size_, at));
+        throw UserError(
+            fmt::format("'{}' has become shorter: it had {} bytes when the run began, and ends at byte {} "
+                        "now; restore it, and resume the run",
+                        path_, size_, at));
       at += count, bytes = bytes.subspan(static_cast<std::size_t>(count));
     }
   }
@@ -162,18 +162,17 @@ class Shard {
     constexpr std::size_t kFewest = 4;  // groups that tell
     if (groups < kFewest || mostly(0) || !mostly(1) || !mostly(3)) return;
     const char* const type = mostly(2) ? kInt64.name : kUint32.name;
-    throw UserError(fmt::format(
-        "'{}' has no header and looks like tokens of {}: {} of its first 16-bit words are zero; give "
-        "data.token_type={}, or uint16 if that is what it holds",
-        path_, type, mostly(2) ? "three of four" : "every second", type));
+    throw UserError(
+        fmt::format("'{}' has no header and looks like tokens of {}: {} of its first 16-bit words are zero; "
+                    "give data.token_type={}, or uint16 if that is what it holds",
+                    path_, type, mostly(2) ? "three of four" : "every second", type));
   }
 
   void read_header(const Format& format, std::span<const unsigned char> begin) {
     const auto refuse = [&](const std::string& what) {
       throw UserError(
-          fmt::format("'{}', which begins as llm.c's token files do ({}), {}; make or fetch it "
-                      "anew",
-                      path_, format.magic, what));
+          fmt::format("'{}', which begins as llm.c's token files do ({}), {}; make or fetch it anew", path_,
+                      format.magic, what));
     };
     if (size_ < kHeaderBytes)
       refuse(fmt::format("has {} bytes, and the header alone has {}", size_, kHeaderBytes));
@@ -270,15 +269,15 @@ class TokenFiles final : public Dataset {
     }
     if (shards_.empty())
       throw UserError(
-          fmt::format("data.root: '{0}': there is no {1}.bin, NAME_{1}.bin or NAME_{1}_000000.bin "
-                      "in it, as nanoGPT and llm.c write them",
+          fmt::format("data.root: '{0}': there is no {1}.bin, NAME_{1}.bin or NAME_{1}_000000.bin in it, as "
+                      "nanoGPT and llm.c write them",
                       root, part));
     if (split != Split::held_out) tokens_ = limited_size(options, split, tokens_);
     has_held_out_ = !shards_of(root, "test").empty();
     if (size() < 1)
       throw UserError(
-          fmt::format("data.sequence_length: the {} files in '{}' have {} tokens, and a window "
-                      "takes {} and the token after them; lower it, or give more tokens",
+          fmt::format("data.sequence_length: the {} files in '{}' have {} tokens, and a window takes {} and "
+                      "the token after them; lower it, or give more tokens",
                       part, root, tokens_, window_));
   }
 
@@ -344,9 +343,7 @@ class TokenFiles final : public Dataset {
 };
 
 const bool tokens_registered = add_dataset<TokenFiles>(
-    "tokens",
-    "token files of a language model: train.bin and val.bin of nanoGPT, shards of "
-    "llm.c",
+    "tokens", "token files of a language model: train.bin and val.bin of nanoGPT, shards of llm.c",
     {option::sequence_length, option::windows(), kTokenType, kVocabulary, kBytesPerToken});
 
 }  // namespace

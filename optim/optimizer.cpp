@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <string>
 
 #include "nn/base/check.h"
 #include "nn/base/text.h"

@@ -182,6 +182,17 @@ class Cosine : public WarmedUp {
   const double last_;
 };
 
+const bool schedule_registered[] = {
+    schedules().add("constant", "the base rate throughout", make_as<Schedule, Constant>),
+    schedules().add("multistep", "times schedule.gamma, or schedule.factors, at each of schedule.milestones",
+                    make_as<Schedule, MultiStep>, {kMilestones, kFactors, kGamma}),
+    schedules().add("exponential", "times schedule.gamma in each epoch from schedule.decay_from on",
+                    make_as<Schedule, Exponential>, {kGamma, kDecayFrom}),
+    schedules().add("plateau", "times schedule.gamma where the test loss has not fallen",
+                    make_as<Schedule, Plateau>, {kGamma, kPatience, kMinLr}),
+    schedules().add("cosine", "half a cosine from the base rate to schedule.min_lr at the end",
+                    make_as<Schedule, Cosine>, {option::decay_steps, kMinLr})};
+
 }  // namespace
 
 Registry<ScheduleFactory>& schedules() {
@@ -229,18 +240,5 @@ std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double b
   check_min_lr(options, base_lr);
   return factory(options, base_lr);
 }
-
-namespace {
-const bool schedule_registered[] = {
-    schedules().add("constant", "the base rate throughout", make_as<Schedule, Constant>),
-    schedules().add("multistep", "times schedule.gamma, or schedule.factors, at each of schedule.milestones",
-                    make_as<Schedule, MultiStep>, {kMilestones, kFactors, kGamma}),
-    schedules().add("exponential", "times schedule.gamma in each epoch from schedule.decay_from on",
-                    make_as<Schedule, Exponential>, {kGamma, kDecayFrom}),
-    schedules().add("plateau", "times schedule.gamma where the test loss has not fallen",
-                    make_as<Schedule, Plateau>, {kGamma, kPatience, kMinLr}),
-    schedules().add("cosine", "half a cosine from the base rate to schedule.min_lr at the end",
-                    make_as<Schedule, Cosine>, {option::decay_steps, kMinLr})};
-}  // namespace
 
 }  // namespace topknot

@@ -166,10 +166,6 @@ DeviceDataset::DeviceDataset(const Dataset& dataset, bool augment, std::uint64_t
   }
 }
 
-std::size_t DeviceDataset::bytes() const {
-  return samples_.bytes() + statistics_.bytes() + labels_.bytes() + targets_.bytes();
-}
-
 void DeviceDataset::make_batch(cudaStream_t stream, const std::int32_t* indices, std::int64_t n,
                                const std::uint32_t* epoch, Tensor& images, std::int32_t* labels,
                                Tensor& targets) const {

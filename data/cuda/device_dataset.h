@@ -36,7 +36,10 @@ class DeviceDataset {
   std::int64_t size() const { return size_; }
   const Shape& sample_shape() const { return shape_; }
   std::int64_t targets() const { return targets_count_; }  // values per sample; 0 for classification
-  std::size_t bytes() const;                               // of GPU memory
+  // of GPU memory
+  std::size_t bytes() const {
+    return samples_.bytes() + statistics_.bytes() + labels_.bytes() + targets_.bytes();
+  }
 
  private:
   std::int64_t size_, targets_count_;

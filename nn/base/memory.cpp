@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "nn/base/check.h"
 #include "nn/base/text.h"
 
 namespace topknot {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <vector>
 
 #include "nn/base/check.h"
 #include "nn/base/checksum.h"

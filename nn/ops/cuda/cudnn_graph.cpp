@@ -1,6 +1,7 @@
 #include "nn/ops/cuda/cudnn_graph.h"
 
 #include <array>
+#include <type_traits>
 
 namespace topknot::cuda {
 namespace {
@@ -12,23 +13,16 @@ enum Id : std::int64_t { kX = 1, kDy, kInner, kDw };
 
 // cuDNN's name for an attribute of type T; descriptors, which are void* too, are below.
 template <class T>
-constexpr cudnnBackendAttributeType_t kTypeOf = CUDNN_TYPE_VOID_PTR;
-template <>
-constexpr cudnnBackendAttributeType_t kTypeOf<std::int64_t> = CUDNN_TYPE_INT64;
-template <>
-constexpr cudnnBackendAttributeType_t kTypeOf<float> = CUDNN_TYPE_FLOAT;
-template <>
-constexpr cudnnBackendAttributeType_t kTypeOf<bool> = CUDNN_TYPE_BOOLEAN;
-template <>
-constexpr cudnnBackendAttributeType_t kTypeOf<cudnnDataType_t> = CUDNN_TYPE_DATA_TYPE;
-template <>
-constexpr cudnnBackendAttributeType_t kTypeOf<cudnnConvolutionMode_t> = CUDNN_TYPE_CONVOLUTION_MODE;
-template <>
-constexpr cudnnBackendAttributeType_t kTypeOf<cudnnPointwiseMode_t> = CUDNN_TYPE_POINTWISE_MODE;
-template <>
-constexpr cudnnBackendAttributeType_t kTypeOf<cudnnBackendHeurMode_t> = CUDNN_TYPE_HEUR_MODE;
-template <>
-constexpr cudnnBackendAttributeType_t kTypeOf<cudnnHandle_t> = CUDNN_TYPE_HANDLE;
+constexpr cudnnBackendAttributeType_t kTypeOf =
+    std::is_same_v<T, std::int64_t>             ? CUDNN_TYPE_INT64
+    : std::is_same_v<T, float>                  ? CUDNN_TYPE_FLOAT
+    : std::is_same_v<T, bool>                   ? CUDNN_TYPE_BOOLEAN
+    : std::is_same_v<T, cudnnDataType_t>        ? CUDNN_TYPE_DATA_TYPE
+    : std::is_same_v<T, cudnnConvolutionMode_t> ? CUDNN_TYPE_CONVOLUTION_MODE
+    : std::is_same_v<T, cudnnPointwiseMode_t>   ? CUDNN_TYPE_POINTWISE_MODE
+    : std::is_same_v<T, cudnnBackendHeurMode_t> ? CUDNN_TYPE_HEUR_MODE
+    : std::is_same_v<T, cudnnHandle_t>          ? CUDNN_TYPE_HANDLE
+                                                : CUDNN_TYPE_VOID_PTR;
 
 template <class T, std::size_t n>
 void set(const Descriptor& to, cudnnBackendAttributeName_t name, const std::array<T, n>& values) {
