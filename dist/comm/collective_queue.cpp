@@ -54,10 +54,6 @@ CollectiveQueue::Times CollectiveQueue::wait(Ticket ticket) {
   return times;
 }
 
-CollectiveQueue::Times CollectiveQueue::run(Job job) {
-  return wait(submit(std::move(job)));
-}
-
 void CollectiveQueue::execute(Ticket ticket, const Job& job) {
   bool skip;
   {

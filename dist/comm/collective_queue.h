@@ -48,7 +48,7 @@ class CollectiveQueue {
   // ticket.
   Times wait(Ticket ticket);
   // submit() and wait().
-  Times run(Job job);
+  Times run(Job job) { return wait(submit(std::move(job))); }
 
  private:
   void work();

@@ -105,14 +105,22 @@ class GlooCollectives {
 
   // Starts a call, which exactly one of the functions below then makes. Each throws GlooMismatch, or Error
   // where a connection fails or is closed; after that, only destruction is left.
-  void begin(const Call& call);
+  void begin(const Call& call) {
+    call_ = call;
+    waiting_for_ = -1;
+  }
 
   // all[r] for every other rank r; all[rank] is left alone.
-  void gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all);
+  void gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
+    exchange_with_all(mine, all, {});
+  }
   void all_reduce(std::span<float> data, SumOrder order);
   void all_reduce(std::span<BFloat16> data, SumOrder order);
-  void broadcast(std::span<std::byte> data, int root);
-  void barrier();
+  void broadcast(std::span<std::byte> data, int root) {
+    check_call(data.size());
+    broadcast_tree(data, root);
+  }
+  void barrier() { exchange_with_all({}, scratch_, {}); }
   // theirs[r] for every other rank r; theirs[rank] is left alone.
   void all_to_all(std::span<const std::vector<std::byte>> mine, std::vector<std::vector<std::byte>>& theirs);
   // Only the ranks that are named exchange messages. One that the other side did not name shows at once with
@@ -140,7 +148,9 @@ class GlooCollectives {
                 std::vector<std::vector<std::byte>>& received, std::optional<std::size_t> size_of_call,
                 Rest rest);
   void forward(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all);
-  void check_call(std::size_t bytes);
+  void check_call(std::size_t bytes) {
+    if (check_calls_) exchange_with_all({}, scratch_, bytes);
+  }
   void check_partners(int to, int from);
   template <class T>
   void reduce(std::span<T> data, SumOrder order);

@@ -71,24 +71,6 @@ GlooCollectives::GlooCollectives(GlooMesh& mesh, int rank, int size, bool check_
   }
 }
 
-void GlooCollectives::begin(const Call& call) {
-  call_ = call;
-  waiting_for_ = -1;
-}
-
-void GlooCollectives::gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
-  exchange_with_all(mine, all, {});
-}
-
-void GlooCollectives::broadcast(std::span<std::byte> data, int root) {
-  check_call(data.size());
-  broadcast_tree(data, root);
-}
-
-void GlooCollectives::barrier() {
-  exchange_with_all({}, scratch_, {});
-}
-
 void GlooCollectives::check_header(const Header& theirs, const Header& mine, int r, bool same_size) const {
   if (theirs.operation == mine.operation && theirs.sequence == mine.sequence &&
       (!same_size || theirs.size == mine.size))
@@ -245,10 +227,6 @@ void GlooCollectives::check_partners(int to, int from) {
   }
   const std::string problem = unmatched_partners(partners, run_ranks_);
   if (!problem.empty()) throw GlooMismatch(problem);
-}
-
-void GlooCollectives::check_call(std::size_t bytes) {
-  if (check_calls_) exchange_with_all({}, scratch_, bytes);
 }
 
 void GlooCollectives::broadcast_tree(std::span<std::byte> data, int root) {

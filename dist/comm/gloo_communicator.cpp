@@ -449,6 +449,10 @@ class GlooCommunicator : public Communicator {
   std::string own_reason_;
 };
 
+const bool gloo_communicator_registered =
+    backends().add("gloo", "ranks are processes that talk by TCP; needs a network between the hosts",
+                   {.needs = "a network between the hosts", .join = make_gloo_communicator});
+
 }  // namespace
 
 std::unique_ptr<Communicator> make_gloo_communicator(const JoinOptions& options) {
@@ -456,13 +460,5 @@ std::unique_ptr<Communicator> make_gloo_communicator(const JoinOptions& options)
                 "a rank outside of its group");
   return std::make_unique<GlooCommunicator>(options);
 }
-
-namespace {
-
-const bool gloo_communicator_registered =
-    backends().add("gloo", "ranks are processes that talk by TCP; needs a network between the hosts",
-                   {.needs = "a network between the hosts", .join = make_gloo_communicator});
-
-}  // namespace
 
 }  // namespace topknot

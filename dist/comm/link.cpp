@@ -9,7 +9,6 @@
 #include <optional>
 #include <span>
 #include <sstream>
-#include <utility>
 
 #include "nn/base/check.h"
 

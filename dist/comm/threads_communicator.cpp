@@ -418,6 +418,9 @@ std::vector<std::unique_ptr<Communicator>> communicators_of(const std::shared_pt
   return result;
 }
 
+const bool threads_communicator_registered =
+    backends().add("threads", "ranks are threads of one process; needs nothing", {.needs = "nothing"});
+
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double timeout_s,
@@ -470,12 +473,5 @@ void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Comm
     std::rethrow_exception(errors[static_cast<std::size_t>(cause)]);
   if (first) std::rethrow_exception(first);
 }
-
-namespace {
-
-const bool threads_communicator_registered =
-    backends().add("threads", "ranks are threads of one process; needs nothing", {.needs = "nothing"});
-
-}  // namespace
 
 }  // namespace topknot

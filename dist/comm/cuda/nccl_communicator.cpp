@@ -51,9 +51,8 @@ void check_one_rank_per_gpu(Communicator& host, int device) {
     const auto gpu = text.find('\n') + 1, name = text.find('\n', gpu) + 1;
     host.barrier();  // the first to throw must not end the others' calls
     throw UserError(fmt::format(
-        "dist.backend nccl: ranks {} and {} are on the same GPU ({} of {}), and NCCL takes one rank per "
-        "GPU; start as many ranks per host as it has GPUs, or use dist.backend=threads for several ranks "
-        "on one",
+        "dist.backend nccl: ranks {} and {} are on the same GPU ({} of {}), and NCCL takes one rank per GPU; "
+        "start as many ranks per host as it has GPUs, or use dist.backend=threads for several ranks on one",
         first->second, r, text.substr(gpu, name - gpu - 1), text.substr(name)));
   }
 }
@@ -130,8 +129,8 @@ class NcclCommunicator : public DeviceCommunicator {
     start();
     if (rank() == 0)
       log_warning(
-          fmt::format("NCCL refuses its calls in a CUDA graph, on {}: {}; steps are recorded in two "
-                      "graphs around the collectives (train.graphs=parts)",
+          fmt::format("NCCL refuses its calls in a CUDA graph, on {}: {}; steps are recorded in two graphs "
+                      "around the collectives (train.graphs=parts)",
                       host_.rank_name(static_cast<int>(first - problems.begin())), *first));
   }
 
