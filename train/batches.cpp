@@ -2,7 +2,6 @@
 
 #include <memory>
 
-#include "nn/base/check.h"
 #include "nn/ops/ops.h"
 
 namespace topknot {
@@ -23,25 +22,6 @@ Variable batch_loss(const Variable& output, const BatchView& batch, double label
   return batch.targets.defined()
              ? mean_squared_error(output, batch.targets)
              : softmax_cross_entropy(output, batch.labels, static_cast<float>(label_smoothing));
-}
-
-void Batches::await() {
-  if (step_.empty()) loader_.await_batch();
-}
-
-const BatchView* Batches::bring(int part) {
-  const BatchView* batch = bring_(loader_, part);
-  TOPKNOT_CHECK(batch, "an epoch has fewer batches than its steps");
-  return batch;
-}
-
-void Batches::begin_step(int parts) {
-  if (step_.empty()) return;
-  for (int part = 0; part < parts; ++part) step_[static_cast<std::size_t>(part)] = bring(part);
-}
-
-const BatchView& Batches::of_step(int part) {
-  return step_.empty() ? *bring(part) : *step_[static_cast<std::size_t>(part)];
 }
 
 Batches::Bring in_host_memory(const Module& model) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/loader.h"
+#include "nn/base/check.h"
 #include "nn/core/autograd.h"
 #include "nn/layers/layers.h"
 
@@ -54,15 +55,27 @@ class Batches {
   }
   // Waits until the next batch's data are there, or until a stop signal; if batches come ahead it returns at
   // once.
-  void await();
-  void begin_step(int parts);  // brings those of the batches that come ahead; on a GPU only
+  void await() {
+    if (step_.empty()) loader_.await_batch();
+  }
+  // Brings those of the batches that come ahead; on a GPU only.
+  void begin_step(int parts) {
+    if (step_.empty()) return;
+    for (int part = 0; part < parts; ++part) step_[static_cast<std::size_t>(part)] = bring(part);
+  }
   // Micro-batch `part` of the step under way, valid until its end or the next part.
-  const BatchView& of_step(int part);
+  const BatchView& of_step(int part) {
+    return step_.empty() ? *bring(part) : *step_[static_cast<std::size_t>(part)];
+  }
   // The next batch of an evaluation, valid until the one after it; null after the last one.
   const BatchView* next() { return bring_(loader_, 0); }
 
  private:
-  const BatchView* bring(int part);
+  const BatchView* bring(int part) {
+    const BatchView* batch = bring_(loader_, part);
+    TOPKNOT_CHECK(batch, "an epoch has fewer batches than its steps");
+    return batch;
+  }
 
   Loader loader_;
   const Bring bring_;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "nn/base/check.h"

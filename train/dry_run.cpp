@@ -68,8 +68,7 @@ void print_settings(const LoadedConfig& loaded) {
   const Settings& settings = settings_of(named);
   if (!settings.empty()) fmt::print("compress.name={} says:\n", named);
   for (const auto& [name, value] : settings) {
-    const auto found = loaded.origins.find(name);
-    const Origin origin = found == loaded.origins.end() ? Origin::default_value : found->second;
+    const Origin origin = loaded.origin(name);
     fmt::print("  {:<24} {} ({}{})\n", name, key_value(*find_key(name), loaded.config),
                origin_name(origin, loaded.config),
                origin == Origin::method ? "" : fmt::format("; {} has {}", named, value));
@@ -244,8 +243,7 @@ void print_dry_run(const LoadedConfig& loaded) {
   print_memory(config, *data.train, arena, cost);
   fmt::print(
       "compute per rank: {:.4g} GFLOP per step, of them forward {:.4g} and backward {:.4g} (convolutions and "
-      "matrix "
-      "products, 2 per multiply-add)\n",
+      "matrix products, 2 per multiply-add)\n",
       1e-9 * (cost.forward_flops + cost.backward_flops), 1e-9 * cost.forward_flops,
       1e-9 * cost.backward_flops);
   fmt::print(

@@ -70,17 +70,6 @@ bool LocalSteps::inner_step(const StepContext& context, float loss) {
   return true;
 }
 
-std::int64_t LocalSteps::fragment_sent_after(std::int64_t made) const {
-  const std::int64_t apart = every_ / fragments_;
-  return made % apart == 0 ? (made / apart - 1) % fragments_ : -1;
-}
-
-bool LocalSteps::exchanges_after(std::int64_t step) const {
-  const std::int64_t made = step + 1;
-  return made == total_steps_ || fragment_sent_after(made) >= 0 ||
-         (sync_ && made == sync_->step + 1 + overlap_);
-}
-
 namespace {
 
 void add_to(StepReport& all, const StepReport& one) {
@@ -245,10 +234,8 @@ class Island {
     if (std::any_of(all.begin(), all.end(), [&](const auto& other) { return other != all[0]; }))
       throw UserError(
           "exchange.ranks_per_host: in the checkpoint the ranks of a host have steps of their own, as "
-          "earlier versions "
-          "made them with exchange.every; go on with the version that wrote it, or start anew from its "
-          "weights "
-          "(model.init_from)");
+          "earlier versions made them with exchange.every; go on with the version that wrote it, or start "
+          "anew from its weights (model.init_from)");
   }
 
   StepReport make(StepContext context) {

@@ -55,7 +55,11 @@ class LocalSteps {
   // The inner step, by the model's gradients. False if these or the loss are not finite: nothing has changed then.
   bool inner_step(const StepContext& context, float loss);
   // Whether a sync begins or ends after this inner step, counted from 0; exchange_after() makes it do so.
-  bool exchanges_after(std::int64_t step) const;
+  bool exchanges_after(std::int64_t step) const {
+    const std::int64_t made = step + 1;
+    return made == total_steps_ || fragment_sent_after(made) >= 0 ||
+           (sync_ && made == sync_->step + 1 + overlap_);
+  }
   bool under_way() const { return sync_.has_value(); }
   // Collective. `exchange`: of arena(). Returns the syncs that ended, together; none: a report of nothing.
   StepReport exchange_after(Exchange& exchange, const StepContext& context);
@@ -79,7 +83,11 @@ class LocalSteps {
     std::vector<float> weights;     // of the ranks
     std::vector<std::byte> before;  // the exchange's state
   };
-  std::int64_t fragment_sent_after(std::int64_t made) const;  // -1: none
+  // -1: none.
+  std::int64_t fragment_sent_after(std::int64_t made) const {
+    const std::int64_t apart = every_ / fragments_;
+    return made % apart == 0 ? (made / apart - 1) % fragments_ : -1;
+  }
   void send(Exchange& exchange, const StepContext& context, std::int64_t fragment);
   void start(Exchange& exchange, const Sync& sync);
   StepReport receive(Exchange& exchange);

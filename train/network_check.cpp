@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstdio>
 
-#include "dist/comm/communicator.h"
 #include "dist/rendezvous/socket.h"
 #include "nn/base/check.h"
 #include "nn/base/program.h"
@@ -213,8 +212,7 @@ std::vector<NetworkRow> check_path(Communicator& host, const NetworkPath& path) 
 
 int start_network_check(LoadedConfig loaded, char* const* argv) {
   DistOptions options = dist_options(loaded);
-  const auto origin = loaded.origins.find("dist.timeout_s");
-  if (origin == loaded.origins.end() || origin->second == Origin::default_value) options.timeout_s = kTimeout;
+  if (loaded.origin("dist.timeout_s") == Origin::default_value) options.timeout_s = kTimeout;
   const LaunchPlan plan = plan_launch(options, process_environment());
   if (plan.kind == LaunchPlan::Kind::threads) settle_backend(loaded, plan, nullptr);
   StartHooks hooks;

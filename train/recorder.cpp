@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <exception>
 #include <filesystem>
@@ -117,17 +116,6 @@ void Recorder::begin_step(std::int64_t step) {
   observed_ = 0;
   // Parameters that no backward pass writes to have gradient zero.
   if (record_gradient_) std::fill(gradient_.begin(), gradient_.end(), 0.0f);
-}
-
-void Recorder::take(const Parameter& parameter) {
-  if (record_gradient_)
-    backend(device_).to_host(gradient_.data() + parameter.offset(), parameter.gradient(), parameter.numel());
-}
-
-void Recorder::observe(const Group& group, std::span<const float> accumulated) {
-  if (!record_distribution_) return;
-  std::copy(accumulated.begin(), accumulated.end(), accumulated_.data() + group.begin);
-  observed_ += accumulated.size();
 }
 
 void Recorder::end_step(const StepRecord& record, MetricsWriter& metrics) {

@@ -3,6 +3,7 @@
 // (train.record_gradients) and the distribution of the accumulated ones (train.distribution_every). It
 // changes no value; recorded steps take longer.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -45,14 +46,22 @@ class Recorder {
   void begin_step(std::int64_t step);
   // This parameter's gradient is final and nothing has been done to it yet: neither clipping nor compression.
   // Waits for a GPU.
-  void take(const Parameter& parameter);
+  void take(const Parameter& parameter) {
+    if (record_gradient_)
+      backend(device_).to_host(gradient_.data() + parameter.offset(), parameter.gradient(),
+                               parameter.numel());
+  }
   // Writes the records of the step. A step that was skipped has no distribution.
   void end_step(const StepRecord& record, MetricsWriter& metrics);
   // Closes gradients.safetensors with the steps that there were, if any.
   void finish();
 
  private:
-  void observe(const Group& group, std::span<const float> accumulated);
+  void observe(const Group& group, std::span<const float> accumulated) {
+    if (!record_distribution_) return;
+    std::copy(accumulated.begin(), accumulated.end(), accumulated_.data() + group.begin);
+    observed_ += accumulated.size();
+  }
 
   const std::int64_t from_, steps_, every_;
   const bool local_;  // only syncs have accumulated gradients, which are changes of weights

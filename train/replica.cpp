@@ -30,17 +30,8 @@ Replica::Replica(const RunInputs& inputs, Communicator& communicator, Runner& ru
 
 Replica::~Replica() = default;
 
-void Replica::make_batches() {
-  train_ = runner_.make_batches(*inputs_.data.train, *model_->module, true);
-  test_ = runner_.make_batches(*inputs_.data.test, *model_->module, false);
-}
-
 ParameterStore& Replica::store() const {
   return model_->store;
-}
-
-std::int64_t Replica::enter_epoch(std::int64_t epoch, const std::vector<Dealt>& dealt) {
-  return (train_->enter_epoch(epoch, dealt) + parts_ - 1) / parts_;
 }
 
 void Replica::start_epoch(std::int64_t epoch, std::int64_t first_step) {

@@ -28,7 +28,10 @@ class Replica {
   Replica(const RunInputs& inputs, Communicator& communicator, Runner& runner);
   ~Replica();
   // Once, after the runner has made its exchange.
-  void make_batches();
+  void make_batches() {
+    train_ = runner_.make_batches(*inputs_.data.train, *model_->module, true);
+    test_ = runner_.make_batches(*inputs_.data.test, *model_->module, false);
+  }
 
   ParameterArena& arena() const { return arena_; }
   ParameterStore& store() const;
@@ -39,7 +42,10 @@ class Replica {
   // (recordings of any length).
   double flops() const { return flops_; }
 
-  std::int64_t enter_epoch(std::int64_t epoch, const std::vector<Dealt>& dealt);  // in steps
+  // The epoch's length in steps.
+  std::int64_t enter_epoch(std::int64_t epoch, const std::vector<Dealt>& dealt) {
+    return (train_->enter_epoch(epoch, dealt) + parts_ - 1) / parts_;
+  }
   void start_epoch(std::int64_t epoch, std::int64_t first_step);
   void await_batch() { train_->await(); }
   // The number of micro-batches in the step that begins: fewer in an epoch's last one.

@@ -120,19 +120,19 @@ void check_free(const RunDirectory& folder, bool overwrite) {
     const std::string name = entry.path().filename().string();
     empty = empty && name == RunLock::kName;
     if (overwrite && !of_a_run && has_run_name(name))
-      refuse(" holds " + name +
-             ", but no run wrote it; output.overwrite replaces only an earlier run; choose another "
-             "output.dir");
+      refuse(
+          " holds " + name +
+          ", but no run wrote it; output.overwrite replaces only an earlier run; choose another output.dir");
   }
   if (error) refuse(" cannot be read: " + error.message());
   if (!empty && !overwrite)
-    refuse(fmt::format(
-        " already holds {}, and a run is never overwritten silently; choose another output.dir, or "
-        "output.overwrite=true to replace the earlier run{}",
-        of_a_run ? "a run" : "something",
-        of_a_run && fs::exists(folder.checkpoints(), error)
-            ? "; train --resume " + folder.path + " goes on with it"
-            : ""));
+    refuse(
+        fmt::format(" already holds {}, and a run is never overwritten silently; choose another output.dir, "
+                    "or output.overwrite=true to replace the earlier run{}",
+                    of_a_run ? "a run" : "something",
+                    of_a_run && fs::exists(folder.checkpoints(), error)
+                        ? "; train --resume " + folder.path + " goes on with it"
+                        : ""));
 }
 
 // Throws if one of `removed` is or holds what the new run is started from.
@@ -148,8 +148,8 @@ void check_inputs(const Config& config, std::vector<std::string> inputs,
       if (const std::string gone = fs::weakly_canonical(path, error).string();
           file == gone || file.starts_with(gone + "/"))
         throw UserError(
-            fmt::format("output.overwrite: would remove {}, which this run begins with; copy it, or "
-                        "choose another output.dir",
+            fmt::format("output.overwrite: would remove {}, which this run begins with; copy it, or choose "
+                        "another output.dir",
                         input));
   }
 }
@@ -281,10 +281,9 @@ bool RunLock::in_place() const {
 
 void RunLock::check() const {
   if (!in_place())
-    throw UserError(
-        path_ +
-        ": the file is gone: deleted, moved or replaced while the run was holding it; another run may write "
-        "this directory now, so this one ends; what it has written is kept");
+    throw UserError(path_ +
+                    ": the file is gone: deleted, moved or replaced while the run was holding it; another "
+                    "run may write this directory now, so this one ends; what it has written is kept");
 }
 
 std::string running_process(const std::string& directory) {

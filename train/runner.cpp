@@ -2,7 +2,6 @@
 #include "train/runner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <optional>

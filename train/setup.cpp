@@ -25,10 +25,10 @@ void check_device(const Config& config) {
   if (!cpu && !config.dist.link_rate.empty())
     throw UserError("dist.link.rate: slows ranks on CPUs only; set train.device=cpu, or leave it out");
   if (cpu && train.precision == "bf16" && !cpu_has_bfloat16())
-    throw UserError(fmt::format(
-        "train.precision: bf16 needs a CPU with products of bfloat16 (AVX-512 BF16), which this one "
-        "is not, or a GPU (train.device={}{}); leave it at fp32",
-        train.device, train.device == "auto" ? ": " + cuda_problem() : ""));
+    throw UserError(
+        fmt::format("train.precision: bf16 needs a CPU with products of bfloat16 (AVX-512 BF16), which this "
+                    "one is not, or a GPU (train.device={}{}); leave it at fp32",
+                    train.device, train.device == "auto" ? ": " + cuda_problem() : ""));
 }
 
 DatasetOptions dataset_options(const Config& config) {
@@ -261,8 +261,7 @@ void check_applied(const Config& config, const OptimizerType& optimizer, const s
     if (!optimizer.takes(applied))
       throw UserError(fmt::format(
           "optimizer.name: {} takes plain gradients, and {} has put the {} into them; give "
-          "optimizer.name=sgd, or "
-          "another method",
+          "optimizer.name=sgd, or another method",
           config.optimizer.name,
           applied == Applied::learning_rate ? "compress.lr_inside" : "compress.name=" + config.compress.name,
           applied == Applied::learning_rate ? "learning rate" : "momentum"));
@@ -290,16 +289,15 @@ RunCheck check_run(const Config& given, const RunData& data, bool first_weights,
     // Fewer leave the last steps' noise in the weights, and an outer momentum that has not begun.
     constexpr std::int64_t kFewSyncs = 20;
     if (const std::int64_t every = config.exchange.every; every > 0 && plan.total_steps < kFewSyncs * every)
-      check.warnings.push_back(fmt::format(
-          "exchange.every: {} steps have {} of {}, which is few for local steps to pay; lower it, or train "
-          "longer",
-          plan.total_steps, count_text((plan.total_steps + every - 1) / every, "sync"), every));
+      check.warnings.push_back(
+          fmt::format("exchange.every: {} steps have {} of {}, which is few for local steps to pay; lower "
+                      "it, or train longer",
+                      plan.total_steps, count_text((plan.total_steps + every - 1) / every, "sync"), every));
     epochs = (plan.total_steps + plan.steps_per_epoch - 1) / plan.steps_per_epoch;
     if (options.batch_size > loader.shard_size())
       check.warnings.push_back(
           fmt::format("data.batch_size: {} is more than the {} of a rank's shard ({} over {}): samples "
-                      "repeat within a batch; "
-                      "lower it or dist.ranks",
+                      "repeat within a batch; lower it or dist.ranks",
                       options.batch_size, count_text(loader.shard_size(), "sample"),
                       count_text(data.train->size(), "sample"), count_text(ranks, "rank")));
   });
@@ -343,10 +341,9 @@ Plan plan_steps(const Config& config, const Loader& loader, std::int64_t shift) 
   Plan plan{.shift = shift};
   const std::int64_t batches = loader.steps_per_epoch(), accumulate = config.train.accumulate;
   if (accumulate > batches)
-    throw UserError(
-        fmt::format("train.accumulate: {} micro-batches, but an epoch has {}; lower it, data.batch_size or "
-                    "dist.ranks",
-                    accumulate, batches));
+    throw UserError(fmt::format(
+        "train.accumulate: {} micro-batches, but an epoch has {}; lower it, data.batch_size or dist.ranks",
+        accumulate, batches));
   plan.steps_per_epoch = (batches + accumulate - 1) / accumulate;
   plan.last_batches = batches - (plan.steps_per_epoch - 1) * accumulate;
   plan.total_steps = plan.steps_per_epoch * config.train.epochs - shift;

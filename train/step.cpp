@@ -1,9 +1,6 @@
 #include "train/step.h"
 
-#include <utility>
-
 #include "nn/base/check.h"
-#include "nn/base/clock.h"
 #include "nn/base/log.h"
 #include "train/checks.h"
 #include "train/setup.h"
@@ -37,11 +34,6 @@ Step::Step(const RunInputs& inputs, Communicator& communicator)
     log_warning("exchange: the plan is made from this host's CPU times, and the run computes on a GPU");
 }
 
-void Step::begin_run(std::int64_t total_steps) {
-  runner_->begin_run(total_steps);
-  rule_->begin_run(total_steps);
-}
-
 Step::~Step() {
   runner_->release();
 }
@@ -53,30 +45,6 @@ void Step::exchange_by(const ExchangeOptions& options) {
   exchange_.reset();
   exchange_ = runner_->make_exchange(shared_weights(), queue_, options);
   rule_->exchange_by(*exchange_, recorder_);
-}
-
-void Step::await_batch() {
-  const Stopwatch watch(awaited_s_);
-  replica_.await_batch();
-}
-
-void Step::make(const StepContext& context) {
-  runner_->begin_step(context, replica_.begin_step(), std::exchange(awaited_s_, 0.0));
-  recorder_.begin_step(context.step);
-  runner_->end_step(rule_->make(context), replica_.loss());
-}
-
-void Step::abandon() {
-  if (exchange_->abandon()) replica_.restore_statistics_if_bad(nullptr);
-}
-
-void Step::end_step(const StepRecord& record, MetricsWriter* metrics) {
-  if (metrics) recorder_.end_step(record, *metrics);
-}
-
-void Step::finish() {
-  recorder_.finish();
-  runner_->finish();
 }
 
 void Step::all_reduce(std::span<double> sums) {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "nn/base/clock.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/plan/plan.h"
 #include "train/recorder.h"
@@ -85,7 +86,10 @@ class Step {
   double modelled_makespan() const { return resolved_.modelled_makespan(groups()); }
 
   // Before the first step.
-  void begin_run(std::int64_t total_steps);
+  void begin_run(std::int64_t total_steps) {
+    runner_->begin_run(total_steps);
+    rule_->begin_run(total_steps);
+  }
   // Loader::enter_epoch() in steps: the step of the epoch at which to start it.
   std::int64_t enter_epoch(std::int64_t epoch, const std::vector<Dealt>& dealt) {
     return replica_.enter_epoch(epoch, dealt);
@@ -94,12 +98,21 @@ class Step {
   void start_epoch(std::int64_t epoch, std::int64_t first_step) { replica_.start_epoch(epoch, first_step); }
   // Waits until the next step's data are there, or until a stop signal, and counts the time in that step's.
   // On a GPU it returns at once.
-  void await_batch();
-  void make(const StepContext& context);
+  void await_batch() {
+    const Stopwatch watch(awaited_s_);
+    replica_.await_batch();
+  }
+  void make(const StepContext& context) {
+    runner_->begin_step(context, replica_.begin_step(), std::exchange(awaited_s_, 0.0));
+    recorder_.begin_step(context.step);
+    runner_->end_step(rule_->make(context), replica_.loss());
+  }
   // See Exchange: of an elastic run, which has no local steps and computes on a CPU. abandon() also puts statistics back.
   void when_agreement_fails(AgreementSource source) { exchange_->when_agreement_fails(std::move(source)); }
   const Agreement& last_agreement() const { return exchange_->last_agreement(); }
-  void abandon();
+  void abandon() {
+    if (exchange_->abandon()) replica_.restore_statistics_if_bad(nullptr);
+  }
   void scale_memory(float factor) { exchange_->scale_memory(factor); }
   // See StepRule; the same on all ranks.
   std::int64_t steps_per_report(std::int64_t in_patience) const {
@@ -113,7 +126,9 @@ class Step {
   // that one has, its last step must have sent all (density 1).
   void exchange_by(const ExchangeOptions& options);
   // Once the trainer has reported a step.
-  void end_step(const StepRecord& record, MetricsWriter* metrics);
+  void end_step(const StepRecord& record, MetricsWriter* metrics) {
+    if (metrics) recorder_.end_step(record, *metrics);
+  }
 
   // All of these are collective.
   void all_reduce(std::span<double> sums);
@@ -132,7 +147,11 @@ class Step {
   void load_state(const RunState& state);
 
   std::string checksum() const;  // of the weights, 16 hexadecimal digits
-  void finish();                 // closes what the run writes
+  // Closes what the run writes.
+  void finish() {
+    recorder_.finish();
+    runner_->finish();
+  }
 
  private:
   const Config& config_;

@@ -49,10 +49,6 @@ const char* trace_row_name(TraceRow row) {
 TraceWriter::TraceWriter(const std::string& path, int rank, Time origin)
     : path_(path), rank_(rank), origin_(origin) {}
 
-void TraceWriter::add(TraceRow row, const std::string& name, std::int64_t step, Time begin, Time end) {
-  events_.push_back({row, name, step, begin, end});
-}
-
 void TraceWriter::write() const {
   std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
   text += metadata("process_name", rank_, 0, fmt::format("rank {}", rank_)).dump();
@@ -95,10 +91,6 @@ StepTrace::~StepTrace() {
   } catch (const std::exception& error) {
     log_warning(error.what());
   }
-}
-
-void StepTrace::begin_step(std::int64_t step) {
-  begin_step(step, std::chrono::steady_clock::now());
 }
 
 void StepTrace::begin_step(std::int64_t step, Time now) {
@@ -173,15 +165,6 @@ void StepTrace::add_around(const Piece& piece, const std::vector<ExchangeSpan>& 
     }
   }
   if (piece.end > from) writer_->add(piece.row, piece.name, step_, from, piece.end);
-}
-
-StepTrace::Span::Span(StepTrace& trace, TraceRow row, const char* name)
-    : trace_(trace), row_(row), name_(name) {
-  if (trace_.tracing_) begin_ = std::chrono::steady_clock::now();
-}
-
-StepTrace::Span::~Span() {
-  if (trace_.tracing_) trace_.pieces_.push_back({row_, name_, begin_, std::chrono::steady_clock::now()});
 }
 
 }  // namespace topknot

@@ -26,7 +26,9 @@ class TraceWriter {
   // `path` is written by write(); `origin` is the time 0 of the trace.
   TraceWriter(const std::string& path, int rank, Time origin);
   // `step` is shown next to the span, 1 for the first.
-  void add(TraceRow row, const std::string& name, std::int64_t step, Time begin, Time end);
+  void add(TraceRow row, const std::string& name, std::int64_t step, Time begin, Time end) {
+    events_.push_back({row, name, step, begin, end});
+  }
   // Throws UserError with path and reason if the file cannot be written.
   void write() const;
 
@@ -63,7 +65,7 @@ class StepTrace {
 
   // Whether the trace has this step. `step`: how many were done before.
   bool covers(std::int64_t step) const { return !done_ && step >= first_ && step - first_ < steps_; }
-  void begin_step(std::int64_t step);
+  void begin_step(std::int64_t step) { begin_step(step, std::chrono::steady_clock::now()); }
   // Ends the step. `spans`: the exchange's. Writes the file after the last step of the trace.
   void end_step(const std::vector<ExchangeSpan>& spans);
   // A whole step that ended a while ago, in place of begin_step(), Span and end_step().
@@ -80,8 +82,12 @@ class StepTrace {
   // is cut out, which has rows of its own.
   class Span {
    public:
-    Span(StepTrace& trace, TraceRow row, const char* name);
-    ~Span();
+    Span(StepTrace& trace, TraceRow row, const char* name) : trace_(trace), row_(row), name_(name) {
+      if (trace_.tracing_) begin_ = std::chrono::steady_clock::now();
+    }
+    ~Span() {
+      if (trace_.tracing_) trace_.pieces_.push_back({row_, name_, begin_, std::chrono::steady_clock::now()});
+    }
     Span(const Span&) = delete;
     Span& operator=(const Span&) = delete;
 

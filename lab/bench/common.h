@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "compress/parallel.h"
+#include "lab/common/clock.h"
 #include "lab/common/options.h"
-#include "nn/base/clock.h"
 #include "nn/base/text.h"
 #include "nn/core/rng.h"
 

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "data/loader.h"
+#include "lab/common/clock.h"
 #include "lab/common/options.h"
-#include "nn/base/clock.h"
 #include "nn/base/program.h"
 
 using namespace topknot;

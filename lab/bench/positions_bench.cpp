@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "compress/codec/codec.h"
+#include "lab/common/clock.h"
 #include "lab/common/options.h"
 #include "nn/base/check.h"
-#include "nn/base/clock.h"
 #include "nn/base/program.h"
 #include "nn/core/rng.h"
 

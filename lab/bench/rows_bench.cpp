@@ -11,8 +11,8 @@
 #include <sstream>
 #include <string>
 
+#include "lab/common/clock.h"
 #include "lab/common/options.h"
-#include "nn/base/clock.h"
 #include "nn/base/program.h"
 #include "nn/core/rng.h"
 #include "nn/ops/cpu/channels.h"

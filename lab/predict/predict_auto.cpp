@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "lab/predict/chart.h"
 #include "lab/predict/page.h"
 #include "lab/predict/predict.h"
+#include "nn/base/check.h"
+#include "nn/base/file.h"
 #include "nn/base/text.h"
 #include "train/plan/plan.h"
 
@@ -192,6 +195,19 @@ std::string source_of(const AutoReport::Run& run) {
 }
 
 }  // namespace
+
+std::vector<NamedProfile> read_auto_profiles(const std::string& run) {
+  constexpr std::size_t kMostBytes = 64 << 20;
+  std::error_code error;
+  if (!std::filesystem::exists(run, error)) throw UserError(run + ": no such run directory");
+  const bool folder = std::filesystem::is_directory(run, error);
+  const std::string file = folder ? RunDirectory{run}.auto_profiles_json() : run;
+  if (!std::filesystem::exists(file, error))
+    throw UserError(run +
+                    ": no auto_profiles.json in it. A run of two ranks or more that chooses its method "
+                    "measures one: train FILE.yaml compress.name=auto dist.ranks=4");
+  return parse_auto_profiles(read_text_file(file, kMostBytes), file);
+}
 
 AutoReport predict_auto(std::vector<AutoReport::Run> runs, const std::vector<int>& ranks,
                         const std::vector<PredictedNetwork>& networks) {

@@ -24,6 +24,9 @@ struct AutoReport {
   std::vector<std::string> assumptions;  // sentences
 };
 
+// Reads a run directory's auto_profiles.json, or such a file. Throws UserError that says how to make one.
+std::vector<NamedProfile> read_auto_profiles(const std::string& run);
+
 // Throws UserError as choice_at().
 AutoReport predict_auto(std::vector<AutoReport::Run> runs, const std::vector<int>& ranks,
                         const std::vector<PredictedNetwork>& networks);

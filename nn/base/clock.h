@@ -24,16 +24,6 @@ inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Times one call of `work`.
-double seconds_for(auto&& work) {
-  const auto start = Clock::now();
-  work();
-  return seconds_since(start);
-}
-double milliseconds_of(auto&& work) {
-  return 1e3 * seconds_for(work);
-}
-
 // Adds the time of a scope to a total.
 class Stopwatch {
  public:

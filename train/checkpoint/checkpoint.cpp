@@ -14,7 +14,6 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string_view>
 #include <type_traits>
 #include <utility>

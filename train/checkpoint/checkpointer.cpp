@@ -19,7 +19,6 @@
 #include "nn/base/log.h"
 #include "nn/base/memory.h"
 #include "nn/base/text.h"
-#include "train/checks.h"
 
 namespace topknot {
 namespace {
@@ -108,11 +107,10 @@ void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
                     "with model.init_from=FILE, a file of 'train export'",
                     manifest.ranks, manifest.ranks));
   if (rule == "keep" && manifest.ranks != ranks)
-    throw UserError(
-        fmt::format("the checkpoint is of {} ranks and this start has {}: each rank's residual belongs to "
-                    "its own data; start {} "
-                    "ranks, or say what becomes of the residuals with resume.residuals=sum or reset",
-                    manifest.ranks, ranks, manifest.ranks));
+    throw UserError(fmt::format(
+        "the checkpoint is of {} ranks and this start has {}: each rank's residual belongs to its own data; "
+        "start {} ranks, or say what becomes of the residuals with resume.residuals=sum or reset",
+        manifest.ranks, ranks, manifest.ranks));
   if (rule != "sum") return;
   const auto pieces = pieces_of(compress_options(config));
   if (pieces && memories().find(pieces->memory).traits.sends_differences)
@@ -177,6 +175,13 @@ std::vector<SavedCheckpoint> saved_up_to(const CheckpointStore& store, std::int6
   return saved;
 }
 
+// Of rank 0 of those that made the checkpoint; for numbers of batches alone.
+Loader loader_of(const Manifest& manifest, const Config& config, const Dataset& data) {
+  LoaderOptions options = loader_options(config, data, true, 0, manifest.ranks);
+  options.workers = 0;
+  return {data, options};
+}
+
 }  // namespace
 
 std::vector<std::int64_t> superseded(const std::vector<SavedCheckpoint>& saved, int keep) {
@@ -204,10 +209,6 @@ Checkpointer::Checkpointer(CheckpointStore store, std::string metrics, Step& ste
       keep_(keep),
       saved_(std::move(saved)) {
   store_.remove_partial();  // by each rank, for hosts that do not see rank 0's files; no rank writes yet
-}
-
-Checkpointer::~Checkpointer() {
-  if (work_.valid()) work_.wait();
 }
 
 void Checkpointer::save(Manifest manifest) {
@@ -319,10 +320,6 @@ void Checkpointer::publish() {
   store_.publish(manifest_.position.step, manifest_);
 }
 
-void Checkpointer::delete_superseded() {
-  for (const std::int64_t step : superseded_) store_.remove(step);
-}
-
 void Checkpointer::end_publishing() {
   const TrainingPosition& position = manifest_.position;
   const auto all_succeed = [&](bool mine) {
@@ -421,17 +418,6 @@ void check_resumable(const CheckpointStore& store, const Config& config, const D
   throw no_checkpoint(store);
 }
 
-namespace {
-
-// Of rank 0 of those that made the checkpoint; for numbers of batches alone.
-Loader loader_of(const Manifest& manifest, const Config& config, const Dataset& data) {
-  LoaderOptions options = loader_options(config, data, true, 0, manifest.ranks);
-  options.workers = 0;
-  return {data, options};
-}
-
-}  // namespace
-
 Plan resume_plan(const Manifest& manifest, const Config& config, const Dataset& data, int ranks, Step& step,
                  TrainingPosition& position) {
   position = manifest.position;
@@ -474,8 +460,7 @@ void warn_of_other_rate(const Manifest& manifest, const Config& config, const Da
   if (std::abs(is - was) <= kSame * std::max(is, was)) return;
   std::string text = fmt::format(
       "resume: the learning rate goes from {:.3g} in step {} to {:.3g} in the next: schedule.name={} has now "
-      "{} "
-      "steps, {} in an epoch, and had {}, {} in an epoch",
+      "{} steps, {} in an epoch, and had {}, {} in an epoch",
       rate(then, before, step - 1), step, is, config.schedule.name, now.total_steps, now.steps_per_epoch,
       before.total_steps, before.steps_per_epoch);
   if (config.schedule.name == "cosine") {

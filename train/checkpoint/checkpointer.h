@@ -44,7 +44,10 @@ class Checkpointer {
   // step must outlive it.
   Checkpointer(CheckpointStore store, std::string metrics, Step& step, int rank, int ranks, int keep,
                std::vector<SavedCheckpoint> saved, std::function<void()> check = {});
-  ~Checkpointer();  // waits for what this rank writes
+  // Waits for what this rank writes.
+  ~Checkpointer() {
+    if (work_.valid()) work_.wait();
+  }
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
@@ -69,7 +72,9 @@ class Checkpointer {
   void begin_publishing();
   void end_publishing();
   void publish();
-  void delete_superseded();
+  void delete_superseded() {
+    for (const std::int64_t step : superseded_) store_.remove(step);
+  }
 
   const CheckpointStore store_;
   const std::string metrics_;

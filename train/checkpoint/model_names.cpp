@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <string>
 #include <string_view>
 
 #include "nn/base/check.h"

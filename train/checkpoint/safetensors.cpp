@@ -17,8 +17,6 @@
 #include <string_view>
 #include <utility>
 
-#include "nn/base/check.h"
-#include "nn/base/file.h"
 #include "nn/base/text.h"
 
 namespace topknot {
@@ -371,21 +369,6 @@ void InputFile::read(std::size_t begin, std::span<std::byte> out) const {
     begin += static_cast<std::size_t>(n);
     out = out.subspan(static_cast<std::size_t>(n));
   }
-}
-
-GradientsWriter::GradientsWriter(const std::string& path, std::size_t size) : file_(path), size_(size) {
-  file_.write(header());
-}
-
-void GradientsWriter::append(std::span<const float> gradient) {
-  TOPKNOT_CHECK(gradient.size() == size_, "a gradient of another size");
-  file_.write({reinterpret_cast<const char*>(gradient.data()), gradient.size_bytes()});
-  ++steps_;
-}
-
-void GradientsWriter::close() {
-  file_.rewrite_begin(header());
-  file_.close();
 }
 
 // Padded with spaces: as long for any number of steps.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/base/check.h"
 #include "nn/base/file.h"
 #include "train/metrics/output_file.h"
 
@@ -84,9 +85,19 @@ struct InputFile {
 // closed. Throws UserError if it cannot be written.
 class GradientsWriter {
  public:
-  GradientsWriter(const std::string& path, std::size_t size);
-  void append(std::span<const float> gradient);
-  void close();  // once, with the steps that there are
+  GradientsWriter(const std::string& path, std::size_t size) : file_(path), size_(size) {
+    file_.write(header());
+  }
+  void append(std::span<const float> gradient) {
+    TOPKNOT_CHECK(gradient.size() == size_, "a gradient of another size");
+    file_.write({reinterpret_cast<const char*>(gradient.data()), gradient.size_bytes()});
+    ++steps_;
+  }
+  // Called once, with the steps that there are.
+  void close() {
+    file_.rewrite_begin(header());
+    file_.close();
+  }
 
  private:
   std::string header() const;

@@ -7,8 +7,6 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <optional>
-#include <set>
 #include <sstream>
 
 #include "compress/sparse.h"
@@ -227,31 +225,6 @@ class ConfigReader {
   std::set<std::string> seen_;  // full names: 'model.name' and name under 'model' are the same key
 };
 
-}  // namespace
-
-std::vector<std::string> config_sections() {
-  std::vector<std::string> names;
-  for (const Key& key : config_keys())
-    if (const auto section = section_of(key.name);
-        !section.empty() && (names.empty() || names.back() != section))
-      names.push_back(section);
-  return names;
-}
-
-bool is_config_section(const std::string& name) {
-  return std::any_of(config_keys().begin(), config_keys().end(),
-                     [&](const Key& key) { return key.name.starts_with(name + "."); });
-}
-
-std::string origin_name(Origin origin, const Config& config) {
-  if (origin == Origin::method) return config.named;
-  static constexpr const char* kNames[] = {
-      "default", "", "file", "command line", "measured at the start", "auto", "model.init_from"};
-  return kNames[static_cast<std::size_t>(origin)];
-}
-
-namespace {
-
 // Whether a method's setting has no place in a run of this configuration: it is of an optimizer that another one
 // has replaced, a list of densities with compress.warmup_epochs, or a rate of gradients where none are sent.
 bool out_of_place(const std::string& key, const Settings& settings, const Config& config) {
@@ -276,6 +249,27 @@ void apply_settings(const std::string& method, const Config& config, Config& to,
 }
 
 }  // namespace
+
+std::vector<std::string> config_sections() {
+  std::vector<std::string> names;
+  for (const Key& key : config_keys())
+    if (const auto section = section_of(key.name);
+        !section.empty() && (names.empty() || names.back() != section))
+      names.push_back(section);
+  return names;
+}
+
+bool is_config_section(const std::string& name) {
+  return std::any_of(config_keys().begin(), config_keys().end(),
+                     [&](const Key& key) { return key.name.starts_with(name + "."); });
+}
+
+std::string origin_name(Origin origin, const Config& config) {
+  if (origin == Origin::method) return config.named;
+  static constexpr const char* kNames[] = {
+      "default", "", "file", "command line", "measured at the start", "auto", "model.init_from"};
+  return kNames[static_cast<std::size_t>(origin)];
+}
 
 LoadedConfig load_config(const std::string& file, const std::vector<std::string>& overrides) {
   LoadedConfig loaded;

@@ -208,6 +208,11 @@ struct LoadedConfig {
   std::map<std::string, Origin> origins;  // by key; keys that are absent have their default
   std::vector<Problem> problems;
   bool resumed = false;  // of a run that goes on: `train --resume`
+
+  Origin origin(const std::string& key) const {
+    const auto found = origins.find(key);
+    return found == origins.end() ? Origin::default_value : found->second;
+  }
 };
 
 // Reads `file` ("" for none) and applies `overrides`, each "section.key=value"; a list is [1,2] or 1,2. Then the

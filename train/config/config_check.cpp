@@ -206,10 +206,9 @@ std::vector<Problem> check_config(const Config& given) {
   if (!config.compress.layer_density.empty())
     attempt("compress.layer_density", [&] { check_layer_density(config.compress.scope); });
   need(!pieces || !pieces->layerwise || config.compress.scope == "tensor", "compress.scope",
-       fmt::format(
-           "{} selects in each layer by itself, so compress.scope must be 'tensor'; for one k over all of "
-           "them use compress.name={}",
-           config.compress.name, pieces ? pieces->select : ""));
+       fmt::format("{} selects in each layer by itself, so compress.scope must be 'tensor'; for one k over "
+                   "all of them use compress.name={}",
+                   config.compress.name, pieces ? pieces->select : ""));
   need(config.train.distribution_every == 0 || compresses(config), "train.distribution_every",
        "looks at the accumulated gradient, and dense accumulates none; choose another compress.name");
   if (makes_local_steps(config)) {
@@ -281,17 +280,14 @@ std::vector<Problem> check_config(const Config& given) {
 }
 
 std::vector<std::string> unused_keys(const LoadedConfig& loaded) {
-  const auto origin = [&](const std::string& key) {
-    const auto found = loaded.origins.find(key);
-    return found == loaded.origins.end() ? Origin::default_value : found->second;
-  };
   const std::set<std::string> users = users_in(loaded.config, loaded.resumed);
   std::vector<std::string> lines;
   for (const Key& key : config_keys()) {
-    if (origin(key.name) <= Origin::method || origin(key.name) == Origin::weights) continue;
+    const Origin origin = loaded.origin(key.name);
+    if (origin <= Origin::method || origin == Origin::weights) continue;
     const std::string how = not_used(key, loaded.config, users);
     const std::vector<std::string> deciding = deciding_keys(key);
-    if (how.empty() || (!deciding.empty() && origin(key.name) < origin(deciding.front()))) continue;
+    if (how.empty() || (!deciding.empty() && origin < loaded.origin(deciding.front()))) continue;
     std::string chosen;
     for (const std::string& name : deciding)
       if (const std::string value = key_value(*find_key(name), loaded.config); value != "\"\"")

@@ -120,10 +120,9 @@ std::string configs_text(int width) {
           fs::proximate(file, error).string() + "\n    " + wrapped(first_sentence(file), width, 4, 4) + "\n";
     return text;
   }
-  throw UserError(
-      "--list configs: no .yaml file in any of these folders:" + looked +
-      "\nthe configurations are the folder configs/ of the source tree: copy it there, or start train in the "
-      "source tree");
+  throw UserError("--list configs: no .yaml file in any of these folders:" + looked +
+                  "\nthe configurations are the folder configs/ of the source tree: copy it there, or start "
+                  "train in the source tree");
 }
 
 // "compress.density=0.01, optimizer.lr=1"; "" if the name says nothing of other keys.
@@ -141,8 +140,7 @@ std::string names_text(const NameList& list, int width) {
   if (models)
     text = wrapped(
                "Parameters are those for 32x32 colour pictures and 10 classes; 'train FILE --dry-run' counts "
-               "those "
-               "of a configuration.",
+               "those of a configuration.",
                width) +
            "\n\n";
   const auto option_lines = [&](const RegisteredNames& registry, const std::string& entry) {

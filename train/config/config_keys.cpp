@@ -93,10 +93,9 @@ std::vector<Key> method_keys() {
              "the same in steps, W of them: step i has (i + 1) / (W + 1) of optimizer.lr; in place of "
              "schedule.warmup_epochs"),
 
-      registered(
-          "compress.name", at<c, &Compress::name>, "compressor",
-          "how gradients are compressed (train --list compressors); dense: not at all; auto: what takes the "
-          "least time here by measured times"),
+      registered("compress.name", at<c, &Compress::name>, "compressor",
+                 "how gradients are compressed (train --list compressors); dense: not at all; auto: what "
+                 "takes the least time here by measured times"),
       shared("density", at<c, &Compress::density>).used_by({kSelectingMethods}),
       above("compress.warmup", at<c, &Compress::warmup>, 0, 1,
             "densities of the first epochs, one per epoch; compress.density after them")

@@ -58,8 +58,7 @@ std::vector<Key> machine_keys() {
              "compressed; with exchange.every a host makes its steps together; 0: no hierarchy"),
       text("exchange.hierarchy", at<e, &Config::Exchange::hierarchy>,
            "leader: each rank of a host encodes the whole sum, its first rank sends it; parts: each encodes "
-           "and "
-           "sends a part of every group, so that every network card works, and k counts in each part",
+           "and sends a part of every group, so that every network card works, and k counts in each part",
            {"leader", "parts"})
           .used_by({"exchange.ranks_per_host"}),
 
@@ -114,8 +113,7 @@ std::vector<Key> machine_keys() {
 
       number("elastic.min_ranks", at<l, &Config::Elastic::min_ranks>, 0, 1024,
              "ranks that were started by this program on one host go on without those that are killed, while "
-             "so many "
-             "are left; batch_size per rank and learning rate stay as they are; 0: all end")
+             "so many are left; batch_size per rank and learning rate stay as they are; 0: all end")
           .used_by({"gloo"})
           .of_start(),
       number("elastic.respawns", at<l, &Config::Elastic::respawns>, 0, 1e6,
@@ -147,8 +145,7 @@ std::vector<Key> machine_keys() {
       flag("train.conv_plans", at<t, &Train::conv_plans>,
            "on a GPU under bf16: plans of cuDNN's graph API, which write weight gradients of convolutions in "
            "fp32, compete with its algorithms; they are compiled at the start; not yet known to be faster on "
-           "any "
-           "card")
+           "any card")
           .used_by({kGpus}),
       text("train.trial", at<t, &Train::trial>,
            "on a GPU, for tests: KEY=NAME;...: trials whose key begins with KEY take the candidate NAME, "
@@ -213,10 +210,9 @@ std::vector<Key> machine_keys() {
           .used_by({"train.record_gradients"}),
       number("train.distribution_every", at<t, &Train::distribution_every>, 0, 1e9,
              "steps between looks at the distribution of rank 0's accumulated gradient; 0: none"),
-      flag(
-          "train.step_times", at<t, &Train::step_times>,
-          "measure the parts of steps with the GPU's clock, for metrics.jsonl and compare: of captured steps "
-          "the first ten and every 50th")
+      flag("train.step_times", at<t, &Train::step_times>,
+           "measure the parts of steps with the GPU's clock, for metrics.jsonl and compare: of captured "
+           "steps the first ten and every 50th")
           .used_by({kGpus}),
       number("train.profile_steps", at<t, &Train::profile_steps>, 0, 1e6,
              "write a Chrome trace of so many steps, a file per rank, to the run directory; 0: none"),
@@ -238,8 +234,7 @@ std::vector<Key> machine_keys() {
           .of_start(),
       text("resume.method", at<r, &Config::Resume::method>,
            "train --resume, of a run that began with compress.name=auto: keep the checkpoint's method, for "
-           "the same "
-           "bits in every resume, or choose anew and follow the link",
+           "the same bits in every resume, or choose anew and follow the link",
            {"keep", "choose"})
           .used_by({kResume})
           .of_start(),

@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <string_view>
 #include <utility>
 
 #include "nn/base/check.h"
@@ -143,9 +142,8 @@ void write_file(const std::string& path, std::string_view text) {
 bool has_run_name(const std::string& name) {
   static const std::regex names(
       "(config\\.yaml|(choices|auto_profiles)\\.json|environment\\.json|bench\\.json|metrics\\.(jsonl|csv)|"
-      "gradients\\.(safetensors|npy)|trace_rank[0-9]+\\.json)"
-      "(\\.part-[0-9]+)?|checkpoints|(layer_density|exchange_profile)\\.json\\.part-[0-9]+|"
-      "events\\.out\\.tfevents\\..*");
+      "gradients\\.(safetensors|npy)|trace_rank[0-9]+\\.json)(\\.part-[0-9]+)?|checkpoints|(layer_density|"
+      "exchange_profile)\\.json\\.part-[0-9]+|events\\.out\\.tfevents\\..*");
   return std::regex_match(name, names);
 }
 

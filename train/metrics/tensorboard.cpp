@@ -74,10 +74,6 @@ TensorBoardWriter::TensorBoardWriter(const std::string& folder, std::int64_t ste
           field(kEventSessionLog, Wire::bytes, field(kSessionStatus, Wire::varint, varint(kSessionStart))));
 }
 
-TensorBoardWriter::~TensorBoardWriter() {
-  if (file_) std::fclose(file_);
-}
-
 void TensorBoardWriter::write(std::int64_t step, const Scalars& scalars) {
   std::string values;
   for (const auto& [tag, number] : scalars)

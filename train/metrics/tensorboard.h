@@ -17,7 +17,9 @@ class TensorBoardWriter {
   // where it is not 0, TensorBoard forgets what earlier files of the folder have of later steps. Throws
   // UserError as write().
   explicit TensorBoardWriter(const std::string& folder, std::int64_t steps_made = 0);
-  ~TensorBoardWriter();
+  ~TensorBoardWriter() {
+    if (file_) std::fclose(file_);
+  }
   TensorBoardWriter(const TensorBoardWriter&) = delete;
   TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
 

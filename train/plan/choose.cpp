@@ -118,29 +118,15 @@ std::vector<NamedProfile> parse_auto_profiles(const std::string& text, const std
   for (const auto& [name, profile] : profiles) {
     const auto option = find_option(name);
     if (option == auto_options().end() || with_option(Config(), *option).compress.name != profile.method)
-      throw UserError(path + ": '" + name + "' by " + profile.method +
-                      " is no option of this version; give a run of this version that chose by "
-                      "compress.name=auto");
+      throw UserError(
+          path + ": '" + name + "' by " + profile.method +
+          " is no option of this version; give a run of this version that chose by compress.name=auto");
   }
   if (profiles[0].option != auto_options()[0].name)
     throw UserError(path +
-                    ": the first option is not dense, with which all are compared; give a run that "
-                    "chose by compress.name=auto");
+                    ": the first option is not dense, with which all are compared; give a run that chose by "
+                    "compress.name=auto");
   return profiles;
-}
-
-std::vector<NamedProfile> read_auto_profiles(const std::string& run) {
-  constexpr std::size_t kMostBytes = 64 << 20;
-  std::error_code error;
-  if (!std::filesystem::exists(run, error)) throw UserError(run + ": no such run directory");
-  const bool folder = std::filesystem::is_directory(run, error);
-  const std::string file = folder ? RunDirectory{run}.auto_profiles_json() : run;
-  if (!std::filesystem::exists(file, error))
-    throw UserError(
-        run +
-        ": no auto_profiles.json in it. A run of two ranks or more that chooses its method measures "
-        "one: train FILE.yaml compress.name=auto dist.ranks=4");
-  return parse_auto_profiles(read_text_file(file, kMostBytes), file);
 }
 
 std::vector<ModelledOption> modelled_options(const NamedProfile& measured) {
@@ -195,11 +181,6 @@ std::size_t quickest(const std::vector<ModelledOption>& options) {
   return best;
 }
 
-void AutoWatch::begin(int apart) {
-  *this = {};
-  apart_ = apart;
-}
-
 void AutoWatch::calm() {
   const double now = quantile(communicate_s_, 0.5);
   begin(apart_);
@@ -233,13 +214,6 @@ AutoMethod::AutoMethod(Config given)
     : given_(std::move(given)),
       follows_(given_.dist.ranks > 1 && !on_gpu(given_) && given_.train.record_gradients == 0 &&
                given_.train.distribution_every == 0 && given_.train.profile_steps == 0) {}
-
-bool AutoMethod::due() {
-  if (!follows_) return false;
-  if (tries()) return watch_.step_s().has_value();
-  if (!again_) why_ = watch_.link_change();
-  return again_ || !why_.empty();
-}
 
 // Collective. Whether an alarm is false, by messages that take about 15 ms.
 bool AutoMethod::link_is_as_it_was(CollectiveQueue& queue) {
@@ -407,9 +381,8 @@ void keep_choice(const RunDirectory& folder, LoadedConfig& loaded) {
       for (const std::string& name : keys) {
         const Key& key = *find_key(name);
         const auto then = manifest.config.find(name);
-        const auto origin = loaded.origins.find(name);
         if (then == manifest.config.end() || then->second == key_value(key, config) ||
-            (origin != loaded.origins.end() && origin->second == Origin::command_line))
+            loaded.origin(name) == Origin::command_line)
           continue;
         const auto value = then->second == kEmptyText ? std::optional(RawValue{false, {""}})
                                                       : parse_raw(then->second, is_list(key));

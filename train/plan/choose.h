@@ -37,8 +37,6 @@ std::vector<NamedProfile> measure_options(const Config& given, const Dataset& da
 // first. UserError as parse_named_profiles(), for a name that auto_options() does not have, for a profile of another
 // method, and if the first is not dense.
 std::vector<NamedProfile> parse_auto_profiles(const std::string& text, const std::string& path);
-// Reads a run directory's profiles, or such a file. Throws UserError that says how to make one.
-std::vector<NamedProfile> read_auto_profiles(const std::string& run);
 
 // A step with an option, by its profile and one plan.
 struct ModelledOption {
@@ -71,7 +69,10 @@ class AutoWatch {
  public:
   static constexpr int kSettling = 3, kWatched = 8, kApart = 40;
   // The method has changed, or was confirmed; link_change() is silent for so many steps.
-  void begin(int apart = kApart);
+  void begin(int apart = kApart) {
+    *this = {};
+    apart_ = apart;
+  }
   // The link is as it was: link_change() compares with what collectives take now, after as long a silence.
   void calm();
   // A step has been made. `communicate_s`: inside the collectives.
@@ -119,7 +120,12 @@ class AutoMethod {
   // On rank 0, after each step; whether choose() is due: enough steps were made with what is tried, or the link may
   // have changed. Never with local steps, and where gradients are recorded or traced.
   void add(double step_s, double communicate_s) { watch_.add(step_s, communicate_s); }
-  bool due();
+  bool due() {
+    if (!follows_) return false;
+    if (tries()) return watch_.step_s().has_value();
+    if (!again_) why_ = watch_.link_change();
+    return again_ || !why_.empty();
+  }
 
  private:
   bool tries() const { return tried_ < options_.size(); }

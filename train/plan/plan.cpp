@@ -264,12 +264,6 @@ double measured_makespan(std::span<const ExchangeSpan> spans,
   return std::chrono::duration<double>(end - backward_begin).count();
 }
 
-Config ResolvedExchange::effective(Config config) const {
-  if (planned) config.exchange.groups = options.groups;
-  if (chosen) config.exchange.collective = options.collective;
-  return config;
-}
-
 double ResolvedExchange::modelled_makespan(const std::vector<Group>& groups) const {
   return profile ? topknot::modelled_makespan(*profile, counts_of(groups)) : 0;
 }

@@ -95,7 +95,11 @@ struct ResolvedExchange {
   bool chosen = false;   // options.collective was chosen
 
   // The configuration with the groups and the collective that were planned or chosen.
-  Config effective(Config config) const;
+  Config effective(Config config) const {
+    if (planned) config.exchange.groups = options.groups;
+    if (chosen) config.exchange.collective = options.collective;
+    return config;
+  }
   // The makespan by the run's profile, in seconds; 0 if there is none.
   double modelled_makespan(const std::vector<Group>& groups) const;
 };

@@ -7,7 +7,9 @@
 #include "lab/predict/chart.h"
 #include "lab/predict/predict.h"
 #include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/text.h"
+#include "train/metrics/output_file.h"
 
 namespace topknot {
 namespace {
@@ -120,6 +122,17 @@ TEST_CASE("predict --auto: each latency is a map of its own") {
   CHECK(text.find("latency 1 us") < text.find("latency 1000 us"));
   CHECK(count(text, "\nranks +100mbit +1gbit\n") == 2);
   CHECK(count(auto_html(report), "role=\"img\"") == 2);
+}
+
+TEST_CASE("predict auto: a run's profiles are read from its folder or by the file's name") {
+  const TempFolder temp;
+  write_file(temp.at("auto_profiles.json"), named_profiles_json(run_of("").profiles));
+  CHECK(read_auto_profiles(temp.str()).size() == 3);
+  CHECK(read_auto_profiles(temp.at("auto_profiles.json")).size() == 3);
+  const TempFolder empty;
+  CHECK(user_error([&] { read_auto_profiles(empty.at("none")); }, {"none", "no such"}));
+  CHECK(user_error([&] { read_auto_profiles(empty.str()); },
+                   {"no auto_profiles.json", "train", "compress.name=auto", "dist.ranks=4"}));
 }
 
 }  // namespace topknot
