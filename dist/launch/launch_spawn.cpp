@@ -261,8 +261,6 @@ class ViewServer {
     admitted_ = true;
     publish(view_, file_);
   }
-  // The others have not all come to the view of a rank that was invited.
-  bool admitting() { return admitted_ && !missing().empty(); }
   void end() { publish({++last_number_, {}, 0}, file_); }
 
  private:
@@ -472,7 +470,7 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
         views.uninvite("the rank that was to join has ended");
         const Failure failure{rank, status, WIFSIGNALED(status), hung[rank]};
         hung.erase(rank);
-        if (views.admitting()) {  // the others may be on their way
+        if (std::ranges::count(views.ranks(), rank) > 0) {  // the others may be on their way to its view
           lost.push_back(failure);
           regroup.emplace(kMoreDeathsSeconds);
         } else {

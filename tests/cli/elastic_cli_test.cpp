@@ -76,7 +76,8 @@ TEST_CASE("ranks that are stopped are killed, and those that are killed are star
       run_and_kill(temp, 1, "kill -STOP $(echo \"$ranks\" | sed -n \"1p\"); ",
                    "train.epochs=1000 train.max_steps=1500 optimizer.lr=0.005 elastic.respawns=1");
   CHECK(outcome.ended(0));
-  CHECK(outcome.has("rank 0 hung: silent for more than 2.5 s; elastic.min_ranks: ranks 1, 2, 3 go on, as view 2"));
+  CHECK(outcome.has(
+      "rank 0 hung: silent for more than 2.5 s; elastic.min_ranks: ranks 1, 2, 3 go on, as view 2"));
   CHECK(outcome.has("view 3: rank 0 joins; ranks 1, 2, 3, 0 go on after step"));
   CHECK_FALSE(outcome.has("left over"));
   const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));

@@ -9,10 +9,13 @@
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/resumed_run.h"
 #include "train/elastic.h"
 
 namespace topknot {
 namespace {
+
+using namespace testing;
 
 using Four = std::array<float, 4>;
 constexpr Four kTargets[] = {{96, 72, 48, 60}, {48, 24, 96, 48}, {12, 0, 36, 72}, {72, 48, 96, 60}};
@@ -281,6 +284,11 @@ bool near(const Four& got, const std::array<double, 4>& wanted) {
   return near(got, wanted, 1e-6);
 }
 
+Keys ranks_of(int ranks) {
+  return {"data.train_size=256", "train.eval_every=1", "train.threads=1", "train.stop_after=0",
+          "dist.ranks=" + std::to_string(ranks)};
+}
+
 std::vector<int> left(const Script& script) {
   std::vector<int> ranks;
   for (int r = 0; r < script.ranks; ++r)
@@ -413,6 +421,48 @@ TEST_CASE("records are kept up to the step that is reported again, and to the la
   CHECK(metrics_bytes_before(temp.at("metrics.jsonl"), 2) == one.size());
   CHECK(metrics_bytes_before(temp.at("metrics.jsonl"), 3) == (one + two).size());
   CHECK(metrics_bytes_before(temp.at("none"), 3) == 0);
+}
+
+TEST_CASE("of an epoch that other ranks have begun as many steps may be left as a whole one has") {
+  const TempFolder temp;
+  const Keys keys{"train.max_steps=0", "train.epochs=3", "compress.name=topk", "resume.residuals=sum"};
+  start(temp, with(with(ranks_of(1), keys), {"train.stop_after=65"}), false);
+  start(temp, with(ranks_of(3), keys), true);
+  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  // One rank has made 1 of 64 steps of the second epoch; 252 samples are left for 3: 21 steps of 12.
+  REQUIRE(metrics.epochs.size() == 3);
+  REQUIRE(metrics.evals.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(metrics.epochs[i].step == std::array<std::int64_t, 3>{64, 86, 107}[i]);
+    CHECK(metrics.evals[i].step == metrics.epochs[i].step);
+  }
+}
+
+TEST_CASE("ranks that made no step of an epoch leave what others took of it as it was") {
+  const TempFolder temp;
+  const Keys keys{"train.max_steps=0", "train.epochs=2", "compress.name=topk", "resume.residuals=sum"};
+  start(temp, with(with(ranks_of(1), keys), {"train.stop_after=65"}), false);
+  CheckpointStore store(temp.at("run/checkpoints"));
+  const auto resumed = [&](const Manifest& manifest, int ranks) {
+    const LoadedConfig loaded = small_run(temp, with(ranks_of(ranks), keys));
+    const RunData data = load_data(loaded.config);
+    const RunInputs inputs{loaded.config, data, {temp.at("run")}, true, {}};
+    TrainingPosition position;
+    run_thread_ranks(ranks, 60, [&](Communicator& communicator) {
+      Step step(inputs, communicator);
+      TrainingPosition mine;
+      resume_plan(manifest, loaded.config, *data.train, ranks, step, mine);
+      if (communicator.rank() == 0) position = mine;
+    });
+    return position;
+  };
+  Manifest manifest = store.manifest(65);
+  manifest.position = resumed(manifest, 3), manifest.ranks = 3;
+  REQUIRE(manifest.position.dealt.size() == 1);
+  const TrainingPosition last = resumed(manifest, 2);
+  REQUIRE(last.dealt.size() == 1);
+  CHECK(last.dealt[0].ranks == 1);
+  CHECK(last.dealt[0].batches == 1);
 }
 
 }  // namespace topknot

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
-
 #include "compress/codec/codec.h"
 #include "compress/memory/memory.h"
 #include "compress/select/selector.h"
@@ -269,48 +267,6 @@ TEST_CASE("with other ranks a run goes on at its place in the epoch, to the end 
     CHECK(metrics.steps[step].lr <= metrics.steps[step - 1].lr);
   }
   CHECK(metrics.steps.back().epoch == 3);
-}
-
-TEST_CASE("of an epoch that other ranks have begun as many steps may be left as a whole one has") {
-  const TempFolder temp;
-  const Keys keys{"train.max_steps=0", "train.epochs=3", "compress.name=topk", "resume.residuals=sum"};
-  start(temp, with(with(base(1), keys), {"train.stop_after=65"}), false);
-  start(temp, with(base(3), keys), true);
-  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
-  // One rank has made 1 of 64 steps of the second epoch; 252 samples are left for 3: 21 steps of 12.
-  REQUIRE(metrics.epochs.size() == 3);
-  REQUIRE(metrics.evals.size() == 3);
-  for (std::size_t i = 0; i < 3; ++i) {
-    CHECK(metrics.epochs[i].step == std::array<std::int64_t, 3>{64, 86, 107}[i]);
-    CHECK(metrics.evals[i].step == metrics.epochs[i].step);
-  }
-}
-
-TEST_CASE("ranks that made no step of an epoch leave what others took of it as it was") {
-  const TempFolder temp;
-  const Keys keys{"train.max_steps=0", "train.epochs=2", "compress.name=topk", "resume.residuals=sum"};
-  start(temp, with(with(base(1), keys), {"train.stop_after=65"}), false);
-  CheckpointStore store(temp.at("run/checkpoints"));
-  const auto resumed = [&](const Manifest& manifest, int ranks) {
-    const LoadedConfig loaded = small_run(temp, with(base(ranks), keys));
-    const RunData data = load_data(loaded.config);
-    const RunInputs inputs{loaded.config, data, {temp.at("run")}, true, {}};
-    TrainingPosition position;
-    run_thread_ranks(ranks, 60, [&](Communicator& communicator) {
-      Step step(inputs, communicator);
-      TrainingPosition mine;
-      resume_plan(manifest, loaded.config, *data.train, ranks, step, mine);
-      if (communicator.rank() == 0) position = mine;
-    });
-    return position;
-  };
-  Manifest manifest = store.manifest(65);
-  manifest.position = resumed(manifest, 3), manifest.ranks = 3;
-  REQUIRE(manifest.position.dealt.size() == 1);
-  const TrainingPosition last = resumed(manifest, 2);
-  REQUIRE(last.dealt.size() == 1);
-  CHECK(last.dealt[0].ranks == 1);
-  CHECK(last.dealt[0].batches == 1);
 }
 
 TEST_CASE("a run with frozen parameters and first weights of a file goes on without the file") {
