@@ -263,9 +263,8 @@ class Trainer {
   // Begins an epoch if the next step is its first. Returns the signal that a rank has received until its
   // first batch is there, the same on every rank, or 0.
   int begin_epoch() {
-    const std::int64_t in_epoch = plan_.in_epoch(step());
-    if (in_epoch != 0 && step() != first_step_) return 0;
-    step_.start_epoch(plan_.epoch(step()), in_epoch);
+    if (plan_.in_epoch(step()) != 0 && step() != first_step_) return 0;
+    step_.start_epoch(plan_.epoch(step()), plan_.in_epoch(step()));
     await_data();
     return agreed_signal();
   }
@@ -305,6 +304,7 @@ class Trainer {
     std::vector<StepReport> reports = step_.reports(count);
     TOPKNOT_CHECK(reports.size() == count, "one report per step");
     if (inputs_.rejoin.join) last_ = {position_, reporter_.totals(), pending_, pending_seconds_, reports};
+    if (at_border()) last_.position.dealt.clear();  // of an epoch that is over
     return report(reports);
   }
 
