@@ -129,7 +129,7 @@ AgreementSource Views::agreement_source(const Communicator& used, const Agreemen
   };
 }
 
-// Of the lowest rank that has it, to those that join. What belongs to a rank alone is not sent.
+// The lowest rank that has it sends it to those that join. What belongs to a rank alone is not sent.
 void Views::share(std::optional<RunInMemory>& memory, const Config& config) {
   const std::byte has{memory.has_value()};
   std::vector<std::vector<std::byte>> all;
@@ -140,8 +140,7 @@ void Views::share(std::optional<RunInMemory>& memory, const Config& config) {
   if (std::ranges::count(all, none) == 0) return;
   const int from = static_cast<int>(donor - all.begin());
   // Visits everything that is sent, as it is on the donor and to be on the others.
-  const auto each = [&](auto& run, auto&& text, auto&& list) {
-    text(run);
+  const auto each = [](auto& run, auto&& list) {
     list(run.config.exchange.collective), list(run.config.exchange.groups);
     list(run.state.model.weights), list(run.state.model.statistics);
     for (auto& buffer : run.state.optimizer) list(buffer);
@@ -152,9 +151,8 @@ void Views::share(std::optional<RunInMemory>& memory, const Config& config) {
     StateWriter out;
     out.put(memory->first_step);
     out.put(memory->state.optimizer.size());
-    each(
-        *memory, [&](auto&) { out.put_list(manifest_text(memory->run.manifest)); },
-        [&](const auto& values) { out.put_list(values); });
+    out.put_list(manifest_text(memory->run.manifest));
+    each(*memory, [&](const auto& values) { out.put_list(values); });
     bytes = out.take();
   }
   std::uint64_t size = bytes.size();
@@ -167,16 +165,12 @@ void Views::share(std::optional<RunInMemory>& memory, const Config& config) {
   run.config = config;
   run.first_step = in.get<std::int64_t>();
   run.state.optimizer.resize(in.get<std::size_t>());
-  each(
-      run,
-      [&](auto&) {
-        const std::vector<char> text = in.get_list<char>();
-        run.run.manifest = parse_manifest({text.begin(), text.end()}, "the run's state");
-      },
-      [&](auto& values) {
-        const auto sent = in.get_list<typename std::decay_t<decltype(values)>::value_type>();
-        values.assign(sent.begin(), sent.end());
-      });
+  const std::vector<char> text = in.get_list<char>();
+  run.run.manifest = parse_manifest({text.begin(), text.end()}, "the run's state");
+  each(run, [&](auto& values) {
+    const auto sent = in.get_list<typename std::decay_t<decltype(values)>::value_type>();
+    values.assign(sent.begin(), sent.end());
+  });
   run.last.position = run.run.manifest.position, run.last.totals = run.run.manifest.totals;
   for (StepReport& report : run.last.reports) report.bytes_sent = report.bytes_received = 0;  // the donor's
   memory = std::move(run);
@@ -196,8 +190,8 @@ void Views::prepare(std::optional<RunInMemory>& memory, RunInputs& inputs) {
   inputs.resume = true;  // no first weights are read
   memory->note += (memory->note.empty() ? "" : "; ") + news(memory->handed_over);
   if (root)
-    memory->run.manifest.metrics_bytes = metrics_bytes_before(
-        inputs.folder.metrics_jsonl(), step + 1 - static_cast<std::int64_t>(memory->last.records.size()));
+    memory->run.manifest.metrics_bytes =
+        metrics_bytes_before(inputs.folder.metrics_jsonl(), step + 1 - std::ssize(memory->last.records));
 }
 
 std::string Views::news(int handed_over) {

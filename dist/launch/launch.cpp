@@ -255,7 +255,7 @@ std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptio
   group.timeout_s = options.timeout_s;
   group.token = options.token.empty() ? plan.token : options.token;
   group.check_calls = options.check_calls;
-  group.meeting = {plan.joins_after > 0, plan.rejoins ? kAfterStopSeconds : 0};
+  group.meeting = plan.meeting;
   // auto may come to be nccl, whose host side is gloo as well.
   return backends().find(options.backend == "auto" ? "nccl" : options.backend).join(group);
 }

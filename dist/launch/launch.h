@@ -57,7 +57,7 @@ struct LaunchPlan {
   std::string token;  // of the job (TOPKNOT_TOKEN, or the launcher's name for it); "": none
   // A rank that joins a run which goes on, in a view after this one; 0: it is there from the start.
   int joins_after = 0;
-  bool rejoins = false;  // it has the run's state, which a stop signal is not to lose
+  MeetingPatience meeting = {};
 };
 
 // The value of an environment variable, or nullopt.
@@ -84,9 +84,6 @@ int gpu_of(const LaunchPlan& plan, int gpus);
 // The process of a spawned rank ends with its launcher, without which it would run unsupervised; Error if that has ended.
 void end_with_launcher();
 
-// How long ranks of an elastic run go on waiting for the next view after a stop signal.
-inline constexpr double kAfterStopSeconds = 2;
-
 // For Kind::process: joins the group. Collective; throws as make_gloo_communicator does. For nccl and auto,
 // the variables of dist.nccl are set, and NCCL_SOCKET_IFNAME becomes dist.interface, unless they are set
 // already.
@@ -107,9 +104,8 @@ void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
 
 // Which ranks of an elastic run go on together, and where they meet.
 struct View {
-  int number = 1;  // the first one is of all ranks
-  std::vector<int>
-      ranks;  // as they were started; a rank's place in here is its rank in the view. New ones come last.
+  int number = 1;          // the first one is of all ranks
+  std::vector<int> ranks;  // as they were started; the place in here is the rank in the view, new ones' last
   int port = 0;
 };
 
@@ -118,7 +114,7 @@ struct Rejoin {
   // join_group(), UserError if the launcher announces no view for half a minute because no rank has died, and
   // Interrupted. For a rank that joins a run, `view` has no ranks until it has succeeded.
   std::function<std::unique_ptr<Communicator>(View& view)> join = {};
-  // Whether there is a view after the one of this number.
+  // Whether there is a view after the one of this number. Cheap: asked after every step.
   std::function<bool(int number)> announced = {};
 };
 // For a rank that run_spawned() has started.
@@ -136,8 +132,7 @@ std::unique_ptr<Communicator> join_run(const LaunchPlan& plan, const DistOptions
 // called from the main thread, before other threads are started. `on_ready` runs once the meeting point is
 // open, before the first copy starts.
 //
-// With options.min_ranks, a rank that is killed, ends with exit code 1 or leaves by a stop signal of its own does not end
-// the others, once all have met and while so many are left: these are announced as the next View. A rank that hangs or
+// With options.min_ranks, a rank that is killed or leaves by a stop signal of its own does not end the others, once all have met and while so many are left: these are announced as the next View. A rank that hangs or
 // does not come to it within options.timeout_s is killed. Ranks that died are started again, options.respawns in all; the
 // others are told of a view with such a rank once it waits for them, and go over to it in their own time.
 int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s = 5,

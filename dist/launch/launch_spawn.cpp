@@ -339,10 +339,13 @@ Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options) {
   const int file = std::atoi(name);
   const auto join = [plan, options, file](View& view) -> std::unique_ptr<Communicator> {
     constexpr double kAnnounced = 30;  // seconds
-    Patience patience(view.ranks.empty() ? 0 : kAnnounced);
+    const bool joins = view.ranks.empty();
+    const double after_stop_s =
+        joins ? 0 : 2;  // others have the run's state, which a stop signal is not to lose
+    Patience patience(joins ? 0 : kAnnounced);
     std::optional<Patience> stopping;
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
-      const View next = newest_view(file, view.ranks.empty() ? plan.rank : -1);
+      const View next = newest_view(file, joins ? plan.rank : -1);
       if (next.number > view.number) {
         view.number = next.number;
         const auto place = std::find(next.ranks.begin(), next.ranks.end(), plan.rank);
@@ -351,20 +354,25 @@ Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options) {
         joined.rank = static_cast<int>(place - next.ranks.begin());
         joined.size = static_cast<int>(next.ranks.size());
         joined.port = next.port;
-        joined.joins_after = view.ranks.empty() ? plan.joins_after : 0;
-        joined.rejoins = !view.ranks.empty();
+        joined.meeting = {.unlimited = joins, .after_stop_s = after_stop_s};
         auto communicator = join_group(joined, options);
         view = next;
         return communicator;
       }
-      if (stop_signal() != 0 && !stopping) stopping.emplace(view.ranks.empty() ? 0 : kAfterStopSeconds);
+      if (stop_signal() != 0 && !stopping) stopping.emplace(after_stop_s);
       if (stopping && stopping->left() <= 0)
         throw Interrupted(
             fmt::format("stopped by {} while the other ranks were to go on", signal_name(stop_signal())));
       if (patience.over()) throw UserError("a collective failed, and no rank has died");
     }
   };
-  return {join, [file](int number) { return newest_view(file).number > number; }};
+  // The file is read only if lines were added.
+  const auto announced = [file, size = off_t{0}, newest = 1](int number) mutable {
+    if (const off_t now = lseek(file, 0, SEEK_END); now != std::exchange(size, now))
+      newest = newest_view(file).number;
+    return newest > number;
+  };
+  return {join, announced};
 }
 
 std::unique_ptr<Communicator> join_run(const LaunchPlan& plan, const DistOptions& options, View& view) {

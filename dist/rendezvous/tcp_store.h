@@ -110,7 +110,7 @@ class TcpStoreClient {
   std::string server() const { return rank_name(run_ranks_, 0) + "'s address " + where_; }
   void wait_for_all(const std::string& host, int port, const std::string& hello, double timeout_s,
                     const MeetingPatience& meeting, std::string& buffer);
-  void beat();
+  void beat_if_due();
   void read_loop(std::string buffer);
   void tick();
   void handle(Frame type, std::string payload);
@@ -122,6 +122,7 @@ class TcpStoreClient {
   const RunRanks run_ranks_;
   std::string address_;
   Fd fd_, wake_;
+  Patience next_beat_;  // over at once
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<bool> aborted_{false};  // by this rank
   std::mutex write_mutex_;

@@ -56,7 +56,7 @@ TcpStoreClient::TcpStoreClient(const std::string& host, int port, int rank, int 
 void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::string& hello,
                                   double timeout_s, const MeetingPatience& meeting, std::string& buffer) {
   // Counted from now: the server, which was there before, gives up a little earlier and says who is missing.
-  Patience patience(meeting.unlimited ? 0 : timeout_s), next_beat(kBeatSeconds);
+  Patience patience(meeting.unlimited ? 0 : timeout_s);
   std::optional<Patience> stopping;
   write_all(fd_.get(), hello, deadline_in(kWriteSeconds));
   for (int reconnects = 0;;) {
@@ -90,10 +90,7 @@ void TcpStoreClient::wait_for_all(const std::string& host, int port, const std::
       if (signal_ != 0) throw Interrupted(reason_, signal_);
       if (!reason_.empty()) throw CollectiveError(reason_);
     }
-    if (next_beat.over()) {
-      beat();
-      next_beat = Patience(kBeatSeconds);
-    }
+    beat_if_due();
     if (stop_signal() != 0 && !stopping) stopping.emplace(meeting.after_stop_s);
     if (const int signal = stop_signal(); signal != 0 && stopping->left() <= 0) {
       const std::string why =
@@ -143,15 +140,11 @@ TcpStoreClient::~TcpStoreClient() {
 }
 
 void TcpStoreClient::read_loop(std::string buffer) {
-  Patience next_beat;  // over at once
   for (bool unread = true;; unread = false) {
     pollfd entries[2] = {{fd_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
     if (poll(entries, 2, unread ? 0 : static_cast<int>(kTick.count())) < 0 && errno != EINTR) break;
     if (entries[1].revents != 0) return;
-    if (next_beat.left() <= 0) {
-      beat();
-      next_beat = Patience(kBeatSeconds);
-    }
+    beat_if_due();
     tick();
     if (entries[0].revents == 0 && !unread) continue;
     if (entries[0].revents != 0) {
@@ -183,7 +176,9 @@ void TcpStoreClient::read_loop(std::string buffer) {
                  0);
 }
 
-void TcpStoreClient::beat() {
+void TcpStoreClient::beat_if_due() {
+  if (next_beat_.left() > 0) return;
+  next_beat_ = Patience(kBeatSeconds);
   const std::uint64_t calls = calls_;
   send_soon(encode_frame(Frame::beat, {reinterpret_cast<const char*>(&calls), sizeof calls}));
 }

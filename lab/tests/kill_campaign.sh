@@ -41,9 +41,14 @@ END
   if pgrep -f "^sleep 1000$$\$" >/dev/null; then complain 'the process is left'; fi
 elif [ "$what" = elastic ]; then
   expect 0 'all passed' "$root/lab/elastic-campaign" --train "$train" --runs "$3" --epochs 10 --events 5
-  # Writes a step twice.
-  printf '#!/bin/sh\n"%s" "$@"\nfor key; do case "$key" in output.dir=*) echo \x27{"event":"step","step":1,"loss":1}\x27 >>"${key#*=}/metrics.jsonl" ;; esac; done\n' \
-    "$train" >"$work/train"
+  # This program writes a step twice.
+  cat >"$work/train" <<END
+#!/bin/sh
+"$train" "\$@"
+for key; do
+  case "\$key" in output.dir=*) echo '{"event":"step","step":1,"loss":1}' >>"\${key#*=}/metrics.jsonl" ;; esac
+done
+END
   chmod +x "$work/train"
   expect 1 'does not have each step once' "$root/lab/elastic-campaign" --train "$work/train" --runs 1 --epochs 2 --events 0
   rm -r "$work"/topknot-elastic-*

@@ -66,6 +66,9 @@ TEST_CASE("a run goes on without ranks that are killed, rank 0 among them, and e
   check(kill_ranks("1p"));     // rank 0
   check(kill_ranks("2p;4p"));  // two at once
   check(kill_ranks("1p") + "sleep 0.15; " + kill_ranks("2p") + "sleep 1; " + kill_ranks("3p"));  // one by one
+  // When an epoch is over in which others died, whose evaluation takes a while.
+  check(kill_ranks("3p") + "until grep -qs event.:.epoch $run/metrics.jsonl; do :; done; " +
+        kill_ranks("2p"));
   // Rank 0 when the records are complete.
   check(kill_ranks("3p") + "until grep -qs event.:.end $run/metrics.jsonl; do :; done; " + kill_ranks("1p"));
 }

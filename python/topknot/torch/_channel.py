@@ -365,14 +365,17 @@ def all_parts(states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return parts
 
 
-def sum_of_residuals(compressors: Iterable[AnyCompressor], factor: float) -> dict[str, torch.Tensor]:
-    """By name, times `factor`; without names for a method that has none."""
+def residuals_of(compressor: AnyCompressor) -> dict[str, np.ndarray]:
+    return {name: found for name in compressor.names if (found := compressor.residual(name)) is not None}
+
+
+def sum_of_residuals(ranks: Iterable[dict[str, np.ndarray]], factor: float) -> dict[str, torch.Tensor]:
+    """By name, each times `factor` before it is added."""
     total: dict[str, torch.Tensor] = {}
-    for compressor in compressors:
-        for name in compressor.names:
-            if (found := compressor.residual(name)) is not None:
-                scaled = torch.from_numpy(np.float32(factor) * found)
-                total[name] = total[name] + scaled if name in total else scaled
+    for residuals in ranks:
+        for name, residual in residuals.items():
+            scaled = torch.from_numpy(np.float32(factor) * residual)
+            total[name] = total[name] + scaled if name in total else scaled
     return total
 
 

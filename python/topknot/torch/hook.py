@@ -17,7 +17,7 @@ from .. import Error, State
 from .._methods import Value
 from ._channel import (
     AnyCompressor, AnyRound, Channel, Place, Shapes, Slices, all_parts, check_settings, check_type, device_for, in_place,
-    saved_state, trainable, warn_of_adam, whole_number,
+    residuals_of, saved_state, sum_of_residuals, trainable, warn_of_adam, whole_number,
 )  # fmt: skip
 from ._worker import Worker, twin_of
 from .method import Memory, Own, PythonMethod, chosen
@@ -55,7 +55,7 @@ class _Compressors:
         key = tuple(names) if self._buckets else tuple(self._shapes)
         if key not in self._made:
             for other in [other for other in self._made if set(other) & set(key)]:
-                self._residuals.update(_residuals_of(self._made.pop(other)))
+                self._residuals.update(residuals_of(self._made.pop(other)))
             made = self._new(key)
             for name in set(key) & set(self._residuals):
                 made.set_residual(name, self._residuals.pop(name))
@@ -92,24 +92,16 @@ class _Compressors:
         """Merges what save() gave on some of `before` ranks: the sum of their residuals, times ranks / before."""
         if isinstance(self._method, Own):
             self._method.check_merges()
-        total: dict[str, torch.Tensor] = {}
-        factor = np.float32(self.channel.ranks / before)
+        ranks = []
         for rank, saved in states:
-            residuals = {name: tensor.numpy() for name, tensor in saved["owed"].items()}
+            ranks.append({name: tensor.numpy() for name, tensor in saved["owed"].items()})
             for names, state in saved["parts"]:
-                residuals.update(_residuals_of(self._new(names, state, place=(rank, before))))
-            for name, residual in residuals.items():
-                scaled = torch.from_numpy(factor * residual)
-                total[name] = total[name] + scaled if name in total else scaled
-        return {"parts": [], "owed": total}
+                ranks[-1].update(residuals_of(self._new(names, state, place=(rank, before))))
+        return {"parts": [], "owed": sum_of_residuals(ranks, self.channel.ranks / before)}
 
     def _refuse_unknown(self, names: Sequence[str]) -> None:
         if unknown := [name for name in names if name not in self._shapes]:
             raise Error(f"the state has a parameter '{unknown[0]}', which the model has not")
-
-
-def _residuals_of(compressor: AnyCompressor) -> dict[str, np.ndarray]:
-    return {name: found for name in compressor.names if (found := compressor.residual(name)) is not None}
 
 
 def _unpacked(future: "torch.futures.Future[Any]") -> Any:

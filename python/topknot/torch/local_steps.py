@@ -18,8 +18,8 @@ from .. import Error
 from .._methods import Value, methods
 from ..compare.comparison import did_you_mean
 from ._channel import (
-    AnyCompressor, AnyRound, Channel, Slices, all_parts, check_has_values, check_settings, check_type, host_buffer, saved_state,
-    sum_of_residuals, trainable, whole_number,
+    AnyCompressor, AnyRound, Channel, Slices, all_parts, check_has_values, check_settings, check_type, host_buffer,
+    residuals_of, saved_state, sum_of_residuals, trainable, whole_number,
 )  # fmt: skip
 from ._islands import Islands, in_fragments, local, reshard
 from ._worker import Worker, twin_of
@@ -404,11 +404,12 @@ class LocalSteps:
         merged = []
         for fragment in self._fragments:
             shapes = {name: tuple(theta.shape) for name, theta in zip(fragment.own, fragment.theta)}
-            old = []
+            old = []  # residuals, by rank
             for rank in range(self._channel.rank, before, self._channel.ranks):
                 saved = parts[rank]["states"] if "states" in parts[rank] else [parts[rank]["state"]]
-                old.append(self._wire.compressor(self._made, shapes, self.keys, (rank, before)))
-                old[-1].load(saved[fragment.index].numpy())
+                compressor = self._wire.compressor(self._made, shapes, self.keys, (rank, before))
+                compressor.load(saved[fragment.index].numpy())
+                old.append(residuals_of(compressor))
             made = self._wire.compressor(self._made, shapes, self.keys, (self._wire.rank, self._wire.ranks))
             for name, residual in sum_of_residuals(old, self._channel.ranks / before).items():
                 made.set_residual(name, residual.numpy())
