@@ -360,6 +360,13 @@ class ComparisonTest(Folder):
         self.assertAlmostEqual(run.times["forward"], 0.02)
         self.assertEqual([s.step for s in run.steps], [s.step for s in c.runs[1].steps])  # seeds have a mean at every one
 
+    def test_many_runs_are_read_by_all_cores_with_the_same_result(self):
+        names = [self.add(f"many/s{seed}", {**TOPK, "seed": str(seed)}, complete=seed > 0) for seed in range(20)]
+        together, alone = read_runs([self.at("many")]), [read_run(name) for name in sorted(names)]
+        self.assertEqual([str(vars(run)) for run in together], [str(vars(run)) for run in alone])
+        self.write("many/s7/metrics.jsonl", "{}\n{\n")
+        self.refused(lambda: read_runs([self.at("many")]), "many/s7/metrics.jsonl:2: damaged line")
+
     def test_a_loss_is_compared_without_percent_and_reached_from_above(self):
         self.add("d", metric=SQUARED_ERROR, task="synthetic_regression, 1 target, samples [64, 1, 1]")
         c = self.compare("d")

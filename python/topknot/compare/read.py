@@ -4,15 +4,19 @@ A file may be read while it is written: a last line without its end is left out.
 """
 
 import csv
+import functools
 import glob
 import json
 import math
+import multiprocessing
 import operator
 import os
 import random
 import re
+import signal
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -27,6 +31,8 @@ WHOLE = 1000
 """Steps up to which a run is read whole. A longer run is cut into so many windows, and one random record of each is read."""
 PARTS = ("data", "forward", "backward", "encode", "exposed", "decode", "update")
 """The measured parts of a step, which together with `other` make its time."""
+_MANY = 16
+"""Runs from which on all cores read."""
 _MOST_SECONDS = 1e15
 _STEP = b'{"event":"step"'
 # By event the fields that are read, with what an absent one is. A value has the type of its default; a number may be null.
@@ -405,4 +411,17 @@ def read_runs(arguments: Sequence[str]) -> list[Run]:
     once: dict[str, str] = {}
     for path in paths:
         once.setdefault(os.path.realpath(path), path)
+    if folders and len(once) >= _MANY and "fork" in multiprocessing.get_all_start_methods():
+        return _read_by_all_cores([*once.values()])
     return [run for path in once.values() for run in read(path)]
+
+
+def _read_by_all_cores(folders: list[str]) -> list[Run]:
+    leave_interrupts = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
+    pool = ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork"), initializer=leave_interrupts)
+    try:
+        return list(pool.map(read_run, folders, chunksize=4))
+    except BrokenExecutor:
+        raise MemoryError from None  # what ends a process that reads
+    finally:
+        pool.shutdown(cancel_futures=True)
