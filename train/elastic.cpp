@@ -82,14 +82,16 @@ void hand_over(Step& step, int rank, bool leaves) {
   }
 }
 
-RunInMemory::RunInMemory(Step& step, const UnreportedStep& last_step, int ranks, std::int64_t first,
-                         int leavers)
-    : last(last_step), first_step(first), handed_over(leavers) {
+RunInMemory::RunInMemory(Step& step, UnreportedStep last_step, int ranks, std::int64_t first, int leavers)
+    : last(std::move(last_step)), first_step(first), handed_over(leavers) {
   step.abandon();
   run.manifest.position = last.position;
   run.manifest.ranks = ranks;
   run.manifest.totals = last.totals;
-  step.state(state, true);
+  if (last.kept)
+    state = *std::exchange(last.kept, std::nullopt);
+  else
+    step.state(state, true);
   config = step.effective_config();
   for (StepReport& report : last.reports) report.status.bad_rank = -1;  // it has another number, or is gone
 }

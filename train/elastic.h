@@ -22,7 +22,8 @@ struct UnreportedStep {
   RunTotals totals;           // before it
   std::vector<StepRecord> records;
   std::vector<double> seconds;
-  std::vector<StepReport> reports;  // this rank's
+  std::vector<StepReport> reports;    // this rank's
+  std::optional<RunState> kept = {};  // the rank's state after it, if it has made local steps since
 };
 
 // All ranks go over to the next view after the same step: others join, or leave.
@@ -44,8 +45,8 @@ void hand_over(Step& step, int rank, bool leaves);
 // What a rank goes on from in the next view.
 struct RunInMemory {
   RunInMemory() = default;
-  // After a step of `ranks` ranks, of which `handed_over` left since. The step under way, if any, is undone.
-  RunInMemory(Step& step, const UnreportedStep& last, int ranks, std::int64_t first_step, int handed_over);
+  // After a step of `ranks` ranks, of which `handed_over` left since. What was made after it is undone.
+  RunInMemory(Step& step, UnreportedStep last, int ranks, std::int64_t first_step, int handed_over);
 
   ResumedRun run;  // without files
   RunState state;  // with weights and optimizer on every rank

@@ -278,6 +278,7 @@ class LocalStep final : public StepRule {
         runner_(runner),
         replica_(replica),
         queue_(queue),
+        elastic_(config.elastic.min_ranks > 0),
         island_(config.exchange.ranks_per_host > 1 && communicator.size() > 1
                     ? std::make_unique<Island>(config, queue, runner, replica)
                     : nullptr),
@@ -299,7 +300,7 @@ class LocalStep final : public StepRule {
     if (local_.exchanges_after(context.step)) {
       report = local_.exchange_after(*exchange_, context);
       // Not after what was only sent: it would wait for it.
-      if (!local_.under_way()) replica_.bring_statistics_together(queue_);
+      if (!local_.under_way()) bring_statistics_together();
     }
     report.times += inside.times;
     if (left_out && report.committed()) {
@@ -327,6 +328,7 @@ class LocalStep final : public StepRule {
     local_.load_exchange_state(exchange, bytes);
   }
   void swap_weights() override { local_.swap_weights(); }
+  bool agrees_after(std::int64_t step) const override { return local_.exchanges_after(step); }
 
   // The ranks' report would wait for a sync that is under way, so that little of it would overlap.
   std::int64_t steps_per_report(std::int64_t ahead, std::int64_t in_patience) const override {
@@ -349,10 +351,18 @@ class LocalStep final : public StepRule {
     return report;
   }
 
+  // The sync counts already: ranks that go on without another have the next one bring their statistics together.
+  void bring_statistics_together() try {
+    replica_.bring_statistics_together(queue_);
+  } catch (const CollectiveError&) {
+    if (!elastic_) throw;
+  }
+
   const int rank_;
   Runner& runner_;
   Replica& replica_;
   CollectiveQueue& queue_;
+  const bool elastic_;
   const std::unique_ptr<Island> island_;  // null: the rank steps alone
   LocalSteps local_;
   Exchange* exchange_ = nullptr;

@@ -91,6 +91,17 @@ struct ReportSums {
   }
 };
 
+// A step's record gets the means over the ranks, and what is the same on all. Returns the bytes of all ranks, for a
+// gradient of so many entries.
+inline ByteCount complete(StepRecord& record, const StepReport& own, const ReportSums::OfStep& sum, int ranks,
+                          std::size_t entries) {
+  static_cast<StepSeconds&>(record) = own.times;
+  record.loss = sum.loss / ranks, record.selected = sum.selected / ranks;
+  record.threshold = own.status.threshold, record.skipped = sum.bad_ranks > 0;
+  return {static_cast<std::uint64_t>(sum.bytes_sent), static_cast<std::uint64_t>(sum.bytes_received),
+          static_cast<std::uint64_t>(ranks) * sizeof(float) * entries};
+}
+
 // How messages call a step that was skipped.
 struct SkipText {
   // "skipped by all ranks"; " on rank 1, first in the gradient of fc.weight"; the same for a message of its own

@@ -116,7 +116,7 @@ void Step::load_state(const RunState& state) {
   };
   for (ParameterArena* arena : {&replica_.arena(), &shared_weights()})
     copy(state.model.weights, 0, arena->all_weights());
-  copy_all(state.inner, rule_->own_state());
+  if (!state.inner.empty()) copy_all(state.inner, rule_->own_state());  // a rank that joins has none
   copy_all(state.optimizer, rule_->shared_state());
   restore_statistics(state.model.statistics, replica_.store());
   replica_.store().statistics_to_device();

@@ -38,6 +38,8 @@ class StepRule {
   virtual std::vector<std::span<float>> shared_state() = 0;
   virtual std::vector<std::span<float>> own_state() { return {}; }
   // Exchange::state() and load_state(), with what the rule adds to them.
+  // Whether the ranks have agreed on the end of this step, counted from 0: shared_weights() are then those of all.
+  virtual bool agrees_after(std::int64_t /*step*/) const { return true; }
   virtual std::vector<std::byte> exchange_state(const Exchange& exchange,
                                                 std::vector<DeviceFloats>* later) const {
     return exchange.state(later);
@@ -107,13 +109,14 @@ class Step {
     recorder_.begin_step(context.step);
     runner_->end_step(rule_->make(context), replica_.loss());
   }
-  // See Exchange: of an elastic run, which has no local steps and computes on a CPU. abandon() also puts statistics back.
+  // See Exchange: of an elastic run, which computes on a CPU. abandon() also puts statistics back.
   void when_agreement_fails(AgreementSource source) { exchange_->when_agreement_fails(std::move(source)); }
   const Agreement& last_agreement() const { return exchange_->last_agreement(); }
   void abandon() {
     if (exchange_->abandon()) replica_.restore_statistics_if_bad(nullptr);
   }
   void scale_memory(float factor) { exchange_->scale_memory(factor); }
+  bool agrees_after(std::int64_t step) const { return rule_->agrees_after(step); }  // see StepRule
   // See StepRule; the same on all ranks.
   std::int64_t steps_per_report(std::int64_t in_patience) const {
     return rule_->steps_per_report(runner_->traits().steps_ahead, in_patience);

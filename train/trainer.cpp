@@ -26,6 +26,8 @@
 namespace topknot {
 namespace {
 
+constexpr const char* kWhatHelps = "lower optimizer.lr, or clip with train.clip_global";
+
 // One rank's loop over epochs and steps, and what is reported of them.
 class Trainer {
  public:
@@ -77,8 +79,7 @@ class Trainer {
       step_end_ = last_report_;
       signal = report(std::vector(last_.reports));
       stopped = signal != 0 || stop_after_reached();
-      if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
-        signal = during_evaluation, stopped = true;
+      after_report(signal, stopped);
     } else if (step() > 0) {
       // For this number of ranks nothing may be left of the epoch.
       if (at_border() && position_.epoch_loss_steps > 0) end_epoch();
@@ -100,9 +101,8 @@ class Trainer {
       stopped = signal != 0 || stop_after_reached();
       if (stopped && !pending_.empty()) report(pending_.size());
       if (!stopped && pending_.empty() && step() < plan_.total_steps) follow();
-      if (const int during_evaluation = after_report(stopped); during_evaluation != 0)
-        signal = during_evaluation, stopped = true;
-      if (view_ends_ && !stopped && pending_.empty()) end_view();
+      after_report(signal, stopped);
+      if (view_ends_ && !stopped && pending_.empty() && agreed()) end_view();
     }
     if (signal == 0 && step() > 0 && position_.skipped == step())
       throw Diverged(fmt::format(
@@ -123,7 +123,11 @@ class Trainer {
                        step_.checksum(), ""};
     if (stopped) {
       const std::string reason = signal ? signal_name(signal) : "train.stop_after";
-      log_info(fmt::format("stopped by {} after step {}; {}", reason, step(), what_is_left()));
+      const std::string left =
+          checkpointer_
+              ? fmt::format("'train --resume {}' goes on from there", inputs_.folder.path)
+              : inputs_.folder.path + " has the steps so far, and no checkpoint (train.checkpoint_keep=0)";
+      log_info(fmt::format("stopped by {} after step {}; {}", reason, step(), left));
       reporter_.stop(step(), false, reason);
     } else {
       outcome.result = reporter_.end(step(), position_.skipped, outcome.parameter_checksum, failure,
@@ -136,15 +140,14 @@ class Trainer {
     if (!saved) throw UserError(failure + ", see the warnings above");
     if (!stopped && !failure.empty()) {
       agreed_signal();  // rank 0 has written its records, for which others would not wait long
-      throw Diverged(failure +
-                     "; lower optimizer.lr, or clip with train.clip_global; what it wrote stays in " +
-                     inputs_.folder.path);
+      throw Diverged(
+          fmt::format("{}; {}; what it wrote stays in {}", failure, kWhatHelps, inputs_.folder.path));
     }
     return outcome;
   }
 
   // What this rank of an elastic run goes on from, after run() has thrown. The step under way is undone.
-  RunInMemory memory() { return {step_, last_, communicator_.size(), stop_from_, handed_over_}; }
+  RunInMemory memory() { return {step_, std::move(last_), communicator_.size(), stop_from_, handed_over_}; }
   Step& stepper() { return step_; }
 
   // After run() has thrown.
@@ -165,6 +168,7 @@ class Trainer {
     last_ = memory.last;
     last_.position = position_;  // of this number of ranks
     pending_ = last_.records, pending_seconds_ = last_.seconds;
+    keep_state();
   }
 
   // Nothing that a resumed run has is changed before.
@@ -207,17 +211,16 @@ class Trainer {
     return check_due() || evaluation_due() || checkpoint_due() || epoch_ends() || stop_after_reached();
   }
   bool report_due() const {
-    return settle_due() || std::ssize(pending_) >= step_.steps_per_report(steps_in_patience_);
+    return settle_due() || agreed() || std::ssize(pending_) >= step_.steps_per_report(steps_in_patience_);
   }
 
-  // A run that stops leaves its evaluation to the start that resumes it. Returns the signal that ended an
-  // evaluation, or 0.
-  int after_report(bool stopped) {
+  // A run that stops leaves its evaluation to the start that resumes it; a signal may end that.
+  void after_report(int& signal, bool& stopped) {
     if (check_due()) check_parameters("during training");
     if (epoch_ends()) end_epoch();
-    const int signal = evaluation_due() && !stopped ? run_evaluation() : 0;
+    const int ended = evaluation_due() && !stopped ? run_evaluation() : 0;
     if (stopped || evaluation_due() || checkpoint_due()) save();
-    return signal;
+    if (ended != 0) signal = ended, stopped = true;
   }
 
   void end_epoch() {
@@ -252,12 +255,6 @@ class Trainer {
     if (!checkpointer_) return true;
     if (saved_step_ != step()) save();
     return checkpointer_->finish();
-  }
-
-  std::string what_is_left() const {
-    return checkpointer_
-               ? fmt::format("'train --resume {}' goes on from there", inputs_.folder.path)
-               : inputs_.folder.path + " has the steps so far, and no checkpoint (train.checkpoint_keep=0)";
   }
 
   // Begins an epoch if the next step is its first. Returns the signal that a rank has received until its
@@ -303,8 +300,11 @@ class Trainer {
   int report(std::size_t count) {
     std::vector<StepReport> reports = step_.reports(count);
     TOPKNOT_CHECK(reports.size() == count, "one report per step");
-    if (inputs_.rejoin.join) last_ = {position_, reporter_.totals(), pending_, pending_seconds_, reports};
-    if (at_border()) last_.position.dealt.clear();  // of an epoch that is over
+    if (agreed()) {
+      last_ = {position_, reporter_.totals(), pending_, pending_seconds_, reports};
+      if (at_border()) last_.position.dealt.clear();  // of an epoch that is over
+      keep_state();
+    }
     return report(reports);
   }
 
@@ -334,14 +334,7 @@ class Trainer {
     for (std::size_t i = 0; i < reports.size(); ++i) {
       const ReportSums::OfStep& sum = sums.steps[i];
       StepRecord record = pending_[i];
-      static_cast<StepSeconds&>(record) = reports[i].times;
-      record.loss = sum.loss / ranks;
-      const ByteCount bytes{
-          static_cast<std::uint64_t>(sum.bytes_sent), static_cast<std::uint64_t>(sum.bytes_received),
-          static_cast<std::uint64_t>(communicator_.size()) * sizeof(float) * step_.arena().size()};
-      record.selected = sum.selected / ranks;
-      record.threshold = reports[i].status.threshold;
-      record.skipped = sum.bad_ranks > 0;
+      const ByteCount bytes = complete(record, reports[i], sum, communicator_.size(), step_.arena().size());
       step_end_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds[i]));
       reporter_.complete(record, bytes, seconds[i], step_end_);
       if (root_ && !automatic_) reporter_.warn_of_more_than_dense(record, bytes);
@@ -362,13 +355,20 @@ class Trainer {
     return std::max(sums.signals.highest(), too_few ? sums.leaving.highest() : 0);
   }
 
+  // Of an elastic run: whether the last step counts for all ranks, unless it is undone.
+  bool agreed() const { return inputs_.rejoin.join && step_.agrees_after(step() - 1); }
+  // A local step counts once its sync does: ranks that go on without another begin again after the last one.
+  void keep_state() {
+    if (makes_local_steps(config_)) step_.state(last_.kept.emplace(), true);
+  }
+
   // A stop signal to this rank alone, which the others go on without.
   bool leaves_alone() const { return inputs_.rejoin.join && stop_signal() != 0 && !stopped_by_parent(); }
 
   // All ranks have reported the same steps. Throws ViewEnds, and Interrupted on ranks that leave.
   void end_view() {
     last_ = {position_, reporter_.totals(), {}, {}, {}};
-    if (handed_over_ > 0) hand_over(step_, communicator_.rank(), leaves_);
+    if (handed_over_ > 0) hand_over(step_, communicator_.rank(), leaves_), keep_state();
     if (leaves_)
       throw Interrupted(fmt::format("left by {} after step {}", signal_name(stop_signal()), step()), 0);
     throw ViewEnds("the view has ended");
@@ -411,9 +411,9 @@ class Trainer {
     reporter_.note(fmt::format("step {} {}: NaN or infinity{}", step, text.who, text.where));
     if (position_.skips_in_a_row >= config_.train.max_skips)
       throw Diverged(
-          "training has diverged: " + std::to_string(position_.skips_in_a_row) +
-          " steps in a row were not finite, the last at step " + std::to_string(step) + text.place +
-          "; lower optimizer.lr, or clip with train.clip_global (train.max_skips sets this limit)");
+          fmt::format("training has diverged: {} steps in a row were not finite, the last at step "
+                      "{}{}; {} (train.max_skips sets this limit)",
+                      position_.skips_in_a_row, step, text.place, kWhatHelps));
   }
 
   // The highest signal that a rank has received, the same on every rank, or 0.
@@ -476,7 +476,7 @@ class Trainer {
   int handed_over_ = 0;           // RunInMemory
   bool view_ends_ = false;        // after the step
   bool leaves_ = false;           // this rank, as the others know
-  UnreportedStep last_;           // of an elastic run: the last step that was made
+  UnreportedStep last_;           // of an elastic run: the last step that the ranks agreed on
   std::int64_t saved_step_ = -1;  // of the last checkpoint
   std::vector<StepRecord> pending_;
   std::vector<double> pending_seconds_;  // which they took on the host

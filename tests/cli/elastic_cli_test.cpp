@@ -1,6 +1,6 @@
 // Ranks that are killed while `train` goes on without them (elastic.min_ranks): real processes.
 #include <cmath>
-#include <set>
+#include <regex>
 
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
@@ -73,6 +73,32 @@ TEST_CASE("a run goes on without ranks that are killed, rank 0 among them, and e
   check(kill_ranks("3p") + "until grep -qs event.:.end $run/metrics.jsonl; do :; done; " + kill_ranks("1p"));
 }
 
+TEST_CASE(
+    "local steps go on from the last sync, as if the run had been stopped there and resumed with fewer "
+    "ranks") {
+  const TempFolder temp, other;
+  const std::string local =
+      "compress.name=dense exchange.every=31 optimizer.lr=0.005 optimizer.momentum=0 train.epochs=12";
+  const CommandOutcome outcome = run_and_kill(
+      temp, 1, "until [ $(wc -l < $run/metrics.jsonl) -gt 50 ]; do :; done; " + kill_ranks("3p"), local);
+  CHECK(outcome.ended(0));
+  std::smatch found;
+  REQUIRE(std::regex_search(outcome.output, found, std::regex("ranks 0, 1, 3 go on after step ([0-9]+)")));
+  const std::string sync = found[1], run = " output.dir=" + other.at("run");
+  CHECK(std::stoll(sync) % 31 == 0);
+  const std::string command = TOPKNOT_BIN "/train ";
+  CHECK(run_command(command + kElasticRun + "1 " + local + run + " train.stop_after=" + sync).ended(0));
+  CHECK(run_command(command + "--resume " + other.at("run") + " dist.ranks=3 train.stop_after=0").ended(0));
+  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  for (std::size_t i = 0; i < metrics.steps.size(); ++i)
+    CHECK(metrics.steps[i].step == static_cast<std::int64_t>(i + 1));
+  REQUIRE(metrics.end);
+  const Metrics resumed = read_metrics(other.at("run/metrics.jsonl"));
+  REQUIRE(resumed.end);
+  CHECK(metrics.end->parameter_checksum == resumed.end->parameter_checksum);
+  CHECK(metrics.end->steps == resumed.end->steps);
+}
+
 TEST_CASE("ranks that are stopped are killed, and those that are killed are started again and join") {
   const TempFolder temp;
   const CommandOutcome outcome =
@@ -141,7 +167,8 @@ TEST_CASE("a run whose ranks fall below elastic.min_ranks ends with the rank tha
 
 TEST_CASE("elastic.min_ranks refuses what it does not do, with one message") {
   for (const char* keys :
-       {"dist.backend=threads", "exchange.every=4", "compress.name=powersgd", "compress.name=regtopk",
+       {"dist.backend=threads", "exchange.every=4 exchange.fragments=2",
+        "exchange.every=4 exchange.overlap_steps=1", "compress.name=powersgd", "compress.name=regtopk",
         "compress.memory=ef21", "compress.name=auto", "data.shard=by_label", "exchange.collective=gtopk",
         "compress.name=dense compress.values=int8", "elastic.min_ranks=5", "exchange.ranks_per_host=2"}) {
     INFO(keys);

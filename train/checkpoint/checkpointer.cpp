@@ -100,7 +100,9 @@ std::string residual_rule(const Manifest& manifest, const Config& config, int ra
 
 void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
   const std::string rule = residual_rule(manifest, config, ranks);
-  if (makes_local_steps(config) && (rule != "keep" || manifest.ranks != ranks))
+  // Those of an elastic run go on from what they share, with optimizers that begin anew.
+  if (makes_local_steps(config) && config.elastic.min_ranks == 0 &&
+      (rule != "keep" || manifest.ranks != ranks))
     throw UserError(
         fmt::format("the checkpoint is of {} ranks, each with weights and an optimizer of its own "
                     "(exchange.every): go on with {} ranks and resume.residuals=keep, or begin a new run "

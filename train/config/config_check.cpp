@@ -96,8 +96,10 @@ std::pair<std::string, std::string> not_elastic(const Config& config, bool choos
   if (config.elastic.min_ranks > config.dist.ranks)
     return {"elastic.min_ranks", fmt::format("is more than dist.ranks={}; give fewer", config.dist.ranks)};
   if (chooses) return {"compress.name", min_ranks + " does not go with auto so far; name a method"};
-  if (makes_local_steps(config))
-    return {"exchange.every", min_ranks + " is for an exchange in every step so far; leave it out"};
+  if (config.exchange.fragments > 1)
+    return {"exchange.fragments", min_ranks + " is for whole models so far; leave it out"};
+  if (config.exchange.overlap_steps > 0)
+    return {"exchange.overlap_steps", min_ranks + " does not go with a sync under way; leave it out"};
   if (config.exchange.ranks_per_host > 1)
     return {"exchange.ranks_per_host", min_ranks + " does not go with hosts of several ranks; leave it out"};
   if (config.exchange.collective != "all_gather")
