@@ -50,16 +50,17 @@ struct LoaderKeys {
 
 struct LoaderOptions : LoaderKeys {
   int rank = 0, ranks = 1;
-  ShardRule shard;              // training only
-  std::uint64_t seed = 1;       // of order and augmentation
-  bool random_windows = false;  // language models, training: RandomWindowSampler in place of StreamSampler
-  int accumulate = 1;           // random windows: an epoch is made of whole steps of so many batches
-  bool augment = false;         // training only; see resolve_augment()
-  int prefetch = 4;             // batches ready or in work ahead of the caller, at least 1
-  bool train = true;            // false: every sample once over the ranks, the last batch short
-  bool samples = true;          // false: only Batch::indices, for data that lie in a GPU's memory
-  bool bytes = false;           // Batch::bytes in place of images, for sets that give bytes
-  int max_bad_files = 0;        // damaged files of a set on demand for which another sample stands in
+  ShardRule shard;                // training only
+  std::uint64_t seed = 1;         // of order and augmentation
+  bool random_windows = false;    // language models, training: RandomWindowSampler in place of StreamSampler
+  std::int64_t global_batch = 0;  // training: steps of so many samples of all ranks; 0: of batch_size each
+  int accumulate = 1;             // random windows: an epoch is made of whole steps of so many batches
+  bool augment = false;           // training only; see resolve_augment()
+  int prefetch = 4;               // batches ready or in work ahead of the caller, at least 1
+  bool train = true;              // false: every sample once over the ranks, the last batch short
+  bool samples = true;            // false: only Batch::indices, for data that lie in a GPU's memory
+  bool bytes = false;             // Batch::bytes in place of images, for sets that give bytes
+  int max_bad_files = 0;          // damaged files of a set on demand for which another sample stands in
   // The longest wait for a batch after a stop signal, from the signal or from when a sample was last read.
   std::chrono::milliseconds stop_patience{5000};
 };
@@ -75,9 +76,18 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   const Dataset& dataset() const { return dataset_; }
-  // Batches of this rank in an epoch, of which an optimizer step takes train.accumulate; when training, equal
-  // on all ranks.
+  // Batches of this rank in an epoch, of which an optimizer step takes batches_per_step(), train.accumulate but for a
+  // global batch; when training, equal on all ranks.
   std::int64_t steps_per_epoch() const { return sampler_->steps(options_.rank); }
+  int batches_per_step() const { return sampler_->batches_per_step(options_.accumulate); }
+  float share(int part, int count) const {
+    return sampler_->share(options_.rank, part, count);
+  }                                    // see Sampler
+  std::int64_t step_samples() const {  // of all ranks
+    return options_.global_batch > 0
+               ? options_.global_batch
+               : std::int64_t{options_.batch_size} * options_.ranks * options_.accumulate;
+  }
   // Whether batches are windows of a text that have nothing to do with those before.
   bool random_windows() const {
     return options_.train && options_.random_windows && dataset_.task() == Task::language_model;

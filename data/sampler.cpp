@@ -31,6 +31,13 @@ std::vector<std::int64_t> cut(std::int64_t size, const std::vector<double>& shar
   return starts;
 }
 
+// Uniform in [0, below). 53 bits, the most that a double has: a stream may have more than 2^32 tokens.
+std::int64_t drawn(const CounterRng& rng, std::int64_t row, std::int64_t below) {
+  const auto i = 2 * static_cast<std::uint64_t>(row);
+  const std::uint64_t bits = std::uint64_t{rng.bits(i)} << 32 | rng.bits(i + 1);
+  return static_cast<std::int64_t>(static_cast<double>(bits >> 11) * 0x1p-53 * static_cast<double>(below));
+}
+
 }  // namespace
 
 ShardRule parse_shard_rule(const std::string& text) {
@@ -168,6 +175,48 @@ EpochOrder TrainSampler::epoch(std::int64_t number, int rank) const {
   };
 }
 
+GlobalBatchSampler::GlobalBatchSampler(std::int64_t samples, std::int64_t starts, std::int64_t size,
+                                       int ranks, std::int64_t batch, std::uint64_t seed)
+    : Sampler(ranks, batch), samples_(samples), starts_(starts), size_(size), seed_(seed) {
+  if (size < ranks || samples < size)
+    throw UserError(fmt::format("data.batch_size: {} samples do not fill a step of {} of {} ranks", samples,
+                                size, ranks));
+  const std::int64_t most = (size + ranks - 1) / ranks;
+  batches_ = std::min((most + batch - 1) / batch, size / ranks);
+}
+
+std::vector<float> global_batch_weights(std::int64_t size, int ranks) {
+  std::vector<float> result;
+  for (int r = 0; r < ranks; ++r)
+    result.push_back(
+        static_cast<float>(static_cast<double>(ranks * (size * (r + 1) / ranks - size * r / ranks)) /
+                           static_cast<double>(size)));
+  return result;
+}
+
+float GlobalBatchSampler::share(int rank, int part, int /*count*/) const {
+  return static_cast<float>(begin(rank, part + 1) - begin(rank, part)) /
+         static_cast<float>(begin(rank + 1) - begin(rank));
+}
+
+EpochOrder GlobalBatchSampler::epoch(std::int64_t number, int rank) const {
+  const CounterRng rng(seed_, RngUse::shuffle, static_cast<std::uint32_t>(number), 1);
+  return [this, rank, rng,
+          order = epoch_permutation(starts_ > 0 ? 0 : samples_, seed_, number)](std::int64_t batch) {
+    const std::int64_t step = batch / batches_, part = batch % batches_;
+    std::vector<std::int64_t> result;
+    for (std::int64_t i = step * size_ + begin(rank, part); i < step * size_ + begin(rank, part + 1); ++i)
+      result.push_back(starts_ > 0 ? drawn(rng, i, starts_) : order[static_cast<std::size_t>(i)]);
+    return result;
+  };
+}
+
+std::int64_t GlobalBatchSampler::enter(std::int64_t /*number*/, const std::vector<Dealt>& dealt) {
+  std::int64_t taken = 0;
+  for (const Dealt& part : dealt) taken += part.ranks * part.batches;
+  return std::max<std::int64_t>(0, samples_ - taken) / size_ * batches_;
+}
+
 EpochOrder EvalSampler::epoch(std::int64_t /*number*/, int rank) const {
   return [this, rank](std::int64_t step) {
     const std::int64_t from = begin(rank) + step * batch_;
@@ -248,13 +297,8 @@ EpochOrder RandomWindowSampler::epoch(std::int64_t number, int rank) const {
                        static_cast<std::uint32_t>(rank) + 1);
   return [this, rng](std::int64_t step) {
     std::vector<std::int64_t> offsets;
-    for (std::int64_t row = step * batch_; row < (step + 1) * batch_; ++row) {
-      // 53 bits, the most that a double has: a stream may have more than 2^32 tokens.
-      const auto i = 2 * static_cast<std::uint64_t>(row);
-      const std::uint64_t bits = std::uint64_t{rng.bits(i)} << 32 | rng.bits(i + 1);
-      const double uniform = static_cast<double>(bits >> 11) * 0x1p-53;
-      offsets.push_back(static_cast<std::int64_t>(uniform * static_cast<double>(starts_)));
-    }
+    for (std::int64_t row = step * batch_; row < (step + 1) * batch_; ++row)
+      offsets.push_back(drawn(rng, row, starts_));
     return offsets;
   };
 }

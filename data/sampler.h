@@ -47,6 +47,12 @@ class Sampler {
   virtual std::vector<float> weights() const {
     return std::vector<float>(static_cast<std::size_t>(ranks_), 1.0f);
   }
+  // Batches of an optimizer step, where `accumulate` are asked for; and how much the mean of batch `part` of the `count`
+  // of a step weighs in the rank's mean.
+  virtual int batches_per_step(int accumulate) const { return accumulate; }
+  virtual float share(int /*rank*/, int /*part*/, int count) const {
+    return 1.0f / static_cast<float>(count);
+  }
   // May cost a pass over the samples; nothing to enter at any step.
   virtual EpochOrder epoch(std::int64_t number, int rank) const = 0;
   // Returns how many of the batches of an epoch are left for each rank, its last ones. Here by their number: which
@@ -99,6 +105,43 @@ class TrainSampler final : public Sampler {
   std::uint64_t seed_;
   std::int64_t entered_ = -1;       // the epoch of which only left_ is left
   std::vector<std::int64_t> left_;  // in order
+};
+
+// The weights of ranks that share steps of `size` samples.
+std::vector<float> global_batch_weights(std::int64_t size, int ranks);
+
+// Training steps of `size` samples, the same for any number of ranks, which take them in order and as evenly as it goes:
+// of an elastic run. They are those of an epoch's permutation, or windows of a text as RandomWindowSampler draws them.
+class GlobalBatchSampler final : public Sampler {
+ public:
+  // Batches of at most `batch` samples, but one at least for each rank. `samples`: of an epoch; `starts`: 0, or where a
+  // window can begin. UserError if the samples do not fill a step, or a step has fewer than ranks.
+  GlobalBatchSampler(std::int64_t samples, std::int64_t starts, std::int64_t size, int ranks,
+                     std::int64_t batch, std::uint64_t seed);
+
+  std::int64_t steps(int /*rank*/) const override { return samples_ / size_ * batches_; }
+  std::int64_t shard_size(int rank) const override {
+    return samples_ / size_ * (begin(rank + 1) - begin(rank));
+  }
+  std::vector<float> weights() const override {
+    return global_batch_weights(size_, static_cast<int>(ranks_));
+  }
+  int batches_per_step(int /*accumulate*/) const override { return static_cast<int>(batches_); }
+  float share(int rank, int part, int count) const override;
+  EpochOrder epoch(std::int64_t number, int rank) const override;
+  // Dealt::batches are samples here.
+  std::int64_t enter(std::int64_t number, const std::vector<Dealt>& dealt) override;
+
+ private:
+  std::int64_t begin(int rank) const {
+    return size_ * rank / ranks_;
+  }  // in a step; as global_batch_weights()
+  std::int64_t begin(int rank, std::int64_t part) const {
+    return begin(rank) + (begin(rank + 1) - begin(rank)) * part / batches_;
+  }
+
+  std::int64_t samples_, starts_, size_, batches_;
+  std::uint64_t seed_;
 };
 
 // Evaluation: every sample once over all ranks, in the data set's order. Rank r has [begin(r), begin(r + 1)),

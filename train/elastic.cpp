@@ -51,20 +51,22 @@ std::vector<std::byte> residual_block(const RunState& state) {
   return block;
 }
 
-void take_residuals(const std::vector<std::vector<std::byte>>& all, int rank, RunState& state) {
+void take_residuals(const std::vector<std::vector<std::byte>>& all, int rank,
+                    const std::vector<float>& weights, RunState& state) {
   for (std::size_t r = static_cast<std::size_t>(rank) + all.size() - 1;; --r) {
     const std::vector<std::byte>& theirs = all[r % all.size()];
     if (theirs.empty()) return;
+    const float weight = weights[r % all.size()] / weights[static_cast<std::size_t>(rank)];
     TOPKNOT_CHECK(theirs.size() == sizeof(float) * state.residual.size() + 1, "a residual of another length");
     for (std::size_t i = 0; i < state.residual.size(); ++i) {
       float value;
       std::memcpy(&value, theirs.data() + sizeof value * i, sizeof value);
-      state.residual[i] += value;
+      state.residual[i] += weight * value;
     }
   }
 }
 
-void hand_over(Step& step, int rank, bool leaves) {
+void hand_over(Step& step, int rank, bool leaves, const std::vector<float>& weights) {
   RunState state;
   step.state(state, true);
   std::vector<std::vector<std::byte>> all;
@@ -73,7 +75,7 @@ void hand_over(Step& step, int rank, bool leaves) {
     step.all_gather(leaves ? residual_block(state) : std::vector<std::byte>(), all);
     given = true;
     if (!leaves) {
-      take_residuals(all, rank, state);
+      take_residuals(all, rank, weights, state);
       step.load_state(state);
     }
     step.all_gather({}, all);  // no rank that leaves ends the view before the others have it
@@ -82,8 +84,9 @@ void hand_over(Step& step, int rank, bool leaves) {
   }
 }
 
-RunInMemory::RunInMemory(Step& step, UnreportedStep last_step, int ranks, std::int64_t first, int leavers)
-    : last(std::move(last_step)), first_step(first), handed_over(leavers) {
+RunInMemory::RunInMemory(Step& step, UnreportedStep last_step, int ranks, double weight, std::int64_t first,
+                         int leavers)
+    : last(std::move(last_step)), share(weight), first_step(first), handed_over(leavers) {
   step.abandon();
   run.manifest.position = last.position;
   run.manifest.ranks = ranks;
@@ -93,6 +96,7 @@ RunInMemory::RunInMemory(Step& step, UnreportedStep last_step, int ranks, std::i
   else
     step.state(state, true);
   config = step.effective_config();
+  run.manifest.global_batch = global_batch(config);
   for (StepReport& report : last.reports) report.status.bad_rank = -1;  // it has another number, or is gone
 }
 

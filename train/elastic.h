@@ -37,21 +37,24 @@ bool peer_failed(const std::exception& error);
 // What ranks that leave have not sent goes to the ranks behind them, the last one's to the first: their residuals;
 // thresholds and momenta end with them. A rank that leaves gathers this, the others nothing.
 std::vector<std::byte> residual_block(const RunState& state);
-// Adds those right before `rank`, which does not leave itself, to its own. `all`: the blocks by rank.
-void take_residuals(const std::vector<std::vector<std::byte>>& all, int rank, RunState& state);
+// Adds those right before `rank`, which does not leave itself, to its own, by the ranks' weights. `all`: the blocks by rank.
+void take_residuals(const std::vector<std::vector<std::byte>>& all, int rank,
+                    const std::vector<float>& weights, RunState& state);
 // Both, between two steps. Collective; the ranks that leave may end the view after it.
-void hand_over(Step& step, int rank, bool leaves);
+void hand_over(Step& step, int rank, bool leaves, const std::vector<float>& weights);
 
 // What a rank goes on from in the next view.
 struct RunInMemory {
   RunInMemory() = default;
-  // After a step of `ranks` ranks, of which `handed_over` left since. What was made after it is undone.
-  RunInMemory(Step& step, UnreportedStep last, int ranks, std::int64_t first_step, int handed_over);
+  // After a step of `ranks` ranks, of which `handed_over` left since, with this `share`. What was made after it is undone.
+  RunInMemory(Step& step, UnreportedStep last, int ranks, double share, std::int64_t first_step,
+              int handed_over);
 
   ResumedRun run;  // without files
   RunState state;  // with weights and optimizer on every rank
   Config config;   // Step::effective_config()
   UnreportedStep last;
+  double share = 1;             // of this rank in the average of the steps so far
   std::int64_t first_step = 0;  // steps made before this start
   std::string note;             // what has happened
   int handed_over = 0;          // ranks that left with nothing lost

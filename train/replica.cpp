@@ -16,7 +16,6 @@ Replica::Replica(const RunInputs& inputs, Communicator& communicator, Runner& ru
       config_(inputs.config),
       communicator_(communicator),
       runner_(runner),
-      parts_(config_.train.accumulate),
       model_(build_model(config_, *inputs.data.train, runner.traits().device, !inputs.resume)),
       arena_(model_->store.arena()),
       backend_(backend(arena_.device())),
@@ -58,10 +57,10 @@ void Replica::forward_and_backward(std::int64_t step, const GradientHook& hook) 
   arena_.mark_gradients_unwritten();
   save_statistics();
   backend_.fill_zero(loss(), 1);
-  const float share = 1.0f / static_cast<float>(step_parts_);  // of a micro-batch in the step's mean
   for (int part = 0; part < step_parts_; ++part) {
     const BatchView* batch = nullptr;
     Variable loss;
+    const float share = train_loader().share(part, step_parts_);
     runner_.in_phase(Phase::data, [&] { batch = &train_->of_step(part); });
     runner_.in_phase(Phase::forward, [&] {
       if (stateless) model_->store.reset_states();  // the text before a window is not known

@@ -30,6 +30,7 @@ class Replica {
   // Once, after the runner has made its exchange.
   void make_batches() {
     train_ = runner_.make_batches(*inputs_.data.train, *model_->module, true);
+    parts_ = train_loader().batches_per_step();
     test_ = runner_.make_batches(*inputs_.data.test, *model_->module, false);
   }
 
@@ -73,7 +74,7 @@ class Replica {
   const Config& config_;
   Communicator& communicator_;
   Runner& runner_;
-  const int parts_;                // micro-batches per step, fewer in an epoch's last one
+  int parts_ = 1;                  // micro-batches per step, fewer in an epoch's last one
   int step_parts_ = 0;             // of the step under way
   std::int64_t batches_left_ = 0;  // of the epoch
   const std::unique_ptr<BuiltModel> model_;

@@ -253,12 +253,11 @@ void Reporter::note_best(const Evaluation& evaluation) {
 }
 
 std::int64_t Reporter::images_per_step() const {
-  return static_cast<std::int64_t>(config_.data.batch_size) * labels_per_sample_ * config_.train.accumulate *
-         ranks_;
+  return plan_.step_samples * labels_per_sample_;
 }
 
 std::int64_t Reporter::images_in_step(std::int64_t step) const {
-  return plan_.in_epoch(step) == 0 ? images_per_step() / config_.train.accumulate * plan_.last_batches
+  return plan_.in_epoch(step) == 0 ? images_per_step() / plan_.batches * plan_.last_batches
                                    : images_per_step();
 }
 
@@ -290,9 +289,9 @@ void Reporter::announce(const Step& step, const RunData& data, std::int64_t made
   const auto& train = config_.train;
   if ((config_.compress.clip > 0 || train.clip_local > 0) && train.clip_local_scope == "model" && ranks_ > 1)
     log_info("local clipping over the whole model waits for the whole backward pass: overlap is off");
-  if (plan_.last_batches != train.accumulate)
+  if (plan_.last_batches != plan_.batches)
     log_info(fmt::format("the last step of an epoch has {} of {} micro-batches", plan_.last_batches,
-                         train.accumulate));
+                         plan_.batches));
   if (made > 0 && made < plan_.total_steps)
     log_info(fmt::format("resumed after step {} of {}", made, plan_.total_steps));
   if (made > 0 && made >= plan_.total_steps)
@@ -338,9 +337,10 @@ void Reporter::complete(StepRecord& record, const ByteCount& bytes, double secon
 double Reporter::evaluation_seconds(std::int64_t step) const {
   // Before the first evaluation: a forward pass takes about a third of a training step.
   constexpr double kForwardShare = 1.0 / 3;
-  const double once = last_eval_seconds_ > 0 ? last_eval_seconds_
-                                             : static_cast<double>(test_batches_) * kForwardShare *
-                                                   progress_.seconds_per_step() / config_.train.accumulate;
+  const double once = last_eval_seconds_ > 0
+                          ? last_eval_seconds_
+                          : static_cast<double>(test_batches_) * kForwardShare *
+                                progress_.seconds_per_step() / static_cast<double>(plan_.batches);
   return once * static_cast<double>(evaluations_left(plan_, config_.train.eval_every, step));
 }
 

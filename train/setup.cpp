@@ -156,6 +156,12 @@ std::chrono::milliseconds stop_patience(const Config& config, std::chrono::milli
   return std::min(most, std::chrono::milliseconds(std::llround(kHalf * config.dist.timeout_s)));
 }
 
+std::int64_t global_batch(const Config& config) {
+  if (config.elastic.min_ranks == 0 || config.elastic.batch != "global" || makes_local_steps(config))
+    return 0;
+  return std::int64_t{config.data.batch_size} * config.train.accumulate * config.dist.ranks;
+}
+
 LoaderOptions loader_options(const Config& config, const Dataset& data, bool train, int rank, int ranks) {
   LoaderOptions options;
   static_cast<LoaderKeys&>(options) = config.data;
@@ -165,6 +171,7 @@ LoaderOptions loader_options(const Config& config, const Dataset& data, bool tra
   options.augment = train && resolve_augment(config.data.augment, data);
   options.random_windows = config.data.get<std::string>(option::windows()) == "random";
   options.accumulate = config.train.accumulate;
+  options.global_batch = train ? global_batch(config) : 0;
   options.max_bad_files = config.data.get<int>(option::max_bad_files);
   options.train = train;
   options.stop_patience = stop_patience(config, options.stop_patience);
@@ -339,13 +346,14 @@ RunCheck check_run(const Config& given, const RunData& data, bool first_weights,
 
 Plan plan_steps(const Config& config, const Loader& loader, std::int64_t shift) {
   Plan plan{.shift = shift};
-  const std::int64_t batches = loader.steps_per_epoch(), accumulate = config.train.accumulate;
-  if (accumulate > batches)
+  plan.batches = loader.batches_per_step(), plan.step_samples = loader.step_samples();
+  const std::int64_t batches = loader.steps_per_epoch();
+  if (plan.batches > batches)
     throw UserError(fmt::format(
         "train.accumulate: {} micro-batches, but an epoch has {}; lower it, data.batch_size or dist.ranks",
-        accumulate, batches));
-  plan.steps_per_epoch = (batches + accumulate - 1) / accumulate;
-  plan.last_batches = batches - (plan.steps_per_epoch - 1) * accumulate;
+        plan.batches, batches));
+  plan.steps_per_epoch = (batches + plan.batches - 1) / plan.batches;
+  plan.last_batches = batches - (plan.steps_per_epoch - 1) * plan.batches;
   plan.total_steps = plan.steps_per_epoch * config.train.epochs - shift;
   if (config.train.epochs == 0) plan.total_steps = config.train.max_steps;
   if (config.train.max_steps > 0) plan.total_steps = std::min(plan.total_steps, config.train.max_steps);

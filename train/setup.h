@@ -111,10 +111,13 @@ bool depends_on_invalid_key(const std::vector<Problem>& problems,
 void add_problem(std::vector<Problem>& problems, std::initializer_list<std::string> prefixes,
                  const std::function<void()>& check);
 
-// Optimizer steps of an epoch and of the run. An epoch's last step has `last_batches`: train.accumulate, or fewer
-// if that does not divide the epoch's batches.
+// The samples of a step of all ranks, however many are left, with elastic.batch=global; else 0.
+std::int64_t global_batch(const Config& config);
+
+// Optimizer steps of an epoch and of the run: of `batches` on each rank, an epoch's last one of `last_batches`, which are
+// fewer if the epoch's do not divide; and the samples of a step of all ranks.
 struct Plan {
-  std::int64_t steps_per_epoch = 0, total_steps = 0, last_batches = 1;
+  std::int64_t steps_per_epoch = 0, total_steps = 0, batches = 1, last_batches = 1, step_samples = 0;
   // Added to the steps made, the place in epochs; 0 unless earlier starts of the run had other numbers of ranks.
   std::int64_t shift = 0;
 

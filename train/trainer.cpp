@@ -48,6 +48,7 @@ class Trainer {
                                     step_, position_)
                       : plan_steps(config_, step_.train_loader())),
         weights_(step_.train_loader().weights()),
+        share_(1.0 * weights_[static_cast<std::size_t>(communicator.rank())] / communicator.size()),
         reporter_(inputs, plan_, communicator) {
     step_.begin_run(plan_.total_steps);
     if (resumed) {
@@ -147,7 +148,9 @@ class Trainer {
   }
 
   // What this rank of an elastic run goes on from, after run() has thrown. The step under way is undone.
-  RunInMemory memory() { return {step_, std::move(last_), communicator_.size(), stop_from_, handed_over_}; }
+  RunInMemory memory() {
+    return {step_, std::move(last_), communicator_.size(), share_, stop_from_, handed_over_};
+  }
   Step& stepper() { return step_; }
 
   // After run() has thrown.
@@ -160,8 +163,8 @@ class Trainer {
 
  private:
   void go_on_from(const RunInMemory& memory) {
-    // The rank's share in the average was 1 / ranks in the steps that left it.
-    step_.scale_memory(static_cast<float>(communicator_.size()) / memory.run.manifest.ranks);
+    // What is left of steps weighs as it did in them.
+    step_.scale_memory(static_cast<float>(memory.share / share_));
     saved_step_ = -1;
     stop_from_ = memory.first_step;
     note_ = memory.note;
@@ -240,7 +243,7 @@ class Trainer {
     if (!checkpointer_) return;
     Manifest manifest;
     manifest.position = position_;
-    manifest.ranks = communicator_.size();
+    manifest.ranks = communicator_.size(), manifest.global_batch = global_batch(config_);
     manifest.program = program_version();
     manifest.config = config_values(step_.effective_config());
     manifest.data = data_;
@@ -309,9 +312,8 @@ class Trainer {
   }
 
   int report(const std::vector<StepReport>& reports) {
-    const std::size_t count = reports.size();
     // The loss counts as the rank's gradient does, by the weight of its shard.
-    const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
+    const double weight = share_ * communicator_.size();
     ReportSums sums;
     for (const StepReport& step : reports)
       sums.steps.push_back(ReportSums::own(step, communicator_.rank(), weight));
@@ -344,9 +346,8 @@ class Trainer {
       position_.epoch_loss += record.loss, ++position_.epoch_loss_steps;
       if (automatic_) automatic_->add(seconds[i], record.communicate_s);
     }
-    const auto reported = static_cast<std::ptrdiff_t>(count);
-    pending_.erase(pending_.begin(), pending_.begin() + reported);
-    pending_seconds_.erase(pending_seconds_.begin(), pending_seconds_.begin() + reported);
+    pending_.erase(pending_.begin(), pending_.begin() + std::ssize(reports));
+    pending_seconds_.erase(pending_seconds_.begin(), pending_seconds_.begin() + std::ssize(reports));
     if (checkpointer_ && sums.checkpoint_ready == ranks) checkpointer_->advance();
     choose_again_ = sums.choose_again > 0;
     handed_over_ = static_cast<int>(sums.leaving.ranks());
@@ -368,7 +369,7 @@ class Trainer {
   // All ranks have reported the same steps. Throws ViewEnds, and Interrupted on ranks that leave.
   void end_view() {
     last_ = {position_, reporter_.totals(), {}, {}, {}};
-    if (handed_over_ > 0) hand_over(step_, communicator_.rank(), leaves_), keep_state();
+    if (handed_over_ > 0) hand_over(step_, communicator_.rank(), leaves_, weights_), keep_state();
     if (leaves_)
       throw Interrupted(fmt::format("left by {} after step {}", signal_name(stop_signal()), step()), 0);
     throw ViewEnds("the view has ended");
@@ -403,8 +404,7 @@ class Trainer {
       position_.skips_in_a_row = 0;
       return;
     }
-    ++position_.skipped;
-    ++position_.skips_in_a_row;
+    ++position_.skipped, ++position_.skips_in_a_row;
     const SkipText text(sum, communicator_.size(), config_.exchange.ranks_per_host, step_.arena());
     if (report.status.bad_rank == communicator_.rank() && !root_)  // in the log of its host too
       log_warning(fmt::format("step {} is not finite here{}", step, text.where));
@@ -441,8 +441,7 @@ class Trainer {
       reporter_.held_out(*evaluation, seconds_since(start));
       return 0;
     }
-    position_.evaluation = *evaluation;
-    position_.evaluated = true;
+    position_.evaluation = *evaluation, position_.evaluated = true;
     schedule_->evaluated(evaluation->loss);
     position_.plateau = schedule_->state();
     reporter_.evaluation(step(), *evaluation, seconds_since(start));
@@ -466,7 +465,8 @@ class Trainer {
   std::unique_ptr<Schedule> schedule_;
   TrainingPosition position_;
   const Plan plan_;
-  const std::vector<float> weights_;
+  const std::vector<float> weights_;  // of all ranks
+  const double share_;                // of this one in an average
   Reporter reporter_;
 
   std::int64_t first_step_ = 0;   // steps made before this start, or in other views of it

@@ -260,3 +260,59 @@ TEST_CASE("a length sampler begins with the shortest, then takes an order by see
   CHECK(
       user_error([] { LengthSampler(9, 2, 5, 1); }, {"data.batch_size", "9 samples", "2 ranks with 5 each"}));
 }
+
+TEST_CASE("a global batch is shared by any number of ranks as evenly as it goes, each sample once") {
+  const std::int64_t samples = 50, size = 8, batch = 2;
+  const std::vector<std::int64_t> order = epoch_permutation(samples, 7, 3);
+  for (const int ranks : {1, 2, 3, 5, 8}) {
+    GlobalBatchSampler sampler(samples, 0, size, ranks, batch, 7);
+    INFO(ranks << " ranks");
+    const int batches = sampler.batches_per_step(99);
+    CHECK(sampler.steps(0) == 6 * batches);
+    const std::vector<float> weights = sampler.weights();
+    for (std::int64_t step = 0; step < 6; ++step) {
+      std::vector<std::int64_t> taken;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const EpochOrder epoch = sampler.epoch(3, rank);
+        std::size_t own = 0;
+        float shares = 0;
+        for (int part = 0; part < batches; ++part) {
+          const std::vector<std::int64_t> some = epoch(step * batches + part);
+          CHECK((!some.empty() && static_cast<std::int64_t>(some.size()) <= batch));
+          taken.insert(taken.end(), some.begin(), some.end());
+          own += some.size(), shares += sampler.share(rank, part, batches);
+        }
+        CHECK(own - size / ranks <= 1);
+        CHECK(shares == Approx(1));
+        // Weight, share and the mean over the ranks count each sample alike.
+        CHECK(weights[static_cast<std::size_t>(rank)] == Approx(static_cast<double>(own) * ranks / size));
+      }
+      CHECK(taken ==
+            std::vector<std::int64_t>(order.begin() + step * size, order.begin() + (step + 1) * size));
+    }
+    CHECK(sampler.enter(3, {{1, 16}}) == 4 * batches);
+    CHECK(sampler.enter(3, {{1, 17}}) == 4 * batches);
+    CHECK(sampler.enter(3, {{1, 17}, {1, 40}}) == 0);
+  }
+  CHECK(GlobalBatchSampler(50, 0, 4, 3, 1, 1).batches_per_step(1) == 1);  // no rank has an empty batch
+  CHECK_THROWS_AS(GlobalBatchSampler(50, 0, 4, 5, 1, 1), UserError);
+  CHECK_THROWS_AS(GlobalBatchSampler(3, 0, 4, 2, 1, 1), UserError);
+}
+
+TEST_CASE("windows of a global batch are drawn alike for any number of ranks") {
+  const auto drawn = [](int ranks) {
+    std::vector<std::int64_t> starts;
+    const GlobalBatchSampler sampler(100, 900, 6, ranks, 2, 5);
+    for (std::int64_t step = 0; step < 16; ++step)
+      for (int rank = 0; rank < ranks; ++rank)
+        for (int part = 0; part < sampler.batches_per_step(1); ++part)
+          for (const std::int64_t start : sampler.epoch(2, rank)(step * sampler.batches_per_step(1) + part))
+            starts.push_back(start);
+    return starts;
+  };
+  const std::vector<std::int64_t> one = drawn(1);
+  CHECK(one.size() == 96);
+  CHECK(*std::ranges::max_element(one) < 900);
+  CHECK(std::set(one.begin(), one.end()).size() > 80);
+  for (const int ranks : {2, 3, 4, 6}) CHECK(drawn(ranks) == one);
+}

@@ -200,7 +200,7 @@ void train(int started, Stage& stage, Outcome& outcome) {
         stage.first(started).all_gather(leaves ? residual_block(state) : std::vector<std::byte>(), all);
         outcome.residual = e;
         if (leaves) return;
-        take_residuals(all, started, state);
+        take_residuals(all, started, {1, 1, 1}, state);
         copy(state.residual, arena.residual(0, 4));
         throw ViewEnds("a planned end");
       }
@@ -381,14 +381,14 @@ TEST_CASE("the last rank's residual goes to the first, and two in a row to the o
   const std::vector<std::byte> none;
   RunState first = of(1), third = of(4);
   const std::vector<std::vector<std::byte>> last = {none, none, residual_block(of(2))};
-  take_residuals(last, 0, first);
+  take_residuals(last, 0, {1, 1, 1}, first);
   CHECK(first.residual == std::vector<float>{3, 30});
   const std::vector<std::vector<std::byte>> two = {residual_block(of(1)), residual_block(of(2)), none};
-  take_residuals(two, 2, third);
+  take_residuals(two, 2, {1, 1, 1}, third);
   CHECK(third.residual == std::vector<float>{7, 70});
-  take_residuals(last, 1, third);
+  take_residuals(last, 1, {1, 1, 1}, third);
   CHECK(third.residual == std::vector<float>{7, 70});
-  CHECK_THROWS_AS(take_residuals({residual_block({}), none}, 1, third), Error);
+  CHECK_THROWS_AS(take_residuals({residual_block({}), none}, 1, {1, 1}, third), Error);
 }
 
 TEST_CASE("a rank that joins begins with the others' weights, and owes nothing") {

@@ -140,7 +140,8 @@ void fields(auto& m, auto&& visit) {
   visit("test_loss", p.evaluation.loss), visit("test_accuracy", p.evaluation.accuracy);
   visit("plateau_factor", p.plateau.factor), visit("plateau_best", p.plateau.best);
   visit("plateau_any", p.plateau.any), visit("plateau_waited", p.plateau.waited);
-  visit("ranks", m.ranks), visit("program", m.program), visit("metrics_bytes", m.metrics_bytes);
+  visit("ranks", m.ranks), visit("global_batch", m.global_batch);
+  visit("program", m.program), visit("metrics_bytes", m.metrics_bytes);
   visit("parameter_checksum", m.parameter_checksum), visit("config", m.config);
   visit("data", m.data), visit("threads", m.threads);
   visit("bytes_sent", m.totals.bytes.upload), visit("bytes_received", m.totals.bytes.download);
@@ -150,9 +151,9 @@ void fields(auto& m, auto&& visit) {
 
 // Which earlier versions did not write.
 bool is_later_field(std::string_view name) {
-  constexpr std::array<std::string_view, 10> kLater = {
-      "epoch_loss_steps", "data",          "threads",      "bytes_sent", "bytes_received",
-      "bytes_dense",      "train_seconds", "eval_seconds", "shift",      "dealt"};
+  constexpr std::array<std::string_view, 11> kLater = {
+      "epoch_loss_steps", "data",         "threads", "bytes_sent", "bytes_received", "bytes_dense",
+      "train_seconds",    "eval_seconds", "shift",   "dealt",      "global_batch"};
   return name.starts_with("plateau_") || std::ranges::count(kLater, name) > 0;
 }
 
@@ -323,7 +324,8 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
       manifest.files.push_back({file.at("name"), bytes, from_hex(file.at("checksum"))});
     }
     const TrainingPosition& position = manifest.position;
-    need(position.step >= 0 && position.step + position.shift >= 0 && manifest.ranks > 0,
+    need(position.step >= 0 && position.step + position.shift >= 0 && manifest.ranks > 0 &&
+             manifest.global_batch >= 0,
          "a number is out of range");
   } catch (const UserError&) {
     throw;

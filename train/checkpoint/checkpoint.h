@@ -85,6 +85,7 @@ struct CheckpointFile {
 struct Manifest {
   TrainingPosition position;
   int ranks = 1;
+  std::int64_t global_batch = 0;              // of setup.h
   std::string program;                        // its version
   std::map<std::string, std::string> config;  // every key with its value, as key_value() writes it
   std::map<std::string, std::string> data;    // its fingerprint (train/checks.h); empty: unknown

@@ -100,6 +100,11 @@ std::string residual_rule(const Manifest& manifest, const Config& config, int ra
 
 void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
   const std::string rule = residual_rule(manifest, config, ranks);
+  if ((manifest.global_batch > 0) != (global_batch(config) > 0))
+    throw UserError(manifest.global_batch > 0
+                        ? "elastic.min_ranks: the run's samples are dealt for an elastic run; give "
+                          "elastic.min_ranks again, and elastic.batch=global"
+                        : "elastic.batch: the run has a batch on each rank; give elastic.batch=rank");
   // Those of an elastic run go on from what they share, with optimizers that begin anew.
   if (makes_local_steps(config) && config.elastic.min_ranks == 0 &&
       (rule != "keep" || manifest.ranks != ranks))
@@ -180,7 +185,7 @@ std::vector<SavedCheckpoint> saved_up_to(const CheckpointStore& store, std::int6
 // Of rank 0 of those that made the checkpoint; for numbers of batches alone.
 Loader loader_of(const Manifest& manifest, const Config& config, const Dataset& data) {
   LoaderOptions options = loader_options(config, data, true, 0, manifest.ranks);
-  options.workers = 0;
+  options.workers = 0, options.global_batch = manifest.global_batch;
   return {data, options};
 }
 
@@ -394,11 +399,14 @@ RunState ResumedRun::state(const ParameterStore& store) const {
   if (!summed && !ranks.empty()) read_rank(store, ranks.front(), state);
   if (!summed) return state;
   RunState one;
-  for (const SafetensorsFile& file : ranks) {
-    read_rank(store, file, one);
+  const int count = static_cast<int>(ranks.size());
+  const std::vector<float> weights =
+      global_batch_weights(std::max<std::int64_t>(manifest.global_batch, count), count);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    read_rank(store, ranks[r], one);
     state.residual.resize(one.residual.size());
     for (std::size_t i = 0; i < one.residual.size(); ++i)
-      state.residual[i] += one.residual[i] / static_cast<float>(ranks.size());
+      state.residual[i] += one.residual[i] / static_cast<float>(count) * weights[r];
   }
   return state;
 }
@@ -424,7 +432,8 @@ Plan resume_plan(const Manifest& manifest, const Config& config, const Dataset& 
                  TrainingPosition& position) {
   position = manifest.position;
   Plan plan = plan_steps(config, step.train_loader(), position.shift);
-  if (manifest.ranks == ranks) {
+  const std::int64_t global = global_batch(config);
+  if (manifest.ranks == ranks && manifest.global_batch == global) {
     step.enter_epoch(plan.epoch(position.step), position.dealt);
     return plan;
   }
@@ -433,9 +442,12 @@ Plan resume_plan(const Manifest& manifest, const Config& config, const Dataset& 
   const std::int64_t epoch = before.epoch(position.step), made = before.in_epoch(position.step);
   std::int64_t first = 0;
   if (made > 0 || !position.dealt.empty()) {
-    const std::int64_t parts = config.train.accumulate,
+    const std::int64_t parts = loader.batches_per_step(),
                        entered = (loader.enter_epoch(epoch, position.dealt) + parts - 1) / parts;
-    if (made > entered) position.dealt.push_back({manifest.ranks, (made - entered) * parts});
+    if (made > entered && global > 0)
+      position.dealt.push_back({1, (made - entered) * manifest.global_batch});
+    else if (made > entered)
+      position.dealt.push_back({manifest.ranks, (made - entered) * parts});
     first = step.enter_epoch(epoch, position.dealt);
     if (first == plan.steps_per_epoch) position.dealt.clear();  // too few are left for a step
   }

@@ -97,8 +97,9 @@ struct Config {
   } dist;
 
   struct Elastic {
-    int min_ranks = 0;  // 0: when a rank dies, all end
-    int respawns = 0;   // how often one is started again
+    int min_ranks = 0;             // 0: when a rank dies, all end
+    int respawns = 0;              // how often one is started again
+    std::string batch = "global";  // what stays the same for any number of ranks: global, rank
   } elastic;
 
   struct Train {

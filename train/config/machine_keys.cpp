@@ -113,8 +113,15 @@ std::vector<Key> machine_keys() {
 
       number("elastic.min_ranks", at<l, &Config::Elastic::min_ranks>, 0, 1024,
              "ranks that were started by this program on one host go on without those that are killed, while "
-             "so many are left; batch_size per rank and learning rate stay as they are; 0: all end")
+             "so many are left; 0: all end")
           .used_by({"gloo"})
+          .of_start(),
+      text("elastic.batch", at<l, &Config::Elastic::batch>,
+           "what stays the same then: global, the samples of a step, which those that are left share; or "
+           "rank, "
+           "data.batch_size on each, as always with local steps. The learning rate stays in both",
+           {"global", "rank"})
+          .used_by({"elastic.min_ranks"})
           .of_start(),
       number("elastic.respawns", at<l, &Config::Elastic::respawns>, 0, 1e6,
              "how many ranks that died are started again and join, in all")
