@@ -289,10 +289,6 @@ const bool ans_registered =
 
 }  // namespace
 
-const IndexLayout kAnsLayout{.id = 5,
-                             .expected_bytes = ans_expected_bytes,
-                             .size = ans_size,
-                             .encode = ans_encode,
-                             .decode = ans_decode};
+const IndexLayout kAnsLayout{5, false, ans_expected_bytes, ans_size, ans_encode, ans_decode};
 
 }  // namespace topknot

@@ -76,10 +76,6 @@ const bool bitmap_registered = index_codecs().add("bitmap", "a bit per element",
 
 }  // namespace
 
-const IndexLayout kBitmapLayout{.id = 3,
-                                .expected_bytes = bitmap_expected_bytes,
-                                .size = bitmap_size,
-                                .encode = bitmap_encode,
-                                .decode = bitmap_decode};
+const IndexLayout kBitmapLayout{3, false, bitmap_expected_bytes, bitmap_size, bitmap_encode, bitmap_decode};
 
 }  // namespace topknot

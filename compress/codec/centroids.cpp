@@ -238,12 +238,7 @@ void decode_ans(std::span<const std::byte> in, std::span<float> out) {
 
 template <int kBits>
 ValueCodec codec(std::uint8_t id) {
-  return {.id = id,
-          .exact = false,
-          .fills = false,
-          .bytes = bytes<kBits>,
-          .encode = encode<kBits>,
-          .decode = decode<kBits>};
+  return {.id = id, .fills = false, .bytes = bytes<kBits>, .encode = encode<kBits>, .decode = decode<kBits>};
 }
 
 const bool centroids_registered[] = {
@@ -252,7 +247,6 @@ const bool centroids_registered[] = {
                        codec<1>(5)),
     value_codecs().add("centroid2_ans", "centroid2 with codes at their entropy, little more than a bit",
                        {.id = 7,
-                        .exact = false,
                         .fills = false,
                         .bytes = expected_ans_bytes,
                         .encode = encode_ans,

@@ -57,51 +57,6 @@ std::vector<float> with_fillers(std::span<const float> values, std::span<const s
   return slots;
 }
 
-// u32 per position.
-double raw_expected_bytes(std::size_t count, std::size_t) {
-  return 4.0 * static_cast<double>(count);
-}
-
-IndexLayout::Size raw_size(std::span<const std::uint32_t> indices, std::size_t) {
-  return {indices.size_bytes(), 0};
-}
-
-void raw_encode(std::span<const std::uint32_t> indices, std::size_t, std::vector<std::byte>& out,
-                std::vector<std::uint32_t>&) {
-  const auto bytes = std::as_bytes(indices);
-  out.insert(out.end(), bytes.begin(), bytes.end());
-}
-
-std::size_t raw_decode(std::span<const std::byte> in, std::size_t, std::span<std::uint32_t> out,
-                       std::vector<std::uint32_t>&) {
-  if (in.size() < out.size_bytes()) damaged_block("positions are cut off");
-  std::memcpy(out.data(), in.data(), out.size_bytes());
-  return out.size_bytes();
-}
-
-// Nothing: every element is sent. Only compress.codec auto has it, because what is selected decides whether
-// it fits.
-double all_expected_bytes(std::size_t, std::size_t) {
-  return 0.0;
-}
-
-IndexLayout::Size all_size(std::span<const std::uint32_t>, std::size_t) {
-  return {};
-}
-
-void all_encode(std::span<const std::uint32_t> indices, std::size_t numel, std::vector<std::byte>&,
-                std::vector<std::uint32_t>&) {
-  TOPKNOT_CHECK(indices.size() == numel, "not every element is sent");
-}
-
-std::size_t all_decode(std::span<const std::byte>, std::size_t numel, std::span<std::uint32_t> out,
-                       std::vector<std::uint32_t>&) {
-  if (out.size() != numel)
-    damaged_block(std::to_string(out.size()) + " entries without positions, of " + std::to_string(numel));
-  std::iota(out.begin(), out.end(), 0u);
-  return 0;
-}
-
 const bool codecs_registered[] = {
     index_codecs().add("raw", "4 bytes per position", {{&kRawLayout}}),
     index_codecs().add("auto", "whichever is smallest, message by message",
@@ -109,17 +64,43 @@ const bool codecs_registered[] = {
 
 }  // namespace
 
-const IndexLayout kRawLayout{.id = 0,
-                             .expected_bytes = raw_expected_bytes,
-                             .size = raw_size,
-                             .encode = raw_encode,
-                             .decode = raw_decode};
-const IndexLayout kAllLayout{.id = 4,
-                             .only_all = true,
-                             .expected_bytes = all_expected_bytes,
-                             .size = all_size,
-                             .encode = all_encode,
-                             .decode = all_decode};
+// u32 per position.
+const IndexLayout kRawLayout{
+    .id = 0,
+    .expected_bytes = [](std::size_t count, std::size_t) { return 4.0 * static_cast<double>(count); },
+    .size =
+        [](std::span<const std::uint32_t> indices, std::size_t) {
+          return IndexLayout::Size{indices.size_bytes(), 0};
+        },
+    .encode =
+        [](std::span<const std::uint32_t> indices, std::size_t, std::vector<std::byte>& out, auto&) {
+          const auto bytes = std::as_bytes(indices);
+          out.insert(out.end(), bytes.begin(), bytes.end());
+        },
+    .decode =
+        [](std::span<const std::byte> in, std::size_t, std::span<std::uint32_t> out, auto&) {
+          if (in.size() < out.size_bytes()) damaged_block("positions are cut off");
+          std::memcpy(out.data(), in.data(), out.size_bytes());
+          return out.size_bytes();
+        }};
+
+// Nothing: every element is sent. Only compress.codec auto has it, because what is selected decides whether
+// it fits.
+const IndexLayout kAllLayout{
+    .id = 4,
+    .only_all = true,
+    .expected_bytes = [](std::size_t, std::size_t) { return 0.0; },
+    .size = [](std::span<const std::uint32_t>, std::size_t) { return IndexLayout::Size(); },
+    .encode = [](std::span<const std::uint32_t> indices, std::size_t numel, std::vector<std::byte>&,
+                 auto&) { TOPKNOT_CHECK(indices.size() == numel, "not every element is sent"); },
+    .decode =
+        [](std::span<const std::byte>, std::size_t numel, std::span<std::uint32_t> out, auto&) {
+          if (out.size() != numel)
+            damaged_block(std::to_string(out.size()) + " entries without positions, of " +
+                          std::to_string(numel));
+          std::iota(out.begin(), out.end(), 0u);
+          return std::size_t{0};
+        }};
 
 const IndexLayout& IndexCodec::choose(std::span<const std::uint32_t> indices, std::size_t numel,
                                       const ValueCodec& values) const {

@@ -80,7 +80,7 @@ void decode(std::span<const std::byte> in, std::span<float> out) {
 
 const bool e3m0_registered =
     value_codecs().add("e3m0", "4 bits per value: powers of two down to 1/64 of the largest, and 0",
-                       {.id = 6, .exact = false, .bytes = bytes, .encode = encode, .decode = decode});
+                       {.id = 6, .bytes = bytes, .encode = encode, .decode = decode});
 
 }  // namespace
 }  // namespace topknot

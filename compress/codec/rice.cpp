@@ -157,10 +157,6 @@ const bool rice_registered =
 
 }  // namespace
 
-const IndexLayout kRiceLayout{.id = 2,
-                              .expected_bytes = rice_expected_bytes,
-                              .size = rice_size,
-                              .encode = rice_encode,
-                              .decode = rice_decode};
+const IndexLayout kRiceLayout{2, false, rice_expected_bytes, rice_size, rice_encode, rice_decode};
 
 }  // namespace topknot

@@ -82,10 +82,6 @@ const bool run16_registered =
 
 }  // namespace
 
-const IndexLayout kRun16Layout{.id = 1,
-                               .expected_bytes = run16_expected_bytes,
-                               .size = run16_size,
-                               .encode = run16_encode,
-                               .decode = run16_decode};
+const IndexLayout kRun16Layout{1, false, run16_expected_bytes, run16_size, run16_encode, run16_decode};
 
 }  // namespace topknot

@@ -13,19 +13,6 @@
 namespace topknot {
 namespace {
 
-// Values as they are.
-
-std::size_t fp32_bytes(std::size_t count) {
-  return count * sizeof(float);
-}
-void fp32_encode(std::span<const float> values, std::vector<std::byte>& out) {
-  const auto bytes = std::as_bytes(values);
-  out.insert(out.end(), bytes.begin(), bytes.end());
-}
-void fp32_decode(std::span<const std::byte> in, std::span<float> out) {
-  if (!out.empty()) std::memcpy(out.data(), in.data(), in.size());
-}
-
 // bfloat16: the upper half of a float, rounded to nearest, ties to even. What would round to infinity becomes
 // the largest finite one.
 
@@ -42,18 +29,6 @@ TOPKNOT_MULTIVERSION void from_bf16(const std::byte* in, std::size_t n, float* v
     std::memcpy(&half, in + 2 * i, sizeof half);
     values[i] = bf16::decode(half);
   }
-}
-
-std::size_t bf16_bytes(std::size_t count) {
-  return 2 * count;
-}
-void bf16_encode(std::span<const float> values, std::vector<std::byte>& out) {
-  const std::size_t head = out.size();
-  out.resize(head + bf16_bytes(values.size()));
-  to_bf16(values.data(), values.size(), out.data() + head);
-}
-void bf16_decode(std::span<const std::byte> in, std::span<float> out) {
-  from_bf16(in.data(), out.size(), out.data());
 }
 
 // IEEE half precision times a power of two, one per message, so that nothing overflows and what is small
@@ -194,27 +169,39 @@ void byte_decode(std::span<const std::byte> in, std::span<float> out) {
 }
 
 const bool values_registered[] = {
-    value_codecs().add(
-        "fp32", "4 bytes per value, exact",
-        {.id = 0, .exact = true, .bytes = fp32_bytes, .encode = fp32_encode, .decode = fp32_decode}),
+    value_codecs().add("fp32", "4 bytes per value, exact",
+                       {.id = 0,
+                        .exact = true,
+                        .bytes = [](std::size_t count) { return count * sizeof(float); },
+                        .encode =
+                            [](std::span<const float> values, std::vector<std::byte>& out) {
+                              const auto bytes = std::as_bytes(values);
+                              out.insert(out.end(), bytes.begin(), bytes.end());
+                            },
+                        .decode =
+                            [](std::span<const std::byte> in, std::span<float> out) {
+                              if (!out.empty()) std::memcpy(out.data(), in.data(), in.size());
+                            }}),
     value_codecs().add(
         "bf16", "2 bytes per value, 8 bits of precision",
-        {.id = 1, .exact = false, .bytes = bf16_bytes, .encode = bf16_encode, .decode = bf16_decode}),
+        {.id = 1,
+         .bytes = [](std::size_t count) { return 2 * count; },
+         .encode =
+             [](std::span<const float> values, std::vector<std::byte>& out) {
+               const std::size_t head = out.size();
+               out.resize(head + 2 * values.size());
+               to_bf16(values.data(), values.size(), out.data() + head);
+             },
+         .decode = [](std::span<const std::byte> in,
+                      std::span<float> out) { from_bf16(in.data(), out.size(), out.data()); }}),
+    value_codecs().add("fp16", "2 bytes per value, 11 bits of precision, scaled by message",
+                       {.id = 2, .bytes = fp16_bytes, .encode = fp16_encode, .decode = fp16_decode}),
     value_codecs().add(
-        "fp16", "2 bytes per value, 11 bits of precision, scaled by message",
-        {.id = 2, .exact = false, .bytes = fp16_bytes, .encode = fp16_encode, .decode = fp16_decode}),
-    value_codecs().add("int8", "1 byte per value, scaled by blocks of 256",
-                       {.id = 3,
-                        .exact = false,
-                        .bytes = byte_bytes,
-                        .encode = byte_encode<Int8>,
-                        .decode = byte_decode<Int8>}),
-    value_codecs().add("fp8", "1 byte per value with an exponent (E4M3), scaled by blocks of 256",
-                       {.id = 8,
-                        .exact = false,
-                        .bytes = byte_bytes,
-                        .encode = byte_encode<Fp8>,
-                        .decode = byte_decode<Fp8>})};
+        "int8", "1 byte per value, scaled by blocks of 256",
+        {.id = 3, .bytes = byte_bytes, .encode = byte_encode<Int8>, .decode = byte_decode<Int8>}),
+    value_codecs().add(
+        "fp8", "1 byte per value with an exponent (E4M3), scaled by blocks of 256",
+        {.id = 8, .bytes = byte_bytes, .encode = byte_encode<Fp8>, .decode = byte_decode<Fp8>})};
 
 }  // namespace
 }  // namespace topknot
