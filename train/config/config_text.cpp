@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <type_traits>
 
@@ -89,109 +90,63 @@ std::string set_text(const Key& key, const std::string& text, std::string& targe
 }
 
 template <class T>
-std::string set_list(const Key& key, const RawValue& value, std::vector<T>& target) {
-  std::vector<T> entries;
-  for (const auto& item : value.items) {
-    T entry{};
-    const auto number = parse_number<T>(item);
-    if (!number) return "needs " + key_type(key) + ", such as [1, 2]; '" + item + "' does not fit";
-    if (auto wrong = set_number(key, item, entry); !wrong.empty()) return "every entry " + wrong;
-    entries.push_back(entry);
+std::string set_value(const Key& key, const RawValue& value, T& target) {
+  if constexpr (std::is_same_v<T, bool>) {
+    const std::string& text = value.items[0];
+    if (text != "true" && text != "false") return "needs true or false, not '" + text + "'";
+    target = text == "true";
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return set_text(key, value.items[0], target);
+  } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+    for (const std::string& item : value.items)
+      if (auto wrong = check_characters(item); !wrong.empty()) return wrong;
+    target = value.items;
+  } else if constexpr (requires { target.size(); }) {
+    T entries;
+    for (const auto& item : value.items) {
+      typename T::value_type entry{};
+      if (!parse_number<typename T::value_type>(item))
+        return "needs " + key_type(key) + ", such as [1, 2]; '" + item + "' does not fit";
+      if (auto wrong = set_number(key, item, entry); !wrong.empty()) return "every entry " + wrong;
+      entries.push_back(entry);
+    }
+    target = std::move(entries);
+  } else if constexpr (std::is_integral_v<T>) {
+    return set_number(key, value.items[0], target);
+  } else if (!key.none_word.empty() && value.items[0] == key.none_word) {
+    target = T();
+  } else {
+    double number = 0;
+    if (auto wrong = set_number(key, value.items[0], number); !wrong.empty()) return wrong;
+    target = number;
   }
-  target = std::move(entries);
   return "";
 }
 
-struct Set {
-  const Key& key;
-  const RawValue& value;
-
-  std::string operator()(bool* target) const {
-    const auto& text = value.items[0];
-    if (text != "true" && text != "false") return "needs true or false, not '" + text + "'";
-    *target = text == "true";
-    return "";
-  }
-  std::string operator()(std::string* target) const { return set_text(key, value.items[0], *target); }
-  // double, or one that is optional.
-  template <class T>
-  std::string set_real(T* target) const {
-    if (!key.none_word.empty() && value.items[0] == key.none_word) {
-      *target = T();
-      return "";
-    }
-    double number = 0;
-    auto wrong = set_number(key, value.items[0], number);
-    if (wrong.empty()) *target = number;
-    return wrong;
-  }
-  std::string operator()(double* target) const { return set_real(target); }
-  std::string operator()(std::optional<double>* target) const { return set_real(target); }
-  std::string operator()(std::vector<std::string>* target) const {
-    for (const std::string& item : value.items)
-      if (auto wrong = check_characters(item); !wrong.empty()) return wrong;
-    *target = value.items;
-    return "";
-  }
-  template <class T>
-  std::string operator()(std::vector<T>* target) const {
-    return set_list(key, value, *target);
-  }
-  template <class T>
-  std::string operator()(T* target) const {
-    return set_number(key, value.items[0], *target);
-  }
-};
-
 template <class T>
-std::string list_text(const std::vector<T>& values) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    text += i ? ", " : "";
-    if constexpr (std::is_same_v<T, std::string>)
-      text += yaml_string(values[i]);
-    else
-      text += format_number(static_cast<double>(values[i]));
+std::string value_text(const Key& key, const T& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return value ? "true" : "false";
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return yaml_string(value);
+  } else if constexpr (std::is_same_v<T, std::optional<double>>) {
+    return value ? format_number(*value) : key.none_word;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return value == 0 && !key.none_word.empty() ? key.none_word : format_number(value);
+  } else if constexpr (requires { value.size(); }) {
+    std::string text;
+    for (const auto& entry : value) {
+      if (!text.empty()) text += ", ";
+      if constexpr (std::is_same_v<T, std::vector<std::string>>)
+        text += yaml_string(entry);
+      else
+        text += format_number(static_cast<double>(entry));
+    }
+    return "[" + text + "]";
+  } else {
+    return std::to_string(value);
   }
-  return text + "]";
 }
-
-struct Show {
-  const Key& key;
-  std::string operator()(bool* value) const { return *value ? "true" : "false"; }
-  std::string operator()(std::string* value) const { return yaml_string(*value); }
-  std::string operator()(double* value) const {
-    return *value == 0 && !key.none_word.empty() ? key.none_word : format_number(*value);
-  }
-  std::string operator()(std::optional<double>* value) const {
-    return *value ? format_number(**value) : key.none_word;
-  }
-  template <class T>
-  std::string operator()(std::vector<T>* value) const {
-    return list_text(*value);
-  }
-  template <class T>
-  std::string operator()(T* value) const {
-    return std::to_string(*value);
-  }
-};
-
-struct Type {
-  const Key& key;
-  std::string operator()(bool*) const { return "true or false"; }
-  std::string operator()(std::string*) const { return key.choices.empty() ? "text" : "choice"; }
-  std::string operator()(double*) const {
-    return key.none_word.empty() ? "a number" : "a number or '" + key.none_word + "'";
-  }
-  std::string operator()(std::optional<double>*) const { return (*this)(static_cast<double*>(nullptr)); }
-  std::string operator()(std::vector<int>*) const { return "a list of integers"; }
-  std::string operator()(std::vector<double>*) const { return "a list of numbers"; }
-  std::string operator()(std::vector<std::string>*) const { return "a list of texts"; }
-  template <class T>
-  std::string operator()(T*) const {
-    return "an integer";
-  }
-};
 
 }  // namespace
 
@@ -227,17 +182,13 @@ std::optional<RawValue> parse_raw(const std::string& text, bool list_key) {
 }
 
 bool is_list(const Key& key) {
-  Config config;
-  const KeyRef ref = key.ref(config);
-  return std::holds_alternative<std::vector<int>*>(ref) ||
-         std::holds_alternative<std::vector<double>*>(ref) ||
-         std::holds_alternative<std::vector<std::string>*>(ref);
+  return key_type(key).starts_with("a list");
 }
 
 std::string set_key(const Key& key, const RawValue& value, Config& config) {
   if (value.list && !is_list(key)) return "needs " + key_type(key) + ", not the list " + value.shown();
   if (!value.list && value.items.size() != 1) return "has no value";
-  return std::visit(Set{key, value}, key.ref(config));
+  return std::visit([&](auto* target) { return set_value(key, value, *target); }, key.ref(config));
 }
 
 std::string yaml_string(const std::string& text) {
@@ -256,14 +207,20 @@ std::string yaml_string(const std::string& text) {
 }
 
 std::string key_type(const Key& key) {
+  static constexpr const char* kTypes[] = {
+      "true or false", "an integer", "an integer",         "an integer",        "a number",
+      "text",          "a number",   "a list of integers", "a list of numbers", "a list of texts"};
+  static_assert(std::size(kTypes) == std::variant_size_v<KeyRef>);
   Config config;
-  return std::visit(Type{key}, key.ref(config));
+  const std::string type = kTypes[key.ref(config).index()];
+  if (type == "text" && !key.choices.empty()) return "choice";
+  return type == "a number" && !key.none_word.empty() ? "a number or '" + key.none_word + "'" : type;
 }
 
 std::string key_value(const Key& key, const Config& config) {
   // KeyRef points into a Config that may be written; a copy keeps this one const.
   Config copy = config;
-  const std::string value = std::visit(Show{key}, key.ref(copy));
+  const std::string value = std::visit([&](auto* of) { return value_text(key, *of); }, key.ref(copy));
   return key.secret && value != kEmptyText ? "given" : value;
 }
 
