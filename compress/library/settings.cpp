@@ -96,60 +96,55 @@ OptionValue parsed(const Option& option, const std::string& text) {
   return value;
 }
 
-void append_quoted(std::string& to, const std::string& text) {
-  to += '"';
+// JSON.
+
+std::string quoted(const std::string& text) {
+  std::string json = "\"";
   for (const char c : text) {
-    if (c == '"' || c == '\\') to += '\\';
-    to += c;
+    if (c == '"' || c == '\\') json += '\\';
+    json += c;
   }
-  to += '"';
+  return json + '"';
 }
 
-void append_names(std::string& to, const std::vector<std::string>& names) {
-  to += '[';
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (i > 0) to += ',';
-    append_quoted(to, names[i]);
-  }
-  to += ']';
+std::string list_of(const auto& items, const auto& json_of) {
+  std::string json;
+  for (const auto& item : items) json += (json.empty() ? "[" : ",") + json_of(item);
+  return json.empty() ? "[]" : json + "]";
 }
 
-void append_options(std::string& to, const std::vector<Option>& options) {
-  to += '[';
-  for (std::size_t i = 0; i < options.size(); ++i) {
-    const Option& option = options[i];
-    to += i > 0 ? ",{\"name\":" : "{\"name\":";
-    append_quoted(to, option.name);
-    to += ",\"default\":";
-    if (const bool* flag = std::get_if<bool>(&option.standard)) to += *flag ? "true" : "false";
-    if (const int* integer = std::get_if<int>(&option.standard)) to += std::to_string(*integer);
-    if (const auto* wide = std::get_if<std::int64_t>(&option.standard)) to += std::to_string(*wide);
-    if (const double* real = std::get_if<double>(&option.standard)) to += format_number(*real);
-    if (const auto* text = std::get_if<std::string>(&option.standard)) append_quoted(to, *text);
-    if (const auto* optional = std::get_if<std::optional<double>>(&option.standard))
-      to += *optional ? format_number(**optional) : "\"auto\"";
-    to += ",\"help\":";
-    append_quoted(to, option.help);
-    if (option.least > -1e299) to += ",\"least\":" + format_number(option.least);
-    if (option.greatest < 1e299) to += ",\"greatest\":" + format_number(option.greatest);
-    if (!option.choices.empty()) {
-      to += ",\"choices\":";
-      append_names(to, option.choices);
-    }
-    to += '}';
-  }
-  to += ']';
+using Fields = std::vector<std::pair<std::string, std::string>>;  // names, JSON
+
+std::string object_of(const Fields& fields) {
+  std::string json;
+  for (const auto& [name, value] : fields) json += (json.empty() ? "{" : ",") + quoted(name) + ":" + value;
+  return json.empty() ? "{}" : json + "}";
 }
 
-void append_settings(std::string& to, const std::string& name) {
-  to += ",\"settings\":{";
-  for (const auto& [key, value] : settings_of(name)) {
-    if (to.back() != '{') to += ',';
-    append_quoted(to, key);
-    to += ':';
-    append_quoted(to, value);
-  }
-  to += '}';
+std::string names_of(const RegisteredNames& registry) {
+  return list_of(registry.names(), quoted);
+}
+
+std::string option_json(const Option& option) {
+  std::string value;
+  if (const bool* flag = std::get_if<bool>(&option.standard)) value = *flag ? "true" : "false";
+  if (const int* integer = std::get_if<int>(&option.standard)) value = std::to_string(*integer);
+  if (const auto* wide = std::get_if<std::int64_t>(&option.standard)) value = std::to_string(*wide);
+  if (const double* real = std::get_if<double>(&option.standard)) value = format_number(*real);
+  if (const auto* text = std::get_if<std::string>(&option.standard)) value = quoted(*text);
+  if (const auto* optional = std::get_if<std::optional<double>>(&option.standard))
+    value = *optional ? format_number(**optional) : "\"auto\"";
+  Fields fields = {{"name", quoted(option.name)}, {"default", value}, {"help", quoted(option.help)}};
+  if (option.least > -1e299) fields.emplace_back("least", format_number(option.least));
+  if (option.greatest < 1e299) fields.emplace_back("greatest", format_number(option.greatest));
+  if (!option.choices.empty()) fields.emplace_back("choices", list_of(option.choices, quoted));
+  return object_of(fields);
+}
+
+std::string settings_json(const std::string& name) {
+  Fields fields;
+  for (const auto& [key, value] : settings_of(name)) fields.emplace_back(key, quoted(value));
+  return object_of(fields);
 }
 
 }  // namespace
@@ -223,41 +218,26 @@ LibrarySettings library_settings(const std::string& method, std::span<const std:
 }
 
 std::string methods_json() {
-  std::string json = "{\"methods\":{";
+  Fields methods, made;
   for (const std::string& name : compressors().names()) {
-    if (json.back() != '{') json += ',';
-    append_quoted(json, name);
-    json += ":{\"help\":";
-    append_quoted(json, compressors().help(name));
-    json += ",\"options\":";
     CompressOptions options;
     options.name = name;
-    append_options(json, own_options(options));
-    append_settings(json, name);
-    json += '}';
+    methods.emplace_back(name, object_of({{"help", quoted(compressors().help(name))},
+                                          {"options", list_of(own_options(options), option_json)},
+                                          {"settings", settings_json(name)}}));
   }
-  json += "},\"recipes\":{";
-  for (const std::string& name : recipes().names()) {
-    if (json.back() != '{') json += ',';
-    append_quoted(json, name);
-    json += ":{\"help\":";
-    append_quoted(json, recipes().help(name));
-    json += ",\"method\":";
-    append_quoted(json, recipes().find(name).method);
-    append_settings(json, name);
-    json += '}';
-  }
-  json += "},\"keys\":";
-  append_options(json, library_options());
-  json += ",\"pieces\":{\"select\":";
-  append_names(json, selectors().names());
-  json += ",\"memory\":";
-  append_names(json, memories().names());
-  json += ",\"codec\":";
-  append_names(json, index_codecs().names());
-  json += ",\"values\":";
-  append_names(json, value_codecs().names());
-  return json + "}}";
+  for (const std::string& name : recipes().names())
+    made.emplace_back(name, object_of({{"help", quoted(recipes().help(name))},
+                                       {"method", quoted(recipes().find(name).method)},
+                                       {"settings", settings_json(name)}}));
+  const Fields pieces = {{"select", names_of(selectors())},
+                         {"memory", names_of(memories())},
+                         {"codec", names_of(index_codecs())},
+                         {"values", names_of(value_codecs())}};
+  return object_of({{"methods", object_of(methods)},
+                    {"recipes", object_of(made)},
+                    {"keys", list_of(library_options(), option_json)},
+                    {"pieces", object_of(pieces)}});
 }
 
 }  // namespace topknot
