@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numbers>
+#include <utility>
 #include <vector>
 
 #include "nn/base/check.h"
@@ -32,10 +34,21 @@ const Option kDecayFrom{"decay_from", 1, "the first epoch, from 0, whose rate is
 const Option kPatience{"patience", 0, "evaluations without a lower test loss that change nothing", 0, 1e6};
 const Option kMinLr{"min_lr", 0.0, "the rate at the end, the least rate", 0, 1e6};
 
-// The warm-up, shared by all; a schedule gives what follows it.
+// A step of a run, and how many of its steps are the warm-up.
+struct Place {
+  std::int64_t step, warmup, steps_per_epoch, total_steps;
+};
+using Rate = std::function<double(const Place& at)>;  // after the warm-up
+
+std::int64_t in_steps(double epochs, std::int64_t steps_per_epoch) {
+  return std::llround(epochs * static_cast<double>(steps_per_epoch));
+}
+
+// The warm-up, shared by all, and then `rate`.
 class WarmedUp : public Schedule {
  public:
-  WarmedUp(const ScheduleOptions& options, double base) : options_(options), base_(base) {}
+  WarmedUp(const ScheduleOptions& options, double base, Rate rate)
+      : options_(options), base_(base), rate_(std::move(rate)) {}
 
   double lr(std::int64_t step, std::int64_t steps_per_epoch, std::int64_t total_steps) const final {
     TOPKNOT_CHECK(step >= 0 && steps_per_epoch > 0, "a schedule needs step >= 0 and steps_per_epoch > 0");
@@ -47,93 +60,83 @@ class WarmedUp : public Schedule {
       const double first = base_ / static_cast<double>(warmup);
       return first + (base_ - first) / static_cast<double>(warmup) * static_cast<double>(step);
     }
-    return after_warmup(step, warmup, steps_per_epoch, total_steps);
-  }
-
- protected:
-  virtual double after_warmup(std::int64_t step, std::int64_t warmup, std::int64_t steps_per_epoch,
-                              std::int64_t total_steps) const = 0;
-  static std::int64_t in_steps(double epochs, std::int64_t steps_per_epoch) {
-    return std::llround(epochs * static_cast<double>(steps_per_epoch));
-  }
-  ScheduleOptions options_;
-  double base_;
-};
-
-class Constant : public WarmedUp {
- public:
-  using WarmedUp::WarmedUp;
-
- protected:
-  double after_warmup(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const override { return base_; }
-};
-
-class MultiStep : public WarmedUp {
- public:
-  MultiStep(const ScheduleOptions& options, double base)
-      : WarmedUp(options, base),
-        milestones_(options.get<Epochs>(kMilestones)),
-        factors_(options.get<std::vector<double>>(kFactors)),
-        gamma_(options.get<double>(kGamma)) {
-    check_milestones(options);
-    for (std::size_t i = 0; i < milestones_.size(); ++i) {
-      if (i > 0 && milestones_[i] == milestones_[i - 1])
-        throw UserError("schedule.milestones: " + short_text(milestones_[i]) + " stands twice");
-      if (milestones_[i] < options.warmup_epochs)
-        throw UserError("schedule.milestones: epoch " + short_text(milestones_[i]) +
-                        " lies within the warm-up; move it, or shorten schedule.warmup_epochs (" +
-                        short_text(options.warmup_epochs) + ")");
-    }
-    if (!factors_.empty() && factors_.size() != milestones_.size())
-      throw UserError(
-          fmt::format("schedule.factors: {} of them for {} of schedule.milestones; give one for each",
-                      factors_.size(), milestones_.size()));
-  }
-
- protected:
-  double after_warmup(std::int64_t step, std::int64_t, std::int64_t steps_per_epoch,
-                      std::int64_t) const override {
-    double rate = base_;
-    for (std::size_t i = 0; i < milestones_.size(); ++i)
-      if (step >= in_steps(milestones_[i], steps_per_epoch))
-        rate = factors_.empty() ? rate * gamma_ : base_ * factors_[i];
-    return rate;
+    return rate_({step, warmup, steps_per_epoch, total_steps});
   }
 
  private:
-  const Epochs milestones_;
-  const std::vector<double> factors_;
-  const double gamma_;
+  const ScheduleOptions options_;
+  const double base_;
+
+ protected:
+  Rate rate_;
 };
+
+template <Rate (*rate)(const ScheduleOptions& options, double base)>
+std::unique_ptr<Schedule> make_warmed_up(const ScheduleOptions& options, double base) {
+  return std::make_unique<WarmedUp>(options, base, rate(options, base));
+}
+
+Rate constant(const ScheduleOptions&, double base) {
+  return [=](const Place&) { return base; };
+}
+
+Rate multi_step(const ScheduleOptions& options, double base) {
+  const auto milestones = options.get<Epochs>(kMilestones);
+  const auto factors = options.get<std::vector<double>>(kFactors);
+  check_milestones(options);
+  for (std::size_t i = 0; i < milestones.size(); ++i) {
+    if (i > 0 && milestones[i] == milestones[i - 1])
+      throw UserError("schedule.milestones: " + short_text(milestones[i]) + " stands twice");
+    if (milestones[i] < options.warmup_epochs)
+      throw UserError("schedule.milestones: epoch " + short_text(milestones[i]) +
+                      " lies within the warm-up; move it, or shorten schedule.warmup_epochs (" +
+                      short_text(options.warmup_epochs) + ")");
+  }
+  if (!factors.empty() && factors.size() != milestones.size())
+    throw UserError(
+        fmt::format("schedule.factors: {} of them for {} of schedule.milestones; give one for each",
+                    factors.size(), milestones.size()));
+  return [=, gamma = options.get<double>(kGamma)](const Place& at) {
+    double rate = base;
+    for (std::size_t i = 0; i < milestones.size(); ++i)
+      if (at.step >= in_steps(milestones[i], at.steps_per_epoch))
+        rate = factors.empty() ? rate * gamma : base * factors[i];
+    return rate;
+  };
+}
 
 // base * gamma^n, where n epochs from decay_from on have begun.
-class Exponential : public WarmedUp {
- public:
-  Exponential(const ScheduleOptions& options, double base)
-      : WarmedUp(options, base),
-        gamma_(options.get<double>(kGamma)),
-        decay_from_(options.get<int>(kDecayFrom)) {}
+Rate exponential(const ScheduleOptions& options, double base) {
+  return [base, gamma = options.get<double>(kGamma), from = options.get<int>(kDecayFrom)](const Place& at) {
+    const std::int64_t epoch = at.step / at.steps_per_epoch;
+    return base * std::pow(gamma, static_cast<double>(std::max<std::int64_t>(0, epoch + 1 - from)));
+  };
+}
 
- protected:
-  double after_warmup(std::int64_t step, std::int64_t, std::int64_t steps_per_epoch,
-                      std::int64_t) const override {
-    const std::int64_t epoch = step / steps_per_epoch;
-    return base_ * std::pow(gamma_, static_cast<double>(std::max<std::int64_t>(0, epoch + 1 - decay_from_)));
-  }
-
- private:
-  const double gamma_;
-  const int decay_from_;
-};
+// From base at the end of the warm-up down to min_lr after decay_steps, or at the end of the run (Loshchilov
+// and Hutter, SGDR, without restarts).
+Rate cosine(const ScheduleOptions& options, double base) {
+  return [base, last = options.get<double>(kMinLr),
+          steps = options.get<std::int64_t>(option::decay_steps)](const Place& at) {
+    const std::int64_t end = steps > 0 ? steps : at.total_steps;
+    if (end <= at.warmup) return base;
+    const double done =
+        static_cast<double>(std::min(at.step, end) - at.warmup) / static_cast<double>(end - at.warmup);
+    return last + (base - last) * 0.5 * (1.0 + std::cos(std::numbers::pi * done));
+  };
+}
 
 // The rate drops if an evaluation's loss is not below the best one's, patience + 1 of them in a row.
-class Plateau : public WarmedUp {
+class Plateau final : public WarmedUp {
  public:
   Plateau(const ScheduleOptions& options, double base)
-      : WarmedUp(options, base),
+      : WarmedUp(options, base, Rate()),
         gamma_(options.get<double>(kGamma)),
-        patience_(options.get<int>(kPatience)),
-        least_(options.get<double>(kMinLr)) {}
+        patience_(options.get<int>(kPatience)) {
+    rate_ = [this, base, least = options.get<double>(kMinLr)](const Place&) {
+      return std::max(least, base * state_.factor);
+    };
+  }
 
   void evaluated(double loss) override {
     if (loss < state_.best || (!state_.any && !std::isnan(loss))) {
@@ -147,51 +150,22 @@ class Plateau : public WarmedUp {
   PlateauState state() const override { return state_; }
   void load_state(const PlateauState& state) override { state_ = state; }
 
- protected:
-  double after_warmup(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const override {
-    return std::max(least_, base_ * state_.factor);
-  }
-
  private:
   const double gamma_;
   const int patience_;
-  const double least_;
   PlateauState state_;
 };
 
-// From base at the end of the warm-up down to min_lr after decay_steps, or at the end of the run (Loshchilov
-// and Hutter, SGDR, without restarts).
-class Cosine : public WarmedUp {
- public:
-  Cosine(const ScheduleOptions& options, double base)
-      : WarmedUp(options, base),
-        decay_steps_(options.get<std::int64_t>(option::decay_steps)),
-        last_(options.get<double>(kMinLr)) {}
-
- protected:
-  double after_warmup(std::int64_t step, std::int64_t warmup, std::int64_t,
-                      std::int64_t total_steps) const override {
-    const std::int64_t end = decay_steps_ > 0 ? decay_steps_ : total_steps;
-    if (end <= warmup) return base_;
-    const double done = static_cast<double>(std::min(step, end) - warmup) / static_cast<double>(end - warmup);
-    return last_ + (base_ - last_) * 0.5 * (1.0 + std::cos(std::numbers::pi * done));
-  }
-
- private:
-  const std::int64_t decay_steps_;
-  const double last_;
-};
-
 const bool schedule_registered[] = {
-    schedules().add("constant", "the base rate throughout", make_as<Schedule, Constant>),
+    schedules().add("constant", "the base rate throughout", make_warmed_up<constant>),
     schedules().add("multistep", "times schedule.gamma, or schedule.factors, at each of schedule.milestones",
-                    make_as<Schedule, MultiStep>, {kMilestones, kFactors, kGamma}),
+                    make_warmed_up<multi_step>, {kMilestones, kFactors, kGamma}),
     schedules().add("exponential", "times schedule.gamma in each epoch from schedule.decay_from on",
-                    make_as<Schedule, Exponential>, {kGamma, kDecayFrom}),
+                    make_warmed_up<exponential>, {kGamma, kDecayFrom}),
     schedules().add("plateau", "times schedule.gamma where the test loss has not fallen",
                     make_as<Schedule, Plateau>, {kGamma, kPatience, kMinLr}),
     schedules().add("cosine", "half a cosine from the base rate to schedule.min_lr at the end",
-                    make_as<Schedule, Cosine>, {option::decay_steps, kMinLr})};
+                    make_warmed_up<cosine>, {option::decay_steps, kMinLr})};
 
 }  // namespace
 
