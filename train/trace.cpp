@@ -6,6 +6,7 @@
 #include <exception>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "nn/base/log.h"
 #include "nn/base/text.h"
@@ -16,64 +17,24 @@ namespace topknot {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Time = TraceWriter::Time;
+using Time = StepTrace::Time;
 
 double microseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double, std::micro>(duration).count();
 }
 
 TraceRow row_of(ExchangeSpan::Kind kind) {
-  switch (kind) {
-    case ExchangeSpan::Kind::encode:
-      return TraceRow::encode;
-    case ExchangeSpan::Kind::communicate:
-      return TraceRow::communicate;
-    case ExchangeSpan::Kind::wait:
-      return TraceRow::wait;
-    default:
-      return TraceRow::decode;
-  }
+  return kind == ExchangeSpan::Kind::encode        ? TraceRow::encode
+         : kind == ExchangeSpan::Kind::communicate ? TraceRow::communicate
+         : kind == ExchangeSpan::Kind::wait        ? TraceRow::wait
+                                                   : TraceRow::decode;
 }
 
-Json metadata(const char* what, int rank, int row, const std::string& name) {
-  return {{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", row}, {"args", {{"name", name}}}};
+std::string metadata(const char* what, int rank, int row, const Json& arguments) {
+  return Json{{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", row}, {"args", arguments}}.dump();
 }
 
 }  // namespace
-
-const char* trace_row_name(TraceRow row) {
-  static const char* const names[kTraceRows] = {"compute", "encode", "communicate", "decode", "wait"};
-  return names[static_cast<int>(row)];
-}
-
-TraceWriter::TraceWriter(const std::string& path, int rank, Time origin)
-    : path_(path), rank_(rank), origin_(origin) {}
-
-void TraceWriter::write() const {
-  std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-  text += metadata("process_name", rank_, 0, fmt::format("rank {}", rank_)).dump();
-  for (int row = 0; row < kTraceRows; ++row) {
-    text += ",\n" + metadata("thread_name", rank_, row, trace_row_name(static_cast<TraceRow>(row))).dump();
-    // Viewers sort rows by name without this.
-    text += ",\n" + Json{{"name", "thread_sort_index"},
-                         {"ph", "M"},
-                         {"pid", rank_},
-                         {"tid", row},
-                         {"args", {{"sort_index", row}}}}
-                        .dump();
-  }
-  for (const Event& event : events_) {
-    const Json json{{"name", event.name},
-                    {"ph", "X"},
-                    {"ts", microseconds(event.begin - origin_)},
-                    {"dur", microseconds(event.end - event.begin)},
-                    {"pid", rank_},
-                    {"tid", static_cast<int>(event.row)},
-                    {"args", {{"step", event.step}}}};
-    text += ",\n" + json.dump();
-  }
-  write_file(path_, text + "\n]}\n");
-}
 
 StepTrace::StepTrace(const TraceRange& range, const std::string& folder, const std::vector<Group>& groups,
                      int rank, bool overlaps)
@@ -98,7 +59,7 @@ void StepTrace::begin_step(std::int64_t step, Time now) {
   if (!tracing_) return;
   step_ = step + 1;
   pieces_.clear();
-  if (!writer_) writer_ = std::make_unique<TraceWriter>(RunDirectory{folder_}.trace_json(rank_), rank_, now);
+  if (!origin_) origin_ = now;
 }
 
 void StepTrace::add_step(std::int64_t step, const std::vector<Piece>& pieces,
@@ -114,28 +75,45 @@ void StepTrace::end_step(const std::vector<ExchangeSpan>& spans) {
   for (const Piece& piece : pieces_) add_around(piece, spans);
   for (const ExchangeSpan& span : spans) {
     const std::string name = name_of(span);
-    writer_->add(row_of(span.kind), name, step_, span.begin, span.end);
+    events_.push_back({row_of(span.kind), name, step_, span.begin, span.end});
     // A collective that runs on the compute thread is what that thread waits for.
     if (!overlaps_ && span.kind == ExchangeSpan::Kind::communicate)
-      writer_->add(TraceRow::wait, name, step_, span.begin, span.end);
+      events_.push_back({TraceRow::wait, name, step_, span.begin, span.end});
   }
   tracing_ = false;
   if (step_ == first_ + steps_) finish();
 }
 
 void StepTrace::finish() {
-  if (done_ || !writer_) return;
+  if (done_ || !origin_) return;
   done_ = true;
   tracing_ = false;
   // Other hosts have no run directory, unless they share a file system with rank 0.
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   if (error)
-    log_warning(fmt::format("train.profile_steps: no trace of rank {}: {} cannot be created: {}", rank_,
-                            folder_, error.message()));
-  else
-    writer_->write();
-  writer_.reset();
+    return log_warning(fmt::format("train.profile_steps: no trace of rank {}: {} cannot be created: {}",
+                                   rank_, folder_, error.message()));
+  std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+  text += metadata("process_name", rank_, 0, {{"name", fmt::format("rank {}", rank_)}});
+  int row = 0;
+  for (const char* name : {"compute", "encode", "communicate", "decode", "wait"}) {
+    text += ",\n" + metadata("thread_name", rank_, row, {{"name", name}});
+    // Viewers sort rows by name without this.
+    text += ",\n" + metadata("thread_sort_index", rank_, row, {{"sort_index", row}});
+    ++row;
+  }
+  for (const Event& event : std::exchange(events_, {})) {
+    const Json json{{"name", event.name},
+                    {"ph", "X"},
+                    {"ts", microseconds(event.begin - *origin_)},
+                    {"dur", microseconds(event.end - event.begin)},
+                    {"pid", rank_},
+                    {"tid", static_cast<int>(event.row)},
+                    {"args", {{"step", event.step}}}};
+    text += ",\n" + json.dump();
+  }
+  write_file(RunDirectory{folder_}.trace_json(rank_), text + "\n]}\n");
 }
 
 std::string StepTrace::name_of(const ExchangeSpan& span) const {
@@ -160,11 +138,11 @@ void StepTrace::add_around(const Piece& piece, const std::vector<ExchangeSpan>& 
         inside.push_back(&span);
     std::sort(inside.begin(), inside.end(), [](auto* a, auto* b) { return a->begin < b->begin; });
     for (const ExchangeSpan* span : inside) {
-      if (span->begin > from) writer_->add(piece.row, piece.name, step_, from, span->begin);
+      if (span->begin > from) events_.push_back({piece.row, piece.name, step_, from, span->begin});
       from = std::max(from, span->end);
     }
   }
-  if (piece.end > from) writer_->add(piece.row, piece.name, step_, from, piece.end);
+  if (piece.end > from) events_.push_back({piece.row, piece.name, step_, from, piece.end});
 }
 
 }  // namespace topknot

@@ -5,7 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,35 +15,6 @@
 namespace topknot {
 
 enum class TraceRow { compute, encode, communicate, decode, wait };
-inline constexpr int kTraceRows = 5;
-const char* trace_row_name(TraceRow row);
-
-// Collects spans and writes them as one JSON file.
-class TraceWriter {
- public:
-  using Time = std::chrono::steady_clock::time_point;
-
-  // `path` is written by write(); `origin` is the time 0 of the trace.
-  TraceWriter(const std::string& path, int rank, Time origin);
-  // `step` is shown next to the span, 1 for the first.
-  void add(TraceRow row, const std::string& name, std::int64_t step, Time begin, Time end) {
-    events_.push_back({row, name, step, begin, end});
-  }
-  // Throws UserError with path and reason if the file cannot be written.
-  void write() const;
-
- private:
-  struct Event {
-    TraceRow row;
-    std::string name;
-    std::int64_t step;
-    Time begin, end;
-  };
-  std::string path_;
-  int rank_;
-  Time origin_;
-  std::vector<Event> events_;
-};
 
 // Which steps a trace has: `steps` of them after `from` others; the last ones if the run of `total` steps
 // ends before.
@@ -55,6 +26,8 @@ struct TraceRange {
 // none; if that fails there is a warning and no trace. Does nothing if the range has no steps.
 class StepTrace {
  public:
+  using Time = std::chrono::steady_clock::time_point;
+
   // `groups` must outlive it. `overlaps`: collectives run during the computation.
   StepTrace(const TraceRange& range, const std::string& folder, const std::vector<Group>& groups, int rank,
             bool overlaps);
@@ -72,7 +45,7 @@ class StepTrace {
   struct Piece {
     TraceRow row;
     const char* name;
-    TraceWriter::Time begin, end;
+    Time begin, end;
   };
   void add_step(std::int64_t step, const std::vector<Piece>& pieces, const std::vector<ExchangeSpan>& spans);
   // Writes the steps that there were; afterwards nothing is traced.
@@ -95,11 +68,17 @@ class StepTrace {
     StepTrace& trace_;
     TraceRow row_;
     const char* name_;
-    TraceWriter::Time begin_;
+    Time begin_;
   };
 
  private:
-  void begin_step(std::int64_t step, TraceWriter::Time now);
+  struct Event {
+    TraceRow row;
+    std::string name;
+    std::int64_t step;  // 1 for the first
+    Time begin, end;
+  };
+  void begin_step(std::int64_t step, Time now);
   std::string name_of(const ExchangeSpan& span) const;
   void add_around(const Piece& piece, const std::vector<ExchangeSpan>& spans);
 
@@ -111,8 +90,9 @@ class StepTrace {
   std::int64_t step_ = 0;  // 1 in the first step of the run
   bool tracing_ = false;   // this step
   bool done_ = false;
-  std::vector<Piece> pieces_;  // of this step
-  std::unique_ptr<TraceWriter> writer_;
+  std::vector<Piece> pieces_;   // of this step
+  std::optional<Time> origin_;  // when the first traced step began: time 0 of the trace
+  std::vector<Event> events_;
 };
 
 }  // namespace topknot
