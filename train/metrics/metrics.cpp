@@ -41,60 +41,45 @@ void evaluation_fields(auto& r, auto&& visit) {
 constexpr const char* kEvents[] = {"step", "epoch", "eval", "distribution", "end", "start", "stop"};
 static_assert(std::size(kEvents) == std::variant_size_v<MetricsRecord>);
 
+// visit("step", r.step) for `step`.
+#define FIELD(name) visit(#name, r.name)
+
 // Each record's fields once, for writing and for reading.
 template <class Record, class Visit>
 void fields(Record& r, Visit&& visit) {
   using Plain = std::remove_const_t<Record>;
   if constexpr (std::is_same_v<Plain, StepRecord>) {
-    visit("step", r.step), visit("epoch", r.epoch), visit("time_s", r.time_s), visit("loss", r.loss);
-    visit("lr", r.lr), visit("density", r.density), visit("selected", r.selected);
-    visit("threshold", r.threshold), visit("bytes_sent", r.bytes_sent);
-    visit("bytes_received", r.bytes_received), visit("bytes_dense", r.bytes_dense);
-    visit("bytes_ratio", r.bytes_ratio);
-    visit("data_s", r.data_s), visit("forward_s", r.forward_s), visit("backward_s", r.backward_s);
-    visit("encode_s", r.encode_s), visit("communicate_s", r.communicate_s), visit("decode_s", r.decode_s);
-    visit("update_s", r.update_s), visit("exposed_s", r.exposed_s), visit("makespan_s", r.makespan_s);
-    visit("skipped", r.skipped);
-    visit("images_per_second", r.images_per_second);
+    FIELD(step), FIELD(epoch), FIELD(time_s), FIELD(loss), FIELD(lr), FIELD(density), FIELD(selected);
+    FIELD(threshold), FIELD(bytes_sent), FIELD(bytes_received), FIELD(bytes_dense), FIELD(bytes_ratio);
+    FIELD(data_s), FIELD(forward_s), FIELD(backward_s), FIELD(encode_s), FIELD(communicate_s);
+    FIELD(decode_s), FIELD(update_s), FIELD(exposed_s), FIELD(makespan_s), FIELD(skipped);
+    FIELD(images_per_second);
   } else if constexpr (std::is_same_v<Plain, EpochRecord>) {
-    visit("epoch", r.epoch), visit("step", r.step), visit("time_s", r.time_s);
-    visit("train_loss", r.train_loss);
+    FIELD(epoch), FIELD(step), FIELD(time_s), FIELD(train_loss);
   } else if constexpr (std::is_same_v<Plain, EvalRecord>) {
-    visit("step", r.step), visit("epoch", r.epoch), visit("time_s", r.time_s);
-    evaluation_fields(r, visit);
+    FIELD(step), FIELD(epoch), FIELD(time_s), evaluation_fields(r, visit);
   } else if constexpr (std::is_same_v<Plain, DistributionRecord>) {
-    visit("step", r.step), visit("epoch", r.epoch), visit("density", r.density), visit("size", r.size);
-    visit("k", r.k), visit("mean", r.mean), visit("deviation", r.deviation), visit("median", r.median);
-    visit("laplace_scale", r.laplace_scale), visit("contraction", r.contraction), visit("bound", r.bound);
-    visit("bell_bound", r.bell_bound), visit("below", r.below), visit("above", r.above);
-    visit("histogram", r.histogram), visit("zeros", r.zeros), visit("least_exponent", r.least_exponent);
-    visit("magnitudes", r.magnitudes);
+    FIELD(step), FIELD(epoch), FIELD(density), FIELD(size), FIELD(k), FIELD(mean), FIELD(deviation);
+    FIELD(median), FIELD(laplace_scale), FIELD(contraction), FIELD(bound), FIELD(bell_bound), FIELD(below);
+    FIELD(above), FIELD(histogram), FIELD(zeros), FIELD(least_exponent), FIELD(magnitudes);
   } else if constexpr (std::is_same_v<Plain, StartRecord>) {
-    visit("step", r.step), visit("total_steps", r.total_steps), visit("steps_per_epoch", r.steps_per_epoch);
-    visit("time", r.time), visit("backend", r.backend), visit("task", r.task);
+    FIELD(step), FIELD(total_steps), FIELD(steps_per_epoch), FIELD(time), FIELD(backend), FIELD(task);
     visit("metric", r.metric.name), visit("metric_unit", r.metric.unit);
-    visit("higher_is_better", r.metric.higher_is_better), visit("metric_set", r.metric.set);
-    visit("revision", r.revision), visit("view", r.view);
+    visit("higher_is_better", r.metric.higher_is_better), visit("metric_set", r.metric.set), FIELD(revision);
+    FIELD(view);
   } else if constexpr (std::is_same_v<Plain, StopRecord>) {
-    visit("step", r.step), visit("failed", r.failed), visit("reason", r.reason), visit("time", r.time);
+    FIELD(step), FIELD(failed), FIELD(reason), FIELD(time);
   } else {
-    test_fields(r.test, visit), visit("best_test_accuracy", r.best_test_accuracy);
-    visit("held_out_loss", r.held_out_loss), visit("held_out_perplexity", r.held_out_perplexity);
-    visit("wall_seconds", r.wall_seconds);
-    visit("eval_seconds", r.eval_seconds), visit("startup_seconds", r.startup_seconds);
-    visit("images_per_second", r.images_per_second), visit("bytes_sent", r.bytes_sent);
-    visit("model_tflops", r.model_tflops), visit("flops_utilisation", r.flops_utilisation);
-    visit("bytes_received", r.bytes_received), visit("bytes_dense", r.bytes_dense);
-    visit("bytes_ratio", r.bytes_ratio), visit("bits_per_parameter_step", r.bits_per_parameter_step);
-    visit("parameter_checksum", r.parameter_checksum);
-    visit("steps", r.steps), visit("skipped_steps", r.skipped_steps);
-    visit("failed", r.failed), visit("reason", r.reason), visit("step_p50_s", r.step_p50_s);
-    visit("step_p95_s", r.step_p95_s), visit("encode_p50_s", r.encode_p50_s);
-    visit("communicate_p50_s", r.communicate_p50_s), visit("exposed_p50_s", r.exposed_p50_s);
-    visit("decode_p50_s", r.decode_p50_s), visit("makespan_p50_s", r.makespan_p50_s);
-    visit("modelled_makespan_s", r.modelled_makespan_s);
+    test_fields(r.test, visit), FIELD(best_test_accuracy), FIELD(held_out_loss), FIELD(held_out_perplexity);
+    FIELD(wall_seconds), FIELD(eval_seconds), FIELD(startup_seconds), FIELD(images_per_second);
+    FIELD(bytes_sent), FIELD(model_tflops), FIELD(flops_utilisation), FIELD(bytes_received);
+    FIELD(bytes_dense), FIELD(bytes_ratio), FIELD(bits_per_parameter_step), FIELD(parameter_checksum);
+    FIELD(steps), FIELD(skipped_steps), FIELD(failed), FIELD(reason), FIELD(step_p50_s), FIELD(step_p95_s);
+    FIELD(encode_p50_s), FIELD(communicate_p50_s), FIELD(exposed_p50_s), FIELD(decode_p50_s);
+    FIELD(makespan_p50_s), FIELD(modelled_makespan_s);
   }
 }
+#undef FIELD
 
 std::string to_json(const char* event, int rank, const auto& record) {
   // The destructor of a Json allocates and may not throw: where memory has run out, say so before there is

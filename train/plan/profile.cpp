@@ -19,34 +19,31 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// visit("name", t.name) for `name`.
+#define FIELD(field) visit(#field, t.field)
+
 // Each structure's fields once, for writing and for reading.
 template <class T, class Visit>
 void fields(T& t, Visit&& visit) {
   using Plain = std::remove_const_t<T>;
   if constexpr (std::is_same_v<Plain, ExchangeProfile::Parameter>) {
-    visit("name", t.name), visit("numel", t.numel), visit("compressed", t.compressed);
-    visit("backward_s", t.backward_s), visit("ready_s", t.ready_s);
+    FIELD(name), FIELD(numel), FIELD(compressed), FIELD(backward_s), FIELD(ready_s);
   } else if constexpr (std::is_same_v<Plain, ExchangeProfile::Group>) {
-    visit("elements", t.elements), visit("bytes", t.bytes), visit("later_bytes", t.later_bytes);
-    visit("encode_s", t.encode_s), visit("decode_s", t.decode_s);
+    FIELD(elements), FIELD(bytes), FIELD(later_bytes), FIELD(encode_s), FIELD(decode_s);
   } else if constexpr (std::is_same_v<Plain, ExchangeProfile::Fit>) {
-    visit("alpha", t.alpha), visit("beta", t.beta), visit("ranks", t.ranks);
+    FIELD(alpha), FIELD(beta), FIELD(ranks);
   } else if constexpr (std::is_same_v<Plain, Link>) {
-    visit("alpha", t.alpha), visit("beta", t.beta), visit("overhead", t.overhead);
+    FIELD(alpha), FIELD(beta), FIELD(overhead);
   } else if constexpr (std::is_same_v<Plain, NamedProfile>) {
-    visit("option", t.option), visit("profile", t.profile);
+    FIELD(option), FIELD(profile);
   } else {
-    visit("model", t.model), visit("dataset", t.dataset), visit("method", t.method);
-    visit("options", t.options), visit("density", t.density), visit("collective", t.collective);
-    visit("ranks", t.ranks), visit("threads", t.threads), visit("batch", t.batch);
-    visit("backend", t.backend), visit("overlaps", t.overlaps), visit("sums", t.sums);
-    visit("data_s", t.data_s), visit("forward_s", t.forward_s), visit("backward_s", t.backward_s);
-    visit("update_s", t.update_s), visit("link", t.link), visit("gather", t.gather);
-    visit("reduce", t.reduce), visit("dense", t.dense), visit("dense_sums", t.dense_sums);
-    visit("groups", t.groups);
-    visit("parameters", t.parameters);
+    FIELD(model), FIELD(dataset), FIELD(method), FIELD(options), FIELD(density), FIELD(collective);
+    FIELD(ranks), FIELD(threads), FIELD(batch), FIELD(backend), FIELD(overlaps), FIELD(sums), FIELD(data_s);
+    FIELD(forward_s), FIELD(backward_s), FIELD(update_s), FIELD(link), FIELD(gather), FIELD(reduce);
+    FIELD(dense), FIELD(dense_sums), FIELD(groups), FIELD(parameters);
   }
 }
+#undef FIELD
 
 template <class T>
 Json to_json(const T& value);
