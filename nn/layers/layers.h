@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -160,30 +159,15 @@ class Pool final : public Module {
   PoolGeometry geometry_;
 };
 
-class Relu final : public Module {
- public:
-  Variable forward(const Variable& x, const ForwardContext&) override { return relu(x); }
-};
-
-class GlobalAveragePool final : public Module {
- public:
-  Variable forward(const Variable& x, const ForwardContext&) override { return global_average_pool(x); }
-};
-
-class Flatten final : public Module {
- public:
-  Variable forward(const Variable& x, const ForwardContext&) override { return flatten(x); }
-};
-
 // An op without parameters as a module.
+template <Variable (*op)(const Variable& x)>
 class Apply final : public Module {
  public:
-  explicit Apply(std::function<Variable(const Variable&)> op) : op_(std::move(op)) {}
-  Variable forward(const Variable& x, const ForwardContext&) override { return op_(x); }
-
- private:
-  std::function<Variable(const Variable&)> op_;
+  Variable forward(const Variable& x, const ForwardContext&) override { return op(x); }
 };
+using Relu = Apply<relu>;
+using GlobalAveragePool = Apply<global_average_pool>;
+using Flatten = Apply<flatten>;
 
 // Modules side by side: their channels one after the other.
 class Branches final : public Module {

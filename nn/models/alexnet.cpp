@@ -18,6 +18,10 @@ struct AlexNetLayer {
 
 const PoolGeometry kAlexNetPool{PoolKind::max, 3, 2, 0};
 
+Variable alexnet_norm(const Variable& x) {
+  return local_response_norm(x);
+}
+
 ModulePtr make_alexnet_of(ParameterStore& store, const ModelOptions& options,
                           const std::vector<AlexNetLayer>& layers, bool dropout_first) {
   require_images(options, "an alexnet", 63);
@@ -28,7 +32,7 @@ ModulePtr make_alexnet_of(ParameterStore& store, const ModelOptions& options,
     model->add<Conv2d>(store, fmt::format("conv{}", i + 1), layer.geometry);
     model->add<Relu>();
     x = layer.geometry.output_shape(x);
-    if (layer.normalized) model->add<Apply>([](const Variable& y) { return local_response_norm(y); });
+    if (layer.normalized) model->add<Apply<alexnet_norm>>();
     if (layer.pooled) {
       model->add<Pool>(kAlexNetPool);
       x = {1, x[1], kAlexNetPool.output_size(x[2]), kAlexNetPool.output_size(x[3])};

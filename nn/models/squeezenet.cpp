@@ -31,7 +31,7 @@ ModulePtr make_squeezenet(ParameterStore& store, const ModelOptions& options) {
   int layer = 1;
   for (const std::int64_t squeeze : {16, 16, 32, 32, 48, 48, 64, 64}) {
     ++layer;
-    if (layer == 2 || layer == 5 || layer == 9) model->add<Apply>(squeezenet_pool);
+    if (layer == 2 || layer == 5 || layer == 9) model->add<Apply<squeezenet_pool>>();
     const std::string name = fmt::format("fire{}", layer);
     model->add(conv_relu(store, name + ".squeeze", {in, squeeze, 1, 1, 0}));
     auto expand = std::make_unique<Branches>();
