@@ -48,41 +48,27 @@ TOPKNOT_MULTIVERSION void levels_of(const float* x, const float* uniform, std::s
   }
 }
 
-class LevelQuantiser final : public quantise::Quantiser {
- public:
-  LevelQuantiser(std::uint64_t seed, int levels) : seed_(seed), levels_(static_cast<float>(levels)) {}
-
-  bool scales(std::span<const float> u, const quantise::Format& format, std::span<float> scales) override {
-    const std::size_t cells = scales.size(), threads = part_count(u.size());
+bool norms_of(std::span<const float> u, const quantise::Format& format, std::span<float> scales) {
+  const std::size_t cells = scales.size(), threads = part_count(u.size());
 #pragma omp parallel for num_threads(static_cast <int>(threads)) schedule(static) if (threads > 1)
-    for (std::size_t cell = 0; cell < cells; ++cell) {
-      const std::size_t begin = cell == 0 ? 0 : format.cells[cell - 1];
-      const double norm = std::sqrt(sum_squares(u.data() + begin, format.cells[cell] - begin));
-      float rounded = static_cast<float>(norm);
-      if (static_cast<double>(rounded) < norm)
-        rounded = std::nextafter(rounded, std::numeric_limits<float>::infinity());
-      scales[cell] = rounded;
-    }
-    return std::all_of(scales.begin(), scales.end(), [](float norm) { return std::isfinite(norm); });
+  for (std::size_t cell = 0; cell < cells; ++cell) {
+    const std::size_t begin = cell == 0 ? 0 : format.cells[cell - 1];
+    const double norm = std::sqrt(sum_squares(u.data() + begin, format.cells[cell] - begin));
+    float rounded = static_cast<float>(norm);
+    if (static_cast<double>(rounded) < norm)
+      rounded = std::nextafter(rounded, std::numeric_limits<float>::infinity());
+    scales[cell] = rounded;
   }
-
-  void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t, float scale,
-             const StepContext& context, std::uint64_t first, std::int16_t* codes) const override {
-    quantise::draw_codes(u, begin, end, scale, seed_, context, first, codes,
-                         [&](const float* x, const float* uniform, std::size_t n, std::int16_t* out) {
-                           levels_of(x, uniform, n, scale, levels_, out);
-                         });
-  }
-
- private:
-  std::uint64_t seed_;
-  float levels_;
-};
+  return std::all_of(scales.begin(), scales.end(), [](float norm) { return std::isfinite(norm); });
+}
 
 std::unique_ptr<Compressor> make_qsgd(const CompressOptions& options, const GroupSpec& group) {
-  return std::make_unique<quantise::QuantisingCompressor>(
-      std::make_unique<LevelQuantiser>(options.seed, options.get<int>(kLevels)),
-      quantise::qsgd_format(options, group), quantise::qsgd_has_residual(options), group);
+  const auto levels = static_cast<float>(options.get<int>(kLevels));
+  const auto codes = [levels](const float* x, const float* uniform, std::size_t n, float norm,
+                              std::int16_t* out) { levels_of(x, uniform, n, norm, levels, out); };
+  return std::make_unique<quantise::QuantisingCompressor>(quantise::Quantiser{norms_of, codes}, options.seed,
+                                                          quantise::qsgd_format(options, group),
+                                                          quantise::qsgd_has_residual(options), group);
 }
 
 const bool qsgd_registered =

@@ -34,38 +34,31 @@ TOPKNOT_MULTIVERSION double sum_magnitudes(const float* x, std::size_t n) {
   return total;
 }
 
-TOPKNOT_MULTIVERSION void signs(const float* x, std::size_t n, std::int16_t* codes) {
+TOPKNOT_MULTIVERSION void signs(const float* x, const float*, std::size_t n, float, std::int16_t* codes) {
   for (std::size_t i = 0; i < n; ++i) codes[i] = x[i] < 0 ? 1 : 0;
 }
 
-class SignQuantiser final : public quantise::Quantiser {
- public:
-  bool scales(std::span<const float> u, const quantise::Format& format, std::span<float> scales) override {
-    std::size_t begin = 0;
-    for (std::size_t cell = 0; cell < scales.size(); ++cell) {
-      const std::size_t n = format.cells[cell] - begin;
-      std::vector<double> sums((n + kChunk - 1) / kChunk);
-      for_parts(n, part_count(n), [&](std::size_t, std::size_t from, std::size_t to) {
-        for (std::size_t i = from; i < to; i += kChunk)
-          sums[i / kChunk] = sum_magnitudes(u.data() + begin + i, std::min(kChunk, to - i));
-      });
-      double total = 0;
-      for (const double sum : sums) total += sum;
-      scales[cell] = static_cast<float>(total / static_cast<double>(n));
-      begin += n;
-    }
-    return true;
+bool mean_magnitudes(std::span<const float> u, const quantise::Format& format, std::span<float> scales) {
+  std::size_t begin = 0;
+  for (std::size_t cell = 0; cell < scales.size(); ++cell) {
+    const std::size_t n = format.cells[cell] - begin;
+    std::vector<double> sums((n + kChunk - 1) / kChunk);
+    for_parts(n, part_count(n), [&](std::size_t, std::size_t from, std::size_t to) {
+      for (std::size_t i = from; i < to; i += kChunk)
+        sums[i / kChunk] = sum_magnitudes(u.data() + begin + i, std::min(kChunk, to - i));
+    });
+    double total = 0;
+    for (const double sum : sums) total += sum;
+    scales[cell] = static_cast<float>(total / static_cast<double>(n));
+    begin += n;
   }
-  void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t, float,
-             const StepContext&, std::uint64_t, std::int16_t* codes) const override {
-    signs(u.data() + begin, end - begin, codes);
-  }
-};
+  return true;
+}
 
 std::unique_ptr<Compressor> make_signsgd(const CompressOptions& options, const GroupSpec& group) {
-  return std::make_unique<quantise::QuantisingCompressor>(std::make_unique<SignQuantiser>(),
-                                                          quantise::signsgd_format(options, group),
-                                                          quantise::signsgd_has_residual(options), group);
+  return std::make_unique<quantise::QuantisingCompressor>(
+      quantise::Quantiser{mean_magnitudes, signs, /*random=*/false}, options.seed,
+      quantise::signsgd_format(options, group), quantise::signsgd_has_residual(options), group);
 }
 
 const bool signsgd_registered =

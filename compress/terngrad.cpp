@@ -34,48 +34,31 @@ TOPKNOT_MULTIVERSION void draw(const float* x, const float* uniform, std::size_t
   }
 }
 
-class TernaryQuantiser final : public quantise::Quantiser {
- public:
-  TernaryQuantiser(std::uint64_t seed, double clip) : seed_(seed), clip_(clip) {}
+// The population's standard deviation; 0 for less than two entries.
+double deviation(std::span<const float> x) {
+  if (x.size() < 2) return 0;
+  // Without an addend nothing is written.
+  const std::span<float> as_is(const_cast<float*>(x.data()), x.size());
+  const double n = static_cast<double>(x.size());
+  return accumulate_with_moments(as_is, {}).deviation * std::sqrt((n - 1) / n);
+}
 
-  bool scales(std::span<const float> u, const quantise::Format& format, std::span<float> scales) override {
-    std::size_t begin = 0;
-    for (std::size_t cell = 0; cell < scales.size(); ++cell) {
-      const std::size_t n = format.cells[cell] - begin;
-      const std::span<const float> x = u.subspan(begin, n);
-      std::vector<float> most(part_count(n));
-      for_parts(n, most.size(), [&](std::size_t part, std::size_t from, std::size_t to) {
-        most[part] = magnitude_of(largest_key(x.data() + from, to - from));
-      });
-      scales[cell] = *std::max_element(most.begin(), most.end());
-      const float bound = static_cast<float>(clip_ * deviation(x));
-      if (bound > 0 && bound < scales[cell]) scales[cell] = bound;
-      begin += n;
-    }
-    return true;
+void clipped_maxima(std::span<const float> u, const quantise::Format& format, double clip,
+                    std::span<float> scales) {
+  std::size_t begin = 0;
+  for (std::size_t cell = 0; cell < scales.size(); ++cell) {
+    const std::size_t n = format.cells[cell] - begin;
+    const std::span<const float> x = u.subspan(begin, n);
+    std::vector<float> most(part_count(n));
+    for_parts(n, most.size(), [&](std::size_t part, std::size_t from, std::size_t to) {
+      most[part] = magnitude_of(largest_key(x.data() + from, to - from));
+    });
+    scales[cell] = *std::max_element(most.begin(), most.end());
+    const float bound = clip == 0 ? 0 : static_cast<float>(clip * deviation(x));
+    if (bound > 0 && bound < scales[cell]) scales[cell] = bound;
+    begin += n;
   }
-
-  void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t, float scale,
-             const StepContext& context, std::uint64_t first, std::int16_t* codes) const override {
-    quantise::draw_codes(u, begin, end, scale, seed_, context, first, codes,
-                         [&](const float* x, const float* uniform, std::size_t n, std::int16_t* out) {
-                           draw(x, uniform, n, scale, out);
-                         });
-  }
-
- private:
-  // The population's standard deviation; 0 if nothing is to be clipped.
-  double deviation(std::span<const float> x) const {
-    if (clip_ == 0 || x.size() < 2) return 0;
-    // Without an addend nothing is written.
-    const std::span<float> as_is(const_cast<float*>(x.data()), x.size());
-    const double n = static_cast<double>(x.size());
-    return accumulate_with_moments(as_is, {}).deviation * std::sqrt((n - 1) / n);
-  }
-
-  std::uint64_t seed_;
-  double clip_;
-};
+}
 
 quantise::Format terngrad_format(const CompressOptions& options, const GroupSpec& group) {
   reject_sparse_options(options, "every entry as -s, 0 or s", false);
@@ -87,9 +70,14 @@ quantise::Format terngrad_format(const CompressOptions& options, const GroupSpec
 }
 
 std::unique_ptr<Compressor> make_terngrad(const CompressOptions& options, const GroupSpec& group) {
-  return std::make_unique<quantise::QuantisingCompressor>(
-      std::make_unique<TernaryQuantiser>(options.seed, options.get<double>(kClipSigma)),
-      terngrad_format(options, group), false, group);
+  const auto scales = [clip = options.get<double>(kClipSigma)](std::span<const float> u,
+                                                               const quantise::Format& format,
+                                                               std::span<float> of_cells) {
+    clipped_maxima(u, format, clip, of_cells);
+    return true;
+  };
+  return std::make_unique<quantise::QuantisingCompressor>(quantise::Quantiser{scales, draw}, options.seed,
+                                                          terngrad_format(options, group), false, group);
 }
 
 const bool terngrad_registered =

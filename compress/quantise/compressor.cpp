@@ -1,5 +1,6 @@
 #include "compress/quantise/compressor.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -16,6 +17,7 @@ namespace {
 // Entries worked on while they are in the first-level cache. A multiple of every code_step().
 constexpr std::size_t kTile = 5 * 8 * 64;
 
+constexpr std::size_t kPiece = 512;  // entries whose random numbers are drawn at a time
 constexpr std::size_t kBlocks = 16;  // of four numbers each
 
 // Philox4x32-10 as in nn/core/rng.h, for kBlocks counters from `block` on.
@@ -55,10 +57,11 @@ void for_tiles(std::size_t n, auto&& body) {
 
 }  // namespace
 
-QuantisingCompressor::QuantisingCompressor(std::unique_ptr<Quantiser> quantiser, Format format, bool residual,
-                                           const GroupSpec& group)
+QuantisingCompressor::QuantisingCompressor(Quantiser quantiser, std::uint64_t seed, Format format,
+                                           bool residual, const GroupSpec& group)
     : HostCompressor(group, residual),
       quantiser_(std::move(quantiser)),
+      seed_(seed),
       format_(std::move(format)),
       offset_(group.offset) {}
 
@@ -66,7 +69,7 @@ Message QuantisingCompressor::encode(Slice slice, const StepContext& context) {
   check_encode(slice, context);
   std::vector<float> scales(format_.cells.size());
   const std::span<const float> u = slice.gradient;
-  const bool finite = accumulate(slice.gradient, residual()) && quantiser_->scales(u, format_, scales);
+  const bool finite = accumulate(slice.gradient, residual()) && quantiser_.scales(u, format_, scales);
   Message message;
   message.kind = Message::Kind::block;
   message.block = start_block(format_, finite);
@@ -75,16 +78,28 @@ Message QuantisingCompressor::encode(Slice slice, const StepContext& context) {
     for_tiles(u.size(), [&](std::size_t begin, std::size_t end) {
       std::int16_t codes[kTile];
       std::size_t cell = cell_of(format_, begin);
-      for (std::size_t i = begin; i < end; ++cell) {
-        const std::size_t stop = std::min<std::size_t>(end, format_.cells[cell]);
-        quantiser_->codes(u, i, stop, cell, scales[cell], context, offset_ + i, codes + (i - begin));
-        i = stop;
+      for (std::size_t i = begin, stop; i < end; i = stop) {
+        stop = std::min<std::size_t>({end, format_.cells[cell], i + kPiece});
+        set_codes(u, i, stop, scales[cell], context, codes + (i - begin));
+        if (stop == format_.cells[cell]) ++cell;
       }
       write_codes(format_, {codes, end - begin}, begin, end, message.block);
     });
   }
   phase_ = Phase::encoded;
   return message;
+}
+
+// Of entries [begin, end), kPiece at most, all in one cell.
+void QuantisingCompressor::set_codes(std::span<const float> u, std::size_t begin, std::size_t end,
+                                     float scale, const StepContext& context, std::int16_t* codes) const {
+  if (quantiser_.random && scale == 0) {
+    std::fill_n(codes, end - begin, std::int16_t{0});
+    return;
+  }
+  float uniform[kPiece];
+  if (quantiser_.random) uniforms(seed_, context.step, context.rank, offset_ + begin, end - begin, uniform);
+  quantiser_.codes(u.data() + begin, quantiser_.random ? uniform : nullptr, end - begin, scale, codes);
 }
 
 std::optional<Message> QuantisingCompressor::decode(const Round& round) {

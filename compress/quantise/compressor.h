@@ -6,10 +6,9 @@
 // Nothing else is carried: random numbers are streams by (step, rank) and position, so that a step can be
 // made again.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -19,21 +18,20 @@
 namespace topknot::quantise {
 
 // The rounding that a method is.
-class Quantiser {
- public:
-  virtual ~Quantiser() = default;
-  // The scales of the cells, at least 0; false if an entry is, or a scale would be, no finite number.
-  virtual bool scales(std::span<const float> u, const Format& format, std::span<float> scales) = 0;
-  // The codes of entries [begin, end), all in one cell. `first`: the position of entry `begin` in the whole
-  // model, by which random numbers are drawn. Called from several threads.
-  virtual void codes(std::span<const float> u, std::size_t begin, std::size_t end, std::size_t cell,
-                     float scale, const StepContext& context, std::uint64_t first,
-                     std::int16_t* codes) const = 0;
+struct Quantiser {
+  // Sets the scales of the cells, at least 0; false if an entry is, or a scale would be, no finite number.
+  std::function<bool(std::span<const float> u, const Format& format, std::span<float> scales)> scales;
+  // Sets the codes of n entries of one cell. `uniform`: as many random numbers in [0, 1); null without `random`.
+  // Called from several threads.
+  std::function<void(const float* x, const float* uniform, std::size_t n, float scale, std::int16_t* codes)>
+      codes;
+  bool random = true;  // and all codes of a scale of 0 are 0
 };
 
 class QuantisingCompressor final : public HostCompressor {
  public:
-  QuantisingCompressor(std::unique_ptr<Quantiser> quantiser, Format format, bool residual,
+  // `seed`: of the random numbers.
+  QuantisingCompressor(Quantiser quantiser, std::uint64_t seed, Format format, bool residual,
                        const GroupSpec& group);
 
   Message encode(Slice slice, const StepContext& context) override;
@@ -45,7 +43,11 @@ class QuantisingCompressor final : public HostCompressor {
   }
 
  private:
-  std::unique_ptr<Quantiser> quantiser_;
+  void set_codes(std::span<const float> u, std::size_t begin, std::size_t end, float scale,
+                 const StepContext& context, std::int16_t* codes) const;
+
+  const Quantiser quantiser_;
+  const std::uint64_t seed_;
   Format format_;
   std::uint64_t offset_ = 0;
   std::vector<std::vector<std::byte>> blocks_;  // by rank, between decode and commit
@@ -77,23 +79,5 @@ inline bool qsgd_has_residual(const CompressOptions& options) {
 // each rank and step, whose i-th number belongs to the i-th element of the model, whatever the groups are.
 void uniforms(std::uint64_t seed, std::int64_t step, int rank, std::uint64_t first, std::size_t count,
               float* out);
-
-// The codes of entries [begin, end) of u by rounding(entries, uniforms, count, codes), with the numbers from
-// `first` on; all 0 if the scale is.
-template <class Rounding>
-void draw_codes(std::span<const float> u, std::size_t begin, std::size_t end, float scale, std::uint64_t seed,
-                const StepContext& context, std::uint64_t first, std::int16_t* codes, Rounding&& rounding) {
-  if (scale == 0) {
-    std::fill_n(codes, end - begin, std::int16_t{0});
-    return;
-  }
-  constexpr std::size_t piece = 512;
-  float uniform[piece];
-  for (std::size_t i = begin; i < end; i += piece) {
-    const std::size_t n = std::min(piece, end - i);
-    uniforms(seed, context.step, context.rank, first + (i - begin), n, uniform);
-    rounding(u.data() + i, uniform, n, codes + (i - begin));
-  }
-}
 
 }  // namespace topknot::quantise
