@@ -95,10 +95,7 @@ std::vector<T> ordered_sum_of_ranks(int ranks, int round, std::size_t n) {
 
 template <class T>
 void all_reduce(DeviceRank& rank, T* data, std::size_t n, SumOrder order) {
-  if constexpr (std::is_same_v<T, float>)
-    rank.device.all_reduce(data, n, order, rank.stream());
-  else
-    rank.device.all_reduce_bfloat16(data, n, order, rank.stream());
+  rank.device.all_reduce(std::is_same_v<T, float> ? DType::f32 : DType::bf16, data, n, order, rank.stream());
 }
 
 // Sums in rank order of `n` elements that lie `offset` elements into a block, of floats also by halves: the first

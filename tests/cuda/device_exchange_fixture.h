@@ -251,13 +251,9 @@ class EchoCommunicator final : public cuda::DeviceCommunicator {
     for (const std::size_t rank : {0, 1})
       TOPKNOT_CUDA(cudaMemcpyAsync(all + rank * bytes, mine, bytes, cudaMemcpyDeviceToDevice, stream));
   }
-  void all_reduce(float* data, std::size_t n, SumOrder, cudaStream_t stream) override {
+  void all_reduce(DType type, void* data, std::size_t n, SumOrder, cudaStream_t stream) override {
     count();
-    cuda::add(stream, DType::f32, data, data, data, n);
-  }
-  void all_reduce_bfloat16(void* data, std::size_t n, SumOrder, cudaStream_t stream) override {
-    count();
-    cuda::add(stream, DType::bf16, data, data, data, n);
+    cuda::add(stream, type, data, data, data, n);
   }
   void all_gather_and_reduce(const std::byte* mine, std::byte* all, std::size_t bytes, float* data,
                              std::size_t n, cudaStream_t stream) override {

@@ -41,16 +41,17 @@ TEST_CASE("threads on a GPU: memory may be filled anew right after a call, fifty
 TEST_CASE("threads on a GPU: ranks that make different calls, or give up, end all with one error") {
   const auto different = errors_of_device_ranks(kMake, 3, [](DeviceRank& rank) {
     const cuda::DeviceArray<float> data(64);
-    rank.device.all_reduce(data.data(), rank.rank() == 2 ? 32 : 64, SumOrder::ranks, rank.stream());
+    rank.device.all_reduce(DType::f32, data.data(), rank.rank() == 2 ? 32 : 64, SumOrder::ranks,
+                           rank.stream());
   });
   for (const auto& error : different)
     CHECK(says(error, {"do not make the same calls", "all_reduce of 64 floats", "all_reduce of 32 floats"}));
 
   const auto gone = errors_of_device_ranks(kMake, 3, [](DeviceRank& rank) {
     const cuda::DeviceArray<float> data(64);
-    rank.device.all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
+    rank.device.all_reduce(DType::f32, data.data(), 64, SumOrder::ranks, rank.stream());
     if (rank.rank() == 1) throw Error("the disk is full");
-    rank.device.all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
+    rank.device.all_reduce(DType::f32, data.data(), 64, SumOrder::ranks, rank.stream());
   });
   for (const auto& error : gone) CHECK(says(error, {"the disk is full"}));
 }
@@ -59,7 +60,7 @@ TEST_CASE("threads on a GPU: after an abort every call throws") {
   const auto errors = errors_of_device_ranks(kMake, 2, [](DeviceRank& rank) {
     const cuda::DeviceArray<float> data(64);
     if (rank.rank() == 0) rank.device.abort("enough");
-    rank.device.all_reduce(data.data(), 64, SumOrder::ranks, rank.stream());
+    rank.device.all_reduce(DType::f32, data.data(), 64, SumOrder::ranks, rank.stream());
   });
   for (const auto& error : errors) CHECK(says(error, {"enough"}));
 }

@@ -57,7 +57,7 @@ std::vector<NetworkRow> check_gpu_path(Communicator& host, int gpu, double timeo
     context.synchronize();
     copy(memory.data(), data.data(), data.size_bytes(), cudaMemcpyHostToDevice, stream);
     const double seconds =
-        timed([&] { device->all_reduce(memory.data(), data.size(), SumOrder::library, stream); });
+        timed([&] { device->all_reduce(DType::f32, memory.data(), data.size(), SumOrder::library, stream); });
     copy(data.data(), memory.data(), data.size_bytes(), cudaMemcpyDeviceToHost, stream);
     device->wait(stream);
     return seconds;

@@ -16,6 +16,7 @@
 #include "dist/comm/communicator.h"
 #include "dist/comm/ordered_sum.h"
 #include "nn/base/clock.h"
+#include "nn/core/device.h"
 
 namespace topknot::cuda {
 
@@ -36,22 +37,20 @@ class DeviceCommunicator {
   // The same `bytes` from every rank, to `all` in rank order. GPU memory, aligned to 16.
   virtual void all_gather(const std::byte* mine, std::byte* all, std::size_t bytes, cudaStream_t stream) = 0;
   // Sums in place, the same bits on every rank. SumOrder::ranks: ((g0 + g1) + g2) + ..., the same bits as
-  // every other backend.
-  virtual void all_reduce(float* data, std::size_t n, SumOrder order, cudaStream_t stream) = 0;
-  // The same of bfloat16: added as floats; rounded as dist/comm/communicator.h says.
-  virtual void all_reduce_bfloat16(void* data, std::size_t n, SumOrder order, cudaStream_t stream) = 0;
+  // every other backend. bfloat16 is added as floats, and rounded as dist/comm/communicator.h says.
+  virtual void all_reduce(DType type, void* data, std::size_t n, SumOrder order, cudaStream_t stream) = 0;
   // all_gather() of `bytes`, and all_reduce() of `data` in rank order; over NCCL in one launch, which gathers `data` of
   // all ranks: for short arrays.
   virtual void all_gather_and_reduce(const std::byte* mine, std::byte* all, std::size_t bytes, float* data,
                                      std::size_t n, cudaStream_t stream) {
     all_gather(mine, all, bytes, stream);
-    all_reduce(data, n, SumOrder::ranks, stream);
+    all_reduce(DType::f32, data, n, SumOrder::ranks, stream);
   }
   virtual void broadcast(std::byte* data, std::size_t bytes, int root, cudaStream_t stream) = 0;
   // The halves of all_reduce() in rank order, by slice_of(n, size(), r). The first leaves the sum in this rank's slice,
   // and anything in the others; the second sends every rank's slice to all.
   virtual void reduce_scatter(float* data, std::size_t n, cudaStream_t stream) {
-    all_reduce(data, n, SumOrder::ranks, stream);
+    all_reduce(DType::f32, data, n, SumOrder::ranks, stream);
   }
   virtual void all_gather_slices(float* data, std::size_t n, cudaStream_t stream) {
     for (int r = 0; r < size(); ++r) {
@@ -115,11 +114,6 @@ class PollingWait {
 // For backends, in device_sum.cu: dist/comm/ordered_sum.h's sums, bit for bit, and copies between ranks whose
 // memory this GPU sees.
 
-enum class SumType { f32, bf16 };
-inline constexpr std::size_t size_of(SumType type) {
-  return type == SumType::f32 ? 4 : 2;
-}
-
 // The same array of every rank, by rank.
 inline constexpr int kMostThreadRanks = 128;
 struct RankPointers {
@@ -128,13 +122,13 @@ struct RankPointers {
 
 // Elements `begin` to `begin` + `count` of every rank's array, added in rank order, written to all of them.
 // No other rank may read or write them meanwhile. bfloat16: added as floats and rounded once.
-void ordered_sum_to_all(cudaStream_t stream, SumType type, const RankPointers& arrays, int ranks,
+void ordered_sum_to_all(cudaStream_t stream, DType type, const RankPointers& arrays, int ranks,
                         std::size_t begin, std::size_t count);
 
 // out[i] = blocks[0 * stride + i] + blocks[1 * stride + i] + ..., in that order; `out` lies apart from the
 // blocks.
-void ordered_sum_of_blocks(cudaStream_t stream, SumType type, const void* blocks, std::size_t stride,
-                           int ranks, void* out, std::size_t count);
+void ordered_sum_of_blocks(cudaStream_t stream, DType type, const void* blocks, std::size_t stride, int ranks,
+                           void* out, std::size_t count);
 
 // all[r * bytes ...] = the `bytes` at blocks.at[r]; a block that lies there already stays.
 void gather_blocks(cudaStream_t stream, const RankPointers& blocks, int ranks, std::size_t bytes,

@@ -141,17 +141,17 @@ void gather(cudaStream_t stream, const RankPointers& blocks, int ranks, std::siz
 
 }  // namespace
 
-void ordered_sum_to_all(cudaStream_t stream, SumType type, const RankPointers& arrays, int ranks,
+void ordered_sum_to_all(cudaStream_t stream, DType type, const RankPointers& arrays, int ranks,
                         std::size_t begin, std::size_t count) {
-  if (type == SumType::f32)
+  if (type == DType::f32)
     sum_to_all<float>(stream, arrays, ranks, begin, count);
   else
     sum_to_all<Bits16>(stream, arrays, ranks, begin, count);
 }
 
-void ordered_sum_of_blocks(cudaStream_t stream, SumType type, const void* blocks, std::size_t stride,
-                           int ranks, void* out, std::size_t count) {
-  if (type == SumType::f32)
+void ordered_sum_of_blocks(cudaStream_t stream, DType type, const void* blocks, std::size_t stride, int ranks,
+                           void* out, std::size_t count) {
+  if (type == DType::f32)
     sum_of_blocks<float>(stream, blocks, stride, ranks, out, count);
   else
     sum_of_blocks<Bits16>(stream, blocks, stride, ranks, out, count);

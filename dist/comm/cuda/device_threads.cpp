@@ -98,11 +98,13 @@ class DeviceThreads : public DeviceCommunicator {
         [&](const std::vector<Part>& parts) { gather_blocks(stream, pointers(parts), size(), bytes, all); });
   }
 
-  void all_reduce(float* data, std::size_t n, SumOrder, cudaStream_t stream) override {
-    reduce(Operation::sum, SumType::f32, data, n, stream);
-  }
-  void all_reduce_bfloat16(void* data, std::size_t n, SumOrder, cudaStream_t stream) override {
-    reduce(Operation::sum_bfloat16, SumType::bf16, data, n, stream);
+  // Rank r adds slice r of all ranks and writes it to all: no rank reads what another rank writes.
+  void all_reduce(DType type, void* data, std::size_t n, SumOrder, cudaStream_t stream) override {
+    const auto operation = type == DType::f32 ? Operation::sum : Operation::sum_bfloat16;
+    run({operation, -1, data, n}, stream, [&](const std::vector<Part>& parts) {
+      const ElementRange slice = slice_of(n, size(), rank());
+      ordered_sum_to_all(stream, type, pointers(parts), size(), slice.begin, slice.size());
+    });
   }
 
   void broadcast(std::byte* data, std::size_t bytes, int root, cudaStream_t stream) override {
@@ -160,14 +162,6 @@ class DeviceThreads : public DeviceCommunicator {
     RankPointers result;
     for (std::size_t r = 0; r < parts.size(); ++r) result.at[r] = parts[r].data;
     return result;
-  }
-
-  // Rank r adds slice r of all ranks and writes it to all: no rank reads what another rank writes.
-  void reduce(Operation operation, SumType type, void* data, std::size_t n, cudaStream_t stream) {
-    run({operation, -1, data, n}, stream, [&](const std::vector<Part>& parts) {
-      const ElementRange slice = slice_of(n, size(), rank());
-      ordered_sum_to_all(stream, type, pointers(parts), size(), slice.begin, slice.size());
-    });
   }
 
   void run(const Part& part, cudaStream_t stream, const auto& body) {

@@ -140,11 +140,16 @@ class NcclCommunicator : public DeviceCommunicator {
     expect(stream);
   }
 
-  void all_reduce(float* data, std::size_t n, SumOrder order, cudaStream_t stream) override {
-    reduce(SumType::f32, ncclFloat32, data, n, order, stream);
-  }
-  void all_reduce_bfloat16(void* data, std::size_t n, SumOrder order, cudaStream_t stream) override {
-    reduce(SumType::bf16, ncclBfloat16, data, n, order, stream);
+  void all_reduce(DType type, void* data, std::size_t n, SumOrder order, cudaStream_t stream) override {
+    begin(type == DType::f32 ? "all_reduce" : "all_reduce of bfloat16", n * size_of(type));
+    if (n > 0 && order == SumOrder::library)
+      call("ncclAllReduce", [&](ncclComm_t c) {
+        return ncclAllReduce(data, data, n, type == DType::f32 ? ncclFloat32 : ncclBfloat16, ncclSum, c,
+                             stream);
+      });
+    else if (n > 0 && size() > 1)
+      reduce_in_order(type, static_cast<std::byte*>(data), n, stream);
+    expect(stream);
   }
 
   void all_gather_and_reduce(const std::byte* mine, std::byte* all, std::size_t bytes, float* data,
@@ -155,7 +160,7 @@ class NcclCommunicator : public DeviceCommunicator {
       note(ncclAllGather(mine, all, bytes, ncclUint8, c, stream));
       note(ncclAllGather(data, blocks, n, ncclFloat32, c, stream));
     });
-    ordered_sum_of_blocks(stream, SumType::f32, blocks, n, size(), data, n);
+    ordered_sum_of_blocks(stream, DType::f32, blocks, n, size(), data, n);
     expect(stream);
   }
 
@@ -170,7 +175,7 @@ class NcclCommunicator : public DeviceCommunicator {
 
   void reduce_scatter(float* data, std::size_t n, cudaStream_t stream) override {
     begin("reduce_scatter", n * sizeof(float));
-    scatter_sums(SumType::f32, reinterpret_cast<std::byte*>(data), n, stream);
+    scatter_sums(DType::f32, reinterpret_cast<std::byte*>(data), n, stream);
     expect(stream);
   }
 
@@ -269,8 +274,8 @@ class NcclCommunicator : public DeviceCommunicator {
     TOPKNOT_CUDA(cudaMemsetAsync(sum.data(), 0, bytes, context.stream()));
     const auto calls = [&] {
       all_gather(reinterpret_cast<const std::byte*>(sum.data()), all.data(), bytes, context.stream());
-      all_reduce(sum.data(), n, SumOrder::library, context.stream());
-      all_reduce(sum.data(), n, SumOrder::ranks, context.stream());
+      all_reduce(DType::f32, sum.data(), n, SumOrder::library, context.stream());
+      all_reduce(DType::f32, sum.data(), n, SumOrder::ranks, context.stream());
     };
     calls(), wait(context.stream());
     watch_.reset();
@@ -433,18 +438,7 @@ class NcclCommunicator : public DeviceCommunicator {
            [&](ncclComm_t c) { return ncclAllGather(mine, all, bytes, ncclUint8, c, stream); });
   }
 
-  void reduce(SumType type, ncclDataType_t nccl_type, void* data, std::size_t n, SumOrder order,
-              cudaStream_t stream) {
-    begin(type == SumType::f32 ? "all_reduce" : "all_reduce of bfloat16", n * size_of(type));
-    if (n > 0 && order == SumOrder::library)
-      call("ncclAllReduce",
-           [&](ncclComm_t c) { return ncclAllReduce(data, data, n, nccl_type, ncclSum, c, stream); });
-    else if (n > 0 && size() > 1)
-      reduce_in_order(type, static_cast<std::byte*>(data), n, stream);
-    expect(stream);
-  }
-
-  void reduce_in_order(SumType type, std::byte* data, std::size_t n, cudaStream_t stream) {
+  void reduce_in_order(DType type, std::byte* data, std::size_t n, cudaStream_t stream) {
     const auto ranks = static_cast<std::size_t>(size());
     const std::size_t element = size_of(type);
     // Every rank's slice, and what is left: less than 16 * ranks elements, or a short array.
@@ -463,7 +457,7 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
   // Rank r's slice_of() goes to rank r, which adds those of all ranks in rank order.
-  void scatter_sums(SumType type, std::byte* data, std::size_t n, cudaStream_t stream) {
+  void scatter_sums(DType type, std::byte* data, std::size_t n, cudaStream_t stream) {
     const std::size_t element = size_of(type);
     const ElementRange mine = slice_of(n, size(), rank());
     const std::size_t bytes = mine.size() * element;

@@ -41,13 +41,9 @@ class DeviceHosts final : public DeviceCommunicator {
     if (across_) across_->all_gather(mine, all, bytes, stream);
     inside_.broadcast(all, bytes * static_cast<std::size_t>(hosts_), 0, stream);
   }
-  void all_reduce(float* data, std::size_t n, SumOrder order, cudaStream_t stream) override {
-    if (across_) across_->all_reduce(data, n, order, stream);
-    inside_.broadcast(reinterpret_cast<std::byte*>(data), n * sizeof(float), 0, stream);
-  }
-  void all_reduce_bfloat16(void* data, std::size_t n, SumOrder order, cudaStream_t stream) override {
-    if (across_) across_->all_reduce_bfloat16(data, n, order, stream);
-    inside_.broadcast(static_cast<std::byte*>(data), n * sizeof(std::uint16_t), 0, stream);
+  void all_reduce(DType type, void* data, std::size_t n, SumOrder order, cudaStream_t stream) override {
+    if (across_) across_->all_reduce(type, data, n, order, stream);
+    inside_.broadcast(static_cast<std::byte*>(data), n * size_of(type), 0, stream);
   }
   void broadcast(std::byte* data, std::size_t bytes, int root, cudaStream_t stream) override {
     if (across_) across_->broadcast(data, bytes, root, stream);
@@ -275,7 +271,8 @@ class DeviceTransport final : public Transport {
       if (traits_.parts > 1)
         hierarchy_->inside().reduce_scatter(gradient.data(), gradient.size(), communication());
       else
-        hierarchy_->inside().all_reduce(gradient.data(), gradient.size(), SumOrder::ranks, communication());
+        hierarchy_->inside().all_reduce(DType::f32, gradient.data(), gradient.size(), SumOrder::ranks,
+                                        communication());
       divide_by_total(communication(), own.data(), own.size(), weight + 1);
     });
     way.inside.record(communication());
@@ -294,10 +291,10 @@ class DeviceTransport final : public Transport {
         device_.all_gather(message.gpu_block.data(), way(bucket).blocks.data(), message.bytes(),
                            communication());
       else if (message.kind == Message::Kind::sum_bfloat16)
-        device_.all_reduce_bfloat16(message.sum_bfloat16.data(), message.sum_bfloat16.size(), order_,
-                                    communication());
+        device_.all_reduce(DType::bf16, message.sum_bfloat16.data(), message.sum_bfloat16.size(), order_,
+                           communication());
       else
-        device_.all_reduce(message.sum.data(), message.sum.size(), order_, communication());
+        device_.all_reduce(DType::f32, message.sum.data(), message.sum.size(), order_, communication());
     });
     if (!traits_.sends_early) return;
     way(bucket).arrived.record(communication());

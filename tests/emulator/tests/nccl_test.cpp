@@ -52,7 +52,7 @@ bool all_say(const std::vector<std::string>& errors, std::initializer_list<std::
   return std::ranges::all_of(errors, [&](const std::string& error) { return says(error, parts); });
 }
 void sum(DeviceRank& rank, float* data, SumOrder order = SumOrder::library) {
-  rank.device.all_reduce(data, 64, order, rank.stream());
+  rank.device.all_reduce(DType::f32, data, 64, order, rank.stream());
 }
 
 // Stays away from the others' collective until they have given up.
@@ -100,7 +100,7 @@ TEST_CASE("nccl: the library's sums are right, and the same on every rank") {
     const cuda::DeviceArray<float> memory(n);
     rank.context.synchronize();
     to_gpu<float>(mine, memory.data(), rank.stream());
-    rank.device.all_reduce(memory.data(), n, SumOrder::library, rank.stream());
+    rank.device.all_reduce(DType::f32, memory.data(), n, SumOrder::library, rank.stream());
     from_gpu<float>(memory.data(), sums[static_cast<std::size_t>(rank.rank())], rank.stream());
     rank.device.wait(rank.stream());
   });
@@ -127,7 +127,7 @@ TEST_CASE("nccl: where one rank's NCCL refuses calls in a graph, all ranks start
         const cuda::DeviceArray<float> memory(n);
         rank.context.synchronize();
         to_gpu<float>(ones, memory.data(), rank.stream());
-        rank.device.all_reduce(memory.data(), n, SumOrder::ranks, rank.stream());
+        rank.device.all_reduce(DType::f32, memory.data(), n, SumOrder::ranks, rank.stream());
         from_gpu<float>(memory.data(), sums[r], rank.stream());
         rank.device.wait(rank.stream());
       });
@@ -216,11 +216,13 @@ TEST_CASE("nccl: calls are captured in a graph, which sums anew at each launch")
     const cuda::DeviceArray<float> memory(n);
     rank.context.synchronize();
     const auto stream = rank.stream();
-    rank.device.all_reduce(memory.data(), n, SumOrder::ranks, stream);  // has its memory from now on
+    rank.device.all_reduce(DType::f32, memory.data(), n, SumOrder::ranks,
+                           stream);  // has its memory from now on
     rank.device.wait(stream);
     cuda::GraphMemory graph_memory(rank.context.pool());
     const cuda::Graph graph(stream, graph_memory, [&] {
-      for (int i = 0; i < 2; ++i) rank.device.all_reduce(memory.data(), n, SumOrder::ranks, stream);
+      for (int i = 0; i < 2; ++i)
+        rank.device.all_reduce(DType::f32, memory.data(), n, SumOrder::ranks, stream);
     });
     const std::vector<float> ones(n, 1.0f);
     to_gpu<float>(ones, memory.data(), stream);
@@ -348,10 +350,10 @@ TEST_CASE("nccl: over gloo, a rank that dies ends the others' collectives with w
     const cuda::Context::Use use(context);
     const auto device = kMake(host, 60);
     const cuda::DeviceArray<float> data(64);
-    device->all_reduce(data.data(), 64, SumOrder::ranks, context.communication());
+    device->all_reduce(DType::f32, data.data(), 64, SumOrder::ranks, context.communication());
     device->wait(context.communication());
     if (host.rank() == 1) throw Error("the disk is full");
-    device->all_reduce(data.data(), 64, SumOrder::ranks, context.communication());
+    device->all_reduce(DType::f32, data.data(), 64, SumOrder::ranks, context.communication());
     device->wait(context.communication());
   });
   for (const auto& error : errors) CHECK(says(error, {"the disk is full"}));
@@ -375,7 +377,7 @@ TEST_CASE("nccl: an error among some of the ranks ends all, whoever waits for wh
   const auto errors = errors_of(4, 60, 20, [](DeviceRank& rank, float* data) {
     const auto host = rank.host.split(rank.rank() / 2);
     const auto part = rank.device.split(*host);
-    part->all_reduce(data, 64, SumOrder::ranks, rank.stream());
+    part->all_reduce(DType::f32, data, 64, SumOrder::ranks, rank.stream());
     rank.device.wait(rank.stream());
     rank.host.barrier();
     if (rank.rank() == 0)
