@@ -4,10 +4,8 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "tests/support/catch.h"
-#include "tests/support/files.h"
 #include "tests/support/standard_error.h"
-#include "tests/support/temp_folder.h"
+#include "tests/support/test.h"
 
 namespace topknot {
 namespace {

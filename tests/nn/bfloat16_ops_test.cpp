@@ -22,7 +22,7 @@ struct Made {
 Probe run(const std::vector<Made>& made, const Op& op, DType type, const std::vector<float>& dy) {
   std::vector<Input> inputs;
   for (const Made& in : made) {
-    auto values = random_values(in.shape.numel(), static_cast<std::uint32_t>(inputs.size()), in.mean);
+    auto values = random_values(in.shape.numel(), std::uint32_t(inputs.size()), in.mean);
     for (float& v : values) v *= in.scale;
     inputs.push_back({in.shape, rounded_to(DType::bf16, values), in.layout, in.parameter});
   }
@@ -51,7 +51,7 @@ void check_op(const std::string& name, const std::vector<Made>& inputs, const Op
   INFO(name);
   // What a rounding moves over the corner of a ReLU takes no part in the gradients.
   const auto y = run(inputs, op, DType::bf16, {}).value, y32 = run(inputs, op, DType::f32, {}).value;
-  auto dy = rounded_to(DType::bf16, random_values(static_cast<std::int64_t>(y.size()), 99));
+  auto dy = rounded_to(DType::bf16, random_values(std::int64_t(y.size()), 99));
   for (std::size_t i = 0; i < dy.size(); ++i)
     if ((y[i] == 0) != (y32[i] == 0)) dy[i] = 0;
   const Probe narrow = run(inputs, op, DType::bf16, dy), wide = run(inputs, op, DType::f32, dy);
@@ -62,8 +62,7 @@ void check_op(const std::string& name, const std::vector<Made>& inputs, const Op
 
 }  // namespace
 
-TEST_CASE(
-    "convolutions in bfloat16 agree with fp32: chunked, whole, Winograd's, plain, in groups, with bias") {
+TEST_CASE("bfloat16 convolutions agree with fp32: chunked, whole, Winograd's, plain, in groups, with bias") {
   if (!multiplies_bfloat16()) return;
   const auto geometry = [](std::int64_t in, std::int64_t out, Extent kernel, Extent stride, Extent padding,
                            std::int64_t groups = 1) {
@@ -78,7 +77,7 @@ TEST_CASE(
         geometry(3, 64, 7, 2, 3)}) {
     const Layout layout = g.in % channel_block() == 0 ? Layout::blocked : Layout::plain;
     const Shape weight = g.weight_shape();
-    const float scale = 1 / std::sqrt(static_cast<float>(weight.numel() / weight[0]));
+    const float scale = 1 / std::sqrt(float(weight.numel() / weight[0]));
     const bool winograd = g == geometry(16, 32, 3, 1, 1);  // for so many pixels
     const Shape x{5, g.in, winograd ? 21 : 9, winograd ? 20 : 8};
     check_op("conv " + std::to_string(g.in) + " to " + std::to_string(g.out),
@@ -107,8 +106,8 @@ TEST_CASE("batch norm in bfloat16, alone and behind a convolution, agrees with f
         const Layout layout = channels % channel_block() == 0 ? Layout::blocked : Layout::plain;
         const Layout out = kernels_for<ConvKernels>(Tensor::zeros({1})).output_layout(g);
         const auto state = [](std::int64_t n) {
-          return std::pair{Buffer{"mean", std::vector<float>(static_cast<std::size_t>(n), 0.1f)},
-                           Buffer{"variance", std::vector<float>(static_cast<std::size_t>(n), 1.5f)}};
+          return std::pair{Buffer{"mean", std::vector<float>(std::size_t(n), 0.1f)},
+                           Buffer{"variance", std::vector<float>(std::size_t(n), 1.5f)}};
         };
         const std::vector<Made> of_norm = {{{7, channels, 5, 6}, layout, false, 0.5f},
                                            {{channels}, {}, true, 1},
@@ -189,8 +188,7 @@ TEST_CASE("the other ops in bfloat16 agree with fp32, in either layout") {
   check_op("squared error", {{{4, 3}}}, [](V v) { return mean_squared_error(v[0], Tensor::zeros({4, 3})); });
 }
 
-TEST_CASE(
-    "the LSTM layer in bfloat16 agrees with fp32, whatever its units are, with and without a carried state") {
+TEST_CASE("the LSTM layer in bfloat16 agrees with fp32, of any units, with and without a carried state") {
   if (!multiplies_bfloat16()) return;
   for (const std::int64_t width : {5, 16, 37, 64})
     for (const int threads : {1, 2})
@@ -198,7 +196,7 @@ TEST_CASE(
         const Threads scope(threads);
         INFO(width << " units, " << threads << " threads" << (carried ? ", carried" : ""));
         const std::int64_t batch = 3, steps = 4, in = 11;
-        const float scale = 1 / std::sqrt(static_cast<float>(width));
+        const float scale = 1 / std::sqrt(float(width));
         check_op(
             "lstm",
             {{{steps * batch, in}},
@@ -207,14 +205,14 @@ TEST_CASE(
              {{4 * width}, {}, true},
              {{4 * width}, {}, true}},
             [&](std::span<const Variable> v) {
-              const auto size = static_cast<std::size_t>(batch * width);
+              const auto size = std::size_t(batch * width);
               Buffer hidden{"h", std::vector<float>(size, 0.5f)}, cell{"c", std::vector<float>(size, -1.0f)};
               const LstmState state = carried ? LstmState{&hidden, &cell} : LstmState{};
               const Variable y = lstm(v[0], batch, {v[1], v[2], v[3], v[4]}, state);
               if (carried) {  // the last step's
                 const auto rows = y.value().to_vector();
                 CHECK(std::equal(hidden.values.begin(), hidden.values.end(),
-                                 rows.end() - static_cast<std::ptrdiff_t>(size)));
+                                 rows.end() - std::ptrdiff_t(size)));
               }
               return y;
             },
@@ -230,7 +228,7 @@ TEST_CASE("kernels that take fp32 alone are not given bfloat16") {
 
 TEST_CASE("bfloat16 in lanes is rounded and widened as one by one") {
   std::vector<float> values = random_values(16 * 4096, 3);
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] *= std::exp(static_cast<float>(i % 170) - 85.0f);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] *= std::exp(float(i % 170) - 85.0f);
   const float specials[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 3.4e38f, 1e-40f, 1.00390625f, 1.01171875f};
   std::copy(std::begin(specials), std::end(specials), values.begin());
   for (std::size_t i = 0; i < values.size(); i += 16) {

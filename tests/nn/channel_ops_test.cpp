@@ -11,7 +11,7 @@ namespace {
 // values[n][c][i] of [N, C, pixels].
 float& element(std::vector<float>& values, const Shape& shape, std::int64_t n, std::int64_t c,
                std::int64_t pixel) {
-  return values[static_cast<std::size_t>((n * shape[1] + c) * shape[2] * shape[3] + pixel)];
+  return values[std::size_t((n * shape[1] + c) * shape[2] * shape[3] + pixel)];
 }
 
 Layout possible(Layout layout, std::int64_t channels) {
@@ -45,8 +45,8 @@ void check_moves(const std::function<Variable(const Variable&)>& op, const Shape
     std::vector<float> expected(dy.size(), fill), dx(values.size());
     for (std::int64_t i = 0; i < out.numel(); ++i)
       if (const auto from = source(i)) {
-        expected[static_cast<std::size_t>(i)] = values[static_cast<std::size_t>(*from)];
-        dx[static_cast<std::size_t>(*from)] = dy[static_cast<std::size_t>(i)];
+        expected[std::size_t(i)] = values[std::size_t(*from)];
+        dx[std::size_t(*from)] = dy[std::size_t(i)];
       }
     CHECK((values_of(y) == expected));
     CHECK((x.gradient() == dx));
@@ -66,8 +66,8 @@ TEST_CASE("concat puts channels one after the other, and each part takes its gra
         std::int64_t channels = 0;
         for (const std::int64_t width : widths) {
           const Shape shape{3, width, 4, 5};
-          leaves.push_back(std::make_unique<Leaf>(
-              shape, random_values(shape.numel(), static_cast<std::uint32_t>(channels))));
+          leaves.push_back(
+              std::make_unique<Leaf>(shape, random_values(shape.numel(), std::uint32_t(channels))));
           parts.push_back(in_layout(leaves.back()->variable(), possible(layout, width)));
           channels += width;
         }
@@ -204,10 +204,10 @@ TEST_CASE("scale_channels multiplies each channel of each image, and both inputs
       Array ry(xs.size()), dx(xs.size()), ds(ss.size()), ds_scale(ss.size());
       for (std::size_t i = 0; i < xs.size(); ++i) {
         const std::size_t c = i / 15;
-        ry[i] = static_cast<double>(xs[i]) * ss[c];
-        dx[i] = static_cast<double>(dy[i]) * ss[c];
-        ds[c] += static_cast<double>(dy[i]) * xs[i];
-        ds_scale[c] += std::abs(static_cast<double>(dy[i]) * xs[i]);
+        ry[i] = double(xs[i]) * ss[c];
+        dx[i] = double(dy[i]) * ss[c];
+        ds[c] += double(dy[i]) * xs[i];
+        ds_scale[c] += std::abs(double(dy[i]) * xs[i]);
       }
       check_close("y", values_of(y), ry, 1e-7);
       check_close("dx", x.gradient(), dx, 1e-7);
@@ -237,17 +237,17 @@ TEST_CASE("local_response_norm agrees with the formula: sizes, edges, layouts") 
           const std::int64_t c = i / kPixels % channels;
           for (std::int64_t j = std::max<std::int64_t>(0, c - o.size / 2);
                j <= std::min(channels - 1, c + o.size / 2); ++j)
-            fn(static_cast<std::size_t>(i + (j - c) * kPixels));
+            fn(std::size_t(i + (j - c) * kPixels));
         };
         for (std::int64_t i = 0; i < shape.numel(); ++i) {
-          const auto at = static_cast<std::size_t>(i);
+          const auto at = std::size_t(i);
           double squares = 0;
-          neighbours(i, [&](std::size_t j) { squares += static_cast<double>(values[j]) * values[j]; });
+          neighbours(i, [&](std::size_t j) { squares += double(values[j]) * values[j]; });
           d[at] = o.k + o.alpha * squares;
           ry[at] = values[at] / std::pow(d[at], o.beta);
         }
         for (std::int64_t i = 0; i < shape.numel(); ++i) {
-          const auto at = static_cast<std::size_t>(i);
+          const auto at = std::size_t(i);
           dx[at] = dy[at] / std::pow(d[at], o.beta), scale[at] = std::abs(dx[at]);
           neighbours(i, [&](std::size_t j) {
             const double term =
@@ -261,16 +261,14 @@ TEST_CASE("local_response_norm agrees with the formula: sizes, edges, layouts") 
   CHECK_THROWS_AS(local_response_norm(Variable(Tensor::zeros({1, 4, 2, 2})), {4, 1, 1, 1}), Error);
 }
 
-TEST_CASE(
-    "mask_frames puts zeros behind the frames of each sequence, in pictures of any layout and in rows, and "
-    "masks gradients") {
+TEST_CASE("mask_frames puts zeros behind each sequence's frames, in any layout, and masks gradients") {
   constexpr std::int64_t kFrames = 4, kHeight = 3;
   const std::vector<std::int32_t> frames{4, 1, 0};
-  const auto n = static_cast<std::int64_t>(frames.size());
+  const auto n = std::int64_t(frames.size());
   const auto masked = [&](std::vector<float> values, const auto& frame_of) {
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto [sequence, frame] = frame_of(static_cast<std::int64_t>(i));
-      if (frame >= frames[static_cast<std::size_t>(sequence)]) values[i] = 0;
+      const auto [sequence, frame] = frame_of(std::int64_t(i));
+      if (frame >= frames[std::size_t(sequence)]) values[i] = 0;
     }
     return values;
   };
@@ -283,9 +281,9 @@ TEST_CASE(
           return std::pair(i / (channels * kHeight * kFrames), i % kFrames);
         };
         // Whole numbers that bfloat16 holds.
-        std::vector<float> values(static_cast<std::size_t>(shape.numel())), dy(values.size());
+        std::vector<float> values(std::size_t(shape.numel())), dy(values.size());
         for (std::size_t i = 0; i < values.size(); ++i)
-          values[i] = static_cast<float>(i % 100 + 1), dy[i] = static_cast<float>(i % 90 + 1);
+          values[i] = float(i % 100 + 1), dy[i] = float(i % 90 + 1);
         Leaf x(shape, values);
         const Variable y = cast(mask_frames(cast(in_layout(x.variable(), layout), type), frames), DType::f32);
         CHECK(y.value().layout() == layout);

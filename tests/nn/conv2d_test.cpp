@@ -47,8 +47,7 @@ TEST_CASE("conv2d agrees with the formula: blocked channels, sizes that Winograd
 }
 
 // The second works with threads together where there are three; the last is too wide for threads apart.
-TEST_CASE(
-    "conv2d agrees with the formula: enough pixels for Winograd's algorithm, threads apart and together") {
+TEST_CASE("conv2d agrees with the formula: pixels enough for Winograd's, threads apart and together") {
   check(blocked, true, {Conv{3, 16, 12, 13, 16, 3, 1, 1}}, {1, 2, 3});
   check(blocked, false,
         {Conv{2, 32, 15, 14, 48, 3, 1, 1}, Conv{5, 48, 4, 21, 16, 3, 1, 1}, Conv{1, 64, 21, 22, 32, 3, 1, 1},
@@ -114,8 +113,7 @@ TEST_CASE("conv2d agrees with the formula: kernels, strides and paddings that di
   check(blocked, false, {Conv{2, 32, 9, 9, 48, {3, 5}, {1, 2}, {2, 0}}}, {2});
 }
 
-TEST_CASE(
-    "conv2d agrees with the formula: groups, with and without bias, of whole blocks of channels and not") {
+TEST_CASE("conv2d agrees with the formula: groups, with and without bias, of whole blocks and not") {
   for (const bool bias : {false, true}) {
     check(plain, bias,
           {Conv{2, 4, 6, 5, 6, 3, 1, 1, 2}, Conv{2, 6, 7, 7, 9, {1, 3}, {2, 1}, {0, 1}, 3},
@@ -204,8 +202,7 @@ TEST_CASE("conv2d adds to the weight's gradient: two uses in a graph, then a sec
     INFO(c.str());
     Leaf w(c.geometry().weight_shape(), random_values(g.w_size(), 2)), b({g.out}, random_values(g.out, 3));
     const reference::Images out{g.n, g.out, g.out_height() * g.out_width()};
-    Array dw(static_cast<std::size_t>(g.w_size()), 0.0),
-        dw_scale = dw, db(static_cast<std::size_t>(g.out), 0.0), db_scale = db;
+    Array dw(std::size_t(g.w_size()), 0.0), dw_scale = dw, db(std::size_t(g.out), 0.0), db_scale = db;
     const auto use = [&](std::uint32_t stream) {
       const auto x = random_values(g.x_size(), stream), dy = random_values(g.y_size(), stream + 1);
       dw = plus(dw, conv2d_weight_gradient(g, as_double(x), as_double(dy)));
@@ -246,7 +243,7 @@ TEST_CASE("conv2d adds to the gradient of an input that two convolutions read") 
     const Variable read = in_layout(x.variable(), c.layout), in("in", read.value(), {read}, [=](Tensor grad) {
       read.accumulate_grad(std::move(grad));
     });
-    Array dx(static_cast<std::size_t>(g.x_size()), 0.0), scale = dx;
+    Array dx(std::size_t(g.x_size()), 0.0), scale = dx;
     const auto use = [&](std::uint32_t stream) {
       const auto w = random_values(g.w_size(), stream), dy = random_values(g.y_size(), stream + 1);
       dx = plus(dx, conv2d_input_gradient(g, as_double(w), as_double(dy)));

@@ -31,14 +31,14 @@ struct Inputs {
         residual({g.n, g.out, g.out_height(), g.out_width()}, random_values(g.y_size(), 5)),
         dy(random_values(g.y_size(), 6)),
         running_mean{"mean", random_values(g.out, 7)},
-        running_variance{"variance", std::vector<float>(static_cast<std::size_t>(g.out), 1.5f)} {}
+        running_variance{"variance", std::vector<float>(std::size_t(g.out), 1.5f)} {}
 
   std::vector<float> scaled(std::vector<float> v) const {  // outputs of about variance 1
-    for (float& value : v) value /= std::sqrt(static_cast<float>(g.w_size() / g.out));
+    for (float& value : v) value /= std::sqrt(float(g.w_size() / g.out));
     return v;
   }
   ConvGeometry geometry() const { return g.geometry(); }
-  BatchNormState state() { return {&running_mean, &running_variance, 0.1f, static_cast<float>(kEpsilon)}; }
+  BatchNormState state() { return {&running_mean, &running_variance, 0.1f, float(kEpsilon)}; }
 };
 
 void check_against_formulas(const Conv& g, bool with_residual, bool relu, bool training, int threads = 1) {

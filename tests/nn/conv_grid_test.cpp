@@ -14,7 +14,7 @@ namespace {
 std::vector<float> whole_numbers(std::int64_t n, std::uint32_t stream) {
   const CounterRng rng(2024, RngUse::test, stream);
   std::vector<float> values(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(rng.below(i, 5)) - 2.0f;
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = float(rng.below(i, 5)) - 2.0f;
   return values;
 }
 
@@ -23,7 +23,7 @@ std::vector<float> turned(const std::vector<float>& values, std::int64_t outer, 
   std::vector<float> result(values.size());
   for (std::int64_t o = 0; o < outer; ++o)
     for (std::int64_t i = 0; i < inner; ++i)
-      result[static_cast<std::size_t>(i * outer + o)] = values[static_cast<std::size_t>(o * inner + i)];
+      result[std::size_t(i * outer + o)] = values[std::size_t(o * inner + i)];
   return result;
 }
 
@@ -37,14 +37,14 @@ Results by_loops(const Conv& g, const std::vector<float>& x, const std::vector<f
   const std::int64_t high = g.out_height(), wide = g.out_width(), pixels = high * wide,
                      depth = g.in * g.kernel.height * g.kernel.width, out = g.out;
   const std::vector<float> w = turned(weight, out, depth);  // [depth][out]
-  std::vector<float> y(static_cast<std::size_t>(g.y_size())), dy(y.size()), dw(w.size());
-  Results r{{}, std::vector<float>(x.size()), {}, std::vector<float>(static_cast<std::size_t>(out))};
+  std::vector<float> y(std::size_t(g.y_size())), dy(y.size()), dw(w.size());
+  Results r{{}, std::vector<float>(x.size()), {}, std::vector<float>(std::size_t(out))};
   for (std::int64_t n = 0; n < g.n; ++n)
     for (std::int64_t o = 0; o < out; ++o)
       for (std::int64_t p = 0; p < pixels; ++p) {
-        const float d = gradient[static_cast<std::size_t>((n * out + o) * pixels + p)];
-        dy[static_cast<std::size_t>((n * pixels + p) * out + o)] = d;
-        r.db[static_cast<std::size_t>(o)] += d;
+        const float d = gradient[std::size_t((n * out + o) * pixels + p)];
+        dy[std::size_t((n * pixels + p) * out + o)] = d;
+        r.db[std::size_t(o)] += d;
       }
   for (std::int64_t n = 0; n < g.n; ++n)
     for (std::int64_t i = 0; i < high; ++i)
@@ -55,14 +55,14 @@ Results by_loops(const Conv& g, const std::vector<float>& x, const std::vector<f
                                    g.padding.height,
                              column = j * g.stride.width + tap % g.kernel.width - g.padding.width;
           if (row < 0 || row >= g.height || column < 0 || column >= g.width) continue;
-          const auto at_x = static_cast<std::size_t>(((n * g.in + c) * g.height + row) * g.width + column);
-          const auto at_y = static_cast<std::size_t>(((n * high + i) * wide + j) * out);
+          const auto at_x = std::size_t(((n * g.in + c) * g.height + row) * g.width + column);
+          const auto at_y = std::size_t(((n * high + i) * wide + j) * out);
           const float* from = w.data() + tap * out;
           float sum = 0;
           for (std::int64_t o = 0; o < out; ++o) {
-            y[at_y + static_cast<std::size_t>(o)] += x[at_x] * from[o];
-            dw[static_cast<std::size_t>(tap * out + o)] += x[at_x] * dy[at_y + static_cast<std::size_t>(o)];
-            sum += dy[at_y + static_cast<std::size_t>(o)] * from[o];
+            y[at_y + std::size_t(o)] += x[at_x] * from[o];
+            dw[std::size_t(tap * out + o)] += x[at_x] * dy[at_y + std::size_t(o)];
+            sum += dy[at_y + std::size_t(o)] * from[o];
           }
           r.dx[at_x] += sum;
         }
@@ -89,7 +89,7 @@ std::string difference(const Conv& g, DType type) {
   const auto x = whole_numbers(g.x_size(), 1), w = whole_numbers(g.w_size(), 2),
              dy = whole_numbers(g.y_size(), 3);
   Leaf x_leaf({g.n, g.in, g.height, g.width}, x), w_leaf(g.geometry().weight_shape(), w),
-      b_leaf({g.out}, std::vector<float>(static_cast<std::size_t>(g.out), 0.0f));
+      b_leaf({g.out}, std::vector<float>(std::size_t(g.out), 0.0f));
   const Layout layout = g.in % channel_block() == 0 ? Layout::blocked : Layout::plain;
   const Variable y = cast(conv2d(cast(in_layout(x_leaf.variable(), layout), type), w_leaf.variable(),
                                  b_leaf.variable(), g.geometry()),

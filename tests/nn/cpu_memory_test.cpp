@@ -1,12 +1,11 @@
 #include "nn/core/cpu_memory.h"
 
 #include <optional>
-#include <thread>
 
 #include "nn/base/check.h"
 #include "nn/core/pass_cost.h"
 #include "nn/core/tensor.h"
-#include "tests/support/catch.h"
+#include "tests/support/test.h"
 
 using namespace topknot;
 
@@ -66,9 +65,7 @@ TEST_CASE("a build with TOPKNOT_POISON hands out NaNs: fresh memory, memory used
 }
 #endif
 
-TEST_CASE(
-    "the memory of a pass is that of its thread's tensors, without what goes from before and from other "
-    "threads") {
+TEST_CASE("the memory of a pass is that of its thread's own tensors") {
   std::optional<PassCost> cost(std::in_place);
   Tensor before = Tensor::empty({1000}), elsewhere;
   std::thread([&] { elsewhere = Tensor::empty({1000}); }).join();

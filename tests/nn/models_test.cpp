@@ -1,10 +1,8 @@
-#include <fstream>
-#include <map>
 #include <regex>
-#include <set>
 
 #include "nn/core/pass_cost.h"
 #include "tests/support/built_model.h"
+#include "tests/support/test.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -25,8 +23,8 @@ struct Built : BuiltModel {
     return Variable(Tensor::from(random_values(batch.numel(), stream), batch));
   }
   Variable loss(const Variable& x) {
-    std::vector<std::int32_t> labels(static_cast<std::size_t>(x.shape()[0]));
-    for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<std::int32_t>(i * 3 % 10);
+    std::vector<std::int32_t> labels(std::size_t(x.shape()[0]));
+    for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = std::int32_t(i * 3 % 10);
     return softmax_cross_entropy(model->forward(x, {}), labels);
   }
   float loss_value(const Variable& x) { return loss(x).value().data()[0]; }
@@ -174,9 +172,9 @@ TEST_CASE("a model's initial weights are those of its seed; convolutions have He
     if (p->shape().rank() != 4 || p->numel() < 5000) continue;
     double squares = 0;
     for (std::size_t i = 0; i < p->numel(); ++i) squares += p->value()[i] * p->value()[i];
-    const double fan_in = static_cast<double>(p->shape()[1] * p->shape()[2] * p->shape()[3]);
+    const double fan_in = double(p->shape()[1] * p->shape()[2] * p->shape()[3]);
     INFO(p->name());
-    CHECK(squares / static_cast<double>(p->numel()) == Approx(2 / fan_in).epsilon(0.1));
+    CHECK(squares / double(p->numel()) == Approx(2 / fan_in).epsilon(0.1));
   }
 }
 

@@ -24,11 +24,11 @@ class FixtureNumbers {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     z ^= z >> 31;
-    return static_cast<double>(z >> 40) / (1 << 24);
+    return double(z >> 40) / (1 << 24);
   }
   // `count` values of scale (2 u - 1) + shift.
   void fill(float* to, std::size_t count, double scale, double shift = 0) {
-    for (std::size_t i = 0; i < count; ++i) to[i] = static_cast<float>(scale * (2 * next() - 1) + shift);
+    for (std::size_t i = 0; i < count; ++i) to[i] = float(scale * (2 * next() - 1) + shift);
   }
 
  private:
@@ -43,8 +43,7 @@ void fill_by_rule(ParameterStore& store) {
     const std::size_t n = p.numel();
     FixtureNumbers numbers(i);
     if (p.shape().rank() > 1)
-      numbers.fill(p.value(), n,
-                   std::sqrt(4.5 * static_cast<double>(p.shape()[0]) / static_cast<double>(p.numel())));
+      numbers.fill(p.value(), n, std::sqrt(4.5 * double(p.shape()[0]) / double(p.numel())));
     else if (p.name().ends_with(".gamma"))
       numbers.fill(p.value(), n, 0.25, 0.75);
     else if (p.name().ends_with(".beta"))
@@ -79,7 +78,7 @@ std::vector<T> recorded(const std::string& name) {
 // Of the sum of y by the rule's weights, for the recorded parameters: the norm, the sum by the rule's
 // weights.
 void check_gradients(ParameterStore& store, const Variable& y, const std::string& network) {
-  std::vector<float> weights(static_cast<std::size_t>(y.value().numel()));
+  std::vector<float> weights(std::size_t(y.value().numel()));
   FixtureNumbers(kOutputGradientStream).fill(weights.data(), weights.size(), 1);
   backward(weighted_sum(y, weights));
   const auto indices = recorded<std::int64_t>(network + ".gradient_index");
@@ -87,14 +86,14 @@ void check_gradients(ParameterStore& store, const Variable& y, const std::string
   const Array sums = recorded<double>(network + ".gradient_sum");
   const double largest = std::ranges::max(norms);
   for (std::size_t row = 0; row < indices.size(); ++row) {
-    const auto index = static_cast<std::size_t>(indices[row]);
+    const auto index = std::size_t(indices[row]);
     const Parameter& p = *store.parameters().at(index);
     std::vector<float> probe(p.numel());
     FixtureNumbers(kProbeStream + index).fill(probe.data(), probe.size(), 1);
     double squares = 0, sum = 0;
     for (std::size_t i = 0; i < p.numel(); ++i) {
-      squares += static_cast<double>(p.gradient()[i]) * p.gradient()[i];
-      sum += static_cast<double>(p.gradient()[i]) * probe[i];
+      squares += double(p.gradient()[i]) * p.gradient()[i];
+      sum += double(p.gradient()[i]) * probe[i];
     }
     const double norm = norms.at(row);
     INFO("gradient of " << p.name() << ", norm " << norm);
@@ -118,10 +117,10 @@ void check_network(const std::string& name) {
   const ModulePtr model = make_model(name, store, options);
   store.build([](const Parameter&) { return true; }, 1);
   fill_by_rule(store);
-  std::vector<float> images(static_cast<std::size_t>(input.numel()));
+  std::vector<float> images(std::size_t(input.numel()));
   FixtureNumbers numbers(kImageStream);
   if (model->reads_tokens())
-    for (float& token : images) token = static_cast<float>(std::floor(kOutputs * numbers.next()));
+    for (float& token : images) token = float(std::floor(kOutputs * numbers.next()));
   else
     numbers.fill(images.data(), images.size(), std::sqrt(3.0));
   for (const bool training : {false, true}) {

@@ -33,8 +33,8 @@ ModelOptions grouped_or_tiny(const std::string& name) {
 struct Built : BuiltModel {
   Built(const std::string& name, const ModelOptions& options) : BuiltModel(name, options) {
     for (std::int64_t i = 0; i < kBatch * kSteps; ++i) {
-      ids.push_back(static_cast<float>(i * i % kTokens));
-      next.push_back(static_cast<std::int32_t>(i * 5 % kTokens));
+      ids.push_back(float(i * i % kTokens));
+      next.push_back(std::int32_t(i * 5 % kTokens));
     }
   }
   Variable input() const { return Variable(Tensor::from(ids, {kBatch, kSteps, 1, 1})); }
@@ -45,8 +45,8 @@ struct Built : BuiltModel {
 
 double deviation(const Parameter& p) {
   double squares = 0;
-  for (std::size_t i = 0; i < p.numel(); ++i) squares += static_cast<double>(p.value()[i]) * p.value()[i];
-  return std::sqrt(squares / static_cast<double>(p.numel()));
+  for (std::size_t i = 0; i < p.numel(); ++i) squares += double(p.value()[i]) * p.value()[i];
+  return std::sqrt(squares / double(p.numel()));
 }
 
 }  // namespace
@@ -79,8 +79,7 @@ TEST_CASE("transformers begin with N(0, 0.02), gpt's ends of branches with less,
     CHECK(model->loss().value().data()[0] == Approx(std::log(kTokens)).epsilon(0.1));
 }
 
-TEST_CASE(
-    "a transformer's embeddings, positions and head are no hidden matrices, all its other matrices are") {
+TEST_CASE("a transformer's matrices are hidden but for the embeddings, positions and the head") {
   for (const char* name : {"gpt", "llama"}) {
     const Built built(name, grouped_or_tiny(name));
     for (const auto& p : built.store.parameters()) {
@@ -108,7 +107,7 @@ TEST_CASE("the gradient of every parameter of a transformer is the loss's slope"
       INFO(name << ": " << p->name());
       // A key's bias moves all scores of a query alike: its gradient is 0, so c_attn's is checked as a whole.
       check_slope(
-          {&p, 1}, [&] { return static_cast<double>(built.loss().value().data()[0]); }, 0.01);
+          {&p, 1}, [&] { return double(built.loss().value().data()[0]); }, 0.01);
     }
   }
 }
@@ -136,15 +135,14 @@ TEST_CASE("a transformer's logits do not depend on later tokens or other sequenc
     const std::vector<float> after = logits();
     for (std::int64_t row = 0; row < kBatch * kSteps; ++row) {
       INFO(name << ", step " << row / kBatch << " of sequence " << row % kBatch);
-      const auto at = static_cast<std::ptrdiff_t>(row * kTokens);
+      const auto at = std::ptrdiff_t(row * kTokens);
       const bool same = std::equal(before.begin() + at, before.begin() + at + kTokens, after.begin() + at);
       CHECK(same == !(row % kBatch == 1 && row / kBatch >= 2));
     }
   }
 }
 
-TEST_CASE(
-    "a transformer's gradient of two accumulated passes is the mean of theirs, the shared weight's too") {
+TEST_CASE("a transformer's gradient of two accumulated passes is their mean, the shared weight's too") {
   ModelOptions tied = grouped();
   tied.set("tied", true);
   for (const auto& [name, options] :
@@ -191,8 +189,8 @@ TEST_CASE("a transformer's loss and gradients in bfloat16 are near those in fp32
       const float* g = narrow.parameter(p->name()).gradient();
       double difference = 0, norm = 0;
       for (std::size_t i = 0; i < p->numel(); ++i) {
-        difference += std::pow(static_cast<double>(g[i]) - p->gradient()[i], 2);
-        norm += std::pow(static_cast<double>(p->gradient()[i]), 2);
+        difference += std::pow(double(g[i]) - p->gradient()[i], 2);
+        norm += std::pow(double(p->gradient()[i]), 2);
       }
       CHECK(std::sqrt(difference) < 0.05 * std::sqrt(norm) + 1e-6);
     }
@@ -207,7 +205,7 @@ TEST_CASE("a transformer refuses heads that do not divide, and a window beyond i
     CHECK_THROWS_AS(make_model(name, store, options), UserError);
   };
   refused("gpt", [](ModelOptions& o) { o.set("heads", 3); });
-  refused("gpt", [](ModelOptions& o) { o.set("context", static_cast<int>(kSteps - 1)); });
+  refused("gpt", [](ModelOptions& o) { o.set("context", int(kSteps - 1)); });
   refused("gpt", [](ModelOptions& o) { o.set("kv_heads", 1); });
   refused("llama", [](ModelOptions& o) { o.set("heads", 4), o.set("kv_heads", 3); });
   refused("llama", [](ModelOptions& o) { o.set("heads", 8); });  // heads of one element

@@ -18,27 +18,27 @@ struct Attention {
   std::vector<float> input(std::uint32_t stream) const {
     auto values = random_values(rows() * columns(), stream);
     for (std::size_t i = 0; i < values.size(); ++i)
-      if (static_cast<std::int64_t>(i) % columns() < heads * width) values[i] *= scale;
+      if (std::int64_t(i) % columns() < heads * width) values[i] *= scale;
     return rounded_to(activation_type(), std::move(values));
   }
   std::size_t at(std::int64_t t, std::int64_t b, std::int64_t head) const {  // in qkv
-    return static_cast<std::size_t>((t * batch + b) * columns() + head * width);
+    return std::size_t((t * batch + b) * columns() + head * width);
   }
   std::size_t out(std::int64_t t, std::int64_t b, std::int64_t head) const {
-    return static_cast<std::size_t>((t * batch + b) * heads + head) * static_cast<std::size_t>(width);
+    return std::size_t((t * batch + b) * heads + head) * std::size_t(width);
   }
 
   // The value, and with dy the gradient, by the formula in double, for query head h of sequence b.
   void run(std::int64_t b, std::int64_t h, const Array& x, Array& y, const Array& dy, Array& dx) const {
     const std::int64_t g = h / (heads / kv_heads), key = heads + g, value = heads + kv_heads + g;
-    const double by = 1 / std::sqrt(static_cast<double>(width));
+    const double by = 1 / std::sqrt(double(width));
     const auto dot = [&](const Array& p, std::size_t i, const Array& q, std::size_t j) {
       double sum = 0;
-      for (std::size_t c = 0; c < static_cast<std::size_t>(width); ++c) sum += p[i + c] * q[j + c];
+      for (std::size_t c = 0; c < std::size_t(width); ++c) sum += p[i + c] * q[j + c];
       return sum;
     };
     const auto add = [&](Array& to, std::size_t i, double factor, const Array& from, std::size_t j) {
-      for (std::size_t c = 0; c < static_cast<std::size_t>(width); ++c) to[i + c] += factor * from[j + c];
+      for (std::size_t c = 0; c < std::size_t(width); ++c) to[i + c] += factor * from[j + c];
     };
     for (std::int64_t t = 0; t < steps; ++t) {
       const std::int64_t end = causal ? t + 1 : steps;
@@ -48,11 +48,10 @@ struct Attention {
       double sum = 0;
       for (double& v : p) sum += v = std::exp(v - top);
       for (double& v : p) v /= sum;
-      for (std::int64_t u = 0; u < end; ++u)
-        add(y, out(t, b, h), p[static_cast<std::size_t>(u)], x, at(u, b, value));
+      for (std::int64_t u = 0; u < end; ++u) add(y, out(t, b, h), p[std::size_t(u)], x, at(u, b, value));
       const double d = dot(dy, out(t, b, h), y, out(t, b, h));
       for (std::int64_t u = 0; u < end; ++u) {
-        const double weight = p[static_cast<std::size_t>(u)],
+        const double weight = p[std::size_t(u)],
                      ds = weight * (dot(dy, out(t, b, h), x, at(u, b, value)) - d);
         add(dx, at(u, b, value), weight, dy, out(t, b, h));
         add(dx, at(t, b, h), ds * by, x, at(u, b, key));
@@ -96,13 +95,11 @@ struct BFloat16OnCpu {
 };
 
 bool is_nan(const std::vector<float>& values, std::size_t from, std::int64_t n) {
-  return std::all_of(values.begin() + static_cast<std::ptrdiff_t>(from),
-                     values.begin() + static_cast<std::ptrdiff_t>(from) + n,
+  return std::all_of(values.begin() + std::ptrdiff_t(from), values.begin() + std::ptrdiff_t(from) + n,
                      [](float v) { return std::isnan(v); });
 }
 bool is_finite(const std::vector<float>& values, std::size_t from, std::int64_t n) {
-  return std::all_of(values.begin() + static_cast<std::ptrdiff_t>(from),
-                     values.begin() + static_cast<std::ptrdiff_t>(from) + n,
+  return std::all_of(values.begin() + std::ptrdiff_t(from), values.begin() + std::ptrdiff_t(from) + n,
                      [](float v) { return std::isfinite(v); });
 }
 
@@ -135,9 +132,9 @@ TEST_CASE("attention at 8,192 tokens takes memory that is linear in the tokens, 
   const auto peak = [](std::int64_t steps) {
     const Attention op{2, 1, 1, steps, 4, true, 4};
     const auto x = op.input(3);
-    std::vector<float> dy(static_cast<std::size_t>(op.rows() * op.heads * op.width));
+    std::vector<float> dy(std::size_t(op.rows() * op.heads * op.width));
     const std::size_t last = op.out(steps - 1, 0, 1);
-    for (std::size_t c = 0; c < 4; ++c) dy[last + c] = 1 + static_cast<float>(c);
+    for (std::size_t c = 0; c < 4; ++c) dy[last + c] = 1 + float(c);
     const PassCost cost;
     const Probe result = run(op, x, dy);
     // The last token sees all; its gradient is the only one.
@@ -146,22 +143,21 @@ TEST_CASE("attention at 8,192 tokens takes memory that is linear in the tokens, 
     for (std::int64_t u = 0; u < steps; ++u) {
       double score = 0;
       for (std::size_t c = 0; c < 4; ++c)
-        score += static_cast<double>(x[op.at(steps - 1, 0, 1) + c]) * x[op.at(u, 0, 2) + c];
+        score += double(x[op.at(steps - 1, 0, 1) + c]) * x[op.at(u, 0, 2) + c];
       sum += p.emplace_back(std::exp(score / 2));
     }
-    Array dv(static_cast<std::size_t>(steps) * 4);
+    Array dv(std::size_t(steps) * 4);
     std::vector<float> found;
     for (std::int64_t u = 0; u < steps; ++u)
       for (std::size_t c = 0; c < 4; ++c) {
-        const double weight = p[static_cast<std::size_t>(u)] / sum;
+        const double weight = p[std::size_t(u)] / sum;
         y[c] += weight * x[op.at(u, 0, 3) + c];
-        dv[static_cast<std::size_t>(u) * 4 + c] = weight * dy[last + c];
+        dv[std::size_t(u) * 4 + c] = weight * dy[last + c];
         found.push_back(result.gradients[0][op.at(u, 0, 3) + c]);
       }
-    check_near("the last token",
-               {result.value.begin() + static_cast<std::ptrdiff_t>(last), result.value.end()}, y, 1e-5);
+    check_near("the last token", {result.value.begin() + std::ptrdiff_t(last), result.value.end()}, y, 1e-5);
     check_near("dv", found, dv, 1e-5);
-    return static_cast<double>(cost.peak_bytes());
+    return double(cost.peak_bytes());
   };
   const double half = peak(4096), whole = peak(8192);
   CHECK(whole < 2.05 * half);

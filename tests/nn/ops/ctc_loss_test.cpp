@@ -25,15 +25,14 @@ TEST_CASE("ctc_loss: frames behind a sequence's own have no part, and large logi
   auto z = one.logits();
   Leaf first({one.frames * one.sequences(), one.classes}, z);
   const float expected = ctc_loss(first.variable(), one.targets(), one.blank).value().data()[0];
-  const auto row = static_cast<std::size_t>((one.frames * one.sequences() - 1) * one.classes);  // of the last
+  const auto row = std::size_t((one.frames * one.sequences() - 1) * one.classes);  // of the last
   REQUIRE(one.frame_counts.back() < one.frames);
-  for (std::size_t c = 0; c < static_cast<std::size_t>(one.classes); ++c) z[row + c] = 1e30f;
+  for (std::size_t c = 0; c < std::size_t(one.classes); ++c) z[row + c] = 1e30f;
   Leaf second({one.frames * one.sequences(), one.classes}, z);
   const Variable loss = ctc_loss(second.variable(), one.targets(), one.blank);
   CHECK(loss.value().data()[0] == expected);
   backward(loss);
-  for (std::size_t c = 0; c < static_cast<std::size_t>(one.classes); ++c)
-    CHECK(second.gradient()[row + c] == 0.0f);
+  for (std::size_t c = 0; c < std::size_t(one.classes); ++c) CHECK(second.gradient()[row + c] == 0.0f);
 
   Leaf large({2, 2},
              {0, 5000, -5000, 0});  // one label on two frames: three alignments, the likeliest certain

@@ -1,5 +1,6 @@
 #include <tuple>
 
+#include "tests/support/any_threads.h"
 #include "tests/support/variables.h"
 
 using namespace topknot;
@@ -50,16 +51,13 @@ TEST_CASE("linear of one sample, or to one feature, has the same bits for any nu
   for (const auto& [n, in, out] :
        std::vector<std::array<std::int64_t, 3>>{{1, 4096, 64}, {1, 64, 4096}, {300, 4096, 1}, {9, 4096, 1}}) {
     INFO(n << " samples, " << in << " -> " << out);
-    const auto results = [&](int threads) {
-      const Threads of(threads);
+    check_any_threads([&] {
       const Leaf x({n, in}, random_activations(n * in, 1)), w({out, in}, random_values(out * in, 2)),
           b({out}, random_values(out, 3));
       const Variable y = linear(x.variable(), w.variable(), b.variable());
       backward(weighted_sum(y, random_activations(n * out, 4)));
       return std::vector{values_of(y), x.gradient(), w.gradient()};
-    };
-    const auto one = results(1);
-    for (const int threads : {2, 3, 4}) CHECK(results(threads) == one);
+    });
   }
 }
 
@@ -90,8 +88,8 @@ TEST_CASE("two uses of one weight of linear, and of one input, add up") {
 TEST_CASE("linear takes batches of more sizes than it keeps prepared") {
   const Variable weight(Tensor::from(std::vector<float>(6, 1.0f), {2, 3}));
   for (std::int64_t n = 1; n < 300; ++n) {
-    const Variable x(Tensor::from(std::vector<float>(static_cast<std::size_t>(3 * n), 1.0f), {n, 3}));
-    REQUIRE(values_of(linear(x, weight, {})) == std::vector<float>(static_cast<std::size_t>(2 * n), 3.0f));
+    const Variable x(Tensor::from(std::vector<float>(std::size_t(3 * n), 1.0f), {n, 3}));
+    REQUIRE(values_of(linear(x, weight, {})) == std::vector<float>(std::size_t(2 * n), 3.0f));
   }
 }
 
@@ -133,7 +131,7 @@ Loss cross_entropy(const std::vector<float>& z, const Shape& shape, const std::v
 // Of labels among the `top` greatest, added to a sum.
 double correct(const std::vector<float>& z, std::int64_t classes, const std::vector<std::int32_t>& labels,
                int top) {
-  const Leaf logits({static_cast<std::int64_t>(labels.size()), classes}, z);
+  const Leaf logits({std::int64_t(labels.size()), classes}, z);
   const DeviceNumbers on_device(labels);
   double sum = 10;
   std::vector<float> bits(2);
@@ -159,7 +157,7 @@ TEST_CASE("softmax_cross_entropy agrees with the formula, for large logits and s
         z = rounded_to(activation_type(), z);
         std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
         for (std::size_t i = 0; i < labels.size(); ++i)
-          labels[i] = static_cast<std::int32_t>((i * 37 + 1) % static_cast<std::size_t>(classes));
+          labels[i] = std::int32_t((i * 37 + 1) % std::size_t(classes));
         const Loss loss = cross_entropy(z, {n, classes}, labels, smoothing, 0.5f);
         Array dz;
         const double expected =
@@ -167,7 +165,7 @@ TEST_CASE("softmax_cross_entropy agrees with the formula, for large logits and s
         CHECK(loss.value == Approx(expected).epsilon(2e-6).margin(1e-7));
         for (double& d : dz) d *= 0.5;
         // A logit's own rounding, relative to the largest, is what the exponential sees.
-        check_close("dz", loss.gradient, dz, Array(dz.size(), 1.0 / static_cast<double>(n)),
+        check_close("dz", loss.gradient, dz, Array(dz.size(), 1.0 / double(n)),
                     1e-6 + 1e-7 * size + rounding(0));
       }
 }
@@ -176,15 +174,15 @@ TEST_CASE("softmax_cross_entropy and count_correct pass masked rows over, whatev
   const OnDevice device(GENERATE(from_range(activation_types())));
   for (const float smoothing : {0.0f, 0.2f})
     for (const std::int64_t classes : {7, 3000}) {
-      const auto row = static_cast<std::size_t>(classes);
+      const auto row = std::size_t(classes);
       const auto z = random_values(2 * classes, 1);
       std::vector<float> padded(5 * row, std::numeric_limits<float>::quiet_NaN());
-      std::copy_n(z.begin(), row, padded.begin() + static_cast<std::ptrdiff_t>(row));
-      std::copy_n(z.begin() + classes, row, padded.begin() + static_cast<std::ptrdiff_t>(3 * row));
+      std::copy_n(z.begin(), row, padded.begin() + std::ptrdiff_t(row));
+      std::copy_n(z.begin() + classes, row, padded.begin() + std::ptrdiff_t(3 * row));
       const auto run = [&](const std::vector<float>& values, const std::vector<std::int32_t>& labels) {
         const auto [value, gradient] =
-            cross_entropy(values, {static_cast<std::int64_t>(labels.size()), classes}, labels, smoothing);
-        return std::tuple(value, gradient, correct(values, classes, labels, static_cast<int>(classes)));
+            cross_entropy(values, {std::int64_t(labels.size()), classes}, labels, smoothing);
+        return std::tuple(value, gradient, correct(values, classes, labels, int(classes)));
       };
       const auto [loss, gradient, hits] = run(z, {4, 2});
       const auto [masked_loss, masked_gradient, masked_hits] =
@@ -192,8 +190,8 @@ TEST_CASE("softmax_cross_entropy and count_correct pass masked rows over, whatev
       CHECK(masked_loss == loss);
       CHECK((hits == 2 && masked_hits == 2));
       std::vector<float> expected(5 * row, 0.0f);
-      std::copy_n(gradient.begin(), row, expected.begin() + static_cast<std::ptrdiff_t>(row));
-      std::copy_n(gradient.begin() + classes, row, expected.begin() + static_cast<std::ptrdiff_t>(3 * row));
+      std::copy_n(gradient.begin(), row, expected.begin() + std::ptrdiff_t(row));
+      std::copy_n(gradient.begin() + classes, row, expected.begin() + std::ptrdiff_t(3 * row));
       CHECK(masked_gradient == expected);
       const auto [nothing, no_gradient, no_hits] = run(z, {kNoLabel, kNoLabel});
       CHECK((nothing == 0 && no_hits == 0));
@@ -204,7 +202,7 @@ TEST_CASE("softmax_cross_entropy and count_correct pass masked rows over, whatev
 TEST_CASE("softmax_cross_entropy: equal logits, one class, one sure answer") {
   const auto loss = [](const std::vector<float>& z, std::int32_t label) {
     const std::vector<std::int32_t> labels{label};
-    Leaf logits({1, static_cast<std::int64_t>(z.size())}, z);
+    Leaf logits({1, std::int64_t(z.size())}, z);
     return softmax_cross_entropy(logits.variable(), labels).value().data()[0];
   };
   CHECK(loss({5, 5, 5, 5}, 2) == Approx(std::log(4.0)));
@@ -217,7 +215,7 @@ TEST_CASE("softmax_cross_entropy lets NaN and infinity through, and rejects labe
   const float nan = std::numeric_limits<float>::quiet_NaN(),
               infinity = std::numeric_limits<float>::infinity();
   const auto check = [](const std::vector<float>& z, std::size_t at) {
-    const Loss loss = cross_entropy(z, {2, static_cast<std::int64_t>(z.size() / 2)}, {0, 1});
+    const Loss loss = cross_entropy(z, {2, std::int64_t(z.size() / 2)}, {0, 1});
     CHECK(std::isnan(loss.value));
     CHECK(std::isnan(loss.gradient[at]));
     CHECK(std::isfinite(loss.gradient.back()));
@@ -254,9 +252,9 @@ TEST_CASE("mean_squared_error agrees with the formula, and lets a NaN through") 
     double expected = 0;
     Array dy(values.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const double difference = static_cast<double>(values[i]) - target[i];
-      expected += difference * difference / static_cast<double>(n * d);
-      dy[i] = 2 * difference / static_cast<double>(n * d);
+      const double difference = double(values[i]) - target[i];
+      expected += difference * difference / double(n * d);
+      dy[i] = 2 * difference / double(n * d);
     }
     CHECK(loss.value().to_vector()[0] == Approx(expected).epsilon(1e-6));
     backward(loss);
@@ -284,17 +282,16 @@ TEST_CASE("count_correct: labels among the greatest classes, of equal ones the f
 
   const std::int64_t n = 200, classes = 23;
   std::vector<float> z;  // of a row no two are equal
-  for (std::int64_t i = 0; i < n * classes; ++i)
-    z.push_back(static_cast<float>((i * 37 + 11) % 251) / 64 - 2);
+  for (std::int64_t i = 0; i < n * classes; ++i) z.push_back(float((i * 37 + 11) % 251) / 64 - 2);
   std::vector<std::int32_t> labels;
   for (std::int32_t i = 0; i < n; ++i) labels.push_back(i % classes);
   for (const int top : {1, 5, 22, 23}) {
     double expected = 0;
     for (std::int64_t i = 0; i < n; ++i) {
       std::vector<float> row(z.begin() + i * classes, z.begin() + (i + 1) * classes);
-      const float at_label = row[static_cast<std::size_t>(labels[static_cast<std::size_t>(i)])];
+      const float at_label = row[std::size_t(labels[std::size_t(i)])];
       std::sort(row.begin(), row.end(), std::greater<>());
-      expected += at_label >= row[static_cast<std::size_t>(top - 1)];
+      expected += at_label >= row[std::size_t(top - 1)];
     }
     CHECK(correct(z, classes, labels, top) == expected);
   }

@@ -13,7 +13,7 @@ namespace {
 struct LstmCase {
   std::int64_t batch, steps, in, width;
   std::size_t at(std::int64_t s, std::int64_t b, std::int64_t j, std::int64_t columns) const {
-    return static_cast<std::size_t>((s * batch + b) * columns + j);
+    return std::size_t((s * batch + b) * columns + j);
   }
 };
 
@@ -36,9 +36,8 @@ LstmResult lstm_in_double(const LstmCase& c, const LstmValues& v, const Array& d
   const std::int64_t H = c.width, G = 4 * H;
   LstmResult r;
   r.y.resize(dy.size());
-  Array gates(static_cast<std::size_t>(c.steps * c.batch * G)), cells(dy.size()), before_h = v.hidden,
-                                                                                  before_c = v.cell;
-  const auto index = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+  Array gates(std::size_t(c.steps * c.batch * G)), cells(dy.size()), before_h = v.hidden, before_c = v.cell;
+  const auto index = [](std::int64_t i) { return std::size_t(i); };
   for (std::int64_t s = 0; s < c.steps; ++s) {
     Array h(before_h.size()), cell(before_c.size());
     for (std::int64_t b = 0; b < c.batch; ++b) {
@@ -107,7 +106,7 @@ struct LstmSetUp {
 
   static std::vector<float> scaled(std::int64_t n, std::uint32_t stream, double by) {
     std::vector<float> values = random_values(n, stream);
-    for (float& v : values) v *= static_cast<float>(by);
+    for (float& v : values) v *= float(by);
     return values;
   }
   explicit LstmSetUp(const LstmCase& size, std::int64_t spare_rows = 0)
@@ -118,7 +117,7 @@ struct LstmSetUp {
         input_bias({4 * c.width}, random_values(4 * c.width, 4)),
         recurrent_bias({4 * c.width}, random_values(4 * c.width, 5)),
         states(test_device()),
-        hidden(states.add_state("hidden", static_cast<std::size_t>((c.batch + spare_rows) * c.width))),
+        hidden(states.add_state("hidden", std::size_t((c.batch + spare_rows) * c.width))),
         cell(states.add_state("cell", hidden.values.size())) {
     states.add("unused", {1}, [](std::span<float> values, const CounterRng&) { values[0] = 0; });
     states.build([](const Parameter&) { return true; }, 1);
@@ -253,7 +252,7 @@ TEST_CASE("lstm carries its state: two windows are one of both, with the gradien
     return apart.run();
   };
   std::vector<float> joined = values_of(window(0));
-  const Variable second = window(static_cast<std::ptrdiff_t>(apart.x.parameter().numel()));
+  const Variable second = window(std::ptrdiff_t(apart.x.parameter().numel()));
   const auto rest = values_of(second);
   joined.insert(joined.end(), rest.begin(), rest.end());
   check_near("y", joined, as_double(y), 1e-6);
@@ -278,8 +277,7 @@ TEST_CASE("lstm without a state begins every batch with zeros") {
   CHECK_THROWS_AS(lstm(set_up.x.variable(), 3, set_up.weights(), {&set_up.hidden, nullptr}), Error);
 }
 
-TEST_CASE(
-    "lstm gives the same for any number of threads within rounding, and the same bits again for one number") {
+TEST_CASE("lstm: any number of threads agrees within rounding, one number bit for bit") {
   const auto result = [](int threads) {
     const Threads use(threads);
     LstmSetUp set_up({20, 7, 24, 40});
@@ -331,11 +329,10 @@ TEST_CASE("embedding takes a row per token, step by step, and adds up the gradie
       std::vector<float> expected, gradient(table.size(), 0.0f);
       for (std::int64_t r = 0; r < steps * batch; ++r)
         for (std::int64_t j = 0; j < width; ++j) {
-          const auto id =
-              static_cast<std::int64_t>(ids[static_cast<std::size_t>(r % batch * steps + r / batch)]);
-          const auto from = static_cast<std::size_t>(id * width + j);
+          const auto id = std::int64_t(ids[std::size_t(r % batch * steps + r / batch)]);
+          const auto from = std::size_t(id * width + j);
           expected.push_back(table[from]);
-          gradient[from] += dy[static_cast<std::size_t>(r * width + j)];
+          gradient[from] += dy[std::size_t(r * width + j)];
         }
       CHECK(values_of(y) == expected);
       backward(weighted_sum(y, dy));
@@ -357,7 +354,7 @@ TEST_CASE("embedding takes a row per token, step by step, and adds up the gradie
 
 TEST_CASE("exp, the logistic function and tanh of lanes are those of the standard library") {
   std::vector<float> xs{0.0f, -0.0f, 0.625f, -0.625f, 87.0f, -87.0f, 1e-20f, 30.0f};
-  for (int i = -4000; i <= 4000; ++i) xs.push_back(static_cast<float>(i) * 0.02f + 1e-4f);
+  for (int i = -4000; i <= 4000; ++i) xs.push_back(float(i) * 0.02f + 1e-4f);
   xs.resize(xs.size() / kLanes * kLanes);
   std::vector<float> e(xs.size()), s(xs.size()), t(xs.size());
   for (std::size_t i = 0; i < xs.size(); i += kLanes) {

@@ -13,8 +13,8 @@ void check_pool(const PoolGeometry& geometry, const Shape& shape, Layout layout,
        << " window " << geometry.window << ", stride " << geometry.stride << ", padding " << geometry.padding
        << " on " << shape.str() << (layout == Layout::blocked ? ", blocked" : ""));
   // By default numbers of an open order: of equal ones cuDNN does not say which takes the gradient.
-  for (std::size_t i = values.size(); i < static_cast<std::size_t>(shape.numel()); ++i)
-    values.push_back(static_cast<float>((i * 37 + 11) % 251) / 64.0f - 2.0f);
+  for (std::size_t i = values.size(); i < std::size_t(shape.numel()); ++i)
+    values.push_back(float((i * 37 + 11) % 251) / 64.0f - 2.0f);
   Leaf x(shape, values);
   const Variable y = pool(activation(x.variable(), layout), geometry);
   const Shape out{shape[0], shape[1], geometry.output_size(shape[2]), geometry.output_size(shape[3])};
@@ -109,7 +109,7 @@ TEST_CASE("global_average_pool agrees with the formula") {
       check_close("y", values_of(y), mean, scale, 1e-6);
       const auto dy = random_values(y.value().numel(), 2);
       backward(weighted_sum(y, dy));
-      Array dx(static_cast<std::size_t>(shape.numel()));
+      Array dx(std::size_t(shape.numel()));
       one_image.for_each([&](auto i, auto c) { dx[i] = dy[c] / one_image.count(); });
       check_close("dx", x.gradient(), dx, 1e-6);
     }

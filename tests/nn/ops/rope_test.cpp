@@ -1,4 +1,5 @@
 #include "nn/ops/rope_rule.h"
+#include "tests/support/any_threads.h"
 #include "tests/support/probe.h"
 
 using namespace topknot;
@@ -20,9 +21,8 @@ struct RopeCase {
     for (std::int64_t row = 0; row < steps * batch; ++row)
       for (std::int64_t h = 0; h < heads + kv_heads; ++h)
         for (std::int64_t j = 0; j < d / 2; ++j) {
-          const auto t = static_cast<double>(row / batch);
-          const double angle =
-              direction * t * std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(d));
+          const auto t = double(row / batch);
+          const double angle = direction * t * std::pow(base, -2.0 * double(j) / double(d));
           const std::int64_t at = row * width() + h * d + j, other = at + d / 2;
           y[at] = x[at] * std::cos(angle) - x[other] * std::sin(angle);
           y[other] = x[other] * std::cos(angle) + x[at] * std::sin(angle);
@@ -35,6 +35,14 @@ struct RopeCase {
 const std::vector<RopeCase> kCases{{1, 1, 1, 1, 2},      {5, 1, 2, 1, 4},        {7, 3, 4, 4, 32},
                                    {70, 2, 6, 2, 34},    {40, 1, 5, 5, 64},      {3, 5, 2, 1, 6, 500000},
                                    {9, 2, 1, 1, 512, 1}, {2, 40, 3, 3, 16, 1e6f}};
+
+// On the CPU, of rows that bfloat16 has.
+Probe cpu_probe(const RopeCase& c, DType type) {
+  const std::int64_t n = c.shape().numel();
+  return probe([&](std::span<const Variable> in) { return c.apply(in[0]); },
+               {{c.shape(), rounded_to(DType::bf16, random_values(n, 1))}},
+               rounded_to(DType::bf16, random_values(n, 2)), Device{}, type);
+}
 
 // The same values in memory that nobody else holds.
 Variable copy_of(const Variable& x) {
@@ -68,38 +76,53 @@ TEST_CASE("rope agrees with its formula, forward and backward, in place and not"
     }
 }
 
-// Of LlamaRotaryEmbedding and apply_rotary_pos_emb of transformers 5.24 on PyTorch 2.15, in float64: 3 positions,
-// 2 heads of queries, 1 of keys and values, d = 4.
+// Of LlamaRotaryEmbedding and apply_rotary_pos_emb of transformers 5.24 on PyTorch 2.15, in float64: the last of 3
+// positions, 2 heads of queries, 1 of keys and values, d = 4.
 TEST_CASE("rope has the values of Hugging Face's LLaMA") {
   const OnDevice device;
   std::vector<float> x, dy;
   for (int i = 0; i < 48; ++i) {
-    x.push_back(static_cast<float>(i * 7 % 16 - 8) / 4);
-    dy.push_back(static_cast<float>(i * 5 % 16 - 8) / 4);
+    x.push_back(float(i * 7 % 16 - 8) / 4);
+    dy.push_back(float(i * 5 % 16 - 8) / 4);
   }
-  const Array y{
-      -2.000000000000, -0.250000000000, 1.500000000000,  -0.750000000000, 1.000000000000,  -1.250000000000,
-      0.500000000000,  -1.750000000000, 0.000000000000,  1.750000000000,  -0.500000000000, 1.250000000000,
-      -1.000000000000, 0.750000000000,  -1.500000000000, 0.250000000000,  -2.342811088950, -0.242487625104,
-      -0.872488510814, -0.752462458646, 0.119566813464,  -1.232437792190, 1.111622137740,  -1.762412292400,
-      0.420735492404,  1.737412709060,  -0.270151152934, 1.267437208860,  -1.000000000000, 0.750000000000,
-      -1.500000000000, 0.250000000000,  -0.531652467144, -0.234951001647, -2.442815108470, -0.754849671673,
-      -0.870795549960, -1.214752341620, 0.701224008552,  -1.774648345030, 0.454648713413,  1.724651678300,
-      0.208073418274,  1.284747675050,  -1.000000000000, 0.750000000000,  -1.500000000000, 0.250000000000};
-  const Array dx{
-      -2.000000000000, -0.750000000000, 0.500000000000,  1.750000000000,  -1.000000000000, 0.250000000000,
-      1.500000000000,  -1.250000000000, 0.000000000000,  1.250000000000,  -1.500000000000, -0.250000000000,
-      1.000000000000,  -1.750000000000, -0.500000000000, 0.750000000000,  -0.659869119332, -0.732462791978,
-      1.953093122550,  1.757412375730,  0.721904171344,  0.237487708436,  1.651924443610,  -1.252437458850,
-      -1.262206477210, 1.247437542190,  -0.810453458802, -0.262487291772, 1.000000000000,  -1.750000000000,
-      -0.500000000000, 0.750000000000,  1.286942386510,  -0.714852338287, 1.610521435380,  1.764649011690,
-      1.780092976790,  0.224951668300,  0.285077172005,  -1.254749675010, -1.363946140240, 1.244750341660,
-      0.624220254821,  -0.274948335033, 1.000000000000,  -1.750000000000, -0.500000000000, 0.750000000000};
+  const Array y{-0.531652467144,
+                -0.234951001647,
+                -2.44281510847,
+                -0.754849671673,
+                -0.87079554996,
+                -1.21475234162,
+                0.701224008552,
+                -1.77464834503,
+                0.454648713413,
+                1.7246516783,
+                0.208073418274,
+                1.28474767505,
+                -1,
+                0.75,
+                -1.5,
+                0.25};
+  const Array dx{1.28694238651,
+                 -0.714852338287,
+                 1.61052143538,
+                 1.76464901169,
+                 1.78009297679,
+                 0.2249516683,
+                 0.285077172005,
+                 -1.25474967501,
+                 -1.36394614024,
+                 1.24475034166,
+                 0.624220254821,
+                 -0.274948335033,
+                 1,
+                 -1.75,
+                 -0.5,
+                 0.75};
   const Leaf leaf({3, 16}, x);
   const Variable out = rope(leaf.variable(), 2, 1, 1);
-  check_close("y", values_of(out), y, Array(48, 2), 3e-7);
+  const auto last = [](const std::vector<float>& all) { return std::vector(all.end() - 16, all.end()); };
+  check_close("y", last(values_of(out)), y, Array(16, 2), 3e-7);
   backward(weighted_sum(out, dy));
-  check_close("dx", leaf.gradient(), dx, Array(48, 2), 3e-7);
+  check_close("dx", last(leaf.gradient()), dx, Array(16, 2), 3e-7);
 }
 
 TEST_CASE("rope's cosines and sines keep their digits at any position") {
@@ -109,8 +132,8 @@ TEST_CASE("rope's cosines and sines keep their digits at any position") {
     double worst = 0;
     for (std::int64_t t = from; t < from + 300; ++t)
       for (const double angle : {1.0, 0.7498942093, 0.0251188643, 1e-4, 2e-6}) {
-        const double by = static_cast<double>(t) * angle;
-        const Rotation r = rotation_of(static_cast<double>(t) * (angle * 0.63661977236758134308));
+        const double by = double(t) * angle;
+        const Rotation r = rotation_of(double(t) * (angle * 0.63661977236758134308));
         worst = std::max({worst, std::abs(r.cosine - std::cos(by)), std::abs(r.sine - std::sin(by))});
       }
     INFO("from position " << from << ": " << worst);
@@ -169,26 +192,12 @@ TEST_CASE("an input of rope that another op reads too is left alone, and its gra
 
 TEST_CASE("rope gives the same bits for any number of threads, in fp32 and bfloat16") {
   for (const DType type : {DType::f32, DType::bf16})
-    for (const RopeCase& c : kCases) {
-      const auto run = [&](int threads) {
-        const Threads scope(threads);
-        return probe([&](std::span<const Variable> in) { return c.apply(in[0]); },
-                     {{c.shape(), random_values(c.shape().numel(), 1)}}, random_values(c.shape().numel(), 2),
-                     Device{}, type);
-      };
-      const Probe once = run(1);
-      for (const int threads : {2, 3, 5}) CHECK(run(threads) == once);
-    }
+    for (const RopeCase& c : kCases) check_any_threads([&] { return cpu_probe(c, type); });
 }
 
 TEST_CASE("rope in bfloat16 on a CPU is that in fp32 of the rounded rows, rounded once") {
   const RopeCase c{11, 2, 3, 1, 20};
-  const auto of = [&](DType type) {
-    return probe([&](std::span<const Variable> in) { return c.apply(in[0]); },
-                 {{c.shape(), rounded_to(DType::bf16, random_values(c.shape().numel(), 1))}},
-                 rounded_to(DType::bf16, random_values(c.shape().numel(), 2)), Device{}, type);
-  };
-  const Probe narrow = of(DType::bf16), wide = of(DType::f32);
+  const Probe narrow = cpu_probe(c, DType::bf16), wide = cpu_probe(c, DType::f32);
   CHECK(same_bits(narrow.value, rounded_to(DType::bf16, wide.value)));
   CHECK(same_bits(narrow.gradients[0], rounded_to(DType::bf16, wide.gradients[0])));
 }
