@@ -25,7 +25,7 @@ std::vector<Step> applied(bool lr_inside, const std::vector<Step>& gradients,
   std::vector<Step> result;
   for (std::size_t t = 0; t < gradients.size(); ++t) {
     ranks[0].gradient.assign(gradients[t].begin(), gradients[t].end());
-    REQUIRE(ranks.step(static_cast<std::int64_t>(t), 0.5, {}, true, rates[t]));
+    REQUIRE(ranks.step(std::int64_t(t), 0.5, {}, true, rates[t]));
     const float rate = lr_inside ? 1.0f : rates[t];
     result.push_back({rate * ranks[0].average[0], rate * ranks[0].average[1]});
   }
@@ -157,11 +157,10 @@ TEST_CASE("several segments select each for itself and are sent in one block") {
   std::vector<std::uint32_t> expected;
   double smallest = 1e9;
   for (const auto& [begin, end] : segments) {
-    const std::vector<float> part(g.begin() + static_cast<std::ptrdiff_t>(begin),
-                                  g.begin() + static_cast<std::ptrdiff_t>(end));
+    const std::vector<float> part(g.begin() + std::ptrdiff_t(begin), g.begin() + std::ptrdiff_t(end));
     for (const std::uint32_t i : plain_topk(part, target_count(0.02, end - begin))) {
-      expected.push_back(i + static_cast<std::uint32_t>(begin));
-      smallest = std::min(smallest, static_cast<double>(std::abs(part[i])));
+      expected.push_back(i + std::uint32_t(begin));
+      smallest = std::min(smallest, double(std::abs(part[i])));
     }
   }
   std::vector<std::uint32_t> sent;
@@ -173,9 +172,7 @@ TEST_CASE("several segments select each for itself and are sent in one block") {
   CHECK(ranks.blocks()[0].size() == planned_message_bytes(named("topk"), spec, 0.02));
 }
 
-TEST_CASE(
-    "beyond capacity the largest of the selected are sent, and the rest stays in the residual and is "
-    "counted") {
+TEST_CASE("beyond capacity the largest of the selected are sent, the rest stays and is counted") {
   const std::size_t d = 10007;
   SimulatedRanks unlimited(named("gaussiank"), whole_group(d, 1)),
       limited(named("gaussiank", {"capacity=1.5"}), whole_group(d, 1));
@@ -206,7 +203,7 @@ TEST_CASE("ranks with different counts average exactly, weights included") {
     const CounterRng rng(43, RngUse::test, r);
     u[r].resize(d);
     for (std::size_t i = 0; i < d; ++i) {
-      const float x = static_cast<float>(rng.below(i, 65)) - 32.0f;
+      const float x = float(rng.below(i, 65)) - 32.0f;
       u[r][i] = r % 2 ? x : x * std::abs(x);
     }
     ranks[r].gradient = u[r];
@@ -216,14 +213,13 @@ TEST_CASE("ranks with different counts average exactly, weights included") {
   for (std::size_t r = 0; r < 4; ++r)
     for (std::size_t i = 0; i < d; ++i) {
       REQUIRE((ranks[r].residual[i] == 0 || ranks[r].residual[i] == u[r][i]));
-      if (ranks[r].residual[i] == 0)
-        expected[i] += (weighted ? weights[r] : 1.0) * static_cast<double>(u[r][i]);
+      if (ranks[r].residual[i] == 0) expected[i] += (weighted ? weights[r] : 1.0) * double(u[r][i]);
     }
   std::vector<std::size_t> counts;
   for (std::size_t r = 0; r < 4; ++r) {
     counts.push_back(ranks[r].compressor->diagnostics().selected);
     CHECK(same_bits(ranks[r].gradient, ranks[0].gradient));
-    for (std::size_t i = 0; i < d; ++i) REQUIRE(ranks[r].average[i] == static_cast<float>(expected[i] / 4));
+    for (std::size_t i = 0; i < d; ++i) REQUIRE(ranks[r].average[i] == float(expected[i] / 4));
   }
   CHECK(counts[0] != counts[1]);
 }
@@ -266,7 +262,7 @@ TEST_CASE("a segment's own density counts where it is above the step's") {
   spec.densities = {0.0, 0.5};
   SimulatedRanks ranks(named("topk"), spec);
   for (const auto& [density, entries] : {std::pair<double, std::size_t>{0.1, 600}, {0.8, 1600}}) {
-    for (std::size_t i = 0; i < 2000; ++i) ranks[0].gradient[i] = static_cast<float>(i + 1);
+    for (std::size_t i = 0; i < 2000; ++i) ranks[0].gradient[i] = float(i + 1);
     REQUIRE(ranks.step(0, density));
     CHECK(ranks[0].compressor->diagnostics().selected == entries);
   }
@@ -278,8 +274,6 @@ TEST_CASE("the residual keeps the learning rate of the step it comes from") {
   CHECK(applied(true, kGradients, {0.5f, 0.25f, 0.125f}) == Steps{{1.5f, 0}, {0, 1.25f}, {0.125f, 0}});
   // With the rate outside, u2 = (0, 2) + (0, 1) and all of it takes the second step's rate.
   CHECK(applied(false, kGradients, {0.5f, 0.25f, 0.125f}) == Steps{{1.5f, 0}, {0, 0.75f}, {0.125f, 0}});
-}
-
-TEST_CASE("under a constant learning rate it makes no difference where the rate is applied") {
+  // Under a constant rate it makes no difference where it is applied.
   CHECK(applied(true, kGradients, {0.5f, 0.5f, 0.5f}) == applied(false, kGradients, {0.5f, 0.5f, 0.5f}));
 }

@@ -22,7 +22,7 @@ std::vector<Exchanged> encoded(const CompressOptions& options, std::size_t n, in
   std::vector<Exchanged> all;
   for (int r = 0; r < ranks; ++r) {
     all.push_back({make_compressor(options, whole_group(n, ranks)),
-                   gradient_of(0, static_cast<std::size_t>(r), n),
+                   gradient_of(0, std::size_t(r), n),
                    std::vector<float>(n),
                    {}});
     StepContext step;
@@ -91,11 +91,11 @@ TEST_CASE("dense in few bits forgets nothing: the mean of many steps is the grad
     for (std::int64_t step = 0; step < 200; ++step) {
       for (std::size_t r = 0; r < 4; ++r) ranks[r].gradient = gradient_of(0, r, n);  // the same in every step
       REQUIRE(ranks.step(step, 1.0));
-      for (std::size_t i = 0; i < n; ++i) mean[i] += static_cast<double>(ranks[0].average[i]) / 200;
+      for (std::size_t i = 0; i < n; ++i) mean[i] += double(ranks[0].average[i]) / 200;
     }
     double error = 0, norm = 0;
     for (std::size_t i = 0; i < n; ++i) {
-      for (std::size_t r = 0; r < 4; ++r) expected[i] += static_cast<double>(gradient_of(0, r, n)[i]) / 4;
+      for (std::size_t r = 0; r < 4; ++r) expected[i] += double(gradient_of(0, r, n)[i]) / 4;
       error += std::pow(mean[i] - expected[i], 2), norm += expected[i] * expected[i];
     }
     CHECK((std::sqrt(error / norm) < 0.02) == (memory == "residual"));
@@ -113,8 +113,7 @@ TEST_CASE("a message of dense in few bits has a piece for each rank, and whole b
   }
   CHECK(planned_message_bytes(coded("int8"), whole_group(n, 4), 1.0) == 4 * piece);
   // Both ways together 0.26 of dense, for large vectors.
-  CHECK(static_cast<double>(planned_message_bytes(coded("fp8"), whole_group(1 << 20, 4), 1.0)) <
-        0.26 * 4 * (1 << 20));
+  CHECK(double(planned_message_bytes(coded("fp8"), whole_group(1 << 20, 4), 1.0)) < 0.26 * 4 * (1 << 20));
   const auto whole = blocks_of(by_blocks);
   for (std::size_t r = 0; r < 4; ++r) {
     std::vector<std::vector<std::byte>> cut;

@@ -20,11 +20,11 @@ inline CompressOptions options_for(const std::string& name, const std::vector<st
 
 // Heavier tails on higher ranks: a threshold rule selects another count on each.
 inline std::vector<float> gradient_of(std::int64_t step, std::size_t rank, std::size_t n) {
-  const CounterRng rng(11, RngUse::test, static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(rank));
+  const CounterRng rng(11, RngUse::test, std::uint32_t(step), std::uint32_t(rank));
   std::vector<float> g(n);
   for (std::size_t i = 0; i < n; ++i) {
     const float x = rng.normal(i);
-    g[i] = x * std::pow(std::abs(x) + 0.1f, static_cast<float>(rank));
+    g[i] = x * std::pow(std::abs(x) + 0.1f, float(rank));
   }
   return g;
 }
@@ -46,7 +46,7 @@ inline std::vector<EdgeVector> edge_vectors(std::size_t n) {
   };
   std::vector<float> denormals(n), signs(n), single(n);
   for (std::size_t i = 0; i < n; ++i) {
-    denormals[i] = tiny * static_cast<float>(i % 7) * (i % 2 ? 1.0f : -1.0f);
+    denormals[i] = tiny * float(i % 7) * (i % 2 ? 1.0f : -1.0f);
     signs[i] = i % 3 ? 2.0f : -2.0f;
   }
   single[n - 1] = -3.0f;

@@ -26,12 +26,8 @@ void check_finite(std::span<const float> values) {
 
 // Two matrices and a vector, in two selection ranges.
 GroupSpec three_tensors(int ranks) {
-  GroupSpec spec;
-  spec.numel = 4096 + 96 * 40 + 33;
-  spec.segments = {{0, 4096}, {4096, spec.numel}};
-  spec.ranks = ranks;
-  spec.tensors = {{0, 64, 64}, {4096, 96, 40}, {4096 + 96 * 40, 33, 1}};
-  return spec;
+  constexpr std::size_t vector = 4096 + 96 * 40, n = vector + 33;
+  return {n, {{0, 4096}, {4096, n}}, ranks, 0, {{0, 64, 64}, {4096, 96, 40}, {vector, 33, 1}}};
 }
 
 // Every method, and what the memory and the form of momentum make of some.
@@ -73,12 +69,8 @@ bool refused(const std::string& select, const std::string& memory) {
 }
 
 void run(const CompressOptions& options) {
-  const std::size_t n = 2500;
-  GroupSpec spec;
-  spec.numel = n;
-  spec.segments = {{0, 2300}, {2300, n}};
-  spec.ranks = 2;
-  SimulatedRanks ranks(options, spec);
+  constexpr std::size_t n = 2500;
+  SimulatedRanks ranks(options, {n, {{0, 2300}, {2300, n}}, 2});
   for (std::int64_t step = 0; step < 4; ++step) {
     step_alike({&ranks}, gradients(step, n), step, 0.03);
     check_finite(ranks[0].average);
@@ -100,9 +92,7 @@ TEST_CASE("all ranks get the same bits from every method, with counts that diffe
   }
 }
 
-TEST_CASE(
-    "with error feedback nothing is lost: residuals plus what was applied are the gradients; without it no "
-    "method touches the residual") {
+TEST_CASE("with error feedback residuals and what was applied are the gradients; without, none is touched") {
   const GroupSpec spec = three_tensors(3);
   const std::vector<float> weights = {0.5f, 1.0f, 1.5f};
   for (CompressOptions options : variants()) {
@@ -117,16 +107,15 @@ TEST_CASE(
       load_gradients(ranks, step, spec.numel);
       for (std::size_t r = 0; r < 3; ++r)
         for (std::size_t i = 0; i < spec.numel; ++i) {
-          left[i] += static_cast<double>(weights[r]) * ranks[r].gradient[i];
-          scale[i] += std::abs(static_cast<double>(ranks[r].gradient[i]));
+          left[i] += double(weights[r]) * ranks[r].gradient[i];
+          scale[i] += std::abs(double(ranks[r].gradient[i]));
         }
       REQUIRE(ranks.step(step, 0.02, weights));
       for (std::size_t i = 0; i < spec.numel; ++i) left[i] -= 3.0 * ranks[0].average[i];
     }
     for (std::size_t r = 0; r < 3; ++r) {
       if (memory == "none") CHECK(ranks[r].residual == std::vector<float>(spec.numel));
-      for (std::size_t i = 0; i < spec.numel; ++i)
-        left[i] -= static_cast<double>(weights[r]) * ranks[r].residual[i];
+      for (std::size_t i = 0; i < spec.numel; ++i) left[i] -= double(weights[r]) * ranks[r].residual[i];
     }
     const double error = std::sqrt(std::inner_product(left.begin(), left.end(), left.begin(), 0.0));
     const double norm = std::sqrt(std::inner_product(scale.begin(), scale.end(), scale.begin(), 0.0));
@@ -162,8 +151,7 @@ TEST_CASE("each entry is either sent or kept, bit for bit what was accumulated, 
 }
 
 TEST_CASE("no method's results depend on the number of threads") {
-  GroupSpec spec{300 * 500 + 77 + 512 * 700, {}, 2};
-  spec.segments = {{0, spec.numel}};
+  GroupSpec spec = whole_group(300 * 500 + 77 + 512 * 700, 2);
   spec.tensors = {{0, 300, 500}, {150000, 77, 1}, {150077, 512, 700}};
   REQUIRE(spec.numel / 3 > 4 * kChunk);
   std::vector<CompressOptions> all = variants();

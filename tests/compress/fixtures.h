@@ -1,11 +1,9 @@
 #pragma once
 // Vectors and the plain definitions that selections are compared with.
 
-#include <numeric>
-
 #include "nn/core/rng.h"
-#include "tests/support/error_text.h"
 #include "tests/support/same_bits.h"
+#include "tests/support/test.h"
 #include "tests/support/threads.h"
 
 namespace topknot::testing {
@@ -14,11 +12,9 @@ namespace topknot::testing {
 inline std::vector<float> fixture(const std::string& name) {
   std::vector<float> x(10007);
   for (std::size_t i = 0; i < x.size(); ++i) {
-    const double u = static_cast<double>((i * 7919) % 10007) / 10007.0 - 0.5;
+    const double u = double((i * 7919) % 10007) / 10007.0 - 0.5;
     const double cube = u * u * u;
-    x[i] = static_cast<float>(name == "p9"      ? 512 * cube * cube * cube
-                              : name == "shift" ? 8 * cube + 0.5
-                                                : 8 * cube);
+    x[i] = float(name == "p9" ? 512 * cube * cube * cube : name == "shift" ? 8 * cube + 0.5 : 8 * cube);
   }
   return x;
 }
@@ -40,7 +36,7 @@ inline std::vector<float> noise(std::size_t n, std::uint32_t stream, double powe
   std::vector<float> x(n);
   for (std::size_t i = 0; i < n; ++i) {
     const double z = rng.normal(i);
-    x[i] = static_cast<float>(std::copysign(std::pow(std::abs(z), power), z));
+    x[i] = float(std::copysign(std::pow(std::abs(z), power), z));
   }
   return x;
 }
@@ -48,7 +44,7 @@ inline std::vector<float> noise(std::size_t n, std::uint32_t stream, double powe
 inline std::vector<float> normal_values(std::size_t n, double scale, std::uint32_t seed) {
   const CounterRng rng(seed, RngUse::test);
   std::vector<float> values(n);
-  for (std::size_t i = 0; i < n; ++i) values[i] = static_cast<float>(scale * rng.normal(i));
+  for (std::size_t i = 0; i < n; ++i) values[i] = float(scale * rng.normal(i));
   return values;
 }
 
@@ -56,7 +52,7 @@ inline std::vector<float> normal_values(std::size_t n, double scale, std::uint32
 inline std::vector<std::uint32_t> positions_above(const std::vector<float>& x, double t) {
   std::vector<std::uint32_t> positions;
   for (std::size_t i = 0; i < x.size(); ++i)
-    if (std::abs(static_cast<double>(x[i])) > t) positions.push_back(static_cast<std::uint32_t>(i));
+    if (std::abs(double(x[i])) > t) positions.push_back(std::uint32_t(i));
   return positions;
 }
 

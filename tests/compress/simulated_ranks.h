@@ -1,9 +1,6 @@
 #pragma once
 // Ranks in one thread: drives compressors through a step as the exchange does, with the two memories of each
 // rank.
-
-#include <map>
-
 #include "compress/compressor.h"
 #include "tests/compress/fixtures.h"
 
@@ -34,12 +31,8 @@ class SimulatedRanks {
             double lr = 1) {
     std::vector<Message> messages;
     for (std::size_t r = 0; r < size(); ++r) {
-      StepContext info;
-      info.step = number;
-      info.density = density;
-      info.weights = weights;
-      info.rank = static_cast<int>(r);
-      info.lr = lr;
+      const StepContext info{
+          .step = number, .density = density, .weights = weights, .rank = int(r), .lr = lr};
       messages.push_back(ranks_[r].compressor->encode({ranks_[r].gradient, ranks_[r].residual}, info));
     }
     sent_.clear();
@@ -57,7 +50,7 @@ class SimulatedRanks {
         std::vector<std::vector<std::byte>> pieces;
         if (const int count = messages[0].pieces; count > 0)
           for (const auto& block : blocks) {
-            const std::size_t size = block.size() / static_cast<std::size_t>(count);
+            const std::size_t size = block.size() / std::size_t(count);
             pieces.emplace_back(block.data() + r * size, block.data() + (r + 1) * size);
           }
         const auto views = views_of(pieces.empty() ? blocks : pieces);

@@ -1,11 +1,9 @@
 // The index codec ans: its length beside the binomial, its bytes, and what its reader refuses.
-#include <numeric>
-
 #include "compress/codec/ans_coder.h"
 #include "compress/codec/codec.h"
 #include "nn/core/rng.h"
-#include "tests/support/error_text.h"
 #include "tests/support/positions.h"
+#include "tests/support/test.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -44,12 +42,12 @@ Positions every_position(std::size_t numel) {
 }
 
 double log2_binomial(std::size_t n, std::size_t k) {
-  const auto log_factorial = [](std::size_t of) { return std::lgamma(static_cast<double>(of) + 1); };
+  const auto log_factorial = [](std::size_t of) { return std::lgamma(double(of) + 1); };
   return (log_factorial(n) - log_factorial(k) - log_factorial(n - k)) / std::log(2.0);
 }
 
 double bits_of(const Positions& positions, std::size_t numel) {
-  return 8.0 * static_cast<double>(kAnsLayout.size(positions, numel).bytes);
+  return 8.0 * double(kAnsLayout.size(positions, numel).bytes);
 }
 
 // `count` of each of 64 chunks of 4096.
@@ -94,9 +92,9 @@ TEST_CASE("ans takes k of each chunk of 4096 within 2 % of the binomial") {
       {32, 8.317549544}, {41, 7.980332457}, {64, 7.363923148}, {128, 6.382384797}};
   for (const auto& [k, bound] : bounds) {
     const Positions positions = of_chunks(k);
-    const double bits = bits_of(positions, 64 * 4096) / static_cast<double>(positions.size());
+    const double bits = bits_of(positions, 64 * 4096) / double(positions.size());
     INFO(k << ": " << bits << " bits, binomial " << bound);
-    CHECK(log2_binomial(4096, k) / static_cast<double>(k) == Approx(bound).epsilon(1e-8));
+    CHECK(log2_binomial(4096, k) / double(k) == Approx(bound).epsilon(1e-8));
     CHECK(bits > bound);
     CHECK(bits < 1.02 * bound);
   }
@@ -106,7 +104,7 @@ TEST_CASE("ans takes positions drawn uniformly within 2 % of the binomial at any
   constexpr std::size_t kNumel = 1 << 20;
   for (const double density : {1e-4, 1e-3, 0.003, 0.01, 1.0 / 64, 0.03, 0.0625, 0.1, 0.124, 0.126,
                                0.2,  0.3,  0.4,   0.45, 0.5,      0.55, 0.7,    0.9, 0.99,  0.999}) {
-    const auto count = static_cast<std::size_t>(density * kNumel);
+    const auto count = std::size_t(density * kNumel);
     for (const std::uint64_t seed : {1, 2, 3}) {
       const double bits = bits_of(uniform_positions(kNumel, count, seed), kNumel);
       INFO(density << ": " << bits << " bits, binomial " << log2_binomial(kNumel, count));
@@ -120,7 +118,7 @@ TEST_CASE("ans takes clusters in the bits of uniform positions") {
   constexpr std::size_t kNumel = 4000000, kCount = 40000;
   Positions first = every_position(kCount), last, blocks;
   for (const std::uint32_t position : first) {
-    last.push_back(static_cast<std::uint32_t>(kNumel - kCount) + position);
+    last.push_back(std::uint32_t(kNumel - kCount) + position);
     blocks.push_back(position / 1000 * 100000 + position % 1000);
   }
   for (const Positions& positions : {first, last, blocks}) {
@@ -228,7 +226,7 @@ TEST_CASE("ans refuses parts that end elsewhere, padding, a stream out of range 
   // A word more at the end of the first part, after remainders of 4 bits.
   const std::size_t words = 8 + 2 * 2048 + 904;
   Bytes longer = with(with(block, 0, ends[0] + 1), 4, ends[1] + 1);
-  longer.insert(longer.begin() + static_cast<std::ptrdiff_t>(words + 2 * ends[0]), 2, std::byte{0});
+  longer.insert(longer.begin() + std::ptrdiff_t(words + 2 * ends[0]), 2, std::byte{0});
   CHECK(says(refusal(longer, count, numel), {"a part's runs"}));
 
   // Three positions of 100: a byte for the remainders of the first two, 3 bits each.
@@ -252,12 +250,12 @@ TEST_CASE("ans reads no stream but the one that a writer makes, whatever its fir
   Bytes longer = one;
   longer.resize(6);
   for (std::uint32_t low = 0; low < 65536; ++low) {
-    check(with(one, 2, static_cast<std::uint16_t>(low)));
+    check(with(one, 2, std::uint16_t(low)));
     // A state below its range, which a word fills.
     for (const std::uint16_t upper : {0, 1})
       for (const std::uint16_t word : {5, 700}) {
         const Bytes start = with(longer, 0, upper);
-        check(with(with(start, 2, static_cast<std::uint16_t>(low)), 4, word));
+        check(with(with(start, 2, std::uint16_t(low)), 4, word));
       }
   }
   CHECK(read > 0);
@@ -283,7 +281,7 @@ TEST_CASE("symbols of any table come back from their stream in little more than 
     AnsWriter writer(table, room.data() + room.size(), 0xBEEF);
     for (std::size_t i = symbols.size(); i-- > 0;) writer.put(symbols[i]);
     const std::span<const std::uint16_t> words(writer.finish(), room.data() + room.size());
-    CHECK(8.0 * static_cast<double>(words.size_bytes()) < 1.001 * bits + 32);
+    CHECK(8.0 * double(words.size_bytes()) < 1.001 * bits + 32);
 
     AnsReader reader(table, std::as_bytes(words));
     std::size_t same = 0;

@@ -1,6 +1,4 @@
 // Blocks on the wire: what is written is read, and nothing else is.
-#include <functional>
-
 #include "compress/codec/codec.h"
 #include "tests/compress/simulated_ranks.h"
 #include "tests/support/positions.h"
@@ -22,8 +20,7 @@ struct Codes {
   }
   Block write_at(const std::vector<std::uint32_t>& positions, std::size_t numel) const {
     SparseVector entries{true, positions, {}};
-    for (std::size_t i = 0; i < positions.size(); ++i)
-      entries.values.push_back(static_cast<float>(i % 13) * 0.37f - 2.0f);
+    for (std::size_t i = 0; i < positions.size(); ++i) entries.values.push_back(float(i % 13) * 0.37f - 2.0f);
     return write(entries, numel);
   }
   SparseVector read(std::span<const std::byte> block, std::size_t numel) const {
@@ -192,7 +189,7 @@ TEST_CASE("rice: another parameter, part ends out of order, bits left over are r
   const Block block = codes.write_at(uniform_positions(numel, 3000, 4), numel);  // three parts
   REQUIRE(block[16] == std::byte{5});
   for (const int b : {0, 4, 6, 31, 64, 255})
-    check_says(codes.answer(with(block, 16, static_cast<std::uint8_t>(b)), numel), "Rice parameter");
+    check_says(codes.answer(with(block, 16, std::uint8_t(b)), numel), "Rice parameter");
   std::uint32_t ends[3];
   std::memcpy(ends, block.data() + 17, sizeof ends);
   for (std::size_t part = 0; part < 3; ++part)

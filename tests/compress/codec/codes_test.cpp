@@ -1,6 +1,7 @@
 // Index codes: every set of positions comes back, in the bytes that the code's definition says.
 #include "compress/codec/code_bits.h"
 #include "tests/compress/codec/through.h"
+#include "tests/support/any_threads.h"
 #include "tests/support/positions.h"
 
 using namespace topknot;
@@ -20,7 +21,7 @@ SparseVector entries_at(const Positions& positions) {
   SparseVector entries;
   entries.indices = positions;
   for (const std::uint32_t position : positions)
-    entries.values.push_back(static_cast<float>(position % 7) - 3.0f);  // zeros among them
+    entries.values.push_back(float(position % 7) - 3.0f);  // zeros among them
   return entries;
 }
 
@@ -47,7 +48,7 @@ void check_round_trip(const Positions& positions, std::size_t numel) {
 // The positions' own bits per entry.
 double bits_per_entry(const Positions& positions, std::size_t numel, const std::string& code) {
   const std::size_t bytes = block_of(positions, numel, code).size() - 16 - 4 * positions.size();
-  return 8.0 * static_cast<double>(bytes) / static_cast<double>(positions.size());
+  return 8.0 * double(bytes) / double(positions.size());
 }
 
 constexpr float kMax = std::numeric_limits<float>::max(), kTiny = std::numeric_limits<float>::denorm_min();
@@ -64,8 +65,7 @@ std::size_t written_bytes(const std::string& codec, const std::string& values, s
   SparseVector entries;
   entries.indices = uniform_positions(numel, count, 5);
   REQUIRE(entries.indices.size() == count);
-  for (std::size_t i = 0; i < count; ++i)
-    entries.values.push_back(static_cast<float>(std::sin(static_cast<double>(i))));
+  for (std::size_t i = 0; i < count; ++i) entries.values.push_back(float(std::sin(double(i))));
   return write_block(entries, numel, index_codecs().find(codec), value_codecs().find(values)).size();
 }
 
@@ -80,7 +80,7 @@ TEST_CASE("positions drawn uniformly come back in every index codec at densities
 
 TEST_CASE("the first, the last, all and no position come back in every index codec") {
   for (const std::size_t numel : {1u, 2u, 7u, 8u, 9u, 63u, 64u, 65u, 1023u, 1024u, 1025u, 2049u, 70000u}) {
-    const auto last = static_cast<std::uint32_t>(numel - 1);
+    const auto last = std::uint32_t(numel - 1);
     Positions all(numel);
     std::iota(all.begin(), all.end(), 0u);
     check_round_trip(all, numel);
@@ -138,7 +138,7 @@ TEST_CASE("measured bits per entry are those of the codes' theory at uniform pos
 
 TEST_CASE("Rice's parameter is round(log2(0.693 / density)), never below 0") {
   for (std::size_t count = 1; count <= 1000000; count = count * 5 / 4 + 1) {
-    const double exact = std::log2(0.693 * 1e6 / static_cast<double>(count));
+    const double exact = std::log2(0.693 * 1e6 / double(count));
     CHECK(rice_parameter(count, 1000000) == std::max(0L, std::lround(exact)));
   }
   CHECK(rice_parameter(1, (std::size_t{1} << 31) - 1) == 30);
@@ -167,13 +167,8 @@ TEST_CASE("the bytes of a block do not depend on the number of threads") {
   const std::size_t numel = 2000000;
   for (const std::size_t count : {60000u, 900000u}) {
     const Positions positions = uniform_positions(numel, count, 3);
-    for (const std::string& code : kCodes) {
-      const auto by = [&](int threads) {
-        const Threads scope(threads);
-        return block_of(positions, numel, code);
-      };
-      CHECK(by(3) == by(1));
-    }
+    for (const std::string& code : kCodes)
+      check_any_threads([&] { return block_of(positions, numel, code); });
   }
 }
 
@@ -288,7 +283,7 @@ TEST_CASE("fp16 rounds to the nearest half, ties to even") {
   std::vector<float> values = {0x1p14f};  // fixes the scale at 1
   const CounterRng rng(9, RngUse::test);
   for (std::uint32_t i = 0; i < 4000; ++i)
-    values.push_back(std::ldexp(rng.uniform(2 * i) - 0.5f, static_cast<int>(rng.below(2 * i + 1, 40)) - 25));
+    values.push_back(std::ldexp(rng.uniform(2 * i) - 0.5f, int(rng.below(2 * i + 1, 40)) - 25));
   for (const float tie : {0x1.002p0f, 0x1.006p0f, 0x1.8p-24f, 0x1p-25f, 0x1.000002p-25f, 0x1.ffep-15f})
     values.insert(values.end(), {tie, -tie});
   const std::vector<float> back = through("fp16", values);
@@ -297,7 +292,7 @@ TEST_CASE("fp16 rounds to the nearest half, ties to even") {
     std::frexp(values[i], &exponent);  // |x| in [2^(exponent - 1), 2^exponent)
     const double ulp = std::ldexp(1.0, std::max(exponent - 11, -24));
     INFO(values[i]);
-    REQUIRE(static_cast<double>(back[i]) == std::nearbyint(static_cast<double>(values[i]) / ulp) * ulp);
+    REQUIRE(double(back[i]) == std::nearbyint(double(values[i]) / ulp) * ulp);
   }
 }
 
@@ -308,8 +303,7 @@ TEST_CASE("int8 is within half a step of each block's own largest magnitude") {
   const std::vector<float> back = through("int8", values);
   for (std::size_t begin = 0; begin < values.size(); begin += 256) {
     const std::size_t end = std::min(values.size(), begin + 256);
-    const float m = largest({values.begin() + static_cast<std::ptrdiff_t>(begin),
-                             values.begin() + static_cast<std::ptrdiff_t>(end)});
+    const float m = largest({values.begin() + std::ptrdiff_t(begin), values.begin() + std::ptrdiff_t(end)});
     for (std::size_t i = begin; i < end; ++i) {
       REQUIRE(std::abs(back[i] - values[i]) <= m / 254 * 1.0001f);
       if (std::abs(values[i]) == m) REQUIRE(back[i] == values[i]);
@@ -322,13 +316,13 @@ TEST_CASE("int8 and fp8 decode to the quotient q a / 127 or q a / 448, rounded o
   for (std::uint64_t i = 0; i < 20000; ++i) {
     // Multiples of 7 and 127 have exact quotients, where a rounding of the reciprocal would show.
     const std::uint32_t mantissa = rng.bits(i) >> 9, factor = i % 3 == 0 ? 127 : i % 3 == 1 ? 7 : 1;
-    const auto scale = static_cast<float>(std::max(factor, mantissa / factor * factor));
-    const auto a = static_cast<double>(scale);
+    const auto scale = float(std::max(factor, mantissa / factor * factor));
+    const auto a = double(scale);
     const auto q = static_cast<std::int8_t>(1 + i % 127);
-    CHECK(int8::decode(q, a) == static_cast<float>(q * a / 127));
-    const auto code = static_cast<std::uint8_t>(i % 0x7F);
-    const double magnitude = static_cast<double>(fp8::decode(code, 448.0));  // exact
-    CHECK(fp8::decode(code, a) == static_cast<float>(magnitude * a / 448));
+    CHECK(int8::decode(q, a) == float(q * a / 127));
+    const auto code = std::uint8_t(i % 0x7F);
+    const double magnitude = double(fp8::decode(code, 448.0));  // exact
+    CHECK(fp8::decode(code, a) == float(magnitude * a / 448));
   }
 }
 
@@ -336,8 +330,8 @@ TEST_CASE("a block takes what was expected: a header, the codec's positions, the
   const auto payload = [](const std::string& codec, const std::string& values) {
     constexpr std::size_t kCount = 1000, kNumel = 1000000, kHeader = 16;
     const std::size_t written = written_bytes(codec, values, kCount, kNumel);
-    CHECK(static_cast<double>(expected_block_bytes(codec, values, kCount, kNumel)) ==
-          Approx(static_cast<double>(written)).epsilon(0.01));
+    CHECK(double(expected_block_bytes(codec, values, kCount, kNumel)) ==
+          Approx(double(written)).epsilon(0.01));
     return written - kHeader;
   };
   CHECK(payload("raw", "fp32") == 8000);
@@ -352,8 +346,8 @@ TEST_CASE("a block takes what was expected: a header, the codec's positions, the
 TEST_CASE("the expected bytes of Rice and fp16 hold from few entries to many") {
   for (const double density : {1e-5, 1e-3, 0.1, 1.0}) {
     constexpr std::size_t kNumel = 4000000;
-    const auto count = static_cast<std::size_t>(density * kNumel);
-    CHECK(static_cast<double>(expected_block_bytes("rice", "fp16", count, kNumel)) ==
-          Approx(static_cast<double>(written_bytes("rice", "fp16", count, kNumel))).epsilon(0.02));
+    const auto count = std::size_t(density * kNumel);
+    CHECK(double(expected_block_bytes("rice", "fp16", count, kNumel)) ==
+          Approx(double(written_bytes("rice", "fp16", count, kNumel))).epsilon(0.02));
   }
 }

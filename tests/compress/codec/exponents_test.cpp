@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "tests/compress/fixtures.h"
+#include "tests/support/any_threads.h"
 
 using namespace topknot;
 
@@ -51,7 +52,7 @@ void check_bits(std::size_t n, const Draw& draw) {
                                  std::bit_cast<std::uint32_t>(rng.normal(2 * i + 1));
     const std::uint32_t bits = draw(random * 0x9E3779B97F4A7C15u);
     values[i] = std::bit_cast<float>(bits);
-    half[i] = {static_cast<std::uint16_t>(bits >> 16)};
+    half[i] = {std::uint16_t(bits >> 16)};
   }
   check_round_trip(values);
   check_round_trip(half);
@@ -62,17 +63,15 @@ void check_bits(std::size_t n, const Draw& draw) {
 TEST_CASE("coded exponents: values of any bits come back") {
   for (const std::size_t n : {0u, 1u, 2u, 15u, 16u, 17u, 500u, 4095u, 4096u, 4097u, 4113u, 20000u}) {
     INFO(n << " values");
-    check_bits(n, [](std::uint64_t r) { return static_cast<std::uint32_t>(r >> 32); });  // any
+    check_bits(n, [](std::uint64_t r) { return std::uint32_t(r >> 32); });  // any
     check_bits(n, [](std::uint64_t) { return 0u; });
     check_bits(n, [](std::uint64_t) { return 0x80000000u; });
-    check_bits(
-        n, [](std::uint64_t r) { return 0x7F800000u | static_cast<std::uint32_t>(r >> 32); });  // NaN, Inf
-    check_bits(
-        n, [](std::uint64_t r) { return static_cast<std::uint32_t>(r >> 32) & 0x807FFFFFu; });  // denormals
+    check_bits(n, [](std::uint64_t r) { return 0x7F800000u | std::uint32_t(r >> 32); });  // NaN, Inf
+    check_bits(n, [](std::uint64_t r) { return std::uint32_t(r >> 32) & 0x807FFFFFu; });  // denormals
     // Zeros among others, in any share; of them -0, which is none.
     for (const unsigned share : {1u, 10u, 50u, 99u})
       check_bits(n, [=](std::uint64_t r) {
-        const auto bits = static_cast<std::uint32_t>(r >> 32);
+        const auto bits = std::uint32_t(r >> 32);
         return r % 100 < share ? (r % 1000 < 5 ? 0x80000000u : 0u) : bits | 1u << 16;
       });
     check_round_trip(normal(n));
@@ -87,9 +86,9 @@ TEST_CASE("coded exponents: windows of every width, at both ends of the range, w
         INFO("width " << width << " from " << first << ", " << escapes << " escapes of 1000");
         check_bits(5000, [=](std::uint64_t r) {
           const unsigned size = width == 0 ? 1 : (1u << width) - 1;
-          const unsigned inside = std::min(255u, first + static_cast<unsigned>(r >> 40) % size);
-          const unsigned exponent = r % 1000 < escapes ? static_cast<unsigned>(r >> 50) % 256 : inside;
-          return exponent << 23 | (static_cast<std::uint32_t>(r >> 20) & 0x807FFFFFu);
+          const unsigned inside = std::min(255u, first + unsigned(r >> 40) % size);
+          const unsigned exponent = r % 1000 < escapes ? unsigned(r >> 50) % 256 : inside;
+          return exponent << 23 | (std::uint32_t(r >> 20) & 0x807FFFFFu);
         });
       }
 }
@@ -119,21 +118,17 @@ TEST_CASE("coded exponents: the bytes are those of the format") {
 
 TEST_CASE("coded exponents: normal values take 1.15 times less room, in bfloat16 1.38 times") {
   const std::vector<float> values = normal(100000);
-  CHECK(4.0 * 100000 / static_cast<double>(coded(values).size()) > 1.15);
-  CHECK(2.0 * 100000 / static_cast<double>(coded(narrow(values)).size()) > 1.38);
+  CHECK(4.0 * 100000 / double(coded(values).size()) > 1.15);
+  CHECK(2.0 * 100000 / double(coded(narrow(values)).size()) > 1.38);
   std::vector<float> sparse = values;
   for (std::size_t i = 0; i < sparse.size(); i += 2) sparse[i] = 0;
-  CHECK(4.0 * 100000 / static_cast<double>(coded(sparse).size()) > 2);
+  CHECK(4.0 * 100000 / double(coded(sparse).size()) > 2);
 }
 
 TEST_CASE("coded exponents: threads write and read the same bytes") {
   std::vector<float> values = normal(1000000);
   for (std::size_t i = 300000; i < 400000; i += 3) values[i] = 0;
-  const auto by = [&](int threads) {
-    const testing::Threads scope(threads);
-    return coded(values);
-  };
-  CHECK(by(4) == by(1));
+  testing::check_any_threads([&] { return coded(values); });
   const testing::Threads four(4);
   check_round_trip(values);
 }
@@ -154,14 +149,14 @@ TEST_CASE("coded exponents: damaged bytes are refused, or read as other values")
     };
     REQUIRE(accepted(whole));
     for (std::size_t size = 0; size < whole.size(); ++size)
-      CHECK_FALSE(accepted(Bytes(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size))));
+      CHECK_FALSE(accepted(Bytes(whole.begin(), whole.begin() + std::ptrdiff_t(size))));
     Bytes longer = whole;
     longer.push_back(std::byte{0});
     CHECK_FALSE(accepted(longer));
     for (std::size_t at = 0; at < whole.size(); ++at)
       for (unsigned bit = 0; bit < 8; ++bit) {
         Bytes flipped = whole;
-        flipped[at] ^= static_cast<std::byte>(1u << bit);
+        flipped[at] ^= std::byte(1u << bit);
         if (accepted(flipped)) CHECK_FALSE(same_bits(back, values));
       }
     // Another number of values.

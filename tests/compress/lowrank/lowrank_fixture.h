@@ -33,16 +33,15 @@ inline CompressOptions low_rank(const std::string& name, int rank) {
 inline std::vector<float> with_singular_values(std::size_t rows, std::size_t cols,
                                                const std::vector<double>& values) {
   const auto basis = [](std::size_t n, std::size_t k, std::size_t i) {
-    const double angle = 3.14159265358979323846 * (static_cast<double>(i) + 0.5) * static_cast<double>(k);
-    return std::cos(angle / static_cast<double>(n)) *
-           std::sqrt((k == 0 ? 1.0 : 2.0) / static_cast<double>(n));
+    const double angle = 3.14159265358979323846 * (double(i) + 0.5) * double(k);
+    return std::cos(angle / double(n)) * std::sqrt((k == 0 ? 1.0 : 2.0) / double(n));
   };
   std::vector<float> m(rows * cols);
   for (std::size_t i = 0; i < rows; ++i)
     for (std::size_t j = 0; j < cols; ++j) {
       double x = 0;
       for (std::size_t k = 0; k < values.size(); ++k) x += values[k] * basis(rows, k, i) * basis(cols, k, j);
-      m[i * cols + j] = static_cast<float>(x);
+      m[i * cols + j] = float(x);
     }
   return m;
 }
@@ -51,7 +50,7 @@ template <class A, class B>
 double distance(const A& a, const B& b) {
   double sum = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
-    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    const double d = double(a[i]) - double(b[i]);
     sum += d * d;
   }
   return std::sqrt(sum);

@@ -13,7 +13,7 @@ const std::vector<std::pair<std::size_t, std::size_t>> kShapes = {
     {24, 17}, {9, 1}, {8, 40}, {1, 6}, {30, 30}};
 
 auto normal(std::uint32_t step, std::size_t n) {
-  return [=](std::size_t rank) { return normal_vector(step, static_cast<std::uint32_t>(rank), n); };
+  return [=](std::size_t rank) { return normal_vector(step, std::uint32_t(rank), n); };
 }
 
 // Algorithm 1 in double, for one matrix and weighted ranks: Gram-Schmidt, Q by columns.
@@ -24,11 +24,10 @@ struct PlainPowerSgd {
   std::vector<double> average;
 
   void step(const std::vector<std::vector<float>>& gradients, const std::vector<double>& weights) {
-    const double ranks = static_cast<double>(gradients.size());
+    const double ranks = double(gradients.size());
     std::vector<double> p(rows * rank), mean_q(cols * rank);
     for (std::size_t w = 0; w < gradients.size(); ++w)
-      for (std::size_t i = 0; i < rows * cols; ++i)
-        residuals[w][i] += static_cast<double>(gradients[w][i]);  // M
+      for (std::size_t i = 0; i < rows * cols; ++i) residuals[w][i] += double(gradients[w][i]);  // M
     for (std::size_t w = 0; w < gradients.size(); ++w)
       for (std::size_t i = 0; i < rows; ++i)
         for (std::size_t j = 0; j < cols; ++j)
@@ -84,13 +83,12 @@ struct PlainAcpSgd {
       for (std::size_t i = 0; i < rows; ++i)
         for (std::size_t j = 0; j < cols; ++j) {
           double& m = residuals[w][i * cols + j];
-          m += static_cast<double>(gradients[w][i * cols + j]);
+          m += double(gradients[w][i * cols + j]);
           own[sends_p ? i : j] += m * basis[sends_p ? j : i];
         }
       for (std::size_t i = 0; i < rows; ++i)
         for (std::size_t j = 0; j < cols; ++j) residuals[w][i * cols + j] -= entry(own, i, j);
-      for (std::size_t i = 0; i < own.size(); ++i)
-        last[i] += weights[w] * own[i] / static_cast<double>(gradients.size());
+      for (std::size_t i = 0; i < own.size(); ++i) last[i] += weights[w] * own[i] / double(gradients.size());
     }
     average.assign(rows * cols, 0.0);
     for (std::size_t i = 0; i < rows; ++i)
@@ -172,8 +170,7 @@ TEST_CASE("a basis is orthonormal where columns are zero, equal, tiny, huge, or 
       for (std::size_t k = 0; k < rank; ++k)
         for (std::size_t l = 0; l <= k; ++l) {
           double dot = 0;
-          for (std::size_t i = 0; i < n; ++i)
-            dot += static_cast<double>(q[i * rank + k]) * static_cast<double>(q[i * rank + l]);
+          for (std::size_t i = 0; i < n; ++i) dot += double(q[i * rank + k]) * double(q[i * rank + l]);
           CHECK(dot == Approx(k == l ? 1.0 : 0.0).margin(1e-6));
         }
     }
@@ -201,10 +198,10 @@ TEST_CASE("a matrix of the factors' rank is delivered within two steps, by power
     SimulatedRanks ranks(low_rank(name, 2), matrices({{20, 13}}, 2));
     std::vector<double> missing(m.size());
     for (std::uint32_t step = 0; step < 2; ++step) {
-      for (std::size_t i = 0; i < m.size(); ++i) missing[i] += static_cast<double>(m[i]);
+      for (std::size_t i = 0; i < m.size(); ++i) missing[i] += double(m[i]);
       step_alike(
           {&ranks}, [&](std::size_t) { return m; }, step, 1.0);
-      for (std::size_t i = 0; i < m.size(); ++i) missing[i] -= static_cast<double>(ranks[0].average[i]);
+      for (std::size_t i = 0; i < m.size(); ++i) missing[i] -= double(ranks[0].average[i]);
       CHECK((norm(missing) < 1e-5) == (step == 1 || name == "powersgd"));
     }
   }
@@ -294,7 +291,7 @@ TEST_CASE("low-rank methods skip what is not finite on one rank, and what would 
           // Two of 3.4e38 are finite, their sum and most products are not.
           const std::size_t count = where == 5 ? 400 : 2;
           for (std::size_t r = bad == 3.4e38f ? 0 : 1; r < 2; ++r)
-            std::fill_n(ranks[r].gradient.begin() + static_cast<std::ptrdiff_t>(where), count, bad);
+            std::fill_n(ranks[r].gradient.begin() + std::ptrdiff_t(where), count, bad);
           REQUIRE_FALSE(ranks.step(step, 1.0));
           CHECK(same_bits(ranks[1].residual, residual));
           CHECK(ranks[1].compressor->state() == state);
@@ -353,7 +350,7 @@ TEST_CASE("powersgd follows algorithm 1 and 2 in double, with uneven weights") {
   PlainPowerSgd plain{rows, cols, rank, {}, std::vector(3, std::vector<double>(rows * cols)), {}};
   const CounterRng start(5, RngUse::compress, 0, 0);
   for (std::size_t j = 0; j < cols; ++j)
-    for (std::size_t k = 0; k < rank; ++k) plain.q.push_back(static_cast<double>(start.normal(k * cols + j)));
+    for (std::size_t k = 0; k < rank; ++k) plain.q.push_back(double(start.normal(k * cols + j)));
   for (std::uint32_t step = 0; step < 8; ++step) {
     std::vector<std::vector<float>> gradients;
     for (std::uint32_t r = 0; r < 3; ++r)
@@ -381,7 +378,7 @@ TEST_CASE("acpsgd alternates between P and Q as the paper does, in double, with 
   SimulatedRanks ranks(low_rank("acpsgd", 1), spec);
   PlainAcpSgd plain{rows, cols, {}, std::vector(2, std::vector<double>(rows * cols)), {}};
   const CounterRng start(5, RngUse::compress, 0, 0);
-  for (std::size_t j = 0; j < cols; ++j) plain.last.push_back(static_cast<double>(start.normal(j)));
+  for (std::size_t j = 0; j < cols; ++j) plain.last.push_back(double(start.normal(j)));
   for (std::uint32_t step = 0; step < 9; ++step) {
     std::vector<std::vector<float>> gradients;
     for (std::uint32_t r = 0; r < 2; ++r)

@@ -27,7 +27,7 @@ Sample sample(const CompressOptions& options, const GroupSpec& spec, const std::
     ranks[0].gradient = x;
     if (!ranks.step(step, 1.0)) throw Error("a step that is not finite");
     for (std::size_t i = 0; i < x.size(); ++i) {
-      const double value = static_cast<double>(ranks[0].average[i]);
+      const double value = double(ranks[0].average[i]);
       sum[i] += value;
       squares[i] += value * value;
     }
@@ -61,7 +61,7 @@ std::vector<std::byte> block_of(const Format& format, const std::vector<float>& 
 
 std::vector<std::byte> bytes(std::initializer_list<int> values) {
   std::vector<std::byte> result;
-  for (const int value : values) result.push_back(static_cast<std::byte>(value));
+  for (const int value : values) result.push_back(std::byte(value));
   return result;
 }
 
@@ -85,11 +85,9 @@ std::vector<std::byte> random_block(const Format& format, std::uint32_t stream) 
   std::vector<std::int16_t> codes(format.numel);
   for (std::size_t i = 0; i < codes.size(); ++i) {
     const std::uint64_t at = 1000 + i;
-    const int s = format.kind == Kind::sign ? 0 : static_cast<int>(format.levels);
-    codes[i] = format.kind == Kind::sign
-                   ? static_cast<std::int16_t>(rng.below(at, 2))
-                   : static_cast<std::int16_t>(
-                         static_cast<int>(rng.below(at, static_cast<std::uint32_t>(2 * s + 1))) - s);
+    const int s = format.kind == Kind::sign ? 0 : int(format.levels);
+    codes[i] = format.kind == Kind::sign ? std::int16_t(rng.below(at, 2))
+                                         : std::int16_t(int(rng.below(at, std::uint32_t(2 * s + 1))) - s);
   }
   return block_of(format, scales, codes);
 }
@@ -130,10 +128,10 @@ TEST_CASE("signsgd's error shrinks as its paper has it: |u - C(u)|^2 = (1 - |u|_
   SimulatedRanks ranks(quantised("signsgd"), whole_group(n, 1));
   const auto u = ranks[0].gradient = normal_vector(3, 0, n);
   double l1 = 0;
-  for (const float x : u) l1 += std::abs(static_cast<double>(x));
+  for (const float x : u) l1 += std::abs(double(x));
   REQUIRE(ranks.step(0, 1.0));
   const double square = norm(u) * norm(u), left = norm(ranks[0].residual);
-  CHECK(left * left == Approx((1 - l1 * l1 / (static_cast<double>(n) * square)) * square).epsilon(1e-5));
+  CHECK(left * left == Approx((1 - l1 * l1 / (double(n) * square)) * square).epsilon(1e-5));
 }
 
 TEST_CASE("qsgd and terngrad without clipping are unbiased, with the variance of their formulas") {
@@ -152,14 +150,14 @@ TEST_CASE("qsgd and terngrad without clipping are unbiased, with the variance of
         double gap = 0;
         if (name == "qsgd") {
           for (std::size_t j = i / 16 * 16; j < std::min(n, i / 16 * 16 + 16); ++j)
-            gap += static_cast<double>(x[j]) * static_cast<double>(x[j]);
+            gap += double(x[j]) * double(x[j]);
           gap = std::sqrt(gap) / levels;
         } else {
-          for (const float y : x) gap = std::max(gap, std::abs(static_cast<double>(y)));
+          for (const float y : x) gap = std::max(gap, std::abs(double(y)));
         }
-        const double exact = std::abs(static_cast<double>(x[i])) / gap, f = exact - std::floor(exact);
+        const double exact = std::abs(double(x[i])) / gap, f = exact - std::floor(exact);
         const double error = gap * std::sqrt(f * (1 - f) / steps);
-        CHECK(std::abs(sent.mean[i] - static_cast<double>(x[i])) <= 4 * error + 1e-6 * gap);
+        CHECK(std::abs(sent.mean[i] - double(x[i])) <= 4 * error + 1e-6 * gap);
         if (f > 0.05 && f < 0.95) CHECK(sent.error[i] == Approx(error).epsilon(0.15));
       }
     }
@@ -172,7 +170,7 @@ TEST_CASE("terngrad clips at standard deviations about the mean, and sends -s, 0
   // Of the population: mean 50 / 101, E x^2 = (100 + 2500) / 101.
   const double mean = 50.0 / 101, sigma = std::sqrt(2600.0 / 101 - mean * mean);
   SimulatedRanks ranks(quantised("terngrad"), whole_group(101, 1));
-  const float s = static_cast<float>(2.5 * sigma);
+  const float s = float(2.5 * sigma);
   for (int step = 0; step < 20; ++step) {
     ranks[0].gradient = x;
     REQUIRE(ranks.step(step, 1.0));
@@ -221,8 +219,8 @@ TEST_CASE("quantised contributions are averaged with their weights, in rank orde
       sent.push_back({alone[0].average.begin(), alone[0].average.end()});
     }
     SimulatedRanks ranks(quantised(name), spec);
-    step_alike({&ranks}, [&](std::size_t r) { return normal_vector(0, static_cast<std::uint32_t>(r), n); }, 0,
-               1.0, {0.5f, 1.5f, 1.0f});
+    step_alike({&ranks}, [&](std::size_t r) { return normal_vector(0, std::uint32_t(r), n); }, 0, 1.0,
+               {0.5f, 1.5f, 1.0f});
     CHECK(ranks.blocks()[0].size() == planned_message_bytes(quantised(name), spec, 1.0));
     CHECK(ranks[0].compressor->diagnostics().selected == n);
     for (std::size_t i = 0; i < n; ++i) {
@@ -278,7 +276,7 @@ TEST_CASE("the layouts of blocks, by hand") {
   const auto check = [](const Format& format, const std::vector<float>& scales,
                         const std::vector<std::int16_t>& codes, std::vector<std::byte> body,
                         const std::vector<float>& values) {
-    INFO("kind " << static_cast<int>(format.kind));
+    INFO("kind " << int(format.kind));
     std::vector<std::byte> expected = bytes({0x54, 0x4B, 0x54, 0x51, 1, 1});
     expected.insert(expected.end(), body.begin(), body.end());
     const auto block = block_of(format, scales, codes);
@@ -328,12 +326,12 @@ TEST_CASE("codes written and read in parts are those of the whole") {
     for (std::size_t i = 0; i < 3000; ++i) {
       float scale;
       std::memcpy(&scale, whole.data() + 20 + 4 * cell_of(format, i), sizeof scale);
-      const double multiple = std::round(static_cast<double>(values[i]) / scale * format.levels);
-      codes[i] = static_cast<std::int16_t>(format.kind == Kind::sign ? multiple < 0 : multiple);
+      const double multiple = std::round(double(values[i]) / scale * format.levels);
+      codes[i] = std::int16_t(format.kind == Kind::sign ? multiple < 0 : multiple);
     }
     auto again = whole;
     const std::size_t step = code_step(format) * 15;
-    std::fill(again.end() - static_cast<std::ptrdiff_t>(format.code_bytes()), again.end(), std::byte{0xFF});
+    std::fill(again.end() - std::ptrdiff_t(format.code_bytes()), again.end(), std::byte{0xFF});
     for (std::size_t begin = 0; begin < 3000; begin += step) {
       const std::size_t end = std::min(begin + step, std::size_t{3000});
       write_codes(format, std::span(codes).subspan(begin, end - begin), begin, end, again);
@@ -348,7 +346,7 @@ TEST_CASE("a quantised block that is cut, too long or of another kind is refused
     std::vector<float> out(format.numel);
     REQUIRE(read_block(format, block, out));
     for (std::size_t size = 0; size < block.size(); ++size)
-      CHECK(refused(format, {block.begin(), block.begin() + static_cast<std::ptrdiff_t>(size)}));
+      CHECK(refused(format, {block.begin(), block.begin() + std::ptrdiff_t(size)}));
     auto longer = block;
     longer.push_back(std::byte{0});
     CHECK(refused(format, longer));
@@ -363,7 +361,7 @@ TEST_CASE("each field of a quantised block's header is checked") {
     for (std::size_t at = 0; at < 20; ++at)
       for (int bit = 0; bit < 8; ++bit) {
         auto changed = block;
-        changed[at] ^= static_cast<std::byte>(1 << bit);
+        changed[at] ^= std::byte(1 << bit);
         CHECK(refused(format, changed));
       }
   }
@@ -394,12 +392,12 @@ TEST_CASE("bits behind the last entry, levels and digits out of range are refuse
   block = block_of(levels(100, 2, {2}), {1.0f}, {100, -100});
   CHECK_FALSE(refused(levels(100, 2, {2}), block));
   for (const int bad : {101, 127, 128, 229, 255}) {
-    block.back() = static_cast<std::byte>(bad);
+    block.back() = std::byte(bad);
     CHECK(refused(levels(100, 2, {2}), block));
   }
   block = block_of(ternary(7, {7}), {1.0f}, std::vector<std::int16_t>(7, -1));
   for (const int bad : {243, 255, 9, 18, 242}) {  // digits behind the last entry, too
-    block.back() = static_cast<std::byte>(bad);
+    block.back() = std::byte(bad);
     CHECK(refused(ternary(7, {7}), block));
   }
   block = block_of(ternary(7, {7}), {1.0f}, std::vector<std::int16_t>(7, -1));

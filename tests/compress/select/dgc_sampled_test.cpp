@@ -2,8 +2,6 @@
 // trap a careless loop.
 #include "compress/select/dgc_rule.h"
 
-#include <functional>
-
 #include "tests/compress/select/select_once.h"
 
 using namespace topknot;
@@ -18,7 +16,7 @@ const auto by_ceiling = [](double density, std::size_t d, const CompressOptions&
 std::vector<float> normal_vector(std::uint32_t stream, std::size_t n) {
   const CounterRng rng(41, RngUse::test, stream);
   std::vector<float> x(n);
-  for (std::size_t i = 0; i < n; ++i) x[i] = static_cast<float>(rng.normal(i));
+  for (std::size_t i = 0; i < n; ++i) x[i] = float(rng.normal(i));
   return x;
 }
 
@@ -43,13 +41,12 @@ struct Case {
 std::vector<std::uint32_t> plain_rule(const Case& c, float& t) {
   std::vector<float> u = c.u;
   for (std::size_t i = 0; i < c.addend.size(); ++i) u[i] += c.addend[i];
-  const std::size_t d = u.size(), k = static_cast<std::size_t>(std::ceil(c.density * static_cast<double>(d)));
+  const std::size_t d = u.size(), k = std::size_t(std::ceil(c.density * double(d)));
   const SampleGeometry g = sample_geometry(d, c.density, dgc_sampled_options(c.options).sample_ratio);
   std::vector<float> samples;
-  const CounterRng rng(c.options.seed, RngUse::compress, static_cast<std::uint32_t>(c.step),
-                       static_cast<std::uint32_t>(c.rank));
+  const CounterRng rng(c.options.seed, RngUse::compress, std::uint32_t(c.step), std::uint32_t(c.rank));
   std::size_t start = 0;
-  if (g.stride > 1) start = rng.below(c.position, static_cast<std::uint32_t>(g.stride));
+  if (g.stride > 1) start = rng.below(c.position, std::uint32_t(g.stride));
   for (std::size_t i = start; i < d; i += g.stride) samples.push_back(std::abs(u[i]));
   std::sort(samples.begin(), samples.end(), std::greater<>());
   t = samples[g.top_samples - 1];
@@ -61,12 +58,12 @@ std::vector<std::uint32_t> plain_rule(const Case& c, float& t) {
   };
   choose();
   for (int loop = 0; loop < 10 && d > g.samples; ++loop) {
-    const double n = static_cast<double>(chosen.size());
-    if (n > 1.3 * static_cast<double>(k)) {
+    const double n = double(chosen.size());
+    if (n > 1.3 * double(k)) {
       if (dgc_sampled_options(c.options).resample) return plain_topk(u, k);
-      t *= static_cast<float>(1.3);
-    } else if (n < 0.8 * static_cast<double>(k)) {
-      t *= static_cast<float>(0.8);
+      t *= float(1.3);
+    } else if (n < 0.8 * double(k)) {
+      t *= float(0.8);
     } else {
       break;
     }
@@ -144,7 +141,7 @@ TEST_CASE("selection, values and threshold are those of the plain rule, for all 
           for (std::size_t i = 0; i < d; ++i) c.u[i] = std::pow(c.u[i], 9.0f);
         c.density = density;
         c.step = draw;
-        c.rank = static_cast<int>(draw % 4);
+        c.rank = int(draw % 4);
         c.position = 7 * draw;
         INFO("d " << d << ", density " << density << ", draw " << draw);
         float t{};
@@ -153,11 +150,11 @@ TEST_CASE("selection, values and threshold are those of the plain rule, for all 
         const Selection selected = c.select(&sum);
         REQUIRE(selected.finite);
         REQUIRE(selected.indices == expected);
-        REQUIRE(selected.indices.size() <= static_cast<std::size_t>(std::ceil(density * d)));
+        REQUIRE(selected.indices.size() <= std::size_t(std::ceil(density * d)));
         for (std::size_t i = 0; i < d; ++i) REQUIRE(sum[i] == c.u[i] + (c.addend.empty() ? 0 : c.addend[i]));
         for (std::size_t i = 0; i < selected.indices.size(); ++i)
           REQUIRE(selected.values[i] == sum[selected.indices[i]]);
-        for (const float v : selected.values) REQUIRE(std::abs(static_cast<double>(v)) >= selected.threshold);
+        for (const float v : selected.values) REQUIRE(std::abs(double(v)) >= selected.threshold);
         (selected.indices.size() == std::ceil(density * d) ? full : fewer) += 1;
       }
   CHECK(full > 10);  // the cases cover both ends
@@ -170,11 +167,10 @@ TEST_CASE("after ten changes of the threshold the first k are sent, however many
   const std::size_t d = 36864, k = 37;
   const SampleGeometry geometry = sample_geometry(d, c.density, dgc_sampled_options(c.options).sample_ratio);
   const CounterRng rng(c.options.seed, RngUse::compress, 0, 0);
-  const std::size_t start = rng.below(0, static_cast<std::uint32_t>(geometry.stride));
+  const std::size_t start = rng.below(0, std::uint32_t(geometry.stride));
   // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may be sent.
   c.u.assign(d, 0.0f);
-  for (std::size_t i = 0; i < 2 * k; ++i)
-    c.u[start + i * geometry.stride + 1] = 0.12f + 0.0001f * static_cast<float>(i);
+  for (std::size_t i = 0; i < 2 * k; ++i) c.u[start + i * geometry.stride + 1] = 0.12f + 0.0001f * float(i);
   for (std::size_t i = 0; i < geometry.top_samples; ++i)
     c.u[start + (d / geometry.stride - 1 - i) * geometry.stride] = 1.0f;
   float t = 0;
@@ -194,7 +190,7 @@ TEST_CASE("at most k entries of a normal vector are selected, and nearly always 
     const Selection selected = select_once(*selector, x, {}, {0.001, step, 0, 0, by_ceiling});
     REQUIRE(selected.indices.size() <= k);
     ++selections;
-    enough += static_cast<double>(selected.indices.size()) >= 0.8 * static_cast<double>(k);
+    enough += double(selected.indices.size()) >= 0.8 * double(k);
     truncated_or_exact += selected.indices.size() == k;
   };
   for (std::uint32_t draw = 0; draw < 2; ++draw) {
@@ -226,8 +222,8 @@ TEST_CASE("the sample's start follows step, rank and position, and nothing else"
   };
   CHECK(differs([](Case& x, int i) { x.step = i; }));
   CHECK(differs([](Case& x, int i) { x.rank = i; }));
-  CHECK(differs([](Case& x, int i) { x.position = static_cast<std::size_t>(1000 * i); }));
-  CHECK(differs([](Case& x, int i) { x.options.seed = static_cast<std::uint64_t>(i); }));
+  CHECK(differs([](Case& x, int i) { x.position = std::size_t(1000 * i); }));
+  CHECK(differs([](Case& x, int i) { x.options.seed = std::uint64_t(i); }));
 }
 
 TEST_CASE("zeros, equal values, denormals and huge values end, and send no more than k") {
@@ -239,7 +235,7 @@ TEST_CASE("zeros, equal values, denormals and huge values end, and send no more 
   const float value =
       GENERATE(0.0f, float{-1}, Limits::denorm_min(), 3 * Limits::denorm_min(), Limits::max());
   c.u.assign(d, value);
-  const std::size_t k = static_cast<std::size_t>(std::ceil(c.density * static_cast<double>(d)));
+  const std::size_t k = std::size_t(std::ceil(c.density * double(d)));
   const Selection selected = c.select();
   CHECK(selected.finite);
   CHECK(selected.indices.size() <= k);
@@ -297,7 +293,7 @@ TEST_CASE("the sampled selection keeps its threshold where just k entries reach 
   for (c.step = 0; c.step < 60; ++c.step) {
     const Selection selected = c.select();
     if (selected.indices.size() != 100 || selected.indices[1] != 9) continue;
-    met += selected.threshold == static_cast<double>(2.0f * 0.8f);
+    met += selected.threshold == double(2.0f * 0.8f);
   }
   CHECK(met > 0);
 }

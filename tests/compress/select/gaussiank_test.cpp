@@ -23,7 +23,7 @@ void check_trace(const std::string& name, double density, const std::vector<Gold
   for (std::size_t i = 0; i < golden.size(); ++i) {
     const auto& [threshold, count] = trace[i];
     CHECK(threshold == Approx(golden[i].threshold).epsilon(1e-6));
-    CHECK(std::abs(static_cast<double>(count) - static_cast<double>(golden[i].count)) <= 2);
+    CHECK(std::abs(double(count) - double(golden[i].count)) <= 2);
     const std::vector<std::uint32_t> above = positions_above(x, threshold);
     CHECK(above.size() == count);
     if (count == golden[i].count) CHECK(index_sum(above) == golden[i].sum);
@@ -46,7 +46,7 @@ std::vector<float> gradient(const std::string& model, std::uint32_t step, std::s
       g[i] = std::copysign(-std::log1p(-std::min(std::abs(x), 0.9999999f)), x) + 0.05f * drift.normal(i);
     } else {
       g[i] = rng.normal(i);
-      if (model == "layers") g[i] *= std::pow(10.0f, -2.0f * static_cast<float>(i * 20 / d) / 19.0f);
+      if (model == "layers") g[i] *= std::pow(10.0f, -2.0f * float(i * 20 / d) / 19.0f);
     }
   }
   return g;
@@ -64,13 +64,7 @@ Selection feedback_step(Selector& selector, std::vector<float>& residual, std::v
 struct Carried {
   double threshold, count, power, bias, variance;
 };
-Carried carried(const Selector& selector) {
-  const std::vector<std::byte> bytes = saved(selector);
-  Carried read;
-  REQUIRE(bytes.size() == sizeof read);
-  std::memcpy(&read, bytes.data(), sizeof read);
-  return read;
-}
+constexpr auto carried = carried_as<Carried>;
 
 // Every entry above the threshold, no other, with its value.
 void check_is_threshold_selection(const Selection& selected, const std::vector<float>& u) {
@@ -125,8 +119,8 @@ TEST_CASE("one outlier costs the moments no digits, wherever it lies") {
     for (const double value : x) squares += (value - sum / n) * (value - sum / n);
     const Moments moments = accumulate_with_moments(x, {});
     INFO("at " << at);
-    CHECK(moments.mean == Approx(static_cast<double>(sum / n)).epsilon(1e-14));
-    CHECK(moments.deviation == Approx(std::sqrt(static_cast<double>(squares / (n - 1)))).epsilon(1e-14));
+    CHECK(moments.mean == Approx(double(sum / n)).epsilon(1e-14));
+    CHECK(moments.deviation == Approx(std::sqrt(double(squares / (n - 1)))).epsilon(1e-14));
   }
 }
 
@@ -179,14 +173,9 @@ TEST_CASE("gaussiank needs one pass where the distribution stays, wherever its r
   const auto carried = make_selector("gaussiank");
   std::vector<int> passes;
   for (std::uint32_t t = 0; t < 40; ++t) {
-    const CounterRng rng(29, RngUse::test, t);
-    std::vector<float> u(50000);
-    for (std::size_t i = 0; i < u.size(); ++i) {
-      const double x = rng.normal(i);
-      u[i] = static_cast<float>(std::copysign(std::pow(std::abs(x), power), x));
-    }
+    std::vector<float> u = noise(50000, t, power);
     if (t >= 20)  // grows and shrinks
-      for (float& x : u) x *= 1.0f + 0.4f * static_cast<float>(t % 4);
+      for (float& x : u) x *= 1.0f + 0.4f * float(t % 4);
     std::vector<float> copy = u;
     const auto fresh = make_selector("gaussiank");
     REQUIRE(select_once(*carried, u, {}, {0.01}).indices == select_once(*fresh, copy, {}, {0.01}).indices);
@@ -242,19 +231,18 @@ TEST_CASE("gaussiank_calibrated stays within 8 % of k under error feedback, most
   const double density = GENERATE(0.01, 0.001);
   INFO(model << " at " << density);
   const std::size_t d = 20000;
-  const auto k = static_cast<double>(target_count(density, d));
+  const auto k = double(target_count(density, d));
   const auto selector = make_selector("gaussiank_calibrated");
   std::vector<float> residual(d);
   int more_passes = 0;
   double candidates = 0;
   const std::uint32_t steps = 200, warm = 60;
   for (std::uint32_t t = 0; t < steps; ++t) {
-    const auto n = static_cast<double>(
-        feedback_step(*selector, residual, gradient(model, t, d), density).indices.size());
+    const auto n = double(feedback_step(*selector, residual, gradient(model, t, d), density).indices.size());
     REQUIRE(std::abs(n - k) <= 0.08 * k);
     if (t < warm) continue;
     more_passes += selector->diagnostics().passes > 1;
-    candidates += static_cast<double>(selector->diagnostics().candidates) / k;
+    candidates += double(selector->diagnostics().candidates) / k;
   }
   CHECK(more_passes <= 7);  // 5 %
   CHECK(candidates / (steps - warm) < 2);
@@ -283,8 +271,8 @@ TEST_CASE("gaussiank_calibrated follows densities and gradients that change at o
     const double density = t < 30 ? 0.25 : t < 60 ? 0.0625 : t < 90 ? 0.004 : t < 120 ? 0.001 : 0.02;
     std::vector<float> g = gradient("normal", t, d);
     for (float& x : g) x *= t < 140 ? 1.0f : t < 160 ? 0.1f : 100.0f;
-    const auto k = static_cast<double>(target_count(density, d));
-    const auto n = static_cast<double>(feedback_step(*selector, residual, g, density).indices.size());
+    const auto k = double(target_count(density, d));
+    const auto n = double(feedback_step(*selector, residual, g, density).indices.size());
     INFO("step " << t);
     REQUIRE(std::abs(n - k) <= 0.08 * k);
   }
@@ -298,20 +286,21 @@ TEST_CASE("gaussiank_calibrated starts with the exact k") {
 
 TEST_CASE("gaussiank_calibrated validates its state") {
   const auto selector = make_selector("gaussiank_calibrated");
-  const auto load = [&](double threshold, double count, double power, double variance, double bias = 0) {
+  const auto load = [&](const Carried& state) {
     StateWriter writer;
-    for (const double x : {threshold, count, power, bias, variance}) writer.put(x);
+    writer.put(state);
     restore(*selector, writer.take());
   };
-  CHECK_NOTHROW(load(0.5, 10, 2, 0.1));
-  CHECK_NOTHROW(load(-1, 0, 1, 0.04));
+  CHECK_NOTHROW(load({0.5, 10, 2, 0, 0.1}));
+  CHECK_NOTHROW(load({-1, 0, 1, 0, 0.04}));
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  CHECK_THROWS_AS(load(nan, 10, 2, 0.1), Error);
-  CHECK_THROWS_AS(load(-2, 10, 2, 0.1), Error);
-  CHECK_THROWS_AS(load(0.5, 0, 2, 0.1), Error);
-  CHECK_THROWS_AS(load(0.5, 10, 0, 0.1), Error);
-  CHECK_THROWS_AS(load(0.5, 10, 2, nan), Error);
-  CHECK_THROWS_AS(load(0.5, 10, 2, 0.1, -9), Error);
+  for (const Carried& state : {Carried{nan, 10, 2, 0, 0.1},
+                               {-2, 10, 2, 0, 0.1},
+                               {0.5, 0, 2, 0, 0.1},
+                               {0.5, 10, 0, 0, 0.1},
+                               {0.5, 10, 2, 0, nan},
+                               {0.5, 10, 2, -9, 0.1}})
+    CHECK_THROWS_AS(load(state), Error);
   CHECK(carried(*selector).threshold == -1);
   StateReader cut(std::span<const std::byte>{});
   CHECK_THROWS_AS(selector->load(cut), Error);
@@ -336,9 +325,9 @@ TEST_CASE("gaussiank_calibrated of zeros selects nothing, and recovers") {
 TEST_CASE("gaussiank_calibrated of equal magnitudes selects k, the lower indices") {
   const double scale = GENERATE(1.0, 1e-310, 1e300);
   const auto selector = make_selector("gaussiank_calibrated");
-  const auto c = static_cast<float>(scale == 1  ? 0.1
-                                    : scale < 1 ? std::numeric_limits<float>::denorm_min()
-                                                : std::numeric_limits<float>::max() / 4);
+  const auto c = float(scale == 1  ? 0.1
+                       : scale < 1 ? std::numeric_limits<float>::denorm_min()
+                                   : std::numeric_limits<float>::max() / 4);
   for (int step = 0; step < 4; ++step) {
     std::vector<float> x(12000);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = i % 2 ? c : -c;

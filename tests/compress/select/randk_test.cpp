@@ -14,7 +14,7 @@ CompressOptions seeded(std::uint64_t seed, bool shared = false) {
 
 double energy(const std::vector<float>& x) {
   double sum = 0;
-  for (const float v : x) sum += static_cast<double>(v) * static_cast<double>(v);
+  for (const float v : x) sum += double(v) * double(v);
   return sum;
 }
 
@@ -30,14 +30,14 @@ TEST_CASE("randk leaves 1 - k/d of the energy, in the mean of 400 draws") {
   for (int t = 0; t < draws; ++t) {
     const auto selected = select_from_copy(*selector, x, {density, t});
     REQUIRE(well_formed(selected, x));
-    k = static_cast<double>(selected.indices.size());
+    k = double(selected.indices.size());
     const double left = 1 - energy(selected.values) / energy(x);
     mean += left / draws;
     squares += left * left / draws;
   }
-  CHECK(k == static_cast<double>(target_count(density, d)));
+  CHECK(k == double(target_count(density, d)));
   const double error = std::sqrt((squares - mean * mean) / (draws - 1));
-  CHECK(std::abs(mean - (1 - k / static_cast<double>(d))) < 3 * error);
+  CHECK(std::abs(mean - (1 - k / double(d))) < 3 * error);
 }
 
 TEST_CASE("randk draws every subset with the same probability") {

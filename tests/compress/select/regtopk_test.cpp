@@ -25,8 +25,7 @@ std::vector<std::uint32_t> by_definition(const std::vector<float>& a, const Reme
                                                                     : last.weight * a[j] + 1e-10;
       if (d != 0) delta = (last.average[j] - last.weight * last.sent[j]) / d;
     }
-    scores[j] = static_cast<float>(std::abs(static_cast<double>(a[j])) *
-                                   std::tanh(std::abs(1 + delta) / options.given<double>("mu")));
+    scores[j] = float(std::abs(double(a[j])) * std::tanh(std::abs(1 + delta) / options.given<double>("mu")));
   }
   return plain_topk(scores, k);
 }
@@ -35,12 +34,12 @@ std::vector<std::uint32_t> by_definition(const std::vector<float>& a, const Reme
 
 TEST_CASE("variant B's guard is not weighted: 20 ranks of which two send 4e-10") {
   const float sent = 4e-10f;
-  const double weight = 0.05, average = 2 * weight * static_cast<double>(sent);
+  const double weight = 0.05, average = 2 * weight * double(sent);
   const RegTopKScore score{.mu = 2, .rest = 1, .by_current = true};
-  const double own = weight * static_cast<double>(sent);
+  const double own = weight * double(sent);
   // Delta = 2e-11 / (0.05 * 4e-10 + 1e-10) = 1 / 6
   CHECK(score(sent, weight, own, average - own, std::numeric_limits<float>::max()) ==
-        Approx(static_cast<double>(sent) * std::tanh(7.0 / 12)).epsilon(1e-6).margin(0));
+        Approx(double(sent) * std::tanh(7.0 / 12)).epsilon(1e-6).margin(0));
 }
 
 TEST_CASE("regtopk selects what its definition selects, over many steps") {
@@ -59,7 +58,7 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
     std::vector<float> u(d), a(d);
     for (std::size_t j = 0; j < d; ++j) {
       // Some entries are large in every step, so that what was sent just now competes again.
-      u[j] = static_cast<float>(rng.normal(j) * (j % 50 == 0 ? 40.0f : 1.0f));
+      u[j] = float(rng.normal(j) * (j % 50 == 0 ? 40.0f : 1.0f));
       a[j] = u[j] + residual[j];
     }
     const Selection selected = select_k(*selector, u, k, residual);
@@ -74,9 +73,9 @@ TEST_CASE("regtopk selects what its definition selects, over many steps") {
     std::vector<float> average(d);
     const double weight = 0.25 * (1 + t % 3);
     for (std::size_t i = 0; i < k; ++i) {
-      const double own = weight * static_cast<double>(selected.values[i]);
+      const double own = weight * double(selected.values[i]);
       const double kept[] = {1, 0, 3, -1, 0.1 * rng.normal(d + i)};
-      average[selected.indices[i]] = static_cast<float>(kept[i % 5] * own);
+      average[selected.indices[i]] = float(kept[i % 5] * own);
     }
     commit(*selector, selected, average, weight);
     last = {std::vector<bool>(d), std::vector<float>(d), average, weight};
@@ -120,8 +119,7 @@ TEST_CASE("regtopk with mu near 0 is Top-k that skips what the others cancelled"
   CHECK(next.indices != plain_topk(second, k));
 }
 
-TEST_CASE(
-    "regtopk of N equal ranks: what was just sent counts tanh(N / mu), so that one rank's is not Top-k") {
+TEST_CASE("regtopk of N equal ranks: what was just sent counts tanh(N / mu); one rank's is not Top-k") {
   struct Row {
     int ranks;
     float sent, above, below;  // the second entry's magnitude that exceeds tanh(N / 4), and one that does not

@@ -25,13 +25,8 @@ inline CompressOptions regtopk_options(double mu = 4, const std::string& variant
 inline Selection select_once(Selector& selector, std::vector<float>& u, const std::vector<float>& addend,
                              const Asked& asked) {
   Selection selected;
-  SelectStep step;
-  step.density = asked.density;
-  step.k = asked.target(asked.density, u.size(), {});
-  step.step = asked.step;
-  step.rank = asked.rank;
-  step.position = asked.position;
-  selector.select(u, addend, step, selected);
+  const std::size_t k = asked.target(asked.density, u.size(), {});
+  selector.select(u, addend, {k, asked.density, asked.step, asked.rank, asked.position}, selected);
   return selected;
 }
 inline Selection select_from_copy(Selector& selector, std::vector<float> u, const Asked& asked) {
@@ -41,10 +36,7 @@ inline Selection select_from_copy(Selector& selector, std::vector<float> u, cons
 inline Selection select_k(Selector& selector, std::vector<float>& u, std::size_t k,
                           const std::vector<float>& addend = {}) {
   Selection selected;
-  SelectStep step;
-  step.k = k;
-  step.density = static_cast<double>(k) / static_cast<double>(u.size());
-  selector.select(u, addend, step, selected);
+  selector.select(u, addend, {.k = k, .density = double(k) / double(u.size())}, selected);
   return selected;
 }
 
@@ -59,17 +51,22 @@ inline void keep_rest(Selector& selector, const Selection& selected, const std::
 // Everything that was selected is sent exactly and accepted.
 inline void commit(Selector& selector, const Selection& selected, const std::vector<float>& average,
                    double weight) {
-  SelectOutcome outcome;
-  outcome.accepted = selected;
-  outcome.average = average;
-  outcome.weight = weight;
-  selector.commit(outcome);
+  selector.commit({selected, average, weight});
 }
 
 inline std::vector<std::byte> saved(const Selector& selector) {
   StateWriter writer;
   selector.save(writer);
   return writer.take();
+}
+// What is saved, as a struct of the same fields.
+template <class Carried>
+Carried carried_as(const Selector& selector) {
+  const std::vector<std::byte> bytes = saved(selector);
+  Carried read;
+  REQUIRE(bytes.size() == sizeof read);
+  std::memcpy(&read, bytes.data(), sizeof read);
+  return read;
 }
 inline void restore(Selector& selector, const std::vector<std::byte>& bytes) {
   StateReader reader(bytes);

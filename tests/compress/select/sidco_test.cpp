@@ -13,15 +13,7 @@ struct Carried {
   double sum = 0;          // of count / (r d) over those
   bool operator==(const Carried&) const = default;
 };
-Carried carried(const Selector& selector) {
-  const std::vector<std::byte> bytes = saved(selector);
-  StateReader reader(bytes);
-  Carried read;
-  read.stages = reader.get<std::int32_t>();
-  read.steps = reader.get<std::int32_t>();
-  read.sum = reader.get<double>();
-  return read;
-}
+constexpr auto carried = carried_as<Carried>;
 
 CompressOptions sidco_options(const std::string& distribution, int stages) {
   return named("sidco", {"distribution=" + distribution, "stages=" + std::to_string(stages)});
@@ -46,9 +38,9 @@ std::vector<SelectDiagnostics::Evaluation> plain_sidco(const std::vector<float>&
                                                        int stages, double& norm) {
   std::vector<double> a;
   double squares = 0;
-  for (const float v : x) squares += static_cast<double>(v) * static_cast<double>(v);
+  for (const float v : x) squares += double(v) * double(v);
   norm = std::sqrt(squares);
-  for (const float v : x) a.push_back(std::abs(static_cast<double>(v)) / norm);
+  for (const float v : x) a.push_back(std::abs(double(v)) / norm);
   std::vector<SelectDiagnostics::Evaluation> trace;
   const bool single = stages == 1 || ratio >= 0.25;
   const double later = single ? 1 : std::pow(ratio / 0.25, 1.0 / (stages - 1));
@@ -56,15 +48,14 @@ std::vector<SelectDiagnostics::Evaluation> plain_sidco(const std::vector<float>&
     const double first = stage == 0 ? 0 : *std::min_element(a.begin(), a.end());
     const double r = stage > 0 ? later : single ? ratio : 0.25;
     double mean = 0, variance = 0;
-    for (const double v : a) mean += (v - first) / static_cast<double>(a.size());
-    for (const double v : a)
-      variance += (v - first - mean) * (v - first - mean) / static_cast<double>(a.size() - 1);
+    for (const double v : a) mean += (v - first) / double(a.size());
+    for (const double v : a) variance += (v - first - mean) * (v - first - mean) / double(a.size() - 1);
     const double alpha = 0.5 * mean * (mean * mean / variance + 1), c = 0.5 * (mean * mean / variance - 1);
     double t =
         distribution == "exponential" ? -mean * std::log(r) : alpha * (1 - std::exp(c * std::log(r))) / c;
     if (distribution == "gamma" && stage == 0) {
       double logs = 0;
-      for (const double v : a) logs += std::log(v + 0x1p-52) / static_cast<double>(a.size());
+      for (const double v : a) logs += std::log(v + 0x1p-52) / double(a.size());
       const double s = std::log(mean) - logs,
                    shape = (3 - s + std::sqrt((s - 3) * (s - 3) + 24 * s)) / (12 * s);
       double low = 0, high = 800;
@@ -86,14 +77,13 @@ std::vector<SelectDiagnostics::Evaluation> plain_sidco(const std::vector<float>&
 
 TEST_CASE("sidco's exponential fit gives the golden thresholds") {
   const std::vector<float> x = fixture("cubic");
-  const double precision = 1e-6;
   for (const auto& [stages, threshold] : {std::pair{1, 1.151292592}, std::pair{2, 1.276566938}}) {
     const auto selector = make_selector("sidco", sidco_options("exponential", stages));
     const auto selected = select_from_copy(*selector, x, {0.01});
-    CHECK(selected.threshold == Approx(threshold).epsilon(precision));
+    CHECK(selected.threshold == Approx(threshold).epsilon(1e-6));
     CHECK(selected.indices.empty());
     CHECK(selected.finite);
-    CHECK(selector->diagnostics().trace.size() == static_cast<std::size_t>(stages));
+    CHECK(selector->diagnostics().trace.size() == std::size_t(stages));
   }
 }
 
@@ -128,7 +118,7 @@ TEST_CASE("sidco finds about k where the fit is right") {
   for (const std::string distribution : {"exponential", "pareto", "gamma"})
     for (const int stages : {1, 3}) {
       const auto selector = make_selector("sidco", sidco_options(distribution, stages));
-      const double count = static_cast<double>(select_from_copy(*selector, x, {0.001}).indices.size());
+      const double count = double(select_from_copy(*selector, x, {0.001}).indices.size());
       CHECK(count == Approx(200).epsilon(0.25));
     }
 }
@@ -153,10 +143,10 @@ TEST_CASE("sidco changes its stages every five committed steps, by the mean coun
   double sum = 0;
   std::int32_t stages = 1;
   for (int t = 0; t < 60; ++t) {
-    const auto x = noise(20000, static_cast<std::uint32_t>(t), t < 30 ? 0.3 : 4);
+    const auto x = noise(20000, std::uint32_t(t), t < 30 ? 0.3 : 4);
     const auto selected = select_from_copy(*other, x, {0.01});
     other->commit({});
-    sum += static_cast<double>(selected.indices.size()) / 200;
+    sum += double(selected.indices.size()) / 200;
     if (t % 5 == 4) {
       stages = std::clamp(stages + (sum / 5 < 0.8) - (sum / 5 > 1.2), 1, 7);
       sum = 0;
@@ -177,12 +167,9 @@ TEST_CASE("a fixed number of stages does not change") {
 
 TEST_CASE("sidco validates its state and its options") {
   const auto selector = make_selector("sidco");
-  for (const auto& [stages, steps, sum] :
-       {std::tuple{0, 0, 0.0}, {5000, 0, 0.0}, {1, 5, 0.0}, {1, -1, 0.0}, {1, 1, std::nan("")}}) {
+  for (const Carried& state : {Carried{0}, {5000}, {1, 5}, {1, -1}, {1, 1, std::nan("")}}) {
     StateWriter writer;
-    writer.put<std::int32_t>(stages);
-    writer.put<std::int32_t>(steps);
-    writer.put(sum);
+    writer.put(state);
     CHECK_THROWS_AS(restore(*selector, writer.take()), Error);
   }
   CHECK_THROWS_WITH(make_selector("sidco", sidco_options("laplace", 0)),
@@ -227,8 +214,7 @@ TEST_CASE("sidco fits once where the density is that of its first stage") {
   CHECK(selector->diagnostics().trace.size() == 3);
 }
 
-TEST_CASE(
-    "the gamma tail of shape 1 is exponential, of whole shapes a Poisson sum, of a half a normal tail") {
+TEST_CASE("the gamma tail is exponential for shape 1, a Poisson sum for whole ones, normal for a half") {
   for (const double x : {1e-8, 0.1, 0.9, 1.0, 2.5, 7.0, 40.0, 300.0}) {
     CHECK(gamma_tail(1.0, x) == Approx(std::exp(-x)).epsilon(1e-13));
     CHECK(gamma_tail(0.5, x) == Approx(std::erfc(std::sqrt(x))).epsilon(1e-12));
@@ -241,7 +227,7 @@ TEST_CASE(
   CHECK(gamma_tail(3.0, 0.0) == 1.0);
 }
 
-TEST_CASE("the gamma quantile agrees with tables of the chi-square distribution") {
+TEST_CASE("the gamma quantile: tables of the chi-square distribution, and closed forms") {
   // Half the chi-square quantile with 2 * shape degrees of freedom.
   struct Row {
     double freedom, tail, value;
@@ -251,9 +237,6 @@ TEST_CASE("the gamma quantile agrees with tables of the chi-square distribution"
         Row{10, 0.05, 18.307038053275146}, Row{10, 0.95, 3.940299136119060},
         Row{100, 0.025, 129.5611971858366}, Row{1, 0.95, 0.003932140000019522}})
     CHECK(2 * gamma_tail_quantile(freedom / 2, tail) == Approx(value).epsilon(1e-11));
-}
-
-TEST_CASE("the gamma quantile has closed forms at shapes 1 and a half") {
   for (const double q : {0.99, 0.5, 0.25, 0.01, 0.001, 1e-6, 1e-12}) {
     CHECK(gamma_tail_quantile(1.0, q) == Approx(-std::log(q)).epsilon(1e-13));
     const double z = normal_quantile(q / 2);
@@ -272,9 +255,7 @@ TEST_CASE("the gamma quantile inverts the tail over all shapes that a fit can gi
       else
         CHECK(gamma_tail(shape, x) == Approx(q).epsilon(shape < 1000 ? 1e-11 : 1e-8));
     }
-}
-
-TEST_CASE("the gamma quantile of a huge shape is continuous with that below it") {
+  // A huge shape is continuous with that below it.
   for (const double q : {0.25, 0.001})
     CHECK(gamma_tail_quantile(1.0000001e6, q) / gamma_tail_quantile(0.9999999e6, q) ==
           Approx(1.0000002).epsilon(1e-9));

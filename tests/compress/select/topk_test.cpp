@@ -13,7 +13,7 @@ bool is_topk(const Selection& selected, const std::vector<float>& x, std::size_t
   for (std::size_t i = 0; i < k; ++i) {
     if (!same_bits(std::vector<float>{selected.values[i]}, std::vector<float>{x[selected.indices[i]]}))
       return false;
-    smallest = std::min(smallest, static_cast<double>(std::abs(selected.values[i])));
+    smallest = std::min(smallest, double(std::abs(selected.values[i])));
   }
   return selected.threshold == smallest;
 }
@@ -47,8 +47,8 @@ TEST_CASE("topk equals its definition over a long run of error feedback, whateve
       double x = scale * rng.normal(i);
       if (t % 20 == 11) x = 0;
       if (t % 20 == 12) x = 0.25;
-      if (t % 20 == 13) x = static_cast<double>(rng.bits(i) % 3) - 1;
-      u[i] = static_cast<float>(x);
+      if (t % 20 == 13) x = double(rng.bits(i) % 3) - 1;
+      u[i] = float(x);
     }
     if (t == 60) std::fill(residual.begin(), residual.end(), 0.0f);
     const std::size_t k = std::max<std::size_t>(1, t == 0 ? d : t % 30 < 15 ? d / 100 : d / 7);
@@ -70,9 +70,7 @@ TEST_CASE("topk equals its definition over a long run of error feedback, whateve
 }
 
 TEST_CASE("topk does not depend on the carried threshold") {
-  const CounterRng rng(3, RngUse::test);
-  std::vector<float> x(20000);
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(rng.normal(i));
+  std::vector<float> x = normal_values(20000, 1, 3);
   for (const float carried : {0.0f, 1e-30f, 1.0f, 2.9f, 3.3f, 1e30f})
     for (const double margin : {0.004, 0.1}) {
       // A k-th magnitude that falls by half again and again widens the margin, one that stays narrows it.
@@ -131,7 +129,7 @@ TEST_CASE("in steady state the carried threshold leaves few candidates and no fa
     const auto selected = select_k(*selector, u, k, residual);
     keep_rest(*selector, selected, u, residual);
     if (t < 100) continue;
-    candidates += static_cast<double>(selector->diagnostics().candidates) / 100;
+    candidates += double(selector->diagnostics().candidates) / 100;
     fallbacks += selector->diagnostics().exact;
   }
   CHECK(fallbacks == 0);
@@ -139,9 +137,7 @@ TEST_CASE("in steady state the carried threshold leaves few candidates and no fa
 }
 
 TEST_CASE("keep_largest is topk of what was selected") {
-  Selection selected;
-  selected.indices = {3, 5, 9, 11, 20};
-  selected.values = {-2, 1, 2, -3, 2};
+  Selection selected{{true, {3, 5, 9, 11, 20}, {-2, 1, 2, -3, 2}}};
   keep_largest(selected, 3);
   CHECK(selected.indices == std::vector<std::uint32_t>{3, 9, 11});
   CHECK(selected.values == std::vector<float>{-2, 2, -3});
