@@ -3,6 +3,7 @@
 
 #include "nn/base/checksum.h"
 #include "optim/optimizer.h"
+#include "tests/support/any_threads.h"
 #include "tests/support/error_text.h"
 #include "tests/support/fill_normal.h"
 #include "tests/support/generated.h"
@@ -16,7 +17,7 @@ using Matrix = std::vector<double>;  // by rows
 
 // generated() as a parameter of the arena, or in its place of a gradient.
 void copy_golden(std::int64_t n, std::int64_t seed, float* to) {
-  for (const double x : testing::generated(static_cast<std::size_t>(n), seed)) *to++ = static_cast<float>(x);
+  for (const double x : testing::generated(std::size_t(n), seed)) *to++ = float(x);
 }
 
 // The sum, the sum weighted by 1 + i mod 13, the norm.
@@ -24,7 +25,7 @@ std::array<double, 3> sums_of(const std::vector<double>& x) {
   std::array<double, 3> sums{};
   for (std::size_t i = 0; i < x.size(); ++i) {
     sums[0] += x[i];
-    sums[1] += static_cast<double>(1 + i % 13) * x[i];
+    sums[1] += double(1 + i % 13) * x[i];
     sums[2] += x[i] * x[i];
   }
   sums[2] = std::sqrt(sums[2]);
@@ -55,11 +56,11 @@ OptimizerOptions muon_options(const std::string& variant) {
   return options;
 }
 
-// Of three steps: sums of the parameter, its first three elements; sums of the update (with the shape factor), its first
-// three elements.
-using Steps = double[3][6];
-void check_steps(const char* variant, std::int64_t rows, std::int64_t cols, const Steps& parameter,
-                 const Steps& update_of) {
+// After three steps: sums of the parameter, its first three elements; sums of the last update (with the shape factor),
+// its first three elements.
+using Golden = double[6];
+void check_steps(const char* variant, std::int64_t rows, std::int64_t cols, const Golden& parameter,
+                 const Golden& update_of) {
   INFO(variant << ", " << rows << " x " << cols);
   Model model(rows, cols);
   const std::int64_t n = rows * cols;
@@ -67,73 +68,50 @@ void check_steps(const char* variant, std::int64_t rows, std::int64_t cols, cons
   copy_golden(n, 9, weights.data());
   const OptimizerOptions options = muon_options(variant);
   const auto optimizer = make_optimizer(options, *model.arena);
+  std::vector<double> before;
   for (int step = 0; step < 3; ++step) {
     std::vector<float> gradient(model.arena->size());
     copy_golden(n, 10 + step, gradient.data() + model.matrix->offset());
-    const std::vector<double> before(weights.begin(), weights.end());
+    before.assign(weights.begin(), weights.end());
     optimizer->update(0, gradient, {step, options.lr});
-    const std::vector<double> after(weights.begin(), weights.end());
-    std::vector<double> update;
-    for (std::size_t i = 0; i < after.size(); ++i)
-      update.push_back((before[i] * (1 - options.lr * options.weight_decay) - after[i]) / options.lr);
-    const auto check = [&](const std::vector<double>& actual, const double* expected, double tolerance) {
-      const std::array<double, 3> sums = sums_of(actual);
-      const double norm = expected[2];
-      CHECK(std::abs(sums[0] - expected[0]) < tolerance * norm * 5);
-      CHECK(std::abs(sums[1] - expected[1]) < tolerance * norm * 50);
-      CHECK(std::abs(sums[2] - expected[2]) < tolerance * norm);
-      for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(actual[i] - expected[3 + i]) < tolerance * norm);
-    };
-    check(after, parameter[step], 1e-6);
-    check(update, update_of[step], 2e-5);
   }
+  const std::vector<double> after(weights.begin(), weights.end());
+  std::vector<double> update;
+  for (std::size_t i = 0; i < after.size(); ++i)
+    update.push_back((before[i] * (1 - options.lr * options.weight_decay) - after[i]) / options.lr);
+  const auto check = [&](const std::vector<double>& actual, const Golden& expected, double tolerance) {
+    const std::array<double, 3> sums = sums_of(actual);
+    const double norm = expected[2];
+    CHECK(std::abs(sums[0] - expected[0]) < tolerance * norm * 5);
+    CHECK(std::abs(sums[1] - expected[1]) < tolerance * norm * 50);
+    CHECK(std::abs(sums[2] - expected[2]) < tolerance * norm);
+    for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(actual[i] - expected[3 + i]) < tolerance * norm);
+  };
+  check(after, parameter, 1e-6);
+  check(update, update_of, 2e-5);
 }
 
 }  // namespace
 
 TEST_CASE("muon makes the steps of the published variants") {
   check_steps("jordan", 8, 12,
-              {{-1.737792037, -12.19221479, 4.936325533, -0.2370043753, 0.01046055635, 0.5091451719},
-               {-1.716301554, -12.26827079, 4.936485358, -0.2312949451, 0.01361812188, 0.519584749},
-               {-1.704027987, -12.46559281, 4.939272716, -0.2309741167, 0.01862556002, 0.5182591302}},
-              {{-0.1195559851, -7.772884683, 2.706299084, -0.03076146651, -0.5072948389, -0.02671390654},
-               {-1.057146219, 3.924722083, 2.826725058, -0.2831014644, -0.1579828819, -0.5270703034},
-               {-0.596515321, 9.98878352, 2.491906283, -0.01372847093, -0.2505080884, 0.06108509151}});
+              {-1.704027987, -12.46559281, 4.939272716, -0.2309741167, 0.01862556002, 0.5182591302},
+              {-0.596515321, 9.98878352, 2.491906283, -0.01372847093, -0.2505080884, 0.06108509151});
   check_steps("jordan", 12, 8,
-              {{-1.744886455, -12.08019958, 4.942145731, -0.2376719472, 0.01121429212, 0.5106858009},
-               {-1.748395488, -12.4158807, 4.941708019, -0.2348990154, 0.01513277894, 0.5221012403},
-               {-1.731553315, -12.45055037, 4.9486407, -0.2300900621, 0.02104241349, 0.5251585241}},
-              {{0.2351649254, -13.37364526, 3.266015725, 0.002617131867, -0.5449816276, -0.1037453543},
-               {0.1929005009, 16.90485821, 3.265376064, -0.1362698731, -0.1960364836, -0.575878829},
-               {-0.8246246644, 1.857641957, 3.021531713, -0.2380986715, -0.2956330553, -0.1580852027}});
+              {-1.731553315, -12.45055037, 4.9486407, -0.2300900621, 0.02104241349, 0.5251585241},
+              {-0.8246246644, 1.857641957, 3.021531713, -0.2380986715, -0.2956330553, -0.1580852027});
   check_steps("moonshot", 8, 12,
-              {{-1.738526544, -12.23996823, 4.93598045, -0.2371933606, 0.00734394232, 0.5089810533},
-               {-1.723530602, -12.29190283, 4.935699336, -0.2332231524, 0.009531547989, 0.5161825591},
-               {-1.714920338, -12.42785302, 4.937186939, -0.2329862807, 0.01300078365, 0.5152329036}},
-              {{-0.08283063132, -5.385212848, 1.874978909, -0.02131219725, -0.3514641375, -0.01850797433},
-               {-0.7324118389, 2.71912978, 1.958412676, -0.1961384772, -0.1094537229, -0.3651651017},
-               {-0.4132778829, 6.920428694, 1.726442973, -0.009511353097, -0.1735570985, 0.04232094743}});
+              {-1.714920338, -12.42785302, 4.937186939, -0.2329862807, 0.01300078365, 0.5152329036},
+              {-0.4132778829, 6.920428694, 1.726442973, -0.009511353097, -0.1735570985, 0.04232094743});
   check_steps("moonshot", 12, 8,
-              {{-1.742843725, -12.19636676, 4.939114311, -0.2376492138, 0.006480422604, 0.5097846385},
-               {-1.744677578, -12.38518417, 4.938303387, -0.2360599657, 0.008697024955, 0.5161980109},
-               {-1.734999073, -12.40372393, 4.941568508, -0.2333189745, 0.01203999071, 0.5178833028}},
-              {{0.1330284139, -7.565286327, 1.847537694, 0.001480461888, -0.3082881516, -0.05868723376},
-               {0.1091210836, 9.562834305, 1.847175801, -0.07708591192, -0.1108949218, -0.3257664682},
-               {-0.4664784661, 1.050839546, 1.709236519, -0.1346889635, -0.1672352577, -0.08942657356}});
+              {-1.734999073, -12.40372393, 4.941568508, -0.2333189745, 0.01203999071, 0.5178833028},
+              {-0.4664784661, 1.050839546, 1.709236519, -0.1346889635, -0.1672352577, -0.08942657356});
   check_steps("muloco", 8, 12,
-              {{-1.74329674, -12.24851969, 4.936837654, -0.2370361035, 0.009066506085, 0.5094410112},
-               {-1.72140336, -12.16925918, 4.937663886, -0.2332462263, 0.01279859908, 0.515642547},
-               {-1.687143751, -12.16303133, 4.939219752, -0.2305506388, 0.01726443276, 0.5185334187}},
-              {{0.155679156, -4.957639851, 2.308963949, -0.02917505453, -0.4375923257, -0.04150586962},
-               {-1.077236019, -3.840540208, 2.299223108, -0.1871235001, -0.1866953147, -0.3151712026},
-               {-1.695766424, -0.189699709, 2.281531567, -0.1324469108, -0.22341967, -0.1497000093}});
+              {-1.687143751, -12.16303133, 4.939219752, -0.2305506388, 0.01726443276, 0.5185334187},
+              {-1.695766424, -0.189699709, 2.281531567, -0.1324469108, -0.22341967, -0.1497000093});
   check_steps("muloco", 12, 8,
-              {{-1.745137172, -12.10547929, 4.940892116, -0.2370908112, 0.01177599618, 0.5107022928},
-               {-1.811238029, -12.77891383, 4.942577788, -0.2365170172, 0.0144268715, 0.5195758238},
-               {-1.824487557, -13.12925315, 4.947398087, -0.2310916118, 0.02153307061, 0.5254193034}},
-              {{0.2477007688, -12.10965994, 3.493457652, -0.02643966811, -0.5730668306, -0.1045699487},
-               {3.322494249, 33.79278207, 3.457312666, -0.02631879297, -0.1326615258, -0.4487835765},
-               {0.6805887657, 17.64475494, 3.448035404, -0.2689050977, -0.3554542241, -0.2973697375}});
+              {-1.824487557, -13.12925315, 4.947398087, -0.2310916118, 0.02153307061, 0.5254193034},
+              {0.6805887657, 17.64475494, 3.448035404, -0.2689050977, -0.3554542241, -0.2973697375});
 }
 
 namespace {
@@ -198,7 +176,7 @@ TEST_CASE("muon steps matrices of any shape, AdamW with its own rate what is non
     std::vector<double> w(weights.begin(), weights.end()), m(w.size()), v(w.size());
     for (int step = 0; step < 3; ++step) {
       const double lr = 0.5 / (1 + step), scale = step == 1 ? 0.25 : 1, t = step + 1;
-      const std::vector<float> gradient = gradient_of_step(w.size(), static_cast<std::uint32_t>(step));
+      const std::vector<float> gradient = gradient_of_step(w.size(), std::uint32_t(step));
       for (const Parameter* p : arena.parameters()) {
         const std::size_t begin = p->offset(), end = begin + p->numel();
         if (p == model.matrix || p == model.filters) {
@@ -208,9 +186,9 @@ TEST_CASE("muon steps matrices of any shape, AdamW with its own rate what is non
             m[i] = 0.8 * m[i] + added;
             input.push_back(added + 0.8 * m[i]);
           }
-          const auto r = static_cast<std::size_t>(p->shape()[0]), c = p->numel() / r;
+          const auto r = std::size_t(p->shape()[0]), c = p->numel() / r;
           const Matrix update = orthogonal(input, r, c, 1e-7, {3.4445, -4.7750, 2.0315});
-          const double factor = std::sqrt(std::max(1.0, static_cast<double>(r) / static_cast<double>(c)));
+          const double factor = std::sqrt(std::max(1.0, double(r) / double(c)));
           for (std::size_t i = begin; i < end; ++i)
             w[i] = w[i] * (1 - lr * 0.1) - lr * factor * update[i - begin];
           continue;
@@ -238,18 +216,13 @@ TEST_CASE("muon steps matrices of any shape, AdamW with its own rate what is non
 }
 
 TEST_CASE("muon's bits do not depend on the number of threads") {
-  std::vector<std::vector<float>> results;
-  for (const int team : {1, 3, 2}) {
-    const testing::Threads scope(team);
+  testing::check_any_threads([] {
     Model model(200, 150);
     const auto optimizer = make_optimizer(muon_options("muloco"), *model.arena);
     for (int step = 0; step < 2; ++step)
-      optimizer->update(0, gradient_of_step(model.arena->size(), static_cast<std::uint32_t>(step)),
-                        {step, 0.02});
-    results.push_back(model.arena->host_weights());
-  }
-  CHECK(results[1] == results[0]);
-  CHECK(results[2] == results[0]);
+      optimizer->update(0, gradient_of_step(model.arena->size(), std::uint32_t(step)), {step, 0.02});
+    return model.arena->host_weights();
+  });
 }
 
 // One checksum for the version of the loops that the CPU takes; `make tsan` compiles the baseline's alone.
@@ -279,8 +252,7 @@ TEST_CASE("muon moves a matrix whose gradient is zero by its weight decay alone"
   const std::vector<float> before(weights.begin(), weights.end());
   const auto optimizer = make_optimizer(muon_options("jordan"), *model.arena);
   optimizer->update(0, std::vector<float>(model.arena->size()), {0, 0.5});
-  for (std::size_t i = 0; i < before.size(); ++i)
-    CHECK(weights[i] == static_cast<float>(1 - 0.5 * 0.01) * before[i]);
+  for (std::size_t i = 0; i < before.size(); ++i) CHECK(weights[i] == float(1 - 0.5 * 0.01) * before[i]);
 }
 
 TEST_CASE("muon refuses a slice that cuts a matrix, and gradients with momentum or the rate in them") {
@@ -320,7 +292,7 @@ TEST_CASE("variants of muon have their AdamW: rates, betas and epsilon") {
     Model model(3, 4);
     const auto optimizer = make_optimizer(options, *model.arena);
     for (int step = 0; step < 3; ++step) {
-      std::vector<float> gradient = gradient_of_step(model.arena->size(), static_cast<std::uint32_t>(step));
+      std::vector<float> gradient = gradient_of_step(model.arena->size(), std::uint32_t(step));
       for (float& g : gradient) g *= 1e-8f;  // beside which epsilon counts
       optimizer->update(0, gradient, {step, options.lr});
     }

@@ -1,9 +1,15 @@
+// Optimizers, and clipping.
 #include "optim/optimizer.h"
+#include "nn/base/check.h"
+#include "nn/core/rng.h"
+#include "optim/clip.h"
+#include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 #include "tests/support/fill_normal.h"
 #include "tests/support/threads.h"
 
 using namespace topknot;
+using namespace topknot::testing;
 
 namespace {
 
@@ -12,7 +18,7 @@ struct Model {
   ParameterStore store;
   ParameterArena* arena;
   std::size_t matrices;  // elements
-  explicit Model(std::int64_t wide = 37) : matrices(static_cast<std::size_t>(21 + wide * 11)) {
+  explicit Model(std::int64_t wide = 37) : matrices(std::size_t(21 + wide * 11)) {
     store.add("a.weight", {3, 7}, fill_normal);
     store.add("a.bias", {5}, fill_normal);
     store.add("b.weight", {wide, 11}, fill_normal);
@@ -229,9 +235,9 @@ TEST_CASE("adamw agrees with its formula, in any slices, decay of matrices alone
       const auto weights = arena.weights();
       std::vector<double> w(weights.begin(), weights.end()), m(w.size()), v(w.size());
       for (std::int64_t step = 0; step < 8; ++step) {
-        const double lr = 0.05 / static_cast<double>(1 + step), scale = step == 3 ? 0.25 : 1;
-        const auto gradient = gradient_of_step(w.size(), static_cast<std::uint32_t>(step));
-        const double t = static_cast<double>(step + 1);
+        const double lr = 0.05 / double(1 + step), scale = step == 3 ? 0.25 : 1;
+        const auto gradient = gradient_of_step(w.size(), std::uint32_t(step));
+        const double t = double(step + 1);
         for (std::size_t i = 0; i < w.size(); ++i) {
           const double g = scale * gradient[i];
           if (i < model.matrices || decay_1d) w[i] -= lr * options.weight_decay * w[i];
@@ -299,13 +305,13 @@ namespace {
 std::vector<float> after_six_steps(const OptimizerOptions& options) {
   ParameterStore store;
   store.add("weight", {1, 5}, [](std::span<float> values, const CounterRng&) {
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = (static_cast<float>(i) - 2) / 2;
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = (float(i) - 2) / 2;
   });
   ParameterArena& arena = store.build([](const Parameter&) { return true; }, 1);
   const auto optimizer = make_optimizer(options, arena);
   for (int t = 0; t < 6; ++t) {
     std::vector<float> gradient;
-    for (int i = 0; i < 5; ++i) gradient.push_back(static_cast<float>(std::sin(1 + i + 3 * t) * (i + 1)));
+    for (int i = 0; i < 5; ++i) gradient.push_back(float(std::sin(1 + i + 3 * t) * (i + 1)));
     optimizer->update(0, gradient, {t, 0.1 / (1 + t)});
   }
   return {arena.weights().begin(), arena.weights().end()};
@@ -327,4 +333,40 @@ TEST_CASE("SGD with momentum, Nesterov's too, and AdamW make PyTorch's steps") {
   options = {};
   options.name = "adamw", options.weight_decay = 0.1;
   check_equal(after_six_steps(options), {-1.0895883, -0.5949361, -0.0877359, 0.6033455, 1.0836763});
+}
+
+TEST_CASE("the norm agrees with a plain double sum and has the same bits for any number of threads") {
+  for (std::size_t size : {0u, 1u, 15u, 17u, 8192u, 300007u}) {
+    std::vector<float> values(size);
+    const CounterRng rng(1, RngUse::test, 0);
+    double squares = 0;
+    std::vector<double> sums;
+    for (std::size_t i = 0; i < size; ++i)
+      values[i] = rng.normal(i), squares += double(values[i]) * values[i];
+    for (const int threads : {1, 3}) {
+      const testing::Threads scope(threads);
+      sums.push_back(sum_of_squares(values));
+    }
+    CHECK(sums[0] == sums[1]);
+    CHECK(sums[0] == Approx(squares).epsilon(1e-12));
+  }
+}
+
+TEST_CASE("scaling by the factor keeps the direction and meets the norm") {
+  std::vector<float> values(70000);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = i % 2 ? -3.0f : 4.0f;
+  scale(values, clip_factor(l2_norm(values), 5));
+  CHECK(l2_norm(values) == Approx(5));
+  CHECK(values[69998] / values[69999] == Approx(-4.0 / 3));
+}
+
+TEST_CASE("what is no longer than the norm, and what is not finite, is clipped by nothing") {
+  CHECK(clip_factor(5, 5) == 1);
+  CHECK(clip_factor(std::numeric_limits<double>::infinity(), 1) == 1);
+  CHECK(clip_factor(std::nan(""), 1) == 1);
+  CHECK(clip_factor(4, 1) == 0.25);
+}
+
+TEST_CASE("a clipping norm of 0 or less is refused") {
+  for (const double norm : {0, -1}) CHECK_THROWS_AS(clip_factor(1, norm), UserError);
 }

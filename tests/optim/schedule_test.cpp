@@ -142,8 +142,7 @@ TEST_CASE("exponential multiplies in each epoch from decay_from on") {
   CHECK(late->lr(59, 10, 1000) == 0.25);
 }
 
-TEST_CASE(
-    "plateau drops where patience + 1 losses in a row are not below the best, and goes on from its state") {
+TEST_CASE("plateau drops behind patience + 1 losses in a row not below the best, also from its state") {
   ScheduleOptions options = options_of("plateau", {{"gamma", 0.25}, {"min_lr", 0.1}});
   const auto rate = [](const Schedule& schedule) { return schedule.lr(77, 10, 1000); };
   const auto at_once = make_schedule(options, 8);
