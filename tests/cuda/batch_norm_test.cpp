@@ -66,11 +66,11 @@ TEST_CASE("batch norm in evaluation has the CPU's bits") {
   for (const bool residual : {false, true}) {
     const BatchNormProbe p({3, 20, 5, 3, residual, true, false}, DType::f32);
     Buffer mean{"mean", p.mean}, variance{"variance", p.variance};
-    testing::Leaf x(p.s.shape(), p.x), gamma({20}, p.gamma), beta({20}, p.beta), other(p.s.shape(), p.x);
+    Leaf x(p.s.shape(), p.x), gamma({20}, p.gamma), beta({20}, p.beta), other(p.s.shape(), p.x);
     const Variable y = batch_norm(x.variable(), gamma.variable(), beta.variable(),
                                   residual ? Variable(Tensor::from(p.residual, p.s.shape())) : Variable(),
                                   {&mean, &variance, p.momentum, p.epsilon}, {false, true});
-    backward(testing::weighted_sum(y, p.dy));
+    backward(weighted_sum(y, p.dy));
     const BatchNormResult r = by_op(p);
     CHECK(same_bits(r.y, y.value().to_vector()));
     CHECK(same_bits(r.dx, x.gradient()));
@@ -83,16 +83,16 @@ TEST_CASE("running statistics follow several batches as on the CPU") {
   RunningStatistics running(p);
   Buffer mean{"mean", p.mean}, variance{"variance", p.variance};
   const GpuLeaf gamma({6}, p.gamma), beta({6}, p.beta);
-  testing::Leaf cpu_gamma({6}, p.gamma), cpu_beta({6}, p.beta);
+  Leaf cpu_gamma({6}, p.gamma), cpu_beta({6}, p.beta);
   for (std::uint32_t step = 0; step < 5; ++step) {
-    const auto values = random_values(p.s.shape().numel(), 40 + step, 0.5f * static_cast<float>(step));
+    const auto values = random_values(p.s.shape().numel(), 40 + step, 0.5f * float(step));
     batch_norm(Variable(p.activation(values)), gamma.variable(), beta.variable(), {}, running.state, {});
     batch_norm(Variable(Tensor::from(values, p.s.shape())), cpu_gamma.variable(), cpu_beta.variable(), {},
                {&mean, &variance, p.momentum, p.epsilon}, {});
   }
-  const testing::Array ones(6, 1.0);
-  testing::check_close("mean", running.mean.host(), testing::as_double(mean.values), ones, 2e-6);
-  testing::check_close("variance", running.variance.host(), testing::as_double(variance.values), ones, 2e-6);
+  const Array ones(6, 1.0);
+  check_close("mean", running.mean.host(), as_double(mean.values), ones, 2e-6);
+  check_close("variance", running.variance.host(), as_double(variance.values), ones, 2e-6);
 }
 
 TEST_CASE("a constant channel far from its running mean has no negative variance") {
@@ -101,7 +101,7 @@ TEST_CASE("a constant channel far from its running mean has no negative variance
     const BatchNormProbe p({4, 6, 5, 3, false, false}, DType::f32);
     RunningStatistics running(p);
     const GpuLeaf gamma({6}, p.gamma), beta({6}, p.beta);
-    const std::vector<float> values(static_cast<std::size_t>(p.s.shape().numel()), value);
+    const std::vector<float> values(std::size_t(p.s.shape().numel()), value);
     for (int step = 0; step < 3; ++step) {
       const Variable y = batch_norm(Variable(p.activation(values)), gamma.variable(), beta.variable(), {},
                                     running.state, {});
@@ -130,8 +130,8 @@ TEST_CASE("gradients add up: an input that is used twice, and parameters of two 
     // The second batch's statistics are summed about another running mean: its last bits differ.
     const auto close = [&](const char* what, const std::vector<float>& actual,
                            const std::vector<float>& from) {
-      const testing::Array expected = testing::as_double(doubled(from));
-      testing::check_close(what, actual, expected, testing::Array(expected.size(), 10.0), 1e-6);
+      const Array expected = as_double(doubled(from));
+      check_close(what, actual, expected, Array(expected.size(), 10.0), 1e-6);
     };
     close("dx", x.gradient(), once.dx);
     close("dgamma", gamma.gradient(), once.dgamma);
@@ -157,9 +157,9 @@ TEST_CASE("a residual that is the input itself gets both gradients") {
   backward_from({{batch_norm(x.variable(), gamma.variable(), beta.variable(), x.variable(), running.state,
                              {true, true}),
                   p.dy}});
-  testing::Array sum = r.dx, scale = r.dx_scale;
+  Array sum = r.dx, scale = r.dx_scale;
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += r.dresidual[i], scale[i] += std::abs(r.dresidual[i]);
-  testing::check_close("dx", x.gradient(), sum, scale, 2e-6);
+  check_close("dx", x.gradient(), sum, scale, 2e-6);
 }
 
 TEST_CASE("a NaN spoils its own channel, and no relu hides it") {
@@ -202,8 +202,7 @@ TEST_CASE("batch norm in a graph has the bits of the plain calls, each time it i
   const auto step = [&] {
     const Variable out = batch_norm(x.variable(), gamma.variable(), beta.variable(), residual.variable(),
                                     running.state, {true, true});
-    backend(gpu.device())
-        .copy(out.value().data(), const_cast<float*>(y.data()), static_cast<std::size_t>(y.numel()));
+    backend(gpu.device()).copy(out.value().data(), const_cast<float*>(y.data()), std::size_t(y.numel()));
     backward(Variable("loss", loss, {out}, [&](Tensor) { out.accumulate_grad(dy); }));
     gamma.clear();
     beta.clear();

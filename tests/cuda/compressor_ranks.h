@@ -1,15 +1,10 @@
 #pragma once
 // A group's ranks with compressors on the CPU and on a GPU, step by step: blocks, averages, residuals, states
 // and verdicts are compared bit for bit.
-
-#include <limits>
 #include <optional>
 
 #include "compress/cuda/device_compressor.h"
-#include "nn/core/rng.h"
-#include "tests/compress/simulated_ranks.h"
 #include "tests/cuda/device_vector.h"
-#include "tests/support/catch.h"
 
 namespace topknot::testing {
 
@@ -30,7 +25,7 @@ class BothRanks {
     }
   }
 
-  std::size_t ranks() const { return static_cast<std::size_t>(group_.ranks); }
+  std::size_t ranks() const { return std::size_t(group_.ranks); }
   std::vector<float>& gradient(std::size_t rank) { return on_cpu_[rank].gradient; }
   Compressor& on_gpu(std::size_t rank) { return *ranks_[rank].compressor; }
   StepStatus status(std::size_t rank) { return ranks_[rank].status.host()[0]; }
@@ -53,12 +48,12 @@ class BothRanks {
     INFO("step " << number << ", " << ranks() << " ranks");
     cuda::Context& context = cuda::Context::current();
     if (weights.empty()) weights.assign(ranks(), 1.0f);
-    const double lr = 0.1 * static_cast<double>(1 + number % 3);
+    const double lr = 0.1 * double(1 + number % 3);
     weights_.set(weights);
     for (std::size_t r = 0; r < ranks(); ++r) {
       Rank& rank = ranks_[r];
       to_device(rank.memory[turn_].data(), gradient(r));
-      rank.parameters.set({{.step = number, .lr = lr, .density = density_, .rank = static_cast<int>(r)}});
+      rank.parameters.set({{.step = number, .lr = lr, .density = density_, .rank = int(r)}});
       rank.status.set({{.bad = agree || damaged_ ? 0u : 1u}});
     }
     if (graphs_) {
@@ -104,11 +99,10 @@ class BothRanks {
     const std::size_t n = group_.numel, bytes = block_bytes();
     for (std::size_t r = 0; r < ranks(); ++r) {
       Rank& rank = ranks_[r];
-      StepContext context;
-      context.weights = {weights_.data(), ranks()};
-      context.rank = static_cast<int>(r);
-      context.parameters = rank.parameters.data();
-      context.status = rank.status.data();
+      const StepContext context{.weights = {weights_.data(), ranks()},
+                                .rank = int(r),
+                                .parameters = rank.parameters.data(),
+                                .status = rank.status.data()};
       const Message message = rank.compressor->encode(
           {{rank.memory[turn_].data(), n}, {rank.memory[1 - turn_].data(), n}}, context);
       REQUIRE(message.bytes() == bytes);
@@ -135,13 +129,13 @@ class BothRanks {
       std::vector<std::byte> expected = on_cpu_.blocks()[r];
       REQUIRE(expected.size() <= block_bytes());
       expected.resize(block_bytes());
-      const auto first = blocks.begin() + static_cast<std::ptrdiff_t>(r * block_bytes());
+      const auto first = blocks.begin() + std::ptrdiff_t(r * block_bytes());
       if (damaged_ != r) CHECK(std::equal(expected.begin(), expected.end(), first));
       const StepStatus status = rank.status.host()[0];
       CHECK((status.bad == 0) == good);
       CHECK(status.selected == on_cpu_[r].compressor->diagnostics().selected);
       CHECK(status.over_capacity == on_cpu_[r].compressor->diagnostics().over_capacity);
-      CHECK(status.threshold == static_cast<float>(on_cpu_[r].compressor->diagnostics().threshold));
+      CHECK(status.threshold == float(on_cpu_[r].compressor->diagnostics().threshold));
       if (good)
         CHECK(same_bits(average_of(rank).host(), {on_cpu_[r].average.begin(), on_cpu_[r].average.end()}));
       if (keeps_) CHECK(same_bits(rank.memory[turn_].host(), on_cpu_[r].residual));
@@ -161,10 +155,14 @@ class BothRanks {
 };
 
 inline std::vector<float> gradient_of(std::int64_t step, std::size_t rank, std::size_t n) {
-  const CounterRng rng(17, RngUse::test, static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(rank));
+  const CounterRng rng(17, RngUse::test, std::uint32_t(step), std::uint32_t(rank));
   std::vector<float> g(n);
   for (std::size_t i = 0; i < n; ++i) g[i] = rng.normal(i) * (i % 13 == 0 ? 3.0f : 1.0f);
   return g;
+}
+
+inline void load_gradients(BothRanks& both, std::int64_t step, std::size_t n) {
+  for (std::size_t r = 0; r < both.ranks(); ++r) both.gradient(r) = gradient_of(step, r, n);
 }
 
 // Ten steps with two densities. Two are bad: one has a NaN on the last rank, the other is refused by others.
@@ -173,10 +171,10 @@ inline void ten_steps(BothRanks& both, std::size_t n, const std::vector<float>& 
   for (std::int64_t step = 0; step < 10; ++step) {
     if (step == 0) both.set_density(0.25);
     if (step == 3) both.set_density(0.02);
-    for (std::size_t r = 0; r < both.ranks(); ++r) both.gradient(r) = gradient_of(step, r, n);
+    load_gradients(both, step, n);
     if (step == 5) both.gradient(both.ranks() - 1)[n / 3] = nan;
     both.step(step, weights, step != 7);
-    const auto expected = step == 5 ? static_cast<std::int32_t>(both.ranks() - 1) : -1;
+    const auto expected = step == 5 ? std::int32_t(both.ranks() - 1) : -1;
     CHECK(both.status(0).bad_rank == expected);
     if (step == 6) both.compare_states();
   }
@@ -184,11 +182,9 @@ inline void ten_steps(BothRanks& both, std::size_t n, const std::vector<float>& 
 }
 
 inline CompressOptions options_of(const std::string& name) {
-  CompressOptions options = named(name);
-  options.momentum = name == "dgc" ? 0.9 : 0.0;
-  options.nesterov = name == "dgc";
-  options.seed = 3;
-  return options;
+  return with(named(name, {"seed=3"}), name == "dgc"
+                                           ? std::vector<std::string>{"momentum=0.9", "nesterov=true"}
+                                           : std::vector<std::string>{"momentum=0.0"});
 }
 
 inline constexpr const char* kMethods[] = {"topk", "gaussiank", "dgc", "regtopk"};

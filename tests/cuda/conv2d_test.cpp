@@ -1,4 +1,8 @@
-// conv2d on a GPU against the definition in float64.
+// Convolutions on a GPU: the op, layouts, kernels of our own, and cuDNN's graph API.
+#include "nn/ops/cuda/cudnn_graph.h"
+#include "nn/ops/cuda/products.h"
+#include "tests/cuda/fixture.h"
+#include "tests/cuda/gpu_leaf.h"
 #include "tests/support/conv_case.h"
 
 using namespace topknot;
@@ -89,5 +93,97 @@ TEST_CASE("a convolution's gradients that are not wanted are left out on a GPU")
   const Leaf w(g.geometry().weight_shape(), random_values(g.w_size(), 2));
   backward(weighted_sum(conv2d(images, w.variable(), Variable(), g.geometry()), dy));
   check_close("dw", w.gradient(), conv2d_weight_gradient(g, as_double(xs), as_double(dy)),
-              Array(static_cast<std::size_t>(g.w_size()), 10.0), 2e-5);
+              Array(std::size_t(g.w_size()), 10.0), 2e-5);
+}
+
+namespace {
+
+std::vector<float> floats(const std::vector<BFloat16>& values) {
+  std::vector<float> out(values.size());
+  to_float(values.data(), values.size(), out.data());
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a bias is added to its channel") {
+  const OnGpu gpu;
+  for (const std::size_t channels : {1u, 3u, 10u, 64u, 257u, 1000u}) {
+    const std::size_t rows = 17;
+    const auto y = random_values(std::int64_t(rows * channels), 1),
+               bias = random_values(std::int64_t(channels), 2);
+    std::vector<float> expected = y, expected_half = rounded_to(DType::bf16, y);
+    for (std::size_t i = 0; i < y.size(); ++i)
+      expected[i] += bias[i % channels], expected_half[i] += bias[i % channels];
+    const DeviceVector<float> on_gpu(y), b(bias);
+    cuda::add_bias(gpu.stream(), on_gpu.data(), false, b.data(), rows, channels);
+    CHECK(on_gpu.host() == expected);
+    std::vector<BFloat16> half(y.size());
+    to_bfloat16(y.data(), y.size(), half.data());
+    const DeviceVector<BFloat16> half_on_gpu(half);
+    cuda::add_bias(gpu.stream(), half_on_gpu.data(), true, b.data(), rows, channels);
+    CHECK(floats(half_on_gpu.host()) == rounded_to(DType::bf16, expected_half));
+  }
+}
+
+TEST_CASE("column sums are right for any number of rows and channels, and always the same bits") {
+  const OnGpu gpu;
+  struct Size {
+    std::size_t rows, channels;
+  };
+  for (const Size s : {Size{1, 1}, {7, 3}, {255, 33}, {257, 16}, {1025, 100}, {300000, 2}}) {
+    const auto n = std::int64_t(s.rows * s.channels);
+    const auto x = rounded_to(DType::bf16, random_values(n, 1));  // the same sums of either type
+    std::vector<double> sums(s.channels), scale(s.channels);
+    for (std::size_t i = 0; i < x.size(); ++i)
+      sums[i % s.channels] += double(x[i]), scale[i % s.channels] += std::abs(double(x[i]));
+    std::vector<BFloat16> rounded(x.size());
+    to_bfloat16(x.data(), x.size(), rounded.data());
+    const DeviceVector<float> full(x), scratch(cuda::column_sums_scratch(s.rows, s.channels));
+    const DeviceVector<BFloat16> half(rounded);
+    const DeviceVector<float> out(std::vector<float>(s.channels, 3.0f));
+    const auto run = [&](bool bf16, bool accumulate) {
+      cuda::column_sums(gpu.stream(), bf16 ? static_cast<const void*>(half.data()) : full.data(), bf16,
+                        s.rows, s.channels, scratch.data(), out.data(), accumulate);
+      return out.host();
+    };
+    const auto first = run(false, false);
+    check_close("sums", first, sums, scale, 1e-6);
+    CHECK(run(true, false) == first);
+    std::vector<float> twice = first;
+    for (float& value : twice) value += value;
+    CHECK(run(false, true) == twice);
+  }
+}
+
+namespace {
+
+using reference::Conv;
+
+}  // namespace
+
+TEST_CASE("plans of cuDNN's graph API give a weight gradient in fp32 from bfloat16") {
+  OnGpu gpu(cuda::Precision::bf16);
+  for (const Conv& g : {Conv{2, 8, 6, 5, 16, 3, 1, 1}, Conv{3, 16, 9, 9, 24, 1, 2, 0},
+                        Conv{2, 8, 9, 8, 8, {3, 2}, {2, 1}, {0, 1}}}) {
+    const auto x = rounded_to(DType::bf16, random_values(g.x_size(), 1)),
+               dy = rounded_to(DType::bf16, random_values(g.y_size(), 2));
+    const Shape shape{g.n, g.in, g.height, g.width};
+    const Tensor on_gpu = gpu_tensor(x, shape, Layout::nhwc, DType::bf16),
+                 gradient = gpu_tensor(dy, g.geometry().output_shape(shape), Layout::nhwc, DType::bf16);
+    cuda::WeightGradientGraph graph(gpu.context().cudnn(), g.geometry(), shape);
+    if (graph.plans() == 0) WARN("cuDNN " << cudnnGetVersion() << " has no plan for " << g.str());
+    CHECK(graph.plan(graph.plans()) == nullptr);
+    for (int i = 0; i < graph.plans(); ++i) {
+      const cuda::WeightGradientPlan* plan = graph.plan(i);
+      if (!plan) continue;
+      INFO(g.str() << ", engine " << graph.engine(i));
+      Tensor dw = Tensor::empty(g.geometry().weight_shape(), Layout::nhwc, gpu.device());
+      REQUIRE(plan->run(gpu.context().cudnn(), on_gpu.data(), gradient.data(),
+                        gpu.context().workspace(plan->workspace()), dw.data()) == CUDNN_STATUS_SUCCESS);
+      const auto rx = as_double(x), rdy = as_double(dy);
+      check_close("dw", values_of(dw), conv2d_weight_gradient(g, rx, rdy),
+                  conv2d_weight_gradient(g, reference::absolute(rx), reference::absolute(rdy)), 2e-5);
+    }
+  }
 }

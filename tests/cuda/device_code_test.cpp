@@ -1,23 +1,16 @@
 // Blocks written and read by a GPU against write_block() and read_block().
 #include "compress/codec/cuda/device_codec.h"
 
-#include <algorithm>
-#include <cstring>
-#include <functional>
-
 #include "compress/codec/codec.h"
-#include "nn/core/rng.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
-#include "tests/support/catch.h"
-#include "tests/support/error_text.h"
 #include "tests/support/positions.h"
 
 namespace topknot {
 namespace {
 
 using cuda::DecodedStats;
-using testing::DeviceVector;
+using namespace testing;
 
 using Block = std::vector<std::byte>;
 
@@ -45,26 +38,24 @@ SparseVector entries_at(std::vector<std::uint32_t> indices, std::uint32_t stream
 // `count` of numel, as even as integers allow.
 SparseVector spread(std::size_t count, std::size_t numel, std::uint32_t stream = 0) {
   std::vector<std::uint32_t> indices(count);
-  for (std::size_t i = 0; i < count; ++i) indices[i] = static_cast<std::uint32_t>(i * numel / count);
+  for (std::size_t i = 0; i < count; ++i) indices[i] = std::uint32_t(i * numel / count);
   return entries_at(std::move(indices), stream);
 }
 
 // Neighbours, with one gap that leaves the last one at the end.
 SparseVector crowded(std::size_t count, std::size_t numel, std::size_t before_gap) {
   std::vector<std::uint32_t> indices(count);
-  for (std::size_t i = 0; i < count; ++i)
-    indices[i] = static_cast<std::uint32_t>(i < before_gap ? i : numel - count + i);
+  for (std::size_t i = 0; i < count; ++i) indices[i] = std::uint32_t(i < before_gap ? i : numel - count + i);
   return entries_at(std::move(indices), 1);
 }
 
 SparseVector scattered(std::size_t count, std::size_t numel, std::uint32_t stream) {
-  return entries_at(testing::uniform_positions(numel, count, stream), stream);
+  return entries_at(uniform_positions(numel, count, stream), stream);
 }
 
 Block written(cuda::DeviceCodec& code, const SparseVector& entries, cudaStream_t stream) {
   const DeviceVector<std::uint32_t> indices(entries.indices),
-      stats(std::vector<std::uint32_t>{static_cast<std::uint32_t>(entries.indices.size()),
-                                       entries.finite ? 1u : 0u});
+      stats(std::vector<std::uint32_t>{std::uint32_t(entries.indices.size()), entries.finite ? 1u : 0u});
   const DeviceVector<float> values(entries.values);
   DeviceVector<std::byte> block(Block(code.block_bytes(), std::byte{0xAB}));
   code.write(stream, {indices.data(), values.data(), stats.data(), stats.data() + 1}, block.data());
@@ -90,8 +81,7 @@ Read read(cuda::DeviceCodec& code, const std::vector<Block>& blocks, cudaStream_
   const auto every_index = indices.host();
   const auto every_value = values.host();
   for (std::size_t r = 0; r < ranks; ++r) {
-    const auto first = static_cast<std::ptrdiff_t>(r * capacity),
-               n = static_cast<std::ptrdiff_t>(result.stats[r].count);
+    const auto first = std::ptrdiff_t(r * capacity), n = std::ptrdiff_t(result.stats[r].count);
     REQUIRE(result.stats[r].count <= capacity);
     SparseVector entries;
     entries.finite = result.stats[r].finite != 0;
@@ -132,7 +122,7 @@ void check_all(const std::vector<SparseVector>& lists, std::size_t capacity, std
       if (!all_values && value != kValues[0]) continue;
       INFO(layout << " " << value << " of " << numel);
       const Codes codes(layout, value);
-      const auto code = cuda::make_device_codec(layout, value, numel, static_cast<int>(lists.size()));
+      const auto code = cuda::make_device_codec(layout, value, numel, int(lists.size()));
       REQUIRE(code);
       code->set_capacity(capacity);
       REQUIRE(code->block_bytes() % 16 == 0);
@@ -154,9 +144,7 @@ void check_all(const std::vector<SparseVector>& lists, std::size_t capacity, std
     }
 }
 
-TEST_CASE(
-    "a GPU's blocks are write_block()'s, and read alike, about a Rice part's length, in any order of "
-    "threads") {
+TEST_CASE("a GPU's blocks are write_block()'s, and read alike, about a Rice part's length, in any order") {
   const auto order = GENERATE(from_range(orders()))();
   const std::size_t numel = 40009;
   std::vector<SparseVector> lists;
@@ -195,8 +183,7 @@ TEST_CASE("groups of one element, and values at the edges of floats") {
   }
   check_all(lists, 1, 1, true);
   SparseVector wide = spread(600, 700);
-  for (std::size_t i = 0; i < 600; ++i)
-    wide.values[i] = std::ldexp(i % 2 ? -1.3f : 1.7f, static_cast<int>(i % 277) - 149);
+  for (std::size_t i = 0; i < 600; ++i) wide.values[i] = std::ldexp(i % 2 ? -1.3f : 1.7f, int(i % 277) - 149);
   check_all({wide}, 700, 700, true);
 }
 
@@ -303,7 +290,7 @@ TEST_CASE("a block with any byte changed is refused where the CPU refuses it") {
     for (const char* value : kValues) {
       INFO(layout << " " << value);
       const Codes codes(layout, value);
-      const auto code = cuda::make_device_codec(layout, value, numel, static_cast<int>(ranks));
+      const auto code = cuda::make_device_codec(layout, value, numel, int(ranks));
       code->set_capacity(1200);
       const Block good = write_block(scattered(1100, numel, 4), numel, *codes.index, *codes.value);
       std::vector<Block> blocks, padded_blocks;
@@ -312,8 +299,8 @@ TEST_CASE("a block with any byte changed is refused where the CPU refuses it") {
         for (std::size_t i = 0; i <= r % 3; ++i) {
           // The first bytes of the body, where Rice's parts end, more often than by chance.
           const std::size_t body = r % 2 ? 12 : block.size() - 16;
-          const auto at = 16 + static_cast<std::size_t>(rng.uniform(draw++) * static_cast<float>(body - 1));
-          block[at] ^= static_cast<std::byte>(1u << (draw % 8));
+          const auto at = 16 + std::size_t(rng.uniform(draw++) * float(body - 1));
+          block[at] ^= std::byte(1u << (draw % 8));
         }
         padded_blocks.push_back(padded(block, code->block_bytes()));
       }

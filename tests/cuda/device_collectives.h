@@ -1,11 +1,6 @@
 #pragma once
 // Ranks as threads of a test, each with a context of its own, on one GPU or on one each; and what every
 // device communicator must do, for the tests of both.
-
-#include <cstring>
-#include <span>
-#include <vector>
-
 #include "dist/comm/cuda/device_communicator.h"
 #include "dist/comm/ordered_sum.h"
 #include "nn/core/cuda/context.h"
@@ -61,8 +56,7 @@ void from_gpu(const T* from, std::span<T> values, cudaStream_t stream) {
 
 // Sums of several magnitudes, so that another order of additions gives other bits.
 inline float rough(int rank, int round, std::size_t i) {
-  const CounterRng rng(7, RngUse::compress, static_cast<std::uint64_t>(rank),
-                       static_cast<std::uint64_t>(round));
+  const CounterRng rng(7, RngUse::compress, std::uint64_t(rank), std::uint64_t(round));
   const float x = rng.normal(i);
   return i % 3 == 0 ? 1000.0f * x : x;
 }
@@ -129,7 +123,7 @@ std::ptrdiff_t wrong_sum(MakeDevice make, int ranks, std::span<const std::size_t
       }
       rank.device.wait(rank.stream());
       if (!same_bits(sum, expected[l]) || (std::is_same_v<T, float> && !same_bits(halves, sum)))
-        wrong[static_cast<std::size_t>(rank.rank())] = static_cast<std::ptrdiff_t>(n);
+        wrong[std::size_t(rank.rank())] = std::ptrdiff_t(n);
     }
   });
   for (const auto n : wrong)
@@ -146,7 +140,7 @@ int wrong_round(MakeDevice make, int ranks, std::size_t n) {
   std::vector<std::vector<T>> expected;
   for (int round = 0; round < rounds; ++round) expected.push_back(ordered_sum_of_ranks<T>(ranks, round, n));
   run_device_ranks(make, ranks, [&](DeviceRank& rank) {
-    const auto blocks = static_cast<std::size_t>(ranks);
+    const auto blocks = std::size_t(ranks);
     std::vector<std::vector<T>> mine, sums(rounds, std::vector<T>(n)),
         gathered(rounds, std::vector<T>(n * blocks));
     for (int round = 0; round < rounds; ++round) mine.push_back(rough_values<T>(rank.rank(), round, n));
@@ -166,9 +160,9 @@ int wrong_round(MakeDevice make, int ranks, std::size_t n) {
       std::vector<T> blocks_of_all;
       for (int r = 0; r < ranks; ++r)
         for (const T value : rough_values<T>(r, round, n)) blocks_of_all.push_back(value);
-      const auto at = static_cast<std::size_t>(round);
+      const auto at = std::size_t(round);
       if (!same_bits(sums[at], expected[at]) || !same_bits(gathered[at], blocks_of_all))
-        wrong[static_cast<std::size_t>(rank.rank())] = round;
+        wrong[std::size_t(rank.rank())] = round;
     }
   });
   for (const int round : wrong)
@@ -178,12 +172,10 @@ int wrong_round(MakeDevice make, int ranks, std::size_t n) {
 
 // Blocks of `bytes` from everybody, then rank `ranks - 1`'s to all: true where every rank has what it should.
 inline bool gathers_and_broadcasts(MakeDevice make, int ranks, std::size_t bytes) {
-  const auto byte = [](int rank, std::size_t i) {
-    return static_cast<std::byte>((rank * 37 + 11 * i) % 251);
-  };
+  const auto byte = [](int rank, std::size_t i) { return std::byte((rank * 37 + 11 * i) % 251); };
   std::vector<char> right(static_cast<std::size_t>(ranks), 1);
   run_device_ranks(make, ranks, [&](DeviceRank& rank) {
-    const auto blocks = static_cast<std::size_t>(ranks);
+    const auto blocks = std::size_t(ranks);
     std::vector<std::byte> mine(bytes), all(bytes * blocks), root(bytes);
     for (std::size_t i = 0; i < bytes; ++i) mine[i] = byte(rank.rank(), i);
     const cuda::DeviceArray<std::byte> block(bytes + 1), gathered(bytes * blocks + 1);
@@ -194,10 +186,10 @@ inline bool gathers_and_broadcasts(MakeDevice make, int ranks, std::size_t bytes
     rank.device.broadcast(block.data(), bytes, ranks - 1, rank.stream());
     from_gpu<std::byte>(block.data(), root, rank.stream());
     rank.device.wait(rank.stream());
-    char& good = right[static_cast<std::size_t>(rank.rank())];
+    char& good = right[std::size_t(rank.rank())];
     for (std::size_t i = 0; i < bytes; ++i) {
       for (std::size_t r = 0; r < blocks; ++r)
-        if (all[r * bytes + i] != byte(static_cast<int>(r), i)) good = 0;
+        if (all[r * bytes + i] != byte(int(r), i)) good = 0;
       if (root[i] != byte(ranks - 1, i)) good = 0;
     }
   });

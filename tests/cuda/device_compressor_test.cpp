@@ -1,25 +1,16 @@
 // Compressors on a GPU against the CPU's, step by step.
 #include "compress/cuda/device_compressor.h"
 
-#include <limits>
-
 #include "compress/codec/cuda/device_codec.h"
 #include "compress/memory/cuda/device_memory.h"
 #include "nn/core/cuda/trial.h"
 #include "tests/cuda/compressor_ranks.h"
 #include "tests/cuda/fixture.h"
-#include "tests/support/error_text.h"
 
 namespace topknot {
 namespace {
 
-using testing::BothRanks;
-using testing::gradient_of;
-using testing::kMethods;
-using testing::named;
-using testing::options_of;
-using testing::ten_steps;
-using testing::whole_group;
+using namespace testing;
 
 TEST_CASE("compressors on a GPU make the CPU's blocks, averages and residuals, with 1 to 5 ranks") {
   const OnGpu gpu;
@@ -34,21 +25,18 @@ TEST_CASE("compressors on a GPU make the CPU's blocks, averages and residuals, w
 
 TEST_CASE("quantisers on a GPU make the CPU's blocks, averages and residuals, with 1 to 5 ranks") {
   const OnGpu gpu;
-  struct Case {
-    const char *name, *memory;
-    int levels, bucket;
-  };
-  for (const Case& c :
-       {Case{"signsgd", "residual", 0, 0}, Case{"signsgd", "none", 0, 0}, Case{"qsgd", "none", 127, 128},
-        Case{"qsgd", "residual", 127, 128}, Case{"qsgd", "none", 1, 64}, Case{"qsgd", "none", 9, 1000},
-        Case{"qsgd", "none", 32767, 100}})
+  using Case = std::vector<std::string>;
+  for (const Case& c : {Case{"signsgd", "memory=residual"},
+                        {"signsgd", "memory=none"},
+                        {"qsgd", "memory=none", "levels=127", "bucket=128"},
+                        {"qsgd", "memory=residual", "levels=127", "bucket=128"},
+                        {"qsgd", "memory=none", "levels=1", "bucket=64"},
+                        {"qsgd", "memory=none", "levels=9", "bucket=1000"},
+                        {"qsgd", "memory=none", "levels=32767", "bucket=100"}})
     for (const int ranks : {1, 2, 5})
       for (const std::size_t n : {1, 33, 777, 17001}) {
-        INFO(c.name << ' ' << c.memory << ", levels " << c.levels << ", " << ranks << " ranks, " << n);
-        CompressOptions options = named(c.name);
-        options.memory = c.memory;
-        options.seed = 3;
-        if (c.levels > 0) options.set("levels", c.levels), options.set("bucket", c.bucket);
+        INFO(c[0] << ' ' << c[1] << ' ' << c.back() << ", " << ranks << " ranks, " << n);
+        const CompressOptions options = with(named(c[0], {"seed=3"}), {c.begin() + 1, c.end()});
         GroupSpec group = whole_group(n, ranks);
         group.offset = 1001;  // which numbers the random streams
         if (n == 777) group.segments = {{0, 5}, {5, 6}, {6, 700}, {700, n}};
@@ -62,9 +50,7 @@ TEST_CASE("quantisers on a GPU make the CPU's blocks, averages and residuals, wi
 TEST_CASE("a quantised vector of zeros, and one whose norm is beyond float") {
   const OnGpu gpu;
   for (const char* name : {"signsgd", "qsgd"}) {
-    CompressOptions options = named(name);
-    options.memory = "none";
-    BothRanks both(options, whole_group(300, 2));
+    BothRanks both(named(name, {"memory=none"}), whole_group(300, 2));
     both.set_density(1);
     for (std::size_t r = 0; r < 2; ++r) both.gradient(r).assign(300, r == 0 ? 0.0f : -0.0f);
     both.step(0);
@@ -83,17 +69,14 @@ TEST_CASE("several segments are sent as one list") {
   const GroupSpec large{32001, {{0, 9001}, {9001, 9002}, {9002, 29000}, {29000, 32001}}, 2};
   for (const GroupSpec& group : {small, large})
     for (const char* name : kMethods)
-      for (const char* values : {"fp32", "fp16"}) {
+      for (const std::string values : {"fp32", "fp16"}) {
         INFO(name << " " << values << ", " << group.numel << " elements");
-        CompressOptions options = options_of(name);
-        options.values = values;
-        options.capacity = 2;
-        BothRanks both(options, group);
+        BothRanks both(with(options_of(name), {"values=" + values, "capacity=2"}), group);
         ten_steps(both, group.numel,
                   group.ranks == 3 ? std::vector{0.5f, 1.75f, 0.75f} : std::vector{0.5f, 1.5f});
         both.lower_density(0.01);  // less is selected than there is room for
         for (std::int64_t step = 10; step < 13; ++step) {
-          for (std::size_t r = 0; r < both.ranks(); ++r) both.gradient(r) = gradient_of(step, r, group.numel);
+          load_gradients(both, step, group.numel);
           both.step(step);
         }
         both.compare_states();
@@ -103,13 +86,10 @@ TEST_CASE("several segments are sent as one list") {
 TEST_CASE("every layout and value codec keeps what it loses in the residual") {
   const OnGpu gpu;
   const std::size_t n = 800;
-  for (const char* code : {"raw", "rice", "bitmap"})
-    for (const char* values : {"fp32", "bf16", "fp16", "int8"}) {
+  for (const std::string code : {"raw", "rice", "bitmap"})
+    for (const std::string values : {"fp32", "bf16", "fp16", "int8"}) {
       INFO(code << " " << values);
-      CompressOptions options = options_of("topk");
-      options.codec = code;
-      options.values = values;
-      BothRanks both(options, whole_group(n, 2));
+      BothRanks both(with(options_of("topk"), {"codec=" + code, "values=" + values}), whole_group(n, 2));
       ten_steps(both, n, {1.25f, 0.75f});
     }
 }
@@ -117,14 +97,10 @@ TEST_CASE("every layout and value codec keeps what it loses in the residual") {
 TEST_CASE("no memory, the rate inside, and densities by segment") {
   const OnGpu gpu;
   const std::size_t n = 1200;
-  CompressOptions options = options_of("topk");
-  options.memory = "none";
-  BothRanks without(options, whole_group(n, 2));
-  ten_steps(without, n);
-  options.memory.clear();
-  options.lr_inside = true;
-  BothRanks with_rate(options, whole_group(n, 2));
-  ten_steps(with_rate, n);
+  for (const char* key : {"memory=none", "lr_inside=true"}) {
+    BothRanks both(with(options_of("topk"), {key}), whole_group(n, 2));
+    ten_steps(both, n);
+  }
   GroupSpec layers{n, {{0, 500}, {500, 1200}}, 2};
   layers.densities = {0.1, 0.001};
   BothRanks by_layer(options_of("topk"), layers);
@@ -137,17 +113,13 @@ TEST_CASE("a captured step is right in every replay, in any order of blocks and 
   const std::size_t n = 1800;
   for (const char* name : kMethods) {
     INFO(name);
-    CompressOptions options = options_of(name);
-    options.codec = "rice";
-    options.values = "fp16";
-    BothRanks both(options, {n, {{0, 800}, {800, n}}, 2}, true);
+    BothRanks both(with(options_of(name), {"codec=rice", "values=fp16"}), {n, {{0, 800}, {800, n}}, 2}, true);
     ten_steps(both, n, {1.5f, 0.5f});
   }
 }
 
 // A trial's runs come before the first step: nothing of them may stay.
-TEST_CASE(
-    "topk's message is the CPU's by one block, by many and after a trial: any memory, captured or not") {
+TEST_CASE("topk's message is the CPU's by one block, many and a trial's: any memory, captured or not") {
   struct Case {
     const char *forced, *memory;
     bool graphs;
@@ -160,16 +132,14 @@ TEST_CASE(
   const OnGpu gpu(cuda::Precision::fp32, false);
   cuda::Trial::force(forced);
   const std::size_t n = 9001;
-  CompressOptions options = options_of("topk");
-  options.codec = "raw", options.memory = memory, options.momentum = 0.9;
-  BothRanks both(options, whole_group(n, 2), graphs);
+  BothRanks both(with(options_of("topk"), {"codec=raw", std::string("memory=") + memory, "momentum=0.9"}),
+                 whole_group(n, 2), graphs);
   ten_steps(both, n, {1.5f, 0.5f});
   both.lower_density(0.01);  // zeros behind fewer entries
   for (std::int64_t step = 10; step < 13; ++step) {
-    for (std::size_t r = 0; r < both.ranks(); ++r) {
-      both.gradient(r) = gradient_of(step, r, n);
-      if (step == 12) both.gradient(r).assign(n, 0.5f);  // ties beyond the k-th
-    }
+    load_gradients(both, step, n);
+    for (std::size_t r = 0; step == 12 && r < 2; ++r)
+      both.gradient(r).assign(n, 0.5f);  // ties beyond the k-th
     both.step(step);
   }
   both.compare_states();
@@ -200,8 +170,7 @@ TEST_CASE("a saved state goes from CPU to GPU and back, a velocity to either of 
     BothRanks both(options_of(name), {n, {{0, 400}, {400, n}}, 2});
     for (const int later : {0, 1}) {
       ten_steps(both, n);
-      for (std::size_t r = 0; later && r < 2; ++r) both.gradient(r) = gradient_of(10, r, n);
-      if (later) both.step(10);
+      if (later) load_gradients(both, 10, n), both.step(10);
       both.exchange_states();
     }
     ten_steps(both, n);
@@ -231,7 +200,7 @@ TEST_CASE("a velocity refuses a slice in other memory than before; ef21 has no k
   CompressOptions options;
   options.momentum = 0.9;
   const auto memory = cuda::make_device_memory("dgc", options, 8);
-  const testing::DeviceVector<float> one(8), two(8), other(8);
+  const DeviceVector<float> one(8), two(8), other(8);
   const auto accumulate = [&](const auto& gradient, const auto& residual) {
     memory->accumulate({{gradient.data(), 8}, {residual.data(), 8}}, nullptr);
   };
@@ -246,7 +215,7 @@ TEST_CASE("a damaged block is a bad step on all ranks, and the residual stays") 
   BothRanks both(options_of("topk"), whole_group(n, 3));
   both.set_density(0.1);
   for (std::int64_t step = 0; step < 4; ++step) {
-    for (std::size_t r = 0; r < both.ranks(); ++r) both.gradient(r) = gradient_of(step, r, n);
+    load_gradients(both, step, n);
     if (step == 2) both.damage_next(1);
     both.step(step, {}, step != 2);
     for (std::size_t r = 0; r < both.ranks(); ++r) CHECK(both.status(r).bad_rank == (step == 2 ? 1 : -1));
@@ -259,12 +228,10 @@ TEST_CASE("a selection of a file of its own sends what it takes, and a NaN shows
   const std::size_t n = 5000;
   for (const auto& segments :
        {std::vector<std::pair<std::size_t, std::size_t>>{{0, n}}, {{0, 4000}, {4000, n}}}) {
-    CompressOptions options = named("cyclic");
-    options.set("phase", 3);
-    BothRanks both(options, {n, segments, 2});
+    BothRanks both(named("cyclic", {"phase=3"}), {n, segments, 2});
     both.set_density(0.1);
     for (std::int64_t step = 0; step < 3; ++step) {
-      for (std::size_t r = 0; r < 2; ++r) both.gradient(r) = gradient_of(step, r, n);
+      load_gradients(both, step, n);
       if (step == 1) both.gradient(1)[7] = std::numeric_limits<float>::quiet_NaN();
       both.step(step);
     }
@@ -296,28 +263,16 @@ TEST_CASE("a sum that could overflow, and zeros, are told apart") {
 
 TEST_CASE("methods and pieces without kernels are left to the CPU, wrong ones are refused") {
   const OnGpu gpu;
-  const GroupSpec group = whole_group(100, 2);
+  const auto made = [](const CompressOptions& options) {
+    return cuda::make_device_compressor(options, whole_group(100, 2)) != nullptr;
+  };
   for (const char* name : {"powersgd", "terngrad", "randk", "chunk_topk", "sparseloco", "demo"})
-    CHECK(cuda::make_device_compressor(named(name), group) == nullptr);
-  CompressOptions options = named("topk");
-  options.codec = "auto";
-  CHECK(cuda::make_device_compressor(options, group) == nullptr);
-  options = named("topk");
-  options.values = "centroid2";
-  CHECK(cuda::make_device_compressor(options, group) == nullptr);
-  options = named("topk");
-  options.memory = "ef21";
-  CHECK(cuda::make_device_compressor(options, group) == nullptr);
-  options = named("topk");
-  options.aggregate = "contributors";
-  CHECK(cuda::make_device_compressor(options, group) == nullptr);
-  options = named("topk");
-  options.feedback_decay = 0.5;
-  CHECK(cuda::make_device_compressor(options, group) == nullptr);
-  options = named("topk");
-  options.capacity = 0.5;
-  CHECK(says(error_text([&] { cuda::make_device_compressor(options, group); }),
-             {"compress.capacity", "at least 1"}));
+    CHECK_FALSE(made(named(name)));
+  for (const char* key :
+       {"codec=auto", "values=centroid2", "memory=ef21", "aggregate=contributors", "feedback_decay=0.5"})
+    CHECK_FALSE(made(named("topk", {key})));
+  CHECK(
+      says(error_text([&] { made(named("topk", {"capacity=0.5"})); }), {"compress.capacity", "at least 1"}));
 }
 
 }  // namespace

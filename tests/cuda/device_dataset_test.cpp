@@ -6,7 +6,6 @@
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
 #include "tests/data/small_dataset.h"
-#include "tests/support/catch.h"
 
 namespace topknot {
 namespace {
@@ -53,8 +52,7 @@ void check_same(const Dataset& dataset, bool augment) {
       for (std::int64_t i = 0; i < n; ++i)
         for (std::int64_t pixel = 0; pixel < sample[1] * sample[2]; ++pixel)
           for (std::int64_t c = 0; c < sample[0]; ++c) {
-            nhwc.push_back(
-                expected[static_cast<std::size_t>((i * sample[0] + c) * sample[1] * sample[2] + pixel)]);
+            nhwc.push_back(expected[std::size_t((i * sample[0] + c) * sample[1] * sample[2] + pixel)]);
             nhwc_bf16.push_back(to_float(to_bfloat16(nhwc.back())));
           }
       CHECK(same_bits(made(Tensor::empty(shape, Layout::nhwc, gpu.device())), nhwc));
@@ -104,7 +102,7 @@ TEST_CASE("a captured batch follows the indices and the epoch of each step") {
   });
   for (const std::int32_t step : {0, 1, 2}) {
     indices.set({step, 22 - step});
-    epoch.set({static_cast<std::uint32_t>(7 * step)});
+    epoch.set({std::uint32_t(7 * step)});
     graph.launch(gpu.stream());
     std::vector<float> expected(2 * 84);
     transform.apply(step, 7 * step, expected.data());

@@ -1,22 +1,12 @@
 #pragma once
 // Runs of the exchange over given gradients, on the CPU and on a GPU that the ranks, threads of the test,
 // share.
-
-#include <algorithm>
-#include <cmath>
-#include <functional>
-#include <map>
-#include <memory>
-#include <random>
-#include <vector>
-
 #include "dist/comm/collective_queue.h"
 #include "dist/comm/communicator.h"
 #include "dist/exchange/cuda/device_exchange.h"
 #include "dist/exchange/exchange.h"
 #include "nn/core/rng.h"
 #include "tests/cuda/fixture.h"
-#include "tests/support/catch.h"
 #include "tests/support/same_bits.h"
 
 namespace topknot::testing {
@@ -48,7 +38,7 @@ struct ExchangePlan {
   std::vector<float> weights = {};
   std::function<float(std::int64_t step, int rank, std::size_t element)> gradient =
       [](std::int64_t step, int rank, std::size_t element) {
-        return CounterRng(7, RngUse::test, static_cast<std::uint32_t>(step * 64 + rank)).normal(element);
+        return CounterRng(7, RngUse::test, std::uint32_t(step * 64 + rank)).normal(element);
       };
   std::function<float(std::int64_t step, int rank)> loss = [](std::int64_t, int) { return 1.0f; };
   bool shuffled = false;  // the order in which parameters become ready
@@ -75,8 +65,7 @@ inline std::vector<Parameter*> order_of(const ExchangePlan& plan, ParameterArena
   std::vector<Parameter*> order;
   for (Parameter* parameter : arena.parameters())
     if (parameter->name() != "unused") order.push_back(parameter);
-  if (plan.shuffled)
-    std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(step * 64 + rank)));
+  if (plan.shuffled) std::shuffle(order.begin(), order.end(), std::mt19937(unsigned(step * 64 + rank)));
   return order;
 }
 
@@ -213,10 +202,10 @@ inline ExchangeRecord run_rank(const ExchangePlan& plan, Device where, Communica
 // By rank.
 inline std::vector<ExchangeRecord> run_on_cpu(ExchangePlan plan) {
   plan.renewed = -1;
-  std::vector<ExchangeRecord> records(static_cast<std::size_t>(plan.ranks));
+  std::vector<ExchangeRecord> records(std::size_t(plan.ranks));
   run_thread_ranks(plan.ranks, 60, [&](Communicator& communicator) {
     const int rank = communicator.rank();
-    records[static_cast<std::size_t>(rank)] =
+    records[std::size_t(rank)] =
         run_rank(plan, {}, communicator, rank, [&](ParameterArena& arena, CollectiveQueue& queue) {
           return std::make_unique<Exchange>(arena, queue, plan.options);
         });
@@ -225,12 +214,12 @@ inline std::vector<ExchangeRecord> run_on_cpu(ExchangePlan plan) {
 }
 inline std::vector<ExchangeRecord> run_on_gpu(const ExchangePlan& plan, const MakeDeviceExchange& make,
                                               bool graphs = false) {
-  std::vector<ExchangeRecord> records(static_cast<std::size_t>(plan.ranks));
+  std::vector<ExchangeRecord> records(std::size_t(plan.ranks));
   run_thread_ranks(plan.ranks, 60, [&](Communicator& communicator) {
     const OnGpu gpu;
     const int rank = communicator.rank();
     const auto device = cuda::make_device_communicator(communicator, 60);
-    records[static_cast<std::size_t>(rank)] = run_rank(
+    records[std::size_t(rank)] = run_rank(
         plan, gpu.device(), communicator, rank,
         [&](ParameterArena& arena, CollectiveQueue& queue) { return make(arena, queue, *device); }, graphs);
   });
@@ -321,9 +310,7 @@ inline void check_same(const std::vector<ExchangeRecord>& gpu, const std::vector
       REQUIRE(ours.committed == theirs.committed);
       int bad_rank = theirs.bad_rank;
       if (dense && gpu.size() > 1)
-        bad_rank = std::isfinite(dense->loss(static_cast<std::int64_t>(step), static_cast<int>(rank)))
-                       ? -1
-                       : static_cast<int>(rank);
+        bad_rank = std::isfinite(dense->loss(std::int64_t(step), int(rank))) ? -1 : int(rank);
       CHECK(ours.bad_rank == bad_rank);
       if (theirs.committed) CHECK(ours.selected == theirs.selected);
       REQUIRE(same_bits(ours.average, theirs.average));

@@ -1,8 +1,5 @@
 // The exchange on a GPU is the CPU's, bit for bit: averages, residuals, outcomes and saved state.
-#include <cmath>
-
 #include "tests/cuda/device_exchange_fixture.h"
-#include "tests/support/error_text.h"
 
 namespace topknot {
 namespace {
@@ -12,12 +9,11 @@ using namespace topknot::testing;
 std::vector<float> uneven(int ranks) {
   std::vector<float> weights;
   for (int rank = 0; rank < ranks; ++rank)
-    weights.push_back(ranks == 1 ? 1.0f : 0.5f + static_cast<float>(rank) / static_cast<float>(ranks - 1));
+    weights.push_back(ranks == 1 ? 1.0f : 0.5f + float(rank) / float(ranks - 1));
   return weights;
 }
 
-TEST_CASE("a dense average on the GPU is the CPU's, in any order of blocks and threads",
-          "[device_exchange]") {
+TEST_CASE("a dense average on the GPU is the CPU's, in any order of blocks and threads") {
   const auto order = GENERATE(from_range(orders()))();
   for (const int ranks : {1, 2, 3})
     for (const std::string merge : {"none", "all", "size:2000"})
@@ -38,7 +34,7 @@ TEST_CASE("a dense average on the GPU is the CPU's, in any order of blocks and t
       }
 }
 
-TEST_CASE("sparse groups and the dense ones beside them are the CPU's", "[device_exchange]") {
+TEST_CASE("sparse groups and the dense ones beside them are the CPU's") {
   for (const std::string scope : {"model", "group", "tensor"})
     for (const std::string merge : {"none", "all", "size:2000"}) {
       if (scope == "model" && merge != "all") continue;
@@ -60,8 +56,7 @@ TEST_CASE("sparse groups and the dense ones beside them are the CPU's", "[device
     }
 }
 
-TEST_CASE("hosts of several ranks sum inside and compress across on the GPU as on the CPU",
-          "[device_exchange]") {
+TEST_CASE("hosts of several ranks sum inside and compress across on the GPU as on the CPU") {
   struct Shape {
     int hosts, ranks_per_host;
   };
@@ -101,7 +96,7 @@ TEST_CASE("hosts of several ranks sum inside and compress across on the GPU as o
       }
 }
 
-TEST_CASE("a NaN of one rank refuses the step on all, and nothing has changed", "[device_exchange]") {
+TEST_CASE("a NaN of one rank refuses the step on all, and nothing has changed") {
   for (const std::string method : {"dense", "dense bf16", "topk"})
     for (const std::string merge : {"none", "all"}) {
       ExchangePlan plan = plan_of(method.substr(0, method.find(' ')), 3, merge);
@@ -135,17 +130,14 @@ TEST_CASE("a NaN of one rank refuses the step on all, and nothing has changed", 
     }
 }
 
-TEST_CASE("a GPU's exchange goes on from what was saved", "[device_exchange]") {
+TEST_CASE("a GPU's exchange goes on from what was saved") {
   ExchangePlan plan = plan_of("dgc", 2, "size:4000");
   plan.options.compress.momentum = 0.9;
   plan.renewed = 5;
   check_same(run_on_gpu(plan, on_gpu(plan.options)), run_on_cpu(plan));
 }
 
-TEST_CASE(
-    "methods with momentum, masks and thresholds: encoding and decoding are captured as two graphs with the "
-    "collectives between them, or run at once",
-    "[device_exchange]") {
+TEST_CASE("momentum, masks and thresholds: steps are captured as two graphs about the collectives, or run") {
   for (const std::string method : {"dense", "dense bf16", "topk", "gaussiank", "dgc", "regtopk"}) {
     INFO(method);
     ExchangePlan plan = plan_of(method.substr(0, method.find(' ')), 2, "size:4000");
@@ -166,8 +158,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("the word on a rank's loss is sent with the last group, a short dense group with a compressed one",
-          "[device_exchange]") {
+TEST_CASE("a rank's word on its loss goes with the last group, a short dense group with a compressed one") {
   for (const std::string merge : {"none", "all"}) {
     ExchangePlan plan = plan_of("topk", 2, merge);  // with a dense group
     const auto one = plan.gradient;
@@ -183,7 +174,7 @@ TEST_CASE("the word on a rank's loss is sent with the last group, a short dense 
   }
 }
 
-TEST_CASE("a whole step is one graph where the collectives can be captured", "[device_exchange]") {
+TEST_CASE("a whole step is one graph where the collectives can be captured") {
   for (const std::string method : {"dense", "topk"}) {
     ExchangePlan plan = plan_of(method, 2, "none");
     const auto healthy = plan.gradient;
@@ -205,8 +196,7 @@ TEST_CASE("a whole step is one graph where the collectives can be captured", "[d
   }
 }
 
-TEST_CASE("gradients that go through the CPU are averaged or refused as there, whatever the method",
-          "[device_exchange]") {
+TEST_CASE("gradients that go through the CPU are averaged or refused as there, whatever the method") {
   struct Case {
     std::string method, collective = "all_gather", dense_values = "fp32";
     int ranks = 2, ranks_per_host = 0;
@@ -227,7 +217,7 @@ TEST_CASE("gradients that go through the CPU are averaged or refused as there, w
     plan.options.merge = "size:4000";
     plan.ranks = c.ranks;
     plan.shuffled = c.ranks_per_host == 0;
-    plan.weights.assign(static_cast<std::size_t>(c.ranks), 1.0f);
+    plan.weights.assign(std::size_t(c.ranks), 1.0f);
     plan.weights[0] = 0.5f, plan.weights[1] = 1.5f;
     plan.renewed = c.ranks_per_host == 0 ? 6 : -1;
     INFO(c.method << ", " << c.collective << ", " << c.ranks << " ranks");
@@ -258,7 +248,7 @@ TEST_CASE("gradients that go through the CPU are averaged or refused as there, w
   }
 }
 
-TEST_CASE("options that contradict each other are refused as on the CPU", "[device_exchange]") {
+TEST_CASE("options that contradict each other are refused as on the CPU") {
   const OnGpu gpu;
   const ExchangeModel model(gpu.device());
   const auto alone = make_thread_group(1, 20);
@@ -278,7 +268,7 @@ TEST_CASE("options that contradict each other are refused as on the CPU", "[devi
   CHECK(user_error(make(options), {"compress.scope", "exchange.merge"}));
 }
 
-TEST_CASE("what keeps gradients from staying on the GPU is named", "[device_exchange]") {
+TEST_CASE("what keeps gradients from staying on the GPU is named") {
   ExchangeOptions options;
   options.compress.name = "topk";
   options.ranks_per_host = 2;

@@ -1,9 +1,5 @@
 // Ranks that are threads of one process and share a GPU.
-#include <array>
-
 #include "tests/cuda/device_collectives.h"
-#include "tests/support/catch.h"
-#include "tests/support/error_text.h"
 #include "train/network_check.h"
 
 namespace topknot {
@@ -67,9 +63,8 @@ TEST_CASE("threads on a GPU: after an abort every call throws") {
 
 TEST_CASE("ranks that share a GPU check what they send each other there") {
   std::vector<std::vector<NetworkRow>> rows(2);
-  run_ranks("threads", 2, [&](Communicator& host) {
-    rows[static_cast<std::size_t>(host.rank())] = check_gpu_path(host, 0, 60);
-  });
+  run_ranks("threads", 2,
+            [&](Communicator& host) { rows[std::size_t(host.rank())] = check_gpu_path(host, 0, 60); });
   for (const auto& mine : rows) {
     REQUIRE(mine.size() == 6);
     CHECK(mine[0].over == "GPU, threads");

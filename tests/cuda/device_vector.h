@@ -1,11 +1,5 @@
 #pragma once
 // GPU memory that tests write and read, graphs, and the bytes of a state.
-
-#include <cstring>
-#include <functional>
-#include <span>
-#include <vector>
-
 #include "compress/state.h"
 #include "nn/core/cuda/context.h"
 #include "nn/core/cuda/pool.h"

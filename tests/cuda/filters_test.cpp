@@ -1,10 +1,8 @@
 // Weights in the order and type of a product, and a model's filters within a scope.
 #include "nn/ops/cuda/filters.h"
 
-#include "nn/ops/ops.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
-#include "tests/support/variables.h"
 
 namespace topknot {
 namespace {
@@ -20,7 +18,7 @@ std::vector<float> filter_from(const std::vector<float>& weight, const FilterSha
     for (std::int64_t t = 0; t < s.taps; ++t)
       for (std::int64_t i = 0; i < s.in; ++i)
         filter.push_back(o < s.weight_out && i < s.weight_in
-                             ? weight[static_cast<std::size_t>((o * s.weight_in + i) * s.taps + t)]
+                             ? weight[std::size_t((o * s.weight_in + i) * s.taps + t)]
                              : 0.0f);
   return filter;
 }
@@ -32,7 +30,7 @@ class Weights {
     draw(1);
   }
   void draw(std::uint32_t seed) {
-    values_ = random_values(static_cast<std::int64_t>(memory_.size()), seed);
+    values_ = random_values(std::int64_t(memory_.size()), seed);
     memory_.set(values_);
   }
   std::span<const float> all() const { return {memory_.data(), memory_.size()}; }
@@ -50,7 +48,7 @@ class Weights {
   static std::size_t elements(const std::vector<FilterShape>& shapes) {
     std::int64_t sum = 0;
     for (const FilterShape& s : shapes) sum += s.weight_out * s.weight_in * s.taps;
-    return static_cast<std::size_t>(sum);
+    return std::size_t(sum);
   }
   std::int64_t size(std::size_t i) const {
     return shapes_[i].weight_out * shapes_[i].weight_in * shapes_[i].taps;
@@ -70,8 +68,7 @@ TEST_CASE("filters go to cuDNN's order and type, and their gradients come back")
   const OnGpu gpu;
   for (const FilterShape& shape : {FilterShape{1, 1, 1}, {3, 5, 9}, {16, 3, 49}, {70, 16, 9}, {40, 33, 1}}) {
     const auto n = shape.size();
-    const auto weight = random_values(static_cast<std::int64_t>(n), 1),
-               start = random_values(static_cast<std::int64_t>(n), 2);
+    const auto weight = random_values(std::int64_t(n), 1), start = random_values(std::int64_t(n), 2);
     const auto rounded = rounded_to(DType::bf16, weight);
     const DeviceVector<float> w(weight), filter(n);
     const DeviceVector<BFloat16> half(n);
@@ -193,7 +190,7 @@ TEST_CASE("a convolution in a scope is what it is without one, with few and with
         return std::pair(values_of(y.value()), x.gradient());
       };
       const auto expected = result();
-      Filters filters({w.variable().value().data(), static_cast<std::size_t>(g.weight_shape().numel())});
+      Filters filters({w.variable().value().data(), std::size_t(g.weight_shape().numel())});
       for (int scope = 0; scope < 2; ++scope) {
         const Filters::Scope fixed(filters);
         CHECK(result() == expected);

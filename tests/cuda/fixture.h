@@ -2,10 +2,8 @@
 // A rank's context on the first GPU, current in this thread. On a machine without a GPU the CUDA emulator has
 // one.
 
-#include <memory>
-#include <vector>
-
 #include "nn/core/cuda/context.h"
+#include "tests/support/test.h"
 
 namespace topknot {
 

@@ -1,18 +1,10 @@
 // gaussiank on a GPU goes through the CPU's levels, from the same moments to the last bit.
 #include "compress/select/selector.h"
 
-#include <algorithm>
-#include <cmath>
-#include <memory>
-#include <set>
-
 #include "compress/parallel.h"
 #include "compress/select/gaussiank_rule.h"
 #include "compress/select/passes/pass_kernels.h"
 #include "compress/select/passes/passes.h"
-#include "nn/core/rng.h"
-#include "tests/compress/fixtures.h"
-#include "tests/compress/select/select_once.h"
 #include "tests/cuda/selectors.h"
 
 namespace topknot::testing {
@@ -25,7 +17,7 @@ int last_level(const Selector& selector) {
   const auto trace = selector.diagnostics().trace;
   if (trace.empty()) return 0;
   const gaussiank::Thresholds t = gaussiank::thresholds_from(trace.front().threshold);
-  return static_cast<int>(std::find(t.level, t.level + gaussiank::kLevels, trace.back().threshold) - t.level);
+  return int(std::find(t.level, t.level + gaussiank::kLevels, trace.back().threshold) - t.level);
 }
 
 TEST_CASE("topk and gaussiank on a GPU through a long vector, a warm-up of densities and refused steps") {
@@ -57,7 +49,7 @@ TEST_CASE("gaussiank on a GPU has room for what compress.capacity lets through")
     options.capacity = capacity;
     SelectPair pair("gaussiank", options, 9000);
     pair.set_density(0.01);
-    CHECK(pair.capacity() == (capacity == 0 ? 9000 : static_cast<std::size_t>(90 * capacity)));
+    CHECK(pair.capacity() == (capacity == 0 ? 9000 : std::size_t(90 * capacity)));
   }
 }
 
@@ -102,8 +94,7 @@ TEST_CASE("gaussiank on a GPU gives the golden traces, also by a selector that w
   }
 }
 
-TEST_CASE(
-    "the level that gaussiank carries on a GPU is the last one on the CPU, and a refused step leaves it") {
+TEST_CASE("the level that gaussiank carries on a GPU is the CPU's last one; a refused step leaves it") {
   const OnGpu gpu;
   const std::size_t n = 9000;
   BothSelectors both("gaussiank", {}, n, 0, 0.01);
@@ -123,8 +114,7 @@ TEST_CASE(
   CHECK(carried.size() > 1);
 }
 
-TEST_CASE(
-    "moments on a GPU are the CPU's bits, for whole chunks, parts of one, and vectors off their alignment") {
+TEST_CASE("moments on a GPU are the CPU's bits: whole chunks, parts of one, vectors off their alignment") {
   const OnGpu gpu;
   for (const std::size_t n : {2048u, 2063u, 16384u, 16385u, 40007u})
     for (const std::size_t off : {0u, 1u}) {

@@ -1,11 +1,6 @@
 #pragma once
 // What tests of ops on a GPU alone need: tensors in an activation's layout and type from plain values and
 // back, inputs that catch their gradient, parameters in a GPU's arena.
-
-#include <memory>
-#include <utility>
-#include <vector>
-
 #include "tests/cuda/device_vector.h"
 #include "tests/support/probe.h"
 

@@ -1,15 +1,8 @@
 // The pieces of selection on a GPU, against their definitions and against the CPU's numbers.
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <limits>
 
-#include "compress/compressor.h"
 #include "compress/memory/accumulate.h"
 #include "compress/select/passes/keys.h"
-#include "nn/core/rng.h"
-#include "tests/compress/fixtures.h"
-#include "tests/compress/select/select_once.h"
 #include "tests/cuda/selectors.h"
 
 namespace topknot::testing {
@@ -28,7 +21,7 @@ struct Shifted {
   float* data() const { return memory.data() + shift; }
   std::vector<float> host() const {
     const std::vector<float> padded = memory.host();
-    return {padded.begin() + static_cast<std::ptrdiff_t>(shift), padded.end()};
+    return {padded.begin() + std::ptrdiff_t(shift), padded.end()};
   }
   std::size_t shift;
   DeviceVector<float> memory;
@@ -83,8 +76,8 @@ void check_list(const Listed& listed, const std::vector<float>& u, MagnitudeKey 
 // By the definition of key_below().
 std::int32_t below(double t) {
   if (t < 0) return -1;
-  float x = static_cast<float>(t);
-  if (static_cast<double>(x) > t) x = std::nextafter(x, 0.0f);
+  float x = float(t);
+  if (double(x) > t) x = std::nextafter(x, 0.0f);
   return std::min(std::bit_cast<std::int32_t>(x),
                   std::bit_cast<std::int32_t>(std::numeric_limits<float>::max()));
 }
@@ -97,9 +90,8 @@ TEST_CASE("keys, bounds and counts of kernels and CPU follow their definitions")
     CHECK(key_of(x) == std::bit_cast<std::int32_t>(std::abs(x)));
   for (const double density : {1e-9, 0.001, 0.01, 0.1, 0.3, 0.999999, 1.0})
     for (const std::size_t n : {std::size_t{1}, std::size_t{7}, std::size_t{1000}, std::size_t{123456789}}) {
-      const double asked =
-          density < 1 ? std::floor(density * static_cast<double>(n)) : static_cast<double>(n);
-      CHECK(density_count(density, n) == static_cast<std::size_t>(std::max(1.0, asked)));
+      const double asked = density < 1 ? std::floor(density * double(n)) : double(n);
+      CHECK(density_count(density, n) == std::size_t(std::max(1.0, asked)));
       CHECK(density_count(density, n) == target_count(density, n));
     }
   CarriedBound bound;
@@ -109,15 +101,14 @@ TEST_CASE("keys, bounds and counts of kernels and CPU follow their definitions")
   for (std::uint32_t step = 0; step < 200; ++step) {
     const auto largest = kLargestFinite;
     CHECK(bound.above(true) == largest);
-    CHECK(bound.above(false) ==
-          (kth < 0 ? largest : std::min(largest, below((1.0 - margin) * static_cast<double>(kth)))));
+    CHECK(bound.above(false) == (kth < 0 ? largest : std::min(largest, below((1.0 - margin) * double(kth)))));
     const float now =
         step % 50 == 49 ? 0.0f : std::abs(rng.normal(step)) * (step < 100 ? 1.0f : 1.0f + rng.uniform(step));
-    const auto how = static_cast<int>(rng.below(500 + step, 5));
+    const auto how = int(rng.below(500 + step, 5));
     const auto list = how > 2 ? ListState::good : static_cast<ListState>(how);
     bound = bound.after(key_of(now), list);
     if (kth > 0) {
-      const double fall = 1.0 - static_cast<double>(now) / static_cast<double>(kth);
+      const double fall = 1.0 - double(now) / double(kth);
       const double wanted = list == ListState::good ? std::max(0.9 * margin, 3.0 * fall)
                                                     : margin * (list == ListState::too_many ? 0.5 : 2.0);
       margin = std::clamp(wanted, 0.004, 0.1);
@@ -134,7 +125,7 @@ TEST_CASE("a pass over a vector lists what exceeds a bound, in order") {
     for (const std::size_t shift : {0u, 1u})
       for (const float t : {0.0f, 0.5f, 2.0f, 9.0f}) {
         INFO(n << " elements, shift " << shift << ", above " << t);
-        std::vector<float> u = noise(n, static_cast<std::uint32_t>(n));
+        std::vector<float> u = noise(n, std::uint32_t(n));
         if (n > 5000 && t > 1)  // a hot tile: more candidates than it has slots
           for (std::size_t i = 4096; i < 6000; ++i) u[i] += 100;
         const std::size_t limit = std::max<std::size_t>(1, n / 2);
@@ -190,7 +181,7 @@ std::vector<std::uint32_t> take(const OnGpu& gpu, const std::vector<float>& u, C
   cuda::take_largest(gpu.stream(), one.ranges(), on_gpu.data());
   auto taken = one.indices();
   auto taken_values = one.values();
-  CHECK(std::vector(taken.end() - static_cast<std::ptrdiff_t>(slack), taken.end()) ==
+  CHECK(std::vector(taken.end() - std::ptrdiff_t(slack), taken.end()) ==
         std::vector<std::uint32_t>(slack, 77));
   taken.resize(count), taken_values.resize(count);
   float least = std::numeric_limits<float>::infinity();
@@ -212,7 +203,7 @@ std::vector<float> vector_of(int kind, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {
     if (kind == 1) u[i] = 0;
     if (kind == 2) u[i] = i % 3 ? 0.25f : -0.25f;
-    if (kind == 3) u[i] = static_cast<float>(rng.below(i, 5)) - 2;
+    if (kind == 3) u[i] = float(rng.below(i, 5)) - 2;
     if (kind == 4) u[i] *= 1e-42f;
     if (kind == 5) u[i] = std::copysign(3.4e38f, u[i]) * (i % 7 ? 1.0f : 0.5f);
     if (kind == 6 && i % 2) u[i] = -0.0f;
@@ -230,7 +221,7 @@ TEST_CASE("the k largest are the definition's, ties to the lower index") {
         INFO(k << " of " << n << ", kind " << kind);
         const auto expected = plain_topk(u, k);
         Choice choice;
-        choice.k = static_cast<std::uint32_t>(k);
+        choice.k = std::uint32_t(k);
         choice.whole = 1;
         CHECK(take(gpu, u, choice, kLargestFinite, k) == expected);
         choice.whole = 0;  // from a list that holds the k largest and more
@@ -252,8 +243,8 @@ TEST_CASE("all above a known bound are taken, as far as there is room, and nothi
       for (const std::uint32_t whole : {0u, 1u}) {
         choice.whole = whole;
         CHECK(take(gpu, u, choice, key_below(t / 2), expected.size()) == expected);
-        const std::vector<std::uint32_t> first(
-            expected.begin(), expected.begin() + static_cast<std::ptrdiff_t>(expected.size() / 2));
+        const std::vector<std::uint32_t> first(expected.begin(),
+                                               expected.begin() + std::ptrdiff_t(expected.size() / 2));
         CHECK(take(gpu, u, choice, key_below(t / 2), first.size(), 0) == first);
       }
     }

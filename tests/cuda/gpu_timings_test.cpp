@@ -1,8 +1,6 @@
 // What gpu_timings measures: every method at every size, whatever the figures are.
-#include <map>
-
 #include "lab/gpu_timings/gpu_timings.h"
-#include "tests/support/catch.h"
+#include "tests/support/test.h"
 
 using namespace topknot;
 using namespace topknot::gpu_timings;

@@ -1,10 +1,7 @@
 // Sums by a kernel's last block read what the other blocks have just written. No tool on a card watches accesses between
 // blocks, so these tests repeat them.
-#include <cstring>
-
 #include "tests/cuda/batch_norm_probe.h"
 #include "tests/cuda/compressor_ranks.h"
-#include "tests/cuda/fixture.h"
 
 namespace topknot {
 namespace {

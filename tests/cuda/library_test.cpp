@@ -7,10 +7,10 @@
 namespace topknot {
 namespace {
 
-using namespace topknot::testing;
+using namespace testing;
 
 // The second goes uncompressed, and its bytes are no multiple of 16.
-const std::vector<testing::Shape> kTensors = {{"conv", {8, 3, 3, 3}}, {"bias", {63}}, {"linear", {96, 41}}};
+const std::vector<Shape> kTensors = {{"conv", {8, 3, 3, 3}}, {"bias", {63}}, {"linear", {96, 41}}};
 
 // A program's own memory of the GPU, in its own context.
 class GpuMemory {
@@ -34,8 +34,8 @@ Bytes typed(const std::vector<float>& values, topknot_type type) {
     if (type == TOPKNOT_BFLOAT16)
       narrow.push_back(std::bit_cast<std::uint16_t>(to_bfloat16(value)));
     else  // halves of numbers from 1 to 2: sign, the exponent, ten bits of the mantissa
-      narrow.push_back(static_cast<std::uint16_t>((value < 0 ? 0x8000 : 0) | 0x3C00 |
-                                                  (std::bit_cast<std::uint32_t>(value) >> 13 & 0x3FF)));
+      narrow.push_back(std::uint16_t((value < 0 ? 0x8000 : 0) | 0x3C00 |
+                                     (std::bit_cast<std::uint32_t>(value) >> 13 & 0x3FF)));
   }
   return bytes_of(narrow);
 }
@@ -124,8 +124,7 @@ TEST_CASE("libtopknot on a GPU: tensors in rounds of their own, of every type, s
       }
 }
 
-TEST_CASE(
-    "libtopknot on a GPU: states pass between it and the CPU, steps are undone, residuals are replaced") {
+TEST_CASE("libtopknot on a GPU: states pass to and from the CPU, steps are undone, residuals replaced") {
   const OnGpu program;
   const std::vector<std::string> keys = {"density=0.02", "momentum=0.9", "undo=true"};
   Ranks both("dgc", keys, 2), fresh("dgc", keys, 2);

@@ -3,7 +3,6 @@
 #include "nn/core/parameter.h"
 #include "nn/core/rng.h"
 #include "tests/cuda/fixture.h"
-#include "tests/support/catch.h"
 
 namespace topknot {
 namespace {
@@ -20,12 +19,12 @@ TEST_CASE("sums on the GPU are the CPU's, of any length") {
   for (const std::int64_t n : {1, 31, 255, 256, 1025, 4099}) {
     std::vector<float> a, b, sum;
     for (std::int64_t i = 0; i < n; ++i) {
-      a.push_back(0.1f * static_cast<float>(i)), b.push_back(1.0f / static_cast<float>(i + 1));
+      a.push_back(0.1f * float(i)), b.push_back(1.0f / float(i + 1));
       sum.push_back(a.back() + b.back());
     }
     const Tensor x = Tensor::from(a, {n}, gpu.device()), y = Tensor::from(b, {n}, gpu.device());
     Tensor z = Tensor::empty_like(x);
-    backend(gpu.device()).add(DType::f32, x.data(), y.data(), z.data(), static_cast<std::size_t>(n));
+    backend(gpu.device()).add(DType::f32, x.data(), y.data(), z.data(), std::size_t(n));
     CHECK(z.to_vector() == sum);
   }
 }

@@ -2,14 +2,10 @@
 // alone do.
 #include "nn/ops/ops.h"
 
-#include <cmath>
-#include <limits>
-
 #include "nn/ops/cuda/layout.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/gpu_leaf.h"
 #include "tests/support/ctc_reference.h"
-#include "tests/support/same_bits.h"
 
 namespace topknot {
 namespace {
@@ -30,8 +26,7 @@ void check_same(const Op& op, const std::vector<Shape>& shapes, double tolerance
     const DType type = bf16 ? DType::bf16 : fp32_inputs;
     std::vector<Input> x;
     for (const Shape& shape : shapes)
-      x.push_back(
-          {shape, rounded_to(type, random_values(shape.numel(), static_cast<std::uint32_t>(x.size())))});
+      x.push_back({shape, rounded_to(type, random_values(shape.numel(), std::uint32_t(x.size())))});
     x[0].values[0] = -0.0f;
     std::vector<Variable> plain;
     for (const Input& input : x) plain.emplace_back(Tensor::from(input.values, input.shape));
@@ -213,7 +208,7 @@ TEST_CASE("images become activations and come back: bfloat16 rounds to nearest")
       for (std::int64_t n = 0; n < 2; ++n)
         for (std::int64_t i = 0; i < 5 * 34; ++i)
           for (std::int64_t c = 0; c < 3; ++c)
-            expected.push_back(values[static_cast<std::size_t>((n * 3 + c) * 5 * 34 + i)]);
+            expected.push_back(values[std::size_t((n * 3 + c) * 5 * 34 + i)]);
       CHECK(same_bits(stored, bf16 ? rounded_to(DType::bf16, expected) : expected));
       CHECK(same_bits(cuda::to_plain(x).to_vector(), bf16 ? rounded_to(DType::bf16, values) : values));
     }
@@ -243,10 +238,9 @@ TEST_CASE("max pooling on a GPU: padding never wins, a NaN comes through, equal 
   for (std::size_t i = 0; i < values.size(); ++i) CHECK(std::isnan(values[i]) == (i == 0));
 }
 
-TEST_CASE(
-    "ctc_loss on a GPU: many labels take several rounds of a block's threads; a NaN stands for bad targets") {
+TEST_CASE("ctc_loss on a GPU: many labels take several rounds of threads; a NaN stands for bad targets") {
   CtcCase one{"long", 301, 5, 150, 0, std::vector<std::int32_t>(300), {150, 3}, {301, 300}};
-  for (std::size_t i = 0; i < one.labels.size(); ++i) one.labels[i] = 1 + static_cast<std::int32_t>(i % 4);
+  for (std::size_t i = 0; i < one.labels.size(); ++i) one.labels[i] = 1 + std::int32_t(i % 4);
   const auto run = [&](const Leaf& logits) {
     const DeviceNumbers labels(one.labels), lengths(one.lengths), frames(one.frame_counts);
     const Variable loss = ctc_loss(logits.variable(), {labels, lengths, frames});
@@ -305,18 +299,17 @@ TEST_CASE("embedding on a GPU adds a token's rows up in their order, however far
   const OnGpu gpu;
   // 3 sequences of 300 steps: a token in each step of one of them, two that are rare, one id that is no token.
   const std::int64_t batch = 3, steps = 300, tokens = 9, width = 5;
-  std::vector<float> ids(static_cast<std::size_t>(batch * steps), 2);
+  std::vector<float> ids(std::size_t(batch * steps), 2);
   for (std::int64_t t = 0; t < steps; ++t) {
-    ids[static_cast<std::size_t>(steps + t)] = static_cast<float>(t % 3 + 3);
-    ids[static_cast<std::size_t>(2 * steps + t)] = t == 1 || t == 298 ? 7 : t == 299 ? 8 : t == 150 ? -1 : 2;
+    ids[std::size_t(steps + t)] = float(t % 3 + 3);
+    ids[std::size_t(2 * steps + t)] = t == 1 || t == 298 ? 7 : t == 299 ? 8 : t == 150 ? -1 : 2;
   }
   const auto dy = random_values(batch * steps * width, 3);
-  std::vector<float> expected(static_cast<std::size_t>(tokens * width), 0.0f);
+  std::vector<float> expected(std::size_t(tokens * width), 0.0f);
   for (std::int64_t row = 0; row < batch * steps; ++row)
-    if (const float id = ids[static_cast<std::size_t>(row % batch * steps + row / batch)]; id >= 0)
+    if (const float id = ids[std::size_t(row % batch * steps + row / batch)]; id >= 0)
       for (std::int64_t c = 0; c < width; ++c)
-        expected[static_cast<std::size_t>(static_cast<std::int64_t>(id) * width + c)] +=
-            dy[static_cast<std::size_t>(row * width + c)];
+        expected[std::size_t(std::int64_t(id) * width + c)] += dy[std::size_t(row * width + c)];
   const GpuLeaf weight({tokens, width}, random_values(tokens * width, 1));
   const Variable y =
       embedding(Variable(gpu_tensor(ids, {batch, steps, 1, 1}, Layout::nhwc, DType::f32)), weight.variable());

@@ -1,17 +1,10 @@
 // Optimizers and clipping on a GPU change weights, states and gradients as the CPU does, bit for bit.
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
-#include "nn/core/rng.h"
+#include "optim/optimizer.h"
 #include "optim/clip.h"
 #include "optim/muon.h"
-#include "optim/optimizer.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
-#include "tests/support/catch.h"
-#include "tests/support/error_text.h"
 #include "tests/support/fill_normal.h"
 
 namespace topknot {
@@ -96,12 +89,11 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift, std::int
   }
 }
 
-TEST_CASE(
-    "an optimizer on a GPU is the CPU's bit for bit: every rule, with decay of 1-D parameters and without") {
+TEST_CASE("an optimizer on a GPU is the CPU's bit for bit: every rule, with decay of 1-D and without") {
   for (const Case& c : all_rules()) {
     INFO(c.options.name << ", momentum " << c.options.momentum << ", nesterov " << c.options.nesterov
                         << ", decay " << c.options.weight_decay << ", decay_1d " << c.options.decay_1d
-                        << ", applied " << static_cast<int>(c.applied));
+                        << ", applied " << int(c.applied));
     const std::size_t size = Model().arena->size();
     for (const Order order : orders()) {
       const auto scope = order();
@@ -110,8 +102,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "an update on a GPU does not depend on how the arena is cut, nor on how a gradient lies in memory") {
+TEST_CASE("an update on a GPU depends neither on how the arena is cut nor on where a gradient lies") {
   for (const char* name : {"sgd", "adamw"}) {
     INFO(name);
     Case c;
@@ -198,7 +189,7 @@ TEST_CASE("muon on a GPU makes the CPU's steps but for the order of sums, and no
     const auto close = [](const std::vector<float>& actual, std::span<const float> expected) {
       double worst = 0;
       for (std::size_t i = 0; i < actual.size(); ++i)
-        worst = std::max(worst, std::abs(static_cast<double>(actual[i]) - expected[i]));
+        worst = std::max(worst, std::abs(double(actual[i]) - expected[i]));
       return worst < 2e-5;
     };
     CHECK(close(weights, here.arena->weights()));

@@ -1,8 +1,6 @@
 // A run on GPUs that stops and is resumed ends with the bits of one that does not stop.
 #include <csignal>
-#include <fstream>
 #include <iterator>
-#include <thread>
 
 #include "compress/compressor.h"
 #include "nn/base/program.h"
@@ -89,8 +87,7 @@ TEST_CASE("a signal stops a run on GPUs after the steps that are under way, all 
   check_same(whole(keys), {second.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl")), {}});
 }
 
-TEST_CASE(
-    "a checkpoint's state on a GPU is that of its step, although it comes to the host beside later steps") {
+TEST_CASE("a checkpoint's state on a GPU is its step's, although it comes to the host beside later ones") {
   constexpr float kNotYet = -77;
   for (const std::string method : {"dgc", "topk", "dense"}) {
     INFO(method);

@@ -2,19 +2,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <set>
-
 #include "tests/cuda/fixture.h"
 #include "tests/data/picture_folder.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
 #include "tests/support/standard_error.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/dropout_model.h"
@@ -33,8 +22,11 @@ const Keys kOnGpu{"train.device=cuda",   "train.deterministic=true", "train.max_
                   "train.check_every=4", "data.test_size=16",        "data.train_size=32",
                   "data.image_size=12",  "model.hidden=[12]"};
 
-Run on_gpu(const std::string& backend, int ranks, const Keys& keys) {
-  return train(backend, ranks, with(kOnGpu, keys));
+Run on_gpu(int ranks, const Keys& keys, const std::string& backend = "threads") {
+  return train(backend, ranks, with(with(kOnGpu, keys), {"dist.backend=" + backend}));
+}
+Run on_cpu(int ranks, const Keys& keys) {
+  return train("threads", ranks, with(with(kOnGpu, keys), {"train.device=cpu"}));
 }
 
 // The gradients that a run records.
@@ -56,8 +48,8 @@ TEST_CASE("a run on a GPU learns what the CPU's does") {
   for (const char* method : {"dense", "topk", "gaussiank", "dgc", "regtopk"}) {
     INFO(method);
     const Keys keys{std::string("compress.name=") + method, "dist.ordered_sum=true"};
-    const Run gpu = on_gpu("threads", 2, keys);
-    const Run cpu = train("threads", 2, with(with(kOnGpu, keys), {"train.device=cpu"}));
+    const Run gpu = on_gpu(2, keys);
+    const Run cpu = on_cpu(2, keys);
     REQUIRE(gpu.metrics.steps.size() == cpu.metrics.steps.size());
     CHECK(gpu.metrics.steps.front().loss == Approx(cpu.metrics.steps.front().loss).epsilon(1e-5));
     CHECK(gpu.metrics.steps.back().loss == Approx(cpu.metrics.steps.back().loss).epsilon(0.05));
@@ -68,9 +60,8 @@ TEST_CASE("a run on a GPU learns what the CPU's does") {
 
 TEST_CASE("each step on a GPU has a time of its own, though the host reads many at once") {
   const auto begin = std::chrono::steady_clock::now();
-  const Run run = on_gpu("threads", 1,
-                         {"compress.name=topk", "train.check_every=0", "train.max_steps=40",
-                          "train.eval_every=0", "data.train_size=1024"});
+  const Run run = on_gpu(1, {"compress.name=topk", "train.check_every=0", "train.max_steps=40",
+                             "train.eval_every=0", "data.train_size=1024"});
   const std::chrono::duration<double> all = std::chrono::steady_clock::now() - begin;
   const std::vector<StepRecord>& steps = run.metrics.steps;
   REQUIRE(steps.size() == 40);
@@ -90,8 +81,8 @@ TEST_CASE("local steps on a GPU learn what the CPU's do, and threads equal gloo"
                              Keys{"compress.name=topk"}, Keys{"compress.name=sparseloco"}}) {
     INFO(method[0]);
     const Keys keys = with(method, {"exchange.every=3", "dist.ordered_sum=true"});
-    const Run gpu = on_gpu("threads", 2, keys);
-    const Run cpu = train("threads", 2, with(with(kOnGpu, keys), {"train.device=cpu"}));
+    const Run gpu = on_gpu(2, keys);
+    const Run cpu = on_cpu(2, keys);
     REQUIRE(gpu.metrics.steps.size() == cpu.metrics.steps.size());
     for (std::size_t i = 0; i < gpu.metrics.steps.size(); ++i) {
       const StepRecord &there = gpu.metrics.steps[i], &here = cpu.metrics.steps[i];
@@ -99,7 +90,7 @@ TEST_CASE("local steps on a GPU learn what the CPU's do, and threads equal gloo"
       CHECK((there.bytes_sent > 0) == (here.bytes_sent > 0));
     }
     CHECK(gpu.test_loss == Approx(cpu.test_loss).epsilon(0.05));
-    CHECK(gpu.checksums == on_gpu("gloo", 2, with(keys, {"dist.backend=gloo"})).checksums);
+    CHECK(gpu.checksums == on_gpu(2, keys, "gloo").checksums);
   }
 }
 
@@ -114,14 +105,14 @@ TEST_CASE("a local step that is not finite is left out on a GPU, and a sync that
   CHECK((metrics.end && metrics.end->failed));
 }
 
-TEST_CASE(
-    "graphs and batches made on the GPU change no bit, nor do early kernels, looks of the host and gloo") {
+TEST_CASE("graphs, batches made on the GPU, early kernels, looks of the host and gloo change no bit") {
+  // Each way by threads, {} by gloo.
   const auto same = [](int ranks, const Keys& keys, const std::vector<Keys>& ways) {
-    const auto weights = on_gpu("threads", ranks, keys).checksums;
+    const auto weights = on_gpu(ranks, keys).checksums;
     for (const Keys& way : ways) {
       INFO(fmt::format("{}, {} ranks: {}", fmt::join(keys, " "), ranks, fmt::join(way, " ")));
-      const bool gloo = way[0] == "dist.backend=gloo";
-      CHECK(weights == on_gpu(gloo ? "gloo" : "threads", ranks, with(keys, way)).checksums);
+      const std::string backend = way.empty() ? "gloo" : "threads";
+      CHECK(weights == on_gpu(ranks, with(keys, way), backend).checksums);
     }
   };
   const std::vector<Keys> plainer{{"train.graphs=false"}, {"data.on_device=false"}, {"train.check_every=1"}};
@@ -142,18 +133,17 @@ TEST_CASE(
        {Keys{"compress.name=topk"}, Keys{"compress.name=gaussiank", "compress.capacity=2"},
         Keys{"compress.name=regtopk", "compress.scope=tensor"}, Keys{"compress.name=signsgd"},
         Keys{"compress.name=topk", "exchange.collective=gtopk"}})
-    same(3, with(keys, {"data.shard=uneven:3"}), {{"dist.backend=gloo"}});
+    same(3, with(keys, {"data.shard=uneven:3"}), {{}});
 }
 
 TEST_CASE("steps are reported whole and in order while later ones are under way") {
   for (const char* backend : {"threads", "gloo"}) {
-    const Keys keys{"compress.name=topk", "data.train_size=1024", "train.max_steps=75",  // one epoch
-                    std::string("dist.backend=") + backend};
-    const Run far = on_gpu(backend, 2, with(keys, {"train.check_every=0"}));
-    const Run near = on_gpu(backend, 2, with(keys, {"train.check_every=1"}));
+    const Keys keys{"compress.name=topk", "data.train_size=1024", "train.max_steps=75"};  // one epoch
+    const Run far = on_gpu(2, with(keys, {"train.check_every=0"}), backend);
+    const Run near = on_gpu(2, with(keys, {"train.check_every=1"}), backend);
     REQUIRE(far.metrics.steps.size() == 75);
     for (std::size_t i = 0; i < 75; ++i) {
-      CHECK(far.metrics.steps[i].step == static_cast<std::int64_t>(i) + 1);
+      CHECK(far.metrics.steps[i].step == std::int64_t(i) + 1);
       CHECK(far.metrics.steps[i].loss == near.metrics.steps[i].loss);
       CHECK(far.metrics.steps[i].bytes_sent == near.metrics.steps[i].bytes_sent);
     }
@@ -167,19 +157,19 @@ TEST_CASE("pictures that are decoded when they are needed reach the GPU, and are
   const Keys keys{"data.name=image_folder", "data.root=" + folder.str(), "data.train_size=0",
                   "data.test_size=0",       "data.batch_size=2",         "compress.name=topk",
                   "dist.ordered_sum=true"};
-  const Run gpu = on_gpu("threads", 2, keys);
-  const Run cpu = train("threads", 2, with(with(kOnGpu, keys), {"train.device=cpu"}));
+  const Run gpu = on_gpu(2, keys);
+  const Run cpu = on_cpu(2, keys);
   CHECK(gpu.metrics.steps.front().loss == Approx(cpu.metrics.steps.front().loss).epsilon(1e-5));
   CHECK(gpu.test_loss == Approx(cpu.test_loss).epsilon(0.05));
-  CHECK(says(error_text([&] { on_gpu("threads", 1, with(keys, {"data.on_device=true"})); }),
+  CHECK(says(error_text([&] { on_gpu(1, with(keys, {"data.on_device=true"})); }),
              {"data.on_device", "image_folder", "auto or false"}));
 }
 
 TEST_CASE("a GPU evaluates with the statistics that train.bn_stats asks for") {
   const Keys keys{"model.name=resnet20", "compress.name=topk", "train.max_steps=2", "data.batch_size=2",
                   "data.test_size=4"};
-  CHECK(on_gpu("threads", 2, with(keys, {"train.bn_stats=mean"})).test_loss !=
-        on_gpu("threads", 2, with(keys, {"train.bn_stats=local"})).test_loss);
+  CHECK(on_gpu(2, with(keys, {"train.bn_stats=mean"})).test_loss !=
+        on_gpu(2, with(keys, {"train.bn_stats=local"})).test_loss);
 }
 
 TEST_CASE("what a run has timed the next one takes from train.algorithm_cache") {
@@ -187,7 +177,7 @@ TEST_CASE("what a run has timed the next one takes from train.algorithm_cache") 
   const Keys keys{"model.name=resnet20", "train.max_steps=2",         "data.batch_size=2",
                   "data.test_size=4",    "train.deterministic=false", "train.algorithm_cache=" + cache.str()};
   const auto kept = [&](const Keys& more = {}) {
-    on_gpu("threads", 1, with(keys, more));
+    on_gpu(1, with(keys, more));
     const std::filesystem::directory_iterator files(cache.str());
     REQUIRE(std::distance(begin(files), end(files)) == 1);
     return text_of(std::filesystem::directory_iterator(cache.str())->path());
@@ -208,15 +198,15 @@ TEST_CASE("clipping, micro-batches and weight decay are the CPU's") {
         Keys{"train.accumulate=2", "model.name=test_dropout"}}) {
     INFO(keys.front());
     const Keys all = with({"compress.name=topk", "compress.density=0.1"}, keys);
-    const Run gpu = on_gpu("threads", 2, all);
-    const Run cpu = train("threads", 2, with(with(kOnGpu, all), {"train.device=cpu"}));
+    const Run gpu = on_gpu(2, all);
+    const Run cpu = on_cpu(2, all);
     CHECK(gpu.metrics.steps[1].loss == Approx(cpu.metrics.steps[1].loss).epsilon(1e-4));
     CHECK(gpu.metrics.steps.back().loss == Approx(cpu.metrics.steps.back().loss).epsilon(0.02));
   }
 }
 
 TEST_CASE("the bytes that are told of a GPU's steps are those of their densities") {
-  const Run run = on_gpu("threads", 2, {"compress.name=topk", "compress.warmup=[0.5]"});
+  const Run run = on_gpu(2, {"compress.name=topk", "compress.warmup=[0.5]"});
   const auto& steps = run.metrics.steps;  // four an epoch
   for (std::size_t i = 0; i < steps.size(); ++i)
     CHECK(steps[i].bytes_sent == steps[i < 4 ? 0 : 4].bytes_sent);
@@ -225,9 +215,8 @@ TEST_CASE("the bytes that are told of a GPU's steps are those of their densities
 
 TEST_CASE("a step with a NaN is skipped by all ranks on a GPU, and leaves no trace") {
   for (const char* graphs : {"train.graphs=true", "train.graphs=false"}) {
-    const Run run = on_gpu("threads", 2,
-                           {"data.name=broken_sample", "data.batch_size=2", "compress.name=topk", graphs,
-                            "train.max_steps=16", "compress.density=0.1"});
+    const Run run = on_gpu(2, {"data.name=broken_sample", "data.batch_size=2", "compress.name=topk", graphs,
+                               "train.max_steps=16", "compress.density=0.1"});
     std::int64_t skipped = 0;
     for (const StepRecord& step : run.metrics.steps) {
       skipped += step.skipped;
@@ -239,16 +228,14 @@ TEST_CASE("a step with a NaN is skipped by all ranks on a GPU, and leaves no tra
   // Whose loss it was is named too where no collective tells the others.
   for (const char* method : {"compress.name=topk", "compress.name=dense"}) {
     const testing::StandardError errors;
-    on_gpu("threads", 2,
-           {"data.name=broken_sample", "data.batch_size=2", method, "train.max_steps=8",
-            "compress.density=0.1"});
+    on_gpu(2, {"data.name=broken_sample", "data.batch_size=2", method, "train.max_steps=8",
+               "compress.density=0.1"});
     const std::string text = errors.text();
     INFO(text);
     CHECK(contains(text, "warning: step 5 is not finite here on rank 1"));
   }
-  const Run normalised = on_gpu("threads", 2,
-                                {"data.name=broken_sample", "data.batch_size=2", "compress.name=topk",
-                                 "model.name=resnet20", "train.max_steps=8"});
+  const Run normalised = on_gpu(2, {"data.name=broken_sample", "data.batch_size=2", "compress.name=topk",
+                                    "model.name=resnet20", "train.max_steps=8"});
   CHECK(std::isfinite(normalised.test_loss));  // the running statistics did not take the NaN in
 }
 
@@ -260,8 +247,8 @@ TEST_CASE("memories that swap go on as without graphs after a bad step, which a 
     const Keys keys = with({"data.name=broken_sample", "data.batch_size=2", "train.max_steps=24",
                             "compress.density=0.1", "optimizer.momentum=0.9"},
                            method);
-    const Run replayed = on_gpu("threads", 2, keys);
-    const Run plain = on_gpu("threads", 2, with(keys, {"train.graphs=false"}));
+    const Run replayed = on_gpu(2, keys);
+    const Run plain = on_gpu(2, with(keys, {"train.graphs=false"}));
     CHECK(replayed.checksums == plain.checksums);
     std::vector<std::int64_t> bad;
     for (const StepRecord& step : replayed.metrics.steps)
@@ -281,8 +268,8 @@ TEST_CASE("convolutions, batch norm and pooling train on a GPU as on the CPU") {
                     "data.batch_size=2",
                     "data.test_size=4",
                     "optimizer.lr=0.01"};
-    const Run gpu = on_gpu("threads", 1, keys);
-    const Run cpu = train("threads", 1, with(with(kOnGpu, keys), {"train.device=cpu"}));
+    const Run gpu = on_gpu(1, keys);
+    const Run cpu = on_cpu(1, keys);
     for (std::size_t i = 0; i < 4; ++i)
       CHECK(gpu.metrics.steps[i].loss == Approx(cpu.metrics.steps[i].loss).epsilon(i == 0 ? 1e-4 : 0.05));
     CHECK(gpu.test_loss == Approx(cpu.test_loss).epsilon(0.05));
@@ -293,16 +280,16 @@ TEST_CASE("bf16 and tf32 train") {
   for (const char* precision : {"tf32", "bf16"}) {
     INFO(precision);
     const Keys keys{"compress.name=topk", std::string("train.precision=") + precision};
-    const Run narrow = on_gpu("threads", 2, keys), full = on_gpu("threads", 2, {"compress.name=topk"});
+    const Run narrow = on_gpu(2, keys), full = on_gpu(2, {"compress.name=topk"});
     CHECK(narrow.test_loss == Approx(full.test_loss).epsilon(0.05));
   }
 }
 
 TEST_CASE("what a GPU cannot do is refused with the key's name") {
-  const std::string text = error_text([&] {
-    on_gpu("threads", 1, {"compress.name=topk", "train.distribution_every=2"});
-  });
-  CHECK(says(text, {"train.distribution_every", "train.device=cpu"}));
+  CHECK(says(error_text([] {
+               on_gpu(1, {"compress.name=topk", "train.distribution_every=2"});
+             }),
+             {"train.distribution_every", "train.device=cpu"}));
 }
 
 TEST_CASE("the parts of each step are timed by the GPU's clock, in graphs and without, and change no bit") {
@@ -311,7 +298,7 @@ TEST_CASE("the parts of each step are timed by the GPU's clock, in graphs and wi
         Keys{"compress.name=terngrad"}, Keys{"compress.name=topk", "train.graphs=false"},
         Keys{"compress.name=dgc", "train.accumulate=2", "exchange.merge=none", "train.clip_local=0.5"}}) {
     INFO(keys.front());
-    const Run timed = on_gpu("threads", 2, keys);
+    const Run timed = on_gpu(2, keys);
     for (const StepRecord& step : timed.metrics.steps) {
       INFO("step " << step.step);
       for (const double seconds : {step.data_s, step.forward_s, step.backward_s, step.update_s, step.encode_s,
@@ -321,7 +308,7 @@ TEST_CASE("the parts of each step are timed by the GPU's clock, in graphs and wi
       CHECK(step.encode_s + step.communicate_s + step.decode_s > 0);
       CHECK(step.exposed_s >= 0);
     }
-    const Run plain = on_gpu("threads", 2, with(keys, {"train.step_times=false"}));
+    const Run plain = on_gpu(2, with(keys, {"train.step_times=false"}));
     CHECK(std::isnan(plain.metrics.steps.back().forward_s));
     CHECK(plain.checksums == timed.checksums);
   }
@@ -330,7 +317,7 @@ TEST_CASE("the parts of each step are timed by the GPU's clock, in graphs and wi
 TEST_CASE("of captured steps the first ten and every 50th are timed, and the others do not say zero") {
   const Keys keys{"compress.name=topk", "train.max_steps=120", "train.check_every=0", "data.train_size=512",
                   "train.eval_every=0"};
-  const Run run = on_gpu("threads", 2, keys);
+  const Run run = on_gpu(2, keys);
   REQUIRE(run.metrics.steps.size() == 120);
   for (const StepRecord& step : run.metrics.steps) {
     INFO("step " << step.step);
@@ -343,14 +330,13 @@ TEST_CASE("of captured steps the first ten and every 50th are timed, and the oth
   }
   CHECK(run.metrics.end->encode_p50_s > 0);
   CHECK(run.metrics.end->step_p50_s > 0);
-  CHECK(on_gpu("threads", 2, with(keys, {"train.graphs=false"})).checksums == run.checksums);
-  const Run plain = on_gpu("threads", 2, with(keys, {"train.step_times=false"}));
+  CHECK(on_gpu(2, with(keys, {"train.graphs=false"})).checksums == run.checksums);
+  const Run plain = on_gpu(2, with(keys, {"train.step_times=false"}));
   CHECK(plain.checksums == run.checksums);
   CHECK(std::isnan(plain.metrics.end->encode_p50_s));
   CHECK(plain.metrics.end->step_p50_s > 0);
   // The host measures a staged exchange.
-  const Run staged =
-      on_gpu("threads", 2, {"compress.name=terngrad", "train.max_steps=8", "train.step_times=false"});
+  const Run staged = on_gpu(2, {"compress.name=terngrad", "train.max_steps=8", "train.step_times=false"});
   CHECK(staged.metrics.steps.back().encode_s > 0);
   CHECK(std::isnan(staged.metrics.steps.back().forward_s));
 }
@@ -387,8 +373,7 @@ TEST_CASE("a GPU's steps are traced as the CPU's are") {
   }
 }
 
-TEST_CASE(
-    "a language model trains on a GPU as on the CPU, with the same bits by graphs, ranks and backends") {
+TEST_CASE("a language model trains on a GPU as on the CPU, the same bits by graphs, ranks and backends") {
   const MadeUpText text(160);
   const Keys keys{
       "data.name=text",      "data.root=" + text.root(), "data.train_size=0",    "data.test_size=0",
@@ -396,8 +381,8 @@ TEST_CASE(
       "optimizer.lr=2",      "optimizer.momentum=0",     "compress.name=topk",   "compress.density=0.1",
       "train.clip_global=1", "train.max_steps=20",       "train.eval_every=0.5", "compress.warmup=[]"};
   for (const char* dropout : {"model.dropout=0", "model.dropout=0.3"}) {
-    const Run gpu = on_gpu("threads", 2, with(keys, {dropout}));
-    const Run cpu = train("threads", 2, with(with(kOnGpu, keys), {dropout, "train.device=cpu"}));
+    const Run gpu = on_gpu(2, with(keys, {dropout}));
+    const Run cpu = on_cpu(2, with(keys, {dropout}));
     REQUIRE(gpu.metrics.steps.size() == 20);
     CHECK(gpu.metrics.steps[1].loss == Approx(cpu.metrics.steps[1].loss).epsilon(1e-4));
     CHECK(gpu.metrics.steps.back().loss == Approx(cpu.metrics.steps.back().loss).epsilon(0.02));
@@ -406,12 +391,11 @@ TEST_CASE(
     CHECK(gpu.metrics.end->held_out_loss.value() ==
           Approx(cpu.metrics.end->held_out_loss.value()).epsilon(0.02));
   }
-  const auto graphs = on_gpu("threads", 2, with(keys, {"model.dropout=0.3"})).checksums;
-  CHECK(graphs == on_gpu("threads", 2, with(keys, {"model.dropout=0.3", "train.graphs=false"})).checksums);
-  CHECK(graphs == on_gpu("threads", 2, with(keys, {"model.dropout=0.3", "train.eval_every=0"})).checksums);
-  CHECK(graphs == on_gpu("gloo", 2, with(keys, {"model.dropout=0.3", "dist.backend=gloo"})).checksums);
-  const Run bf16 =
-      on_gpu("threads", 1, with(keys, {"model.dropout=0", "train.precision=bf16", "model.tied=true"}));
+  const auto graphs = on_gpu(2, with(keys, {"model.dropout=0.3"})).checksums;
+  CHECK(graphs == on_gpu(2, with(keys, {"model.dropout=0.3", "train.graphs=false"})).checksums);
+  CHECK(graphs == on_gpu(2, with(keys, {"model.dropout=0.3", "train.eval_every=0"})).checksums);
+  CHECK(graphs == on_gpu(2, with(keys, {"model.dropout=0.3"}), "gloo").checksums);
+  const Run bf16 = on_gpu(1, with(keys, {"model.dropout=0", "train.precision=bf16", "model.tied=true"}));
   CHECK(bf16.metrics.steps.back().loss < bf16.metrics.steps.front().loss);
 }
 

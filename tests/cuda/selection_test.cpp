@@ -2,16 +2,9 @@
 // so is the state that it saves. Then what topk, DGC's sample and RegTop-k each carry from step to step. Over
 // the emulator tanh is the CPU's; a GPU's may differ in the last bit of a double, which these data do not
 // show.
-#include <cmath>
-#include <tuple>
-
 #include "compress/select/dgc_rule.h"
 #include "compress/select/passes/passes.h"
-#include "compress/select/selector.h"
-#include "nn/base/check.h"
 #include "nn/core/cuda/trial.h"
-#include "nn/core/rng.h"
-#include "tests/compress/fixtures.h"
 #include "tests/cuda/selectors.h"
 
 namespace topknot::testing {
@@ -61,8 +54,7 @@ std::vector<Method> methods() {
   return all;
 }
 
-TEST_CASE(
-    "selections on a GPU are the CPU's over steps of error feedback, of any gradient, length and density") {
+TEST_CASE("selections on a GPU are the CPU's with error feedback, of any gradient, length and density") {
   const OnGpu gpu;
   std::size_t fewer = 0, full = 0;
   for (const Method& method : methods())
@@ -72,7 +64,7 @@ TEST_CASE(
       pair.set_density(method.density);
       for (std::uint32_t t = 0; t < 26; ++t) {
         INFO(method.str() << ", " << n << " elements, step " << t);
-        const int kind = t % 2 ? static_cast<int>(t / 2) % kGradients : 0;
+        const int kind = t % 2 ? int(t / 2) % kGradients : 0;
         const double density = method.density / (t % 5 == 4 ? 8 : t % 5 == 3 ? 100 : 1);
         const Selection selected = pair.step(gradient_of(kind, n, t), density, t % 7 != 3);
         CHECK(selected.finite == (kind < kFiniteGradients));
@@ -107,9 +99,7 @@ TEST_CASE("selections on a GPU follow densities that change, and a density of 1"
   }
 }
 
-TEST_CASE(
-    "selections on a GPU find their entries where far too many exceed the last bound, in any order of "
-    "blocks") {
+TEST_CASE("selections on a GPU find their entries where too many exceed the last bound, in any order") {
   const auto order = GENERATE(from_range(orders()))();
   const OnGpu gpu;
   const std::size_t n = 16400;  // more than a list holds, and five tiles
@@ -174,7 +164,7 @@ TEST_CASE("selections that were captured once are replayed with other numbers, i
     pair.set_density(method.density);
     for (std::uint32_t t = 0; t < 14; ++t) {
       INFO(method.str() << ", step " << t);
-      pair.step(gradient_of(t % 3 == 2 ? static_cast<int>(t) % kGradients : 0, n, t),
+      pair.step(gradient_of(t % 3 == 2 ? int(t) % kGradients : 0, n, t),
                 method.density / (t % 4 == 3 ? 10 : 1), t % 5 != 2);
     }
   }
@@ -223,7 +213,7 @@ TEST_CASE("topk by one block is the CPU's, whatever its tiles hold") {
     const cuda::SelectRange& range = pair.both().range;
     int full = 0, incomplete = 0;
     for (std::uint32_t t = 0; t < 2 * kGradients; ++t) {
-      const int kind = t % 2 ? static_cast<int>(t / 2) : 0;
+      const int kind = t % 2 ? int(t / 2) : 0;
       INFO(n << " elements, step " << t << ", gradient " << kind);
       if (t % 4 == 3) pair.clear_residual();
       pair.step(gradient_of(kind, n, t), 0.01 / (t % 5 == 4 ? 10 : t % 5 == 3 ? 1e5 : 1), t % 7 != 4);
@@ -247,11 +237,8 @@ TEST_CASE("topk finds the k-th among thousands of equal magnitudes, and far beyo
   for (std::uint32_t t = 0; t < 12; ++t) {
     for (std::size_t i = 0; i < n; ++i) {
       const bool large = (i * 7919 + t) % 16 == 0;  // 2500
-      u[i] = !large       ? 1e-3f
-             : t % 3 == 0 ? -1.0f
-             : t % 3 == 1 ? 1.0f + 1e-4f * static_cast<float>(i % 3)
-                          : 1e6f;
-      if (t % 3 == 2 && large) u[i] += static_cast<float>(i % 977);
+      u[i] = !large ? 1e-3f : t % 3 == 0 ? -1.0f : t % 3 == 1 ? 1.0f + 1e-4f * float(i % 3) : 1e6f;
+      if (t % 3 == 2 && large) u[i] += float(i % 977);
     }
     pair.clear_residual();
     INFO("step " << t);
@@ -286,10 +273,9 @@ TEST_CASE("after ten changes of the threshold the GPU, too, sends the first k") 
   // The sample sees only ones; 0.8^10 < 0.12 < 0.8^9, and twice as many of those as may be sent. Then a
   // sample of little, so that the threshold rises and falls again.
   const CounterRng rng(options.seed, RngUse::compress, 0, 0);
-  const std::size_t start = rng.below(0, static_cast<std::uint32_t>(geometry.stride));
+  const std::size_t start = rng.below(0, std::uint32_t(geometry.stride));
   std::vector<float> u(n, 0);
-  for (std::size_t i = 0; i < 2 * k; ++i)
-    u[start + i * geometry.stride + 1] = 0.12f + 0.0001f * static_cast<float>(i);
+  for (std::size_t i = 0; i < 2 * k; ++i) u[start + i * geometry.stride + 1] = 0.12f + 0.0001f * float(i);
   for (std::size_t i = 0; i < geometry.top_samples; ++i)
     u[start + (n / geometry.stride - 1 - i) * geometry.stride] = 1;
   BothSelectors both("dgc_sampled", options, n, 0, density);
@@ -344,7 +330,7 @@ TEST_CASE("the GPU, too, keeps the sampled threshold where just k entries reach 
   int met = 0;
   for (std::int64_t step = 0; step < 60; ++step) {
     both.select(gpu.stream(), u, {}, {0.01, step});
-    met += both.expected.threshold == static_cast<double>(2.0f * 0.8f);
+    met += both.expected.threshold == double(2.0f * 0.8f);
   }
   CHECK(met > 0);
 }

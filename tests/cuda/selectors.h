@@ -1,21 +1,12 @@
 #pragma once
 // A selector and its CUDA counterpart, led through the same steps and compared after each; and a vector that
 // is a group's only range, for what a GPU's selector finds out on the way.
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "compress/select/cuda/device_selector.h"
-#include "compress/select/selector.h"
 #include "tests/compress/select/select_once.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
-#include "tests/support/catch.h"
 
 namespace topknot::testing {
 
@@ -70,9 +61,9 @@ struct BothSelectors {
     expected_u = std::move(gradient);
     expected_over = 0;
     if (capacity == 0) return;
-    const double room = capacity * static_cast<double>(target(asked.density, n, {}));
+    const double room = capacity * double(target(asked.density, n, {}));
     const std::size_t count = expected.indices.size();
-    if (static_cast<double>(count) > room) keep_largest(expected, static_cast<std::size_t>(room));
+    if (double(count) > room) keep_largest(expected, std::size_t(room));
     expected_over = count - expected.indices.size();
   }
   // What is in the GPU's memory is that.
@@ -81,7 +72,7 @@ struct BothSelectors {
     REQUIRE(found.finite == expected.finite);
     REQUIRE(found.count == expected.indices.size());
     REQUIRE(found.over == expected_over);
-    REQUIRE(found.threshold == static_cast<float>(expected.threshold));
+    REQUIRE(found.threshold == float(expected.threshold));
     REQUIRE(to_host(range.taken.indices, found.count) == expected.indices);
     REQUIRE(same_bits(to_host(range.taken.values, found.count), expected.values));
     if (expected.finite) REQUIRE(same_bits(u.host(), expected_u));
@@ -103,7 +94,7 @@ struct BothSelectors {
                    float own_weight, int ranks) {
     cpu_sent = sent_values;
     cpu_average = mean;
-    cpu_weight = static_cast<double>(own_weight) / ranks;
+    cpu_weight = double(own_weight) / ranks;
     sent.set(cpu_sent);
     average.set(cpu_average);
     weight.set({own_weight});
@@ -112,12 +103,11 @@ struct BothSelectors {
   // What ranks might make of the selection: values cut to some bits, and an average that strangers changed.
   void set_outcome(bool bad, float own_weight, int ranks, std::uint32_t draw) {
     std::vector<float> cut = expected.values, mean(n);
-    for (float& x : cut)
-      x = static_cast<float>(static_cast<std::int64_t>(std::clamp(x, -1e9f, 1e9f) * 4096)) / 4096;
+    for (float& x : cut) x = float(std::int64_t(std::clamp(x, -1e9f, 1e9f) * 4096)) / 4096;
     const std::vector<float> others = noise(n, 900 + draw);
     for (std::size_t i = 0; i < cut.size(); ++i) {
       const std::uint32_t at = expected.indices[i];
-      mean[at] = cut[i] / static_cast<float>(ranks);
+      mean[at] = cut[i] / float(ranks);
       if (i % 3 == 0) mean[at] += others[at];
       if (i % 7 == 1) mean[at] = 0;  // cancelled
     }
@@ -167,7 +157,7 @@ inline std::vector<float> gradient_of(int kind, std::size_t n, std::uint32_t str
     if (kind == 1) g[i] *= 1e-3f;
     if (kind == 2) g[i] = i % 2 ? 0.0f : -0.0f;
     if (kind == 3) g[i] = 0.25f;
-    if (kind == 4) g[i] = static_cast<float>(rng.below(i, 3)) - 1;
+    if (kind == 4) g[i] = float(rng.below(i, 3)) - 1;
     if (kind == 5) g[i] *= 1e-42f;
     if (kind == 6) g[i] *= 1e37f;
     if (kind == 7 && i / 1500 == 1) g[i] *= 1e6f;
@@ -195,12 +185,12 @@ class SelectPair {
 
   // A step of gradient g. `good`: whether the ranks accept it, if it is finite. Returns the CPU's selection.
   Selection step(const std::vector<float>& g, double density, bool good = true) {
-    const Asked asked{density, time_, static_cast<int>(time_ % 4)};
-    const auto draw = static_cast<std::uint32_t>(time_++);
+    const Asked asked{density, time_, int(time_ % 4)};
+    const auto draw = std::uint32_t(time_++);
     both_.expect(g, residual_, asked);
     good = good && both_.expected.finite;
     both_.set_inputs(g, residual_, asked);
-    both_.set_outcome(!good, 0.75f + 0.25f * static_cast<float>(draw % 3), kRanks, draw);
+    both_.set_outcome(!good, 0.75f + 0.25f * float(draw % 3), kRanks, draw);
     run();
     both_.check();
     both_.commit_cpu(!good);

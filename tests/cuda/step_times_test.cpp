@@ -8,8 +8,7 @@ namespace {
 
 using Kind = ExchangeSpan::Kind;
 
-TEST_CASE(
-    "a step's marks give the columns of its record: what is encoded and waited for is no backward pass") {
+TEST_CASE("a step's marks give its record's columns: what is encoded or waited for is no backward pass") {
   const auto of = [](Kind kind, int group, int round = 0) {
     return cuda::DeviceTimes::Mark{nullptr, {kind, group, round, {}, {}}};
   };
