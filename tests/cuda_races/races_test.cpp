@@ -5,8 +5,6 @@
 #include "tests/cuda/fixture.h"
 #include "tests/emulator/tests/machine_settings.h"
 #include "tests/emulator/topknot_kernel.h"
-#include "tests/support/catch.h"
-#include "tests/support/text.h"
 
 namespace topknot {
 namespace {
@@ -71,7 +69,7 @@ __global__ void swap(int* out, unsigned flip) {
   await_previous();
   __shared__ int tile[kBlock];
   const unsigned at = threadIdx.x;
-  tile[at] = static_cast<int>(at);
+  tile[at] = int(at);
   order<kOrder>();
   out[at] = tile[at ^ flip];
 }
@@ -101,7 +99,7 @@ __global__ void overwrite(int* out) {
   await_previous();
   __shared__ int first;
   for (unsigned i = 0; i < 3; ++i) {
-    if (threadIdx.x == i) first = static_cast<int>(i);
+    if (threadIdx.x == i) first = int(i);
     __syncthreads();
     out[threadIdx.x] = first;
     if (kWait) __syncthreads();
@@ -123,7 +121,7 @@ TEST_CASE("races: a write may come too soon after others' reads") {
 template <bool kRelease, bool kAcquire, bool kWait>
 __global__ void add_in_last_block(int* parts, unsigned* done, int* sum) {
   await_previous();
-  if (threadIdx.x == (kWait ? 1 : 0)) parts[blockIdx.x] = static_cast<int>(blockIdx.x);
+  if (threadIdx.x == (kWait ? 1 : 0)) parts[blockIdx.x] = int(blockIdx.x);
   if (kWait) __syncthreads();
   __shared__ bool last;
   if (threadIdx.x == 0) {

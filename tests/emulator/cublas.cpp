@@ -62,7 +62,7 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cubla
       return t == CUDA_R_32F ? CUDNN_DATA_FLOAT : CUDNN_DATA_BFLOAT16;
     };
     const auto at = [](int row, int column, int ld) {
-      return static_cast<std::size_t>(column) * static_cast<std::size_t>(ld) + static_cast<std::size_t>(row);
+      return std::size_t(column) * std::size_t(ld) + std::size_t(row);
     };
     for (int j = 0; j < n; ++j)
       for (int i = 0; i < m; ++i) {

@@ -119,7 +119,7 @@ cudnnStatus_t cudnnBatchNormalizationForwardTrainingEx(
       (z && (z->dims != x->dims || !z_data)))
     return CUDNN_STATUS_BAD_PARAM;
   enqueue(handle->stream, [=, x = *x, z = z ? *z : cudnnTensorStruct(), y = *y] {
-    const double count = static_cast<double>(elements(x)) / x.dims[1];
+    const double count = double(elements(x)) / x.dims[1];
     const auto* scale = static_cast<const float*>(gamma);
     const auto* bias = static_cast<const float*>(shift);
     auto *mean_out = static_cast<float*>(running_mean), *variance_out = static_cast<float*>(running_variance);
@@ -130,11 +130,9 @@ cudnnStatus_t cudnnBatchNormalizationForwardTrainingEx(
         variance += (load(x.type, x_data, i) - mean) * (load(x.type, x_data, i) - mean) / count;
       });
       const double inverse = 1 / std::sqrt(variance + epsilon);
-      static_cast<float*>(save_mean)[c] = static_cast<float>(mean);
-      static_cast<float*>(save_inverse)[c] = static_cast<float>(inverse);
-      const auto moved = [&](double old, double now) {
-        return static_cast<float>(old + factor * (now - old));
-      };
+      static_cast<float*>(save_mean)[c] = float(mean);
+      static_cast<float*>(save_inverse)[c] = float(inverse);
+      const auto moved = [&](double old, double now) { return float(old + factor * (now - old)); };
       mean_out[c] = moved(mean_out[c], mean);
       variance_out[c] = moved(variance_out[c], variance * count / (count - 1));
       each_of_channel(x, c, [&](std::size_t i) {
@@ -144,7 +142,7 @@ cudnnStatus_t cudnnBatchNormalizationForwardTrainingEx(
           static_cast<unsigned char*>(reserve)[i] = !(v <= 0);
           v = v <= 0 ? 0 : v;
         }
-        store(y.type, y_data, i, static_cast<float>(v));
+        store(y.type, y_data, i, float(v));
       });
     }
   });
@@ -170,7 +168,7 @@ cudnnStatus_t cudnnBatchNormalizationBackwardEx(
   if (ops != CUDNN_BATCHNORM_OPS_BN && (!y || !y_data || !bias)) return CUDNN_STATUS_BAD_PARAM;
   if (ops == CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION && !dz_data) return CUDNN_STATUS_BAD_PARAM;
   enqueue(handle->stream, [=, x = *x, dy = *dy, dx = *dx] {
-    const double count = static_cast<double>(elements(x)) / x.dims[1];
+    const double count = double(elements(x)) / x.dims[1];
     for (int c = 0; c < x.dims[1]; ++c) {
       const double mean = static_cast<const float*>(saved_mean)[c],
                    inverse = static_cast<const float*>(saved_inverse)[c],
@@ -185,12 +183,12 @@ cudnnStatus_t cudnnBatchNormalizationBackwardEx(
         sum += gradient(i);
         product += gradient(i) * normal(i);
       });
-      static_cast<float*>(dbeta)[c] = static_cast<float>(sum);
-      static_cast<float*>(dgamma)[c] = static_cast<float>(product);
+      static_cast<float*>(dbeta)[c] = float(sum);
+      static_cast<float*>(dgamma)[c] = float(product);
       each_of_channel(x, c, [&](std::size_t i) {
         const double v = scale * inverse * (gradient(i) - sum / count - normal(i) * product / count);
         if (ops == CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION) store(dy.type, dz_data, i, gradient(i));
-        store(dx.type, dx_data, i, static_cast<float>(v));
+        store(dx.type, dx_data, i, float(v));
       });
     }
   });

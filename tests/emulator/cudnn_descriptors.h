@@ -34,9 +34,7 @@ struct cudnnConvolutionStruct {
 namespace topknot::emulator {
 
 inline std::size_t offset(const std::array<int, 4>& strides, int a, int b, int c, int d) {
-  const auto at = [&](int i, int by) {
-    return static_cast<std::size_t>(strides[static_cast<std::size_t>(i)]) * static_cast<std::size_t>(by);
-  };
+  const auto at = [&](int i, int by) { return std::size_t(strides[std::size_t(i)]) * std::size_t(by); };
   return at(0, a) + at(1, b) + at(2, c) + at(3, d);
 }
 // Where element (n, c, h, w) of a tensor, or (k, c, r, s) of a filter, stands.
@@ -66,7 +64,7 @@ inline std::size_t size_of(cudnnDataType_t type) {
 template <class Descriptor>
 std::size_t elements(const Descriptor& d) {
   std::size_t n = 1;
-  for (const int dim : d.dims) n *= static_cast<std::size_t>(dim);
+  for (const int dim : d.dims) n *= std::size_t(dim);
   return n;
 }
 

@@ -111,7 +111,7 @@ const std::map<int, Rule>& rules(cudnnBackendDescriptorType_t type) {
 
 std::array<int, 4> ints(const std::vector<std::int64_t>& values) {
   std::array<int, 4> four{};
-  for (std::size_t i = 0; i < values.size(); ++i) four.at(i) = static_cast<int>(values[i]);
+  for (std::size_t i = 0; i < values.size(); ++i) four.at(i) = int(values[i]);
   return four;
 }
 template <class T>
@@ -176,7 +176,7 @@ cudnnStatus_t finalize_product(const Descriptor& op) {
 cudnnStatus_t finalize_tensor(const Descriptor& tensor) {
   const auto t = dense<cudnnTensorStruct>(tensor);
   const auto alignment = tensor.value<std::int64_t>(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
-  bool good = alignment > 0 && alignment % static_cast<std::int64_t>(size_of(t.type)) == 0;
+  bool good = alignment > 0 && alignment % std::int64_t(size_of(t.type)) == 0;
   for (std::size_t d = 0; d < 4; ++d) good = good && t.dims[d] > 0 && t.strides[d] > 0;
   return good ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
 }
@@ -237,7 +237,7 @@ cudnnStatus_t get(const Descriptor& d, int name, cudnnBackendAttributeType_t typ
       if (made.type !=
           (configurations ? CUDNN_BACKEND_ENGINECFG_DESCRIPTOR : CUDNN_BACKEND_ENGINE_DESCRIPTOR))
         return CUDNN_STATUS_BAD_PARAM;
-      made.plans = {d.plans[static_cast<std::size_t>(i)]}, made.graph = d.graph, made.finalized = true;
+      made.plans = {d.plans[std::size_t(i)]}, made.graph = d.graph, made.finalized = true;
     }
     return CUDNN_STATUS_SUCCESS;
   }
@@ -246,9 +246,8 @@ cudnnStatus_t get(const Descriptor& d, int name, cudnnBackendAttributeType_t typ
       (name != CUDNN_ATTR_ENGINE_GLOBAL_INDEX && name != CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE))
     return CUDNN_STATUS_BAD_PARAM;
   *count = 1;
-  *static_cast<std::int64_t*>(out) = name == CUDNN_ATTR_ENGINE_GLOBAL_INDEX
-                                         ? d.plans[0].engine
-                                         : static_cast<std::int64_t>(d.plans[0].workspace);
+  *static_cast<std::int64_t*>(out) =
+      name == CUDNN_ATTR_ENGINE_GLOBAL_INDEX ? d.plans[0].engine : std::int64_t(d.plans[0].workspace);
   return CUDNN_STATUS_SUCCESS;
 }
 
@@ -276,7 +275,7 @@ cudnnStatus_t execute(cudnnHandle_t handle, const Descriptor& plan, const Descri
   if (by.workspace > 0 && !workspace) status = CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
   if (status != CUDNN_STATUS_SUCCESS) return status;
   if (by.engine == convolutions().plan_fails_to_run) return CUDNN_STATUS_EXECUTION_FAILED;
-  note_convolution(kPlan + static_cast<int>(by.engine), CUDNN_DEFAULT_MATH);
+  note_convolution(kPlan + int(by.engine), CUDNN_DEFAULT_MATH);
   enqueue(handle->stream, [=] {
     if (by.workspace > 0) std::memset(workspace, 0xff, by.workspace);  // NaNs
     const auto sums = weight_gradient(dense<cudnnTensorStruct>(*p.x), dense<cudnnTensorStruct>(*p.dy),
@@ -323,7 +322,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudn
         if (!op->finalized) return CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED;
   } else {
     const auto* bytes = static_cast<const std::byte*>(elements);
-    attribute.bytes.assign(bytes, bytes + static_cast<std::size_t>(count) * rule->second.size);
+    attribute.bytes.assign(bytes, bytes + std::size_t(count) * rule->second.size);
     if (type == CUDNN_TYPE_HANDLE && !*static_cast<const cudnnHandle_t*>(elements))
       return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
   }

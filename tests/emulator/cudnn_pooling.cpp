@@ -21,8 +21,8 @@ bool is_max(const cudnnPoolingStruct& p) {
 
 bool fits(const cudnnPoolingStruct& p, const cudnnTensorStruct& x, const cudnnTensorStruct& y) {
   for (int i = 0; i < 2; ++i)
-    if (y.dims[static_cast<std::size_t>(2 + i)] !=
-        (x.dims[static_cast<std::size_t>(2 + i)] + 2 * p.padding[i] - p.window[i]) / p.stride[i] + 1)
+    if (y.dims[std::size_t(2 + i)] !=
+        (x.dims[std::size_t(2 + i)] + 2 * p.padding[i] - p.window[i]) / p.stride[i] + 1)
       return false;
   return x.dims[0] == y.dims[0] && x.dims[1] == y.dims[1] && x.type == y.type;
 }
@@ -108,7 +108,7 @@ cudnnStatus_t cudnnPoolingForward(cudnnHandle_t handle, const cudnnPoolingDescri
       float sum = 0;
       const int count =
           each_of_window(p, x, n, c, h, w, [&](std::size_t i) { sum += load(x.type, x_data, i); });
-      store(y.type, y_data, at, sum / static_cast<float>(count));
+      store(y.type, y_data, at, sum / float(count));
     });
   });
   return CUDNN_STATUS_SUCCESS;
@@ -134,7 +134,7 @@ cudnnStatus_t cudnnPoolingBackward(cudnnHandle_t handle, const cudnnPoolingDescr
         return;
       }
       const int count = each_of_window(p, x, n, c, h, w, [](std::size_t) {});
-      each_of_window(p, x, n, c, h, w, [&](std::size_t i) { sums[i] += g / static_cast<float>(count); });
+      each_of_window(p, x, n, c, h, w, [&](std::size_t i) { sums[i] += g / float(count); });
     });
     for (std::size_t i = 0; i < sums.size(); ++i) store(dx.type, dx_data, i, sums[i]);
   });

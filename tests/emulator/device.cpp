@@ -5,6 +5,26 @@
 
 using namespace topknot::emulator;
 
+namespace {
+
+// Name and words of an error.
+std::pair<const char*, const char*> said(cudaError_t error) {
+#define NAMED(name, words) \
+  if (error == name) return {#name, words}
+  NAMED(cudaSuccess, "no error");
+  NAMED(cudaErrorMemoryAllocation, "out of memory");
+  NAMED(cudaErrorNoDevice, "no CUDA-capable device is detected");
+  NAMED(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version");
+  NAMED(cudaErrorUnknown, "unknown error");
+  NAMED(cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration");
+  NAMED(cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle");
+  NAMED(cudaErrorInvalidValue, "cudaErrorInvalidValue");
+#undef NAMED
+  return {"another error", "another error"};
+}
+
+}  // namespace
+
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -52,7 +72,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
-  std::snprintf(text, static_cast<std::size_t>(size), "0000:%02x:00.0", device + 1);
+  std::snprintf(text, std::size_t(size), "0000:%02x:00.0", device + 1);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
@@ -81,42 +101,10 @@ cudaError_t cudaPeekAtLastError() {
   return this_thread().last_error;
 }
 const char* cudaGetErrorName(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess:
-      return "cudaSuccess";
-    case cudaErrorMemoryAllocation:
-      return "cudaErrorMemoryAllocation";
-    case cudaErrorNoDevice:
-      return "cudaErrorNoDevice";
-    case cudaErrorInsufficientDriver:
-      return "cudaErrorInsufficientDriver";
-    case cudaErrorInvalidConfiguration:
-      return "cudaErrorInvalidConfiguration";
-    case cudaErrorInvalidResourceHandle:
-      return "cudaErrorInvalidResourceHandle";
-    case cudaErrorInvalidValue:
-      return "cudaErrorInvalidValue";
-    case cudaErrorUnknown:
-      return "cudaErrorUnknown";
-    default:
-      return "another error";
-  }
+  return said(error).first;
 }
 const char* cudaGetErrorString(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess:
-      return "no error";
-    case cudaErrorMemoryAllocation:
-      return "out of memory";
-    case cudaErrorNoDevice:
-      return "no CUDA-capable device is detected";
-    case cudaErrorInsufficientDriver:
-      return "CUDA driver version is insufficient for CUDA runtime version";
-    case cudaErrorUnknown:
-      return "unknown error";
-    default:
-      return cudaGetErrorName(error);
-  }
+  return said(error).second;
 }
 cudaError_t cudaFuncGetName(const char** name, const void*) {
   return *name = "a kernel", cudaSuccess;

@@ -67,15 +67,15 @@ void pause(Fibre& me) {
 
 // The thread whose turn it is.
 int take_turn() {
-  const int threads = static_cast<int>(block.threads.size()), turn = block.turn++;
+  const int threads = int(block.threads.size()), turn = block.turn++;
   return block.reverse ? threads - 1 - turn : turn;
 }
 bool turns_left() {
-  return block.turn < static_cast<int>(block.threads.size());
+  return block.turn < int(block.threads.size());
 }
 
 void become(int index) {
-  const auto at = static_cast<unsigned>(index);
+  const auto at = unsigned(index);
   const dim3& size = block.place.block_size;
   block.current = index;
   block.place.thread = {at % size.x, at / size.x % size.y, at / size.x / size.y};
@@ -147,7 +147,7 @@ bool complete(const Thread* warp, int lanes, unsigned mask, bool orders) {
 // Lets the lanes go on whose whole mask waits. True where there were any.
 bool release_warps() {
   bool released = false;
-  const int threads = static_cast<int>(block.threads.size());
+  const int threads = int(block.threads.size());
   for (int first = 0; first < threads; first += 32) {
     Thread* const warp = &block.threads[first];
     const int lanes = std::min(32, threads - first);
@@ -195,7 +195,7 @@ void run_threads() {
       any |= thread.predicate;
     }
     if (waiting == 0) return;
-    if (waiting < static_cast<int>(block.threads.size()))
+    if (waiting < int(block.threads.size()))
       broken("a thread has ended without the barrier that others wait at");
     for (Thread& thread : block.threads)
       if (thread.wait == Wait::block) thread.wait = Wait::nothing, thread.any = any;
@@ -252,10 +252,9 @@ void run_block(dim3 grid, dim3 size, std::uint64_t number, bool reverse, const s
   block.body = &body;
   block.place.block_size = size;
   block.place.grid_size = grid;
-  block.place.block = {static_cast<unsigned>(number % grid.x),
-                       static_cast<unsigned>(number / grid.x % grid.y),
-                       static_cast<unsigned>(number / grid.x / grid.y)};
-  races::begin_block(static_cast<std::uint32_t>(number), block.threads.size());
+  block.place.block = {unsigned(number % grid.x), unsigned(number / grid.x % grid.y),
+                       unsigned(number / grid.x / grid.y)};
+  races::begin_block(std::uint32_t(number), block.threads.size());
   run_threads();
   races::end_block();
 }

@@ -70,7 +70,7 @@ std::size_t count_nodes(const Graph& graph) {
   for (const Graph::Branch& branch : graph.branches)
     count += std::count_if(branch.nodes.begin(), branch.nodes.end(),
                            [](const Graph::Node& node) { return bool(node.work); });
-  return static_cast<std::size_t>(count);
+  return std::size_t(count);
 }
 
 }  // namespace
@@ -125,8 +125,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
   TOPKNOT_STAND_IN(cudaGraphInstantiate);
   const auto& captured = *reinterpret_cast<std::shared_ptr<Graph>*>(graph);
   *executable = reinterpret_cast<cudaGraphExec_t>(new std::shared_ptr<Graph>(captured));
-  state().graph_nodes = count_nodes(*captured);
-  state().most_graphs = std::max(state().most_graphs, ++state().graphs);
+  state().counts.graph_nodes = count_nodes(*captured);
+  state().counts.most_graphs = std::max(state().counts.most_graphs, ++state().counts.graphs);
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t s) {
@@ -137,10 +137,8 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return delete reinterpret_cast<std::shared_ptr<Graph>*>(graph), cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  {
-    const std::lock_guard lock(state().mutex);
-    --state().graphs;
-  }
+  const std::lock_guard lock(state().mutex);
+  --state().counts.graphs;
   return delete reinterpret_cast<std::shared_ptr<Graph>*>(executable), cudaSuccess;
 }
 

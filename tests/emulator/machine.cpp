@@ -125,10 +125,9 @@ void reset() {
   state().machine = {};
   state().failures.clear();
   state().lost = false;
-  state().kernels = state().early = state().uploaded = state().downloaded = state().allocations =
-      state().graph_nodes = 0;
-  state().most_in_use = state().in_use;
-  state().most_graphs = state().graphs;
+  const auto [bytes, graphs] = std::pair(state().counts.bytes_in_use, state().counts.graphs);
+  state().counts = {
+      .bytes_in_use = bytes, .most_bytes_in_use = bytes, .graphs = graphs, .most_graphs = graphs};
   this_thread().last_error = cudaSuccess;
 }
 
@@ -150,49 +149,9 @@ void lose_device() {
   state().lost = true;
 }
 
-std::size_t bytes_in_use() {
+Counts counts() {
   const std::lock_guard lock(state().mutex);
-  return state().in_use;
-}
-
-std::size_t most_bytes_in_use() {
-  const std::lock_guard lock(state().mutex);
-  return state().most_in_use;
-}
-
-std::size_t allocations() {
-  const std::lock_guard lock(state().mutex);
-  return state().allocations;
-}
-
-std::size_t graph_nodes() {
-  const std::lock_guard lock(state().mutex);
-  return state().graph_nodes;
-}
-
-std::size_t kernels_run() {
-  const std::lock_guard lock(state().mutex);
-  return state().kernels;
-}
-
-std::size_t early_kernels_run() {
-  const std::lock_guard lock(state().mutex);
-  return state().early;
-}
-
-std::size_t bytes_uploaded() {
-  const std::lock_guard lock(state().mutex);
-  return state().uploaded;
-}
-
-std::size_t bytes_downloaded() {
-  const std::lock_guard lock(state().mutex);
-  return state().downloaded;
-}
-
-std::size_t most_graphs() {
-  const std::lock_guard lock(state().mutex);
-  return state().most_graphs;
+  return state().counts;
 }
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {
@@ -244,8 +203,8 @@ void enqueue_kernel(cudaStream_t stream, dim3 grid, dim3 block, const void* kern
     std::abort();
   };
   put(stream, [kernel, grid, block, early, thread] {
-    ++state().kernels;
-    if (early) ++state().early;
+    ++state().counts.kernels;
+    if (early) ++state().counts.early_kernels;
     run_kernel(kernel, grid, block, thread);
   });
 }

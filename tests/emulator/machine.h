@@ -39,15 +39,16 @@ int injected(const char* call);  // 0: none
 // From now on every call of the run time fails, as after an unrecoverable fault.
 void lose_device();
 
-std::size_t bytes_in_use();
-std::size_t most_bytes_in_use();  // since reset()
-std::size_t allocations();        // cudaMalloc and cudaHostAlloc, since reset()
-std::size_t graph_nodes();        // kernels, copies and library calls of the graph that was made last
-std::size_t kernels_run();        // since reset()
-std::size_t early_kernels_run();  // those of them that were launched to begin early
-std::size_t bytes_uploaded();     // by cudaMemcpyAsync with cudaMemcpyHostToDevice, since reset()
-std::size_t bytes_downloaded();   // the same of cudaMemcpyDeviceToHost
-std::size_t most_graphs();        // executable ones at a time, since reset()
+// Since reset().
+struct Counts {
+  std::size_t bytes_in_use = 0, most_bytes_in_use = 0;  // of those from before it too
+  std::size_t allocations = 0;                          // cudaMalloc and cudaHostAlloc
+  std::size_t kernels = 0, early_kernels = 0;  // run; those of them that were launched to begin early
+  std::size_t uploaded = 0, downloaded = 0;    // bytes, by cudaMemcpyAsync
+  std::size_t graphs = 0, most_graphs = 0;     // executable ones at a time
+  std::size_t graph_nodes = 0;  // kernels, copies and library calls of the graph that was made last
+};
+Counts counts();
 
 // Puts work on a stream: at its turn, or into the graph that is being captured. For the emulator of cuBLAS,
 // cuDNN and NCCL.

@@ -45,8 +45,6 @@ struct Stream {
   bool running = false;
   std::shared_ptr<Graph> capture;
   int device = 0;
-  unsigned flags = 0;
-  int priority = 0;
 };
 
 struct Event {
@@ -63,8 +61,7 @@ struct State {
   std::map<char*, std::size_t> memory;                  // device blocks, as handed out
   std::map<const char*, std::size_t> locked;            // page-locked host memory
   std::map<std::string, std::pair<int, int>> failures;  // code, calls that still succeed
-  std::size_t in_use = 0, most_in_use = 0, allocations = 0, kernels = 0, early = 0, uploaded = 0,
-              downloaded = 0, graphs = 0, most_graphs = 0, graph_nodes = 0;
+  Counts counts;
   bool lost = false;
   Clock::duration passed{};  // added to the clock of events
 };

@@ -17,7 +17,7 @@ unsigned char guard_byte(const char* at) {
   return reinterpret_cast<std::uintptr_t>(at) % 2 ? 0x7F : 0xA5;
 }
 void set_guard(char* first) {
-  for (char* at = first; at < first + kGuard; ++at) *at = static_cast<char>(guard_byte(at));
+  for (char* at = first; at < first + kGuard; ++at) *at = char(guard_byte(at));
 }
 bool untouched(const char* first) {
   return std::all_of(first, first + kGuard,
@@ -48,22 +48,22 @@ extern "C" {
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   TOPKNOT_STAND_IN(cudaMemGetInfo);
   *total = state().machine.memory;
-  *free = *total - std::min(*total, state().in_use);
+  *free = *total - std::min(*total, state().counts.bytes_in_use);
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   TOPKNOT_STAND_IN(cudaMalloc);
   if (const cudaError_t error = unsafe_in_captures(); error != cudaSuccess) return error;
-  if (state().in_use + bytes > state().machine.memory) return result(cudaErrorMemoryAllocation);
+  if (state().counts.bytes_in_use + bytes > state().machine.memory) return result(cudaErrorMemoryAllocation);
   auto* block = static_cast<char*>(std::aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
   set_guard(block);
   std::memset(block + kGuard, 0xFF, bytes);
   set_guard(block + kGuard + bytes);
   *data = block + kGuard;
   state().memory[block + kGuard] = bytes;
-  state().in_use += bytes;
-  state().most_in_use = std::max(state().most_in_use, state().in_use);
-  ++state().allocations;
+  Counts& counts = state().counts;
+  counts.bytes_in_use += bytes, ++counts.allocations;
+  counts.most_bytes_in_use = std::max(counts.most_bytes_in_use, counts.bytes_in_use);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
@@ -79,7 +79,7 @@ cudaError_t cudaFree(void* data) {
   const auto at = state().memory.find(static_cast<char*>(data));
   if (at == state().memory.end()) return result(cudaErrorInvalidValue);
   check_guards(at->first, at->second);
-  state().in_use -= at->second;
+  state().counts.bytes_in_use -= at->second;
   std::memset(at->first, 0xFF, at->second);  // for whoever still reads it
   std::free(at->first - kGuard);
   state().memory.erase(at);
@@ -92,7 +92,7 @@ cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
   if (!*data) return result(cudaErrorMemoryAllocation);
   std::memset(*data, 0xFF, bytes);
   state().locked[static_cast<char*>(*data)] = bytes;
-  ++state().allocations;
+  ++state().counts.allocations;
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) {
@@ -121,8 +121,8 @@ cudaError_t cudaHostUnregister(void* data) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t s) {
   TOPKNOT_STAND_IN(cudaMemcpyAsync);
-  if (kind == cudaMemcpyHostToDevice) state().uploaded += bytes;
-  if (kind == cudaMemcpyDeviceToHost) state().downloaded += bytes;
+  if (kind == cudaMemcpyHostToDevice) state().counts.uploaded += bytes;
+  if (kind == cudaMemcpyDeviceToHost) state().counts.downloaded += bytes;
   const auto stream = find(s);
   if (stream && stream->capture && (pageable(to, bytes) || pageable(from, bytes)))
     return invalidate(*stream->capture, cudaErrorStreamCaptureUnsupported);

@@ -89,7 +89,7 @@ void exchange_messages(const std::vector<Part>& parts) {
       if (message.peer == peer && index-- == 0) return &message;
     return nullptr;
   };
-  const int ranks = static_cast<int>(parts.size());
+  const int ranks = int(parts.size());
   for (int a = 0; a < ranks; ++a)
     for (int b = 0; b < ranks; ++b)
       for (int i = 0;; ++i) {
@@ -113,8 +113,7 @@ void arrive(Part& part, int rank, int ranks) {
     const auto* const first = static_cast<const char*>(*data);
     part.read.emplace_back(first, first + n);
   }
-  if (part.to)
-    std::memset(part.to, 0xFF, part.kind == Part::gather ? static_cast<std::size_t>(ranks) * bytes : bytes);
+  if (part.to) std::memset(part.to, 0xFF, part.kind == Part::gather ? std::size_t(ranks) * bytes : bytes);
   for (const Message& receive : part.receives) std::memset(receive.data, 0xFF, receive.bytes);
   for (std::size_t i = 0; i < sources.size(); ++i)  // which may lie in the results
     if (machine().reverse)
@@ -141,7 +140,7 @@ void perform(const std::vector<Part>& parts) {
                            [](BFloat16 a, BFloat16 b) { return to_bfloat16(to_float(a) + to_float(b)); });
     case Part::broadcast:
       for (const Part& receiver : parts)
-        std::memmove(receiver.to, parts[static_cast<std::size_t>(parts[0].root)].from, bytes);
+        std::memmove(receiver.to, parts[std::size_t(parts[0].root)].from, bytes);
       return;
     case Part::messages:
       return exchange_messages(parts);
@@ -201,8 +200,8 @@ ncclResult_t launch(const std::shared_ptr<Member>& state, std::vector<Part> part
                  if (!number) {
                    number = state->next++;
                    Launch& mine = group.launches[*number];
-                   mine.parts.resize(static_cast<std::size_t>(group.ranks));
-                   std::vector<Part>& brought = mine.parts[static_cast<std::size_t>(state->rank)];
+                   mine.parts.resize(std::size_t(group.ranks));
+                   std::vector<Part>& brought = mine.parts[std::size_t(state->rank)];
                    brought = parts;
                    for (Part& part : brought) arrive(part, state->rank, group.ranks);
                    if (++mine.arrived == group.ranks) perform(mine);
@@ -278,20 +277,12 @@ ncclResult_t ncclGetVersion(int* value) {
   return *value = version, ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {
-  switch (result) {
-    case ncclSuccess:
-      return "no error";
-    case ncclUnhandledCudaError:
-      return "unhandled cuda error";
-    case ncclSystemError:
-      return "unhandled system error";
-    case ncclRemoteError:
-      return "remote process exited or there was a network error";
-    case ncclInProgress:
-      return "NCCL operation in progress";
-    default:
-      return "another error";
-  }
+  return result == ncclSuccess              ? "no error"
+         : result == ncclUnhandledCudaError ? "unhandled cuda error"
+         : result == ncclSystemError        ? "unhandled system error"
+         : result == ncclRemoteError        ? "remote process exited or there was a network error"
+         : result == ncclInProgress         ? "NCCL operation in progress"
+                                            : "another error";
 }
 const char* ncclGetLastError(ncclComm_t) {
   return "";

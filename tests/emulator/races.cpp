@@ -132,10 +132,9 @@ struct Block {
   Knowledge others;    // that all threads have
   bool apart = false;  // a clock has moved since the barrier
 
-  Thread& me() { return threads[static_cast<std::size_t>(thread)]; }
+  Thread& me() { return threads[std::size_t(thread)]; }
   Stamp now(std::uint32_t code) {
-    return {code, number, epoch, static_cast<std::uint16_t>(thread),
-            me().clocks[static_cast<std::size_t>(thread % 32)]};
+    return {code, number, epoch, std::uint16_t(thread), me().clocks[std::size_t(thread % 32)]};
   }
 };
 
@@ -231,7 +230,7 @@ std::string places(const std::vector<std::pair<const char*, std::uint32_t>>& cod
 
 std::pair<const char*, std::uint32_t> entry_of(const void* kernel) {
   const auto entry = reinterpret_cast<std::uintptr_t>(kernel) - here().program.begin;
-  return {"the kernel", static_cast<std::uint32_t>(entry + 1)};
+  return {"the kernel", std::uint32_t(entry + 1)};
 }
 
 void report(const char* what, const char* at, std::size_t bytes, bool shared, const Stamp& now,
@@ -239,7 +238,7 @@ void report(const char* what, const char* at, std::size_t bytes, bool shared, co
   Kernel& kernel = detector().kernel;
   if (!kernel.reported.insert({now.code, before.code}).second) return;
   char text[512];
-  std::size_t n = static_cast<std::size_t>(std::snprintf(
+  std::size_t n = std::size_t(std::snprintf(
       text, sizeof text, "%s: %zu bytes of %s memory at %p, by thread %u of block %u", what, bytes,
       shared ? "shared" : "device", static_cast<const void*>(at), now.thread, now.block));
   std::vector<std::pair<const char*, std::uint32_t>> code{entry_of(kernel.code), {"here", now.code}};
@@ -380,7 +379,7 @@ void pass_warp_barrier(int warp, unsigned mask) {
   block.apart = true;
   const auto each = [&](const auto& fn) {
     for (std::size_t lane = 0; lane < 32; ++lane)
-      if (mask >> lane & 1) fn(block.threads[static_cast<std::size_t>(warp) * 32 + lane], lane);
+      if (mask >> lane & 1) fn(block.threads[std::size_t(warp) * 32 + lane], lane);
   };
   Clocks joint{};
   Knowledge others;
@@ -397,8 +396,8 @@ void access(const void* data, std::size_t bytes, Access kind, const void* code) 
   if (!here().in_kernel || (data >= &own && data < &own + 1)) return;
   const auto* at = static_cast<const char*>(data);
   const auto address = reinterpret_cast<std::uintptr_t>(at);
-  const Stamp now = here().block.now(
-      static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(code) - here().program.begin));
+  const Stamp now =
+      here().block.now(std::uint32_t(reinterpret_cast<std::uintptr_t>(code) - here().program.begin));
   const int shift = (address | bytes) % 4 == 0 ? 2 : (address | bytes) % 2 == 0 ? 1 : 0;
   const bool shared = here().shares(at);
   for (std::size_t done = 0; done < bytes;) {
@@ -423,8 +422,8 @@ void fence() {
   block.apart = true;
   for (const auto& [log, size] : std::exchange(me.read, {}))
     for (std::size_t i = 0; i < size; ++i) add(me.others, (*log)[i]);
-  ++me.clocks[static_cast<std::size_t>(block.thread % 32)];
-  me.fenced = Known{block.number, block.epoch, static_cast<std::uint16_t>(block.thread / 32), me.clocks};
+  ++me.clocks[std::size_t(block.thread % 32)];
+  me.fenced = Known{block.number, block.epoch, std::uint16_t(block.thread / 32), me.clocks};
 }
 
 }  // namespace topknot::emulator::races

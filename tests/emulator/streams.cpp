@@ -5,10 +5,10 @@ using namespace topknot::emulator;
 
 extern "C" {
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   TOPKNOT_STAND_IN(cudaStreamCreateWithPriority);
   auto made = std::make_shared<Stream>();
-  made->device = this_thread().device, made->flags = flags, made->priority = priority;
+  made->device = this_thread().device;
   state().streams[made.get()] = made;
   *stream = reinterpret_cast<cudaStream_t>(made.get());
   return cudaSuccess;
@@ -49,9 +49,6 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
 }
-cudaError_t cudaEventCreate(cudaEvent_t* event) {
-  return cudaEventCreateWithFlags(event, 0);
-}
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   const std::lock_guard lock(state().mutex);
   delete reinterpret_cast<Event*>(event);
@@ -88,7 +85,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t handle, unsigned) {
     stream->capture = event->capture;
     Graph& graph = *event->capture;
     const std::size_t mine = graph.branch_of(stream.get()), theirs = graph.branch_of(event->stream.get());
-    graph.branches[mine].nodes.push_back({{}, theirs, static_cast<std::size_t>(event->target)});
+    graph.branches[mine].nodes.push_back({{}, theirs, std::size_t(event->target)});
     return cudaSuccess;
   }
   if (stream->capture) return invalidate(*stream->capture, cudaErrorStreamCaptureIsolation);

@@ -90,11 +90,7 @@ T __shfl_sync(unsigned mask, T value, int lane) {
 }
 template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned by) {
-  return ::topknot::emulator::shuffle(mask, value, ::topknot::emulator::lane() - static_cast<int>(by));
-}
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned by) {
-  return ::topknot::emulator::shuffle(mask, value, ::topknot::emulator::lane() + static_cast<int>(by));
+  return ::topknot::emulator::shuffle(mask, value, ::topknot::emulator::lane() - int(by));
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int by) {
@@ -107,95 +103,42 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
     if (mask >> lane & 1 && all[lane]) bits |= 1u << lane;
   return bits;
 }
-inline int __any_sync(unsigned mask, int predicate) {
-  return __ballot_sync(mask, predicate) != 0;
-}
-inline int __all_sync(unsigned mask, int predicate) {
-  return __ballot_sync(mask, predicate) == mask;
-}
 
 template <class T, class U>
 T atomicAdd(T* at, U value) {
-  return ::topknot::emulator::atomic(at, [=](T old) { return static_cast<T>(old + static_cast<T>(value)); });
+  return ::topknot::emulator::atomic(at, [=](T old) { return T(old + T(value)); });
 }
 template <class T, class U>
 T atomicMax(T* at, U value) {
-  return ::topknot::emulator::atomic(at, [=](T old) { return std::max(old, static_cast<T>(value)); });
-}
-template <class T, class U>
-T atomicMin(T* at, U value) {
-  return ::topknot::emulator::atomic(at, [=](T old) { return std::min(old, static_cast<T>(value)); });
+  return ::topknot::emulator::atomic(at, [=](T old) { return std::max(old, T(value)); });
 }
 template <class T, class U>
 T atomicOr(T* at, U value) {
-  return ::topknot::emulator::atomic(at, [=](T old) { return static_cast<T>(old | static_cast<T>(value)); });
-}
-template <class T, class U>
-T atomicAnd(T* at, U value) {
-  return ::topknot::emulator::atomic(at, [=](T old) { return static_cast<T>(old & static_cast<T>(value)); });
-}
-template <class T, class U>
-T atomicExch(T* at, U value) {
-  return ::topknot::emulator::atomic(at, [=](T) { return static_cast<T>(value); });
-}
-template <class T, class U, class V>
-T atomicCAS(T* at, U expected, V value) {
-  return ::topknot::emulator::atomic(
-      at, [=](T old) { return old == static_cast<T>(expected) ? static_cast<T>(value) : old; });
+  return ::topknot::emulator::atomic(at, [=](T old) { return T(old | T(value)); });
 }
 
 template <class T>
-T __ldg(const T* at) {
-  return *at;
-}
-template <class T>
 T __ldcs(const T* at) {
-  return *at;
-}
-template <class T>
-T __ldcg(const T* at) {
   return *at;
 }
 template <class T>
 void __stcs(T* at, T value) {
   *at = value;
 }
-template <class T>
-void __stcg(T* at, T value) {
-  *at = value;
-}
 inline int __popc(unsigned x) {
   return std::popcount(x);
 }
-inline int __popcll(unsigned long long x) {
-  return std::popcount(x);
-}
-inline int __clz(int x) {
-  return std::countl_zero(static_cast<unsigned>(x));
-}
-inline int __clzll(long long x) {
-  return std::countl_zero(static_cast<unsigned long long>(x));
-}
 inline int __ffs(int x) {
-  return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1;
+  return x == 0 ? 0 : std::countr_zero(unsigned(x)) + 1;
 }
 inline int __ffsll(long long x) {
-  return x == 0 ? 0 : std::countr_zero(static_cast<unsigned long long>(x)) + 1;
-}
-inline int __float_as_int(float x) {
-  return std::bit_cast<int>(x);
+  return x == 0 ? 0 : std::countr_zero(std::uint64_t(x)) + 1;
 }
 inline unsigned __float_as_uint(float x) {
   return std::bit_cast<unsigned>(x);
 }
-inline float __int_as_float(int x) {
-  return std::bit_cast<float>(x);
-}
 inline float __uint_as_float(unsigned x) {
   return std::bit_cast<float>(x);
-}
-inline unsigned __umulhi(unsigned a, unsigned b) {
-  return static_cast<unsigned>((std::uint64_t{a} * b) >> 32);
 }
 
 namespace topknot::cuda {
@@ -205,16 +148,16 @@ inline void await_previous() {
   emulator::await_previous();
 }
 inline std::uint64_t global_nanoseconds() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
+  return std::uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                           std::chrono::steady_clock::now().time_since_epoch())
+                           .count());
 }
 inline float power_of_two(float x) {
   return x < -126 ? 0 : std::exp2(x);
 }
 inline unsigned two_words(float low, float high) {
   return std::bit_cast<std::uint16_t>(__float2bfloat16_rn(low)) |
-         static_cast<unsigned>(std::bit_cast<std::uint16_t>(__float2bfloat16_rn(high))) << 16;
+         unsigned(std::bit_cast<std::uint16_t>(__float2bfloat16_rn(high))) << 16;
 }
 namespace half_words {
 inline float value(unsigned word, int half) {
@@ -228,7 +171,7 @@ inline void multiply_add(const unsigned* a, const unsigned* b, float* c) {
                                 b[0] | std::uint64_t{b[1]} << 32};
   for (int i = 0; i < 3; ++i) std::copy_n(emulator::warp_exchange(0xffffffffu, mine[i]), 32, theirs[i]);
   const auto word = [&](int pair, int lane_of, int upper) {
-    return static_cast<unsigned>(theirs[pair][lane_of] >> (upper ? 32 : 0));
+    return unsigned(theirs[pair][lane_of] >> (upper ? 32 : 0));
   };
   for (int r = 0; r < 2; ++r)
     for (int e = 0; e < 2; ++e)
@@ -247,7 +190,7 @@ void load_matrices(const __nv_bfloat16* row, unsigned* m) {
       const int r = kTransposed ? 2 * p + e : g, column = kTransposed ? g : 2 * p + e;
       std::uint16_t bits = 0;
       std::memcpy(&bits, reinterpret_cast<const std::uint16_t*>(rows[8 * i + r]) + column, sizeof bits);
-      word |= static_cast<unsigned>(bits) << 16 * e;
+      word |= unsigned(bits) << 16 * e;
     }
     m[i] = word;
   }

@@ -1,16 +1,8 @@
 // Batch norm and pooling where cuDNN's failures and captures are the test's to choose.
 #include <cudnn.h>
 
-#include <filesystem>
-#include <fstream>
-
-#include "nn/ops/ops.h"
 #include "tests/cuda/batch_norm_probe.h"
-#include "tests/emulator/machine.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
-#include "tests/support/temp_folder.h"
 
 namespace topknot {
 namespace {

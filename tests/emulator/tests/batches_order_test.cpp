@@ -1,8 +1,6 @@
 // How far the host goes on while the GPU is at earlier steps.
 #include <fmt/format.h>
 
-#include <chrono>
-
 #include "tests/cuda/fixture.h"
 #include "tests/emulator/tests/machine_settings.h"
 #include "tests/train/small_run.h"
@@ -22,13 +20,13 @@ TEST_CASE("a data set lies on the GPU where the ranks of this GPU have room for 
   const RunData data = load_data(loaded.config);
   const auto model = build_model(loaded.config, *data.train);
   const std::size_t set =
-      64 * static_cast<std::size_t>(data.train->sample_shape().numel()) * (data.train->bytes(0) ? 1 : 4);
-  emulator::machine().memory = 12 * set + (emulator::bytes_in_use() << 2);
+      64 * std::size_t(data.train->sample_shape().numel()) * (data.train->bytes(0) ? 1 : 4);
+  emulator::machine().memory = 12 * set + (emulator::counts().bytes_in_use << 2);
   const auto taken = [&](int neighbours) {
-    const std::size_t before = emulator::bytes_in_use();
+    const std::size_t before = emulator::counts().bytes_in_use;
     const auto batches =
         cuda::make_device_batches(loaded.config, *data.train, *model->module, true, 0, 16, neighbours);
-    return emulator::bytes_in_use() - before;
+    return emulator::counts().bytes_in_use - before;
   };
   CHECK(taken(1) >= set);
   CHECK(taken(16) < set);

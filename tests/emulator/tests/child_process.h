@@ -1,14 +1,11 @@
 #pragma once
 // What a function does that may end its process: run in a child of its own.
-
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <functional>
-#include <string>
 
-#include "tests/support/catch.h"
+#include "tests/support/test.h"
 
 namespace topknot::testing {
 
@@ -37,8 +34,7 @@ inline ChildEnd run_in_child(const std::function<void()>& work) {
   close(ends[1]);
   ChildEnd ended;
   char some[256];
-  for (ssize_t n; (n = read(ends[0], some, sizeof some)) > 0;)
-    ended.text.append(some, static_cast<std::size_t>(n));
+  for (ssize_t n; (n = read(ends[0], some, sizeof some)) > 0;) ended.text.append(some, std::size_t(n));
   close(ends[0]);
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);

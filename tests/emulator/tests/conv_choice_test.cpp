@@ -1,33 +1,26 @@
 // Which of cuDNN's algorithms a convolution takes, and what happens where cuDNN fails.
-#include <filesystem>
-#include <fstream>
-
 #include "tests/emulator/tests/conv_machine.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
-#include "tests/support/temp_folder.h"
-#include "tests/support/variables.h"
 
 namespace topknot {
 namespace {
 
 using cuda::Precision;
 using reference::Conv;
-using testing::random_values;
+using namespace testing;
 
-using Machine = testing::ConvMachine;
+using Machine = ConvMachine;
 
 const Conv kConv{2, 3, 6, 6, 4, 3, 1, 1};
 
 // y, dx, dw and db of one convolution, whose input is used twice.
 std::vector<std::vector<float>> step(DType type = DType::f32, const Conv& g = kConv) {
   const ConvGeometry geometry = g.geometry();
-  const testing::CaughtInput x(testing::images(g, type));
-  const testing::GpuLeaf w = testing::weight(g), b({g.out}, random_values(g.out, 3));
+  const CaughtInput x(images(g, type));
+  const GpuLeaf w = weight(g), b({g.out}, random_values(g.out, 3));
   const Variable y = conv2d(x.variable(), w.variable(), b.variable(), geometry),
                  z = conv2d(x.variable(), w.variable(), b.variable(), geometry);
-  testing::backward_from({{y, random_values(g.y_size(), 4)}, {z, random_values(g.y_size(), 5)}});
-  return {testing::values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
+  backward_from({{y, random_values(g.y_size(), 4)}, {z, random_values(g.y_size(), 5)}});
+  return {values_of(y.value()), x.gradient(), w.gradient(), b.gradient()};
 }
 
 Precision precision_of(DType type) {
@@ -105,7 +98,7 @@ TEST_CASE("what was chosen with little memory, or where an algorithm failed, is 
   auto& cudnn = emulator::convolutions();
   const auto last_used = [&](std::size_t memory = std::size_t{4} << 30) {
     OnGpu gpu(Precision::fp32, false, false, folder.str());
-    emulator::machine().memory = emulator::bytes_in_use() + memory;
+    emulator::machine().memory = emulator::counts().bytes_in_use + memory;
     return used().back();
   };
   cudnn.fails_to_run = 1;
@@ -162,7 +155,7 @@ TEST_CASE("a convolution makes do with a smaller workspace where memory is short
   for (const bool deterministic : {false, true})
     for (const auto& [megabytes, algorithm] : {std::pair(64, 2), std::pair(2, 0)}) {
       OnGpu gpu(Precision::fp32, deterministic);
-      emulator::machine().memory = emulator::bytes_in_use() + (std::size_t(megabytes) << 20);
+      emulator::machine().memory = emulator::counts().bytes_in_use + (std::size_t(megabytes) << 20);
       step();
       CHECK(used() == std::vector<int>(6, algorithm));
       emulator::machine().memory = std::size_t{4} << 30;
@@ -181,8 +174,8 @@ TEST_CASE("an algorithm that was timed and then fails gives way to the next, but
   const auto expected = step();
   REQUIRE(used() == std::vector<int>(6, 1));
   cudnn.fails_to_run = 1;
-  const testing::GpuLeaf w = testing::weight(kConv);
-  const Tensor x = testing::images(kConv);
+  const GpuLeaf w = weight(kConv);
+  const Tensor x = images(kConv);
   cuda::GraphMemory memory(gpu.pool());
   const auto record = [&] {
     const cuda::Graph graph(gpu.stream(), memory,
@@ -208,9 +201,9 @@ TEST_CASE("a trial leaves alone what its product adds to") {
   const auto gradient = [&](bool deterministic) {
     OnGpu gpu(Precision::fp32, deterministic);
     const Conv strided{2, 3, 6, 6, 4, 3, 2, 1};
-    const testing::CaughtInput x(testing::images(kConv));
-    const testing::GpuLeaf w = testing::weight(kConv);
-    testing::backward_from(
+    const CaughtInput x(images(kConv));
+    const GpuLeaf w = weight(kConv);
+    backward_from(
         {{conv2d(x.variable(), w.variable(), {}, kConv.geometry()), random_values(kConv.y_size(), 4)},
          {conv2d(x.variable(), w.variable(), {}, strided.geometry()), random_values(strided.y_size(), 5)}});
     return std::pair(x.gradient(), w.gradient());
@@ -224,19 +217,19 @@ TEST_CASE("no algorithm is looked for while a graph is captured, and a known sha
     OnGpu gpu(Precision::fp32, deterministic);
     const Conv& g = kConv;
     const ConvGeometry geometry = g.geometry();
-    const Tensor x = testing::images(g);
-    const testing::GpuLeaf w = testing::weight(g);
+    const Tensor x = images(g);
+    const GpuLeaf w = weight(g);
     std::vector<Tensor> kept;
     const auto forward = [&] { kept.push_back(conv2d(Variable(x), w.variable(), {}, geometry).value()); };
-    conv2d(Variable(testing::images({3, 3, 6, 6, 4, 3, 1, 1})), w.variable(), {}, geometry);  // memory for it
+    conv2d(Variable(images({3, 3, 6, 6, 4, 3, 1, 1})), w.variable(), {}, geometry);  // memory for it
     CHECK(says(emulator::error_in_capture(gpu.stream(), forward), {"[2, 3, 6, 6]", "capture", "run a step"}));
     forward(), forward();
-    const auto expected = testing::values_of(kept[0]);
+    const auto expected = values_of(kept[0]);
     kept.pop_back();  // memory for the capture
-    testing::CapturedGraph captured(gpu.stream(), forward);
+    CapturedGraph captured(gpu.stream(), forward);
     REQUIRE(kept.size() == 2);
     captured.launch(gpu.stream());
-    CHECK(testing::values_of(kept[1]) == expected);
+    CHECK(values_of(kept[1]) == expected);
   }
 }
 
@@ -251,8 +244,7 @@ TEST_CASE("a failing call of cuDNN or cuBLAS ends in one message that names it a
     const Machine machine;
     OnGpu gpu(Precision::fp32, false);
     const bool cublas = std::string(call) == "cublasGemmEx";
-    emulator::fail(call, cublas ? static_cast<int>(CUBLAS_STATUS_EXECUTION_FAILED)
-                                : static_cast<int>(CUDNN_STATUS_EXECUTION_FAILED));
+    emulator::fail(call, cublas ? int(CUBLAS_STATUS_EXECUTION_FAILED) : int(CUDNN_STATUS_EXECUTION_FAILED));
     INFO(call);
     CHECK_THROWS_AS(step(DType::f32, cublas ? pointwise : kConv), cuda::CudaError);
     CHECK(says(error_text([&] { step(DType::f32, cublas ? pointwise : kConv); }), {call, "rank 0"}));
@@ -275,8 +267,8 @@ TEST_CASE("channels that cuDNN does not take are widened with zeros") {
       CHECK(cudnn.used.size() == 6);
       for (std::size_t part = 0; part < expected.size(); ++part)
         if (type == DType::bf16 && part == 1 && g.in != 8)  // added to beside cuDNN: rounded once more
-          testing::check_close("dx", result[part], testing::as_double(expected[part]),
-                               reference::Array(expected[part].size(), 16.0), 1.0 / 128);
+          check_close("dx", result[part], as_double(expected[part]),
+                      reference::Array(expected[part].size(), 16.0), 1.0 / 128);
         else
           CHECK(result[part] == expected[part]);
       const int asked = cudnn.foretold;
@@ -291,8 +283,8 @@ TEST_CASE("what cuDNN does not do is computed by the definition, each product by
   const std::vector<Conv> convolutions{{2, 3, 6, 6, 5, 3, 1, 1}, {2, 6, 6, 6, 4, 3, {2, 1}, 1, 2}};
   const auto check = [](DType type, const auto& result, const auto& expected) {
     for (std::size_t part = 0; part < expected.size(); ++part)
-      testing::check_close("part " + std::to_string(part), result[part], testing::as_double(expected[part]),
-                           reference::Array(expected[part].size(), 30.0), type == DType::bf16 ? 8e-3 : 1e-6);
+      check_close("part " + std::to_string(part), result[part], as_double(expected[part]),
+                  reference::Array(expected[part].size(), 30.0), type == DType::bf16 ? 8e-3 : 1e-6);
   };
   for (const DType type : types)
     for (const Conv& g : convolutions) {
@@ -331,8 +323,8 @@ TEST_CASE("cuDNN is not asked for a gradient that is not wanted") {
   OnGpu gpu;
   emulator::fail("cudnnGetConvolutionBackwardDataAlgorithm_v7", CUDNN_STATUS_EXECUTION_FAILED);
   const Tensor images = testing::images(kConv);
-  const testing::GpuLeaf w = testing::weight(kConv);
-  testing::backward_from(
+  const GpuLeaf w = weight(kConv);
+  backward_from(
       {{conv2d(Variable(images), w.variable(), {}, kConv.geometry()), random_values(kConv.y_size(), 4)}});
   CHECK(emulator::convolutions().used.size() == 2);
 }

@@ -1,11 +1,5 @@
 // When a convolution's weight gradient is a plan's of cuDNN's graph API, and what happens where that fails.
-#include <filesystem>
-
 #include "tests/emulator/tests/conv_machine.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
-#include "tests/support/temp_folder.h"
-#include "tests/support/variables.h"
 
 namespace topknot {
 namespace {
@@ -13,11 +7,11 @@ namespace {
 using cuda::Precision;
 using emulator::kPlan;
 using reference::Conv;
-using testing::random_values;
+using namespace testing;
 
 constexpr float kFast = 0, kSlow = 1e6f;  // milliseconds; the algorithms take 1e4 and more
 
-struct Machine : testing::ConvMachine {
+struct Machine : ConvMachine {
   Machine() { clear(); }
   static emulator::ConvolutionMachine& clear() {
     ConvMachine::clear();
@@ -38,12 +32,12 @@ struct Bf16 : OnGpu {
 
 // dw of the current context's convolution, which is used once or twice.
 std::vector<float> gradient(const Conv& g = kConv, int uses = 1) {
-  const testing::GpuLeaf w = testing::weight(g);
-  const auto dy = testing::rounded_to(DType::bf16, random_values(g.y_size(), 4));
-  const Variable x(testing::images(g, DType::bf16));
+  const GpuLeaf w = weight(g);
+  const auto dy = rounded_to(DType::bf16, random_values(g.y_size(), 4));
+  const Variable x(images(g, DType::bf16));
   std::vector<std::pair<Variable, std::vector<float>>> all;
   for (int i = 0; i < uses; ++i) all.push_back({conv2d(x, w.variable(), {}, g.geometry()), dy});
-  testing::backward_from(all);
+  backward_from(all);
   return w.gradient();
 }
 
@@ -54,8 +48,8 @@ int last_used() {
 
 // The largest error relative to the sum of absolute terms.
 double error_of(const std::vector<float>& dw, const Conv& g, int uses) {
-  const auto x = testing::as_double(testing::rounded_to(DType::bf16, random_values(g.x_size(), 1))),
-             dy = testing::as_double(testing::rounded_to(DType::bf16, random_values(g.y_size(), 4)));
+  const auto x = as_double(rounded_to(DType::bf16, random_values(g.x_size(), 1))),
+             dy = as_double(rounded_to(DType::bf16, random_values(g.y_size(), 4)));
   const auto expected = reference::conv2d_weight_gradient(g, x, dy),
              scale = reference::conv2d_weight_gradient(g, reference::absolute(x), reference::absolute(dy));
   double most = 0;
@@ -86,8 +80,7 @@ TEST_CASE("the faster of a plan in fp32 and an algorithm computes a convolution'
     }
 }
 
-TEST_CASE(
-    "the fastest plan is taken of those that compile and run, and of the fallback's if there are none") {
+TEST_CASE("the fastest plan that compiles and runs is taken, and of the fallback's if there are none") {
   const Machine machine;
   const auto chosen = [](std::vector<emulator::ConvolutionPlan> plans, int fails = -1) {
     auto& cudnn = Machine::clear();
@@ -123,9 +116,9 @@ TEST_CASE("no plan is compiled without the key, in deterministic runs, for fp32,
   }
   {
     const OnGpu gpu({.precision = Precision::fp32, .deterministic = false, .conv_plans = true});
-    const testing::GpuLeaf w = testing::weight(kConv);
-    const Tensor x = testing::images(kConv);
-    testing::backward_from(
+    const GpuLeaf w = weight(kConv);
+    const Tensor x = images(kConv);
+    backward_from(
         {{conv2d(Variable(x), w.variable(), {}, kConv.geometry()), random_values(kConv.y_size(), 4)}});
   }
   cudnn.bf16_channel_unit = 1, cudnn.bf16_groups = true;
@@ -180,7 +173,7 @@ TEST_CASE("a plan that fails after its choice, or lacks memory, gives way to the
   Machine::clear();
   cudnn.plans[0].workspace = std::size_t{300} << 20;
   const Bf16 gpu(false, folder.str());
-  emulator::machine().memory = emulator::bytes_in_use() + (std::size_t{64} << 20);
+  emulator::machine().memory = emulator::counts().bytes_in_use + (std::size_t{64} << 20);
   gradient();
   CHECK(last_used() == 1);
   const std::string kept = text_of(std::filesystem::directory_iterator(folder.str())->path());
@@ -207,12 +200,11 @@ TEST_CASE("a plan is captured, but not compiled in a capture") {
   const auto expected = gradient();
   const auto capture = [&](OnGpu& gpu) {
     auto& convolution = cuda::Convolution::of(kConv.geometry(), {2, 8, 6, 6}, DType::bf16);
-    const Tensor x = testing::images(kConv, DType::bf16),
-                 dy = testing::gpu_tensor(random_values(kConv.y_size(), 4), {2, 16, 6, 6}, Layout::nhwc,
-                                          DType::bf16);
-    const testing::DeviceVector<float> dw(static_cast<std::size_t>(kConv.w_size()));
+    const Tensor x = images(kConv, DType::bf16),
+                 dy = gpu_tensor(random_values(kConv.y_size(), 4), {2, 16, 6, 6}, Layout::nhwc, DType::bf16);
+    const DeviceVector<float> dw(std::size_t(kConv.w_size()));
     gpu.context().workspace(4096);
-    testing::CapturedGraph graph(gpu.stream(), [&] {
+    CapturedGraph graph(gpu.stream(), [&] {
       convolution.run(cuda::ConvProduct::weight_gradient, x.data(), dy.data(), false, dw.data());
     });
     graph.launch(gpu.stream());
@@ -232,7 +224,7 @@ TEST_CASE("the emulator's descriptors of cuDNN's graph API refuse what cuDNN ref
   const std::int64_t dims[] = {2, 8, 6, 6}, strides[] = {288, 1, 48, 8};
   const auto set = [&](cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, std::int64_t count,
                        const void* data) {
-    return static_cast<int>(cudnnBackendSetAttribute(tensor.get(), name, type, count, data));
+    return int(cudnnBackendSetAttribute(tensor.get(), name, type, count, data));
   };
   const cudnnDataType_t type = CUDNN_DATA_FLOAT;
   const std::int64_t id = 1, aligned = 16, odd = 6;

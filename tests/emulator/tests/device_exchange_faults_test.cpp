@@ -1,15 +1,8 @@
 // What goes wrong in the middle of a GPU's exchange ends every rank; and orders that a GPU may choose.
-#include <cmath>
-#include <utility>
-
 #include "dist/comm/cuda/device_communicator.h"
 #include "tests/cuda/device_exchange_fixture.h"
-#include "tests/cuda/fixture.h"
 #include "tests/dist/ranks.h"
-#include "tests/emulator/machine.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/support/catch.h"
-#include "tests/support/error_text.h"
 
 namespace topknot {
 namespace {
@@ -50,8 +43,7 @@ std::vector<std::string> errors_of(const MakeDeviceExchange& make, Disturb distu
   });  // far beyond a step under a sanitizer, on a busy machine
 }
 
-TEST_CASE("a rank that gives up in the middle of a step ends the others, with its reason",
-          "[device_exchange]") {
+TEST_CASE("a rank that gives up in the middle of a step ends the others, with its reason") {
   for (const std::string method : {"dense", "topk"})
     for (const bool stays : {true, false})
       for (const int place : {0, 1, 2}) {
@@ -65,7 +57,7 @@ TEST_CASE("a rank that gives up in the middle of a step ends the others, with it
       }
 }
 
-TEST_CASE("a GPU that is lost in the middle of a step ends every rank", "[device_exchange]") {
+TEST_CASE("a GPU that is lost in the middle of a step ends every rank") {
   for (const bool stays : {true, false})
     for (const int place : {0, 1, 2}) {
       const emulator::Settings settings;
@@ -77,7 +69,7 @@ TEST_CASE("a GPU that is lost in the middle of a step ends every rank", "[device
     }
 }
 
-TEST_CASE("a kernel that cannot be started ends every rank with one message", "[device_exchange]") {
+TEST_CASE("a kernel that cannot be started ends every rank with one message") {
   const emulator::Settings settings;
   const auto errors = errors_of(on_gpu(options_of("dense")), [](int step, int at, int rank) {
     if (step == 1 && at == 1 && rank == 0) emulator::fail("cudaLaunchKernel", cudaErrorInvalidConfiguration);
@@ -85,7 +77,7 @@ TEST_CASE("a kernel that cannot be started ends every rank with one message", "[
   for (const std::string& error : errors) CHECK(says(error, {"cudaErrorInvalidConfiguration"}));
 }
 
-TEST_CASE("memory for the exchange that is not to be had is said to be short", "[device_exchange]") {
+TEST_CASE("memory for the exchange that is not to be had is said to be short") {
   const emulator::Settings settings;
   const OnGpu gpu;
   ExchangeModel model(gpu.device());
@@ -96,8 +88,7 @@ TEST_CASE("memory for the exchange that is not to be had is said to be short", "
   CHECK_THROWS_AS(on_gpu(options_of("topk"))(*model.arena, queue, device), cuda::OutOfMemory);
 }
 
-TEST_CASE("the parameters of a step reach the GPU whole, however far the host is ahead",
-          "[device_exchange]") {
+TEST_CASE("the parameters of a step reach the GPU whole, however far the host is ahead") {
   const OnGpu gpu;
   ExchangeModel model(gpu.device());
   const auto alone = make_thread_group(1, 20);

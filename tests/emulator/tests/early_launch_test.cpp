@@ -1,7 +1,5 @@
 // Kernels that are launched to begin early: on which GPUs, and where the driver refuses it.
-#include "tests/emulator/machine.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/support/error_text.h"
 #include "tests/support/standard_error.h"
 #include "tests/train/small_run.h"
 
@@ -27,7 +25,7 @@ EarlyRun early_run(const Keys& keys, int major = 9, const char* refused = nullpt
             with({"train.device=cuda", "train.deterministic=true", "train.max_steps=6", "data.train_size=32",
                   "data.test_size=8", "data.image_size=12", "model.hidden=[12]", "compress.name=topk"},
                  keys));
-  return {run.checksums, emulator::kernels_run(), emulator::early_kernels_run(), written.text()};
+  return {run.checksums, emulator::counts().kernels, emulator::counts().early_kernels, written.text()};
 }
 
 TEST_CASE("early launches: most kernels of a run, by its key, from compute capability 9.0 on") {

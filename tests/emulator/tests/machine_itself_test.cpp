@@ -1,20 +1,13 @@
 // The CUDA emulator itself: streams, events, memory, failures. As late as a GPU might be, and as strict.
-#include <cmath>
-#include <cstring>
-
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
-#include "tests/emulator/machine.h"
 #include "tests/emulator/tests/child_process.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/support/catch.h"
-#include "tests/support/error_text.h"
 
 namespace topknot {
 namespace {
 
-using testing::DeviceVector;
-using testing::run_in_child;
+using namespace testing;
 
 struct Stream {
   Stream() { TOPKNOT_CUDA(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking)); }
@@ -138,8 +131,7 @@ TEST_CASE("emulator: fresh memory, and what lies beside a block, is no number") 
     float* block = nullptr;
     TOPKNOT_CUDA(cudaMalloc(reinterpret_cast<void**>(&block), n * sizeof(float)));
     bool number = false;
-    for (std::ptrdiff_t i = -60; i < static_cast<std::ptrdiff_t>(n) + 60; ++i)
-      number = number || !std::isnan(block[i]);
+    for (std::ptrdiff_t i = -60; i < std::ptrdiff_t(n) + 60; ++i) number = number || !std::isnan(block[i]);
     CHECK_FALSE(number);
     CHECK(cudaFree(block) == cudaSuccess);
   }
@@ -156,10 +148,10 @@ TEST_CASE("emulator: who writes beside a block, and be it a byte, ends the progr
     });
   };
   for (const std::size_t bytes : {1, 5, 256, 1000}) {
-    const auto end = static_cast<std::ptrdiff_t>(bytes);
+    const auto end = std::ptrdiff_t(bytes);
     for (const std::ptrdiff_t offset : {std::ptrdiff_t{-256}, std::ptrdiff_t{-1}, end, end + 1, end + 255}) {
       INFO("offset " << offset << " of " << bytes);
-      const testing::ChildEnd ended = write_at(offset, bytes);
+      const ChildEnd ended = write_at(offset, bytes);
       CHECK(ended.aborted);
       CHECK(says(ended.text, {"beside a block of " + std::to_string(bytes) + " bytes"}));
     }
@@ -170,16 +162,16 @@ TEST_CASE("emulator: who writes beside a block, and be it a byte, ends the progr
 
 TEST_CASE("emulator: memory is given back once, after the work that was waiting") {
   const OnGpu gpu;
-  const std::size_t before = emulator::bytes_in_use();
+  const std::size_t before = emulator::counts().bytes_in_use;
   void* block = nullptr;
   TOPKNOT_CUDA(cudaMalloc(&block, 100));
-  CHECK(emulator::bytes_in_use() == before + 100);
+  CHECK(emulator::counts().bytes_in_use == before + 100);
   unsigned char seen = 0;
   TOPKNOT_CUDA(cudaMemsetAsync(block, 5, 100, gpu.stream()));
   TOPKNOT_CUDA(cudaMemcpyAsync(&seen, block, 1, cudaMemcpyDeviceToHost, gpu.stream()));
   TOPKNOT_CUDA(cudaFree(block));
   CHECK(seen == 5);
-  CHECK(emulator::bytes_in_use() == before);
+  CHECK(emulator::counts().bytes_in_use == before);
   CHECK(cudaFree(block) == cudaErrorInvalidValue);
   cudaGetLastError();
 }

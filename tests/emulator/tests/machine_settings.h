@@ -3,7 +3,7 @@
 
 #include "nn/core/cuda/context.h"
 #include "tests/emulator/machine.h"
-#include "tests/support/error_text.h"
+#include "tests/support/test.h"
 
 namespace topknot::emulator {
 

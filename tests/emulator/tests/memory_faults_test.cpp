@@ -1,22 +1,18 @@
-// What fails on a GPU ends in one message.
-#include <cmath>
-#include <cstdlib>
-
-#include "nn/core/cuda/pool.h"
+// What fails on a GPU ends in one message; a call of libtopknot that fails changes nothing.
 #include "nn/core/tensor.h"
 #include "tests/cuda/device_vector.h"
 #include "tests/cuda/fixture.h"
-#include "tests/emulator/machine.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/support/catch.h"
-#include "tests/support/error_text.h"
+#include "tests/library/library_fixture.h"
 
-namespace topknot {
+using namespace topknot;
+using namespace topknot::testing;
+
 namespace {
 
 TEST_CASE("a GPU out of memory names the size asked for and what to lower") {
   const emulator::Settings settings;
-  emulator::machine().memory = emulator::bytes_in_use() + (1 << 20);
+  emulator::machine().memory = emulator::counts().bytes_in_use + (1 << 20);
   const OnGpu gpu;
   const auto allocate = [&] { Tensor::empty({1 << 20}, Layout::plain, gpu.device()); };
   CHECK_THROWS_AS(allocate(), cuda::OutOfMemory);
@@ -25,7 +21,7 @@ TEST_CASE("a GPU out of memory names the size asked for and what to lower") {
 
 TEST_CASE("cached blocks are given back before memory is called short") {
   const emulator::Settings settings;
-  emulator::machine().memory = emulator::bytes_in_use() + (3 << 20);
+  emulator::machine().memory = emulator::counts().bytes_in_use + (3 << 20);
   const OnGpu gpu;
   for (const std::int64_t floats : {1 << 19, 1 << 18, 3 << 17})
     CHECK(Tensor::zeros({floats}, Layout::plain, gpu.device()).to_vector()[0] == 0);
@@ -34,7 +30,7 @@ TEST_CASE("cached blocks are given back before memory is called short") {
 TEST_CASE("what another rank on the GPU keeps for reuse is given back too") {
   const emulator::Settings settings;
   const OnGpu keeps(cuda::Precision::fp32, true, true), needs(cuda::Precision::fp32, true, true);
-  emulator::machine().memory = emulator::bytes_in_use() + (3 << 20);
+  emulator::machine().memory = emulator::counts().bytes_in_use + (3 << 20);
   keeps.pool()->release(keeps.pool()->allocate(2 << 20));
   void* data = nullptr;
   REQUIRE_NOTHROW(data = needs.pool()->allocate(2 << 20));
@@ -59,7 +55,7 @@ TEST_CASE("a build with TOPKNOT_POISON hands a GPU's memory out as NaNs, also wh
 
 TEST_CASE("a capture without memory says so, and the stream is of use afterwards") {
   const emulator::Settings settings;
-  emulator::machine().memory = emulator::bytes_in_use() + (1 << 20);
+  emulator::machine().memory = emulator::counts().bytes_in_use + (1 << 20);
   const OnGpu gpu;
   const Device device = gpu.device();
   cuda::GraphMemory memory(gpu.pool());
@@ -121,4 +117,96 @@ TEST_CASE("no GPU and too old a driver are told apart") {
 }
 
 }  // namespace
-}  // namespace topknot
+
+namespace {
+
+constexpr std::size_t kNumel = 64 * 1024;
+
+Handle make() {
+  return testing::make("topk", {"device=cuda"}, 0, 1, {{"weight", {64, 1024}}});
+}
+
+// One rank's step up to its commit; null where a call fails.
+topknot_round* decoded(const Handle& compressor, double density, const DeviceVector<float>& gradient) {
+  const topknot_step context{0, density, 0};
+  const std::int32_t which = 0;
+  const void* from = gradient.data();
+  topknot_round* round = nullptr;
+  if (topknot_encode(compressor.get(), &context, &which, 1, &from, TOPKNOT_FLOAT32, 1, &round) != TOPKNOT_OK)
+    return nullptr;
+  topknot_message message;
+  REQUIRE(topknot_message_of(round, &message) == TOPKNOT_OK);
+  REQUIRE(topknot_decode(round, &message.block, &message.block_bytes) == TOPKNOT_DONE);
+  return round;
+}
+topknot_result commit(topknot_round* round, const DeviceVector<float>& average) {
+  void* to = average.data();
+  return topknot_commit(round, &to, TOPKNOT_FLOAT32, 1);
+}
+bool step(const Handle& compressor, double density, const DeviceVector<float>& gradient,
+          const DeviceVector<float>& average) {
+  topknot_round* const round = decoded(compressor, density, gradient);
+  return round && commit(round, average) == TOPKNOT_OK;
+}
+
+TEST_CASE("libtopknot on a GPU: a step without memory for its density can be made again") {
+  const OnGpu program;
+  const DeviceVector<float> gradient(gradient_of(0, 0, kNumel)), average(kNumel), expected(kNumel);
+  const Handle compressor = make(), other = make();
+  for (const Handle* each : {&compressor, &other})
+    REQUIRE(step(*each, 0.01, gradient, each == &other ? expected : average));
+  for (int call = 0; call < 4; ++call) {
+    const emulator::Settings settings;
+    emulator::fail("cudaMalloc", cudaErrorMemoryAllocation, call);
+    if (step(compressor, 0.2, gradient, average)) break;
+    CHECK(says(topknot_error(), {"GPU 0 is out of memory"}));
+  }
+  for (const double density : {0.01, 0.2, 0.01}) {
+    REQUIRE(step(compressor, density, gradient, average));
+    REQUIRE(step(other, density, gradient, expected));
+    CHECK((average.host() == expected.host()));
+  }
+}
+
+TEST_CASE("libtopknot on a GPU: a commit that fails ends its round, and says that the library failed") {
+  const OnGpu program;
+  const DeviceVector<float> gradient(gradient_of(0, 0, kNumel)), average(kNumel);
+  const Handle compressor = make();
+  topknot_round* const round = decoded(compressor, 0.01, gradient);
+  REQUIRE(round);
+  {
+    const emulator::Settings settings;
+    emulator::fail("cudaMemcpyAsync", cudaErrorInvalidValue);
+    CHECK(commit(round, average) == TOPKNOT_FAILED);
+  }
+  CHECK(step(compressor, 0.01, gradient, average));
+}
+
+TEST_CASE("libtopknot on a GPU: the memory of a higher density is given back") {
+  const OnGpu program;
+  const DeviceVector<float> gradient(gradient_of(0, 0, kNumel)), average(kNumel);
+  const Handle compressor = make();
+  REQUIRE(step(compressor, 0.01, gradient, average));
+  const std::size_t before = emulator::counts().bytes_in_use;
+  REQUIRE(step(compressor, 0.25, gradient, average));
+  REQUIRE(emulator::counts().bytes_in_use > before);
+  REQUIRE(step(compressor, 0.01, gradient, average));
+  CHECK(emulator::counts().bytes_in_use <= before + before / 10);
+}
+
+TEST_CASE("libtopknot on a GPU: the thread's own GPU stays its current one") {
+  const emulator::Gpus two(2);
+  const OnGpu program;
+  REQUIRE(cudaSetDevice(1) == cudaSuccess);
+  int current = 0;
+  {
+    const Handle compressor = make();
+    REQUIRE(cudaGetDevice(&current) == cudaSuccess);
+    CHECK(current == 1);
+  }
+  REQUIRE(cudaGetDevice(&current) == cudaSuccess);
+  CHECK(current == 1);
+  cudaSetDevice(0);
+}
+
+}  // namespace

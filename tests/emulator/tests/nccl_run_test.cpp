@@ -2,12 +2,9 @@
 // graph.
 #include <nccl.h>
 
-#include <algorithm>
 #include <optional>
 
-#include "tests/emulator/machine.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/support/error_text.h"
 #include "tests/train/resumed_run.h"
 
 using namespace topknot;
@@ -15,11 +12,13 @@ using namespace topknot::testing;
 
 namespace {
 
-Run run_of(const std::string& backend, int ranks, Keys keys) {
-  keys.insert(keys.end(), {"train.device=cuda", "train.deterministic=true", "train.max_steps=8",
-                           "train.check_every=4", "data.test_size=16", "data.train_size=60",
-                           "data.image_size=12", "model.hidden=[12]", "dist.backend=" + backend});
-  return train(backend == "threads" ? "threads" : "gloo", ranks, keys, backend == "threads" ? 1 : ranks);
+const Keys kSmall{"train.device=cuda",   "train.deterministic=true", "train.max_steps=8",
+                  "train.check_every=4", "data.test_size=16",        "data.train_size=60",
+                  "data.image_size=12",  "model.hidden=[12]"};
+
+Run run_of(const std::string& backend, int ranks, const Keys& keys) {
+  return train(backend == "threads" ? "threads" : "gloo", ranks,
+               with(with(kSmall, keys), {"dist.backend=" + backend}), backend == "threads" ? 1 : ranks);
 }
 
 }  // namespace
@@ -41,8 +40,7 @@ TEST_CASE("nccl: processes train to the weights of threads on one card, with gra
   }
 }
 
-TEST_CASE(
-    "nccl: hosts of two ranks train to the same weights, over the GPU or the CPU, with graphs or without") {
+TEST_CASE("nccl: hosts of two ranks train to the same weights, over GPU or CPU, with graphs or without") {
   const emulator::Gpus gpus(4);
   for (const Keys& keys : {Keys{"compress.name=topk"}, Keys{"compress.name=dgc", "compress.scope=tensor"},
                            Keys{"compress.name=gaussiank", "compress.capacity=2", "exchange.merge=none"},
@@ -66,7 +64,7 @@ TEST_CASE("nccl: a run whose NCCL refuses calls in graphs keeps them out of grap
     INFO(keys.front());
     const auto graphs_and_weights = [&, &ranks = ranks, &keys = keys](const char* graphs) {
       const Run run = run_of("nccl", ranks, with(keys, {std::string("train.graphs=") + graphs}));
-      return std::pair(emulator::most_graphs(), run.checksums);
+      return std::pair(emulator::counts().most_graphs, run.checksums);
     };
     std::optional<emulator::Gpus> gpus(std::in_place, ranks);
     const auto none = graphs_and_weights("false");
@@ -98,11 +96,8 @@ TEST_CASE("nccl: a GPU that is lost during a run ends every rank, of every host,
 TEST_CASE("graphs of densities that are past are gone, since their buffers are") {
   const auto most = [](const std::string& densities) {
     const emulator::Gpus gpus(1);
-    train("threads", 1,
-          {"train.device=cuda", "train.deterministic=true", "train.max_steps=40", "data.test_size=16",
-           "data.train_size=60", "data.image_size=12", "model.hidden=[12]", "compress.name=topk",
-           "compress.warmup=" + densities});
-    return emulator::most_graphs();
+    run_of("threads", 1, {"train.max_steps=40", "compress.name=topk", "compress.warmup=" + densities});
+    return emulator::counts().most_graphs;
   };
   REQUIRE(most("[]") > 0);
   CHECK(most("[0.5,0.4,0.3,0.2]") == most("[]"));
@@ -143,10 +138,8 @@ TEST_CASE("nccl: a run that stops and is resumed ends with the bits of one that 
   const emulator::Gpus gpus(4);
   const auto check = [](const Keys& of_method, int ranks) {
     INFO(of_method.front() << ", " << ranks << " ranks");
-    const Keys keys = with(of_method, {"train.device=cuda", "train.deterministic=true", "train.max_steps=8",
-                                       "train.stop_after=0", "train.check_every=4", "data.test_size=16",
-                                       "data.train_size=60", "data.image_size=12", "model.hidden=[12]",
-                                       "dist.backend=nccl", "dist.ranks=" + std::to_string(ranks)});
+    const Keys keys = with(with(kSmall, of_method), {"train.stop_after=0", "dist.backend=nccl",
+                                                     "dist.ranks=" + std::to_string(ranks)});
     check_same(whole(keys, "gloo", ranks), stopped_and_resumed(keys, 5, "gloo", ranks));
   };
   for (const char* method : {"dense", "topk", "dgc", "regtopk"}) check(keys_of_method(method), 2);

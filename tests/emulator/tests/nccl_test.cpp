@@ -1,11 +1,7 @@
 // The NCCL communicator over an emulated NCCL: what it sums, and how it ends.
 #include <nccl.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <csignal>
-#include <utility>
 
 #include "dist/rendezvous/socket.h"
 #include "nn/base/program.h"
@@ -13,12 +9,12 @@
 #include "tests/cuda/device_collectives.h"
 #include "tests/emulator/machine.h"
 #include "tests/emulator/nccl_emulator.h"
-#include "tests/support/catch.h"
-#include "tests/support/error_text.h"
 #include "tests/support/standard_error.h"
 
 namespace topknot {
 namespace {
+
+using namespace testing;
 
 constexpr auto kMake = &cuda::make_nccl_communicator;
 
@@ -95,17 +91,16 @@ TEST_CASE("nccl: the library's sums are right, and the same on every rank") {
   std::vector<std::vector<float>> sums(ranks, std::vector<float>(n));
   run_device_ranks(kMake, ranks, [&](DeviceRank& rank) {
     std::vector<float> mine(n);
-    for (std::size_t i = 0; i < n; ++i)
-      mine[i] = static_cast<float>((rank.rank() + 1) * 100 + static_cast<int>(i));
+    for (std::size_t i = 0; i < n; ++i) mine[i] = float((rank.rank() + 1) * 100 + int(i));
     const cuda::DeviceArray<float> memory(n);
     rank.context.synchronize();
     to_gpu<float>(mine, memory.data(), rank.stream());
     rank.device.all_reduce(DType::f32, memory.data(), n, SumOrder::library, rank.stream());
-    from_gpu<float>(memory.data(), sums[static_cast<std::size_t>(rank.rank())], rank.stream());
+    from_gpu<float>(memory.data(), sums[std::size_t(rank.rank())], rank.stream());
     rank.device.wait(rank.stream());
   });
   for (const auto& sum : sums)
-    for (std::size_t i = 0; i < n; ++i) CHECK(sum[i] == static_cast<float>(1000 + 4 * i));
+    for (std::size_t i = 0; i < n; ++i) CHECK(sum[i] == float(1000 + 4 * i));
 }
 
 TEST_CASE("nccl: where one rank's NCCL refuses calls in a graph, all ranks start anew and keep them out") {
@@ -119,9 +114,9 @@ TEST_CASE("nccl: where one rank's NCCL refuses calls in a graph, all ranks start
       std::vector<int> capturable(ranks);
       std::vector<std::vector<float>> sums(ranks, std::vector<float>(n));
       const int aborts = emulator::nccl_aborts();
-      const testing::StandardError written;
+      const StandardError written;
       run_device_ranks(kMake, ranks, [&](DeviceRank& rank) {
-        const auto r = static_cast<std::size_t>(rank.rank());
+        const auto r = std::size_t(rank.rank());
         rank.device.try_graphs(wanted);
         capturable[r] = rank.device.capturable();
         const cuda::DeviceArray<float> memory(n);
@@ -158,7 +153,7 @@ struct Pair {
       for (cudaStream_t* stream : {&streams[r], &others[r]})
         TOPKNOT_CUDA(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
       TOPKNOT_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory[r]), 3 * sizeof(float)));
-      set(r, static_cast<float>(r + 1));
+      set(r, float(r + 1));
     }
   }
   ~Pair() {
@@ -227,7 +222,7 @@ TEST_CASE("nccl: calls are captured in a graph, which sums anew at each launch")
     const std::vector<float> ones(n, 1.0f);
     to_gpu<float>(ones, memory.data(), stream);
     for (int i = 0; i < 3; ++i) graph.launch(stream);
-    from_gpu<float>(memory.data(), sums[static_cast<std::size_t>(rank.rank())], stream);
+    from_gpu<float>(memory.data(), sums[std::size_t(rank.rank())], stream);
     rank.device.wait(stream);
   });
   for (const auto& sum : sums) CHECK(sum == std::vector<float>(n, 729.0f));
@@ -262,10 +257,10 @@ TEST_CASE("nccl: a block is gathered and a short array summed in rank order in o
     rank.device.wait(stream);
     bool same = same_bits(sum, expected);
     for (std::size_t i = 0; i < blocks.size(); ++i) same = same && blocks[i] == std::byte(i / bytes);
-    right[static_cast<std::size_t>(rank.rank())] = same;
+    right[std::size_t(rank.rank())] = same;
   });
   for (const char same : right) CHECK(same == 1);
-  CHECK(emulator::graph_nodes() == 2);  // NCCL's kernel, and the sum's
+  CHECK(emulator::counts().graph_nodes == 2);  // NCCL's kernel, and the sum's
 }
 
 TEST_CASE("nccl: versions that differ are one message on every rank, with both ranks and versions") {

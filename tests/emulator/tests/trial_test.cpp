@@ -1,21 +1,16 @@
 // Which candidate a trial takes by the clock of events, what it keeps, and what it does where one fails.
 #include "nn/core/cuda/trial.h"
 
-#include <filesystem>
-#include <fstream>
-
 #include "nn/base/log.h"
 #include "tests/cuda/fixture.h"
 #include "tests/emulator/cudnn_convolution.h"
 #include "tests/emulator/tests/machine_settings.h"
-#include "tests/support/error_text.h"
-#include "tests/support/files.h"
 #include "tests/support/standard_error.h"
-#include "tests/support/temp_folder.h"
 
 namespace topknot {
 namespace {
 
+using namespace testing;
 using cuda::CudaError;
 using cuda::Trial;
 
@@ -26,7 +21,7 @@ const cuda::TrialSubject kWork("work"), kOther("other work");
 struct Candidates {
   explicit Candidates(const std::vector<float>& ms) : runs(ms.size()) {
     for (std::size_t i = 0; i < ms.size(); ++i)
-      all.push_back({std::string(1, static_cast<char>('a' + i)), [this, i, time = ms[i]] {
+      all.push_back({std::string(1, char('a' + i)), [this, i, time = ms[i]] {
                        const int run = ++runs[i];
                        if (i == throws) throw CudaError("no luck");
                        if (i == lacks_memory) throw cuda::OutOfMemory("no room");
@@ -105,7 +100,7 @@ TEST_CASE("a candidate that throws or lacks memory is left out, and nothing is k
   const TempFolder folder;
   for (const std::size_t bad : {0u, 1u, 2u})
     for (const bool memory : {false, true}) {
-      const testing::StandardError errors;
+      const StandardError errors;
       Candidates candidates({3 * kLong, kLong, 2 * kLong});
       (memory ? candidates.lacks_memory : candidates.throws) = bad;
       Timing gpu(folder.str());
@@ -149,7 +144,7 @@ TEST_CASE("a trial times nothing in deterministic runs, in a capture and where i
 }
 
 TEST_CASE("one debug line of a trial has every time") {
-  const testing::StandardError errors;
+  const StandardError errors;
   Timing gpu;
   set_log_level(LogLevel::debug);
   Candidates({2 * kLong, kLong, -1}).pick(gpu);
