@@ -1,9 +1,6 @@
 // The example collective of docs/extending.md: exact sums, the same bits on every rank, and a run that uses
 // it.
-#include <map>
-
 #include "tests/dist/sparse/sparse_collective_fixture.h"
-#include "tests/support/catch.h"
 #include "tests/train/small_run.h"
 
 using namespace topknot;
@@ -19,8 +16,7 @@ TEST_CASE("the example collective adds every entry exactly, with the same bits o
       std::vector<SparseVector> entries;
       std::map<std::uint32_t, float> whole;
       for (int r = 0; r < ranks; ++r) {
-        entries.push_back(
-            testing::whole_numbers(static_cast<std::uint32_t>(r), numel, r == 1 ? 0.0 : 0.3, 1000));
+        entries.push_back(testing::whole_numbers(std::uint32_t(r), numel, r == 1 ? 0.0 : 0.3, 1000));
         for (std::size_t i = 0; i < entries.back().indices.size(); ++i)
           whole[entries.back().indices[i]] += entries.back().values[i];
       }

@@ -1,8 +1,5 @@
 // The worked examples of docs/extending.md: their files, compiled into this program, and the page that links
 // to them.
-#include <filesystem>
-
-#include "tests/support/files.h"
 #include "tests/train/small_run.h"
 
 using namespace topknot;

@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "nn/models/model.h"
-#include "nn/ops/kernels.h"
 #include "tests/support/variables.h"
 
 namespace topknot {
@@ -44,7 +43,7 @@ TEST_CASE("the example model trains with the example op") {
   ParameterArena& arena = store.build([](const Parameter&) { return true; }, 1);
   const Variable x(Tensor::from(random_values(30 * 16, 3), {30, 1, 4, 4}));
   std::vector<std::int32_t> labels(30);
-  for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<std::int32_t>(i % 3);
+  for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = std::int32_t(i % 3);
   float first = 0, last = 0;
   for (int step = 0; step < 100; ++step) {
     arena.mark_gradients_unwritten();

@@ -15,7 +15,7 @@ T value_of(std::uint32_t bits) {
   if constexpr (sizeof(T) == sizeof(float))
     return std::bit_cast<float>(bits);
   else
-    return {static_cast<std::uint16_t>(bits >> 16)};
+    return {std::uint16_t(bits >> 16)};
 }
 
 template <class T>
@@ -29,7 +29,7 @@ Sample make(Random& random) {
     const std::uint32_t exponent =
         random.one_in(50) ? random.below(256) : (first + random.below(spread)) & 0xFF;
     if (random.below(4) >= zeros)
-      value = value_of<T>(exponent << 23 | (static_cast<std::uint32_t>(random.bits()) & 0x807FFFFF));
+      value = value_of<T>(exponent << 23 | (std::uint32_t(random.bits()) & 0x807FFFFF));
   }
   encode_exponents(std::span<const T>(values), sample.block);
   return sample;

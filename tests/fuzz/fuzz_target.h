@@ -30,9 +30,7 @@ class Random {
     return z ^ (z >> 31);
   }
   // In [0, n), n > 0.
-  std::uint32_t below(std::size_t n) {
-    return static_cast<std::uint32_t>(((bits() >> 32) * static_cast<std::uint64_t>(n)) >> 32);
-  }
+  std::uint32_t below(std::size_t n) { return std::uint32_t(((bits() >> 32) * std::uint64_t(n)) >> 32); }
   bool one_in(std::uint32_t n) { return below(n) == 0; }
 
  private:

@@ -7,7 +7,7 @@ namespace topknot::fuzz {
 namespace {
 
 std::ptrdiff_t offset(std::size_t n) {
-  return static_cast<std::ptrdiff_t>(n);
+  return std::ptrdiff_t(n);
 }
 
 // Numbers at which checks turn.
@@ -41,7 +41,7 @@ void change_number(Block& block, std::size_t at, Random& random) {
 }
 
 void make_noise(Block& block, std::size_t from, Random& random) {
-  for (std::size_t i = from; i < block.size(); ++i) block[i] = static_cast<std::byte>(random.bits());
+  for (std::size_t i = from; i < block.size(); ++i) block[i] = std::byte(random.bits());
 }
 
 void fault(Block& block, const Block& other, Random& random, std::size_t header) {
@@ -53,7 +53,7 @@ void fault(Block& block, const Block& other, Random& random, std::size_t header)
     case 0:
     case 1:
     case 2:
-      if (anywhere < size) block[anywhere] ^= static_cast<std::byte>(1u << random.below(8));
+      if (anywhere < size) block[anywhere] ^= std::byte(1u << random.below(8));
       break;
     case 3:
       change_number<std::uint8_t>(block, at, random);

@@ -26,22 +26,22 @@ struct Shape {
 Format format_of(const Shape& shape, std::size_t numel) {
   Format format{shape.kind, shape.levels, numel, {}};
   for (std::size_t end = shape.cell; end < numel; end += shape.cell)
-    format.cells.push_back(static_cast<std::uint32_t>(end));
-  if (numel > 0) format.cells.push_back(static_cast<std::uint32_t>(numel));
+    format.cells.push_back(std::uint32_t(end));
+  if (numel > 0) format.cells.push_back(std::uint32_t(numel));
   return format;
 }
 
 float some_scale(Random& random) {
   if (random.one_in(8)) return 0.0f;
   if (random.one_in(8)) return std::numeric_limits<float>::max();
-  const float any = std::bit_cast<float>(static_cast<std::uint32_t>(random.bits() >> 33));
+  const float any = std::bit_cast<float>(std::uint32_t(random.bits() >> 33));
   return std::isfinite(any) ? any : 1.0f;
 }
 
 std::int16_t some_code(const Shape& shape, Random& random) {
-  if (shape.kind == Kind::sign) return static_cast<std::int16_t>(random.below(2));
-  const auto most = static_cast<int>(shape.levels);
-  return static_cast<std::int16_t>(static_cast<int>(random.below(2 * shape.levels + 1)) - most);
+  if (shape.kind == Kind::sign) return std::int16_t(random.below(2));
+  const auto most = int(shape.levels);
+  return std::int16_t(int(random.below(2 * shape.levels + 1)) - most);
 }
 
 Sample make(const Shape& shape, Random& random) {

@@ -35,7 +35,7 @@ std::vector<std::uint32_t> some_positions(std::size_t numel, Random& random) {
   gap = std::max(gap, numel / 4000);
   std::size_t at = gap == 1 ? 0 : random.below(gap);
   while (at < numel) {
-    positions.push_back(static_cast<std::uint32_t>(at));
+    positions.push_back(std::uint32_t(at));
     // Runs of neighbours among the gaps.
     at += gap > 1 && random.one_in(2) ? 1 + random.below(gap) : 1;
     if (gap == numel && random.one_in(16)) break;
@@ -49,11 +49,11 @@ float some_value(Random& random) {
     case 0:
       return 0.0f;
     case 1: {
-      const float any = std::bit_cast<float>(static_cast<std::uint32_t>(bits >> 32));
+      const float any = std::bit_cast<float>(std::uint32_t(bits >> 32));
       return std::isfinite(any) ? any : 3.4028235e38f;
     }
     default:
-      return (static_cast<float>(bits >> 40) - 0x1p23f) * 0x1p-30f;
+      return (float(bits >> 40) - 0x1p23f) * 0x1p-30f;
   }
 }
 

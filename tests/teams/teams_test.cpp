@@ -6,13 +6,10 @@
 #include <iostream>
 
 #include "nn/base/checksum.h"
-#include "nn/ops/kernels.h"
 #include "optim/clip.h"
 #include "optim/optimizer.h"
 #include "tests/compress/every_method.h"
 #include "tests/support/ctc_reference.h"
-#include "tests/support/test.h"
-#include "tests/support/variables.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -116,7 +113,7 @@ void print_convolutions(DType type) {
     const auto input = [&] { return in_layout(cast(x.variable(), type), layout); };
     print("conv2d" + form, {&x, &w, &b}, conv2d(input(), w.variable(), b.variable(), g));
     for (Leaf* leaf : {&x, &w, &b}) leaf->clear();
-    Buffer mean{"mean", std::vector<float>(static_cast<std::size_t>(g.out))}, variance(mean);
+    Buffer mean{"mean", std::vector<float>(std::size_t(g.out))}, variance(mean);
     print("conv_bn" + form, {&x, &w, &gamma, &b},
           conv_bn(input(), w.variable(), gamma.variable(), b.variable(), {}, g, {&mean, &variance},
                   {true, true}));
@@ -160,7 +157,7 @@ void print_row_ops(DType type) {
 void print_other_ops() {
   RandomLeaf weight({50, 70}), x({40, 70}, 2), taps({70, 5}, 3), y({40, 70}, 4);
   std::vector<float> ids;
-  for (int i = 0; i < 40; ++i) ids.push_back(static_cast<float>(i * 7 % 50));
+  for (int i = 0; i < 40; ++i) ids.push_back(float(i * 7 % 50));
   print("embedding", {&weight}, embedding(Variable(Tensor::from(ids, {8, 5, 1, 1})), weight.variable()));
   print("lookahead", {&x, &taps}, lookahead(x.variable(), 4, taps.variable()));
   print("mean_squared_error", {&y},
@@ -190,7 +187,7 @@ void print_optimizers() {
   for (const std::string& name : optimizers().names()) {
     ParameterStore store;
     const auto start = [](std::span<float> out, const CounterRng&) {
-      const auto values = random_values(static_cast<std::int64_t>(out.size()), 1);
+      const auto values = random_values(std::int64_t(out.size()), 1);
       std::copy(values.begin(), values.end(), out.begin());
     };
     store.add("filters", {1, 1, 1, 1}, start);
@@ -227,7 +224,7 @@ std::map<std::string, std::string> results(const std::string& variables, int thr
   FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe);
   std::string output;
-  for (int c; (c = std::fgetc(pipe)) != EOF;) output += static_cast<char>(c);
+  for (int c; (c = std::fgetc(pipe)) != EOF;) output += char(c);
   INFO(output);
   CHECK(pclose(pipe) == 0);
   std::map<std::string, std::string> found;

@@ -15,7 +15,7 @@ namespace {
 // What a loader takes of a data set, for some of its samples.
 void use(const Dataset& data) {
   expect(data.size() > 0, "a data set without samples");
-  const auto numel = static_cast<std::size_t>(data.sample_shape().numel());
+  const auto numel = std::size_t(data.sample_shape().numel());
   std::vector<float> sample(numel);
   for (const std::int64_t index : {std::int64_t{0}, data.size() / 2, data.size() - 1}) {
     data.get(index, sample.data());
@@ -38,7 +38,7 @@ void cifar10(Bytes input) {
   for (std::size_t at = sizeof size; at + sizeof place < input.size(); at += sizeof place + 1) {
     std::memcpy(&place, input.data() + at, sizeof place);
     file.seekp(place % (2 * kSize));
-    file.put(static_cast<char>(input[at + sizeof place]));
+    file.put(char(input[at + sizeof place]));
   }
   file.close();
   DatasetOptions options;
@@ -74,9 +74,8 @@ void use_stream(const Dataset& data) {
     float window[3];
     data.get(index, window);
     for (int t = 0; t < 3; ++t) {
-      expect(window[t] >= 0 && window[t] < static_cast<float>(data.classes()),
-             "a token outside the vocabulary");
-      expect(t == 0 || static_cast<std::int32_t>(window[t]) == data.label(index + t - 1),
+      expect(window[t] >= 0 && window[t] < float(data.classes()), "a token outside the vocabulary");
+      expect(t == 0 || std::int32_t(window[t]) == data.label(index + t - 1),
              "a label that is not the next token");
     }
   }
@@ -85,8 +84,7 @@ void use_stream(const Dataset& data) {
 // A training file and, after the first byte 0, a validation file.
 void use_text(Bytes input, const std::string& tokens) {
   static const Scratch scratch;
-  const auto cut =
-      static_cast<std::size_t>(std::find(input.begin(), input.end(), std::byte{0}) - input.begin());
+  const auto cut = std::size_t(std::find(input.begin(), input.end(), std::byte{0}) - input.begin());
   scratch.write("train.txt", input.first(cut));
   scratch.write("valid.txt", input.subspan(std::min(cut + 1, input.size())));
   DatasetOptions options;
@@ -129,7 +127,7 @@ void speech(Bytes input) {
   for (const std::int32_t label : data->transcript(0))
     expect(label > 0 && label < data->classes(), "a label outside the alphabet");
   if (frames > 10'000) return;
-  std::vector<float> spectrogram(static_cast<std::size_t>(data->sample_shape()[1] * frames));
+  std::vector<float> spectrogram(std::size_t(data->sample_shape()[1] * frames));
   data->get_frames(0, spectrogram.data(), frames);
 }
 
@@ -141,9 +139,8 @@ void image(Bytes input) {
   const FileBytes file{reinterpret_cast<const std::uint8_t*>(input.data()) + kHead, input.size() - kHead};
   const ImageSize size = image_size(file);
   const auto part = [](int byte, int length) {  // not empty
-    const int first = static_cast<int>(std::int64_t{byte % 16} * length / 16);
-    return std::pair{first,
-                     std::min(length, first + 1 + static_cast<int>(std::int64_t{byte / 16} * length / 15))};
+    const int first = int(std::int64_t{byte % 16} * length / 16);
+    return std::pair{first, std::min(length, first + 1 + int(std::int64_t{byte / 16} * length / 15))};
   };
   const auto [left, right] = part(head(1), size.width);
   const auto [top, bottom] = part(head(2), size.height);

@@ -45,7 +45,7 @@ int run_campaign(const Campaign& campaign, InputTarget target) {
   words[1] = grown.path(campaign.target);
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
-  int argc = static_cast<int>(pointers.size());
+  int argc = int(pointers.size());
   pointers.push_back(nullptr);
   char** argv = pointers.data();
   return LLVMFuzzerRunDriver(&argc, &argv, LLVMFuzzerTestOneInput);

@@ -56,9 +56,9 @@ std::vector<Block> read_corpus(const std::string& folder) {
 // A part of `from` put into `input` somewhere.
 void insert_part(Block& input, const Block& from, Random& random) {
   const std::size_t begin = random.below(from.size() + 1), length = random.below(from.size() - begin + 1);
-  const auto first = from.begin() + static_cast<std::ptrdiff_t>(begin);
+  const auto first = from.begin() + std::ptrdiff_t(begin);
   input.insert(input.begin() + random.below(input.size() + 1), first,
-               first + static_cast<std::ptrdiff_t>(std::min<std::size_t>(length, 64)));
+               first + std::ptrdiff_t(std::min<std::size_t>(length, 64)));
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ int run_campaign(const Campaign& campaign, InputTarget target) {
       current_input = mutated(corpus[random.below(corpus.size())], other, random, 16);
       if (random.one_in(4)) insert_part(current_input, other, random);
     }
-    alarm(static_cast<unsigned>(kHang.count()));
+    alarm(unsigned(kHang.count()));
     try {
       run_input(target, current_input);
     } catch (const std::exception& error) {

@@ -70,7 +70,7 @@ void stranger(Bytes input) {
     int ready = 0;
     do {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
-      ready = poll(&entry, 1, static_cast<int>(std::max<std::int64_t>(left, 0)));
+      ready = poll(&entry, 1, int(std::max<std::int64_t>(left, 0)));
     } while (ready < 0 && errno == EINTR);  // libFuzzer's own alarm
     expect(ready > 0, "the server keeps a stranger");
     n = recv(fd.get(), bytes, sizeof bytes, 0);
