@@ -40,7 +40,7 @@ struct CtcCase {
     const auto i = static_cast<std::size_t>(n);
     const std::vector<std::int32_t> wanted(labels.begin() + n * longest,
                                            labels.begin() + n * longest + lengths[i]);
-    std::vector<std::int32_t> path(static_cast<std::size_t>(frame_counts[i]));
+    std::vector<std::int32_t> path(frame_counts[i]);
     double sum = 0;
     while (true) {
       std::vector<std::int32_t> collapsed;

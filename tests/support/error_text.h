@@ -24,7 +24,10 @@ std::string error_text(Call call) {
 inline bool says(const std::string& text, std::initializer_list<std::string> parts) {
   UNSCOPED_INFO("message: " << (text.empty() ? "no error" : text));
   for (const auto& part : parts)
-    if (text.find(part) == std::string::npos) return false;
+    if (text.find(part) == std::string::npos) {
+      UNSCOPED_INFO("without: " << part);
+      return false;
+    }
   return !text.empty();
 }
 
@@ -35,3 +38,7 @@ bool user_error(Call call, std::initializer_list<std::string> parts) {
 }
 
 }  // namespace topknot
+
+// Checks that a statement throws an exception, or a UserError, whose text holds every one of these parts.
+#define CHECK_ERROR(statement, ...) CHECK(says(error_text([&] { statement; }), {__VA_ARGS__}))
+#define CHECK_USER_ERROR(statement, ...) CHECK(user_error([&] { statement; }, {__VA_ARGS__}))

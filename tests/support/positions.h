@@ -6,8 +6,7 @@
 
 namespace topknot::testing {
 
-// Exactly `count` of `numel` positions, ascending, every set alike likely (selection
-// sampling).
+// Exactly `count` of `numel` positions, ascending, every set alike likely (selection sampling).
 inline std::vector<std::uint32_t> uniform_positions(std::size_t numel, std::size_t count,
                                                     std::uint64_t seed) {
   std::vector<std::uint32_t> positions;

@@ -219,12 +219,12 @@ inline double softmax_cross_entropy(std::int64_t n, std::int64_t classes, const 
   const auto counted = static_cast<double>(std::max<std::ptrdiff_t>(
       1, std::count_if(labels.begin(), labels.end(), [](auto l) { return l >= 0; })));
   for (std::int64_t i = 0; i < n; ++i) {
-    if (labels[static_cast<std::size_t>(i)] < 0) continue;
+    if (labels[i] < 0) continue;
     const double* row = z.data() + i * classes;
     const double top = *std::max_element(row, row + classes);
     double sum = 0;
     for (std::int64_t c = 0; c < classes; ++c) sum += std::exp(row[c] - top);
-    const std::int32_t label = labels[static_cast<std::size_t>(i)];
+    const std::int32_t label = labels[i];
     for (std::int64_t c = 0; c < classes; ++c) {
       const double target = (1 - smoothing) * (c == label) + smoothing / static_cast<double>(classes);
       if (target > 0) loss += target * (std::log(sum) + top - row[c]) / counted;

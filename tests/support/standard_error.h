@@ -20,7 +20,7 @@ class StandardError {
 
   std::string text() const {
     std::string text(static_cast<std::size_t>(lseek(fileno(file_), 0, SEEK_END)), 0);
-    text.resize(static_cast<std::size_t>(pread(fileno(file_), text.data(), text.size(), 0)));
+    text.resize(pread(fileno(file_), text.data(), text.size(), 0));
     return text;
   }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dist/comm/communicator.h"
+#include "tests/support/threads.h"
 
 namespace topknot::testing {
 
@@ -21,7 +22,7 @@ class Hub {
 
   std::vector<std::vector<std::byte>> gather(int rank, std::span<const std::byte> mine) {
     std::unique_lock lock(mutex_);
-    slots_[static_cast<std::size_t>(rank)].assign(mine.begin(), mine.end());
+    slots_[rank].assign(mine.begin(), mine.end());
     barrier(lock);
     auto all = slots_;
     barrier(lock);  // nobody writes the next collective's slots before all have read these
@@ -77,13 +78,13 @@ class TestCommunicator : public Communicator {
   }
   void broadcast(std::span<std::byte> data, int root) override {
     const auto all = hub_.gather(rank_, data);
-    std::memcpy(data.data(), all[static_cast<std::size_t>(root)].data(), data.size());
+    std::memcpy(data.data(), all[root].data(), data.size());
   }
   void all_to_all(std::span<const std::vector<std::byte>> mine,
                   std::vector<std::vector<std::byte>>& theirs) override {
     calls.push_back("all to all");
     for (int to = 0; to < hub_.size(); ++to) {
-      auto all = hub_.gather(rank_, mine[static_cast<std::size_t>(to)]);
+      auto all = hub_.gather(rank_, mine[to]);
       if (to == rank_) theirs = std::move(all);
     }
   }
@@ -118,19 +119,16 @@ inline void run_ranks(int ranks, bool overlaps, const std::function<void(TestCom
   Hub hub(ranks);
   std::mutex mutex;
   std::exception_ptr first;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank)
-    threads.emplace_back([&, rank] {
-      TestCommunicator communicator(hub, rank, overlaps);
-      try {
-        body(communicator);
-      } catch (const std::exception& error) {
-        const std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
-        communicator.abort(error.what());
-      }
-    });
-  for (auto& thread : threads) thread.join();
+  errors_of_threads(ranks, [&](int rank) {
+    TestCommunicator communicator(hub, rank, overlaps);
+    try {
+      body(communicator);
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+      communicator.abort(error.what());
+    }
+  });
   if (first) std::rethrow_exception(first);
 }
 

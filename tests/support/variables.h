@@ -19,7 +19,7 @@ using reference::Array;
 // Standard normal numbers plus `mean`; each stream its own.
 inline std::vector<float> random_values(std::int64_t n, std::uint32_t stream, float mean = 0.0f) {
   const CounterRng rng(2024, RngUse::test, stream);
-  std::vector<float> values(static_cast<std::size_t>(n));
+  std::vector<float> values(n);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = mean + rng.normal(i);
   return values;
 }
