@@ -92,14 +92,14 @@ TEST_CASE("CIFAR-10 training data is the five files in order, or as many samples
   options.train_size = 7;
   CHECK(make_dataset("cifar10", options, Split::train)->size() == 7);
   options.train_size = 50001;
-  CHECK(user_error([&] { make_dataset("cifar10", options, Split::train); }, {"data.train_size"}));
+  CHECK_USER_ERROR(make_dataset("cifar10", options, Split::train), "data.train_size");
 }
 
 TEST_CASE("a damaged CIFAR-10 file is refused with its name and place") {
   const TempFolder folder;
   const auto refused = [&](const Bytes& content, const std::string& why) {
     folder.write("test_batch.bin", content);
-    CHECK(user_error([&] { open("cifar10", folder.str()); }, {"test_batch.bin", why}));
+    CHECK_USER_ERROR(open("cifar10", folder.str()), "test_batch.bin", why);
   };
   Bytes content = cifar_file();
   content[777 * kRecord] = 10;
@@ -116,14 +116,14 @@ TEST_CASE("a damaged CIFAR-10 file is refused with its name and place") {
 
 TEST_CASE("missing data names the file looked for and the command that brings it") {
   const TempFolder folder;
-  CHECK(user_error([&] { open("cifar10", ""); }, {"data.root", "scripts/fetch-data cifar10"}));
-  CHECK(user_error([&] { open("cifar10", folder.at("none")); }, {"no such folder"}));
-  CHECK(user_error([&] { open("cifar10", folder.str()); },
-                   {"test_batch.bin", "scripts/fetch-data cifar10 --to " + folder.str()}));
-  CHECK(user_error([&] { open("mnist", folder.str()); }, {kImages, "scripts/fetch-data mnist"}));
+  CHECK_USER_ERROR(open("cifar10", ""), "data.root", "scripts/fetch-data cifar10");
+  CHECK_USER_ERROR(open("cifar10", folder.at("none")), "no such folder");
+  CHECK_USER_ERROR(open("cifar10", folder.str()), "test_batch.bin",
+                   "scripts/fetch-data cifar10 --to " + folder.str());
+  CHECK_USER_ERROR(open("mnist", folder.str()), kImages, "scripts/fetch-data mnist");
   folder.write(kImages, idx(0x803, {2, 4, 4}, 32));
-  CHECK(user_error([&] { open("mnist", folder.str()); }, {kLabels}));
-  CHECK(user_error([&] { open("cifar", folder.str()); }, {"did you mean 'cifar10'"}));
+  CHECK_USER_ERROR(open("mnist", folder.str()), kLabels);
+  CHECK_USER_ERROR(open("cifar", folder.str()), "did you mean 'cifar10'");
 }
 
 TEST_CASE("MNIST is read plain and gzipped alike") {
@@ -152,7 +152,7 @@ TEST_CASE("damaged or mismatched MNIST files are refused with the reason") {
   folder.write(kImages, images);
   const auto refused = [&](const Bytes& wrong, const std::string& why) {
     folder.write(kLabels, wrong);
-    CHECK(user_error([&] { open("mnist", folder.str()); }, {why}));
+    CHECK_USER_ERROR(open("mnist", folder.str()), why);
   };
   refused(idx(0x802, {3}, 3), "magic");
   refused(idx(0x801, {4}, 4), "3 images");
@@ -165,9 +165,9 @@ TEST_CASE("damaged or mismatched MNIST files are refused with the reason") {
   folder.write(kLabels, labels);
   CHECK(open("mnist", folder.str())->size() == 3);
   folder.write(kImages, idx(0x803, {3, 14, 56}, 3 * 784));
-  CHECK(user_error([&] { open("mnist", folder.str()); }, {kImages, "14 x 56", "28 x 28"}));
+  CHECK_USER_ERROR(open("mnist", folder.str()), kImages, "14 x 56", "28 x 28");
   folder.write(kImages, idx(0x803, {0xffffffff, 0xffffffff, 0xffffffff}, 48));
-  CHECK(user_error([&] { open("mnist", folder.str()); }, {"header does not fit"}));
+  CHECK_USER_ERROR(open("mnist", folder.str()), "header does not fit");
 }
 
 TEST_CASE("a corrupt gzip file is refused, whichever way it is corrupt") {
@@ -176,7 +176,7 @@ TEST_CASE("a corrupt gzip file is refused, whichever way it is corrupt") {
   const Bytes good = gzip(folder, idx(0x803, {30, 28, 28}, 30 * 784));
   const auto refused = [&](const Bytes& wrong, const std::string& why) {
     folder.write(kImages + ".gz", wrong);
-    CHECK(user_error([&] { open("mnist", folder.str()); }, {"corrupt gzip", why}));
+    CHECK_USER_ERROR(open("mnist", folder.str()), "corrupt gzip", why);
   };
   Bytes wrong = good;
   wrong[wrong.size() - 8] ^= 1;  // the checksum
@@ -209,7 +209,7 @@ TEST_CASE("a named pipe, a socket, a device and a folder are refused in place of
     const auto at = [&](const std::string& name, const auto& read) {
       const std::string path = folder.at(name);
       REQUIRE(make(path));
-      CHECK(user_error([&] { read(); }, {"'" + path + "': it is " + kind + ", not a regular file"}));
+      CHECK_USER_ERROR(read(), "'" + path + "': it is " + kind + ", not a regular file");
       std::filesystem::remove(path);
     };
     at("a.png", [&] { read_file(folder.at("a.png")); });
@@ -239,11 +239,11 @@ TEST_CASE("the real CIFAR-10 and MNIST are read whole") {
   std::vector<int> classes(10);
   std::vector<double> sum(3), squares(3);
   for (std::int64_t i = 0; i < train->size(); ++i) {
-    ++classes[static_cast<std::size_t>(train->label(i))];
+    ++classes[train->label(i)];
     for (int p = 0; p < 3072; ++p) {
       const double x = train->bytes(i)[p] / 255.0;
-      sum[static_cast<std::size_t>(p / 1024)] += x;
-      squares[static_cast<std::size_t>(p / 1024)] += x * x;
+      sum[p / 1024] += x;
+      squares[p / 1024] += x * x;
     }
   }
   CHECK(classes == std::vector<int>(10, 5000));

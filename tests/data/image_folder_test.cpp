@@ -26,7 +26,7 @@ std::unique_ptr<Dataset> open(const DatasetOptions& options, Split split = Split
 
 // The blue of the picture that stands for the sample, and the files that were damaged.
 int blue_of(const Dataset& data, std::int64_t index, std::vector<DamagedFile>* damaged = nullptr) {
-  Bytes pixels(static_cast<std::size_t>(data.sample_shape().numel()));
+  Bytes pixels(data.sample_shape().numel());
   std::vector<DamagedFile> unused;
   data.decode(index, nullptr, pixels.data(), damaged ? *damaged : unused);
   return pixels.back();
@@ -34,7 +34,7 @@ int blue_of(const Dataset& data, std::int64_t index, std::vector<DamagedFile>* d
 
 // The sample's pixels, where every file can be read.
 Bytes decoded(const Dataset& data, std::int64_t index = 0, const CounterRng* random = nullptr) {
-  Bytes pixels(static_cast<std::size_t>(data.sample_shape().numel()));
+  Bytes pixels(data.sample_shape().numel());
   std::vector<DamagedFile> damaged;
   data.decode(index, random, pixels.data(), damaged);
   return pixels;
@@ -101,10 +101,9 @@ TEST_CASE("what lies among the pictures and is not read is counted by its kind")
   const Folder none;
   fs::remove_all(none.at("train/classa"));
   none.write("train/classa/a.webp", {1});
-  CHECK(user_error([&] { open(options_of(none)); }, {"no pictures", "'classa'", "*.webp (1)"}));
+  CHECK_USER_ERROR(open(options_of(none)), "no pictures", "'classa'", "*.webp (1)");
   none.write("train/classa/b.png/c.ppm", pnm_picture(20, 20, 1));
-  CHECK(user_error([&] { blue_of(*open(options_of(none)), 0); },
-                   {"b.png", "it is a folder, not a regular file"}));
+  CHECK_USER_ERROR(blue_of(*open(options_of(none)), 0), "b.png", "it is a folder, not a regular file");
 }
 
 // torchvision's CenterCrop begins at int(round((resized - side) / 2)), and Python rounds halves to even.
@@ -142,14 +141,14 @@ TEST_CASE("without augmentation a sample is the centre of the picture with its s
   for (int y = 0; y < 16; ++y)
     for (int x = 0; x < 16; ++x) {
       const double at_x = (x + 2 + 0.5) * 30 / 20 - 0.5, at_y = (y + 5 + 0.5) * 40 / 26 - 0.5;
-      CHECK(std::abs(pixels[static_cast<std::size_t>(y * 16 + x)] - 4 * at_x) <= 1);
-      CHECK(std::abs(pixels[static_cast<std::size_t>(256 + y * 16 + x)] - 4 * at_y) <= 1);
+      CHECK(std::abs(pixels[y * 16 + x] - 4 * at_x) <= 1);
+      CHECK(std::abs(pixels[256 + y * 16 + x] - 4 * at_y) <= 1);
     }
   std::vector<float> sample(pixels.size());
   data->get(0, sample.data());
   CHECK(sample[100] == pixels[100] / 255.0f);
   options.set("resize", 15);
-  CHECK(user_error([&] { open(options); }, {"data.resize: 15", "data.image_size (16)"}));
+  CHECK_USER_ERROR(open(options), "data.resize: 15", "data.image_size (16)");
   options.set("resize", 0);
   options.set("image_size", 0);
   CHECK(open(options)->sample_shape() == Shape{3, 224, 224});
@@ -223,7 +222,7 @@ TEST_CASE("a batch of a set on demand has ImageNet's mean 0 and deviation 1, or 
   options.set("std", std::vector<double>{0.25, 0.5, 1});
   check_batch({0.5, 0.5, 0.5}, {0.25, 0.5, 1});
   options.set("mean", std::vector<double>{0.1, 0.2});
-  CHECK(user_error([&] { open(options); }, {"data.mean: 2 numbers", "one, or three"}));
+  CHECK_USER_ERROR(open(options), "data.mean: 2 numbers", "one, or three");
 }
 
 TEST_CASE("the next picture of its class stands in for a damaged one, the first for the last") {
@@ -241,9 +240,9 @@ TEST_CASE("the next picture of its class stands in for a damaged one, the first 
   CHECK(blue_of(*data, 2, &damaged) == 110);  // by way of the first
   CHECK(damaged.size() == 3);
   std::vector<float> sample(3 * 256);
-  CHECK(user_error([&] { data->get(0, sample.data()); }, {"train/classa/p0.ppm"}));
+  CHECK_USER_ERROR(data->get(0, sample.data()), "train/classa/p0.ppm");
   folder.write("train/classa/p1.ppm", {});
-  CHECK(user_error([&] { blue_of(*data, 0); }, {"classa", "not one picture", "p0.ppm"}));
+  CHECK_USER_ERROR(blue_of(*data, 0), "classa", "not one picture", "p0.ppm");
 }
 
 TEST_CASE("damaged files count once, in the order of the batches, and end the run above data.max_bad_files") {
@@ -272,11 +271,10 @@ TEST_CASE("damaged files count once, in the order of the batches, and end the ru
     Batch batch;
     REQUIRE(one.next(batch));  // v0 of classa
     for (int again = 0; again < 2; ++again)
-      CHECK(user_error([&] { one.next(batch); },
-                       {"test picture", "val/classb/v1.PPM", "empty", "data.max_bad_files=2"}));
+      CHECK_USER_ERROR(one.next(batch), "test picture", "val/classb/v1.PPM", "empty", "data.max_bad_files=2");
     Loader none(*data, loader_options(workers, false, 0));
     none.start_epoch(0);
-    CHECK(user_error([&] { none.next(batch); }, {"val/classa/v0.PPM", "data.max_bad_files=1"}));
+    CHECK_USER_ERROR(none.next(batch), "val/classa/v0.PPM", "data.max_bad_files=1");
   }
 }
 
@@ -297,7 +295,7 @@ TEST_CASE("folders that are no such set are refused with one message each") {
     return user_error([&] { open(options_of(folder)); }, words);
   };
   DatasetOptions nowhere;
-  CHECK(user_error([&] { open(nowhere); }, {"data.root", "is not set", "fetch-data imagenette"}));
+  CHECK_USER_ERROR(open(nowhere), "data.root", "is not set", "fetch-data imagenette");
   TempFolder bare;
   CHECK(refused(bare, {"there is no folder", "/train'", "a folder per class"}));
   bare.write("train/a/x.ppm", pnm_picture(4, 4, 1));

@@ -88,10 +88,9 @@ struct Noise {
 // The weight of pixel j for output pixel i of `side`, by the formula.
 std::vector<double> triangle(double begin, double end, int size, int side, int i) {
   const double step = (end - begin) / side, reach = std::max(step, 1.0), centre = begin + (i + 0.5) * step;
-  std::vector<double> weights(static_cast<std::size_t>(size));
+  std::vector<double> weights(size);
   double sum = 0;
-  for (int j = 0; j < size; ++j)
-    sum += weights[static_cast<std::size_t>(j)] = std::max(0.0, 1 - std::abs(j + 0.5 - centre) / reach);
+  for (int j = 0; j < size; ++j) sum += weights[j] = std::max(0.0, 1 - std::abs(j + 0.5 - centre) / reach);
   for (double& w : weights) w /= sum;
   return weights;
 }
@@ -99,7 +98,7 @@ std::vector<double> triangle(double begin, double end, int size, int side, int i
 // The definition, pixel by pixel: pad with black, cut, mirror, normalise.
 std::vector<float> reference(const Dataset& dataset, std::int64_t index, const CropFlip& choice) {
   const Shape s = dataset.sample_shape();
-  std::vector<float> raw(static_cast<std::size_t>(s.numel())), out;
+  std::vector<float> raw(s.numel()), out;
   dataset.get(index, raw.data());
   for (std::int64_t c = 0; c < s[0]; ++c)
     for (std::int64_t y = 0; y < s[1]; ++y)
@@ -107,10 +106,8 @@ std::vector<float> reference(const Dataset& dataset, std::int64_t index, const C
         const std::int64_t from_y = y + choice.top - 4,
                            from_x = (choice.flip ? s[2] - 1 - x : x) + choice.left - 4;
         const bool inside = from_y >= 0 && from_y < s[1] && from_x >= 0 && from_x < s[2];
-        const float pixel =
-            inside ? raw[static_cast<std::size_t>((c * s[1] + from_y) * s[2] + from_x)] : 0.0f;
-        out.push_back((pixel - dataset.channel_mean()[static_cast<std::size_t>(c)]) /
-                      dataset.channel_std()[static_cast<std::size_t>(c)]);
+        const float pixel = inside ? raw[(c * s[1] + from_y) * s[2] + from_x] : 0.0f;
+        out.push_back((pixel - dataset.channel_mean()[c]) / dataset.channel_std()[c]);
       }
   return out;
 }
@@ -178,11 +175,11 @@ TEST_CASE("bytes that are no whole picture are refused with the reason") {
     }
   }
   const auto jpeg = file_of("rgb.jpg");
-  CHECK(user_error([&] { decode_image({jpeg.data(), jpeg.size() - 30}, kWhole); }, {"cut short"}));
-  CHECK(user_error([&] { image_size({jpeg.data(), 40}); }, {"cut short"}));
-  CHECK(user_error([] { image_size({}); }, {"it is empty"}));
-  CHECK(user_error([&] { image_size(bytes_of("this is no picture")); },
-                   {"of no known kind; JPEG, PNG, BMP and PNM are read"}));
+  CHECK_USER_ERROR(decode_image({jpeg.data(), jpeg.size() - 30}, kWhole), "cut short");
+  CHECK_USER_ERROR(image_size({jpeg.data(), 40}), "cut short");
+  CHECK_USER_ERROR(image_size({}), "it is empty");
+  CHECK_USER_ERROR(image_size(bytes_of("this is no picture")),
+                   "of no known kind; JPEG, PNG, BMP and PNM are read");
   for (const auto& [head, kind] : {std::pair{"GIF89a", "GIF"},
                                    {"RIFF....WEBPVP8 ", "WebP"},
                                    {"MM?*", "TIFF"},
@@ -194,10 +191,10 @@ TEST_CASE("bytes that are no whole picture are refused with the reason") {
                                    {"ab", "no known kind"}}) {
     std::string content = head;
     std::replace(content.begin(), content.end(), '?', '\0');
-    CHECK(user_error([&] { image_size(bytes_of(content)); }, {kind}));
+    CHECK_USER_ERROR(image_size(bytes_of(content)), kind);
   }
   const std::string huge = "P6 20000 20000 255\n";
-  CHECK(user_error([&] { image_size(bytes_of(huge)); }, {"20000 x 20000", "100 million"}));
+  CHECK_USER_ERROR(image_size(bytes_of(huge)), "20000 x 20000", "100 million");
 }
 
 TEST_CASE("PNM files of every kind are read, their values scaled from the greatest one that they may have") {
@@ -236,7 +233,7 @@ TEST_CASE("PNM files of every kind are read, their values scaled from the greate
 TEST_CASE("a PNM file that is cut short or damaged is refused with the reason") {
   const auto refused = [](const std::string& content, const std::string& why) {
     const auto file = bytes_of(content);
-    CHECK(user_error([&] { decode_image(file, {0, 0, 1, 1}); }, {why}));
+    CHECK_USER_ERROR(decode_image(file, {0, 0, 1, 1}), why);
   };
   for (const char* whole :
        {"P1 3 2 1 0 1 0 0 1", "P4 3 2\n\xbf\x20", "P2 3 2 3 0 1 2 3 3 0", "P5 3 2 3\n\1\1\2\3\3\1",
@@ -252,7 +249,7 @@ TEST_CASE("a PNM file that is cut short or damaged is refused with the reason") 
   for (const char* header : {"P6 1111111111 3 255\n", "P5 \n# of 12345678901\n\r# too\n3 2222222222 255\n",
                              "P6 3 2 99999999999\n"}) {
     refused(header, "more than nine digits");
-    CHECK(user_error([&] { image_size(bytes_of(header)); }, {"more than nine digits"}));
+    CHECK_USER_ERROR(image_size(bytes_of(header)), "more than nine digits");
   }
 }
 
@@ -266,9 +263,7 @@ TEST_CASE("a JPEG without Adobe's marker or with stray bytes is read, one with t
   const auto cmyk = file_of("cmyk.jpg");
   auto bare = cmyk;
   const auto marker = find(cmyk, {0xff, 0xee});
-  bare.erase(
-      bare.begin() + static_cast<std::ptrdiff_t>(marker),
-      bare.begin() + static_cast<std::ptrdiff_t>(marker) + 2 + 256 * cmyk[marker + 2] + cmyk[marker + 3]);
+  bare.erase(bare.begin() + marker, bare.begin() + marker + 2 + 256 * cmyk[marker + 2] + cmyk[marker + 3]);
   const Picture with = decode_image(cmyk, kWhole), without = decode_image(bare, kWhole);
   REQUIRE((with.width == kWidth && with.height == kHeight));
   CHECK(worst(with, [&](int x, int y, int c) { return channel(without, x, y, c); }) == 0);
@@ -292,7 +287,7 @@ TEST_CASE("resampling agrees with the formula, larger, smaller and mirrored, to 
                                                                        {{22, 16, 23, 17}, 3},
                                                                        {{0, 0, 23, 17}, 1}})
     for (const bool flip : {false, true}) {
-      std::vector<std::uint8_t> out(static_cast<std::size_t>(3 * side * side));
+      std::vector<std::uint8_t> out(3 * side * side);
       resample(noise.picture, box, side, flip, out.data());
       double worst = 0;
       for (int c = 0; c < 3; ++c)
@@ -302,12 +297,9 @@ TEST_CASE("resampling agrees with the formula, larger, smaller and mirrored, to 
                        down = triangle(box.top, box.bottom, height, side, y);
             double value = 0;
             for (int j = 0; j < height; ++j)
-              for (int i = 0; i < width; ++i)
-                value += across[static_cast<std::size_t>(i)] * down[static_cast<std::size_t>(j)] *
-                         channel(noise.picture, i, j, c);
+              for (int i = 0; i < width; ++i) value += across[i] * down[j] * channel(noise.picture, i, j, c);
             const int at = flip ? side - 1 - x : x;
-            worst =
-                std::max(worst, std::abs(out[static_cast<std::size_t>((c * side + y) * side + at)] - value));
+            worst = std::max(worst, std::abs(out[(c * side + y) * side + at] - value));
           }
       INFO("to " << side << (flip ? ", mirrored" : ""));
       CHECK(worst <= 1.001);
@@ -337,7 +329,7 @@ TEST_CASE("crop, mirror and normalise follow their definition for every choice, 
       for (int left = 0; left <= 8; ++left)
         for (const bool flip : {false, true}) {
           const CropFlip choice{top, left, flip};
-          std::vector<float> out(static_cast<std::size_t>(dataset.sample_shape().numel()));
+          std::vector<float> out(dataset.sample_shape().numel());
           transform.apply(3, choice, out.data());
           CHECK(out == reference(dataset, 3, choice));
         }
@@ -345,7 +337,7 @@ TEST_CASE("crop, mirror and normalise follow their definition for every choice, 
   // Pictures smaller than the padding can be shifted wholly out of sight.
   const SmallDataset tiny(2, true, Shape{1, 3, 3}), dataset(4, true);
   const Transform shifted(tiny, true, 1), plain(dataset, false, 1);
-  std::vector<float> out(9), whole(static_cast<std::size_t>(dataset.sample_shape().numel()));
+  std::vector<float> out(9), whole(dataset.sample_shape().numel());
   for (const auto& choice : {CropFlip{0, 0, false}, CropFlip{8, 8, true}, CropFlip{1, 7, true}}) {
     shifted.apply(1, choice, out.data());
     CHECK(out == reference(tiny, 1, choice));
@@ -389,6 +381,6 @@ TEST_CASE("data.augment asks the data set on auto and rejects what makes no sens
   CHECK_FALSE(resolve_augment("false", pictures));
   CHECK(resolve_augment("true", pictures));
   CHECK_FALSE(resolve_augment("auto", *vectors));
-  CHECK(user_error([&] { resolve_augment("true", *vectors); }, {"data.augment", "synthetic_regression"}));
-  CHECK(user_error([&] { resolve_augment("yes", pictures); }, {"data.augment", "'yes'"}));
+  CHECK_USER_ERROR(resolve_augment("true", *vectors), "data.augment", "synthetic_regression");
+  CHECK_USER_ERROR(resolve_augment("yes", pictures), "data.augment", "'yes'");
 }

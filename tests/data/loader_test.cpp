@@ -1,7 +1,6 @@
 // Batches: their order and content for any number of workers; stopping, seeking, failing.
 #include "data/loader.h"
 
-#include <condition_variable>
 #include <csignal>
 
 #include "nn/base/program.h"
@@ -14,15 +13,13 @@ namespace {
 struct Seen {
   std::vector<float> values;
   std::vector<std::int32_t> labels;
-  std::vector<std::int64_t> indices;
-  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> indices, sizes;
   bool operator==(const Seen&) const = default;
 };
 
 Seen drain(Loader& loader) {
   Seen seen;
-  Batch batch;
-  while (loader.next(batch)) {
+  for (Batch batch; loader.next(batch);) {
     CHECK(batch.images.dim(0) == batch.size());
     CHECK(static_cast<std::int64_t>(batch.labels.size()) == batch.size());
     const auto values = batch.images.to_vector();
@@ -64,24 +61,17 @@ class HangingDataset final : public SmallDataset {
     std::copy_n(SmallDataset::bytes(index), sample_shape().numel(), pixels);
   }
   void slow_down(std::chrono::milliseconds each) { each_ = each; }
-  void release() {
-    const std::lock_guard lock(mutex_);
-    released_ = true;
-    changed_.notify_all();
-  }
+  void release() { released_ = true; }
 
  private:
   void wait(std::int64_t index) const {
     std::this_thread::sleep_for(each_);
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return index != hanging_ || released_; });
+    while (index == hanging_ && !released_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 
   const std::int64_t hanging_;
   const bool on_demand_;
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  bool released_ = false;
+  std::atomic<bool> released_ = false;
   std::chrono::milliseconds each_{0};
 };
 
@@ -173,7 +163,7 @@ TEST_CASE("a batch's images and labels are its samples, transformed") {
   loader.start_epoch(3);
   const Transform transform(dataset, true, 5);
   const std::int64_t numel = dataset.sample_shape().numel();
-  std::vector<float> expected(static_cast<std::size_t>(numel));
+  std::vector<float> expected(numel);
   Batch batch;
   int batches = 0;
   while (loader.next(batch)) {
@@ -245,7 +235,7 @@ TEST_CASE("evaluation gives every sample once over the ranks, without augmentati
         CHECK(static_cast<std::int64_t>(seen.indices.size()) == loader.shard_size());
         all.insert(all.end(), seen.indices.begin(), seen.indices.end());
         values.insert(values.end(), seen.values.begin(), seen.values.end());
-        CHECK(loader.weights() == std::vector<float>(static_cast<std::size_t>(ranks), 1.0f));
+        CHECK(loader.weights() == std::vector<float>(ranks, 1.0f));
       }
       std::vector<std::int64_t> expected(11);
       std::iota(expected.begin(), expected.end(), 0);
@@ -287,7 +277,7 @@ TEST_CASE("what a worker throws reaches the caller at its batch, every time unti
         Batch batch;
         for (int step = 0; step < 3; ++step) REQUIRE(loader.next(batch));
         for (int again = 0; again < 2; ++again)
-          CHECK(user_error([&] { loader.next(batch); }, {"sample 13 cannot be read"}));
+          CHECK_USER_ERROR(loader.next(batch), "sample 13 cannot be read");
       }
     }
 }
@@ -325,10 +315,10 @@ TEST_CASE("by_label reaches the loader with the labels; options out of range are
   CHECK(drain(loader).labels == std::vector<std::int32_t>(20, 2));
   options = {};
   options.workers = -1;
-  CHECK(user_error([&] { Loader(dataset, options); }, {"data.workers"}));
+  CHECK_USER_ERROR(Loader(dataset, options), "data.workers");
   options = {};
   options.batch_size = 0;
-  CHECK(user_error([&] { Loader(dataset, options); }, {"data.batch_size"}));
+  CHECK_USER_ERROR(Loader(dataset, options), "data.batch_size");
 }
 
 TEST_CASE("a stop signal ends the wait for a batch that does not come; it is not lost") {

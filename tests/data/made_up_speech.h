@@ -4,7 +4,6 @@
 #include <sndfile.h>
 
 #include "data/speech.h"
-#include "nn/base/check.h"
 #include "tests/support/test.h"
 
 namespace topknot {

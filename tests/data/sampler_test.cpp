@@ -26,7 +26,7 @@ std::vector<std::int64_t> dealt(const TrainSampler& sampler, int ranks, std::int
 }
 
 std::vector<std::int64_t> iota(std::int64_t n) {
-  std::vector<std::int64_t> result(static_cast<std::size_t>(n));
+  std::vector<std::int64_t> result(n);
   std::iota(result.begin(), result.end(), std::int64_t{0});
   return result;
 }
@@ -51,7 +51,7 @@ TEST_CASE("the epoch permutation holds each sample once, follows seed and epoch 
   for (int epoch = 0; epoch < 4000; ++epoch) {
     const auto of_epoch = epoch_permutation(64, 3, epoch);
     const auto position = std::find(of_epoch.begin(), of_epoch.end(), 0) - of_epoch.begin();
-    ++count[static_cast<std::size_t>(position / 8)];
+    ++count[position / 8];
   }
   for (const int c : count) CHECK(std::abs(c - 500) < 120);  // more than 5 standard deviations of 21
 }
@@ -68,7 +68,7 @@ TEST_CASE("even shards are equal, disjoint, and drop other samples each epoch") 
     for (int epoch = 0; epoch < 20; ++epoch)
       for (const auto i : dealt(sampler, ranks, epoch)) seen.insert(i);
     CHECK(seen.size() == 103);
-    CHECK(sampler.weights() == std::vector<float>(static_cast<std::size_t>(ranks), 1.0f));
+    CHECK(sampler.weights() == std::vector<float>(ranks, 1.0f));
     CHECK(sampler.steps(0) == 103 / ranks / 5);
   }
   // Each sample comes once an epoch.
@@ -104,7 +104,7 @@ TEST_CASE("by_label gives each rank a run of classes and covers every sample") {
   for (int r = 0; r < 4; ++r) {
     std::set<std::int32_t> classes;
     std::vector<std::int32_t> sequence;
-    for (const auto i : sampler.shard(3, r)) sequence.push_back(labels[static_cast<std::size_t>(i)]);
+    for (const auto i : sampler.shard(3, r)) sequence.push_back(labels[i]);
     classes.insert(sequence.begin(), sequence.end());
     CHECK(classes.size() == 3);  // 2.5 classes of 100
     CHECK(*classes.begin() >= previous_largest);
@@ -122,7 +122,7 @@ TEST_CASE("a smaller shard goes round again in a new order while the largest goe
   const auto shard = sampler.shard(0, 1);
   std::vector<std::vector<std::int64_t>> rounds(9);
   for (int step = 0; step < 27; ++step)
-    for (const auto i : order(step)) rounds[static_cast<std::size_t>(step / 3)].push_back(i);
+    for (const auto i : order(step)) rounds[step / 3].push_back(i);
   for (const auto& round : rounds) CHECK(sorted(round) == sorted(shard));
   CHECK(rounds[0] == shard);
   CHECK(std::set<std::vector<std::int64_t>>(rounds.begin(), rounds.end()).size() == 9);
@@ -214,7 +214,7 @@ TEST_CASE("shard rules are read, and wrong ones, too few samples and missing lab
   CHECK(parse_shard_rule("by_label").kind == ShardRule::Kind::by_label);
   for (const char* wrong : {"", "odd", "uneven", "uneven:", "uneven:0.5", "uneven:x", "uneven:2x",
                             "uneven:nan", "uneven:inf", "by_label:2"})
-    CHECK(user_error([&] { parse_shard_rule(wrong); }, {"data.shard"}));
+    CHECK_USER_ERROR(parse_shard_rule(wrong), "data.shard");
   CHECK_THROWS_AS(TrainSampler(3, {}, {}, 4, 1, 1), UserError);
   CHECK_THROWS_AS(TrainSampler(20, {}, parse_shard_rule("uneven:1000"), 4, 1, 1), UserError);
   CHECK_THROWS_AS(TrainSampler(20, {}, parse_shard_rule("by_label"), 2, 1, 1), UserError);
@@ -237,7 +237,7 @@ TEST_CASE("a length sampler's steps are neighbours in length, each sample at mos
         for (const std::int64_t sample : order(step)) {
           REQUIRE((sample >= 0 && sample < 100));
           of_step.insert(sample);
-          --left_out[static_cast<std::size_t>(sample)];
+          --left_out[sample];
         }
       REQUIRE(of_step.size() == 12);
       REQUIRE(*of_step.rbegin() - *of_step.begin() <= 11 + 4);  // neighbours but for what is left out
@@ -257,8 +257,7 @@ TEST_CASE("a length sampler begins with the shortest, then takes an order by see
   CHECK(sampler.samples(1) != other.samples(1));
   CHECK(sampler.samples(1) != sampler.samples(2));
   CHECK(sampler.samples(1) != first);
-  CHECK(
-      user_error([] { LengthSampler(9, 2, 5, 1); }, {"data.batch_size", "9 samples", "2 ranks with 5 each"}));
+  CHECK_USER_ERROR(LengthSampler(9, 2, 5, 1), "data.batch_size", "9 samples", "2 ranks with 5 each");
 }
 
 TEST_CASE("a global batch is shared by any number of ranks as evenly as it goes, each sample once") {

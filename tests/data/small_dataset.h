@@ -23,18 +23,14 @@ class SmallDataset : public Dataset {
     if (index == unreadable_ && failures_-- > 0)
       throw UserError("sample " + std::to_string(index) + " cannot be read");
     for (std::int64_t i = 0; i < shape_.numel(); ++i)
-      sample[i] = static_cast<float>(pixels_[static_cast<std::size_t>(index * shape_.numel() + i)]) / 255.0f;
+      sample[i] = static_cast<float>(pixels_[index * shape_.numel() + i]) / 255.0f;
   }
   const std::uint8_t* bytes(std::int64_t index) const override {
     return as_bytes_ ? pixels_.data() + index * shape_.numel() : nullptr;
   }
   std::int32_t label(std::int64_t index) const override { return static_cast<std::int32_t>(index % 5); }
-  std::vector<float> channel_mean() const override {
-    return std::vector<float>(static_cast<std::size_t>(shape_[0]), 0.4f);
-  }
-  std::vector<float> channel_std() const override {
-    return std::vector<float>(static_cast<std::size_t>(shape_[0]), 0.3f);
-  }
+  std::vector<float> channel_mean() const override { return std::vector<float>(shape_[0], 0.4f); }
+  std::vector<float> channel_std() const override { return std::vector<float>(shape_[0], 0.3f); }
   bool augment_helps() const override { return true; }
 
  private:

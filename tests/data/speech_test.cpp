@@ -22,7 +22,7 @@ std::unique_ptr<Dataset> speech(const std::string& root, Split split = Split::tr
 std::vector<double> plain_spectrogram(const std::vector<float>& x) {
   const auto n = static_cast<std::int64_t>(x.size());
   const std::int64_t frames = 1 + n / 160;
-  std::vector<double> out(static_cast<std::size_t>(161 * frames));
+  std::vector<double> out(161 * frames);
   double mean = 0, variance = 0;
   for (std::int64_t t = 0; t < frames; ++t)
     for (std::int64_t k = 0; k < 161; ++k) {
@@ -31,10 +31,9 @@ std::vector<double> plain_spectrogram(const std::vector<float>& x) {
         std::int64_t at = 160 * t - 160 + i;
         at = at < 0 ? -at : at > n - 1 ? 2 * n - 2 - at : at;
         const double window = 0.54 - 0.46 * std::cos(2 * std::numbers::pi * static_cast<double>(i) / 319);
-        sum += window * x[static_cast<std::size_t>(at)] *
-               std::polar(1.0, -2 * std::numbers::pi * static_cast<double>(i * k) / 320);
+        sum += window * x[at] * std::polar(1.0, -2 * std::numbers::pi * static_cast<double>(i * k) / 320);
       }
-      out[static_cast<std::size_t>(k * frames + t)] = std::log(1 + std::abs(sum));
+      out[k * frames + t] = std::log(1 + std::abs(sum));
     }
   for (const double v : out) mean += v / static_cast<double>(out.size());
   for (const double v : out) variance += (v - mean) * (v - mean) / static_cast<double>(out.size() - 1);
@@ -131,20 +130,18 @@ TEST_CASE("batches of recordings are padded with zeros and know their lengths, f
           const std::int64_t index = batch.indices[i];
           if (workers == 0) CHECK(seen.insert(index).second);
           REQUIRE(batch.frames[i] == data->frames(index));
-          std::vector<float> alone(static_cast<std::size_t>(161 * data->frames(index)));
+          std::vector<float> alone(161 * data->frames(index));
           data->get_frames(index, alone.data(), data->frames(index));
           bool same = true;
           for (std::int64_t k = 0; k < 161; ++k)
             for (std::int64_t t = 0; t < longest; ++t)
               same &= batch.images.data()[(static_cast<std::int64_t>(i) * 161 + k) * longest + t] ==
-                      (t < data->frames(index) ? alone[static_cast<std::size_t>(k * data->frames(index) + t)]
-                                               : 0);
+                      (t < data->frames(index) ? alone[k * data->frames(index) + t] : 0);
           CHECK(same);
           const std::size_t width = batch.labels.size() / 2;
           const auto said = data->transcript(index);
           REQUIRE(batch.lengths[i] == static_cast<std::int32_t>(said.size()));
-          CHECK(std::equal(said.begin(), said.end(),
-                           batch.labels.begin() + static_cast<std::ptrdiff_t>(i * width)));
+          CHECK(std::equal(said.begin(), said.end(), batch.labels.begin() + i * width));
         }
       }
     }
@@ -155,7 +152,7 @@ TEST_CASE("a manifest that does not fit is refused with its line") {
   const MadeUpSpeech made(1, 1);
   const auto refused = [&](const std::string& line, const std::string& why) {
     std::ofstream(made.at("train.tsv")) << "train0.wav\tA\n" << line << '\n';
-    CHECK(user_error([&] { speech(made.root()); }, {"train.tsv:2: ", why}));
+    CHECK_USER_ERROR(speech(made.root()), "train.tsv:2: ", why);
   };
   refused("train0.wav A", "a tab");
   refused("absent.wav\tA", "absent.wav");
@@ -166,15 +163,15 @@ TEST_CASE("a manifest that does not fit is refused with its line") {
   made.write_wav("short.wav", std::vector<float>(100));
   refused("short.wav\tA", "100 samples");
   std::ofstream(made.at("train.tsv")) << "\n";
-  CHECK(user_error([&] { speech(made.root()); }, {"train.tsv", "names no recording that can be read"}));
-  CHECK(user_error([&] { speech("/nowhere"); }, {"data.root", "scripts/fetch-data an4"}));
+  CHECK_USER_ERROR(speech(made.root()), "train.tsv", "names no recording that can be read");
+  CHECK_USER_ERROR(speech("/nowhere"), "data.root", "scripts/fetch-data an4");
 
   // Cut after the run has begun.
   std::ofstream(made.at("train.tsv")) << "train0.wav\tA\n";
   const auto data = speech(made.root());
   made.write_wav("train0.wav", std::vector<float>(1000));
-  std::vector<float> out(static_cast<std::size_t>(161 * data->frames(0)));
-  CHECK(user_error([&] { data->get_frames(0, out.data(), data->frames(0)); }, {"train0.wav", "has changed"}));
+  std::vector<float> out(161 * data->frames(0));
+  CHECK_USER_ERROR(data->get_frames(0, out.data(), data->frames(0)), "train0.wav", "has changed");
 }
 
 TEST_CASE("a manifest's ends of lines, its last newline and a byte order mark change nothing") {
@@ -189,7 +186,7 @@ TEST_CASE("a manifest's ends of lines, its last newline and a byte order mark ch
     CHECK(data_checksum(*speech(made.root())) == expected);
   }
   std::ofstream(made.at("train.tsv"), std::ios::binary) << std::string("t\0r\0", 4);
-  CHECK(user_error([&] { speech(made.root()); }, {"train.tsv", "no text"}));
+  CHECK_USER_ERROR(speech(made.root()), "train.tsv", "no text");
 }
 
 TEST_CASE("recordings whose headers are damaged are left out up to data.max_bad_files, and named") {
@@ -197,8 +194,8 @@ TEST_CASE("recordings whose headers are damaged are left out up to data.max_bad_
   const auto whole = speech(made.root());
   for (const char* name : {"train2.wav", "train5.wav"})
     fs::resize_file(made.at(name), fs::file_size(made.at(name)) - 2);
-  CHECK(user_error([&] { speech(made.root(), Split::train, 1); },
-                   {"train.tsv:6: ", "train5.wav", "cut short", "data.max_bad_files=2"}));
+  CHECK_USER_ERROR(speech(made.root(), Split::train, 1), "train.tsv:6: ", "train5.wav", "cut short",
+                   "data.max_bad_files=2");
   const auto data = speech(made.root(), Split::train, 2);
   REQUIRE(data->warnings().size() == 2);
   CHECK(says(data->warnings()[0],
@@ -219,7 +216,7 @@ TEST_CASE("recordings whose headers are damaged are left out up to data.max_bad_
   Loader loader(*five, options);
   loader.start_epoch(0);
   Batch batch;
-  CHECK(user_error([&] { loader.next(batch); }, {five->where(4), "has changed", "data.max_bad_files=2"}));
+  CHECK_USER_ERROR(loader.next(batch), five->where(4), "has changed", "data.max_bad_files=2");
 }
 
 TEST_CASE("for a recording that is damaged inside, the next in length stands in with its own transcript") {
@@ -252,7 +249,7 @@ TEST_CASE("for a recording that is damaged inside, the next in length stands in 
     options.max_bad_files = 0;
     Loader strict(*data, options);
     strict.start_epoch(0);
-    CHECK(user_error([&] { strict.next(batch); }, {file, "sample 50", "data.max_bad_files=1"}));
+    CHECK_USER_ERROR(strict.next(batch), file, "sample 50", "data.max_bad_files=1");
   }
 }
 
@@ -260,9 +257,9 @@ TEST_CASE("a transcript becomes labels and text again; other characters are refu
   CHECK((encode_transcript("A'B Z") == std::vector<std::int32_t>{2, 1, 3, 28, 27}));
   CHECK(decode_transcript(encode_transcript("  don't \t stop ")) == "DON'T STOP");
   CHECK(encode_transcript("").empty());
-  CHECK(user_error([] { encode_transcript("ROOM 3"); }, {"'3'"}));
-  CHECK(user_error([] { encode_transcript("A_B"); }, {"'_'"}));
-  CHECK(user_error([] { encode_transcript("caf\xc3\xa9"); }, {"byte 195"}));
+  CHECK_USER_ERROR(encode_transcript("ROOM 3"), "'3'");
+  CHECK_USER_ERROR(encode_transcript("A_B"), "'_'");
+  CHECK_USER_ERROR(encode_transcript("caf\xc3\xa9"), "byte 195");
 }
 
 TEST_CASE("the best path collapses equal neighbours but for a blank between; errors are edit distances") {
@@ -291,20 +288,19 @@ TEST_CASE("a log spectrogram is that of the definition, also where its rows are 
     }
     const auto expected = plain_spectrogram(x);
     const std::int64_t frames = spectrogram_frames(static_cast<std::int64_t>(n)), stride = frames + 3;
-    std::vector<float> out(static_cast<std::size_t>(kSpectrumBins * stride), -7.0f);
+    std::vector<float> out(kSpectrumBins * stride, -7.0f);
     log_spectrogram(x, out.data(), stride);
     INFO(n << " samples");
     double worst = 0;
     for (std::int64_t k = 0; k < kSpectrumBins; ++k) {
       for (std::int64_t t = 0; t < frames; ++t)
-        worst = std::max(worst, std::abs(out[static_cast<std::size_t>(k * stride + t)] -
-                                         expected[static_cast<std::size_t>(k * frames + t)]));
-      CHECK(out[static_cast<std::size_t>(k * stride + frames)] == -7.0f);
+        worst = std::max(worst, std::abs(out[k * stride + t] - expected[k * frames + t]));
+      CHECK(out[k * stride + frames] == -7.0f);
     }
     CHECK(worst < 2e-5);
   }
   // That of silence is zero, and that of what is no sound is not.
-  std::vector<float> samples(800), out(static_cast<std::size_t>(kSpectrumBins * 6), 1.0f);
+  std::vector<float> samples(800), out(kSpectrumBins * 6, 1.0f);
   log_spectrogram(samples, out.data(), 6);
   CHECK(out == std::vector<float>(out.size(), 0.0f));
   samples.assign(800, 0.1f);
@@ -335,7 +331,7 @@ TEST_CASE("recordings in WAV, FLAC and SPHERE, in mu-law and A-law, give their s
 
 TEST_CASE("a recording that does not fit is refused by name, with the reason") {
   const TempFolder temp;
-  CHECK(user_error([&] { read_recording(temp.at("absent.wav")); }, {"absent.wav", "No such file"}));
+  CHECK_USER_ERROR(read_recording(temp.at("absent.wav")), "absent.wav", "No such file");
   CHECK(is_refused(written(temp, "stereo.wav", kWav16, kSampleRate, 2), "2 channels"));
   CHECK(is_refused(written(temp, "slow.wav", kWav16, 8000), "8000 samples per second"));
   CHECK(is_refused(written(temp, "coarse.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_U8), "8 bits"));
@@ -366,7 +362,7 @@ TEST_CASE("a recording with fewer samples than promised is refused, by the heade
       shorten(path, missing + (padded ? 1 : 0));
       INFO(kind << " without " << missing);
       CHECK(is_refused(path, "cut short"));
-      CHECK(user_error([&] { recording_samples(path); }, {path, "cut short"}));
+      CHECK_USER_ERROR(recording_samples(path), path, "cut short");
     }
   for (const std::uintmax_t missing : {1, 100, 2000}) {
     const std::string path = written(temp, "cut.flac", kFlac16, kSampleRate, 1, tone(40000));

@@ -22,7 +22,7 @@ inline std::unique_ptr<Dataset> text_in(const TempFolder& folder, const std::str
 
 // The whole stream of tokens: a window's first, and each one's next.
 inline std::vector<std::int32_t> stream_of(const Dataset& data) {
-  std::vector<float> window(static_cast<std::size_t>(data.sample_shape()[0]));
+  std::vector<float> window(data.sample_shape()[0]);
   data.get(0, window.data());
   std::vector<std::int32_t> tokens = {static_cast<std::int32_t>(window[0])};
   for (std::int64_t i = 0; data.label(i) != kNoLabel; ++i) tokens.push_back(data.label(i));

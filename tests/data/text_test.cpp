@@ -2,6 +2,7 @@
 
 #include "data/loader.h"
 #include "tests/data/text_folder.h"
+#include "tests/support/standard_error.h"
 
 using namespace topknot;
 
@@ -11,6 +12,20 @@ std::unique_ptr<Dataset> words_in(const TempFolder& folder, Split split, int win
                                   std::int64_t train_size = 0) {
   return text_in(folder, "word", split, window, train_size);
 }
+
+std::unique_ptr<Dataset> text_of(const TempFolder& folder, const std::string& tokens,
+                                 const std::string& text) {
+  for (const char* name : {"train.txt", "valid.txt", "test.txt"}) put(folder, name, text);
+  return text_in(folder, tokens, Split::train, 2);
+}
+
+std::string decoded(const Dataset& data, const std::vector<std::int32_t>& tokens) {
+  std::string text;
+  for (const std::int32_t token : tokens) text += data.token_text(token);
+  return text;
+}
+
+using Ids = std::vector<std::int32_t>;
 
 }  // namespace
 
@@ -39,23 +54,21 @@ TEST_CASE("a text is read under either name, from the folders that archives unpa
   put(folder, "simple-examples/data/valid.txt", "a b c\n");
   CHECK(words_in(folder, Split::train, 2)->classes() == 5);
   CHECK(words_in(folder, Split::test, 2)->size() == 2);
-  CHECK(user_error([&] { words_in(folder, Split::held_out, 2); },
-                   {"ptb.test.txt or test.txt is missing", "scripts/fetch-data ptb"}));
+  CHECK_USER_ERROR(words_in(folder, Split::held_out, 2), "ptb.test.txt or test.txt is missing",
+                   "scripts/fetch-data ptb");
 }
 
 TEST_CASE("texts that are missing, too short or too small are refused with the file or the key") {
   const TempFolder folder;
-  CHECK(
-      user_error([&] { words_in(folder, Split::train, 2); },
-                 {"no ptb.train.txt or train.txt in it", "simple-examples/data/", "scripts/fetch-data ptb"}));
+  CHECK_USER_ERROR(words_in(folder, Split::train, 2), "no ptb.train.txt or train.txt in it",
+                   "simple-examples/data/", "scripts/fetch-data ptb");
   put(folder, "train.txt", "a b c\n");
-  CHECK(user_error([&] { words_in(folder, Split::test, 2); }, {"ptb.valid.txt or valid.txt is missing"}));
-  CHECK(user_error([&] { words_in(folder, Split::train, 4); },
-                   {"data.sequence_length", "train.txt", "4 words"}));
-  CHECK(user_error([&] { words_in(folder, Split::train, 0); }, {"data.sequence_length"}));
-  CHECK(user_error([&] { words_in(folder, Split::train, 2, 5); }, {"data.train_size"}));
+  CHECK_USER_ERROR(words_in(folder, Split::test, 2), "ptb.valid.txt or valid.txt is missing");
+  CHECK_USER_ERROR(words_in(folder, Split::train, 4), "data.sequence_length", "train.txt", "4 words");
+  CHECK_USER_ERROR(words_in(folder, Split::train, 0), "data.sequence_length");
+  CHECK_USER_ERROR(words_in(folder, Split::train, 2, 5), "data.train_size");
   put(folder, "train.txt", "");
-  CHECK(user_error([&] { words_in(folder, Split::train, 1); }, {"train.txt", "0 words"}));
+  CHECK_USER_ERROR(words_in(folder, Split::train, 1), "train.txt", "0 words");
 }
 
 // The same words and lines, as they leave editors and tools.
@@ -104,10 +117,10 @@ TEST_CASE("UTF-16 and binary files are refused as texts by name") {
                                      {little.substr(2), "its byte 1 (from 0) is 0"},
                                      {std::string("a b c d\n\0", 9), "its byte 8 (from 0) is 0"}}) {
     put(folder, "train.txt", content);
-    CHECK(user_error([&] { words_in(folder, Split::train, 1); }, {"train.txt", "no text", why}));
+    CHECK_USER_ERROR(words_in(folder, Split::train, 1), "train.txt", "no text", why);
     put(folder, "train.txt", "a b c\n");
     put(folder, "valid.txt", content);
-    CHECK(user_error([&] { words_in(folder, Split::test, 1); }, {"valid.txt", "no text", why}));
+    CHECK_USER_ERROR(words_in(folder, Split::test, 1), "valid.txt", "no text", why);
   }
 }
 
@@ -134,9 +147,8 @@ TEST_CASE("in training each row goes down a column of its own, and the columns c
     CHECK(static_cast<std::int64_t>(columns.size()) == ranks * batch);
   }
   CHECK_NOTHROW(StreamSampler(8 * 10, 7, 2, 5, true));
-  CHECK(user_error([] { StreamSampler(8 * 10 - 1, 7, 2, 5, true); },
-                   {"data.batch_size", "79 tokens", "window of 7"}));
-  CHECK(user_error([] { StreamSampler(80, 7, 1, 0, true); }, {"data.batch_size"}));
+  CHECK_USER_ERROR(StreamSampler(8 * 10 - 1, 7, 2, 5, true), "data.batch_size", "79 tokens", "window of 7");
+  CHECK_USER_ERROR(StreamSampler(80, 7, 1, 0, true), "data.batch_size");
 }
 
 TEST_CASE("evaluation takes every window of the stream once, down columns that do not depend on the ranks") {
@@ -207,8 +219,8 @@ TEST_CASE("a batch of windows has whole tokens, and the next ones as labels step
   }
   LoaderOptions uneven;
   uneven.shard = parse_shard_rule("uneven:2");
-  CHECK(user_error([&] { Loader(*data, uneven); }, {"data.shard", "even"}));
-  CHECK(user_error([&] { resolve_augment("true", *data); }, {"data.augment", "text"}));
+  CHECK_USER_ERROR(Loader(*data, uneven), "data.shard", "even");
+  CHECK_USER_ERROR(resolve_augment("true", *data), "data.augment", "text");
   CHECK_FALSE(resolve_augment("auto", *data));
 }
 
@@ -265,4 +277,65 @@ TEST_CASE("the real Penn Treebank has the published number of words") {
     CHECK(text->size() == words - 20);
     CHECK(text->classes() == 10000);
   }
+}
+
+TEST_CASE("texts by characters and bytes may have no test file; the Penn Treebank's words have one") {
+  const TempFolder folder;
+  for (const char* name : {"train.txt", "valid.txt"}) put(folder, name, "one two three\n");
+  DatasetOptions options;
+  options.root = folder.str(), options.set("sequence_length", 2);
+  for (const char* tokens : {"char", "byte"}) {
+    options.set("tokens", tokens);
+    CHECK_FALSE(make_dataset("text", options, Split::train)->has_held_out());
+    CHECK(text_of(TempFolder(), tokens, "one two\n")->has_held_out());
+  }
+  options.set("tokens", "word");
+  CHECK(make_dataset("text", options, Split::train)->has_held_out());
+  CHECK_ERROR(make_dataset("text", options, Split::held_out), "test.txt is missing");
+}
+
+TEST_CASE("a prompt by words has the training file's ids, <unk> for others, and lines that have an end") {
+  const TempFolder folder;
+  const auto data = text_of(folder, "word", "one two\nthree one\n");
+  CHECK(data->encode("two  one") == Ids{3, 2});
+  const testing::StandardError errors;
+  CHECK(data->encode("two\nthree four\n") == Ids{3, 0, 4, 1, 0});
+  CHECK(says(errors.text(), {"warning", "5 words of the training text", "<unk>: four"}));
+  CHECK(data->encode("\n") == Ids{0});
+  CHECK(data->encode("").empty());
+  CHECK(data->encode("  ").empty());
+  CHECK(decoded(*data, {2, 3, 0, 4, 1}) == "one two \nthree <unk> ");
+}
+
+TEST_CASE("a prompt by characters has one id for each, of any length in UTF-8; others are refused by name") {
+  const TempFolder folder;
+  const std::string text = "a\nb\u00e9\u20ac\U0001f600";  // 1 to 4 bytes
+  const auto data = text_of(folder, "char", text);
+  CHECK(data->classes() == 6);
+  CHECK(data->encode("b\na") == Ids{2, 0, 1});
+  CHECK(data->encode(text).size() == 6);
+  CHECK(decoded(*data, data->encode(text)) == text);
+  CHECK_USER_ERROR(data->encode("abc"), "the character 'c' (U+0063) at byte 2", "6");
+  CHECK_USER_ERROR(data->encode("a\xff"), "no UTF-8", "byte 1");
+}
+
+TEST_CASE("a prompt by bytes is its bytes") {
+  const TempFolder folder;
+  const auto data = text_of(folder, "byte", "abc\n");
+  CHECK(data->encode("z\n\xff") == Ids{122, 10, 255});
+  CHECK(decoded(*data, {122, 10, 255}) == "z\n\xff");
+}
+
+TEST_CASE("tokens of a file that knows no texts are read and written as numbers") {
+  const TempFolder folder;
+  for (const char* name : {"train.bin", "val.bin"}) folder.write(name, {1, 0, 2, 0, 3, 0, 4, 0});
+  DatasetOptions options;
+  options.root = folder.str();
+  options.set("sequence_length", 2);
+  options.set("vocabulary", 10);
+  const auto data = make_dataset("tokens", options, Split::train);
+  CHECK(data->encode(" 9 0\n7") == Ids{9, 0, 7});
+  CHECK(decoded(*data, {9, 0, 7}) == "9 0 7 ");
+  for (const char* text : {"10", "-1", "1.5", "word", "1,2", "99999999999"})
+    CHECK_USER_ERROR(data->encode(text), std::string("'") + text + "'", "0 to 9");
 }

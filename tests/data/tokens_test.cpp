@@ -101,29 +101,28 @@ TEST_CASE("one file, input.txt, is cut where nanoGPT cuts it, with the vocabular
   CHECK_FALSE(train->has_held_out());
   CHECK((stream_of(*valid) == std::vector<std::int32_t>{2, 3}));
   CHECK(text_in(folder, "byte", Split::train, 4)->size() == 34 - 4);  // int(0.9 * 38)
-  CHECK(user_error([&] { text_in(folder, "char", Split::test, 2); },
-                   {"data.sequence_length", "validation part", "input.txt", "2 characters"}));
-  CHECK(
-      user_error([&] { text_in(folder, "word", Split::train, 2); }, {"no ptb.train.txt or train.txt in it"}));
+  CHECK_USER_ERROR(text_in(folder, "char", Split::test, 2), "data.sequence_length", "validation part",
+                   "input.txt", "2 characters");
+  CHECK_USER_ERROR(text_in(folder, "word", Split::train, 2), "no ptb.train.txt or train.txt in it");
   put(folder, "train.txt", "abcdef");
   CHECK(text_in(folder, "char", Split::train, 4)->classes() == 6);  // goes before input.txt
   const TempFolder empty;
-  CHECK(user_error([&] { text_in(empty, "char", Split::train, 2); },
-                   {"train.txt or input.txt", "scripts/fetch-data tiny-shakespeare"}));
+  CHECK_USER_ERROR(text_in(empty, "char", Split::train, 2), "train.txt or input.txt",
+                   "scripts/fetch-data tiny-shakespeare");
 }
 
 TEST_CASE("a character that the training text lacks, and what is no UTF-8, are named with their place") {
   const TempFolder folder;
   put(folder, "train.txt", "abc abc");
   put(folder, "valid.txt", "ab\xe2\x82\xac");
-  CHECK(user_error([&] { text_in(folder, "char", Split::test, 1); },
-                   {"valid.txt", "'\xe2\x82\xac' (U+20AC) at byte 2", "train.txt", "data.tokens=byte"}));
+  CHECK_USER_ERROR(text_in(folder, "char", Split::test, 1), "valid.txt", "'\xe2\x82\xac' (U+20AC) at byte 2",
+                   "train.txt", "data.tokens=byte");
   CHECK(text_in(folder, "byte", Split::test, 1)->size() == 4);
   for (const std::string bad : {"\xe9", "\xc3", "\xc3(", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80",
                                 "\xf8\x88\x80\x80\x80", "\xe2\x82", "\x80", "\xe0\x80\xaf"}) {
     put(folder, "train.txt", "abc" + bad);
-    CHECK(user_error([&] { text_in(folder, "char", Split::train, 1); },
-                     {"train.txt", "no UTF-8", "byte 3", "data.tokens=byte"}));
+    CHECK_USER_ERROR(text_in(folder, "char", Split::train, 1), "train.txt", "no UTF-8", "byte 3",
+                     "data.tokens=byte");
   }
   put(folder, "train.txt",
       "\xf4\x8f\xbf\xbf\xef\xbf\xbf\xed\x9f\xbf\xdf\xbf\x7f");  // the greatest of each length
@@ -138,13 +137,12 @@ TEST_CASE("a text by words is UTF-8 in its files and a prompt; by bytes it need 
     put(folder, "train.txt", train);
     put(folder, "valid.txt", valid);
     put(folder, "test.txt", utf8);
-    CHECK(user_error([&] { text_in(folder, "word", Split::test, 2); },
-                     {bad, "no UTF-8", "byte 6", "data.tokens=byte"}));
+    CHECK_USER_ERROR(text_in(folder, "word", Split::test, 2), bad, "no UTF-8", "byte 6", "data.tokens=byte");
     CHECK_NOTHROW(text_in(folder, "byte", Split::test, 2));
   }
   const auto words = text_in(folder, "word", Split::train, 2);
   CHECK(words->encode("caf\xc3\xa9").size() == 1);
-  CHECK(user_error([&] { words->encode("caf\xe9"); }, {"no UTF-8", "byte 3"}));
+  CHECK_USER_ERROR(words->encode("caf\xe9"), "no UTF-8", "byte 3");
 }
 
 TEST_CASE("token files of nanoGPT and of llm.c, in several shards, are one stream") {
@@ -161,7 +159,7 @@ TEST_CASE("token files of nanoGPT and of llm.c, in several shards, are one strea
   CHECK_FALSE(train->has_held_out());
   CHECK(train->on_disk());
   CHECK((stream_of(*tokens_in(folder, Split::test, 2)) == std::vector<std::int32_t>{7, 8, 9}));
-  CHECK(user_error([&] { tokens_in(folder, Split::train, 4); }, {"data.sequence_length", "4 tokens"}));
+  CHECK_USER_ERROR(tokens_in(folder, Split::train, 4), "data.sequence_length", "4 tokens");
   CHECK(tokens_in(folder, Split::train, 1, 50257, 3)->size() == 2);
 
   for (const int bytes : {2, 4}) {
@@ -182,8 +180,8 @@ TEST_CASE("token files of nanoGPT and of llm.c, in several shards, are one strea
     shards.write("set_train_000003.bin", llmc({9}, bytes));
     CHECK(checksum_of(*tokens_in(shards, Split::train, 5, 10)) != before);
     shards.write("other_train_000001.bin", llmc({1}, bytes));
-    CHECK(user_error([&] { tokens_in(shards, Split::train, 2); },
-                     {"several sets", "other_train_000001.bin", "set_train_000003.bin"}));
+    CHECK_USER_ERROR(tokens_in(shards, Split::train, 2), "several sets", "other_train_000001.bin",
+                     "set_train_000003.bin");
   }
   const TempFolder unpadded;  // in the order of the numbers
   unpadded.write("train_010.bin", little_endian({10}, 2));
@@ -191,10 +189,10 @@ TEST_CASE("token files of nanoGPT and of llm.c, in several shards, are one strea
   unpadded.write("train_9.bin", little_endian({8, 9}, 2));
   CHECK((stream_of(*tokens_in(unpadded, Split::train, 1)) == std::vector<std::int32_t>{8, 9, 10, 11}));
   unpadded.write("train_10.bin", little_endian({10}, 2));
-  CHECK(user_error([&] { tokens_in(unpadded, Split::train, 1); }, {"train_010.bin", "train_10.bin"}));
+  CHECK_USER_ERROR(tokens_in(unpadded, Split::train, 1), "train_010.bin", "train_10.bin");
   std::filesystem::remove(unpadded.at("train_10.bin"));
   unpadded.write("train.bin", little_endian({8, 9, 10, 11}, 2));
-  CHECK(user_error([&] { tokens_in(unpadded, Split::train, 1); }, {"train.bin", "train_9.bin"}));
+  CHECK_USER_ERROR(tokens_in(unpadded, Split::train, 1), "train.bin", "train_9.bin");
 }
 
 TEST_CASE("token files of a wrong size, header or format are refused by name") {
@@ -218,14 +216,14 @@ TEST_CASE("token files of a wrong size, header or format are refused by name") {
   for (const std::int64_t magic : {20240522, 20240326, 20240327, 20240328})
     CHECK(refused(little_endian({magic, 1, 2, 0}, 4), {"holds no tokens", std::to_string(magic)}));
   std::filesystem::remove(folder.at("train.bin"));
-  CHECK(user_error([&] { tokens_in(folder, Split::train, 1); }, {"data.root", "no train.bin"}));
-  CHECK(user_error([&] { tokens_in(folder, Split::test, 1); }, {"data.root", "val.bin"}));
+  CHECK_USER_ERROR(tokens_in(folder, Split::train, 1), "data.root", "no train.bin");
+  CHECK_USER_ERROR(tokens_in(folder, Split::test, 1), "data.root", "val.bin");
   REQUIRE(mkdir(folder.at("train.bin").c_str(), 0700) == 0);
-  CHECK(user_error([&] { tokens_in(folder, Split::train, 1); }, {"train.bin", "a folder"}));
+  CHECK_USER_ERROR(tokens_in(folder, Split::train, 1), "train.bin", "a folder");
   DatasetOptions nowhere;
-  CHECK(user_error([&] { make_dataset("tokens", nowhere, Split::train); }, {"data.root is not set"}));
+  CHECK_USER_ERROR(make_dataset("tokens", nowhere, Split::train), "data.root is not set");
   nowhere.root = folder.at("nowhere");
-  CHECK(user_error([&] { make_dataset("tokens", nowhere, Split::train); }, {"nowhere", "no such folder"}));
+  CHECK_USER_ERROR(make_dataset("tokens", nowhere, Split::train), "nowhere", "no such folder");
 }
 
 TEST_CASE("a token beyond the vocabulary is named with file and place when a batch has it, and not before") {
@@ -256,7 +254,7 @@ TEST_CASE("a token beyond the vocabulary is named with file and place when a bat
   folder.write("a_train_1.bin", llmc({1, 2, 3, 4}, 4));
   folder.write("a_train_2.bin", llmc({70000}, 4));
   CHECK(tokens_in(folder, Split::train, 2, 70001)->label(3) == 70000);
-  CHECK(user_error([&] { tokens_in(folder, Split::train, 2, 70000)->label(3); }, {"is 70000"}));
+  CHECK_USER_ERROR(tokens_in(folder, Split::train, 2, 70000)->label(3), "is 70000");
 }
 
 TEST_CASE("token files that look wider than uint16 are refused unless data.token_type is given") {
@@ -269,28 +267,28 @@ TEST_CASE("token files that look wider than uint16 are refused unless data.token
   for (const auto& [bytes, type] :
        {std::pair(4, std::string("uint32")), std::pair(8, std::string("int64"))}) {
     folder.write("train.bin", little_endian(ids, bytes));
-    CHECK(user_error([&] { open("auto"); },
-                     {"train.bin", "looks like tokens of " + type, "data.token_type=" + type + ","}));
+    CHECK_USER_ERROR(open("auto"), "train.bin", "looks like tokens of " + type,
+                     "data.token_type=" + type + ",");
     CHECK(stream_of(*open(type)) == stream);
     CHECK_NOTHROW(open("uint16"));  // says so itself
     folder.write("train.bin", little_endian({1, 2, -1}, bytes));
-    CHECK(user_error([&] { open(type)->label(1); },
-                     {"token 2", bytes == 4 ? "is 4294967295 as uint32" : "is -1 as int64"}));
+    CHECK_USER_ERROR(open(type)->label(1), "token 2",
+                     bytes == 4 ? "is 4294967295 as uint32" : "is -1 as int64");
   }
   folder.write("train.bin", little_endian({1, 2, (std::int64_t{1} << 32) + 5}, 8));
-  CHECK(user_error([&] { open("int64")->label(1); }, {"is 4294967301 as int64"}));
+  CHECK_USER_ERROR(open("int64")->label(1), "is 4294967301 as int64");
   CHECK(user_error([&] { open("uint32")->label(3); }, {}) == false);  // 5 and 1, as it was told
   folder.write("train.bin", little_endian(ids, 2));
   CHECK(stream_of(*open("auto")) == stream);
-  CHECK(user_error([&] { open("auto", 65537); }, {"data.vocabulary: 65537", "65536", "data.token_type"}));
+  CHECK_USER_ERROR(open("auto", 65537), "data.vocabulary: 65537", "65536", "data.token_type");
   CHECK_NOTHROW(open("auto", 65536));
   CHECK_NOTHROW(open("uint16", 65537));
-  CHECK(user_error([&] { open("int64", 100)->label(0); }, {"as int64", "data.token_type"}));
+  CHECK_USER_ERROR(open("int64", 100)->label(0), "as int64", "data.token_type");
   folder.write("train.bin", little_endian(std::vector<std::int64_t>(64), 2));  // padding, of any type
   CHECK_NOTHROW(open("auto"));
   folder.write("train.bin", llmc({1, 2, 3}, 2));
-  CHECK(user_error([&] { open("uint32"); }, {"data.token_type", "says uint16, not uint32"}));
-  CHECK(user_error([&] { open("auto", 70000); }, {"data.vocabulary: 70000", "train.bin"}));
+  CHECK_USER_ERROR(open("uint32"), "data.token_type", "says uint16, not uint32");
+  CHECK_USER_ERROR(open("auto", 70000), "data.vocabulary: 70000", "train.bin");
   folder.write("train.bin", llmc({1, 2, 3}, 4));
   CHECK_NOTHROW(open("uint32", 70000));
 }
@@ -299,8 +297,8 @@ TEST_CASE("a shard that is missing in a numbered series is named") {
   const TempFolder folder;
   for (const char* number : {"007", "008", "010"})
     folder.write(std::string("set_train_") + number + ".bin", little_endian({1, 2, 3, 4}, 2));
-  CHECK(user_error([&] { tokens_in(folder, Split::train, 1); },
-                   {"no train file of number 9", "set_train_008.bin", "set_train_010.bin"}));
+  CHECK_USER_ERROR(tokens_in(folder, Split::train, 1), "no train file of number 9", "set_train_008.bin",
+                   "set_train_010.bin");
   folder.write("set_train_009.bin", little_endian({1, 2, 3, 4}, 2));
   CHECK(tokens_in(folder, Split::train, 1)->size() == 15);
 }
@@ -315,9 +313,9 @@ TEST_CASE("a token file that becomes shorter, or is gone, while it is read") {
   CHECK(data->label(4498) == ids[4499]);
   float window[4];
   for (const std::int64_t index : {4498, 4500, 9000})  // a mapping gives zeros, zeros and SIGBUS
-    CHECK(user_error([&] { data->get(index, window); }, {"train.bin", "become shorter", "20000 bytes"}));
-  CHECK(user_error([&] { data->label(4499); }, {"train.bin", "ends at byte 9000"}));
-  CHECK(user_error([&] { data_checksum(*data); }, {"become shorter"}));
+    CHECK_USER_ERROR(data->get(index, window), "train.bin", "become shorter", "20000 bytes");
+  CHECK_USER_ERROR(data->label(4499), "train.bin", "ends at byte 9000");
+  CHECK_USER_ERROR(data_checksum(*data), "become shorter");
   folder.write("train.bin", little_endian(ids, 2));
   const auto whole = tokens_in(folder, Split::train, 4, 100);
   std::filesystem::remove(folder.at("train.bin"));  // what is open stays
@@ -331,7 +329,7 @@ TEST_CASE("random windows depend on seed, epoch, rank and step, and begin everyw
   CHECK(RandomWindowSampler(996, 4, 2, 5, 1).steps(1) == 25);
   CHECK(RandomWindowSampler(996, 4, 2, 5, 1).shard_size(1) == 125);
   CHECK(RandomWindowSampler(996, 4, 2, 5, 1, 26).steps(1) == 26);
-  std::vector<int> count(static_cast<std::size_t>(starts));
+  std::vector<int> count(starts);
   constexpr int kSteps = 4000;
   std::set<std::vector<std::int64_t>> seen;
   for (const int rank : {0, 1}) {
@@ -342,7 +340,7 @@ TEST_CASE("random windows depend on seed, epoch, rank and step, and begin everyw
       for (const std::int64_t row : rows) {
         REQUIRE(row >= 0);
         REQUIRE(row < starts);
-        ++count[static_cast<std::size_t>(row)];
+        ++count[row];
       }
       seen.insert(rows);
     }
@@ -401,7 +399,7 @@ TEST_CASE("a loader draws windows at random in training only, and goes straight 
   CHECK(batch.indices.size() == 2);  // fixed columns, shared by the ranks
   options.train = true;
   options.shard = parse_shard_rule("by_label");
-  CHECK(user_error([&] { Loader(*data, options); }, {"data.shard", "even"}));
+  CHECK_USER_ERROR(Loader(*data, options), "data.shard", "even");
 }
 
 TEST_CASE("tiny Shakespeare has nanoGPT's numbers of characters") {
