@@ -5,6 +5,7 @@
 #include "dist/comm/communicator.h"
 #include "dist/rendezvous/tcp_store.h"
 #include "tests/support/test.h"
+#include "tests/support/threads.h"
 
 namespace topknot {
 
@@ -14,10 +15,15 @@ struct RanksOptions {
   EmulatedLink link = make_emulated_link("10gbit", "1us", 1);  // of the backend `link`
 };
 
+inline JoinOptions join_options(int rank, int size, int port, double timeout_s = 300) {
+  JoinOptions options;
+  options.rank = rank, options.size = size, options.port = port, options.timeout_s = timeout_s;
+  return options;
+}
+
 // What each rank threw, "" where nothing.
 inline std::vector<std::string> errors_of_ranks(const std::string& backend, int ranks, RanksOptions options,
                                                 const std::function<void(Communicator&)>& body) {
-  std::vector<std::string> errors(ranks);
   std::vector<std::unique_ptr<Communicator>> group(ranks);
   std::unique_ptr<TcpStoreServer> store;
   if (backend == "gloo")
@@ -25,29 +31,22 @@ inline std::vector<std::string> errors_of_ranks(const std::string& backend, int 
   else
     group = make_thread_group(ranks, options.timeout_s,
                               backend == "link" ? std::optional(options.link) : std::nullopt);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r)
-    threads.emplace_back([&, r] {
-      try {
-        if (store) {
-          JoinOptions gloo;
-          gloo.rank = r;
-          gloo.size = ranks;
-          gloo.port = store->port();
-          gloo.timeout_s = options.timeout_s;
-          gloo.check_calls = options.check_calls;
-          group[r] = make_gloo_communicator(gloo);
-        }
-        body(*group[r]);
-      } catch (const std::exception& error) {
-        errors[r] = error.what();
-        if (errors[r].empty()) errors[r] = "an error without text";
-        if (group[r]) group[r]->abort(errors[r]);
+  return testing::errors_of_threads(ranks, [&](int r) {
+    try {
+      if (store) {
+        JoinOptions gloo = join_options(r, ranks, store->port(), options.timeout_s);
+        gloo.check_calls = options.check_calls;
+        group[r] = make_gloo_communicator(gloo);
       }
+      body(*group[r]);
+    } catch (const std::exception& error) {
+      const std::string text = *error.what() ? error.what() : "an error without text";
+      if (group[r]) group[r]->abort(text);
       group[r].reset();
-    });
-  for (auto& thread : threads) thread.join();
-  return errors;
+      throw std::runtime_error(text);
+    }
+    group[r].reset();
+  });
 }
 
 inline std::vector<std::string> errors_of_ranks(const std::string& backend, int ranks,

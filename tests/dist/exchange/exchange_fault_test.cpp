@@ -160,13 +160,11 @@ TEST_CASE("calls out of turn are errors") {
 }
 
 TEST_CASE("state and residuals saved after some steps continue a run to the bit") {
-  for (const std::string& method : compressors().names()) {
-    ExchangeOptions options;
-    options.compress.name = method;
+  for (const std::string& name : compressors().names()) {
+    ExchangeOptions options = method(name, "size:160");
     options.compress.momentum = 0.9;
     options.compress.set("threshold", 0.7);
     options.compress.set("min_compression", 1);
-    options.merge = "size:160";
     testing::run_ranks(2, false, [&](Communicator& communicator) {
       Run whole(communicator, options), resumed(communicator, options);
       for (std::int64_t step = 0; step < 5; ++step) whole.step(step);
@@ -177,20 +175,15 @@ TEST_CASE("state and residuals saved after some steps continue a run to the bit"
       }
       for (std::int64_t step = 5; step < 9; ++step) {
         const std::vector<float> a = whole.step(step), b = resumed.step(step);
-        if (a != b) throw Error(method + ": step " + std::to_string(step) + " differs after a restart");
+        if (a != b) throw Error(name + ": step " + std::to_string(step) + " differs after a restart");
       }
     });
   }
 }
 
 TEST_CASE("state of another plan, or damaged, is refused") {
-  ExchangeOptions options;
-  options.compress.name = "topk";
   testing::run_ranks(1, false, [&](Communicator& communicator) {
-    options.merge = "all";
-    Run all(communicator, options);
-    options.merge = "none";
-    Run none(communicator, options);
+    Run all(communicator, method("topk")), none(communicator, method("topk", "none"));
     const auto good = all.exchange.state();
     auto longer = good;
     longer.push_back(std::byte{7});
@@ -302,6 +295,6 @@ TEST_CASE("invalid exchange options are errors that name their key") {
                          {"layer", "all", "compress.scope"},
                          {"model", "none", "compress.scope"}}) {
     INFO(row.scope << " " << row.merge);
-    CHECK(user_error([&] { cut_groups(*model.arena, true, row.scope, row.merge); }, {row.key}));
+    CHECK_USER_ERROR(cut_groups(*model.arena, true, row.scope, row.merge), row.key);
   }
 }

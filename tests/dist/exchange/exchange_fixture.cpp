@@ -5,6 +5,21 @@
 namespace topknot::testing {
 namespace {
 
+Message block_of(const std::vector<float>& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  Message message;
+  message.block.assign(bytes.begin(), bytes.end());
+  return message;
+}
+std::vector<std::vector<float>> floats_of(const Round& round) {
+  std::vector<std::vector<float>> all;
+  for (const auto& block : round.blocks) {
+    all.emplace_back(block.size() / sizeof(float));
+    std::memcpy(all.back().data(), block.data(), block.size());
+  }
+  return all;
+}
+
 class Rotate : public Compressor {
  public:
   Message encode(Slice slice, const StepContext& context) override {
@@ -21,31 +36,20 @@ class Rotate : public Compressor {
       sent.push_back(slice.gradient[i]);
     }
     if (!finite) sent.assign(1, 0.0f);  // well formed, and says that there is nothing in it
-    Message message;
-    message.block.resize(sent.size() * sizeof(float));
-    std::memcpy(message.block.data(), sent.data(), message.block.size());
-    return message;
+    return block_of(sent);
   }
   std::optional<Message> decode(const Round& round) override {
-    blocks_.clear();
-    for (const auto& block : round.blocks) blocks_.emplace_back(block.begin(), block.end());
-    finite_ = true;
-    for (const auto& block : blocks_) {
-      float flag;
-      std::memcpy(&flag, block.data(), sizeof flag);
-      finite_ = finite_ && flag == 1.0f;
-    }
+    blocks_ = floats_of(round);
     return {};
   }
-  bool finite() const override { return finite_; }
+  bool finite() const override {
+    return std::ranges::all_of(blocks_, [](const auto& block) { return block[0] == 1.0f; });
+  }
   std::span<float> commit(std::span<const std::uint32_t>) override {
-    std::fill(slice_.residual.begin(), slice_.residual.end(), 0.0f);
+    std::ranges::fill(slice_.residual, 0.0f);
     for (std::size_t rank = 0; rank < blocks_.size(); ++rank)
-      for (std::size_t j = 0; j < indices_.size(); ++j) {
-        float value;
-        std::memcpy(&value, blocks_[rank].data() + (j + 1) * sizeof value, sizeof value);
-        slice_.residual[indices_[j]] += weights_[rank] * value;
-      }
+      for (std::size_t j = 0; j < indices_.size(); ++j)
+        slice_.residual[indices_[j]] += weights_[rank] * blocks_[rank][j + 1];
     for (const std::size_t i : indices_) {
       slice_.gradient[i] = 0;
       slice_.residual[i] /= static_cast<float>(blocks_.size());
@@ -59,8 +63,7 @@ class Rotate : public Compressor {
   Slice slice_;
   std::vector<float> weights_;
   std::vector<std::size_t> indices_;
-  std::vector<std::vector<std::byte>> blocks_;
-  bool finite_ = true;
+  std::vector<std::vector<float>> blocks_;
 };
 
 class CommonScale : public Compressor {
@@ -68,41 +71,30 @@ class CommonScale : public Compressor {
   Message encode(Slice slice, const StepContext& context) override {
     slice_ = slice;
     ranks_ = context.weights.size();
-    weight_ = context.weights[static_cast<std::size_t>(context.rank)];
+    weight_ = context.weights[context.rank];
     float largest = 0;
     for (std::size_t i = 0; i < slice.gradient.size(); ++i) {
       slice.gradient[i] += slice.residual[i];
       if (!std::isfinite(slice.gradient[i])) largest = INFINITY;
       largest = std::max(largest, std::fabs(slice.gradient[i]));
     }
-    Message message;
-    message.block.resize(sizeof largest);
-    std::memcpy(message.block.data(), &largest, sizeof largest);
-    return message;
+    return block_of({largest});
   }
   std::optional<Message> decode(const Round& round) override {
-    if (round.blocks.empty()) {  // the second round: levels_ now holds the sum
-      finite_ = true;
-      return {};
-    }
+    finite_ = true;
+    if (round.blocks.empty()) return {};  // the second round: levels_ now holds the sum
     float largest = 0;
-    for (const auto& block : round.blocks) {
-      float value;
-      std::memcpy(&value, block.data(), sizeof value);
-      largest = std::max(largest, value);
-    }
+    for (const auto& block : floats_of(round)) largest = std::max(largest, block[0]);
     finite_ = std::isfinite(largest);
     if (!finite_) return {};  // the same on all ranks, so none of them sends more
     scale_ = largest == 0 ? 1.0f : largest / 64;
-    levels_.resize(slice_.gradient.size());
-    own_.resize(levels_.size());
-    for (std::size_t i = 0; i < levels_.size(); ++i) {
-      own_[i] = std::nearbyint(slice_.gradient[i] / scale_);
-      levels_[i] = weight_ * own_[i];
+    levels_.clear(), own_.clear();
+    for (const float value : slice_.gradient) {
+      own_.push_back(std::nearbyint(value / scale_));
+      levels_.push_back(weight_ * own_.back());
     }
     Message message;
-    message.kind = Message::Kind::sum;
-    message.sum = levels_;
+    message.kind = Message::Kind::sum, message.sum = levels_;
     return message;
   }
   bool finite() const override { return finite_; }
@@ -133,8 +125,7 @@ const bool registered = (compressors().add("test_rotate", "every third entry", {
 
 }  // namespace
 
-void write_gradient(Parameter& parameter, std::int64_t step, int rank,
-                    const std::function<float(std::int64_t, int, std::size_t)>& value) {
+void write_gradient(Parameter& parameter, std::int64_t step, int rank, const GradientValue& value) {
   const GradientTarget target = parameter.variable().gradient_target();
   for (std::size_t i = 0; i < parameter.numel(); ++i) {
     const float g = value(step, rank, parameter.offset() + i);
@@ -143,70 +134,51 @@ void write_gradient(Parameter& parameter, std::int64_t step, int rank,
 }
 
 void backward(Exchange& exchange, ParameterArena& arena, std::int64_t step, int rank,
-              const std::function<float(std::int64_t, int, std::size_t)>& value) {
+              const GradientValue& value, const std::vector<std::size_t>& order) {
   arena.mark_gradients_unwritten();
-  for (Parameter* parameter : arena.parameters()) {
-    write_gradient(*parameter, step, rank, value);
-    exchange.ready(*parameter);
+  for (std::size_t i = 0; i < (order.empty() ? arena.parameters().size() : order.size()); ++i) {
+    Parameter& parameter = *arena.parameters()[order.empty() ? i : order[i]];
+    write_gradient(parameter, step, rank, value);
+    exchange.ready(parameter);
   }
 }
 
 std::vector<float> averages(Exchange& exchange, std::size_t size) {
   std::vector<float> result(size);
-  for (const Group& group : exchange.groups()) {
-    const auto average = exchange.averaged(group);
-    std::copy(average.begin(), average.end(), result.begin() + static_cast<std::ptrdiff_t>(group.begin));
-  }
+  for (const Group& group : exchange.groups())
+    std::ranges::copy(exchange.averaged(group), result.begin() + group.begin);
   return result;
 }
 
-std::vector<float> residuals(Exchange& exchange, ParameterArena& arena) {
-  std::vector<float> result(arena.size());
-  for (const Group& group : exchange.groups()) {
-    const auto residual = arena.residual(group.begin, group.end);
-    std::copy(residual.begin(), residual.end(), result.begin() + static_cast<std::ptrdiff_t>(group.begin));
-  }
-  return result;
-}
-
-RankRecord run_rank(Communicator& communicator, const RunPlan& plan) {
+RankRecord run_rank(Communicator& communicator, const RunPlan& plan, ParameterArena& arena,
+                    const OptimizerOptions& sgd) {
   const int rank = communicator.rank();
   RankRecord record;
-  TinyModel model;
   CollectiveQueue queue(communicator);
-  Exchange exchange(*model.arena, queue, plan.options);
+  Exchange exchange(arena, queue, plan.options);
+  const auto optimizer = make_optimizer(sgd, arena);
+  std::vector<float> u(arena.size());
+  if (plan.observed)
+    exchange.observe([&](const Group& group, std::span<const float> values) {
+      std::ranges::copy(values, u.begin() + group.begin);
+    });
   for (std::int64_t step = 0; step < plan.steps; ++step) {
-    const auto parameters = model.arena->parameters();
-    std::vector<std::size_t> order(parameters.size());
-    std::iota(order.begin(), order.end(), 0);
-    if (plan.order) order = plan.order(step, rank);
     exchange.begin_step({.step = step, .density = plan.density, .weights = plan.weights});
-    model.arena->mark_gradients_unwritten();
-    for (const std::size_t position : order) {
-      write_gradient(*parameters[position], step, rank, plan.gradient);
-      exchange.ready(*parameters[position]);
-    }
+    backward(exchange, arena, step, rank, plan.gradient,
+             plan.order ? plan.order(step, rank) : std::vector<std::size_t>());
     record.results.push_back(exchange.finish(!plan.loss_finite || plan.loss_finite(step, rank)));
     const bool committed = record.results.back().committed();
-    record.averages.push_back(committed ? averages(exchange, model.arena->size()) : std::vector<float>());
-    record.residuals.push_back(residuals(exchange, *model.arena));
+    record.averages.push_back(committed ? averages(exchange, arena.size()) : std::vector<float>());
+    record.residuals.emplace_back(arena.size());
+    for (const Group& group : exchange.groups())
+      std::ranges::copy(arena.residual(group.begin, group.end),
+                        record.residuals.back().begin() + group.begin);
+    record.accumulated.push_back(u);
+    for (const Group& group : exchange.groups())
+      if (committed) optimizer->update(group.begin, exchange.averaged(group), {step, sgd.lr});
+    record.weights.emplace_back(arena.weights().begin(), arena.weights().end());
   }
   return record;
-}
-
-std::vector<RankRecord> run(const RunPlan& plan, const std::string& backend) {
-  std::vector<RankRecord> records(static_cast<std::size_t>(plan.ranks));
-  if (backend.empty())
-    run_ranks(plan.ranks, plan.overlaps, [&](TestCommunicator& communicator) {
-      RankRecord& record = records[static_cast<std::size_t>(communicator.rank())];
-      record = run_rank(communicator, plan);
-      record.calls = communicator.calls;
-    });
-  else
-    topknot::run_ranks(backend, plan.ranks, [&](Communicator& communicator) {
-      records[static_cast<std::size_t>(communicator.rank())] = run_rank(communicator, plan);
-    });
-  return records;
 }
 
 }  // namespace topknot::testing

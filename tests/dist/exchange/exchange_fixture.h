@@ -14,14 +14,15 @@
 
 namespace topknot::testing {
 
+inline void ones(std::span<float> values, const CounterRng&) {
+  std::ranges::fill(values, 1.0f);
+}
+
 // Registration order conv, bias, middle, unused, head; so in the arena: conv, head, unused, middle | bias.
 struct TinyModel {
   ParameterStore store;
   ParameterArena* arena;
   TinyModel() {
-    const auto ones = [](std::span<float> values, const CounterRng&) {
-      for (float& value : values) value = 1;
-    };
     store.add("conv", {3, 4}, ones);
     store.add("bias", {7}, ones);
     store.add("middle", {5, 2}, ones);
@@ -36,25 +37,24 @@ struct FourWeights {
   ParameterStore store;
   ParameterArena* arena;
   FourWeights() {
-    store.add("w", {4}, [](std::span<float> values, const CounterRng&) {
-      for (float& value : values) value = 1;
-    });
+    store.add("w", {4}, ones);
     arena = &store.build([](const Parameter&) { return true; }, 1);
   }
 };
 
-// What a rank's gradient is in the tests: random, by step, rank and place in the arena.
+// A rank's gradient in a step at a place in the arena; in most tests random.
+using GradientValue = std::function<float(std::int64_t step, int rank, std::size_t element)>;
 inline float gradient_value(std::int64_t step, int rank, std::size_t element) {
   return CounterRng(7, RngUse::test, static_cast<std::uint32_t>(step * 64 + rank)).normal(element);
 }
 
 // Writes a parameter's gradient as the backward pass does.
 void write_gradient(Parameter& parameter, std::int64_t step, int rank,
-                    const std::function<float(std::int64_t, int, std::size_t)>& value = gradient_value);
+                    const GradientValue& value = gradient_value);
 
-// The backward pass of a step: every parameter's gradient in the arena's order.
+// The backward pass of a step, in the arena's order or in this one of its positions, which may lack some.
 void backward(Exchange& exchange, ParameterArena& arena, std::int64_t step, int rank,
-              const std::function<float(std::int64_t, int, std::size_t)>& value = gradient_value);
+              const GradientValue& value = gradient_value, const std::vector<std::size_t>& order = {});
 
 // The gradients of the golden traces, ten times as large: whole numbers, so that ties are exact.
 inline float golden_gradient(std::int64_t step, int rank, std::size_t element) {
@@ -63,49 +63,66 @@ inline float golden_gradient(std::int64_t step, int rank, std::size_t element) {
 
 // The averages of all groups, laid out as the arena.
 std::vector<float> averages(Exchange& exchange, std::size_t size);
-// The residual side of the arena, by groups.
-std::vector<float> residuals(Exchange& exchange, ParameterArena& arena);
 
-// A whole run: every step on every rank, the gradients from gradient_value() unless `gradient` says
-// otherwise.
-struct RunPlan {
+inline ExchangeOptions method(const std::string& name, const std::string& merge = "all") {
   ExchangeOptions options;
+  options.compress.name = name, options.merge = merge;
+  return options;
+}
+
+// A whole run: every step on every rank.
+struct RunPlan {
+  ExchangeOptions options = {};
   int ranks = 2;
   int steps = 1;
   double density = 1.0;
   bool overlaps = false;
-  std::vector<float> weights;
-  std::function<float(std::int64_t, int, std::size_t)> gradient = gradient_value;
-  // In which order the parameters (positions in the arena) become ready; positions left out are not ready at
-  // all.
-  std::function<std::vector<std::size_t>(std::int64_t step, int rank)> order;
-  std::function<bool(std::int64_t step, int rank)> loss_finite;
+  std::vector<float> weights = {};
+  GradientValue gradient = gradient_value;
+  // In which order the parameters (positions in the arena) become ready; it may lack some.
+  std::function<std::vector<std::size_t>(std::int64_t step, int rank)> order = {};
+  std::function<bool(std::int64_t step, int rank)> loss_finite = {};
+  bool observed = false;
 };
 
 // A method that sends little of the tiny models too: low-rank ones approximate whatever it saves.
 inline RunPlan plan_of(const std::string& name, const std::string& merge) {
-  RunPlan plan;
-  plan.options.compress.name = name;
+  RunPlan plan{.options = method(name, merge), .ranks = 4, .steps = 4, .density = 0.2};
   plan.options.compress.set("rank", 1);
   plan.options.compress.set("min_compression", 1.0);
-  plan.options.merge = merge;
-  plan.ranks = 4;
-  plan.steps = 4;
-  plan.density = 0.2;
   return plan;
 }
 
+// By step.
 struct RankRecord {
   std::vector<StepReport> results;
-  std::vector<std::vector<float>> averages;   // by step; empty where the step was skipped
-  std::vector<std::vector<float>> residuals;  // by step
-  std::vector<std::string> calls;
+  std::vector<std::vector<float>> averages;  // empty where the step was skipped
+  std::vector<std::vector<float>> residuals, weights;
+  std::vector<std::vector<float>> accumulated;  // u of the compressed part, if it is observed
+  std::vector<std::string> calls;               // of the test's own communicators
 };
 
-// One rank of it, over any communicator; without calls.
-RankRecord run_rank(Communicator& communicator, const RunPlan& plan);
-// Every rank of it, over the test's own communicators or those of a backend.
-std::vector<RankRecord> run(const RunPlan& plan, const std::string& backend = "");
+RankRecord run_rank(Communicator& communicator, const RunPlan& plan, ParameterArena& arena,
+                    const OptimizerOptions& sgd);
+
+// Trains a fresh model on every rank, over the test's own communicators or those of a backend.
+template <class Model = TinyModel>
+std::vector<RankRecord> run(const RunPlan& plan, const std::string& backend = "",
+                            const OptimizerOptions& sgd = {}) {
+  std::vector<RankRecord> records(plan.ranks);
+  const auto body = [&](Communicator& communicator) {
+    Model model;
+    records[communicator.rank()] = run_rank(communicator, plan, *model.arena, sgd);
+  };
+  if (backend.empty())
+    run_ranks(plan.ranks, plan.overlaps, [&](TestCommunicator& communicator) {
+      body(communicator);
+      records[communicator.rank()].calls = communicator.calls;
+    });
+  else
+    topknot::run_ranks(backend, plan.ranks, body);
+  return records;
+}
 
 // The first rank's part of `body`, with an exchange by these options.
 inline void with_exchange(const ExchangeOptions& options,
@@ -121,50 +138,6 @@ inline void with_exchange(const ExchangeOptions& options,
 // Why these options are refused; "" where they are not.
 inline std::string refusal(const ExchangeOptions& options) {
   return error_text<UserError>([&] { with_exchange(options, [](auto&, auto&, auto&) {}); });
-}
-
-// By step. The average is empty where the step was skipped; accumulated: u of the compressed part.
-struct TrainedRank {
-  std::vector<StepReport> results;
-  std::vector<std::vector<float>> averages, residuals, accumulated, weights;
-};
-
-// Trains a fresh model with SGD on the gradients of `plan`. An empty backend stands for the test's own.
-template <class Model>
-std::vector<TrainedRank> train(const RunPlan& plan, const OptimizerOptions& sgd = {},
-                               const std::string& backend = "threads") {
-  std::vector<TrainedRank> records(static_cast<std::size_t>(plan.ranks));
-  const auto body = [&](Communicator& communicator) {
-    const int rank = communicator.rank();
-    TrainedRank& record = records[static_cast<std::size_t>(rank)];
-    Model model;
-    CollectiveQueue queue(communicator);
-    Exchange exchange(*model.arena, queue, plan.options);
-    const auto optimizer = make_optimizer(sgd, *model.arena);
-    std::vector<float> u(model.arena->size());
-    exchange.observe([&](const Group& group, std::span<const float> values) {
-      std::copy(values.begin(), values.end(), u.begin() + static_cast<std::ptrdiff_t>(group.begin));
-    });
-    for (std::int64_t step = 0; step < plan.steps; ++step) {
-      exchange.begin_step({.step = step, .density = plan.density, .weights = plan.weights});
-      backward(exchange, *model.arena, step, rank, plan.gradient);
-      record.results.push_back(exchange.finish(!plan.loss_finite || plan.loss_finite(step, rank)));
-      const bool committed = record.results.back().committed();
-      record.averages.push_back(committed ? averages(exchange, model.arena->size()) : std::vector<float>());
-      record.residuals.push_back(residuals(exchange, *model.arena));
-      record.accumulated.push_back(u);
-      if (committed)
-        for (const Group& group : exchange.groups())
-          optimizer->update(group.begin, exchange.averaged(group), {step, sgd.lr});
-      const auto weights = model.arena->weights();
-      record.weights.emplace_back(weights.begin(), weights.end());
-    }
-  };
-  if (backend.empty())
-    run_ranks(plan.ranks, plan.overlaps, body);
-  else
-    topknot::run_ranks(backend, plan.ranks, body);
-  return records;
 }
 
 }  // namespace topknot::testing

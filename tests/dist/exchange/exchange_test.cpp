@@ -6,7 +6,6 @@
 #include "nn/core/threads.h"
 #include "tests/compress/every_method.h"
 #include "tests/dist/exchange/exchange_fixture.h"
-#include "tests/support/same_bits.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -16,23 +15,12 @@ namespace {
 constexpr std::size_t kSize = 68, kCompressible = 61;
 constexpr const char* kMerges[] = {"none", "all", "size:100"};
 
-ExchangeOptions method(const std::string& name, const std::string& merge = "all") {
-  ExchangeOptions options;
-  options.compress.name = name;
-  options.merge = merge;
-  return options;
-}
-
 }  // namespace
 
 TEST_CASE("a dense average is the sum in rank order over the number of ranks") {
-  RunPlan plan;
-  plan.steps = 2;
   for (const int ranks : {1, 2, 4, 8})
     for (const std::string merge : kMerges) {
-      plan.ranks = ranks;
-      plan.overlaps = ranks == 4;
-      plan.options = method("dense", merge);
+      RunPlan plan{.options = method("dense", merge), .ranks = ranks, .steps = 2, .overlaps = ranks == 4};
       plan.options.ordered_sum = ranks != 2;
       const auto records = run(plan);
       for (int step = 0; step < plan.steps; ++step)
@@ -50,10 +38,8 @@ TEST_CASE("a dense average is the sum in rank order over the number of ranks") {
 TEST_CASE("dense takes the library's sum unless told otherwise, a compressed method sums in rank order") {
   using Calls = std::vector<std::string>;
   const auto calls = [](const std::string& name, bool ordered, const std::string& values = "") {
-    RunPlan plan;
-    plan.options = method(name);
-    plan.options.ordered_sum = ordered;
-    plan.options.compress.values = values;
+    RunPlan plan{.options = method(name)};
+    plan.options.ordered_sum = ordered, plan.options.compress.values = values;
     return run(plan)[1].calls;
   };
   CHECK(calls("dense", false) == Calls{"sum 68", "gather"});
@@ -64,14 +50,10 @@ TEST_CASE("dense takes the library's sum unless told otherwise, a compressed met
 }
 
 TEST_CASE("a compressed average and its residual follow a reference in double, with uneven weights") {
-  RunPlan plan;
-  plan.steps = 5;
   for (const int ranks : {1, 2, 4, 8})
     for (const std::string merge : kMerges) {
-      plan.ranks = ranks;
-      plan.overlaps = merge == "none";
-      plan.options = method("test_rotate", merge);
-      plan.weights.clear();
+      RunPlan plan{
+          .options = method("test_rotate", merge), .ranks = ranks, .steps = 5, .overlaps = merge == "none"};
       for (int rank = 0; rank < ranks; ++rank)
         plan.weights.push_back(ranks == 1 ? 1.0f
                                           : 0.5f + static_cast<float>(rank) / static_cast<float>(ranks - 1));
@@ -104,10 +86,7 @@ TEST_CASE("a compressed average and its residual follow a reference in double, w
 
 TEST_CASE("groups are sent in arena order, whatever the order in which parameters become ready") {
   for (const std::string merge : kMerges) {
-    RunPlan plan;
-    plan.steps = 6;
-    plan.ranks = 4;
-    plan.options = method("test_rotate", merge);
+    RunPlan plan{.options = method("test_rotate", merge), .ranks = 4, .steps = 6};
     const auto in_order = run(plan);
     plan.order = [](std::int64_t step, int rank) {
       std::vector<std::size_t> order{0, 1, 2, 3, 4};
@@ -143,9 +122,7 @@ TEST_CASE("a group completed early is sent as soon as its predecessors are, befo
 
 TEST_CASE("a parameter that no backward pass reached counts as zero") {
   for (const std::string name : {"dense", "test_rotate"}) {
-    RunPlan plan;
-    plan.steps = 3;
-    plan.options = method(name, "none");
+    RunPlan plan{.options = method(name, "none"), .steps = 3};
     // On rank 1 the parameter at 45..51 takes no part in steps 1 and 2, and the memory still holds older
     // gradients.
     plan.order = [](std::int64_t step, int rank) {
@@ -163,13 +140,12 @@ TEST_CASE("a parameter that no backward pass reached counts as zero") {
 }
 
 TEST_CASE("a second round follows in the same order, and its average reaches all ranks") {
-  RunPlan plan;
-  plan.ranks = 4;
-  plan.steps = 3;
-  plan.weights = {0.5f, 1.0f, 1.0f, 1.5f};
   for (const bool overlaps : {false, true}) {
-    plan.overlaps = overlaps;
-    plan.options = method("test_common_scale", "none");
+    const RunPlan plan{.options = method("test_common_scale", "none"),
+                       .ranks = 4,
+                       .steps = 3,
+                       .overlaps = overlaps,
+                       .weights = {0.5f, 1.0f, 1.0f, 1.5f}};
     const auto records = run(plan);
     const std::vector<std::string> step_calls{
         "gather", "gather",         "gather",         "gather",        "ordered sum 7",
@@ -197,9 +173,7 @@ TEST_CASE("a second round follows in the same order, and its average reaches all
 }
 
 TEST_CASE("bytes, entries and the plan's bytes are those of the messages") {
-  RunPlan plan;
-  plan.options = method("test_rotate");
-  const StepReport report = run(plan)[1].results[0];
+  const StepReport report = run({.options = method("test_rotate")})[1].results[0];
   CHECK(report.status.selected == 21);  // of 61, every third from 0
   CHECK(report.bytes_sent == (1 + 21) * 4 + 7 * 4);
   CHECK(report.bytes_received == report.bytes_sent);  // the other rank's block, and the sum
@@ -221,21 +195,17 @@ TEST_CASE("bytes are those of all rounds, and of the other ranks' blocks of any 
 }
 
 TEST_CASE("entries that a capacity keeps back are counted over all groups") {
-  RunPlan plan;
-  plan.options = method("threshold", "none");
+  RunPlan plan{.options = method("threshold", "none"), .density = 0.1};
   plan.options.compress.set("threshold", 1e-6);
   plan.options.compress.capacity = 1;
-  plan.density = 0.1;
   const StepReport report = run(plan)[1].results[0];
   CHECK(report.status.selected == 6);        // of 33, 6, 10 and 12 entries: 3, 1, 1 and 1
   CHECK(report.status.over_capacity == 55);  // all the others, which exceed the threshold
 }
 
 TEST_CASE("dense groups in 16 bits are sent whole, whatever the density") {
-  RunPlan plan;
-  plan.options = method("topk");
+  RunPlan plan{.options = method("topk"), .density = 0.1};
   plan.options.dense_values = "bf16";
-  plan.density = 0.1;
   const auto average = run(plan)[0].averages[0];
   for (std::size_t i = kCompressible; i < kSize; ++i)
     CHECK(average[i] == Approx((gradient_value(0, 0, i) + gradient_value(0, 1, i)) / 2).margin(0.02));
@@ -245,10 +215,8 @@ TEST_CASE("dense groups in 16 bits are sent whole, whatever the density") {
 
 TEST_CASE("dense in few bits sends each rank its piece, and the average in pieces") {
   for (const int ranks : {1, 3}) {
-    RunPlan plan;
-    plan.options = method("dense");
+    RunPlan plan{.options = method("dense"), .ranks = ranks, .steps = 2};
     plan.options.compress.values = "int8";
-    plan.ranks = ranks, plan.steps = 2;
     const auto records = run(plan);
     for (const auto& record : records) {
       CHECK(record.results[0].bytes_sent == planned_bytes(*TinyModel().arena, plan.options, ranks, 1.0));
@@ -284,10 +252,8 @@ TEST_CASE("what topk and dense send is what the plan promised") {
     for (const std::string scope : {"group", "tensor"})
       for (const std::string merge : kMerges)
         for (const double density : {0.01, 0.1, 1.0}) {
-          RunPlan plan;
-          plan.options = method(name, merge);
+          RunPlan plan{.options = method(name, merge), .density = density};
           plan.options.scope = scope;
-          plan.density = density;
           const std::uint64_t planned = planned_bytes(*TinyModel().arena, plan.options, 1, density);
           const StepReport report = run(plan)[0].results[0];
           CHECK(report.bytes_sent == planned);
@@ -303,20 +269,18 @@ TEST_CASE("what topk and dense send is what the plan promised") {
 
 // Computed in exact arithmetic: d = 4, k = 1, two ranks, lr 0.1, here a tenth of it.
 TEST_CASE("topk with error feedback and momentum follows the golden trace") {
-  RunPlan plan;
-  plan.options.compress.name = "topk";
-  plan.density = 0.25;
-  plan.steps = 4;
-  plan.gradient = golden_gradient;
   OptimizerOptions sgd;
-  sgd.lr = 0.01;
-  sgd.momentum = 0.9;
+  sgd.lr = 0.01, sgd.momentum = 0.9;
   const double expected[4][4] = {
       {1.025, 1.02, 1, 1}, {1.0325, 1.003, 1, 1}, {1.03925, 1.0027, 1, 0.97}, {1.080325, 1.00243, 1, 0.918}};
   for (const bool overlaps : {false, true}) {
-    plan.overlaps = overlaps;
-    const auto records = train<FourWeights>(plan, sgd, "");
-    for (const TrainedRank& record : records)
+    const auto records = run<FourWeights>({.options = method("topk"),
+                                           .steps = 4,
+                                           .density = 0.25,
+                                           .overlaps = overlaps,
+                                           .gradient = golden_gradient},
+                                          "", sgd);
+    for (const RankRecord& record : records)
       for (int step = 0; step < 4; ++step)
         for (int i = 0; i < 4; ++i)
           CHECK(record.weights[step][i] == Approx(expected[step][i]).epsilon(0).margin(5e-7));
@@ -328,20 +292,14 @@ TEST_CASE("topk with error feedback and momentum follows the golden trace") {
 
 TEST_CASE("topk of density 1 trains as dense does: the same bits with one rank, else within rounding") {
   OptimizerOptions sgd;
-  sgd.momentum = 0.9;
-  sgd.weight_decay = 1e-3;
+  sgd.momentum = 0.9, sgd.weight_decay = 1e-3;
   for (const int ranks : {1, 3, 4}) {
-    RunPlan plan;
-    plan.ranks = ranks;
-    plan.steps = 6;
-    plan.options.compress.name = "dense";
-    const auto dense = train<TinyModel>(plan, sgd, "");
+    const auto dense = run({.options = method("dense"), .ranks = ranks, .steps = 6}, "", sgd);
     for (const std::string merge : {"none", "all"})
       for (const std::string scope : {"group", "tensor"}) {
-        plan.options.compress.name = "topk";
-        plan.options.merge = merge;
+        RunPlan plan{.options = method("topk", merge), .ranks = ranks, .steps = 6};
         plan.options.scope = scope;
-        const auto topk = train<TinyModel>(plan, sgd, "");
+        const auto topk = run(plan, "", sgd);
         for (int rank = 0; rank < ranks; ++rank) {
           CHECK(same_bits(topk[rank].weights.back(), topk[0].weights.back()));
           if (ranks == 1) CHECK(same_bits(topk[rank].weights.back(), dense[rank].weights.back()));
@@ -357,18 +315,13 @@ TEST_CASE("every compressor leaves the same weights on all ranks and on every ba
   sgd.momentum = 0.9;
   for (const std::string& name : compressors().names())
     for (const int ranks : {1, 2, 4, 8}) {
-      RunPlan plan;
-      plan.ranks = ranks;
-      plan.steps = 10;
-      plan.density = 0.1;
-      plan.options.compress.name = name;
+      RunPlan plan{.options = method(name, "size:100"), .ranks = ranks, .steps = 10, .density = 0.1};
       plan.options.compress.momentum = sgd.momentum;
       plan.options.compress.set("threshold", 0.5);
-      plan.options.merge = "size:100";
       plan.options.ordered_sum = true;
-      const std::vector<float> expected = train<TinyModel>(plan, sgd, "")[0].weights.back();
+      const std::vector<float> expected = run(plan, "", sgd)[0].weights.back();
       for (const std::string backend : {"threads", "gloo"})
-        for (const TrainedRank& record : train<TinyModel>(plan, sgd, backend)) {
+        for (const RankRecord& record : run(plan, backend, sgd)) {
           INFO(name << " over " << backend << " with " << ranks << " ranks");
           CHECK(same_bits(record.weights.back(), expected));
         }
@@ -380,10 +333,7 @@ TEST_CASE("twenty steps of each low-rank and quantised method end in the same bi
     for (const std::string merge : {"none", "all"}) {
       INFO(name << ", merge " << merge);
       RunPlan plan = plan_of(name, merge);
-      plan.ranks = 3;
-      plan.steps = 20;
-      plan.density = 0.1;
-      plan.weights = {0.5f, 1.75f, 0.75f};
+      plan.ranks = 3, plan.steps = 20, plan.density = 0.1, plan.weights = {0.5f, 1.75f, 0.75f};
       const auto records = run(plan);
       plan.overlaps = true;
       const auto overlapped = run(plan);
@@ -436,8 +386,7 @@ TEST_CASE("only compute threads have teams, with any method and collective") {
     topknot::run_ranks("link", kRanks, [&](Communicator& communicator) {
       set_team_size(kThreads);
       ParameterStore store;
-      store.add("w", {512, 512},
-                [](std::span<float>, const CounterRng&) {});  // enough for loops on two threads
+      store.add("w", {512, 512}, ones);  // enough for loops on two threads
       ParameterArena& arena = store.build([](const Parameter&) { return true; }, 1);
       CollectiveQueue queue(communicator);
       Exchange exchange(arena, queue, options);

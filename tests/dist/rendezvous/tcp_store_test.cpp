@@ -7,19 +7,14 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include "dist/comm/communicator.h"
+#include "tests/dist/ranks.h"
 #include "tests/support/free_port.h"
-#include "tests/support/test.h"
 
 namespace topknot {
 namespace {
 
 JoinOptions options_of(int rank, int size, int port, double timeout_s) {
-  JoinOptions options;
-  options.rank = rank;
-  options.size = size;
-  options.port = port;
-  options.timeout_s = timeout_s;
+  JoinOptions options = join_options(rank, size, port, timeout_s);
   options.serve_store = rank == 0;
   return options;
 }
@@ -94,22 +89,16 @@ const Stranger kStrangers[] = {
 // Two ranks meet and exchange values, undisturbed by `visit`, which runs before, between and after.
 void check_run(const std::function<void(int port, const std::string& when)>& visit) {
   TcpStoreServer server("127.0.0.1", 0, 2, kTimeout, kToken);
-  std::vector<std::string> errors(2);
-  const auto rank = [&](int r) {
-    errors[r] = error_text([&] {
-      TcpStoreClient client("127.0.0.1", server.port(), r, 2, kTimeout, kToken);
-      client.set(std::to_string(r), "here");
-      client.get(std::to_string(1 - r), Patience(kTimeout));
-      if (r == 0) visit(server.port(), "during");
-      client.set("again " + std::to_string(r), "here");
-      client.get("again " + std::to_string(1 - r), Patience(kTimeout));
-    });
-  };
   visit(server.port(), "before");
-  std::thread first([&] { rank(1); });
-  visit(server.port(), "at the start");
-  rank(0);
-  first.join();
+  const auto errors = testing::errors_of_threads(2, [&](int r) {
+    if (r == 0) visit(server.port(), "at the start");
+    TcpStoreClient client("127.0.0.1", server.port(), r, 2, kTimeout, kToken);
+    client.set(std::to_string(r), "here");
+    client.get(std::to_string(1 - r), Patience(kTimeout));
+    if (r == 0) visit(server.port(), "during");
+    client.set("again " + std::to_string(r), "here");
+    client.get("again " + std::to_string(1 - r), Patience(kTimeout));
+  });
   CHECK(errors == std::vector<std::string>(2));
   CHECK(server.first_reason().empty());
 }
@@ -149,20 +138,13 @@ TEST_CASE("ranks meet and exchange over IPv6's loopback address, and rank 0 list
   CHECK_THROWS_AS(connect_to("127.0.0.1", port, Patience(0.05)), CollectiveError);
   probe.reset();
   float sums[2] = {1, 2};
-  std::string errors[2];
-  const auto rank = [&](int r) {
-    errors[r] = error_text([&] {
-      JoinOptions options = options_of(r, 2, port, 20);
-      options.host = "::1";
-      const auto communicator = make_gloo_communicator(options);
-      communicator->all_reduce(std::span<float>(&sums[r], 1), SumOrder::ranks);
-      const auto split = communicator->split(0);
-      split->all_reduce(std::span<float>(&sums[r], 1), SumOrder::ranks);
-    });
-  };
-  std::thread other([&] { rank(1); });
-  rank(0);
-  other.join();
+  const auto errors = testing::errors_of_threads(2, [&](int r) {
+    JoinOptions options = options_of(r, 2, port, 20);
+    options.host = "::1";
+    const auto communicator = make_gloo_communicator(options);
+    communicator->all_reduce(std::span<float>(&sums[r], 1), SumOrder::ranks);
+    communicator->split(0)->all_reduce(std::span<float>(&sums[r], 1), SumOrder::ranks);
+  });
   for (int r = 0; r < 2; ++r) {
     CHECK(errors[r] == "");
     CHECK(sums[r] == 6);
@@ -209,39 +191,33 @@ TEST_CASE("an IPv6 address is in brackets where a port follows, in keys and in m
 TEST_CASE("a master port in use is a user's error that names port and key") {
   const Fd taken = listen_on("127.0.0.1", 0);
   const int port = local_port(taken.get());
-  CHECK(user_error([&] { make_gloo_communicator(options_of(0, 2, port, 2)); },
-                   {"port " + std::to_string(port) + " is in use", "dist.master"}));
+  CHECK_USER_ERROR(make_gloo_communicator(options_of(0, 2, port, 2)),
+                   "port " + std::to_string(port) + " is in use", "dist.master");
   // The same where all addresses are listened on.
   CHECK(contains(error_text([&] { listen_on("node0", port); }), "is in use"));
 }
 
 TEST_CASE("a master that is not there, or a silent program on its port, is an error at the deadline") {
   const int port = free_port();
-  CHECK(says(error_text([&] { make_gloo_communicator(options_of(1, 2, port, 0.5)); }),
-             {"rank 1", "rank 0's address 127.0.0.1:" + std::to_string(port)}));
+  CHECK_ERROR(make_gloo_communicator(options_of(1, 2, port, 0.5)), "rank 1",
+              "rank 0's address 127.0.0.1:" + std::to_string(port));
   const Fd silent = listen_on("127.0.0.1", 0);
-  CHECK(says(error_text([&] { make_gloo_communicator(options_of(1, 2, local_port(silent.get()), 0.5)); }),
-             {"did not all meet at rank 0's address"}));
+  CHECK_ERROR(make_gloo_communicator(options_of(1, 2, local_port(silent.get()), 0.5)),
+              "did not all meet at rank 0's address");
 }
 
 TEST_CASE("a master's name that does not resolve is a user's error") {
   auto options = options_of(1, 2, 4711, 1);
   options.host = "no-such-host.invalid";
   const auto start = Clock::now();
-  CHECK(says(error_text([&] { make_gloo_communicator(options); }), {"dist.master", "no-such-host.invalid"}));
+  CHECK_ERROR(make_gloo_communicator(options), "dist.master", "no-such-host.invalid");
   CHECK(Clock::now() - start > std::chrono::milliseconds(900));  // it may be known before the deadline
 }
 
 TEST_CASE("a rank that does not come to the start is named to those that did") {
   const int port = free_port();
-  std::string errors[2];
-  const auto rank = [&](int r) {
-    errors[r] = error_text([&] { make_gloo_communicator(options_of(r, 3, port, 1)); });
-  };
-  std::thread other([&] { rank(1); });
-  rank(0);
-  other.join();
-  for (const auto& error : errors)
+  for (const auto& error :
+       testing::errors_of_threads(2, [&](int r) { make_gloo_communicator(options_of(r, 3, port, 1)); }))
     CHECK(says(error, {"rank 2 did not come to 127.0.0.1:" + std::to_string(port)}));
 }
 

@@ -5,7 +5,6 @@
 #include "dist/plan/merge_plan.h"
 #include "dist/sparse/sparse_collective.h"
 #include "tests/dist/exchange/exchange_fixture.h"
-#include "tests/dist/ranks.h"
 
 namespace topknot {
 namespace {
@@ -25,14 +24,12 @@ struct Cluster {
 };
 const std::vector<Cluster> shapes = {{2, 2}, {2, 3}, {3, 2}, {1, 3}};
 
-RunPlan plan_of(const Cluster& shape, const std::string& method, const std::string& merge) {
-  RunPlan plan;
-  plan.options.compress.name = method;
-  plan.options.merge = merge;
+RunPlan plan_of(const Cluster& shape, const std::string& name, const std::string& merge) {
+  RunPlan plan{.options = testing::method(name, merge),
+               .ranks = shape.hosts * shape.ranks_per_host,
+               .steps = 4,
+               .density = 0.2};
   plan.options.ranks_per_host = shape.ranks_per_host;
-  plan.ranks = shape.hosts * shape.ranks_per_host;
-  plan.steps = 4;
-  plan.density = 0.2;
   return plan;
 }
 
@@ -233,7 +230,7 @@ std::vector<std::vector<ElementRange>> parts_of_groups(int ranks_per_host, const
   const std::vector<ElementRange> groups =
       merge == "all" ? std::vector<ElementRange>{{0, 61}}
                      : std::vector<ElementRange>{{0, 12}, {12, 45}, {45, 51}, {51, 61}};
-  std::vector<std::vector<ElementRange>> parts(static_cast<std::size_t>(ranks_per_host));
+  std::vector<std::vector<ElementRange>> parts(ranks_per_host);
   for (int index = 0; index < ranks_per_host; ++index)
     for (const ElementRange& group : groups) {
       const ElementRange part = slice_of(group.size(), ranks_per_host, index);
@@ -251,7 +248,7 @@ TEST_CASE("in parts, each rank sends the largest entries of its part of the mean
       plan.options.hierarchy = "parts";
       const auto records = run(plan, "threads");
       const auto parts = parts_of_groups(per_host, merge);
-      std::vector<std::vector<float>> memory(static_cast<std::size_t>(shape.hosts), std::vector<float>(61));
+      std::vector<std::vector<float>> memory(shape.hosts, std::vector<float>(61));
       for (int step = 0; step < plan.steps; ++step) {
         std::vector<float> average(61);
         for (int h = 0; h < shape.hosts; ++h) {
@@ -278,9 +275,8 @@ TEST_CASE("in parts, each rank sends the largest entries of its part of the mean
           // What is left of its part, and nothing else.
           std::vector<float> residual(records[r].residuals[step].size());
           for (const ElementRange& part : parts[r % per_host])
-            std::copy(memory[r / per_host].begin() + static_cast<std::ptrdiff_t>(part.begin),
-                      memory[r / per_host].begin() + static_cast<std::ptrdiff_t>(part.end),
-                      residual.begin() + static_cast<std::ptrdiff_t>(part.begin));
+            std::copy(memory[r / per_host].begin() + part.begin, memory[r / per_host].begin() + part.end,
+                      residual.begin() + part.begin);
           CHECK(records[r].residuals[step] == residual);
         }
       }

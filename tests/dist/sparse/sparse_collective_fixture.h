@@ -30,6 +30,11 @@ struct Fleet {
   void commit() {
     for (auto& collective : collectives) collective->commit();
   }
+  std::vector<SparseSum> sum_and_commit(const std::vector<SparseVector>& entries, std::size_t k) {
+    auto sums = sum(entries, k);
+    commit();
+    return sums;
+  }
   void discard() {
     for (auto& collective : collectives) collective->discard();
   }

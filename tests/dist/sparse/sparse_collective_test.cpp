@@ -149,7 +149,7 @@ SparseVector largest_of_normal(std::uint32_t seed, std::size_t numel, std::size_
   std::sort(order.begin(), order.end(),
             [&](auto a, auto b) { return std::fabs(values[a]) > std::fabs(values[b]); });
   SparseVector entries;
-  entries.indices.assign(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count));
+  entries.indices.assign(order.begin(), order.begin() + count);
   std::sort(entries.indices.begin(), entries.indices.end());
   for (const auto index : entries.indices) entries.values.push_back(values[index]);
   return entries;
@@ -273,8 +273,7 @@ TEST_CASE("oktopk's volume does not grow with the ranks") {
       for (int rank = 0; rank < ranks; ++rank)
         entries.push_back(whole_numbers(step * 64 + static_cast<std::uint32_t>(rank), kNumel,
                                         static_cast<double>(kCount) / kNumel, 100000));
-      const auto sums = fleet.sum(entries, kCount);
-      fleet.commit();
+      const auto sums = fleet.sum_and_commit(entries, kCount);
       received = 0;
       for (const SparseSum& sum : sums) received = std::max(received, sum.bytes_received);
     }
@@ -331,8 +330,7 @@ TEST_CASE("oktopk's regions hold about as many selected positions each") {
   constexpr std::size_t kNumel = 4000, kCount = 200;
   Fleet fleet("oktopk", kRanks, kNumel);
   const auto entries = step_entries(0, kRanks, kNumel, kCount);
-  fleet.sum(entries, kCount);
-  fleet.commit();
+  fleet.sum_and_commit(entries, kCount);
   const std::vector<std::uint32_t> cuts = saved(fleet, 0).cuts;
   REQUIRE(cuts.size() == kRanks - 1);
   for (int rank = 0; rank < kRanks; ++rank) CHECK(saved(fleet, rank).cuts == cuts);
@@ -355,22 +353,18 @@ TEST_CASE("oktopk's regions hold about as many selected positions each") {
 TEST_CASE("oktopk's regions move every 64 steps only, and ranks without entries have no weight") {
   Fleet fleet("oktopk", 2, 100);
   const SparseVector low{true, {0, 1, 2, 3}, {1, 1, 1, 1}}, high{true, {60, 70, 80, 90}, {1, 1, 1, 1}}, none;
-  fleet.sum({low, none}, 4);
-  fleet.commit();
+  fleet.sum_and_commit({low, none}, 4);
   CHECK(saved(fleet, 1).cuts == std::vector<std::uint32_t>{2});
   for (int step = 1; step < 64; ++step) {
-    fleet.sum({high, high}, 4);
-    fleet.commit();
+    fleet.sum_and_commit({high, high}, 4);
     CHECK(saved(fleet, 1).cuts == std::vector<std::uint32_t>{2});
   }
-  fleet.sum({high, high}, 4);
-  fleet.commit();
+  fleet.sum_and_commit({high, high}, 4);
   CHECK(saved(fleet, 1).cuts == std::vector<std::uint32_t>{80});
   CHECK(saved(fleet, 0).steps == 65);
 
   Fleet empty("oktopk", 4, 100);
-  empty.sum(std::vector<SparseVector>(4), 4);
-  empty.commit();
+  empty.sum_and_commit(std::vector<SparseVector>(4), 4);
   CHECK(saved(empty, 3).cuts == std::vector<std::uint32_t>{25, 50, 75});
 }
 
@@ -381,8 +375,7 @@ TEST_CASE("oktopk's threshold is exact every 32 steps, and follows the count by 
   double expected = 0;
   for (int step = 0; step < 40; ++step) {
     const bool crowded = step == 0 || step % 2 == 1;  // step 32 is not: two entries
-    const std::size_t total = fleet.sum({crowded ? many : few}, 6)[0].sum.indices.size();
-    fleet.commit();
+    const std::size_t total = fleet.sum_and_commit({crowded ? many : few}, 6)[0].sum.indices.size();
     if (step == 0) expected = 26;  // the 6th of 31, 30, ...
     if (step == 32) expected = 0;  // fewer than k
     if (step == 33) expected = 26;
@@ -394,8 +387,7 @@ TEST_CASE("oktopk's threshold is exact every 32 steps, and follows the count by 
     CHECK(saved(fleet, 0).threshold == expected);
   }
   // Another k, as in a warm-up of the density: exact again.
-  fleet.sum({many}, 2);
-  fleet.commit();
+  fleet.sum_and_commit({many}, 2);
   CHECK(saved(fleet, 0).threshold == 30);
   // Two thirds or four thirds of k = 6 entries leave it as it is; the first ones make it.
   Fleet steady("oktopk", 1, 12);
@@ -403,8 +395,7 @@ TEST_CASE("oktopk's threshold is exact every 32 steps, and follows the count by 
     SparseVector entries;
     for (std::uint32_t i = 0; i < count; ++i)
       entries.indices.push_back(i), entries.values.push_back(20.0f + i);
-    CHECK(steady.sum({entries}, 6)[0].sum.indices.size() == count);
-    steady.commit();
+    CHECK(steady.sum_and_commit({entries}, 6)[0].sum.indices.size() == count);
     CHECK(saved(steady, 0).threshold == 20);
   }
 }
@@ -413,8 +404,7 @@ TEST_CASE("over 200 steps of random entries oktopk keeps between a third of k an
   constexpr std::size_t kNumel = 1500, kCount = 60;
   Fleet fleet("oktopk", 4, kNumel);
   for (std::uint32_t step = 0; step < 200; ++step) {
-    const auto sums = fleet.sum(step_entries(step, 4, kNumel, kCount), kCount);
-    fleet.commit();
+    const auto sums = fleet.sum_and_commit(step_entries(step, 4, kNumel, kCount), kCount);
     CHECK(3 * sums[0].sum.indices.size() >= kCount);
     CHECK(sums[0].sum.indices.size() <= 3 * kCount);
   }
@@ -431,12 +421,10 @@ TEST_CASE("a discarded step of oktopk leaves its state, and a saved state goes o
     if (step % 10 == 7)
       for (std::size_t rank = 0; rank < kRanks; ++rank) loaded.load(rank, fleet.state(rank));
     const auto entries = step_entries(step, kRanks, 600, 30);
-    const auto sums = fleet.sum(entries, 30);
-    fleet.commit();
+    const auto sums = fleet.sum_and_commit(entries, 30);
     CHECK(fleet.state(0) != before);
     if (step < 7) continue;
-    const auto again = loaded.sum(entries, 30);
-    loaded.commit();
+    const auto again = loaded.sum_and_commit(entries, 30);
     CHECK(again[2].sum.indices == sums[2].sum.indices);
     CHECK(again[2].sum.values == sums[2].sum.values);
     CHECK(loaded.state(1) == fleet.state(1));

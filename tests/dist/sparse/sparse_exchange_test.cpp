@@ -1,4 +1,7 @@
-// Sparse collectives through the whole exchange: residuals, weights, skipped steps, refusals.
+// Sparse collectives and coded sums through the whole exchange: residuals, weights, skipped steps, refusals.
+#include "dist/sparse/coded_sum.h"
+
+#include <bit>
 
 #include "tests/dist/exchange/exchange_fixture.h"
 #include "tests/support/same_bits.h"
@@ -9,16 +12,43 @@ using namespace topknot::testing;
 namespace {
 
 RunPlan plan_of(const std::string& collective, const std::string& name, int ranks) {
-  RunPlan plan;
-  plan.options.compress.name = name;
+  RunPlan plan{.options = method(name, "size:100"), .ranks = ranks, .density = 0.1};
   plan.options.collective = collective;
-  plan.options.merge = "size:100";
-  plan.ranks = ranks;
-  plan.density = 0.1;
   return plan;
 }
 
 constexpr std::size_t kCompressible = 61;  // of the tiny model
+
+std::vector<float> values_of(int rank, std::size_t n) {
+  std::vector<float> values(n);
+  for (std::size_t i = 0; i < n; ++i)
+    values[i] = i % 5 == 0 ? 0.0f : gradient_value(i % 7 == 0 ? 1 : 0, rank, i) * (i % 11 == 0 ? 1e4f : 1.0f);
+  return values;
+}
+std::vector<BFloat16> narrow(const std::vector<float>& values) {
+  std::vector<BFloat16> half(values.size());
+  to_bfloat16(values.data(), values.size(), half.data());
+  return half;
+}
+
+bool same(float a, float b) {
+  return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) ||
+         (std::isnan(a) && std::isnan(b));
+}
+bool same(BFloat16 a, BFloat16 b) {
+  return same(to_float(a), to_float(b));
+}
+
+// Compares both sums of this rank's `data`.
+template <class T>
+CodedSum::Bytes check_sum(Communicator& communicator, CodedSum& coded, std::vector<T> data) {
+  std::vector<T> plain = data;
+  communicator.all_reduce(std::span<T>(plain), SumOrder::ranks);
+  const CodedSum::Bytes bytes = coded.sum(communicator, std::span<T>(data));
+  const bool all = std::equal(plain.begin(), plain.end(), data.begin(), [](T a, T b) { return same(a, b); });
+  if (!all) throw std::runtime_error("the coded sum has other bits");
+  return bytes;
+}
 
 }  // namespace
 
@@ -29,10 +59,9 @@ TEST_CASE("gtopk of four ranks trains as the golden trace") {
   plan.density = 0.25;
   plan.gradient = golden_gradient;
   OptimizerOptions sgd;
-  sgd.lr = 0.01;
-  sgd.momentum = 0;
-  const auto records = train<FourWeights>(plan, sgd);
-  for (const TrainedRank& record : records) {
+  sgd.lr = 0.01, sgd.momentum = 0;
+  const auto records = run<FourWeights>(plan, "threads", sgd);
+  for (const RankRecord& record : records) {
     CHECK(record.averages[0] == std::vector<float>{0, 0, 0, 0});
     CHECK(record.averages[1] == std::vector<float>{0, 0, 0, 0});
     CHECK(record.averages[2] == std::vector<float>{1.5f, 0, 0, 0});
@@ -55,7 +84,8 @@ TEST_CASE("residuals and what was applied are the gradients that came in, on bit
         plan.steps = 50;
         plan.options.compress.momentum = name == "dgc" ? 0.9 : 0.0;
         if (ranks == 3) plan.weights = {0.5f, 0.75f, 1.75f};
-        const auto records = train<TinyModel>(plan);
+        plan.observed = true;
+        const auto records = run(plan, "threads");
         INFO(collective << " of " << name << " with " << ranks << " ranks");
         const auto weight = [&](int rank) {
           return plan.weights.empty() ? 1.0 : static_cast<double>(plan.weights[rank]);
@@ -84,7 +114,7 @@ TEST_CASE("residuals and what was applied are the gradients that came in, on bit
             out += weight(rank) * static_cast<double>(records[rank].residuals.back()[i]);
           CHECK(std::fabs(out - in[i]) <= 1e-6 * scale[i]);
         }
-        for (const TrainedRank& record : records) {
+        for (const RankRecord& record : records) {
           CHECK(same_bits(record.weights.back(), records[0].weights.back()));
           CHECK(record.results.back().bytes_sent > 0);
         }
@@ -97,7 +127,7 @@ TEST_CASE("a sparse collective over TCP, beside the backward pass, leaves the bi
       RunPlan plan = plan_of(collective, "topk", ranks);
       plan.options.compress.codec = "auto";
       plan.steps = 8;
-      const auto threads = train<TinyModel>(plan), gloo = train<TinyModel>(plan, {}, "gloo");
+      const auto threads = run(plan, "threads"), gloo = run(plan, "gloo");
       for (int rank = 0; rank < ranks; ++rank) {
         INFO(collective << " with " << ranks << " ranks");
         CHECK(same_bits(gloo[rank].weights.back(), threads[0].weights.back()));
@@ -113,12 +143,12 @@ TEST_CASE("ef21's estimates move by what the sum kept") {
     RunPlan plan = plan_of(collective, "topk", 3);
     plan.options.compress.memory = "ef21";
     plan.steps = 12;
-    const auto records = train<TinyModel>(plan);
+    const auto records = run(plan, "threads");
     // The residual holds -h of each rank, and the average is that of all h.
     for (int step = 0; step < plan.steps; ++step)
       for (std::size_t i = 0; i < kCompressible; ++i) {
         double estimates = 0;
-        for (const TrainedRank& record : records) estimates -= static_cast<double>(record.residuals[step][i]);
+        for (const RankRecord& record : records) estimates -= static_cast<double>(record.residuals[step][i]);
         CHECK(records[0].averages[step][i] == Approx(estimates / 3).margin(1e-5));
       }
   }
@@ -128,13 +158,11 @@ TEST_CASE("entries that a sum dropped keep their velocity under DGC") {
   // Rank 1's 1 at position 1 loses to rank 0's 10, so it goes on growing by its velocity: 1 + 0.9. Once it
   // has won, nothing of it is left.
   RunPlan plan = plan_of("gtopk", "dgc", 2);
-  plan.density = 0.25;
-  plan.steps = 3;
-  plan.options.compress.momentum = 0.9;
+  plan.density = 0.25, plan.steps = 3, plan.options.compress.momentum = 0.9;
   plan.gradient = [](std::int64_t step, int rank, std::size_t i) {
     return step > 0 || static_cast<int>(i) != rank ? 0.0f : rank == 0 ? 10.0f : 1.0f;
   };
-  for (const TrainedRank& record : train<FourWeights>(plan)) {
+  for (const RankRecord& record : run<FourWeights>(plan, "threads")) {
     CHECK(record.averages[0] == std::vector<float>{5, 0, 0, 0});
     CHECK(record.averages[1][0] == 0);
     CHECK(record.averages[1][1] == Approx(0.95));
@@ -143,23 +171,19 @@ TEST_CASE("entries that a sum dropped keep their velocity under DGC") {
 }
 
 TEST_CASE("a sparse collective of a method that sends no entries, or rounds them, is one error") {
-  const auto refused = [](const std::function<void(ExchangeOptions&)>& change) {
-    ExchangeOptions options;
-    options.compress.name = "topk";
-    options.collective = "gtopk";
-    change(options);
+  const auto refused = [](const std::string& name, const std::string& values = "",
+                          const std::string& aggregate = "auto", const std::string& collective = "gtopk") {
+    ExchangeOptions options = method(name);
+    options.compress.values = values, options.compress.aggregate = aggregate, options.collective = collective;
     return refusal(options);
   };
   const std::string key = "exchange.collective";
   for (const std::string name : {"powersgd", "dense"})
-    CHECK(
-        says(refused([&](auto& options) { options.compress.name = name; }), {"compress.name: " + name, key}));
-  CHECK(
-      says(refused([](auto& options) { options.compress.values = "fp16"; }), {"compress.values: fp16", key}));
-  CHECK(says(refused([](auto& options) { options.compress.aggregate = "contributors"; }),
-             {"compress.aggregate=ranks", key}));
-  CHECK(says(refused([](auto& options) { options.collective = "gtopp"; }), {"gtopk", key}));
-  CHECK(refused([](auto&) {}).empty());
+    CHECK(says(refused(name), {"compress.name: " + name, key}));
+  CHECK(says(refused("topk", "fp16"), {"compress.values: fp16", key}));
+  CHECK(says(refused("topk", "", "contributors"), {"compress.aggregate=ranks", key}));
+  CHECK(says(refused("topk", "", "auto", "gtopp"), {"gtopk", key}));
+  CHECK(refused("topk").empty());
 }
 
 TEST_CASE("what a sparse collective has learnt goes from each committed step to the next") {
@@ -179,4 +203,83 @@ TEST_CASE("what a sparse collective has learnt goes from each committed step to 
   CHECK(states[1] != states[0]);
   CHECK(states[2] == states[1]);  // the step was skipped
   CHECK(states[3] != states[2]);
+}
+
+TEST_CASE("a coded sum has the bits of a sum in rank order, on threads and gloo, for any length") {
+  for (const char* backend : {"threads", "gloo"})
+    for (int ranks = 1; ranks <= 4; ++ranks)
+      for (const std::size_t n : {0u, 1u, 50u, 5000u, 70000u}) {
+        INFO(backend << ", " << ranks << " ranks, " << n << " values");
+        CHECK_NOTHROW(topknot::run_ranks(backend, ranks, [&](Communicator& communicator) {
+          CodedSum coded;
+          std::vector<float> values = values_of(communicator.rank(), n);
+          check_sum(communicator, coded, values);
+          check_sum(communicator, coded, narrow(values));
+          // What is not finite passes through, wherever it is; sums overflow as they do.
+          if (n > 40) {
+            values[3] = std::numeric_limits<float>::infinity();
+            values[n - 1] = communicator.rank() == 0 ? std::nanf("") : 1.0f;
+            values[n / 2] = -0.0f;
+            values[20] = std::numeric_limits<float>::max();
+          }
+          check_sum(communicator, coded, narrow(values));
+          check_sum(communicator, coded, values);
+        }));
+      }
+}
+
+TEST_CASE("a coded sum says what each rank sends and receives, and one rank sends nothing") {
+  constexpr std::size_t n = 40000;
+  for (const int ranks : {1, 3}) {
+    std::vector<CodedSum::Bytes> all(ranks);
+    topknot::run_ranks("threads", ranks, [&](Communicator& communicator) {
+      CodedSum coded;
+      std::vector<float> values(n);
+      for (std::size_t i = 0; i < n; ++i) values[i] = gradient_value(0, communicator.rank(), i);
+      all[communicator.rank()] = check_sum(communicator, coded, values);
+    });
+    std::uint64_t sent = 0, received = 0;
+    for (const auto& [from, to] : all) {
+      if (ranks > 1) CHECK((from > 0 && static_cast<double>(from) < n * 4 / 1.15));
+      if (ranks > 1) CHECK(to > from);  // the pieces of the other ranks' sums
+      sent += from, received += to;
+    }
+    if (ranks == 1) CHECK((sent == 0 && received == 0));
+    // Each piece counts on both ends, and a gathered sum once as sent.
+    if (ranks == 3)
+      CHECK(static_cast<double>(received) / static_cast<double>(sent) == Approx(4.0 / 3).epsilon(0.05));
+  }
+}
+
+TEST_CASE("methods whose messages are sums end with the same averages by coded sums") {
+  for (const std::string name : {"dense", "powersgd", "acpsgd"})
+    for (const int per_host : {0, 2})
+      for (const std::string values : {"", "bf16"}) {
+        if (name == "dense" ? per_host > 0 : !values.empty()) continue;
+        INFO(name << " " << values << ", hosts of " << per_host);
+        RunPlan plan = plan_of(name, "none");
+        plan.options.compress.values = values;
+        plan.options.ranks_per_host = per_host;
+        plan.options.ordered_sum = true;
+        for (const char* backend : {"threads", "gloo", "link"}) {
+          plan.options.collective = "all_gather";
+          const auto plain = run(plan, backend);
+          plan.options.collective = "coded_sum";
+          const auto coded = run(plan, backend);
+          for (std::size_t rank = 0; rank < plain.size(); ++rank) {
+            CHECK(coded[rank].averages == plain[rank].averages);
+            CHECK(coded[rank].residuals == plain[rank].residuals);
+            if (per_host == 0 || rank % 2 == 0)  // else it talks to its host alone
+              CHECK(coded[rank].results[0].bytes_sent != plain[rank].results[0].bytes_sent);
+          }
+        }
+      }
+}
+
+TEST_CASE("coded sums of a method that sends blocks are one error") {
+  for (const std::string name : {"topk", "qsgd", "signsgd", "terngrad"}) {
+    ExchangeOptions options = method(name);
+    options.collective = "coded_sum";
+    CHECK(says(refusal(options), {"compress.name: " + name, "exchange.collective", "all_gather"}));
+  }
 }
