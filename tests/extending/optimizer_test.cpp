@@ -1,5 +1,7 @@
 // The worked example of an optimizer (docs/examples/lion.cpp): against its formula in float64, and in a run.
+
 #include "optim/optimizer.h"
+#include "nn/core/rng.h"
 #include "tests/support/fill_normal.h"
 #include "tests/train/small_run.h"
 
@@ -17,9 +19,9 @@ TEST_CASE("the example optimizer agrees with the formula, in any slices, decay o
   const auto weights = arena.weights();
   std::vector<double> w(weights.begin(), weights.end()), m(w.size());
   for (std::int64_t step = 0; step < 8; ++step) {
-    const double lr = 0.05 / double(1 + step), scale = step == 3 ? 0.25 : 1;
+    const double lr = 0.05 / static_cast<double>(1 + step), scale = step == 3 ? 0.25 : 1;
     std::vector<float> gradient(w.size());
-    fill_normal(gradient, CounterRng(2, RngUse::test, std::uint32_t(step)));
+    fill_normal(gradient, CounterRng(2, RngUse::test, static_cast<std::uint32_t>(step)));
     for (std::size_t i = 0; i < w.size(); ++i) {
       const double g = scale * gradient[i], u = 0.9 * m[i] + 0.1 * g;
       w[i] -= lr * ((u > 0) - (u < 0) + (i < 77 ? options.weight_decay * w[i] : 0));

@@ -42,12 +42,7 @@ inline Handle make(const std::string& method, const std::vector<std::string>& ke
 
 inline std::string refusal(const std::string& method, const std::vector<std::string>& keys,
                            const std::vector<Shape>& shapes = kShapes) {
-  try {
-    make(method, keys, 0, 1, shapes);
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
+  return error_text<UserError>([&] { make(method, keys, 0, 1, shapes); });
 }
 
 inline std::vector<Handle> make_ranks(const std::string& method, const std::vector<std::string>& keys,
@@ -140,7 +135,7 @@ Outcome exchange(const std::vector<Handle>& ranks, const std::vector<std::int32_
   std::vector<topknot_round*> rounds;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     std::vector<Memory> own;
-    for (const std::int32_t t : which) own.emplace_back(gradients[r][static_cast<std::size_t>(t)]);
+    for (const std::int32_t t : which) own.emplace_back(gradients[r][t]);
     const std::vector<void*> from = addresses(own);
     rounds.push_back(encoded(ranks[r], {number, settings.density, 0.1}, which, {from.begin(), from.end()},
                              settings.type, settings.scale));
@@ -184,16 +179,14 @@ Outcome exchange(const std::vector<Handle>& ranks, const std::vector<std::int32_
   } while (outcome.state == TOPKNOT_MORE);  // its memory is the program's again
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     std::vector<Memory> own;
-    for (const std::int32_t t : which)
-      own.emplace_back(Bytes(gradients[r][static_cast<std::size_t>(t)].size()));
+    for (const std::int32_t t : which) own.emplace_back(Bytes(gradients[r][t].size()));
     const bool commit = settings.commit && outcome.state == TOPKNOT_DONE;
     if (!commit)
       topknot_discard(rounds[r]);
     else if (topknot_commit(rounds[r], addresses(own).data(), settings.type, settings.scale) != TOPKNOT_OK)
       FAIL(topknot_error());
     outcome.averages.emplace_back(gradients[r].size());
-    for (std::size_t i = 0; i < which.size(); ++i)
-      outcome.averages[r][static_cast<std::size_t>(which[i])] = own[i].bytes();
+    for (std::size_t i = 0; i < which.size(); ++i) outcome.averages[r][which[i]] = own[i].bytes();
   }
   return outcome;
 }

@@ -34,7 +34,7 @@ TEST_CASE(
           REQUIRE(outcome.state == TOPKNOT_DONE);
           for (std::size_t r = 0; r < ranks; ++r)
             for (const std::int32_t t : bucket)
-              averages[r][static_cast<std::size_t>(t)] = outcome.average(r, static_cast<std::size_t>(t));
+              averages[r][t] = outcome.average(r, static_cast<std::size_t>(t));
         }
         for (std::size_t t = 0; t < kShapes.size(); ++t) {
           INFO("step " << step << ", " << kShapes[t].name);
@@ -59,46 +59,31 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("with scope=model all tensors are one vector") {
-  const std::vector<Handle> handles =
-      make_ranks("topk", {"scope=model", "density=0.01", "dense_1d=false"}, 2);
-  GroupSpec spec = whole_group(0, 2);
-  for (const Shape& shape : kShapes) spec.numel += shape.numel();
-  spec.segments = {{0, spec.numel}};
-  SimulatedRanks reference(named("topk"), spec);
-  for (std::int64_t step = 0; step < 3; ++step) {
-    const std::vector<Vectors> gradients = all_gradients(step, 2);
-    for (std::size_t r = 0; r < 2; ++r) {
-      reference[r].gradient.clear();
-      for (const auto& part : gradients[r])
-        reference[r].gradient.insert(reference[r].gradient.end(), part.begin(), part.end());
+TEST_CASE("with scope=model the tensors that are compressed are one vector, and the others are averaged") {
+  const auto together = [](const auto& parts, const std::vector<std::int32_t>& inside) {
+    std::decay_t<decltype(parts[0])> all;
+    for (const std::int32_t t : inside) all.insert(all.end(), parts[t].begin(), parts[t].end());
+    return all;
+  };
+  for (const auto& [key, inside] :
+       {std::pair("dense_1d=false", kAll), std::pair("min_numel=1000", std::vector<std::int32_t>{2, 3})}) {
+    INFO(key);
+    const std::vector<Handle> handles = make_ranks("topk", {"scope=model", "density=0.01", key}, 2);
+    GroupSpec spec = whole_group(0, 2);
+    for (const std::int32_t t : inside) spec.numel += kShapes[t].numel();
+    spec.segments = {{0, spec.numel}};
+    SimulatedRanks reference(named("topk"), spec);
+    for (std::int64_t step = 0; step < 3; ++step) {
+      const std::vector<Vectors> gradients = all_gradients(step, 2);
+      for (std::size_t r = 0; r < 2; ++r) reference[r].gradient = together(gradients[r], inside);
+      REQUIRE(reference.step(step, 0.01));
+      const Outcome outcome = exchange(handles, kAll, step, 0, gradients);
+      CHECK((bytes_of(reference[1].average) == together(outcome.averages[1], inside)));
+      for (std::int32_t t = 0; t < inside[0]; ++t)  // few elements; one dimension
+        for (std::size_t i = 0; i < gradients[0][t].size(); ++i)
+          REQUIRE(outcome.average(0, t)[i] == (gradients[0][t][i] + gradients[1][t][i]) * 0.5f);
     }
-    REQUIRE(reference.step(step, 0.01));
-    const Outcome outcome = exchange(handles, kAll, step, 0, gradients);
-    Bytes together;
-    for (const Bytes& part : outcome.averages[1]) together.insert(together.end(), part.begin(), part.end());
-    CHECK((bytes_of(reference[1].average) == together));
   }
-}
-
-TEST_CASE("with scope=model tensors that are not compressed stay out of the vector") {
-  const std::vector<Handle> handles =
-      make_ranks("topk", {"scope=model", "density=0.01", "min_numel=1000"}, 2);
-  const std::vector<Vectors> gradients = all_gradients(0, 2);
-  const Outcome outcome = exchange(handles, kAll, 0, 0, gradients);
-  for (const std::size_t t : {0u, 1u})  // few elements; one dimension
-    for (std::size_t i = 0; i < gradients[0][t].size(); ++i)
-      REQUIRE(outcome.average(0, t)[i] == (gradients[0][t][i] + gradients[1][t][i]) * 0.5f);
-  GroupSpec spec = whole_group(kShapes[2].numel() + kShapes[3].numel(), 2);
-  SimulatedRanks reference(named("topk"), spec);
-  for (std::size_t r = 0; r < 2; ++r) {
-    reference[r].gradient = gradients[r][2];
-    reference[r].gradient.insert(reference[r].gradient.end(), gradients[r][3].begin(), gradients[r][3].end());
-  }
-  REQUIRE(reference.step(0, 0.01));
-  Bytes together = outcome.averages[1][2];
-  together.insert(together.end(), outcome.averages[1][3].begin(), outcome.averages[1][3].end());
-  CHECK((bytes_of(reference[1].average) == together));
 }
 
 TEST_CASE("a NaN is found by all ranks, and a discarded step or an undone one leaves no trace") {
@@ -169,11 +154,6 @@ TEST_CASE("halves are read and written to nearest, ties to even, and come back a
 }
 
 TEST_CASE("mistakes of the caller are refused with what to do, and change nothing") {
-  const auto says = [](const std::string& text, const std::vector<std::string>& parts) {
-    INFO(text);
-    return std::all_of(parts.begin(), parts.end(),
-                       [&](const std::string& part) { return text.find(part) != std::string::npos; });
-  };
   CHECK(says(refusal("topkk", {}), {"topkk", "did you mean 'topk'"}));
   CHECK(says(refusal("topk", {"desity=0.1"}), {"desity", "did you mean 'density'"}));
   CHECK(says(refusal("topk", {"density"}), {"density", "name=value"}));
@@ -305,23 +285,20 @@ TEST_CASE("rounds of different tensors may be under way at once, in threads of t
                               alone = make_ranks("topk", {"density=0.05"}, 1);
     const Vectors gradients = gradients_of(attempt, 0);
     Vectors averages(kShapes.size());
-    std::vector<std::thread> threads;
-    for (std::int32_t t = 0; t < 4; ++t)
-      threads.emplace_back([&, t] {
-        const auto i = static_cast<std::size_t>(t);
-        averages[i].resize(gradients[i].size());
-        const void* from = gradients[i].data();
-        void* to = averages[i].data();
-        const topknot_step step{0, 0, 1};
-        topknot_round* round = nullptr;
-        topknot_message message;
-        if (topknot_encode(handles[0].get(), &step, &t, 1, &from, TOPKNOT_FLOAT32, 1, &round) != TOPKNOT_OK)
-          return;
-        topknot_message_of(round, &message);
-        topknot_decode(round, &message.block, &message.block_bytes);
-        topknot_commit(round, &to, TOPKNOT_FLOAT32, 1);
-      });
-    for (std::thread& thread : threads) thread.join();
+    errors_of_threads(4, [&](int i) {
+      averages[i].resize(gradients[i].size());
+      const std::int32_t t = i;
+      const void* from = gradients[i].data();
+      void* to = averages[i].data();
+      const topknot_step step{0, 0, 1};
+      topknot_round* round = nullptr;
+      topknot_message message;
+      if (topknot_encode(handles[0].get(), &step, &t, 1, &from, TOPKNOT_FLOAT32, 1, &round) != TOPKNOT_OK)
+        return;
+      topknot_message_of(round, &message);
+      topknot_decode(round, &message.block, &message.block_bytes);
+      topknot_commit(round, &to, TOPKNOT_FLOAT32, 1);
+    });
     const Outcome expected = exchange(alone, kAll, 0, 0, {gradients});
     for (std::size_t t = 0; t < 4; ++t) CHECK(same_bits(averages[t], expected.average(0, t)));
   }

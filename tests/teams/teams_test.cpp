@@ -6,10 +6,12 @@
 #include <iostream>
 
 #include "nn/base/checksum.h"
+#include "nn/ops/kernels.h"
 #include "optim/clip.h"
 #include "optim/optimizer.h"
 #include "tests/compress/every_method.h"
 #include "tests/support/ctc_reference.h"
+#include "tests/support/test.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -40,15 +42,11 @@ void print_image_ops(DType type, Layout layout) {
   const auto form =
       std::string(layout == Layout::plain ? " plain" : " blocked") + (type == DType::f32 ? "" : " bf16");
   const auto in_form = [&](const Leaf& x) { return in_layout(cast(x.variable(), type), layout); };
+  static constexpr PoolGeometry max{PoolKind::max, 3, 2, 1}, average{PoolKind::average, 2, 2, 0};
+  static const std::vector<std::int32_t> frames{9, 0, 3, 7, 9, 1};
   const std::map<std::string, std::function<Variable(const Variable&)>> ops = {
-      {"max pool",
-       [](const Variable& x) {
-         return pool(x, {PoolKind::max, 3, 2, 1});
-       }},
-      {"average pool",
-       [](const Variable& x) {
-         return pool(x, {PoolKind::average, 2, 2, 0});
-       }},
+      {"max pool", [](const Variable& x) { return pool(x, max); }},
+      {"average pool", [](const Variable& x) { return pool(x, average); }},
       {"global_average_pool", [](const Variable& x) { return global_average_pool(x); }},
       {"local_response_norm", [](const Variable& x) { return local_response_norm(x); }},
       {"concat",
@@ -68,11 +66,7 @@ void print_image_ops(DType type, Layout layout) {
       {"dropout", [](const Variable& x) { return dropout(x, 0.3f, CounterRng(1, RngUse::test)); }},
       {"flatten", [](const Variable& x) { return flatten(x); }},
       {"frames_to_rows", [](const Variable& x) { return frames_to_rows(x); }},
-      {"mask_frames",
-       [](const Variable& x) {
-         static const std::vector<std::int32_t> frames{9, 0, 3, 7, 9, 1};
-         return mask_frames(x, frames);
-       }},
+      {"mask_frames", [](const Variable& x) { return mask_frames(x, frames); }},
       {"pad_end", [](const Variable& x) { return pad_end(x, 1, 2); }},
       {"scale_channels",
        [](const Variable& x) { return scale_channels(x, sigmoid(global_average_pool(x))); }},
@@ -113,7 +107,7 @@ void print_convolutions(DType type) {
     const auto input = [&] { return in_layout(cast(x.variable(), type), layout); };
     print("conv2d" + form, {&x, &w, &b}, conv2d(input(), w.variable(), b.variable(), g));
     for (Leaf* leaf : {&x, &w, &b}) leaf->clear();
-    Buffer mean{"mean", std::vector<float>(std::size_t(g.out))}, variance(mean);
+    Buffer mean{"mean", std::vector<float>(g.out)}, variance(mean);
     print("conv_bn" + form, {&x, &w, &gamma, &b},
           conv_bn(input(), w.variable(), gamma.variable(), b.variable(), {}, g, {&mean, &variance},
                   {true, true}));
@@ -157,7 +151,7 @@ void print_row_ops(DType type) {
 void print_other_ops() {
   RandomLeaf weight({50, 70}), x({40, 70}, 2), taps({70, 5}, 3), y({40, 70}, 4);
   std::vector<float> ids;
-  for (int i = 0; i < 40; ++i) ids.push_back(float(i * 7 % 50));
+  for (int i = 0; i < 40; ++i) ids.push_back(static_cast<float>(i * 7 % 50));
   print("embedding", {&weight}, embedding(Variable(Tensor::from(ids, {8, 5, 1, 1})), weight.variable()));
   print("lookahead", {&x, &taps}, lookahead(x.variable(), 4, taps.variable()));
   print("mean_squared_error", {&y},
@@ -187,7 +181,7 @@ void print_optimizers() {
   for (const std::string& name : optimizers().names()) {
     ParameterStore store;
     const auto start = [](std::span<float> out, const CounterRng&) {
-      const auto values = random_values(std::int64_t(out.size()), 1);
+      const auto values = random_values(static_cast<std::int64_t>(out.size()), 1);
       std::copy(values.begin(), values.end(), out.begin());
     };
     store.add("filters", {1, 1, 1, 1}, start);
@@ -224,7 +218,7 @@ std::map<std::string, std::string> results(const std::string& variables, int thr
   FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe);
   std::string output;
-  for (int c; (c = std::fgetc(pipe)) != EOF;) output += char(c);
+  for (int c; (c = std::fgetc(pipe)) != EOF;) output += static_cast<char>(c);
   INFO(output);
   CHECK(pclose(pipe) == 0);
   std::map<std::string, std::string> found;
