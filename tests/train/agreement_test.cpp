@@ -5,7 +5,6 @@
 
 #include "dist/launch/launch.h"
 #include "tests/data/small_dataset.h"
-#include "tests/dist/ranks.h"
 #include "tests/support/standard_error.h"
 #include "tests/train/small_run.h"
 #include "train/network_check.h"
@@ -29,17 +28,17 @@ std::string configuration_error(const std::vector<std::string>& odd) {
   }));
 }
 
-using MakeData = std::unique_ptr<Dataset> (*)();
+using MakeData = std::function<std::unique_ptr<Dataset>()>;
 
-std::string data_error(MakeData make, MakeData odd, int ranks = 3) {
+std::string data_error(const MakeData& make, const MakeData& odd, int ranks = 3) {
   return message_of(errors_of_ranks("threads", ranks, [&](Communicator& c) {
     check_same_data(
         c, data_fingerprint({c.rank() == 1 ? odd() : make(), std::make_unique<SmallDataset>(5, true)}));
   }));
 }
 
-std::unique_ptr<Dataset> small() {
-  return std::make_unique<SmallDataset>(20, true);
+MakeData small(std::int64_t size = 20, Shape shape = {2, 6, 7}) {
+  return [=] { return std::make_unique<SmallDataset>(size, true, shape); };
 }
 
 // One pixel of one picture, or one label, is another.
@@ -64,6 +63,10 @@ class Changed final : public Dataset {
   std::uint64_t names_;
 };
 
+MakeData changed(std::int64_t size, std::int64_t pixel_of, std::int64_t label_of, std::uint64_t names = 0) {
+  return [=] { return std::make_unique<Changed>(size, pixel_of, label_of, names); };
+}
+
 // Gathers and sums over the host, and then spoils one value on rank 1.
 NetworkPath spoilt(Communicator& host, bool gather, std::size_t from_bytes) {
   const bool here = host.rank() == 1;
@@ -73,8 +76,7 @@ NetworkPath spoilt(Communicator& host, bool gather, std::size_t from_bytes) {
     std::vector<std::vector<std::byte>> blocks;
     host.all_gather(mine, blocks);
     for (std::size_t r = 0; r < blocks.size(); ++r)
-      std::copy(blocks[r].begin(), blocks[r].end(),
-                all.begin() + static_cast<std::ptrdiff_t>(r * mine.size()));
+      std::copy(blocks[r].begin(), blocks[r].end(), all.begin() + r * mine.size());
     if (here && gather && all.size() >= from_bytes) all[all.size() - 1] ^= std::byte{1};
     return 0.001;
   };
@@ -97,31 +99,23 @@ TEST_CASE("ranks with another configuration learn which keys differ, both values
   CHECK(configuration_error({"data.root=/elsewhere", "data.workers=3", "output.dir=x", "dist.interface=eth1",
                              "train.algorithm_cache=/elsewhere"})
             .empty());
-  std::vector<std::string> many;
-  for (const char* key : {"seed=9", "train.epochs=9", "train.max_steps=9", "train.log_every=9",
-                          "train.max_skips=9", "train.check_every=9", "train.threads=9"})
-    many.push_back(key);
-  CHECK(says(configuration_error(many), {"seed is 1", "and 2 more"}));
+  CHECK(says(configuration_error({"seed=9", "train.epochs=9", "train.max_steps=9", "train.log_every=9",
+                                  "train.max_skips=9", "train.check_every=9", "train.threads=9"}),
+             {"seed is 1", "and 2 more"}));
 }
 
 TEST_CASE("ranks with other data learn what differs before the first step") {
-  CHECK(data_error(small, small).empty());
-  CHECK(says(data_error(small, [] { return std::unique_ptr<Dataset>(new SmallDataset(23, true)); }),
+  CHECK(data_error(small(), small()).empty());
+  CHECK(says(data_error(small(), small(23)),
              {"the number of training samples is 20 on ranks 0 and 2, 23 on rank 1", "data.root"}));
-  CHECK(says(data_error(small,
-                        [] {
-                          return std::unique_ptr<Dataset>(new SmallDataset(20, true, {2, 7, 6}));
-                        }),
+  CHECK(says(data_error(small(), small(20, {2, 7, 6})),
              {"the shape of training samples is [2, 6, 7] on ranks 0 and 2, [2, 7, 6] on rank 1"}));
-  CHECK(says(data_error(
-                 small, [] { return std::unique_ptr<Dataset>(new Changed(20, -1, -1)); }, 8),
+  CHECK(says(data_error(small(), changed(20, -1, -1), 8),
              {"the number of classes of training samples is 5 on ranks 0, 2, 3, 4 and 3 more, 2 on rank 1"}));
-  const MakeData plain = [] { return std::unique_ptr<Dataset>(new Changed(40, -1, -1)); };
-  CHECK(says(data_error(plain, [] { return std::unique_ptr<Dataset>(new Changed(40, 39, -1)); }),
-             {"about the data: the checksum of training samples is "}));
-  CHECK(says(data_error(plain, [] { return std::unique_ptr<Dataset>(new Changed(40, -1, 38)); }),
-             {"about the data: the checksum of training samples is "}));
-  CHECK(says(data_error(plain, [] { return std::unique_ptr<Dataset>(new Changed(40, -1, -1, 7)); }),
+  for (const MakeData& odd : {changed(40, 39, -1), changed(40, -1, 38)})
+    CHECK(
+        says(data_error(changed(40, -1, -1), odd), {"about the data: the checksum of training samples is "}));
+  CHECK(says(data_error(changed(40, -1, -1), changed(40, -1, -1, 7)),
              {"about the data: the checksum of the vocabulary or the classes' names is "}));
 }
 

@@ -1,14 +1,8 @@
 // Ranks that go on without others, as threads: a rank that dies aborts its communicator at a given place of a step. Top-1
 // with error feedback on four weights, SGD with rate 1/2, gradient w - a of each rank, all by hand and exact.
-#include <array>
 #include <condition_variable>
-#include <mutex>
-#include <thread>
 
 #include "nn/core/parameter.h"
-#include "tests/support/catch.h"
-#include "tests/support/files.h"
-#include "tests/support/temp_folder.h"
 #include "tests/train/resumed_run.h"
 #include "train/elastic.h"
 
@@ -48,23 +42,18 @@ class Stage {
     if (script.joins >= 0) left_.push_back(script.joins);
     second_ = make_thread_group(static_cast<int>(left_.size()), 60);
   }
-  Communicator& first(int rank) { return *first_[static_cast<std::size_t>(rank)]; }
+  Communicator& first(int rank) { return *first_[rank]; }
   Rejoin rejoin(int rank) {
     const auto join = [this, rank](View& view) -> std::unique_ptr<Communicator> {
       if (view.number > 1) return nullptr;
       view = {2, left_, 0};
-      return std::move(second_[static_cast<std::size_t>(std::ranges::find(left_, rank) - left_.begin())]);
+      return std::move(second_[std::ranges::find(left_, rank) - left_.begin()]);
     };
     return {join};
   }
-  void flags_have_arrived() {
-    const std::lock_guard lock(mutex_);
-    ++arrived_;
-    changed_.notify_all();
-  }
-  void await_flags() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return arrived_ == script_.flags_arrive.size(); });
+  void flags_have_arrived() { ++arrived_; }
+  void await_flags() const {
+    while (arrived_ != script_.flags_arrive.size()) std::this_thread::yield();
   }
   const Script& script() const { return script_; }
 
@@ -72,9 +61,7 @@ class Stage {
   const Script script_;
   std::vector<int> left_;
   std::vector<std::unique_ptr<Communicator>> first_, second_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::size_t arrived_ = 0;
+  std::atomic<std::size_t> arrived_ = 0;
 };
 
 // A rank's communicator in the first view, with the faults of the script in its gathers: two in a step.
@@ -220,22 +207,18 @@ void train(int started, Stage& stage, Outcome& outcome) {
 std::vector<Outcome> play(const Script& script) {
   Stage stage(script);
   const int ranks = std::max(script.ranks, script.joins + 1);
-  std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));
-  std::vector<std::string> errors(outcomes.size());
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r)
-    threads.emplace_back([&, r] {
-      try {
-        train(r, stage, outcomes[static_cast<std::size_t>(r)]);
-      } catch (const Killed&) {
-      } catch (const std::exception& error) {
-        errors[static_cast<std::size_t>(r)] = error.what();
-        if (r < script.ranks) stage.first(r).abort(error.what());
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
+  std::vector<Outcome> outcomes(ranks);
+  const auto errors = errors_of_threads(ranks, [&](int r) {
+    try {
+      train(r, stage, outcomes[r]);
+    } catch (const Killed&) {
+    } catch (const std::exception& error) {
+      if (r < script.ranks) stage.first(r).abort(error.what());
+      throw;
+    }
+  });
   for (int r = 0; r < script.ranks; ++r)
-    if (std::ranges::count(script.dead, r) == 0) CHECK(errors[static_cast<std::size_t>(r)] == "");
+    if (std::ranges::count(script.dead, r) == 0) CHECK(errors[r] == "");
   return outcomes;
 }
 
@@ -252,12 +235,11 @@ struct ByRule {
         const double before = static_cast<double>(ranks.size());
         std::erase_if(ranks, [&](int r) { return std::ranges::count(script.dead, r) > 0; });
         for (const int r : ranks)
-          for (double& e : residuals[static_cast<std::size_t>(r)])
-            e *= static_cast<double>(ranks.size()) / before;
+          for (double& e : residuals[r]) e *= static_cast<double>(ranks.size()) / before;
       }
       const auto theta = w;
       for (const int rank : ranks) {
-        auto& e = residuals[static_cast<std::size_t>(rank)];
+        auto& e = residuals[rank];
         for (std::size_t i = 0; i < 4; ++i) e[i] += theta[i] - static_cast<double>(kTargets[rank][i]);
         const auto top = static_cast<std::size_t>(
             std::ranges::max_element(e, {}, [](double u) { return std::abs(u); }) - e.begin());
@@ -298,65 +280,38 @@ std::vector<int> left(const Script& script) {
 
 }  // namespace
 
-TEST_CASE("a step whose flags no rank has is made again by those that are left, with residuals of 2/3") {
-  for (const Call before : {Call::block, Call::flags}) {
-    const auto outcomes = play({.dead = {1}, .before = before});
-    for (const std::size_t r : {0, 2}) {
-      const Outcome& rank = outcomes[r];
-      CHECK(rank.agreed == 1);
-      REQUIRE(rank.weights.size() == 3);
-      CHECK(near(rank.weights[0], {16, 0, 16, 12}));
-      CHECK(near(rank.weights[1], {16, 30, 16, 27}));
-      CHECK(near(rank.weights[2], {56, 30, 32, 27}));
-      CHECK(rank.weights == outcomes[0].weights);
-    }
-    CHECK(near(outcomes[0].at_the_change, {0, -72, -48, -60}));
-    CHECK(near(outcomes[2].at_the_change, {-12, 0, -36, 0}));
-  }
-}
-
-TEST_CASE("a step whose flags one rank has counts for all that are left") {
-  const auto outcomes = play({.dead = {1}, .flags_arrive = {0}});
-  for (const std::size_t r : {0, 2}) {
-    const Outcome& rank = outcomes[r];
-    CHECK(rank.agreed == 2);
-    REQUIRE(rank.weights.size() == 3);
-    CHECK(near(rank.weights[1], {16, 24, 16, 36}));
-    CHECK(near(rank.weights[2], {148.0 / 3, 24, 91.0 / 3, 36}));
-    CHECK(rank.weights == outcomes[0].weights);
-  }
-  CHECK(near(outcomes[0].at_the_change, {-80, 0, -80, -108}));
-  CHECK(near(outcomes[2].at_the_change, {-8, 0, -56, 0}));
-}
-
-TEST_CASE("the only rank with a step's flags dies too: the step is made again by the one that is left") {
-  const Script script{.dead = {0, 1}, .flags_arrive = {0}};
-  const auto outcomes = play(script);
-  const Outcome& rank = outcomes[2];
-  CHECK(rank.agreed == 1);
-  const ByRule rule(script, false);
-  REQUIRE(rank.weights.size() == 3);
-  for (std::size_t step = 0; step < 3; ++step) CHECK(near(rank.weights[step], rule.weights[step]));
-  CHECK(near(rank.residual, rule.residuals[2]));
-}
-
-TEST_CASE("two of four ranks die together: bits by the rule, before the flags and after them") {
-  const Script before{.ranks = 4, .dead = {1, 3}}, after{.ranks = 4, .dead = {3, 1}, .flags_arrive = {0, 2}};
-  for (const Script& script : {before, after}) {
+TEST_CASE("ranks die: those that are left make the step again, or count it if one of them has its flags") {
+  struct Row {
+    const char* when;
+    Script script;
+    bool counts;
+    double relative;  // 4 ranks: to the bit
+  };
+  for (const auto& [when, script, counts, relative] :
+       {Row{"before any block", {.dead = {1}, .before = Call::block}, false, 1e-6},
+        Row{"before any flags", {.dead = {1}}, false, 1e-6},
+        Row{"one rank has the flags", {.dead = {1}, .flags_arrive = {0}}, true, 1e-6},
+        Row{"the only one with the flags dies too", {.dead = {0, 1}, .flags_arrive = {0}}, false, 1e-6},
+        Row{"two of four, before any flags", {.ranks = 4, .dead = {1, 3}}, false, 0},
+        Row{"two of four, after", {.ranks = 4, .dead = {3, 1}, .flags_arrive = {0, 2}}, true, 0}}) {
+    INFO(when);
     const auto outcomes = play(script);
-    const bool counts = !script.flags_arrive.empty();
     const ByRule rule(script, counts);
     for (const int r : left(script)) {
-      const Outcome& rank = outcomes[static_cast<std::size_t>(r)];
+      const Outcome& rank = outcomes[r];
       CHECK(rank.agreed == (counts ? 2 : 1));
       REQUIRE(rank.weights.size() == 3);
-      for (std::size_t step = 0; step < 3; ++step) CHECK(near(rank.weights[step], rule.weights[step], 0));
-      CHECK(near(rank.residual, rule.residuals[static_cast<std::size_t>(r)], 0));
+      for (std::size_t step = 0; step < 3; ++step)
+        CHECK(near(rank.weights[step], rule.weights[step], relative));
+      CHECK(near(rank.residual, rule.residuals[r], relative));
+      CHECK(rank.weights == outcomes[left(script).front()].weights);
     }
-    if (counts) continue;
-    CHECK(outcomes[0].weights ==
-          std::vector<Four>{{12, 0, 24, 9}, {12, 27, 24, 24.75f}, {54, 27, 24, 36.5625f}});
   }
+  // By hand, and what the ranks had before it was scaled.
+  const auto four = play({.ranks = 4, .dead = {1, 3}}), three = play({.dead = {1}});
+  CHECK(four[0].weights == std::vector<Four>{{12, 0, 24, 9}, {12, 27, 24, 24.75f}, {54, 27, 24, 36.5625f}});
+  CHECK(near(three[2].weights[2], {56, 30, 32, 27}));
+  CHECK(near(three[0].at_the_change, {0, -72, -48, -60}));
 }
 
 TEST_CASE("a rank that leaves hands its residual to the one behind it: nothing is lost") {
@@ -424,11 +379,10 @@ TEST_CASE("records are kept up to the step that is reported again, and to the la
 }
 
 TEST_CASE("of an epoch that other ranks have begun as many steps may be left as a whole one has") {
-  const TempFolder temp;
   const Keys keys{"train.max_steps=0", "train.epochs=3", "compress.name=topk", "resume.residuals=sum"};
-  start(temp, with(with(ranks_of(1), keys), {"train.stop_after=65"}), false);
+  const StoppedRun temp(with(ranks_of(1), keys), 65);
   start(temp, with(ranks_of(3), keys), true);
-  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  const Metrics metrics = metrics_of(temp);
   // One rank has made 1 of 64 steps of the second epoch; 252 samples are left for 3: 21 steps of 12.
   REQUIRE(metrics.epochs.size() == 3);
   REQUIRE(metrics.evals.size() == 3);
@@ -439,9 +393,8 @@ TEST_CASE("of an epoch that other ranks have begun as many steps may be left as 
 }
 
 TEST_CASE("ranks that made no step of an epoch leave what others took of it as it was") {
-  const TempFolder temp;
   const Keys keys{"train.max_steps=0", "train.epochs=2", "compress.name=topk", "resume.residuals=sum"};
-  start(temp, with(with(ranks_of(1), keys), {"train.stop_after=65"}), false);
+  const StoppedRun temp(with(ranks_of(1), keys), 65);
   CheckpointStore store(temp.at("run/checkpoints"));
   const auto resumed = [&](const Manifest& manifest, int ranks) {
     const LoadedConfig loaded = small_run(temp, with(ranks_of(ranks), keys));

@@ -67,7 +67,7 @@ Metrics stopped_by_signal(const TempFolder& temp, const Keys& keys) {
   CHECK(outcome.stopped);
   CHECK(outcome.stop_signal == SIGUSR1);
   CHECK(outcome.result == "");
-  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  const Metrics metrics = metrics_of(temp);
   REQUIRE(metrics.stop);
   return metrics;
 }

@@ -25,7 +25,7 @@ const Keys kSmallResnet = {"model.name=resnet20", "data.image_size=8", "data.tra
 // Rank 0's parameters after so many steps of two ranks.
 Values after_steps(int steps, const Keys& overrides) {
   const TempFolder temp;
-  const LoadedConfig loaded = small_run(temp, with(with(kSmallResnet, {"dist.ranks=2"}), overrides));
+  const LoadedConfig loaded = small_run(temp, with(kSmallResnet, {"dist.ranks=2"}, overrides));
   const RunData data = load_data(loaded.config);
   const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                          std::chrono::steady_clock::now()};
@@ -131,11 +131,10 @@ TEST_CASE("a model begins with the weights and statistics of model.init_from, fr
   for (const char* name : {"fc.weight", "fc.bias"}) expected[name] = values_of(drawn->store.arena()).at(name);
   CHECK(values_of(tuned->store.arena()) == expected);
   const Keys others{file, "data.classes=4"};
-  CHECK(user_error(
-      [&] { model_of(others); },
-      {temp.at("from.safetensors"), "fc.weight: [10, 64] F32 in the file, [4, 64] F32", "fc.bias"}));
-  CHECK(user_error([&] { model_of({"model.init_from=" + temp.at("no")}); }, {temp.at("no"), "No such file"}));
-  CHECK(user_error([&] { model_of({"model.reinit=fc"}); }, {"model.reinit", "model.init_from"}));
+  CHECK_USER_ERROR(model_of(others), temp.at("from.safetensors"),
+                   "fc.weight: [10, 64] F32 in the file, [4, 64] F32", "fc.bias");
+  CHECK_USER_ERROR(model_of({"model.init_from=" + temp.at("no")}), temp.at("no"), "No such file");
+  CHECK_USER_ERROR(model_of({"model.reinit=fc"}), "model.reinit", "model.init_from");
 }
 
 TEST_CASE("the architecture of first weights: a key that is not given has their value, another is refused") {
@@ -152,7 +151,7 @@ TEST_CASE("the architecture of first weights: a key that is not given has their 
   for (const std::string& path : {exported, checkpoint}) {
     INFO(path);
     const auto load = [&](const Keys& keys) {
-      return load_run_config("", with(with(data, {"model.init_from=" + path}), keys));
+      return load_run_config("", with(data, {"model.init_from=" + path}, keys));
     };
     const LoadedConfig loaded = load({});
     CHECK(loaded.problems.empty());
@@ -171,9 +170,9 @@ TEST_CASE("the architecture of first weights: a key that is not given has their 
     CHECK_NOTHROW(
         throw_problems(load({"model.heads=2", "model.kv_heads=2", "data.sequence_length=8"}).problems));
     for (const char* key : {"model.heads=4", "model.gelu=tanh", "model.norm_epsilon=1e-5"})
-      CHECK(user_error(
-          [&] { throw_problems(load({key}).problems); },
-          {std::string(key).substr(0, std::string(key).find('=')), "(command line)", "leave the key out"}));
+      CHECK_USER_ERROR(throw_problems(load({key}).problems),
+                       std::string(key).substr(0, std::string(key).find('=')), "(command line)",
+                       "leave the key out");
     // Tensors' shapes say so themselves, and of another model's file nothing is taken.
     CHECK(load({"model.width=64"}).problems.empty());
     CHECK(key_value(*find_key("model.heads"), load({"model.name=lstm_lm"}).config) == "4");
@@ -194,17 +193,15 @@ TEST_CASE("the architecture of first weights with Hugging Face's config.json bes
   CHECK(loaded.config.model.name == "llama");
   CHECK(loaded.config.model.given<int>("kv_heads") == 2);
   CHECK(loaded.config.model.given<double>("rope_base") == 5e5);
-  CHECK(user_error([&] { throw_problems(load(llama, {"model.rope_base=10000"}).problems); },
-                   {"model.rope_base: 10000", "config.json has 5e5"}));
-  CHECK(
-      user_error([&] { throw_problems(load(llama, {"model.kv_heads=0"}).problems); }, {"model.kv_heads: 0"}));
-  CHECK(user_error([&] { throw_problems(load(R"({"model_type":"gpt2","n_head":-3})", {}).problems); },
-                   {"config.json: model.heads", "-3"}));
+  CHECK_USER_ERROR(throw_problems(load(llama, {"model.rope_base=10000"}).problems), "model.rope_base: 10000",
+                   "config.json has 5e5");
+  CHECK_USER_ERROR(throw_problems(load(llama, {"model.kv_heads=0"}).problems), "model.kv_heads: 0");
+  CHECK_USER_ERROR(throw_problems(load(R"({"model_type":"gpt2","n_head":-3})", {}).problems),
+                   "config.json: model.heads", "-3");
   // One of another model, or of another program.
   for (const char* other : {llama, "<html>", "{}"})
     CHECK(load(other, {"model.name=resnet20"}).problems.empty());
-  CHECK(user_error([&] { throw_problems(load("{}", {"model.name=gpt"}).problems); },
-                   {"config.json", "model_type"}));
+  CHECK_USER_ERROR(throw_problems(load("{}", {"model.name=gpt"}).problems), "config.json", "model_type");
 }
 
 TEST_CASE("a fine-tuned run gives the same bits over threads and gloo") {

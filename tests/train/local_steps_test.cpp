@@ -53,8 +53,7 @@ struct Replica {
     const auto add = [&](const char* name, std::size_t from, std::size_t count) {
       return &store.add(name, {static_cast<std::int64_t>(count)},
                         [&first, from](std::span<float> values, const CounterRng&) {
-                          std::copy_n(first.begin() + static_cast<std::ptrdiff_t>(from), values.size(),
-                                      values.begin());
+                          std::copy_n(first.begin() + from, values.size(), values.begin());
                         });
     };
     if (behind > 0) add("v", before, behind);  // an arena begins with the last one
@@ -199,7 +198,7 @@ TEST_CASE("outer SGD with and without momentum, as PyTorch writes it") {
       Replica replica(config, c, {1.0});
       for (std::int64_t step = 0; step < 4; ++step) {
         const std::array change{1.0f, 0.5f, -0.25f, 0.125f};
-        *replica.weight->value() -= change[static_cast<std::size_t>(step)];
+        *replica.weight->value() -= change[step];
         replica.local->exchange_after(*replica.exchange, {.step = step});
         thetas.push_back(*replica.weight->value());
       }
@@ -331,18 +330,37 @@ TEST_CASE("evaluations between syncs see the weights that all ranks share") {
   CHECK(run.metrics.evals[3].test.loss == run.metrics.evals[4].test.loss);
 }
 
-TEST_CASE("a run that is resumed in the middle of a round has the same bits, on as many ranks") {
-  const Keys local{"exchange.every=7", "dist.ranks=2", "train.max_steps=30", "optimizer.momentum=0.9",
-                   "train.stop_after=0"};
-  for (const Keys& method : {Keys{"compress.name=dense", "optimizer.name=adamw"},
-                             Keys{"compress.name=topk", "compress.density=0.1"},
-                             Keys{"model.name=resnet20", "data.batch_size=2", "data.test_size=4",
-                                  "train.max_steps=9", "compress.name=topk"}}) {
-    const Keys keys = with(local, method);
-    check_same(whole(keys), stopped_and_resumed(keys, 4));
+TEST_CASE(
+    "local steps: a run that is resumed within a round has the same bits, and so have threads and gloo") {
+  const Keys rounds{"exchange.every=7", "dist.ranks=2", "train.max_steps=30", "optimizer.momentum=0.9",
+                    "train.stop_after=0"},
+      fragments{"exchange.every=8",  "exchange.fragments=2",      "exchange.overlap_steps=3",
+                "dist.ranks=2",      "exchange.outer.alpha=0.25", "train.max_steps=30",
+                "train.stop_after=0"},
+      hosts{"exchange.every=8", "exchange.ranks_per_host=2", "dist.ranks=4", "train.max_steps=24",
+            "train.stop_after=0"};
+  const std::vector<int> under_way{3, 4, 6, 7, 13};  // a fragment's sync too
+  for (const auto& [keys, stops] : std::vector<std::pair<Keys, std::vector<int>>>{
+           {with(rounds, {"compress.name=dense", "optimizer.name=adamw"}), {4}},
+           {with(rounds, {"compress.name=topk", "compress.density=0.1"}), {4}},
+           {with(rounds, {"model.name=resnet20", "data.batch_size=2", "data.test_size=4", "train.max_steps=9",
+                          "compress.name=topk"}),
+            {4}},
+           {with(fragments, {"compress.name=dense", "optimizer.name=adamw"}), under_way},
+           {with(fragments, {"compress.name=topk", "compress.density=0.1", "exchange.merge=none"}),
+            under_way},
+           {with(fragments, {"compress.name=powersgd", "compress.density=0.001", "compress.warmup=[]"}),
+            under_way},
+           {with(hosts, {"optimizer.name=adamw", "exchange.fragments=2", "exchange.overlap_steps=3"}),
+            {3, 9}},
+           {with(hosts, {"compress.values=int8", "data.shard=uneven:3", "optimizer.lr=0.002"}), {3, 9}},
+           {with(hosts, {"compress.name=topk", "exchange.hierarchy=parts"}), {3, 9}}}) {
+    INFO(keys[0] << " ... " << keys.back());
+    const Ended one = whole(keys);
+    for (const int stop : stops) check_same(one, stopped_and_resumed(keys, stop));
+    CHECK(whole(keys, "gloo").checksum == one.checksum);
   }
-  const TempFolder temp;
-  start(temp, with(local, {"train.stop_after=10"}), false);
+  const StoppedRun temp(rounds, 10);
   CHECK(says(start_error(temp, {"dist.ranks=3"}), {"2 ranks", "exchange.every"}));
   CHECK(says(start_error(temp, {"resume.residuals=sum"}), {"resume.residuals", "keep"}));
 }
@@ -362,22 +380,6 @@ TEST_CASE("fragments are sent in turn and counted where they arrive; the last st
   const Run once = train("threads", 2, {"exchange.every=8", "train.max_steps=8"});
   CHECK(whole == once.metrics.steps.back().bytes_sent);
   CHECK(run.metrics.steps.back().bytes_sent > whole);
-}
-
-TEST_CASE("fragments: threads equal gloo, and a run resumed with a sync under way has the same bits") {
-  const Keys local{"exchange.every=8",  "exchange.fragments=2",      "exchange.overlap_steps=3",
-                   "dist.ranks=2",      "exchange.outer.alpha=0.25", "train.max_steps=30",
-                   "train.stop_after=0"};
-  for (const Keys& method :
-       {Keys{"compress.name=dense", "optimizer.name=adamw"},
-        Keys{"compress.name=topk", "compress.density=0.1", "exchange.merge=none"},
-        Keys{"compress.name=powersgd", "compress.density=0.001", "compress.warmup=[]"}}) {
-    const Keys keys = with(local, method);
-    const auto one = whole(keys);
-    for (const int stop : {3, 4, 6, 7, 13}) check_same(one, stopped_and_resumed(keys, stop));
-    const Keys run = with(keys, {"train.max_steps=14"});
-    CHECK(train("threads", 2, run).checksums == train("gloo", 2, run).checksums);
-  }
 }
 
 TEST_CASE("after a sync all ranks have the same batch-norm statistics") {
@@ -445,27 +447,13 @@ TEST_CASE("hosts of ranks take the steps of as many ranks with all of the hosts'
   }
 }
 
-TEST_CASE("hosts of ranks: threads equal gloo, and a run that is resumed has the same bits") {
-  const Keys local{"exchange.every=8", "exchange.ranks_per_host=2", "dist.ranks=4", "train.max_steps=24",
-                   "train.stop_after=0"};
-  for (const Keys& method : {Keys{"optimizer.name=adamw", "exchange.fragments=2", "exchange.overlap_steps=3"},
-                             Keys{"compress.values=int8", "data.shard=uneven:3", "optimizer.lr=0.002"},
-                             Keys{"compress.name=topk", "exchange.hierarchy=parts"}}) {
-    const Keys keys = with(local, method);
-    const auto one = whole(keys);
-    INFO(method.front());
-    for (const int stop : {3, 9}) check_same(one, stopped_and_resumed(keys, stop));
-    CHECK(train("threads", 4, keys).checksums == train("gloo", 4, keys).checksums);
-  }
-}
-
 TEST_CASE("distributions are of syncs, and gradients of every step") {
   const TempFolder temp;
   start(temp,
         {"exchange.every=4", "dist.ranks=2", "train.max_steps=12", "train.distribution_every=2",
          "train.record_gradients=3", "compress.name=topk"},
         false);
-  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  const Metrics metrics = metrics_of(temp);
   REQUIRE(metrics.distributions.size() == 3);
   for (std::size_t i = 0; i < 3; ++i)
     CHECK(metrics.distributions[i].step == 4 * static_cast<std::int64_t>(i + 1));

@@ -27,7 +27,7 @@ Recorded record(const std::vector<std::string>& overrides) {
   const LoadedConfig loaded = small_run(temp, overrides);
   Recorded result;
   result.checksum = run_in_directory(loaded).parameter_checksum;
-  result.metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  result.metrics = metrics_of(temp);
   if (loaded.config.train.record_gradients > 0) {
     const GradientsReader reader(temp.at("run/gradients.safetensors"));
     result.shape = {reader.steps(), reader.size()};
@@ -170,16 +170,14 @@ TEST_CASE("recording starts at train.record_from and ends with the run") {
   const std::size_t d = all.shape.at(1);
   const Recorded middle = record(with(kTopk, {"train.record_gradients=2", "train.record_from=3"}));
   REQUIRE(middle.shape == std::vector<std::size_t>{2, d});
-  CHECK(std::equal(middle.values.begin(), middle.values.end(),
-                   all.values.begin() + static_cast<std::ptrdiff_t>(3 * d)));
+  CHECK(std::equal(middle.values.begin(), middle.values.end(), all.values.begin() + 3 * d));
   const Recorded late = record(with(kTopk, {"train.record_gradients=5", "train.record_from=4"}));
   CHECK(late.shape == std::vector<std::size_t>{2, d});
 }
 
 TEST_CASE("a resumed run leaves the recorded gradients as they are") {
-  const TempFolder temp;
   const Keys keys = with(kTopk, {"train.record_gradients=2", "train.stop_after=0"});
-  start(temp, with(keys, {"train.stop_after=5"}), false);
+  const StoppedRun temp(keys, 5);
   const std::string file = temp.at("run/gradients.safetensors"), recorded = text_of(file);
   CHECK(recorded.size() > 2 * 4 * 70000);
   start(temp, keys, true);
@@ -205,9 +203,8 @@ TEST_CASE("a resumed run records gradients if the stopped one had not come to th
 }
 
 TEST_CASE("a run with gradients that Topknot 0.1 recorded is resumed when they are moved away") {
-  const TempFolder temp;
   const Keys keys = with(kTopk, {"train.record_gradients=2", "train.stop_after=0"});
-  start(temp, with(keys, {"train.stop_after=5"}), false);
+  const StoppedRun temp(keys, 5);
   temp.write("run/gradients.npy", {'x'});
   const std::string metrics = text_of(temp.at("run/metrics.jsonl"));
   CHECK(says(start_error(temp, keys),
@@ -275,7 +272,7 @@ TEST_CASE("a few values, by hand; zeros, one element and density 1 have a record
   CHECK(r.median == -0.5);
   CHECK(r.laplace_scale == Approx(2.5));
   CHECK(r.deviation == Approx(std::sqrt(29.0 / 3)));
-  const auto exponent = [&](int e) { return r.magnitudes[static_cast<std::size_t>(e - r.least_exponent)]; };
+  const auto exponent = [&](int e) { return r.magnitudes[e - r.least_exponent]; };
   CHECK(exponent(0) == 1);
   CHECK(exponent(1) == 2);
   CHECK(exponent(2) == 1);
@@ -336,7 +333,8 @@ TEST_CASE("a distribution reads back from the metrics as it was written") {
   CHECK(back.least_exponent == kLeastExponent);
 }
 
-TEST_CASE("a run's trace has a file per rank, with all rows and no overlap on any of them") {
+TEST_CASE(
+    "a run's trace has a file per rank; groups are encoded in the backward pass, then sent, then decoded") {
   for (const char* backend : {"threads", "gloo"}) {
     const auto traces = traces_of(backend, 2,
                                   {"compress.name=topk", "exchange.merge=none", "train.max_steps=9",
@@ -356,14 +354,6 @@ TEST_CASE("a run's trace has a file per rank, with all rows and no overlap on an
         CHECK(steps == std::set<std::int64_t>{6, 7});  // after five of warm-up
       }
     }
-  }
-}
-
-TEST_CASE("the groups of a traced step are encoded within the backward pass, then sent, then decoded") {
-  for (const char* backend : {"threads", "gloo"}) {
-    const auto traces = traces_of(backend, 2,
-                                  {"compress.name=topk", "exchange.merge=none", "train.max_steps=7",
-                                   "train.profile_steps=1", "train.threads=1"});
     const Trace& trace = traces[0];
     for (const char* name : {"data", "forward", "backward", "update"})
       CHECK(trace.of("compute", 6, name).size() >= 1);

@@ -21,6 +21,13 @@ inline std::string start_error(const TempFolder& temp, const Keys& keys, bool re
   return error_text([&] { start(temp, keys, resume); });
 }
 
+// A run that has stopped after so many steps.
+struct StoppedRun : TempFolder {
+  StoppedRun(const Keys& keys, int steps) {
+    start(*this, with(keys, {"train.stop_after=" + std::to_string(steps)}), false);
+  }
+};
+
 struct Ended {
   std::string checksum;
   Metrics metrics;
@@ -29,7 +36,7 @@ struct Ended {
 
 // The run in temp/run as its last start left it.
 inline Ended ended(const TempFolder& temp, const RunOutcome& outcome) {
-  return {outcome.parameter_checksum, read_metrics(temp.at("run/metrics.jsonl")),
+  return {outcome.parameter_checksum, metrics_of(temp),
           RunConfig(temp.at("run/config.yaml")).text("exchange.groups")};
 }
 

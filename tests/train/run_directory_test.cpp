@@ -4,14 +4,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "nn/base/file.h"
 #include "tests/support/standard_error.h"
 #include "tests/train/broken_sample.h"
 #include "tests/train/made_up_text.h"
 #include "tests/train/resumed_run.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/model_file.h"
+#include "train/checkpoint/safetensors.h"
 #include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
+#include "train/metrics/run_config.h"
 
 using namespace topknot;
 using namespace topknot::testing;
@@ -35,6 +38,14 @@ std::map<std::string, std::string> files_of(const std::string& run) {
 
 const Keys kKeys{"dist.ranks=2", "train.max_steps=12", "train.eval_every=0", "train.stop_after=0"};
 
+bool output_refused(const std::string& path, Replace replace, const char* why) {
+  return user_error([&] { check_output(path, replace, "choose another name"); }, {path.c_str(), why});
+}
+
+bool output_allowed(const std::string& path, Replace replace) {
+  return error_text([&] { check_output(path, replace, ""); }).empty();
+}
+
 }  // namespace
 
 TEST_CASE("a run directory is refused while a run holds it, by the name of its process, and free after it") {
@@ -45,15 +56,15 @@ TEST_CASE("a run directory is refused while a run holds it, by the name of its p
     const RunDirectory copy = held;
     write_file(held.metrics_csv(), "precious");
     for (const bool overwrite : {false, true})
-      CHECK(user_error([&] { create_run_directory(config_of(temp, overwrite), {}); }, {temp.at("run"), me}));
+      CHECK_USER_ERROR(create_run_directory(config_of(temp, overwrite), {}), temp.at("run"), me);
     // Whoever found it free and came second to the lock.
-    CHECK(user_error([&] { RunLock second(temp.at("run")); }, {temp.at("run"), me}));
+    CHECK_USER_ERROR(RunLock second(temp.at("run")), temp.at("run"), me);
     CHECK(text_of(held.metrics_csv()) == "precious");
     CHECK(("in use by " + running_process(temp.at("run"))).find(me) == 0);
   }
   CHECK(running_process(temp.at("run")).empty());
-  CHECK(user_error([&] { create_run_directory(config_of(temp, false), {}); },
-                   {temp.at("run"), "never overwritten", "output.overwrite"}));
+  CHECK_USER_ERROR(create_run_directory(config_of(temp, false), {}), temp.at("run"), "never overwritten",
+                   "output.overwrite");
   CHECK(text_of(temp.at("run/metrics.csv")) == "precious");
   CHECK_NOTHROW(create_run_directory(config_of(temp, true), {}));
 }
@@ -96,8 +107,7 @@ TEST_CASE("a refused resume changes no file of the run, whichever rank refuses")
                      "data.test_size=0", "model.name=lstm_lm",       "model.width=8",
                      "model.layers=1",   "data.sequence_length=10",  "train.max_steps=6",
                      "dist.ranks=2",     "compress.name=topk"};
-  const TempFolder temp;
-  start(temp, with(keys, {"train.stop_after=3"}), false);
+  const StoppedRun temp(keys, 3);
   const CheckpointStore store(temp.at("run/checkpoints"));
   fs::copy(store.path(3), store.path(4));  // damaged, and so to be set aside
   std::ofstream(store.path(4) + "/manifest.json") << "{}";
@@ -131,15 +141,11 @@ TEST_CASE("overwriting a run removes nothing that the new run begins with") {
   temp.write("run/checkpoints/step-000000005/model.safetensors", {'x'});
   fs::create_symlink(temp.at("run/config.yaml"), temp.at("link.yaml"));
   for (const std::string& file : {temp.at("run/config.yaml"), temp.at("link.yaml")})
-    CHECK(user_error(
-        [&] {
-          create_run_directory(config_of(temp, true), {"train", file});
-        },
-        {"output.overwrite", file, "begins with"}));
+    CHECK_USER_ERROR(create_run_directory(config_of(temp, true), {"train", file}), "output.overwrite", file,
+                     "begins with");
   LoadedConfig from_weights = config_of(temp, true);
   from_weights.config.model.init_from = temp.at("run/checkpoints/step-000000005/model.safetensors");
-  CHECK(
-      user_error([&] { create_run_directory(from_weights, {}); }, {"output.overwrite", "model.safetensors"}));
+  CHECK_USER_ERROR(create_run_directory(from_weights, {}), "output.overwrite", "model.safetensors");
   CHECK(text_of(temp.at("run/metrics.jsonl")) == "x");
   CHECK(text_of(from_weights.config.model.init_from) == "x");
   CHECK_NOTHROW(create_run_directory(config_of(temp, true), {"train", "configs/other.yaml"}));
@@ -148,13 +154,12 @@ TEST_CASE("overwriting a run removes nothing that the new run begins with") {
 TEST_CASE("a resumed run of another length warns of a learning rate that jumps, unless a key keeps it") {
   const Keys keys = {"dist.ranks=2", "train.max_steps=20", "schedule.name=cosine", "optimizer.lr=0.05",
                      "train.stop_after=0"};
-  const TempFolder temp;
-  start(temp, with(keys, {"train.stop_after=19"}), false);
+  const StoppedRun temp(keys, 19);
   const auto resumed = [&](const Keys& more, double& rate) {
     const RunCopy copy(temp);
     const StandardError errors;
     start(copy, with(keys, more), true);
-    rate = read_metrics(copy.at("run/metrics.jsonl")).steps.at(19).lr;
+    rate = metrics_of(copy).steps.at(19).lr;
     return errors.text();
   };
   double same = 0, longer = 0, kept = 0;
@@ -224,8 +229,7 @@ TEST_CASE("a folder that no run wrote is not overwritten, whatever its files are
   for (const char* name : {"config.yaml", "gradients.safetensors", "checkpoints"}) {
     fs::rename(temp.at("run/config.yaml"), temp.at("run/own"));
     fs::rename(temp.at("run/own"), temp.at(std::string("run/") + name));
-    CHECK(user_error([&] { create_run_directory(config_of(temp, true), {}); },
-                     {temp.at("run"), name, "no run"}));
+    CHECK_USER_ERROR(create_run_directory(config_of(temp, true), {}), temp.at("run"), name, "no run");
     CHECK(text_of(temp.at(std::string("run/") + name)) == "my");
     CHECK_FALSE(fs::exists(temp.at("run/run.lock")));
     fs::rename(temp.at(std::string("run/") + name), temp.at("run/config.yaml"));
@@ -265,8 +269,8 @@ TEST_CASE("what is no run's lock is neither followed nor written nor waited for"
   fs::create_directory(temp.at("run"));
   const std::string lock = temp.at("run/run.lock");
   const auto refused = [&] {
-    CHECK(user_error([&] { create_run_directory(config_of(temp, true), {}); }, {lock, "no lock of a run"}));
-    CHECK(user_error([&] { open_run_directory(temp.at("run")); }, {lock, "no lock of a run"}));
+    CHECK_USER_ERROR(create_run_directory(config_of(temp, true), {}), lock, "no lock of a run");
+    CHECK_USER_ERROR(open_run_directory(temp.at("run")), lock, "no lock of a run");
     CHECK(running_process(temp.at("run")).empty());
     CHECK(text_of(temp.at("victim")) == "my");
     fs::remove(lock);
@@ -298,12 +302,12 @@ TEST_CASE("a lock whose file was deleted or replaced is lost") {
   const RunDirectory run = create_run_directory(config_of(temp, false), {});
   CHECK_NOTHROW(run.lock->check());
   fs::remove(temp.at("run/run.lock"));
-  CHECK(user_error([&] { run.lock->check(); }, {temp.at("run/run.lock"), "is gone"}));
+  CHECK_USER_ERROR(run.lock->check(), temp.at("run/run.lock"), "is gone");
   const RunLock second(temp.at("run"));
-  CHECK(user_error([&] { run.lock->check(); }, {temp.at("run/run.lock"), "is gone"}));
+  CHECK_USER_ERROR(run.lock->check(), temp.at("run/run.lock"), "is gone");
   CHECK_NOTHROW(second.check());
   // This process's parent holds none.
-  CHECK(user_error([&] { RunLock::of_parent(temp.at("run")); }, {temp.at("run/run.lock"), "is gone"}));
+  CHECK_USER_ERROR(RunLock::of_parent(temp.at("run")), temp.at("run/run.lock"), "is gone");
 }
 
 TEST_CASE("metrics whose file was deleted, moved or replaced end with a message at the next line") {
@@ -316,14 +320,13 @@ TEST_CASE("metrics whose file was deleted, moved or replaced end with a message 
     fs::rename(run.path, temp.at("elsewhere"));
     if (how[0] == 'd') fs::remove_all(temp.at("elsewhere"));
     if (how[0] == 'r') temp.write("run/metrics.jsonl", {});
-    CHECK(user_error([&] { writer.write(StepRecord{}); }, {run.metrics_jsonl(), "is gone"}));
-    CHECK(user_error([&] { writer.bytes(); }, {run.metrics_jsonl(), "is gone"}));
+    CHECK_USER_ERROR(writer.write(StepRecord{}), run.metrics_jsonl(), "is gone");
+    CHECK_USER_ERROR(writer.bytes(), run.metrics_jsonl(), "is gone");
   }
 }
 
 TEST_CASE("status tells a finished run from one that stopped, failed or was killed") {
-  const TempFolder temp;
-  start(temp, with(kKeys, {"train.stop_after=5"}), false);
+  const StoppedRun temp(kKeys, 5);
   CHECK(says(status_text(temp.at("run")), {"stopped by train.stop_after", "5 of 12", "images/s", "checkpoint",
                                            "step 5", "train --resume " + temp.at("run")}));
   const std::string metrics = temp.at("run/metrics.jsonl");
@@ -363,12 +366,12 @@ TEST_CASE("status has the error that ended a run, the process of one that goes o
                   .empty());
   CHECK(says(status_text(temp.at("run")), {"failed at", "training has diverged"}));
   CHECK(text_of(temp.at("run/metrics.csv")).find("step,epoch,") == 0);  // what there is, as a table too
-  CHECK(says(error_text([&] { status_text(other.str()); }), {"no run directory"}));
+  CHECK_ERROR(status_text(other.str()), "no run directory");
   const RunDirectory running = create_run_directory(small_run(other, kKeys), {});
   CHECK(
       says(status_text(running.path), {"running, process " + std::to_string(getpid()), "none was made yet"}));
   const char* const words[] = {"status", "a", "b"};
-  CHECK(says(error_text([&] { status_command(3, words); }), {"one run directory"}));
+  CHECK_ERROR(status_command(3, words), "one run directory");
 }
 
 TEST_CASE("status of local steps has the speed of whole rounds") {
@@ -388,12 +391,108 @@ TEST_CASE("status of local steps has the speed of whole rounds") {
 }
 
 TEST_CASE("status counts a checkpoint's files alone and shows words of the files as they are, in one line") {
-  const TempFolder temp;
-  start(temp, with(kKeys, {"train.stop_after=5"}), false);
+  const StoppedRun temp(kKeys, 5);
   fs::create_directory(temp.at("run/checkpoints/step-000000005/mine"));
   const std::string before = status_text(temp.at("run"));
   CHECK(before.find("PB") == std::string::npos);
   MetricsWriter(temp.at("run/metrics.jsonl"))
       .write(StopRecord{5, true, "a\nstate       finished\x1b[2J", "2026-01-01T00:00:00Z"});
   CHECK(says(status_text(temp.at("run")), {"failed at", "a\\nstate       finished\\x1b[2J"}));
+}
+
+TEST_CASE("a file is written through no link, whatever stands beside it") {
+  const TempFolder temp;
+  temp.write("victim", {'m', 'y'});
+  const std::string target = temp.at("table.csv");
+  fs::create_symlink(temp.at("victim"), target + ".part-" + std::to_string(getpid()));
+  write_file(target, "new");
+  CHECK(text_of(target) == "new");
+  CHECK(text_of(temp.at("victim")) == "my");
+
+  const NewFile a = create_part_file(target), b = create_part_file(target);
+  REQUIRE((a.fd.valid() && b.fd.valid()));
+  CHECK(a.path != b.path);
+  CHECK(a.path.starts_with(target + ".part-"));
+  CHECK_FALSE(create_part_file(temp.at("absent/table.csv")).fd.valid());
+}
+
+TEST_CASE("a pipe, a device and a folder in place of a run's file are refused, and never waited for") {
+  const TempFolder temp;
+  const std::string pipe = temp.at("pipe");
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  for (const auto& [path, kind] :
+       {std::pair(pipe, "a named pipe"), std::pair(std::string("/dev/zero"), "a device"),
+        std::pair(temp.str(), "a folder")}) {
+    INFO(path);
+    CHECK_USER_ERROR(read_metrics(path), path, kind);
+    CHECK_USER_ERROR(RunConfig config(path), path, kind);
+    CHECK_USER_ERROR(GradientsReader reader(path), path, kind);
+  }
+}
+
+TEST_CASE("nothing is written in the checkpoints of a run, by whatever name") {
+  const TempFolder temp;
+  const std::string step = "run/checkpoints/step-000000003/";
+  temp.write("run/config.yaml", {});
+  temp.write("run/environment.json", {});
+  temp.write("project/config.yaml", {});  // not of a run
+  temp.write(step + "manifest.json", {});
+  temp.write(step + "model.safetensors", {'m'});
+  fs::create_directory_symlink(temp.at("run/checkpoints"), temp.at("folder"));
+  fs::create_symlink(temp.at(step + "model.safetensors"), temp.at("file"));
+  fs::create_directories(temp.at("run/checkpoints/step-000000004.partial"));
+  fs::copy(temp.at(step), temp.at("step-copy"));
+  for (const std::string& path : std::vector<std::string>{
+           step + "model.safetensors", step + "new", step + "sub/new", std::string("run/checkpoints/new"),
+           std::string("run/checkpoints/step-000000004.partial/new"), "run/../" + step + "new",
+           std::string("folder/new"), std::string("folder/step-000000003/model.safetensors"),
+           std::string("file"), std::string("step-copy/new")})
+    for (const Replace replace : {Replace::nothing, Replace::reports, Replace::all})
+      CHECK(output_refused(temp.at(path), replace, "lies in the checkpoints of a run"));
+  for (const std::string path : {"run/new", "new", "checkpoints/new", "project/checkpoints/new"})
+    CHECK(output_allowed(temp.at(path), Replace::nothing));
+}
+
+TEST_CASE("a file that is there is replaced where that is asked for, and a report by a report") {
+  const TempFolder temp;
+  temp.write("run/config.yaml", {});
+  for (const std::string name : {"old.html", "old.csv", "run/notes.csv", "metrics.csv"}) {
+    temp.write(name, {'x'});
+    CHECK(output_refused(temp.at(name), Replace::nothing, "exists already; choose another name"));
+    CHECK(output_allowed(temp.at(name), Replace::reports));
+    CHECK(output_allowed(temp.at(name), Replace::all));
+  }
+  for (const std::string name : {"m.safetensors", "g.npy", "m.pth"}) {
+    CHECK(output_allowed(temp.at(name), Replace::reports));
+    temp.write(name, {'x'});
+    CHECK(output_refused(temp.at(name), Replace::reports, "exists already"));
+    CHECK(output_allowed(temp.at(name), Replace::all));
+  }
+  fs::create_symlink(temp.at("g.npy"), temp.at("link.jsonl"));
+  CHECK(output_refused(temp.at("link.jsonl"), Replace::reports, "exists already"));
+  for (const char* path : {"-", "/dev/null"}) CHECK(output_allowed(path, Replace::nothing));
+}
+
+TEST_CASE("no writer replaces a configuration or a file of a run, whatever it may replace else") {
+  const TempFolder temp;
+  temp.write("run/config.yaml", {});
+  temp.write("other", {'x'});
+  for (const std::string name :
+       {"config.yaml", "metrics.csv", "metrics.jsonl", "environment.json", "gradients.npy",
+        "gradients.safetensors", "run.lock", "choices.json", "trace_rank3.json", "auto_profiles.json",
+        "bench.json", "layer_density.json", "events.out.tfevents.1"}) {
+    INFO(name);
+    const std::string path = temp.at("run/" + name), link = temp.at("to_" + name);
+    temp.write("run/" + name, {'x'});
+    fs::create_symlink(path, link);
+    for (const Replace replace : {Replace::nothing, Replace::reports, Replace::all})
+      for (const std::string& to : {path, link}) CHECK(output_refused(to, replace, "a file of a run"));
+    fs::remove(path);
+    fs::create_symlink(temp.at("other"), path);
+    if (name != "config.yaml") CHECK(output_refused(path, Replace::all, "a file of a run"));
+    fs::remove(path);
+    temp.write("run/config.yaml", {});
+  }
+  temp.write("metrics.csv", {'x'});  // beside no configuration
+  CHECK(output_allowed(temp.at("metrics.csv"), Replace::reports));
 }

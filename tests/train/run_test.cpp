@@ -182,9 +182,9 @@ TEST_CASE("a run in which no step counted fails, however short it is") {
   for (const char* end : {"train.max_steps=3", "train.stop_after=3"}) {
     const TempFolder temp;
     const LoadedConfig loaded = small_run(temp, with(broken, {end}));
-    CHECK(says(error_text([&] { run_in_directory(loaded); }),
-               {"no step of the run counted: all 3 were not finite", "model.init_from"}));
-    const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+    CHECK_ERROR(run_in_directory(loaded), "no step of the run counted: all 3 were not finite",
+                "model.init_from");
+    const Metrics metrics = metrics_of(temp);
     CHECK((metrics.stop && metrics.stop->failed));
     CHECK_FALSE(metrics.end);
   }
@@ -196,7 +196,7 @@ TEST_CASE("a run that has made all its steps fails if an end or many steps were 
     if (!start_keys.empty()) CHECK(start(temp, with(keys, start_keys), false).stopped);
     const std::string error = error_text([&] { start(temp, keys, !start_keys.empty()); });
     CHECK(says(error, {why, "lower optimizer.lr"}));
-    const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+    const Metrics metrics = metrics_of(temp);
     REQUIRE(metrics.end);
     CHECK((metrics.end->failed && !metrics.stop));
     CHECK(says(metrics.end->reason, {why}));
@@ -220,7 +220,7 @@ TEST_CASE("a run that has made all its steps fails if an end or many steps were 
   // One fewer is no failure.
   const TempFolder temp;
   CHECK_NOTHROW(start(temp, with(broken, {"train.max_skips=3"}), false));
-  CHECK_FALSE(read_metrics(temp.at("run/metrics.jsonl")).end->failed);
+  CHECK_FALSE(metrics_of(temp).end->failed);
 }
 
 TEST_CASE("a step that is not finite names the first parameter whose gradient is not, by any method") {
@@ -230,7 +230,7 @@ TEST_CASE("a step that is not finite names the first parameter whose gradient is
     INFO(method);
     const Keys keys{"model.name=mlp",    "data.name=broken_sample", "compress.name=" + method,
                     "data.batch_size=4", "train.epochs=1",          "train.max_skips=1"};
-    CHECK(says(error_text([&] { train("threads", 2, keys); }), {"on rank ", ", first in the gradient of "}));
+    CHECK_ERROR(train("threads", 2, keys), "on rank ", ", first in the gradient of ");
   }
 }
 
@@ -348,7 +348,7 @@ TEST_CASE("a model that no machine holds, and too many ranks, are refused withou
   CHECK(says(check.problems[0].message, {"out of memory: the weights", "TB)"}));
   const Config small = small_run(temp, {}).config;
   check_limits(small, data, 2, 1);
-  CHECK(user_error([&] { check_limits(small, data, 1 << 30, 1); }, {"dist.ranks", "this machine", "lower"}));
+  CHECK_USER_ERROR(check_limits(small, data, 1 << 30, 1), "dist.ranks", "this machine", "lower");
 }
 
 TEST_CASE("the checks before a run give no weight a value") {

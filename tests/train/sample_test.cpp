@@ -68,8 +68,7 @@ std::vector<double> frequencies(const std::vector<float>& logits, double tempera
   constexpr int kDraws = 10000;
   std::vector<double> shares(logits.size());
   for (int i = 0; i < kDraws; ++i)
-    shares[static_cast<std::size_t>(draw_token(logits, temperature, top_k, (i + 0.5) / kDraws))] +=
-        1.0 / kDraws;
+    shares[draw_token(logits, temperature, top_k, (i + 0.5) / kDraws)] += 1.0 / kDraws;
   return shares;
 }
 
@@ -102,10 +101,7 @@ TEST_CASE("a token is drawn by the softmax of the logits over the temperature, o
 TEST_CASE("no token is drawn from logits of which one is not finite") {
   for (const float bad : {kNan, kInfinite, -kInfinite})
     for (const double temperature : {0.0, 1.0}) {
-      CHECK(says(error_text([&] {
-                   draw_token(std::vector<float>{1, bad, 2}, temperature, 1, 0.5);
-                 }),
-                 {"logit 1 of 3"}));
+      CHECK_ERROR(draw_token(std::vector<float>{1, bad, 2}, temperature, 1, 0.5), "logit 1 of 3");
     }
 }
 
@@ -151,9 +147,8 @@ TEST_CASE("logits that are not finite end the text with one message") {
     BrokenGpt::broken = bad;
     for (const double temperature : {0.0, 1.0}) {
       options.temperature = temperature;
-      CHECK(user_error([&] { run.sample(options); },
-                       {run.directory(), "after 1 token", bad == kInfinite ? "is infinite" : "is NaN",
-                        "step 2", "--step"}));
+      CHECK_USER_ERROR(run.sample(options), run.directory(), "after 1 token",
+                       bad == kInfinite ? "is infinite" : "is NaN", "step 2", "--step");
     }
   }
   BrokenGpt::broken = 0;
@@ -205,14 +200,13 @@ TEST_CASE("what cannot be sampled is refused: no run, no text, other data, other
 
   const TempFolder images;
   run_in_directory(small_run(images, {"train.max_steps=2"}));
-  CHECK(user_error([&] { TrainedRun::sample_of(images.at("run"), {}); },
-                   {"synthetic_images", "language models"}));
+  CHECK_USER_ERROR(TrainedRun::sample_of(images.at("run"), {}), "synthetic_images", "language models");
 
-  CHECK(user_error([&] { command({}); }, {"RUN is missing", "train sample RUN"}));
-  CHECK(user_error([&] { command({"r", "--temperature", "-1"}); }, {"--temperature"}));
-  CHECK(user_error([&] { command({"r", "--seed", "-1"}); }, {"--seed", "must be 0 or more, not -1"}));
-  CHECK(user_error([&] { command({"r", "--top-k", "many"}); }, {"--top-k"}));
-  CHECK(user_error([&] { command({"no/such/run"}); }, {"no/such/run", "no checkpoint"}));
+  CHECK_USER_ERROR(command({}), "RUN is missing", "train sample RUN");
+  CHECK_USER_ERROR(command({"r", "--temperature", "-1"}), "--temperature");
+  CHECK_USER_ERROR(command({"r", "--seed", "-1"}), "--seed", "must be 0 or more, not -1");
+  CHECK_USER_ERROR(command({"r", "--top-k", "many"}), "--top-k");
+  CHECK_USER_ERROR(command({"no/such/run"}), "no/such/run", "no checkpoint");
   CHECK(command({"--help"}) == 0);
 }
 
@@ -220,8 +214,8 @@ TEST_CASE("a text is drawn with the architecture of the weights, and no key chan
   const TrainedRun run({"train.max_steps=1"});
   CHECK(run.sample({.tokens = 2, .overrides = {"model.heads=2"}}) == run.sample({.tokens = 2}));
   for (const char* key : {"model.heads=4", "model.norm_epsilon=0.1", "model.gelu=exact"})
-    CHECK(user_error([&] { run.sample({.tokens = 2, .overrides = {key}}); },
-                     {std::string(key).substr(0, std::string(key).find('=')), "step-000000001 has"}));
+    CHECK_USER_ERROR(run.sample({.tokens = 2, .overrides = {key}}),
+                     std::string(key).substr(0, std::string(key).find('=')), "step-000000001 has");
 }
 
 }  // namespace topknot::testing

@@ -1,7 +1,6 @@
 #pragma once
 // A small training run on several ranks, as the tests of train compare them.
 
-#include "nn/base/check.h"
 #include "tests/dist/ranks.h"
 #include "train/metrics/metrics.h"
 #include "train/start.h"
@@ -10,8 +9,9 @@ namespace topknot::testing {
 
 using Keys = std::vector<std::string>;
 
-inline Keys with(Keys keys, const Keys& more) {
+inline Keys with(Keys keys, const Keys& more, const Keys& last = {}) {
   keys.insert(keys.end(), more.begin(), more.end());
+  keys.insert(keys.end(), last.begin(), last.end());
   return keys;
 }
 
@@ -54,13 +54,17 @@ inline std::vector<RunOutcome> outcomes_of(const LoadedConfig& loaded, const std
   RunInputs inputs{loaded.config, data, resumed ? *resumed : create_run_directory(loaded, {}), true,
                    std::chrono::steady_clock::now()};
   inputs.resume = resumed.has_value();
-  std::vector<RunOutcome> outcomes(static_cast<std::size_t>(loaded.config.dist.ranks));
+  std::vector<RunOutcome> outcomes(loaded.config.dist.ranks);
   run_ranks(backend, loaded.config.dist.ranks, options, [&](Communicator& communicator) {
     RunInputs mine = inputs;
     mine.gpu = communicator.rank() % gpus;
-    outcomes[static_cast<std::size_t>(communicator.rank())] = run_rank(mine, communicator);
+    outcomes[communicator.rank()] = run_rank(mine, communicator);
   });
   return outcomes;
+}
+
+inline Metrics metrics_of(const TempFolder& temp) {
+  return read_metrics(temp.at("run/metrics.jsonl"));
 }
 
 // The model and data of a configuration, without a run.
@@ -99,7 +103,7 @@ inline Run train(const std::string& backend, int ranks, std::vector<std::string>
     CHECK(outcome.parameter_checksum == outcomes[0].parameter_checksum);
   }
   run.test_loss = outcomes[0].test_loss, run.test_accuracy = outcomes[0].test_accuracy;
-  run.metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  run.metrics = metrics_of(temp);
   return run;
 }
 

@@ -10,6 +10,7 @@
 #include "nn/base/checksum.h"
 #include "tests/support/child.h"
 #include "tests/support/test.h"
+#include "tests/support/threads.h"
 #include "train/checkpoint/checkpointer.h"
 
 using namespace topknot;
@@ -79,19 +80,11 @@ TEST_CASE("ranks of a host without rank 0's files publish them together, and nob
     const CheckpointStore store(temp.at("checkpoints"));
     for (int again = step % 3 == 0; again >= 0; --again) {
       for (int r = 0; r < kRanks; ++r) store.write(step, rank_file(r), tensor);
-      std::vector<std::thread> ranks;
-      std::atomic<int> failed = 0;
-      for (int r = 0; r < kRanks; ++r)
-        ranks.emplace_back([&] {
-          try {
-            store.publish_rank_files(step);
-            if (step > 1) store.remove(step - 1);
-          } catch (const std::exception&) {
-            ++failed;
-          }
-        });
-      for (std::thread& rank : ranks) rank.join();
-      CHECK(failed == 0);
+      const auto errors = testing::errors_of_threads(kRanks, [&](int) {
+        store.publish_rank_files(step);
+        if (step > 1) store.remove(step - 1);
+      });
+      CHECK(errors == std::vector<std::string>(kRanks));
       for (int r = 0; r < kRanks; ++r) CHECK(fs::exists(store.path(step) + "/" + rank_file(r)));
     }
     CHECK(entries(store.directory()) == 1);
@@ -134,11 +127,9 @@ TEST_CASE("a manifest keeps every field, the loss of a skipped step included") {
 TEST_CASE("a manifest with a whole number that fits no integer, or nested a million times, is refused") {
   const std::string begin = "{\"checksum\":\"0\",\"manifest\":{\"format\":";
   for (const std::string number : {"1e300", "1.5", "4294967297", "18446744073709551616", "\"1\""})
-    CHECK(user_error([&] { parse_manifest(begin + number + "}}\n", "m"); },
-                     {"m: ", "damaged", "out of range"}));
+    CHECK_USER_ERROR(parse_manifest(begin + number + "}}\n", "m"), "m: ", "damaged", "out of range");
   const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
-  CHECK(
-      user_error([&] { parse_manifest(begin + "1,\"config\":" + deep + "}}\n", "m"); }, {"m: ", "damaged"}));
+  CHECK_USER_ERROR(parse_manifest(begin + "1,\"config\":" + deep + "}}\n", "m"), "m: ", "damaged");
 }
 
 TEST_CASE("the checksum does not depend on the pieces, and every byte and the length count") {
@@ -176,7 +167,7 @@ TEST_CASE("each byte of a checkpoint flipped once: it is refused, and the file i
       if (!user_error([&] { verify(store, 3); }, {name})) FAIL(name << ", byte " << i);
     }
     std::ofstream(path, std::ios::binary) << bytes.substr(0, bytes.size() - 1);
-    CHECK(user_error([&] { verify(store, 3); }, {name}));
+    CHECK_USER_ERROR(verify(store, 3), name);
     std::ofstream(path, std::ios::binary) << bytes;
   }
   verify(store, 3);
@@ -198,7 +189,7 @@ TEST_CASE("what has an unfinished checkpoint's name is replaced, and a link in i
   CHECK(text_of(temp.at("victim")) == "my");
   fs::create_directory(temp.at("elsewhere"));
   fs::create_directory_symlink(temp.at("elsewhere"), store.path(4) + ".partial");
-  CHECK(user_error([&] { save(store, 4); }, {".partial: is a link"}));
+  CHECK_USER_ERROR(save(store, 4), ".partial: is a link");
   CHECK(fs::is_empty(temp.at("elsewhere")));
 }
 
@@ -212,10 +203,10 @@ TEST_CASE("special files in a checkpoint's place are refused before they are ope
     fs::remove(path);
     REQUIRE(mkfifo(path.c_str(), 0600) == 0);
   }
-  CHECK(user_error([&] { store.manifest(3); }, {"manifest.json", "a named pipe"}));
+  CHECK_USER_ERROR(store.manifest(3), "manifest.json", "a named pipe");
   CheckpointFile empty = file_of(manifest, kModelFile);
-  CHECK(user_error([&] { store.read(3, empty); }, {kModelFile}));
-  CHECK(user_error([&] { SafetensorsFile::read(store.path(3) + "/" + kModelFile); }, {"a named pipe"}));
+  CHECK_USER_ERROR(store.read(3, empty), kModelFile);
+  CHECK_USER_ERROR(SafetensorsFile::read(store.path(3) + "/" + kModelFile), "a named pipe");
 }
 
 TEST_CASE("1000 writes that fail at a random byte leave no checkpoint that cannot be read") {

@@ -23,19 +23,15 @@ constexpr int kRanks = 4;
 constexpr int kStop = 19;  // in the middle of the second epoch of 16 steps
 
 Keys base(int ranks = kRanks) {
-  return {"data.train_size=256",
-          "train.max_steps=40",
-          "train.eval_every=1",
-          "compress.density=0.05",
-          "train.threads=1",
-          "train.stop_after=0",
-          "dist.ranks=" + std::to_string(ranks)};
+  return with({"data.train_size=256", "train.max_steps=40", "train.eval_every=1", "compress.density=0.05",
+               "train.threads=1", "train.stop_after=0"},
+              {"dist.ranks=" + std::to_string(ranks)});
 }
 
 // Two runs may measure other times: the whole one gets the plan that the other has measured.
 void check_resumes(const Keys& keys) {
   const Ended resumed = stopped_and_resumed(with(base(), keys), kStop);
-  check_same(whole(with(with(base(), keys), {"exchange.groups=" + resumed.groups})), resumed);
+  check_same(whole(with(base(), keys, {"exchange.groups=" + resumed.groups})), resumed);
 }
 
 void flip_byte(const std::string& path, std::size_t at) {
@@ -153,10 +149,9 @@ TEST_CASE("schedules, warm-up, shards, clipping, accumulation, hosts and statist
 
 TEST_CASE("a measured plan and measured densities come from the first start") {
   check_resumes({"compress.name=topk", "exchange.merge=optimal"});
-  const TempFolder temp;
   const Keys keys =
       with(base(), {"compress.name=lags", "compress.scope=tensor", "compress.layer_density=auto"});
-  start(temp, with(keys, {"train.stop_after=5"}), false);
+  const StoppedRun temp(keys, 5);
   const std::string measured = text_of(temp.at("run/layer_density.json"));
   start(temp, keys, true);
   CHECK(text_of(temp.at("run/layer_density.json")) == measured);
@@ -180,12 +175,11 @@ TEST_CASE("a run may be resumed many times, and a finished one changes nothing")
 }
 
 TEST_CASE("a checkpoint learns of the evaluation that its stop had left out, for the starts that follow") {
-  const TempFolder temp;
-  start(temp, with(base(2), {"train.stop_after=32"}), false);
+  const StoppedRun temp(base(2), 32);
   const CheckpointStore store(temp.at("run/checkpoints"));
   CHECK_FALSE(store.manifest(32).position.evaluated);
   start(temp, with(base(2), {"train.stop_after=1"}), true);
-  const EvalRecord made = read_metrics(temp.at("run/metrics.jsonl")).evals.at(0);
+  const EvalRecord made = metrics_of(temp).evals.at(0);
   CHECK(made.step == 32);
   const Manifest after = store.manifest(32);
   CHECK(after.position.evaluated);
@@ -234,7 +228,7 @@ TEST_CASE("after a start with other ranks the epoch's training loss is the mean 
   start(temp, with(base(4), {"compress.name=topk", "train.stop_after=19"}), false);
   start(temp, with(two, {"train.stop_after=5"}), true);
   start(temp, two, true);
-  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  const Metrics metrics = metrics_of(temp);
   const auto mean_loss = [&](std::size_t first, std::size_t last) {
     double sum = 0;
     for (std::size_t step = first; step <= last; ++step) sum += metrics.steps.at(step - 1).loss;
@@ -250,14 +244,13 @@ TEST_CASE("after a start with other ranks the epoch's training loss is the mean 
 }
 
 TEST_CASE("with other ranks a run goes on at its place in the epoch, to the end of as many epochs") {
-  const TempFolder temp;
   const Keys keys{"train.max_steps=0", "train.epochs=3", "compress.name=topk", "resume.residuals=sum",
                   "schedule.name=cosine"};
-  start(temp, with(with(base(4), keys), {"train.stop_after=19"}), false);
-  start(temp, with(with(base(2), keys), {"train.stop_after=5"}), true);
-  start(temp, with(with(base(3), keys), {"train.stop_after=2"}), true);
-  start(temp, with(with(base(3), keys), {"train.accumulate=1"}), true);
-  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  const StoppedRun temp(with(base(4), keys), 19);
+  start(temp, with(base(2), keys, {"train.stop_after=5"}), true);
+  start(temp, with(base(3), keys, {"train.stop_after=2"}), true);
+  start(temp, with(base(3), keys, {"train.accumulate=1"}), true);
+  const Metrics metrics = metrics_of(temp);
   // 208 samples are left for 2 ranks, 168 for 3: 14 steps of 12. An epoch of 3 has 21 steps.
   REQUIRE(metrics.epochs.size() == 3);
   CHECK(metrics.epochs[1].step == 19 + 5 + 14);
@@ -286,8 +279,7 @@ TEST_CASE("a run with frozen parameters and first weights of a file goes on with
 }
 
 TEST_CASE("with sum, the new ranks' residuals owe what the old ones owed: their mean stays") {
-  const TempFolder temp;
-  start(temp, with(base(4), {"compress.name=topk", "train.stop_after=19"}), false);
+  const StoppedRun temp(with(base(4), {"compress.name=topk"}), 19);
   const CheckpointStore store(temp.at("run/checkpoints"));
   const Prepared now(with(base(3), {"compress.name=topk", "resume.residuals=sum"}));
   const std::int64_t step = store.steps().back();
@@ -299,7 +291,7 @@ TEST_CASE("with sum, the new ranks' residuals owe what the old ones owed: their 
   }
   std::vector<RunState> states(3);
   run_ranks("threads", 3, [&](Communicator& communicator) {
-    states[static_cast<std::size_t>(communicator.rank())] =
+    states[communicator.rank()] =
         read_checkpoint(store, communicator, now.loaded.config, data_fingerprint(now.data))
             .state(now.model->store);
   });
@@ -322,9 +314,8 @@ TEST_CASE("with sum, the new ranks' residuals owe what the old ones owed: their 
 }
 
 TEST_CASE("keys that decide what a run computes may not change; others may") {
-  const TempFolder temp;
   const Keys keys = with(base(), {"compress.name=topk"});
-  start(temp, with(keys, {"train.stop_after=5"}), false);
+  const StoppedRun temp(keys, 5);
   CHECK(says(start_error(temp, with(keys, {"optimizer.lr=0.5", "seed=7"})),
              {"optimizer.lr: 0.5, was 0.02", "seed: 7, was 1"}));
   const RunOutcome outcome = start(temp, with(keys, {"train.log_every=7", "data.workers=0"}), true);
@@ -336,8 +327,7 @@ TEST_CASE("keys that decide what a run computes may not change; others may") {
 
 TEST_CASE("a damaged checkpoint is passed over for the one before, whichever file it is") {
   const Keys keys = with(base(2), {"compress.name=topk", "train.checkpoint_every=0.25"});
-  const TempFolder made;
-  start(made, with(keys, {"train.stop_after=40"}), false);
+  const StoppedRun made(keys, 40);
   const std::string expected = whole(keys).checksum;
   for (const char* file :
        {"model.safetensors", "optimizer.safetensors", "rank-0001.safetensors", "manifest.json"}) {
@@ -348,14 +338,13 @@ TEST_CASE("a damaged checkpoint is passed over for the one before, whichever fil
     const std::string path = CheckpointStore(temp.at("run/checkpoints")).path(steps.back()) + "/" + file;
     flip_byte(path, fs::file_size(path) / 2);
     CHECK(start(temp, keys, true).parameter_checksum == expected);
-    CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.size() == 40);
+    CHECK(metrics_of(temp).steps.size() == 40);
   }
 }
 
 TEST_CASE("a newer checkpoint that was passed over is set aside for later starts") {
-  const TempFolder temp;
   const Keys keys = with(base(2), {"compress.name=topk", "train.checkpoint_every=0.25"});
-  start(temp, with(keys, {"train.stop_after=39"}), false);
+  const StoppedRun temp(keys, 39);
   const CheckpointStore store(temp.at("run/checkpoints"));
   const std::string newest = store.path(39);
   const auto steps = saved_steps(temp);
@@ -368,14 +357,13 @@ TEST_CASE("a newer checkpoint that was passed over is set aside for later starts
   CHECK(fs::exists(newest + ".passed-over/manifest.json"));
   fs::rename(temp.at("rank"), newest + ".passed-over/rank-0001.safetensors");
   CHECK(start(temp, keys, true).parameter_checksum == whole(keys).checksum);
-  CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.size() == 40);
+  CHECK(metrics_of(temp).steps.size() == 40);
   CHECK(fs::exists(newest + ".passed-over/manifest.json"));  // it is the user's to delete
 }
 
 TEST_CASE("a checkpoint with a value that is not finite is refused by tensor, and nothing is changed") {
   const Keys keys = with(base(2), {"compress.name=topk"});
-  const TempFolder made;
-  start(made, with(keys, {"train.stop_after=19"}), false);
+  const StoppedRun made(keys, 19);
   for (const auto& [file, tensor] : std::vector<std::pair<std::string, std::string>>{
            {"model.safetensors", "hidden1.bias"},
            {"optimizer.safetensors", "0.hidden1.bias"},
@@ -394,8 +382,7 @@ TEST_CASE("a rank whose own weights are not finite between syncs goes on as with
   for (const Keys& local :
        {Keys{"exchange.every=7"}, {"exchange.every=8", "exchange.fragments=2", "exchange.overlap_steps=3"}}) {
     const Keys keys = with(base(2), with(local, {"compress.name=topk", "compress.warmup=[]"}));
-    const TempFolder temp;
-    start(temp, with(keys, {"train.stop_after=4"}), false);
+    const StoppedRun temp(keys, 4);
     const CheckpointStore store(temp.at("run/checkpoints"));
     // With a sync under way also the change that is sent.
     for (const char* tensor : {"inner.0.hidden1.weight", local.size() > 1 ? "inner.2.hidden1.weight" : ""})
@@ -403,7 +390,7 @@ TEST_CASE("a rank whose own weights are not finite between syncs goes on as with
     const RunOutcome outcome = start(temp, keys, true);
     CHECK(std::isfinite(outcome.test_loss));
     std::int64_t last_skipped = 0;
-    for (const StepRecord& step : read_metrics(temp.at("run/metrics.jsonl")).steps)
+    for (const StepRecord& step : metrics_of(temp).steps)
       if (step.skipped) last_skipped = step.step;
     CHECK(last_skipped == (local.size() > 1 ? 11 : 7));  // a sync in which rank 1's change does not count
     set_value(store, kModelFile, "hidden1.weight", 3, std::numeric_limits<float>::infinity());
@@ -412,8 +399,7 @@ TEST_CASE("a rank whose own weights are not finite between syncs goes on as with
 }
 
 TEST_CASE("a checkpoint whose ranks of a host made steps of their own is refused") {
-  const TempFolder temp;
-  start(temp, with(base(), {"exchange.every=8", "exchange.ranks_per_host=2", "train.stop_after=3"}), false);
+  const StoppedRun temp(with(base(), {"exchange.every=8", "exchange.ranks_per_host=2"}), 3);
   set_value(CheckpointStore(temp.at("run/checkpoints")), rank_file(1), "inner.0.hidden1.weight", 3, 7);
   CHECK(says(start_error(temp, {}), {"exchange.ranks_per_host", "steps of their own"}));
 }
@@ -422,9 +408,8 @@ TEST_CASE("a run whose metrics.jsonl is gone, shorter or damaged goes on with th
   const Keys keys = with(base(2), {"compress.name=topk"});
   const TempFolder undisturbed;
   const std::string expected = start(undisturbed, keys, false).parameter_checksum;
-  const Metrics all = read_metrics(undisturbed.at("run/metrics.jsonl"));
-  const TempFolder made;
-  start(made, with(keys, {"train.stop_after=19"}), false);
+  const Metrics all = metrics_of(undisturbed);
+  const StoppedRun made(keys, 19);
   for (const std::string what : {"gone", "shorter", "damaged"}) {
     INFO(what);
     const RunCopy temp(made);
@@ -495,11 +480,9 @@ TEST_CASE("a run does not go on with another text: checksums are named, resume.d
   const auto resume = [&] { start(temp, with(keys, {"train.stop_after=1"}), true); };
   CHECK(says(error_text(resume),
              {vocabulary.c_str(), now.at(vocabulary).c_str(), then.c_str(), "resume.data=accept"}));
-  CHECK(user_error(
-      [&] {
-        check_resumable(CheckpointStore(run + "/checkpoints"), load_resumed_config(run, keys).config, now);
-      },
-      {then.c_str()}));
+  CHECK_USER_ERROR(
+      check_resumable(CheckpointStore(run + "/checkpoints"), load_resumed_config(run, keys).config, now),
+      then);
   start(temp, with(keys, {"train.stop_after=1", "resume.data=accept"}), true);
   CHECK(text_of(run + "/config.yaml").find("accept") == std::string::npos);
   resume();  // the new checkpoint is of these data

@@ -207,9 +207,9 @@ TEST_CASE("names from a safetensors file reach the terminal escaped and short") 
 
 TEST_CASE("a path that is no readable safetensors file is refused with its reason") {
   const TempFolder temp;
-  CHECK(user_error([&] { SafetensorsFile::read(temp.at("no")); }, {temp.at("no"), "No such file"}));
-  CHECK(user_error([&] { SafetensorsFile::read(temp.str()); }, {temp.str(), "folder"}));
-  CHECK(user_error([&] { SafetensorsFile::read("/dev/zero"); }, {"/dev/zero", "not a regular file"}));
+  CHECK_USER_ERROR(SafetensorsFile::read(temp.at("no")), temp.at("no"), "No such file");
+  CHECK_USER_ERROR(SafetensorsFile::read(temp.str()), temp.str(), "folder");
+  CHECK_USER_ERROR(SafetensorsFile::read("/dev/zero"), "/dev/zero", "not a regular file");
 }
 
 TEST_CASE("what cannot be written as a safetensors file is a mistake of the caller") {
@@ -264,7 +264,7 @@ TEST_CASE("recorded gradients are one tensor, whose header counts the steps when
   CHECK(part == std::vector<float>{rows[3], 5});
   CHECK_THROWS_AS(reader.read(5, part), Error);
   fs::resize_file(path, 140);
-  CHECK(user_error([&] { reader.read(3, part); }, {path, "became shorter"}));
+  CHECK_USER_ERROR(reader.read(3, part), path, "became shorter");
 
   GradientsWriter(path, 7).close();
   CHECK(GradientsReader(path).steps() == 0);
@@ -294,15 +294,15 @@ TEST_CASE("a file that holds no recorded gradients, or no whole ones, is refused
   const std::string more = R"(,"more":{"dtype":"U8","shape":[0],"data_offsets":[8,8]}})";
   CHECK(refused(good.substr(0, good.size() - 1) + more, data, none.c_str()));
   CHECK_FALSE(refused(good, data, ""));
-  CHECK(user_error([&] { GradientsReader reader(temp.at("no")); }, {temp.at("no"), "No such file"}));
+  CHECK_USER_ERROR(GradientsReader reader(temp.at("no")), temp.at("no"), "No such file");
 }
 
 TEST_CASE("gradients that were not written whole leave no file") {
   const TempFolder temp;
   GradientsWriter(temp.at("g"), 1).append(std::vector<float>{1});
-  CHECK(user_error([&] { GradientsWriter writer(temp.at("no/g"), 1); }, {temp.at("no/g"), "No such file"}));
-  CHECK(user_error([&] { GradientsWriter writer(temp.str(), 1); }, {temp.str(), "folder"}));
-  CHECK(user_error([&] { GradientsWriter("/dev/full", 1).close(); }, {"/dev/full", "No space left"}));
+  CHECK_USER_ERROR(GradientsWriter writer(temp.at("no/g"), 1), temp.at("no/g"), "No such file");
+  CHECK_USER_ERROR(GradientsWriter writer(temp.str(), 1), temp.str(), "folder");
+  CHECK_USER_ERROR(GradientsWriter("/dev/full", 1).close(), "/dev/full", "No space left");
   // A disk that fills up on the way has room again when the file is closed.
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit limit{};
@@ -311,9 +311,9 @@ TEST_CASE("gradients that were not written whole leave no file") {
     GradientsWriter writer(temp.at("g"), 5000);
     const rlimit small{10000, limit.rlim_max};
     setrlimit(RLIMIT_FSIZE, &small);
-    CHECK(user_error([&] { writer.append(std::vector<float>(5000)); }, {temp.at("g"), "File too large"}));
+    CHECK_USER_ERROR(writer.append(std::vector<float>(5000)), temp.at("g"), "File too large");
     setrlimit(RLIMIT_FSIZE, &limit);
-    CHECK(user_error([&] { writer.close(); }, {temp.at("g"), "File too large"}));
+    CHECK_USER_ERROR(writer.close(), temp.at("g"), "File too large");
   }
   CHECK(fs::is_empty(temp.str()));
 }

@@ -23,6 +23,15 @@ std::string problem_of(const std::string& override) {
   return only_problem(load_config("", {override}));
 }
 
+// The others are lists of commands for netlab.
+std::vector<fs::path> configurations() {
+  std::vector<fs::path> all;
+  for (const char* folder : {"configs", "lab/configs"})
+    for (const auto& entry : fs::recursive_directory_iterator(kSource / folder))
+      if (entry.path().extension() == ".yaml") all.push_back(entry.path());
+  return all;
+}
+
 CommandLine parse(std::vector<const char*> words) {
   words.insert(words.begin(), "train");
   return parse_command_line(static_cast<int>(words.size()), words.data());
@@ -123,7 +132,7 @@ TEST_CASE("all mistakes of a file and a command line are reported at once") {
   const std::string file = yaml_file("seed: x\ntrain:\n  lr: 2\n  epochs: -1\nmodel: resnet20\n");
   const auto loaded = load_config(file, {"optimizer.lrr=2", "dist.backend=mpi"});
   CHECK(loaded.problems.size() == 6);
-  CHECK(user_error([&] { throw_problems(loaded.problems); }, {"6 problems", "'optimizer.lrr'", "seed"}));
+  CHECK_USER_ERROR(throw_problems(loaded.problems), "6 problems", "'optimizer.lrr'", "seed");
   CHECK_NOTHROW(throw_problems({}));
 }
 
@@ -146,40 +155,28 @@ TEST_CASE("a section within a section reads as dotted keys do, and its own name 
 }
 
 TEST_CASE("values of a wrong type, out of range or of no choice are refused by range, and change nothing") {
-  for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
-           {"train.epochs=1.5", ""},
-           {"train.epochs=many", ""},
-           {"train.epochs=", ""},
-           {"optimizer.lr=0", ""},
-           {"optimizer.lr=1e999", "above 0, at most 1,000,000"},
-           {"optimizer.lr=1e-310", "optimizer.lr"},
-           {"optimizer.lr=1e-39", "too close to 0: 1e-39"},  // vanishes in float32
-           {"optimizer.weight_decay=-1e-310", "give 0, or at least"},
-           {"optimizer.nesterov=1", ""},
-           {"compress.density=1.01", ""},
-           {"compress.density=0", ""},
-           {"compress.density=1e-400", ""},
-           {"compress.warmup=[0.1,2]", ""},
-           {"compress.warmup=[0.1", ""},
-           {"compress.warmup=0.1,4e-324", "too close to 0"},
-           {"compress.capacity=0.5", ""},
-           {"dist.ranks=0", ""},
-           {"dist.ranks=1025", ""},
-           {"dist.ranks=99999999999999999999", "must be 1 to 1024"},
-           {"dist.backend=mpi", ""},
-           {"exchange.merge=size:", ""},
-           {"exchange.merge=size:-1", ""},
-           {"exchange.merge=size:4e-324", "size:BYTES"},
-           {"seed=-1", ""},
-           {"seed=9x", "an integer"},
-           {"seed=99999999999999999999", "must be 0 to 18446744073709551615, not 99999999999999999999"},
-           {"model.name=[a,b]", ""},
-           {"data.shard=uneven", ""}}) {
+  const auto refused = [](const std::string& text, const std::string& part) {
     INFO(text);
     const auto loaded = load_config("", {text});
     CHECK(says(only_problem(loaded), {part}));
     CHECK(dump_yaml(loaded.config, true).empty());
-  }
+  };
+  for (const char* text :
+       {"train.epochs=1.5", "train.epochs=many", "train.epochs=", "optimizer.lr=0", "optimizer.nesterov=1",
+        "compress.density=1.01", "compress.density=0", "compress.density=1e-400", "compress.warmup=[0.1,2]",
+        "compress.warmup=[0.1", "compress.capacity=0.5", "dist.ranks=0", "dist.ranks=1025",
+        "dist.backend=mpi", "exchange.merge=size:", "exchange.merge=size:-1", "seed=-1", "model.name=[a,b]",
+        "data.shard=uneven"})
+    refused(text, "");
+  refused("optimizer.lr=1e999", "above 0, at most 1,000,000");
+  refused("optimizer.lr=1e-310", "optimizer.lr");
+  refused("optimizer.lr=1e-39", "too close to 0: 1e-39");  // vanishes in float32
+  refused("optimizer.weight_decay=-1e-310", "give 0, or at least");
+  refused("compress.warmup=0.1,4e-324", "too close to 0");
+  refused("dist.ranks=99999999999999999999", "must be 1 to 1024");
+  refused("exchange.merge=size:4e-324", "size:BYTES");
+  refused("seed=9x", "an integer");
+  refused("seed=99999999999999999999", "must be 0 to 18446744073709551615, not 99999999999999999999");
   for (const char* value : {"nan", "inf", "-inf", "NaN", "Infinity"})
     for (const char* key : {"optimizer.lr=", "dist.timeout_s=", "compress.capacity=", "train.eval_every="})
       CHECK(load_config("", {std::string(key) + value}).problems.size() == 1);
@@ -420,7 +417,9 @@ TEST_CASE("density follows the warm-up list by epoch and never falls below the c
   CHECK(density_at_epoch(config, 2) == 0.01);
 }
 
-TEST_CASE("every key has a unique name, a help line, and a default inside its own range") {
+TEST_CASE(
+    "every key has a unique name, a help line, a default inside its own range, and a place in the docs") {
+  const std::string page = text_of(kSource / "docs/configuration.md"), table = key_reference_markdown();
   std::set<std::string> names;
   for (const Key& key : config_keys()) {
     INFO(key.name);
@@ -428,18 +427,11 @@ TEST_CASE("every key has a unique name, a help line, and a default inside its ow
     CHECK_FALSE(key.help.empty());
     CHECK(find_key(key.name) == &key);
     std::string value = key_value(key, Config());
+    CHECK(contains(table, "| `" + key.name + "` | `" + value + "` | "));
+    CHECK(contains(page, "`" + key.name.substr(0, key.name.find('.')) + "`"));
     if (value == "\"\"") value.clear();
     CHECK(load_config("", {key.name + "=" + value}).problems.empty());
     CHECK(contains(help_text(), "  " + key.name + "="));
-  }
-}
-
-TEST_CASE("every key has a row in train --list keys-markdown, its section a name in docs/configuration.md") {
-  const std::string page = text_of(kSource / "docs/configuration.md"), table = key_reference_markdown();
-  for (const Key& key : config_keys()) {
-    INFO(key.name);
-    CHECK(contains(table, "| `" + key.name + "` | `" + key_value(key, Config()) + "` | "));
-    CHECK(contains(page, "`" + key.name.substr(0, key.name.find('.')) + "`"));
   }
 }
 
@@ -448,42 +440,27 @@ TEST_CASE("docs/methods.md holds the tables of keys that the program prints") {
   CHECK(contains(methods, "<!-- keys: begin -->\n" + method_keys_markdown() + "<!-- keys: end -->"));
 }
 
-namespace {
-
-std::vector<fs::directory_entry> configurations() {
-  std::vector<fs::directory_entry> all;
-  for (const char* folder : {"configs", "lab/configs"})
-    for (const auto& entry : fs::recursive_directory_iterator(kSource / folder)) all.push_back(entry);
-  return all;
-}
-
-}  // namespace
-
 TEST_CASE("every file in configs is valid") {
-  int files = 0;
-  for (const fs::directory_entry& entry : configurations()) {
-    if (entry.path().extension() != ".yaml") continue;  // the others are lists of commands for netlab
-    INFO(entry.path().string());
-    ++files;
-    const auto loaded = load_config(entry.path().string(), {});
+  CHECK(configurations().size() >= 13);
+  for (const fs::path& path : configurations()) {
+    INFO(path.string());
+    const auto loaded = load_config(path.string(), {});
     for (const auto& problem : loaded.problems) UNSCOPED_INFO(problem.message);
     CHECK(loaded.problems.empty());
     CHECK(check_config(loaded.config).empty());
     CHECK(unused_keys(loaded).empty());
   }
-  CHECK(files >= 13);
 }
 
 TEST_CASE("an accuracy that a configuration states is in the page that it names") {
   const std::regex source("\\((lab/records/[a-z0-9_/]+\\.md), as of commit [0-9a-f]{7,}\\)"),
       decimal("[0-9]+\\.[0-9]+");
   int figures = 0;
-  for (const fs::directory_entry& entry : configurations()) {
-    if (entry.path().extension() != ".yaml") continue;
-    std::ifstream stream(entry.path());
+  for (const fs::path& path : configurations()) {
+    std::ifstream stream(path);
     for (std::string line; std::getline(stream, line);) {
       if (line.rfind("# Test accuracy", 0) != 0) continue;
-      INFO(entry.path().string() << ": " << line);
+      INFO(path.string() << ": " << line);
       std::smatch place;
       REQUIRE(std::regex_search(line, place, source));
       const std::string page = text_of(kSource / place[1].str());
@@ -526,17 +503,17 @@ TEST_CASE("train --help and --list keys show one key or section, and suggest the
     CHECK(contains(text, "optimizer.nesterov=false"));
     CHECK_FALSE(contains(text, "schedule."));
   }
-  CHECK(user_error([] { parse({"--help", "compres.density"}); }, {"did you mean 'compress.density'"}));
-  CHECK(user_error([] { parse({"--list", "keys", "optimiser"}); }, {"did you mean 'optimizer'"}));
-  CHECK(user_error([] { parse({"--list", "models", "optimizer"}); }, {"--list", "'optimizer'"}));
+  CHECK_USER_ERROR(parse({"--help", "compres.density"}), "did you mean 'compress.density'");
+  CHECK_USER_ERROR(parse({"--list", "keys", "optimiser"}), "did you mean 'optimizer'");
+  CHECK_USER_ERROR(parse({"--list", "models", "optimizer"}), "--list", "'optimizer'");
 }
 
 TEST_CASE("a key that is given like a flag or a file is explained") {
   const std::vector<const char*> apart{"a.yaml", "compress.density", "0.01"};
-  CHECK(user_error([&] { parse(apart); }, {"compress.density=0.01", "without a value"}));
-  CHECK(user_error([] { parse({"compress.density", "--dry-run"}); }, {"compress.density=VALUE", "0.001"}));
-  CHECK(user_error([] { parse({"--compress.density=0.01"}); }, {"write compress.density=0.01"}));
-  CHECK(user_error([] { parse({"--compress.density", "0.01"}); }, {"write compress.density=VALUE"}));
+  CHECK_USER_ERROR(parse(apart), "compress.density=0.01", "without a value");
+  CHECK_USER_ERROR(parse({"compress.density", "--dry-run"}), "compress.density=VALUE", "0.001");
+  CHECK_USER_ERROR(parse({"--compress.density=0.01"}), "write compress.density=0.01");
+  CHECK_USER_ERROR(parse({"--compress.density", "0.01"}), "write compress.density=VALUE");
   CHECK(contains(only_problem(load_config("", parse({"compress.denisty"}).overrides)), "section.key=value"));
   CHECK(parse({"data.yaml"}).file == "data.yaml");
 }

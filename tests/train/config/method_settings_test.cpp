@@ -68,10 +68,9 @@ TEST_CASE("every method and recipe gives a valid run, whose dump is read back as
 }
 
 TEST_CASE("a resumed run keeps what its method's name has filled in, and values of before a name did") {
-  const TempFolder temp;
   const Keys keys = {"data.train_size=256", "train.max_steps=20", "dist.ranks=2", "compress.name=sparseloco",
                      "exchange.every=4"};
-  start(temp, with(keys, {"train.stop_after=5"}), false);
+  const StoppedRun temp(keys, 5);
   const std::string file = temp.at("run/config.yaml");
   const std::string text = text_of(file);
   CHECK(says(text, {"  outer.lr: 1  # sparseloco\n"}));

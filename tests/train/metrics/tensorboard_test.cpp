@@ -6,27 +6,32 @@
 namespace topknot {
 namespace {
 
-std::uint32_t crc_by_table(const std::string& bytes) {
-  static const auto table = [] {
-    std::array<std::uint32_t, 256> t{};
-    for (std::uint32_t i = 0; i < 256; ++i) {
-      t[i] = i;
-      for (int bit = 0; bit < 8; ++bit) t[i] = t[i] & 1 ? t[i] >> 1 ^ 0x82F63B78u : t[i] >> 1;
-    }
-    return t;
-  }();
+std::uint32_t crc_32c(const std::string& bytes) {
   std::uint32_t crc = ~0u;
-  for (const char c : bytes) crc = crc >> 8 ^ table[(crc ^ static_cast<unsigned char>(c)) & 0xFF];
+  for (const char c : bytes) {
+    crc ^= static_cast<unsigned char>(c);
+    for (int bit = 0; bit < 8; ++bit) crc = crc & 1 ? crc >> 1 ^ 0x82F63B78u : crc >> 1;
+  }
   return ~crc;
 }
 
+std::string take_bytes(std::string& bytes, std::uint64_t size) {
+  REQUIRE(bytes.size() >= size);
+  std::string taken = bytes.substr(0, size);
+  bytes.erase(0, size);
+  return taken;
+}
+
 template <class T>
-T take(std::string& bytes) {
-  REQUIRE(bytes.size() >= sizeof(T));
+T as(const std::string& bytes) {
+  REQUIRE(bytes.size() == sizeof(T));
   T value;
   std::memcpy(&value, bytes.data(), sizeof value);
-  bytes.erase(0, sizeof value);
   return value;
+}
+template <class T>
+T take(std::string& bytes) {
+  return as<T>(take_bytes(bytes, sizeof(T)));
 }
 
 std::uint64_t take_varint(std::string& bytes) {
@@ -38,46 +43,22 @@ std::uint64_t take_varint(std::string& bytes) {
   }
 }
 
-std::string take_bytes(std::string& bytes, std::uint64_t size) {
-  REQUIRE(bytes.size() >= size);
-  std::string taken = bytes.substr(0, size);
-  bytes.erase(0, size);
-  return taken;
-}
-
 // A message's fields by number; repeated ones in order.
 std::multimap<int, std::string> fields_of(std::string message) {
   std::multimap<int, std::string> fields;
   while (!message.empty()) {
-    const std::uint64_t key = take_varint(message);
-    std::string value;
-    switch (key & 7) {
-      case 0: {
-        const std::uint64_t number = take_varint(message);
-        value.assign(reinterpret_cast<const char*>(&number), sizeof number);
-        break;
-      }
-      case 1:
-        value = take_bytes(message, 8);
-        break;
-      case 2:
-        value = take_bytes(message, take_varint(message));
-        break;
-      case 5:
-        value = take_bytes(message, 4);
-        break;
-      default:
-        FAIL("an unknown wire type");
+    const std::uint64_t key = take_varint(message), type = key & 7;
+    REQUIRE((type <= 2 || type == 5));
+    std::string value(8, '\0');
+    if (type == 0) {
+      const std::uint64_t number = take_varint(message);
+      std::memcpy(value.data(), &number, 8);
+    } else {
+      value = take_bytes(message, type == 2 ? take_varint(message) : type == 1 ? 8 : 4);
     }
     fields.emplace(static_cast<int>(key >> 3), value);
   }
   return fields;
-}
-
-template <class T>
-T as(std::string bytes) {
-  REQUIRE(bytes.size() == sizeof(T));
-  return take<T>(bytes);
 }
 
 struct Event {
@@ -93,7 +74,7 @@ std::vector<Event> read_events(const std::string& path) {
   std::vector<Event> events;
   while (!bytes.empty()) {
     const auto masked = [](const std::string& data) {
-      const std::uint32_t crc = crc_by_table(data);
+      const std::uint32_t crc = crc_32c(data);
       return (crc >> 15 | crc << 17) + 0xa282ead8u;
     };
     const std::string length = take_bytes(bytes, 8);
@@ -131,7 +112,7 @@ std::vector<std::string> event_files(const std::string& folder) {
 TEST_CASE("an event file begins as TensorFlow's do, and its scalars read back") {
   const TempFolder temp;
   // The decoder's checksum is CRC-32C: the check value of CRC-32/ISCSI in the catalogue of Cook.
-  CHECK(crc_by_table("123456789") == 0xE3069283u);
+  CHECK(crc_32c("123456789") == 0xE3069283u);
   TensorBoardWriter writer(temp.str());
   writer.write(1, {{"train/loss", 2.5}, {"train/bytes_sent", 1e9}});
   writer.write(300, {{"test/accuracy", 0.1}});
@@ -160,8 +141,7 @@ TEST_CASE("an event file begins as TensorFlow's do, and its scalars read back") 
   REQUIRE(continued.size() == 2);
   CHECK(continued[1].session_start);
   CHECK(continued[1].step == 18);
-  CHECK(user_error([&] { TensorBoardWriter writer(temp.at("no")); },
-                   {temp.at("no/events.out"), "No such file"}));
+  CHECK_USER_ERROR(TensorBoardWriter writer(temp.at("no")), temp.at("no/events.out"), "No such file");
 }
 
 TEST_CASE("output.tensorboard writes every step and evaluation of a run once, as metrics.jsonl has them") {
@@ -169,7 +149,7 @@ TEST_CASE("output.tensorboard writes every step and evaluation of a run once, as
   const LoadedConfig loaded = testing::small_run(
       temp, {"output.tensorboard=true", "compress.name=topk", "dist.ranks=2", "train.max_steps=130"});
   testing::run_in_directory(loaded);
-  const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+  const Metrics metrics = testing::metrics_of(temp);
   const std::vector<std::string> files = event_files(temp.at("run"));
   REQUIRE(files.size() == 1);
   std::vector<Event> events = read_events(files[0]);

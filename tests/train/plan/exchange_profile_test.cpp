@@ -125,7 +125,7 @@ TEST_CASE("a damaged profile is an error that names the file, the field and the 
   CHECK(refused(replaced(text, "\"name\": \"p3\"", "\"name\": 3"), "parameters[3].name is no text"));
   CHECK(refused(replaced(text, "\"elements\": 200.0", "\"elements\": 900.0"), "order of elements"));
   const TempFolder temp;
-  CHECK(user_error([&] { read_exchange_profile(temp.at("none.json")); }, {"none.json", "No such file"}));
+  CHECK_USER_ERROR(read_exchange_profile(temp.at("none.json")), "none.json", "No such file");
 }
 
 TEST_CASE("figures between measured sizes lie on straight lines") {
@@ -217,7 +217,7 @@ TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its
     CHECK(measured.parameters.size() == 6);
     CHECK(measured.ranks == 2);
     CHECK(measured.sums == dense);
-    const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+    const Metrics metrics = metrics_of(temp);
     REQUIRE(metrics.end);
     CHECK(metrics.end->modelled_makespan_s > 0);
     CHECK(metrics.end->makespan_p50_s > 0);

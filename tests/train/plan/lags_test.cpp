@@ -17,13 +17,8 @@ std::string checksum_in(const TempFolder& temp, const Keys& overrides) {
 }
 
 Keys lags_keys() {
-  return {"compress.name=lags",
-          "compress.scope=tensor",
-          "compress.lr_inside=true",
-          "compress.dense_1d=true",
-          "compress.warmup=[]",
-          "optimizer.momentum=0",
-          "dist.ranks=2"};
+  return with({"compress.name=lags", "compress.scope=tensor", "compress.lr_inside=true"},
+              {"compress.dense_1d=true", "compress.warmup=[]", "optimizer.momentum=0", "dist.ranks=2"});
 }
 
 }  // namespace
@@ -57,14 +52,13 @@ TEST_CASE("a file of layer densities is checked against the model") {
   const auto of_name = [&](const std::string& value) { return read_as("{\"" + name + "\": " + value + "}"); };
   CHECK(of_name("0.25") == LayerDensity{{name, 0.25}});
   CHECK(read_as("{}").empty());
-  CHECK(user_error([&] { read_as("{\"" + name + "x\": 0.25}"); },
-                   {"compress.layer_density", "d.json", "did you mean '" + name + "'"}));
+  CHECK_USER_ERROR(read_as("{\"" + name + "x\": 0.25}"), "compress.layer_density", "d.json",
+                   "did you mean '" + name + "'");
   for (const char* wrong : {"0", "-1", "1.5", "\"a\"", "null"})
-    CHECK(user_error([&] { of_name(wrong); }, {name, wrong, "above 0"}));
-  CHECK(user_error([&] { of_name(std::string(300000, '[') + std::string(300000, ']')); },
-                   {name, "a list or an object"}));
-  for (const char* wrong : {"[1]", "{"}) CHECK(user_error([&] { read_as(wrong); }, {"no JSON object"}));
-  CHECK(user_error([&] { read_layer_density(temp.at("none"), run.arena()); }, {"none", "No such file"}));
+    CHECK_USER_ERROR(of_name(wrong), name, wrong, "above 0");
+  CHECK_USER_ERROR(of_name(std::string(300000, '[') + std::string(300000, ']')), name, "a list or an object");
+  for (const char* wrong : {"[1]", "{"}) CHECK_USER_ERROR(read_as(wrong), "no JSON object");
+  CHECK_USER_ERROR(read_layer_density(temp.at("none"), run.arena()), "none", "No such file");
   const LayerDensity written{{name, 1.0 / 3}};
   CHECK(read_as(layer_density_json(written)) == written);
 }
@@ -97,7 +91,7 @@ TEST_CASE("a layer's own density decides how much of it is sent") {
   const std::string file = temp.at("half.json");
   std::ofstream(file) << layer_density_json(densities);
   checksum_in(temp, with(lags_keys(), {"train.max_steps=2", "compress.layer_density=" + file}));
-  CHECK(read_metrics(temp.at("run/metrics.jsonl")).steps.at(0).selected == entries);
+  CHECK(metrics_of(temp).steps.at(0).selected == entries);
 }
 
 TEST_CASE("lags with the rate inside equals topk with the rate outside, bit for bit where the rate is 1/32") {
