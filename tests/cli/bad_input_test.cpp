@@ -55,17 +55,9 @@ TEST_CASE("missing and damaged data are refused and leave no run directory") {
   CHECK_FALSE(std::filesystem::exists(temp.at("run")));
 }
 
-TEST_CASE("a run directory that cannot be written is refused, and so is a full disk") {
+TEST_CASE("a run directory that cannot be written is refused") {
   check_refused(train("model.name=linear train.max_steps=1 output.dir=/proc/topknot-run"),
                 {"/proc/topknot-run"});
-  // A limit on the size of files stands in for a disk that fills up on the way.
-  const TempFolder temp;
-  check_refused(
-      run_command("trap \"\" XFSZ; ulimit -f 16; " TOPKNOT_BIN
-                  "/train model.name=linear data.train_size=64 data.test_size=16 data.batch_size=16 "
-                  "train.max_steps=500 train.epochs=500 train.eval_every=0 output.dir=" +
-                  temp.at("run")),
-      {"metrics.jsonl", "File too large"});
 }
 
 TEST_CASE("where memory runs out a run says what it was for, and never dies of a signal") {
@@ -151,9 +143,7 @@ TEST_CASE("a training that diverges ends with exit code 3 and one sentence, duri
               "train.max_steps=10 optimizer.lr=1e6 dist.ranks=2 dist.backend=") +
           backend + " " + limit + " output.dir=" + temp.at("run"));
       INFO(backend << " " << limit);
-      CHECK(outcome.ended(3));
-      CHECK(outcome.has("training has diverged: "));
-      CHECK_FALSE(outcome.has("done: "));
+      check_outcome(outcome, 3, {"training has diverged: "}, {"done: "});
       CHECK(train("status " + temp.at("run")).has("failed at "));
       CHECK(std::filesystem::exists(temp.at("run/checkpoints")) == (limit[16] == '1'));
     }
@@ -169,8 +159,7 @@ TEST_CASE("a program that cannot write its standard output fails and says so") {
         "train model.name=linear --validate", "train model.name=linear --dry-run", "gpu-check --help"}) {
     const CommandOutcome outcome = run_command(std::string(TOPKNOT_BIN "/") + command + " > /dev/full");
     INFO(command);
-    CHECK(outcome.ended(2));
-    CHECK(outcome.has("standard output cannot be written: "));
+    check_outcome(outcome, 2, {"standard output cannot be written: "});
   }
 }
 
@@ -185,8 +174,7 @@ TEST_CASE("all problems at once: what --validate reports") {
   const auto check_all = [](const std::string& keys, std::initializer_list<const char*> parts) {
     const CommandOutcome found =
         run_command("CUDA_VISIBLE_DEVICES= " TOPKNOT_BIN "/train --validate " + keys);
-    CHECK(found.ended(2));
-    CHECK(found.has("error: " + std::to_string(parts.size()) + " problems"));
+    check_outcome(found, 2, {"error: " + std::to_string(parts.size()) + " problems"});
     for (const char* part : parts) CHECK(found.has(part));
   };
   check_all(

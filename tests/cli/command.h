@@ -67,6 +67,14 @@ inline std::string five_steps(const std::string& folder) {
          "/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.1; done; ";
 }
 
+// The exit code, what the output has and what it lacks.
+inline void check_outcome(const CommandOutcome& outcome, int code, std::initializer_list<std::string> words,
+                          std::initializer_list<std::string> absent = {}) {
+  CHECK(outcome.ended(code));
+  CHECK(says(outcome.output, words));
+  for (const std::string& word : absent) CHECK_FALSE(outcome.has(word));
+}
+
 // Bad input: exit code 2 and one message, which holds every one of `words`.
 inline void check_refused(const CommandOutcome& outcome, std::initializer_list<const char*> words,
                           const char* prefix = "error: ") {

@@ -49,10 +49,8 @@ TEST_CASE("gpu-check without a GPU says so, writes a table of skips and exits wi
 
 TEST_CASE("gpu-check does the stages that were asked for") {
   const TempFolder temp;
-  const CommandOutcome check = gpu_check("--stage nccl --stage train --out " + temp.at("out"));
-  CHECK(check.ended(3));
-  CHECK(says(check.output, {"nccl     skipped", "train    skipped"}));
-  CHECK_FALSE(check.has("kernels"));
+  check_outcome(gpu_check("--stage nccl --stage train --out " + temp.at("out")), 3,
+                {"nccl     skipped", "train    skipped"}, {"kernels"});
 }
 
 TEST_CASE("gpu-check --help names the stages, the files and the exit codes") {
@@ -111,9 +109,8 @@ TEST_CASE("train.device=auto falls back to the CPU with one line, where the buil
 }
 
 TEST_CASE("nccl is refused clearly on the CPU, and where messages would have no fixed length") {
-  const CommandOutcome wrong = train("dist.backend=nccl train.device=cpu compress.name=gaussiank");
-  CHECK(wrong.ended(2));
-  CHECK(says(wrong.output, {"train.device: dist.backend=nccl", "compress.capacity: must be given"}));
+  check_outcome(train("dist.backend=nccl train.device=cpu compress.name=gaussiank"), 2,
+                {"train.device: dist.backend=nccl", "compress.capacity: must be given"});
   CHECK_FALSE(train("dist.backend=nccl train.device=cpu compress.name=topk").has("compress.capacity"));
 }
 
@@ -123,8 +120,7 @@ TEST_CASE("train --check-network has threads and processes talk, and shows ranks
         "--check-network train.device=cpu dist.ranks=3 model.name=mlp data.train_size=64 data.test_size=8 "
         "dist.backend=" +
         backend);
-    CHECK(check.ended(0));
-    CHECK(check.has("3 ranks, dist.backend " + backend));
+    check_outcome(check, 0, {"3 ranks, dist.backend " + backend});
     for (const char* rank : {"\n    0  ", "\n    1  ", "\n    2  "}) CHECK(check.count(rank) == 1);
     CHECK(check.count("host, " + backend) == 6);
     CHECK(says(check.output, {"16777216", "every value arrived as it should",
@@ -133,10 +129,8 @@ TEST_CASE("train --check-network has threads and processes talk, and shows ranks
 }
 
 TEST_CASE("train --check-network recommends no method without the run's data") {
-  const CommandOutcome check =
-      train("--check-network train.device=cpu dist.ranks=2 data.name=cifar10 data.root=/");
-  CHECK(check.ended(0));
-  CHECK(says(check.output, {"every value arrived as it should", "\nno method is recommended: "}));
+  check_outcome(train("--check-network train.device=cpu dist.ranks=2 data.name=cifar10 data.root=/"), 0,
+                {"every value arrived as it should", "\nno method is recommended: "});
 }
 
 TEST_CASE("train --check-network says which rank did not come, and ends") {

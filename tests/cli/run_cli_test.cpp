@@ -13,9 +13,7 @@ const std::string kEndless = "train.max_steps=1000000 train.epochs=1000000 optim
 }  // namespace
 
 TEST_CASE("train without arguments, --help and --list print what there is") {
-  const CommandOutcome alone = train("");
-  CHECK(alone.ended(0));
-  CHECK(alone.has("train configs/"));
+  check_outcome(train(""), 0, {"train configs/"});
   CHECK(train("--help").has("compress.density"));
   CHECK(train("--help lr").has("optimizer.lr=0.1"));  // of any section
   for (const auto& [list, name] :
@@ -176,10 +174,8 @@ TEST_CASE("a key without effect is reported once, and that a run ends before its
     CHECK(run.ended(0));
     CHECK(run.count("compress.mu is for regtopk") == 1);
   }
-  const CommandOutcome run =
-      train_in(temp.at("run"), "train.max_steps=2 train.record_gradients=3 train.record_from=1");
-  CHECK(run.ended(0));
-  CHECK(run.has("recorded 1 of train.record_gradients=3 steps"));
+  check_outcome(train_in(temp.at("run"), "train.max_steps=2 train.record_gradients=3 train.record_from=1"), 0,
+                {"recorded 1 of train.record_gradients=3 steps"});
 }
 
 TEST_CASE("a run directory has its metrics, and its config.yaml repeats the run") {
@@ -297,10 +293,8 @@ TEST_CASE("ranks find each other through the variables of torchrun, mpirun and s
              "torchrun", "");
   const std::string mpi = "env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_RANK=";
   // mpirun and srun name no meeting point: without dist.master the message says what to give.
-  const CommandOutcome lost =
-      run_command(mpi + "0 " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("lost"));
-  CHECK(lost.ended(2));
-  CHECK(lost.has("dist.master"));
+  check_outcome(run_command(mpi + "0 " TOPKNOT_BIN "/train " + rest + "output.dir=" + temp.at("lost")), 2,
+                {"dist.master"});
   check_both(mpi, "mpirun", "dist.master=127.0.0.1:" + std::to_string(free_port()));
   check_both("env SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_PROCID=", "srun",
              "dist.master=127.0.0.1:" + std::to_string(free_port()));
@@ -468,8 +462,7 @@ TEST_CASE("Ctrl-C ends a run at the end of a step, on all ranks, with the metric
     const CommandOutcome outcome =
         train_in_background("dist.ranks=2 dist.backend=" + backend, temp.at("run"), "kill -TERM $parent");
     INFO(backend);
-    CHECK(outcome.ended(128 + 15));
-    CHECK(outcome.has("stopped by SIGTERM after step"));
+    check_outcome(outcome, 128 + 15, {"stopped by SIGTERM after step"});
     const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
     CHECK(metrics.steps.size() >= 5);
     CHECK_FALSE(metrics.truncated);
@@ -491,4 +484,62 @@ TEST_CASE("a stop signal to one rank ends every rank after the same step, with t
     CHECK(says(outcome.output, {"stopped by SIG" + signal + " after step"}));
     CHECK(outcome.count(signal == "INT" ? "code 130" : "code 138") == 2);
   }
+}
+
+TEST_CASE("a dry run shows parameters, groups and bytes, and writes nothing") {
+  const TempFolder temp;
+  check_outcome(train("--dry-run compress.name=topk dist.ranks=4 output.dir=" + temp.at("run")), 0,
+                {"269722", "stage3.block1.1.conv.weight", "bytes that a rank sends"});
+  CHECK_FALSE(std::filesystem::exists(temp.at("run")));
+}
+
+TEST_CASE("a dry run with auto says what the model would choose over the given links") {
+  const std::string small =
+      "--dry-run compress.name=auto train.device=cpu model.name=mlp model.hidden=[16] data.train_size=64 "
+      "data.test_size=8 dist.ranks=4 ";
+  const CommandOutcome one = train(small + "dist.link.rate=10kbit,20gbit@5");
+  check_outcome(one, 0, {"auto with 4 ranks, 50us a message", "10kbit: takes topk", "20gbit: takes"});
+  CHECK(one.count(": takes ") == 2);
+  CHECK(train(small).count(": takes ") == 4);
+  CHECK(train(small + "dist.ranks=1").count(": takes ") == 0);
+  CHECK(train("--dry-run model.name=mlp compress.name=topk").count(": takes ") == 0);
+}
+
+TEST_CASE("a dry run shows how much of the data an epoch uses, and a last step that is shorter") {
+  const std::string keys = "--dry-run model.name=mlp dist.ranks=2 data.batch_size=4 data.train_size=509 ";
+  CHECK(train(keys + "train.accumulate=50")
+            .has("an epoch uses 504 of 509 samples; its last step has 13 of 50 batches"));
+  CHECK(train(keys + "train.accumulate=9").has("an epoch uses 504 of 509 samples\n"));
+}
+
+TEST_CASE("a dry run shows the density warm-up it will have, and what does not go by density") {
+  const CommandOutcome falling =
+      train("--dry-run compress.name=topk compress.density=0.001 compress.warmup_epochs=2");
+  CHECK(says(falling.output, {"epoch 0 at 0.1 ", "epoch 1 at 0.01 ", "epoch 2 on at 0.001 "}));
+  const CommandOutcome quantised = train("--dry-run compress.name=terngrad compress.density=0.01");
+  CHECK_FALSE(quantised.has("epoch 0"));
+  CHECK(quantised.has("warning: compress.density is for methods that select entries"));
+  CHECK(train("--dry-run compress.name=topk compress.scope=tensor compress.layer_density=auto")
+            .has("measured when the run starts"));
+}
+
+TEST_CASE("a dry run shows what the method's name has filled in, and what a given key has in place of it") {
+  const CommandOutcome dry =
+      train("--dry-run model.name=mlp compress.name=sparseloco exchange.every=30 exchange.outer.lr=0.5");
+  CHECK(says(dry.output,
+             {"compress.name=sparseloco says:\n", "  compress.density         0.015625 (sparseloco)\n",
+              "  exchange.outer.name      sgd (sparseloco)\n",
+              "  exchange.outer.lr        0.5 (command line; sparseloco has 1)\n"}));
+}
+
+TEST_CASE("a dry run shows memory and operations per rank") {
+  const CommandOutcome dry =
+      train("--dry-run model.name=mlp model.hidden=[24] data.batch_size=16 compress.name=dgc dist.ranks=4");
+  CHECK(dry.ended(0));
+  for (const char* line : {"weights                      0.30 MB", "gradients                    0.30 MB",
+                           "residuals                    0.30 MB", "optimizer state", "method state",
+                           "activations", "of 16 samples", "batches"})
+    CHECK(dry.has(line));
+  // 16 x 2 x (3072 x 24 + 24 x 10), and back without the gradient of the pictures
+  CHECK(dry.has("compute per rank: 0.004742 GFLOP per step, of them forward 0.002367 and backward 0.002375"));
 }

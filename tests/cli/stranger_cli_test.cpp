@@ -19,9 +19,8 @@ constexpr int kRanks = 4;
 
 const std::string kRun =
     "model.name=mlp model.hidden=[32] data.train_size=256 data.test_size=32 data.batch_size=8 "
-    "train.max_steps=300 "
-    "train.epochs=99 optimizer.lr=1e-3 compress.name=topk compress.density=0.05 dist.backend=gloo "
-    "dist.timeout_s=60 -q ";
+    "train.max_steps=300 train.epochs=99 optimizer.lr=1e-3 compress.name=topk compress.density=0.05 "
+    "dist.backend=gloo dist.timeout_s=60 -q ";
 
 // Visits a port in every way until it is told to stop; counts the connections that it made.
 class Strangers {
@@ -65,50 +64,31 @@ class Strangers {
   }
 
   void run() {
-    const auto hello = [](int rank, int size, const std::string& token) {
+    const auto hello = [&](int rank, int size = kRanks, const std::string& token = "") {
       return encode_frame(Frame::hello, encode_hello({rank, size, token}));
     };
-    while (!stop_) {
-      const int rank = static_cast<int>(random_() % kRanks);
-      switch (random_() % 10) {
-        case 0:
-          send(noise());
-          break;
-        case 1:
-          send("GET / HTTP/1.1\r\n\r\n");
-          break;
-        case 2:
-          send(hello(rank, kRanks, "").substr(0, random_() % 30));
-          break;
-        case 3:
-          send(hello(rank, kRanks, "another job"));
-          break;
-        case 4:
-          send(hello(rank, kRanks + 1, ""));
-          break;
-        case 5:
-          send(hello(rank, kRanks, ""));
-          break;
-        case 6:
-          send(hello(-1 - rank, kRanks, "") + noise());
-          break;
-        case 7:
-          send(encode_frame(Frame::abort, "\1" + noise().substr(0, 100)));
-          break;
-        case 8: {
+    const std::function<void(int rank)> ways[] = {
+        [&](int) { send(noise()); },
+        [&](int) { send("GET / HTTP/1.1\r\n\r\n"); },
+        [&](int rank) { send(hello(rank).substr(0, random_() % 30)); },
+        [&](int rank) { send(hello(rank, kRanks, "another job")); },
+        [&](int rank) { send(hello(rank, kRanks + 1)); },
+        [&](int rank) { send(hello(rank)); },
+        [&](int rank) { send(hello(-1 - rank) + noise()); },
+        [&](int) { send(encode_frame(Frame::abort, "\1" + noise().substr(0, 100))); },
+        [&](int rank) {
           const Fd slow = visit();
-          for (const char byte : hello(rank, kRanks, "").substr(0, 20)) {
+          for (const char byte : hello(rank).substr(0, 20)) {
             if (slow.valid()) write_all(slow.get(), {&byte, 1}, deadline_in(1));
             std::this_thread::sleep_for(std::chrono::milliseconds(2));
           }
-          break;
-        }
-        case 9: {
+        },
+        [&](int) {
           std::vector<Fd> many;
           for (int i = 0; i < 200 && !stop_; ++i) many.push_back(visit());
-          break;
-        }
-      }
+        }};
+    while (!stop_) {
+      ways[random_() % std::size(ways)](static_cast<int>(random_() % kRanks));
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     for (const int fd : held_) close(fd);
@@ -124,8 +104,7 @@ class Strangers {
 
 const std::string kTwoRanks =
     "model.name=mlp model.hidden=[8] data.train_size=64 data.test_size=16 data.batch_size=8 "
-    "optimizer.lr=1e-3 "
-    "train.device=cpu dist.ranks=2 dist.timeout_s=60 ";
+    "optimizer.lr=1e-3 train.device=cpu dist.ranks=2 dist.timeout_s=60 ";
 
 }  // namespace
 
@@ -191,11 +170,10 @@ TEST_CASE("a file that would be larger than ulimit -f allows is named, and the r
   for (const std::string backend : {"threads", "gloo"}) {
     const TempFolder temp;
     // Blocks of 512 bytes: enough for config.yaml, too few for the metrics.
-    const CommandOutcome outcome = run_command(
-        "ulimit -f 32; exec " TOPKNOT_BIN "/train " + kTwoRanks +
-        "train.epochs=200 train.checkpoint_keep=0 dist.backend=" + backend + " output.dir=" + temp.at("run"));
-    CHECK(outcome.ended(2));
-    CHECK(says(outcome.output, {"metrics.jsonl", "File too large"}));
+    check_outcome(run_command("ulimit -f 32; exec " TOPKNOT_BIN "/train " + kTwoRanks +
+                              "train.epochs=200 train.checkpoint_keep=0 dist.backend=" + backend +
+                              " output.dir=" + temp.at("run")),
+                  2, {"metrics.jsonl", "File too large"});
   }
 }
 

@@ -270,11 +270,9 @@ TEST_CASE("help is as wide as the terminal, and 80 columns where there is none")
 }
 
 TEST_CASE("train --list configs names the shipped files, also if copied, or says where it looked") {
-  const CommandOutcome here = train("--list configs");
-  CHECK(here.ended(0));
-  CHECK(says(here.output,
-             {"cifar10_resnet20_topk.yaml\n    ResNet-20 on CIFAR-10, TopK-SGD with error feedback.\n",
-              "gpt_char.yaml\n"}));
+  check_outcome(train("--list configs"), 0,
+                {"cifar10_resnet20_topk.yaml\n    ResNet-20 on CIFAR-10, TopK-SGD with error feedback.\n",
+                 "gpt_char.yaml\n"});
   const TempFolder temp;
   const std::string folder = temp.at("a/b/bin");
   std::filesystem::create_directories(folder);
@@ -284,8 +282,6 @@ TEST_CASE("train --list configs names the shipped files, also if copied, or says
                 {"no .yaml file", temp.at("a/configs").c_str(), temp.at("a/b/configs").c_str()});
   const std::string text = "# A first line. And more.\nseed: 1\n";
   temp.write("a/b/configs/mine.yaml", {text.begin(), text.end()});
-  const CommandOutcome found = run_command(copied);
-  CHECK(found.ended(0));
-  CHECK(says(found.output,
-             {"configurations in " + temp.at("a/b/configs") + ":", "mine.yaml\n    A first line.\n"}));
+  check_outcome(run_command(copied), 0,
+                {"configurations in " + temp.at("a/b/configs") + ":", "mine.yaml\n    A first line.\n"});
 }
