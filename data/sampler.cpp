@@ -214,7 +214,7 @@ EpochOrder GlobalBatchSampler::epoch(std::int64_t number, int rank) const {
 std::int64_t GlobalBatchSampler::enter(std::int64_t /*number*/, const std::vector<Dealt>& dealt) {
   std::int64_t taken = 0;
   for (const Dealt& part : dealt) taken += part.ranks * part.batches;
-  return std::max<std::int64_t>(0, samples_ - taken) / size_ * batches_;
+  return std::max<std::int64_t>(0, samples_ / size_ - (taken + size_ - 1) / size_) * batches_;
 }
 
 EpochOrder EvalSampler::epoch(std::int64_t /*number*/, int rank) const {

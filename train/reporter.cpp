@@ -257,8 +257,9 @@ std::int64_t Reporter::images_per_step() const {
 }
 
 std::int64_t Reporter::images_in_step(std::int64_t step) const {
-  return plan_.in_epoch(step) == 0 ? images_per_step() / plan_.batches * plan_.last_batches
-                                   : images_per_step();
+  return plan_.in_epoch(step) == 0 && plan_.last_batches < plan_.batches
+             ? images_per_step() / plan_.batches * plan_.last_batches
+             : images_per_step();
 }
 
 double Reporter::epochs(std::int64_t step) const {

@@ -95,7 +95,10 @@ void check_data_of(const Manifest& manifest, const Config& config, const DataFin
 // An elastic run goes on with any number of ranks.
 std::string residual_rule(const Manifest& manifest, const Config& config, int ranks) {
   const std::string& rule = config.resume.residuals;
-  return config.elastic.min_ranks > 0 && manifest.ranks != ranks && rule == "keep" ? "sum" : rule;
+  return config.elastic.min_ranks > 0 &&
+                 (manifest.ranks != ranks || manifest.global_batch != global_batch(config)) && rule == "keep"
+             ? "sum"
+             : rule;
 }
 
 void check_ranks(const Manifest& manifest, const Config& config, int ranks) {
@@ -444,8 +447,8 @@ Plan resume_plan(const Manifest& manifest, const Config& config, const Dataset& 
   if (made > 0 || !position.dealt.empty()) {
     const std::int64_t parts = loader.batches_per_step(),
                        entered = (loader.enter_epoch(epoch, position.dealt) + parts - 1) / parts;
-    if (made > entered && global > 0)
-      position.dealt.push_back({1, (made - entered) * manifest.global_batch});
+    if (global > 0)
+      position.dealt = {{1, made * manifest.global_batch}};
     else if (made > entered)
       position.dealt.push_back({manifest.ranks, (made - entered) * parts});
     first = step.enter_epoch(epoch, position.dealt);
