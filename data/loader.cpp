@@ -37,20 +37,22 @@ std::vector<std::int32_t> labels_of(const Dataset& dataset) {
   return labels;
 }
 
-UserError no_global_batch() {
-  return UserError(
-      "elastic.batch: global is for samples in any order, not for recordings or a text's columns; give rank");
+std::unique_ptr<Sampler> make_global_sampler(const Dataset& dataset, const LoaderOptions& options) {
+  const bool text = dataset.task() == Task::language_model;
+  if (text ? !options.random_windows : dataset.task() == Task::transcription)
+    throw UserError(
+        "elastic.batch: global is for samples in any order, not for recordings or a text's columns; give "
+        "rank");
+  const std::int64_t samples = text ? dataset.size() / dataset.labels_per_sample() + 1 : dataset.size();
+  return std::make_unique<GlobalBatchSampler>(samples, text ? dataset.size() : 0, options.global_batch,
+                                              options.ranks, options.batch_size, options.seed);
 }
 
 std::unique_ptr<Sampler> make_sampler(const Dataset& dataset, const LoaderOptions& options) {
+  if (options.global_batch > 0) return make_global_sampler(dataset, options);
   if (dataset.task() == Task::language_model) {
     if (options.train && options.shard.kind != ShardRule::Kind::even)
       throw UserError("data.shard: a text is cut into equal columns, which its ranks go down; give even");
-    if (options.global_batch > 0 && options.random_windows)
-      return std::make_unique<GlobalBatchSampler>(dataset.size() / dataset.labels_per_sample() + 1,
-                                                  dataset.size(), options.global_batch, options.ranks,
-                                                  options.batch_size, options.seed);
-    if (options.global_batch > 0) throw no_global_batch();
     if (options.train && options.random_windows)  // Loader::random_windows()
       return std::make_unique<RandomWindowSampler>(dataset.size(), dataset.labels_per_sample(), options.ranks,
                                                    options.batch_size, options.seed, options.accumulate);
@@ -60,14 +62,10 @@ std::unique_ptr<Sampler> make_sampler(const Dataset& dataset, const LoaderOption
   }
   if (!options.train) return std::make_unique<EvalSampler>(dataset.size(), options.ranks, options.batch_size);
   if (dataset.task() == Task::transcription) {
-    if (options.global_batch > 0) throw no_global_batch();
     if (options.shard.kind != ShardRule::Kind::even)
       throw UserError("data.shard: recordings are dealt by their length; give even");
     return std::make_unique<LengthSampler>(dataset.size(), options.ranks, options.batch_size, options.seed);
   }
-  if (options.global_batch > 0)
-    return std::make_unique<GlobalBatchSampler>(dataset.size(), 0, options.global_batch, options.ranks,
-                                                options.batch_size, options.seed);
   const bool sorted = options.shard.kind == ShardRule::Kind::by_label;
   return std::make_unique<TrainSampler>(dataset.size(),
                                         sorted ? labels_of(dataset) : std::vector<std::int32_t>(),

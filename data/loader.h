@@ -80,10 +80,10 @@ class Loader {
   // global batch; when training, equal on all ranks.
   std::int64_t steps_per_epoch() const { return sampler_->steps(options_.rank); }
   int batches_per_step() const { return sampler_->batches_per_step(options_.accumulate); }
-  float share(int part, int count) const {
-    return sampler_->share(options_.rank, part, count);
-  }                                    // see Sampler
-  std::int64_t step_samples() const {  // of all ranks
+  // Sampler::share() of this rank.
+  float share(int part, int count) const { return sampler_->share(options_.rank, part, count); }
+  // The samples of a step of all ranks.
+  std::int64_t step_samples() const {
     return options_.global_batch > 0
                ? options_.global_batch
                : std::int64_t{options_.batch_size} * options_.ranks * options_.accumulate;

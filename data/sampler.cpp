@@ -179,8 +179,10 @@ GlobalBatchSampler::GlobalBatchSampler(std::int64_t samples, std::int64_t starts
                                        int ranks, std::int64_t batch, std::uint64_t seed)
     : Sampler(ranks, batch), samples_(samples), starts_(starts), size_(size), seed_(seed) {
   if (size < ranks || samples < size)
-    throw UserError(fmt::format("data.batch_size: {} samples do not fill a step of {} of {} ranks", samples,
-                                size, ranks));
+    throw UserError(
+        fmt::format("data.batch_size: {} samples do not fill a step of {} of {} ranks; lower it, "
+                    "train.accumulate or dist.ranks, or give elastic.batch=rank",
+                    samples, size, ranks));
   const std::int64_t most = (size + ranks - 1) / ranks;
   batches_ = std::min((most + batch - 1) / batch, size / ranks);
 }

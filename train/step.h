@@ -37,9 +37,9 @@ class StepRule {
   // State of the optimizer that is the same on all ranks, and what this rank has of its own.
   virtual std::vector<std::span<float>> shared_state() = 0;
   virtual std::vector<std::span<float>> own_state() { return {}; }
-  // Exchange::state() and load_state(), with what the rule adds to them.
   // Whether the ranks have agreed on the end of this step, counted from 0: shared_weights() are then those of all.
   virtual bool agrees_after(std::int64_t /*step*/) const { return true; }
+  // Exchange::state() and load_state(), with what the rule adds to them.
   virtual std::vector<std::byte> exchange_state(const Exchange& exchange,
                                                 std::vector<DeviceFloats>* later) const {
     return exchange.state(later);

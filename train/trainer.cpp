@@ -313,7 +313,7 @@ class Trainer {
 
   int report(const std::vector<StepReport>& reports) {
     // The loss counts as the rank's gradient does, by the weight of its shard.
-    const double weight = share_ * communicator_.size();
+    const double weight = weights_[static_cast<std::size_t>(communicator_.rank())];
     ReportSums sums;
     for (const StepReport& step : reports)
       sums.steps.push_back(ReportSums::own(step, communicator_.rank(), weight));

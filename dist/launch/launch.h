@@ -132,9 +132,10 @@ std::unique_ptr<Communicator> join_run(const LaunchPlan& plan, const DistOptions
 // called from the main thread, before other threads are started. `on_ready` runs once the meeting point is
 // open, before the first copy starts.
 //
-// With options.min_ranks, a rank that is killed or leaves by a stop signal of its own does not end the others, once all have met and while so many are left: these are announced as the next View. A rank that hangs or
-// does not come to it within options.timeout_s is killed. Ranks that died are started again, options.respawns in all; the
-// others are told of a view with such a rank once it waits for them, and go over to it in their own time.
+// With options.min_ranks, a rank that is killed or leaves by a stop signal of its own does not end the others, once all
+// have met and while so many are left: these are announced as the next View. A rank that hangs or does not come to it
+// within options.timeout_s is killed. Ranks that died are started again, options.respawns in all; the others are told of
+// a view with such a rank once it waits for them, and go over to it in their own time.
 int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const* argv, double grace_s = 5,
                 const std::function<void()>& on_ready = {});
 

@@ -403,6 +403,7 @@ RunState ResumedRun::state(const ParameterStore& store) const {
   if (!summed) return state;
   RunState one;
   const int count = static_cast<int>(ranks.size());
+  // Without a global batch all weigh the same.
   const std::vector<float> weights =
       global_batch_weights(std::max<std::int64_t>(manifest.global_batch, count), count);
   for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -447,7 +448,7 @@ Plan resume_plan(const Manifest& manifest, const Config& config, const Dataset& 
   if (made > 0 || !position.dealt.empty()) {
     const std::int64_t parts = loader.batches_per_step(),
                        entered = (loader.enter_epoch(epoch, position.dealt) + parts - 1) / parts;
-    if (global > 0)
+    if (global > 0)  // its steps' places in the epoch are those of its samples
       position.dealt = {{1, made * manifest.global_batch}};
     else if (made > entered)
       position.dealt.push_back({manifest.ranks, (made - entered) * parts});
