@@ -1,6 +1,7 @@
 #include "train/elastic.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -42,6 +43,12 @@ Agreement latest_agreement(Communicator& communicator, const Agreement& mine) {
 bool peer_failed(const std::exception& error) {
   return dynamic_cast<const CollectiveError*>(&error) ||
          (dynamic_cast<const Interrupted*>(&error) && stop_signal() == 0);
+}
+
+bool leaves_alone(const RunInputs& inputs) {
+  if (!inputs.rejoin.join || stop_signal() == 0) return false;
+  if (!inputs.coordinated) return stop_passed_on_by() == 0;
+  return stop_passed_on_by() != getpid() && stop_signal() != SIGINT;
 }
 
 std::vector<std::byte> residual_block(const RunState& state) {
@@ -187,7 +194,9 @@ void Views::prepare(std::optional<RunInMemory>& memory, RunInputs& inputs) {
   if (agreed_.step > 0) share(memory, inputs.config);
   const bool root = current_->rank() == 0;
   if (root && !inputs.folder.lock)
-    inputs.folder.lock = std::make_shared<RunLock>(RunLock::of_parent(inputs.folder.path));
+    inputs.folder.lock =
+        std::make_shared<RunLock>(inputs.coordinated ? RunLock::of_lost_rank(inputs.folder.path)
+                                                     : RunLock::of_parent(inputs.folder.path));
   if (agreed_.step < 0) throw Error(kNoState);
   if (!memory) return;
   const std::int64_t step = memory->last.position.step;

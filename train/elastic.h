@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dist/exchange/exchange.h"
-#include "dist/launch/launch.h"
+#include "dist/launch/views.h"
 #include "train/checkpoint/checkpointer.h"
 #include "train/metrics/metrics.h"
 
@@ -33,6 +33,10 @@ struct ViewEnds : CollectiveError {
 
 // Whether it is what a rank of an elastic run sees when another dies, or leaves in the middle of a step or a start.
 bool peer_failed(const std::exception& error);
+
+// Whether a stop signal came to this rank alone, which the others are to go on without. Not if a launcher passed it on; nor,
+// of a run on several hosts, if the coordinator did, or if it is SIGINT: there a launcher may well stop one rank only.
+bool leaves_alone(const RunInputs& inputs);
 
 // What ranks that leave have not sent goes to the ranks behind them, the last one's to the first: their residuals;
 // thresholds and momenta end with them. A rank that leaves gathers this, the others nothing.

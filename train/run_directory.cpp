@@ -272,6 +272,17 @@ RunLock RunLock::of_parent(const std::string& directory) {
   return lock;
 }
 
+RunLock RunLock::of_lost_rank(const std::string& directory) {
+  const auto start = Clock::now();
+  while (Clock::now() - start < std::chrono::seconds(1) && !running_process(directory).empty())
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  if (const std::string holder = running_process(directory); !holder.empty()) {
+    log_warning(fmt::format("{} takes the lock of {}, which goes on no longer", directory, holder));
+    unlink(lock_path(directory).c_str());
+  }
+  return RunLock(directory);
+}
+
 bool RunLock::in_place() const {
   struct stat held {
   }, there{};

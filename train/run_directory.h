@@ -29,6 +29,8 @@ class RunLock {
   // For a rank: the lock that the process which started it holds for it. Throws UserError if it holds none
   // any more.
   static RunLock of_parent(const std::string& directory);
+  // For a rank whose run goes on without the one that held the lock: if that process hangs, it loses the lock.
+  static RunLock of_lost_rank(const std::string& directory);
 
   // Throws UserError if the file is no longer the one that is held.
   void check() const;

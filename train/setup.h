@@ -11,7 +11,7 @@
 
 #include "data/loader.h"
 #include "dist/exchange/exchange.h"
-#include "dist/launch/launch.h"
+#include "dist/launch/views.h"
 #include "nn/layers/layers.h"
 #include "optim/schedule.h"
 #include "train/batches.h"
@@ -43,6 +43,7 @@ struct RunInputs {
   int gpu = 0;                                 // index of this process's GPU, where train.device is cuda
   Rejoin rejoin = {};                          // of an elastic run
   View view = {};                              // in which a rank joins a run that goes on
+  bool coordinated = false;                    // by `train --coordinate`: no launcher holds the run directory
   std::function<bool()> next_view = {};        // of an elastic run: whether there is one
 };
 

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "dist/comm/communicator.h"
-#include "dist/launch/launch.h"
+#include "dist/launch/coordinate.h"
 #include "nn/base/checksum.h"
 #include "nn/base/log.h"
 #include "nn/base/memory.h"
@@ -219,11 +219,9 @@ void check_limits(const Config& config, const RunData& data, int ranks, int proc
 int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet, bool resume,
                    std::chrono::steady_clock::time_point program_start) {
   DistOptions options = dist_options(loaded);
-  const LaunchPlan plan = plan_launch(options, process_environment());
-  if (options.min_ranks > 0 && plan.launcher != "spawn")
-    throw UserError(fmt::format(
-        "elastic.min_ranks: is for several ranks that this program starts itself on one host{}; leave it out",
-        plan.launcher.empty() ? "" : ", not " + plan.launcher));
+  LaunchPlan plan = plan_launch(options, process_environment());
+  if (options.min_ranks > 0 && plan.launcher != "spawn" && !plan.coordinated)
+    throw UserError("elastic.min_ranks: is for several ranks that are processes; leave it out");
   // One process alone prints the warnings.
   const bool spawned_rank = plan.kind == LaunchPlan::Kind::process && plan.launcher == "spawn";
   if (plan.rank == 0 && !spawned_rank) {
@@ -243,6 +241,8 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   RunDirectory folder{loaded.config.output.dir};
   RunData data;
   if (plan.kind != LaunchPlan::Kind::spawn) install_stop_handlers();
+  std::optional<Member> member;
+  if (plan.coordinated) member.emplace(plan, options);
   RunOutcome outcome;  // rank 0's, or this process's
   StartHooks hooks;
   Communicator* group = nullptr;
@@ -276,6 +276,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     if (group) {
       check_same_configuration(*group, loaded.config);
       check_same_data(*group, mine);
+      if (member) member->tell_run(run_fingerprint(loaded.config, data));
     }
     if (plan.rank != 0) return;
     for (const std::string& line : check.warnings) log_warning(line);
@@ -293,6 +294,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
       folder.lock = std::make_shared<RunLock>(RunLock::of_parent(folder.path));
     RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};
     inputs.view = joined;
+    inputs.coordinated = plan.coordinated;
     inputs.resume = resume;
     if (options.min_ranks > 0) inputs.rejoin = make_rejoin(plan, options);
     inputs.gpu = gpu_of(plan, gpu_count());
@@ -307,9 +309,23 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     const auto communicator = join_run(plan, options, joined);
     if (communicator) hooks.body(*communicator);
   };
-  if (const int code = start_ranks(plan, options, argv, hooks); code != 0) return code;
+  try {
+    if (const int code = start_ranks(plan, options, argv, hooks); code != 0) return code;
+  } catch (const Interrupted& interrupted) {
+    if (member) member->set_exit_code(128 + interrupted.signal);
+    throw;
+  }
   if (!outcome.result.empty()) std::puts(outcome.result.c_str());
-  return outcome.stop_signal ? 128 + outcome.stop_signal : 0;
+  const int code = outcome.stop_signal ? 128 + outcome.stop_signal : 0;
+  if (member) member->set_exit_code(code);
+  return code;
+}
+
+int start_coordinator(const LoadedConfig& loaded, const std::string& where) {
+  const DistOptions options = dist_options(loaded);
+  if (options.min_ranks == 0)
+    throw UserError("--coordinate is for elastic runs: give elastic.min_ranks, the fewest ranks that go on");
+  return coordinate(parse_host_port(where, "--coordinate"), loaded.config.dist.ranks, options, kGraceSeconds);
 }
 
 }  // namespace topknot

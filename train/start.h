@@ -73,6 +73,8 @@ RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator);
 // Trains as `loaded` says, which must have passed check_config(); `argv` is repeated in environment.json and
 // by copies of this process. Returns the exit code: 0, that of a copy, or 128 + the signal that stopped the
 // run.
+// With `coordinated` ranks, `where` being HOST:PORT, the process of `train --coordinate`.
+int start_coordinator(const LoadedConfig& loaded, const std::string& where);
 int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet, bool resume,
                    std::chrono::steady_clock::time_point program_start);
 

@@ -96,6 +96,7 @@ int run(int argc, char** argv) {
     print_dry_run(loaded);
     return 0;
   }
+  if (!line.coordinate.empty()) return start_coordinator(loaded, line.coordinate);
   if (line.check_network) return start_network_check(loaded, argv);
 
   return start_training(std::move(loaded), argc, argv, line.quiet, !line.resume.empty(), program_start);

@@ -317,7 +317,7 @@ class Trainer {
     ReportSums sums;
     for (const StepReport& step : reports)
       sums.steps.push_back(ReportSums::own(step, communicator_.rank(), weight));
-    leaves_ = leaves_alone();
+    leaves_ = leaves_alone(inputs_);
     (leaves_ ? sums.leaving : sums.signals).add_own();
     sums.next_view = root_ && inputs_.next_view && inputs_.next_view() ? 1 : 0;
     if (checkpointer_) sums.checkpoint_ready = checkpointer_->ready();
@@ -362,9 +362,6 @@ class Trainer {
   void keep_state() {
     if (makes_local_steps(config_)) step_.state(last_.kept.emplace(), true);
   }
-
-  // A stop signal to this rank alone, which the others go on without.
-  bool leaves_alone() const { return inputs_.rejoin.join && stop_signal() != 0 && !stopped_by_parent(); }
 
   // All ranks have reported the same steps. Throws ViewEnds, and Interrupted on ranks that leave.
   void end_view() {
@@ -419,7 +416,7 @@ class Trainer {
   // The highest signal that a rank has received, the same on every rank, or 0.
   int agreed_signal() {
     SignalSums signals;
-    if (!leaves_alone()) signals.add_own();
+    if (!leaves_alone(inputs_)) signals.add_own();
     step_.all_reduce(signals.of);
     return signals.highest();
   }

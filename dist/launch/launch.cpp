@@ -142,6 +142,14 @@ std::optional<LaunchPlan> spawned(const Environment& environment) {
   plan.port = place.port;
   plan.token = environment("TOPKNOT_TOKEN").value_or("");
   plan.joins_after = number(environment, "TOPKNOT_JOINS_AFTER").value_or(0);
+  plan.run = environment("TOPKNOT_RUN").value_or("");
+  plan.views = [file] {
+    std::string text;
+    char bytes[4096];
+    for (ssize_t n; (n = pread(file, bytes, sizeof bytes, static_cast<off_t>(text.size()))) > 0;)
+      text.append(bytes, static_cast<std::size_t>(n));
+    return text;
+  };
   return plan;
 }
 
@@ -209,7 +217,9 @@ LaunchPlan plan_launch(const DistOptions& options, const Environment& environmen
     plan.size = launched->size;
     plan.local_rank = launched->local_rank;
     if (plan.size > 1) set_master(plan, options, environment);
-    plan.token = job_token(plan.launcher, environment);
+    plan.coordinated = plan.size > 1 && options.min_ranks > 0;
+    // The process that coordinates is none of the launcher's.
+    plan.token = job_token(plan.coordinated ? "" : plan.launcher, environment);
     return plan;
   }
   plan.size = options.ranks.value_or(1);
@@ -248,8 +258,8 @@ std::unique_ptr<Communicator> join_group(const LaunchPlan& plan, const DistOptio
   group.size = plan.size;
   group.host = plan.host;
   group.port = plan.port;
-  group.serve_store = plan.rank == 0 && plan.launcher != "spawn";
-  group.launcher_serves = plan.launcher == "spawn";
+  group.launcher_serves = plan.launcher == "spawn" || plan.coordinated;
+  group.serve_store = plan.rank == 0 && !group.launcher_serves;
   group.interface = options.interface;
   group.nccl = options.nccl;
   group.timeout_s = options.timeout_s;

@@ -8,7 +8,8 @@
 //   machine, supervises them and serves their rendezvous.
 // - `nccl`: as `gloo`, which carries its host-side collectives.
 //
-// When a rank dies, all end; or with elastic.min_ranks those that this program started go on without it.
+// When a rank dies, all end; or with elastic.min_ranks the others go on without it: those that this program started, or
+// those whose launchers give them `train --coordinate` as dist.master.
 
 #include <filesystem>
 #include <functional>
@@ -55,8 +56,12 @@ struct LaunchPlan {
   std::string host;     // of the rendezvous; "" if size is 1
   int port = 0;
   std::string token;  // of the job (TOPKNOT_TOKEN, or the launcher's name for it); "": none
+  // Of elastic runs (dist/launch/views.h). `host` and `port` are those of `train --coordinate`.
+  bool coordinated = false;
   // A rank that joins a run which goes on, in a view after this one; 0: it is there from the start.
   int joins_after = 0;
+  std::string run;                     // such a rank's: DistOptions::run of those that began
+  std::function<std::string()> views;  // what this rank has been told of views
   MeetingPatience meeting = {};
 };
 
@@ -101,28 +106,6 @@ BackendChoice choose_backend(Communicator& host, const std::string& problem, con
 // end, and is thrown on.
 void run_process_rank(const LaunchPlan& plan, const DistOptions& options,
                       const std::function<void(Communicator&)>& body);
-
-// Which ranks of an elastic run go on together, and where they meet.
-struct View {
-  int number = 1;          // the first one is of all ranks
-  std::vector<int> ranks;  // as they were started; the place in here is the rank in the view, new ones' last
-  int port = 0;
-};
-
-struct Rejoin {
-  // Joins the next view after `view`, which becomes that one; null if the run ends without this rank. Throws as
-  // join_group(), UserError if the launcher announces no view for half a minute because no rank has died, and
-  // Interrupted. For a rank that joins a run, `view` has no ranks until it has succeeded.
-  std::function<std::unique_ptr<Communicator>(View& view)> join = {};
-  // Whether there is a view after the one of this number. Cheap: asked after every step.
-  std::function<bool(int number)> announced = {};
-};
-// For a rank that run_spawned() has started.
-Rejoin make_rejoin(const LaunchPlan& plan, const DistOptions& options);
-
-// For a rank with LaunchPlan::joins_after: joins the run in the first view that takes it, which `view` becomes; null if
-// the run has ended. Throws as Rejoin::join, and UserError if options.run is not the launcher's.
-std::unique_ptr<Communicator> join_run(const LaunchPlan& plan, const DistOptions& options, View& view);
 
 // For Kind::spawn: starts `plan.size` copies of this program with the same arguments, which find
 // plan_launch() answering Kind::process, and waits for them. When one dies (a signal, or an exit code other

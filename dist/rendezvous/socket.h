@@ -77,7 +77,7 @@ enum class Frame : std::uint32_t {
   get,        // to the server: key, answered by `value` as soon as it is set
   value,      // from the server: key \0 value
   abort,      // either way: a signal's number as one byte, 0 for none, and the reason
-  leave,      // to the server: this rank has ended in order
+  leave,      // to the server: this rank has ended in order; last words
   all_left,   // from the server: so have all
   beat,       // to the server, twice a second: std::uint64_t, the collectives that this rank has started
   ask,        // to the server, answered by `peers`

@@ -55,7 +55,24 @@ class TcpStoreServer {
   int frozen(const std::vector<int>& ranks, bool awaited) const;
   static constexpr double kFrozenSeconds = 2.5;
 
+  // A server whose clients come and go while the run goes on: members. It waits for none, welcomes each at once, and the
+  // loss of one is no reason for the others to end but an Event; its rank may come again.
+  struct Members {};
+  TcpStoreServer(const std::string& host, int port, int size, const std::string& token, Members);
+  struct Event {
+    enum Kind { came, said, left, lost } kind;
+    int rank;
+    std::string text = {};  // said: key \0 value; left: the client's last words
+  };
+  std::optional<Event> next_event();
+  // Sends a key's value to this rank's client; rank -1: to all, and to those that come later.
+  void tell(int rank, const std::string& key, const std::string& value);
+  // Tells the client why, and closes its connection: it is lost.
+  void dismiss(int rank, const std::string& reason);
+
  private:
+  TcpStoreServer(const std::string& host, int port, int size, double timeout_s, const std::string& token,
+                 const RunRanks& run_ranks, bool members);
   struct State;
   std::unique_ptr<State> state_;
 };
@@ -63,7 +80,7 @@ class TcpStoreServer {
 class TcpStoreClient {
  public:
   // Connects, and waits until all `size` ranks have come: timeout_s each. Throws CollectiveError, UserError
-  // if the server refuses this rank, and Interrupted.
+  // if the server refuses this rank, and Interrupted. `size` is negative for a server of members.
   TcpStoreClient(const std::string& host, int port, int rank, int size, double timeout_s,
                  const std::string& token = "", const RunRanks& run_ranks = {},
                  const MeetingPatience& meeting = {});
@@ -92,6 +109,10 @@ class TcpStoreClient {
   std::string first_reason(std::chrono::milliseconds timeout);
   // Its signal, or 0.
   int first_signal();
+  // The value of a key if it has come, else "".
+  std::string known(const std::string& key);
+  // What the destructor tells a server of members.
+  void set_last_words(const std::string& text) { last_words_ = text; }
   // Calls `callback` once, from another thread, when a reason arrives (or here, when one is there already).
   void on_abort(std::function<void()> callback);
 
@@ -120,7 +141,7 @@ class TcpStoreClient {
   std::string where_;
   int rank_;
   const RunRanks run_ranks_;
-  std::string address_;
+  std::string address_, last_words_;
   Fd fd_, wake_;
   Patience next_beat_;  // over at once
   std::atomic<std::uint64_t> calls_{0};

@@ -123,7 +123,8 @@ TcpStoreClient::~TcpStoreClient() {
       lock.unlock();
       {
         const std::lock_guard write_lock(write_mutex_);
-        write_all(fd_.get(), encode_frame(Frame::leave, ""), Clock::now() + std::chrono::milliseconds(500));
+        write_all(fd_.get(), encode_frame(Frame::leave, last_words_),
+                  Clock::now() + std::chrono::milliseconds(500));
       }
       lock.lock();
       // Closing before the others have read the last messages could reset their connections.
@@ -274,6 +275,12 @@ std::string TcpStoreClient::first_reason(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, timeout, [&] { return !reason_.empty(); });
   return reason_;
+}
+
+std::string TcpStoreClient::known(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = values_.find(key);
+  return found == values_.end() ? "" : found->second;
 }
 
 int TcpStoreClient::first_signal() {

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <limits>
 
 #include "dist/rendezvous/tcp_store.h"
@@ -56,6 +58,7 @@ struct TcpStoreServer::State {
   std::vector<Heard> heard;  // by rank, written under `mutex`
   Patience own_time;
   int left_count = 0, warnings = 0;
+  bool members = false;
   bool welcomed = false, stopped = false;
   std::string last_refusal;
   Clock::time_point accept_from;  // earlier there were no file descriptors
@@ -65,6 +68,13 @@ struct TcpStoreServer::State {
   std::string reason;
   bool by_rank = false;  // see reason_by_rank()
   int reason_rank = -1, reason_signal = 0;
+  std::deque<Event> events;
+  struct Told {
+    int rank;
+    std::string key, value;
+    bool dismissed = false;
+  };
+  std::vector<Told> told;  // and not sent yet
   std::atomic<bool> stop{false};
   std::thread thread;
 
@@ -130,9 +140,10 @@ struct TcpStoreServer::State {
     if (hello->token != token)
       return "the job tokens differ (dist.token, TOPKNOT_TOKEN, or the launcher's job): another job uses "
              "this address";
-    if (hello->size != size)
+    if (members && hello->size > 0) return "elastic.min_ranks is missing: the run at this address is elastic";
+    if (hello->size != (members ? -size : size))
       return fmt::format("rank {} was started for {} ranks, the run at this address has {}", hello->rank,
-                         hello->size, size);
+                         std::abs(hello->size), size);
     if (hello->rank < 0 || hello->rank >= size)
       return fmt::format("there is no rank {} among {}", hello->rank, size);
     if (came[hello->rank])
@@ -162,7 +173,37 @@ struct TcpStoreServer::State {
       came[client.rank] = true;
       heard[client.rank].own = own_time.passed();
     }
-    if (!stopped && std::find(came.begin(), came.end(), false) == came.end()) welcome_all();
+    if (members) {
+      queue(client, Frame::welcome, "");
+      for (const auto& [key, value] : values) queue(client, Frame::value, key + '\0' + value);
+      note({Event::came, client.rank});
+    } else if (!stopped && std::find(came.begin(), came.end(), false) == came.end()) {
+      welcome_all();
+    }
+  }
+
+  void note(Event event) {
+    const std::lock_guard lock(mutex);
+    if (event.kind == Event::left || event.kind == Event::lost) came[event.rank] = false;
+    events.push_back(std::move(event));
+  }
+
+  void send_told() {
+    std::vector<Told> all;
+    {
+      const std::lock_guard lock(mutex);
+      all.swap(told);
+    }
+    for (const Told& one : all) {
+      if (one.rank < 0) values[one.key] = one.value;
+      for (const auto& client : clients) {
+        if (client->rank < 0 || client->left || (one.rank >= 0 && client->rank != one.rank)) continue;
+        if (one.dismissed)
+          queue(*client, Frame::abort, '\0' + one.value), client->gone = true;
+        else
+          queue(*client, Frame::value, one.key + '\0' + one.value);
+      }
+    }
   }
 
   void handle(Client& client, Frame type, const std::string& payload) {
@@ -178,6 +219,7 @@ struct TcpStoreServer::State {
     switch (type) {
       case Frame::set:
         if (cut == std::string::npos) break;
+        if (members) return note({Event::said, client.rank, payload});
         values[payload.substr(0, cut)] = payload.substr(cut + 1);
         for (const auto& other : clients) answer_waiting(*other);
         break;
@@ -197,7 +239,10 @@ struct TcpStoreServer::State {
       case Frame::leave:
         if (client.left) break;
         client.left = true;
-        if (++left_count == size)
+        if (members) {
+          note({Event::left, client.rank, payload});
+          queue(client, Frame::all_left, "");
+        } else if (++left_count == size)
           for (const auto& other : clients)
             if (other->rank >= 0) queue(*other, Frame::all_left, "");
         break;
@@ -332,8 +377,11 @@ struct TcpStoreServer::State {
       }
       accept_some();
       drop_strangers();
+      send_told();
       for (const auto& client : clients)
-        if (client->gone && client->rank >= 0 && !client->left)
+        if (client->gone && client->rank >= 0 && !client->left && members)
+          note({Event::lost, client->rank});
+        else if (client->gone && client->rank >= 0 && !client->left)
           set_reason(rank_name(run_ranks, client->rank) + " died (its connections closed without a message)",
                      false, client->rank);
       for (const auto& client : clients)
@@ -345,6 +393,7 @@ struct TcpStoreServer::State {
       check_arrivals();
       push_reason();
     }
+    send_told();
     push_reason();
     for (const auto& client : clients)
       write_all(client->fd.get(), client->out, Clock::now() + std::chrono::milliseconds(200));
@@ -358,8 +407,16 @@ struct TcpStoreServer::State {
 
 TcpStoreServer::TcpStoreServer(const std::string& host, int port, int size, double timeout_s,
                                const std::string& token, const RunRanks& run_ranks)
+    : TcpStoreServer(host, port, size, timeout_s, token, run_ranks, false) {}
+
+TcpStoreServer::TcpStoreServer(const std::string& host, int port, int size, const std::string& token, Members)
+    : TcpStoreServer(host, port, size, 0, token, {}, true) {}
+
+TcpStoreServer::TcpStoreServer(const std::string& host, int port, int size, double timeout_s,
+                               const std::string& token, const RunRanks& run_ranks, bool members)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
+  s.members = s.welcomed = members;
   s.host = host;
   s.size = size;
   s.timeout_s = timeout_s;
@@ -387,6 +444,30 @@ int TcpStoreServer::port() const {
 
 void TcpStoreServer::abort(const std::string& reason) {
   state_->set_reason(reason, true);
+  state_->wake_up();
+}
+
+std::optional<TcpStoreServer::Event> TcpStoreServer::next_event() {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->events.empty()) return {};
+  Event event = std::move(state_->events.front());
+  state_->events.pop_front();
+  return event;
+}
+
+void TcpStoreServer::tell(int rank, const std::string& key, const std::string& value) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->told.push_back({rank, key, value});
+  }
+  state_->wake_up();
+}
+
+void TcpStoreServer::dismiss(int rank, const std::string& reason) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->told.push_back({rank, "", reason, true});
+  }
   state_->wake_up();
 }
 

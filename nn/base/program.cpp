@@ -27,16 +27,17 @@ constexpr std::int64_t kSameRequest = 100'000'000;  // ns in which further signa
 // Written by the handler, on whichever thread it runs, and read by all threads.
 std::atomic<int> received{0};
 std::atomic<std::int64_t> received_at{0};  // ns
-std::atomic<bool> passed_on{false};        // the parent has sent a signal
+std::atomic<pid_t> passed_on{0};           // who has sent a signal to all of a run's processes
 static_assert(std::atomic<std::int64_t>::is_always_lock_free, "a signal handler takes no locks");
 
 void on_signal(int number, siginfo_t* info, void*) {
   timespec time{};
   clock_gettime(CLOCK_MONOTONIC, &time);
   const std::int64_t now = std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-  const bool from_parent = info->si_code == SI_USER && info->si_pid == getppid();
+  const bool from_parent =
+      info->si_code == SI_USER && (info->si_pid == getppid() || info->si_pid == getpid());
   // If a signal was sent to all processes, the launcher's copy of it may come much later.
-  const bool copy = from_parent && !passed_on.exchange(true);
+  const bool copy = from_parent && passed_on.exchange(info->si_pid) == 0;
   if (received == 0) {
     received_at = now;
     received = number;
@@ -151,7 +152,7 @@ void handle_signals_on_own_stack() {
 
 void install_stop_handlers() {
   received = 0;
-  passed_on = false;
+  passed_on = 0;
   handle_signals_on_own_stack();
   struct sigaction action {};
   action.sa_sigaction = on_signal;
@@ -164,7 +165,7 @@ int stop_signal() {
   return received;
 }
 
-bool stopped_by_parent() {
+pid_t stop_passed_on_by() {
   return passed_on;
 }
 

@@ -23,8 +23,8 @@ std::string signal_name(int signal);
 
 // The signal that asked for a stop of this process, or 0.
 int stop_signal();
-// Whether the parent process has sent one: a launcher, to all of its ranks.
-bool stopped_by_parent();
+// The process that has sent one as to all ranks: the parent, a launcher; or this one, for a coordinator. 0: none.
+pid_t stop_passed_on_by();
 
 // Thrown where work ends early because of a stop signal, of this process or of another rank's.
 // `signal` 0: a rank leaves a run that goes on; kLeaves is then its exit code.

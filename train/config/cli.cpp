@@ -16,9 +16,9 @@
 namespace topknot {
 namespace {
 
-const std::vector<std::string> kFlags = {"--help",    "--validate", "--dry-run",      "--dump-config",
-                                         "--list",    "--resume",   "--quiet",        "--brief",
-                                         "--verbose", "--version",  "--check-network"};
+const std::vector<std::string> kFlags = {"--help",    "--validate", "--dry-run",       "--dump-config",
+                                         "--list",    "--resume",   "--quiet",         "--brief",
+                                         "--verbose", "--version",  "--check-network", "--coordinate"};
 
 constexpr const char* kExamples =
     "Examples:\n"
@@ -52,6 +52,8 @@ std::string flag_help(int width) {
       {"--dump-config", "print the effective configuration as YAML, with where each value came from"},
       {"--resume RUN", "go on with the run in directory RUN from its newest checkpoint"},
       {"--check-network", "start the ranks, have them talk, show who took part and how fast; trains nothing"},
+      {"--coordinate HOST:PORT",
+       "look after the ranks of an elastic run on several hosts, which come with dist.master=HOST:PORT"},
       {"--list WHAT", "what there is, with help: " + joined_lists() + "; or --list keys SECTION"},
       {"-q, --quiet", "of a run only warnings, errors and its result"},
       {"--brief", "the same, and progress on one line of a terminal"},
@@ -153,13 +155,15 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   app.add_flag("-v,--verbose", line.verbose);
   app.add_option("--list", list);
   app.add_option("--resume", line.resume);
+  app.add_option("--coordinate", line.coordinate);
   app.allow_extras();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const std::string text = error.what();
-    throw UserError(text.starts_with("--list") ? text + "; one word of: " + joined_lists()
-                                               : text + "; --resume takes one run directory");
+    throw UserError(text.starts_with("--list")     ? text + "; one word of: " + joined_lists()
+                    : text.starts_with("--resume") ? text + "; --resume takes one run directory"
+                                                   : text + "; --coordinate takes HOST:PORT");
   }
   const int width = terminal_columns(STDOUT_FILENO);
   const std::vector<std::string> words = app.remaining();

@@ -351,6 +351,7 @@ struct CommandLine {
   bool dry_run = false;
   bool dump_config = false;
   bool check_network = false;
+  std::string coordinate;  // --coordinate: HOST:PORT, or ""
   bool quiet = false, brief = false;
   bool verbose = false;
   // Not empty: print it on standard output and leave with 0 (--help, --list, --version, or no argument at

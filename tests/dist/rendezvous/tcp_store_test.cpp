@@ -286,6 +286,51 @@ TEST_CASE("a rank that missed the start learns which connection was refused inst
   CHECK(says(error, {"rank 1 did not come", "rank 1 was started for 3 ranks"}));
 }
 
+TEST_CASE("members come, speak, leave and are lost, each by itself, and come again") {
+  TcpStoreServer server("127.0.0.1", 0, 2, kToken, TcpStoreServer::Members());
+  using Event = TcpStoreServer::Event;
+  const auto next = [&](Event::Kind kind, int rank, const std::string& text = "") {
+    std::optional<Event> event;
+    for (Patience patience(kTimeout); !event && !patience.over(); event = server.next_event())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    REQUIRE(event);
+    CHECK(event->kind == kind);
+    CHECK(event->rank == rank);
+    CHECK(event->text == text);
+  };
+  const auto member = [&](int rank) {
+    return std::make_unique<TcpStoreClient>("127.0.0.1", server.port(), rank, -2, kTimeout, kToken);
+  };
+  server.tell(-1, "all", "a");
+  auto one = member(1);  // without rank 0
+  next(Event::came, 1);
+  check_refused(server.port(), 1, -2, kToken, "rank 1 is here already");
+  check_refused(server.port(), 0, 2, kToken, "elastic.min_ranks is missing");
+  check_refused(server.port(), 0, -3, kToken,
+                "rank 0 was started for 3 ranks, the run at this address has 2");
+  auto zero = member(0);
+  next(Event::came, 0);
+  server.tell(0, "own", "b");
+  CHECK(one->get("all", Patience(kTimeout)) == "a");
+  CHECK(zero->get("own", Patience(kTimeout)) == "b");
+  CHECK(zero->known("all") == "a");
+  CHECK(one->known("own") == "");
+  zero->set("key", "value");
+  next(Event::said, 0, std::string("key\0value", 9));
+  zero->set_last_words("bye");
+  zero.reset();
+  next(Event::left, 0, "bye");
+  CHECK(one->first_reason({}) == "");
+  zero = member(0);
+  next(Event::came, 0);
+  server.dismiss(1, "why");
+  next(Event::lost, 1);
+  CHECK(one->first_reason(std::chrono::seconds(10)) == "why");
+  CHECK(zero->first_reason({}) == "");
+  one = member(1);
+  next(Event::came, 1);
+}
+
 TEST_CASE("a reason is escaped before anyone prints it") {
   TcpStoreServer server("127.0.0.1", 0, 2, kTimeout);
   std::string reason;
