@@ -63,13 +63,16 @@ TEST_CASE("a coordinated rank 0 that hangs loses the run directory, and writes n
   check_all_steps(temp);
 }
 
-TEST_CASE("a coordinator's stop signal stops all, and its end ends all: both runs can be resumed") {
+TEST_CASE("a coordinator's stop signal and a rank's SIGINT stop all, and its end ends all") {
   const TempFolder temp, other;
   const std::string endless = "train.max_steps=1000000 ";
-  check_outcome(coordinate(temp, kAllStart + kWhenItTrains + "kill -INT $c; ", endless), 130,
-                {"stopped by SIGINT after step"}, {"left over", "error"});
-  check_outcome(coordinate(temp, kAllStart, "", "--resume " + temp.at("run") + " train.max_steps=3000 "), 0,
-                {"resumed after step", "done: 3000 steps"});
+  check_outcome(coordinate(temp, kAllStart + kWhenItTrains + "kill $c; ", endless), 143,
+                {"stopped by SIGTERM after step"}, {"left over", "error"});
+  check_outcome(coordinate(temp,
+                           kAllStart + "until [ $(grep -c event.:.start $run/metrics.jsonl) -gt 1 ]; do "
+                                       "sleep 0.05; done; sleep 0.3; kill -INT $one; ",
+                           "", "--resume " + temp.at("run") + " "),
+                130, {"resumed after step", "stopped by SIGINT after step"}, {"left over", "go on"});
   check_outcome(
       coordinate(other,
                  kAllStart + kWhenItTrains +
