@@ -45,8 +45,7 @@ __global__ void __launch_bounds__(kThreads)
 // The division as the CPU has it: by a product with the inverse in float.
 __global__ void __launch_bounds__(kThreads)
     normalise_kernel(float* x, std::size_t n, const double* sum_of_squares, double epsilon) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i < n) x[i] *= static_cast<float>(1 / (sqrt(*sum_of_squares) + epsilon));
 }
 

@@ -225,8 +225,7 @@ __global__ void __launch_bounds__(kThreads) part_starts_kernel(BlockWork work, D
 }
 
 __global__ void __launch_bounds__(kThreads) add_starts_kernel(BlockWork work, DecodedEntries out) {
-  await_previous();
-  const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t rank = blockIdx.y, i = awaited_index();
   const DecodedStats& stats = out.stats[rank];
   if (i < stats.count && stats.damaged == 0)
     out.indices[rank * work.capacity + i] += work.starts[rank * work.parts + i / kRicePart];

@@ -60,8 +60,7 @@ struct Fp16 {
 };
 
 __global__ void __launch_bounds__(kThreads) largest_kernel(BlockWork work, DeviceEntries entries) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x, count = *entries.count;
+  const std::size_t i = awaited_index(), count = *entries.count;
   if (std::size_t{blockIdx.x} * kThreads >= count) return;
   const std::uint32_t most = block_max(i < count ? magnitude_bits(entries.values[i]) : 0);
   if (threadIdx.x == 0) atomicMax(&work.place->largest, most);
@@ -70,8 +69,7 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(BlockWork work, Devic
 template <class Code>
 __global__ void __launch_bounds__(kThreads)
     write_values_kernel(BlockWork work, DeviceEntries entries, std::byte* block) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i >= *entries.count) return;
   std::uint64_t at = work.place->values_at;
   float scale = 1;
@@ -86,8 +84,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     write_int8_kernel(BlockWork work, DeviceEntries entries, std::byte* block) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x, count = *entries.count;
+  const std::size_t i = awaited_index(), count = *entries.count;
   if (std::size_t{blockIdx.x} * kThreads >= count) return;
   const float value = i < count ? entries.values[i] : 0.0f;
   const float scale = int8::scale_of(float_of(block_max(magnitude_bits(value))));
@@ -112,8 +109,7 @@ __device__ void take_value(const BlockWork& work, const DecodedEntries& out, std
 template <class Code>
 __global__ void __launch_bounds__(kThreads)
     read_values_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
-  await_previous();
-  const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t rank = blockIdx.y, i = awaited_index();
   const std::uint32_t count = out.stats[rank].count;
   if (std::size_t{blockIdx.x} * kThreads >= count) return;
   const std::byte* const block = blocks + rank * work.block_bytes;
@@ -142,8 +138,7 @@ __global__ void check_fp16_kernel(BlockWork work, const std::byte* blocks, Decod
 
 __global__ void __launch_bounds__(kThreads)
     read_int8_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out) {
-  await_previous();
-  const std::size_t rank = blockIdx.y, i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t rank = blockIdx.y, i = awaited_index();
   const std::size_t count = out.stats[rank].count;
   if (std::size_t{blockIdx.x} * kThreads >= count) return;
   const std::byte* const block = blocks + rank * work.block_bytes;

@@ -33,8 +33,7 @@ __global__ void add_kernel(const T* a, const T* b, T* out, std::size_t n) {
 
 __global__ void __launch_bounds__(kThreads)
     add_scaled_kernel(float* sum, const float* values, std::size_t n, float factor) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i < n) sum[i] += factor * values[i];
 }
 

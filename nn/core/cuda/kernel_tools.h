@@ -25,6 +25,14 @@ inline dim3 grid_for(std::size_t n, std::size_t per_block, std::size_t most = 0x
   return dim3(static_cast<unsigned>(blocks < 1 ? 1 : blocks > most ? most : blocks));
 }
 
+// Begins a kernel of one thread for each element: await_previous(), then the thread's number in the grid, whose
+// blocks have kThreads.
+template <class T = std::size_t>
+__device__ T awaited_index() {
+  await_previous();
+  return T{blockIdx.x} * kThreads + threadIdx.x;
+}
+
 // The sum over lanes 0 to this one.
 template <class T>
 __device__ T warp_inclusive_sum(T value) {

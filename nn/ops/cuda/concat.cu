@@ -8,8 +8,7 @@ namespace {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     copy_channels_kernel(const T* x, T* y, ChannelCopy c, std::uint32_t n, bool accumulate) {
-  await_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = awaited_index();
   if (at >= n) return;
   const std::uint32_t item = static_cast<std::uint32_t>(at), i = item % c.count, row = item / c.count;
   const T in = x[std::size_t{row} * c.from_channels + c.from + i * c.from_step];

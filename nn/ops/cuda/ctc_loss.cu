@@ -24,8 +24,7 @@ __device__ float ctc_logit(const CtcBatch& b, std::int64_t row, std::int64_t c) 
 // log_sums [T * N]: of each row's softmax. A thread per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) ctc_log_sums_kernel(CtcBatch b, double* log_sums) {
-  await_previous();
-  const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t row = awaited_index<std::int64_t>();
   if (row >= b.frames * b.sequences) return;
   double top = ctc_logit<T>(b, row, 0), sum = 0;
   for (std::int64_t c = 1; c < b.classes; ++c) {
@@ -107,8 +106,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     ctc_gradient_kernel(CtcBatch b, const double* log_sums, const double* shares, const double* losses,
                         float* dz) {
-  await_previous();
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t i = awaited_index<std::int64_t>();
   if (i >= b.frames * b.sequences * b.classes) return;
   const std::int64_t row = i / b.classes, c = i % b.classes, t = row / b.sequences, n = row % b.sequences;
   if (losses[n] != losses[n]) {  // NaN
@@ -157,8 +155,7 @@ void forward(const Tensor& logits, const CtcTargets& targets, std::int32_t blank
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     ctc_scale_kernel(const float* dz, std::int64_t n, float sequences, const float* grad, T* out) {
-  await_previous();
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t i = awaited_index<std::int64_t>();
   if (i < n) out[i] = from_float<T>(dz[i] * (grad[0] / sequences));
 }
 

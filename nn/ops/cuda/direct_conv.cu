@@ -42,8 +42,7 @@ struct Place {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     direct_forward_kernel(const T* x, const T* filter, T* y, DirectShape s, std::uint32_t n) {
-  await_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = awaited_index();
   if (at >= n) return;
   const Place to(static_cast<std::uint32_t>(at), s.out_height, s.out_width, s.out);
   const std::size_t next_channel = std::size_t{1} * s.kernel_height * s.kernel_width * s.out;
@@ -67,8 +66,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     direct_input_gradient_kernel(const T* filter, const T* dy, T* dx, bool accumulate, DirectShape s,
                                  std::uint32_t n) {
-  await_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = awaited_index();
   if (at >= n) return;
   const Place to(static_cast<std::uint32_t>(at), s.height, s.width, s.in);
   const int first = to.channel / s.in_of_group * s.out_of_group, c = to.channel % s.in_of_group;
@@ -93,8 +91,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     direct_weight_gradient_kernel(const T* x, const T* dy, float* sums, DirectShape s, std::size_t rows,
                                   std::size_t rows_of_slab, std::size_t filter, std::size_t n) {
-  await_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = awaited_index();
   if (at >= n) return;
   const Place of(static_cast<std::uint32_t>(at % filter), s.kernel_height, s.kernel_width, s.out);
   const int channel = of.channel / s.out_of_group * s.in_of_group + static_cast<int>(of.image);

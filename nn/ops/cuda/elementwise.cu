@@ -120,8 +120,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     dropout_nhwc_kernel(const T* in, T* out, std::uint32_t n, DropoutShape shape, float p, float keep,
                         PhiloxStream stream, const std::uint32_t* step) {
-  await_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = awaited_index();
   if (at >= n) return;
   const std::uint32_t i = static_cast<std::uint32_t>(at), c = i % shape.channels, pixel = i / shape.channels;
   const std::uint32_t number =

@@ -25,8 +25,7 @@ void by_element_size(const Tensor& x, const auto& fn) {
 // element of x; neighbours are neighbours there.
 template <class W>
 __global__ void __launch_bounds__(kThreads) frames_kernel(bool gather, const W* from, W* to, FramesShape s) {
-  await_previous();
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t i = awaited_index<std::int64_t>();
   if (i >= s.size()) return;
   const std::int64_t c = i % s.channels, t = i / s.channels % s.frames,
                      h = i / s.channels / s.frames % s.height, n = i / s.channels / s.frames / s.height;
@@ -52,8 +51,7 @@ void scatter(const Tensor& rows, Tensor& x) {
 template <class W>
 __global__ void __launch_bounds__(kThreads)
     mask_kernel(bool rows, const W* from, const std::int32_t* frames, W* to, FramesShape s) {
-  await_previous();
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t i = awaited_index<std::int64_t>();
   if (i >= s.size()) return;
   const std::int64_t group = i / s.channels;  // of the channels of a frame
   const std::int64_t t = rows ? group / s.images : group % s.frames;

@@ -164,8 +164,7 @@ void forward(const LinearCrossEntropyCall& call, Tensor& loss, Tensor& dx, Tenso
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     scale_kernel(const float* from, const float* by, bool accumulate, T* to, std::size_t n) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i >= n) return;
   const float value = *by * from[i];
   to[i] = from_float<T>(accumulate ? as_float(to[i]) + value : value);

@@ -16,8 +16,7 @@ LookaheadShape shape_of(const Tensor& x, const Tensor& weight) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     lookahead_filter_kernel(LookaheadShape s, const T* x, const float* w, std::int64_t shift, T* y) {
-  await_previous();
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t i = awaited_index<std::int64_t>();
   if (i >= s.rows * s.features) return;
   const std::int64_t row = i / s.features, f = i % s.features;
   float sum = 0;
@@ -41,8 +40,7 @@ void filter(const Tensor& x, const Tensor& weight, std::int64_t shift, Tensor& y
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     lookahead_weight_kernel(LookaheadShape s, const T* x, const T* dy, std::int64_t batch, float* dw) {
-  await_previous();
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t i = awaited_index<std::int64_t>();
   if (i >= s.features * s.taps) return;
   const std::int64_t j = i / s.features, f = i % s.features;
   double sum = 0;

@@ -210,8 +210,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     squared_error_backward_kernel(const T* __restrict__ y, const float* __restrict__ target, std::size_t n,
                                   const float* __restrict__ grad, T* __restrict__ dy) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i >= n) return;
   const float scale = 2.0f * grad[0] / static_cast<float>(n);
   dy[i] = from_float<T>((as_float(y[i]) - target[i]) * scale);

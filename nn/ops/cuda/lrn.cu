@@ -33,8 +33,7 @@ __device__ float denominator(const T* x, std::uint32_t c, const LrnShape& s) {
 // A thread for each element. The neighbours lie side by side, so that they come from the cache.
 template <class T>
 __global__ void __launch_bounds__(kThreads) lrn_forward_kernel(const T* x, T* y, LrnShape s) {
-  await_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = awaited_index();
   if (at >= s.elements) return;
   const std::uint32_t i = static_cast<std::uint32_t>(at), c = i % s.channels;
   y[i] = from_float<T>(as_float(x[i]) * powf(denominator(x + (i - c), c, s), -s.beta));
@@ -42,8 +41,7 @@ __global__ void __launch_bounds__(kThreads) lrn_forward_kernel(const T* x, T* y,
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) lrn_backward_kernel(const T* x, const T* dy, T* dx, LrnShape s) {
-  await_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = awaited_index();
   if (at >= s.elements) return;
   const std::uint32_t i = static_cast<std::uint32_t>(at), c = i % s.channels;
   const T *pixel = x + (i - c), *grad = dy + (i - c);

@@ -11,8 +11,7 @@ struct CornerShape {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     corner_kernel(const T* in, T* out, CornerShape s, std::uint32_t n, float value) {
-  await_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = awaited_index();
   if (at >= n) return;
   const std::uint32_t item = static_cast<std::uint32_t>(at), c = item % s.channels, pixel = item / s.channels;
   const std::uint32_t j = pixel % s.width, row = pixel / s.width, i = row % s.height, image = row / s.height;

@@ -90,8 +90,7 @@ AveragePoolShape shape_of(const Tensor& x) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     average_forward_kernel(const T* x, T* y, AveragePoolShape s, float scale) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i >= std::size_t{s.images} * s.channels) return;
   const std::size_t image = i / s.channels, channel = i % s.channels;
   const T* from = x + image * s.pixels * s.channels + channel;

@@ -8,8 +8,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     positions_kernel(const T* x, const float* weight, std::size_t batch, std::size_t width, std::size_t n,
                      T* y) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i >= n) return;
   y[i] = from_float<T>(as_float(x[i]) + weight[i / width / batch * width + i % width]);
 }
@@ -27,8 +26,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     positions_gradient_kernel(const T* dy, std::size_t batch, std::size_t width, std::size_t steps,
                               bool accumulate, std::size_t n, float* dw) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i >= n) return;
   const std::size_t t = i / width, j = i % width;
   float sum = accumulate ? dw[i] : 0.0f;

@@ -48,8 +48,7 @@ struct alignas(16) Piece {
 template <class T>
 __global__ __launch_bounds__(kThreads) void bias_pieces_kernel(Piece<T>* y, const float* bias,
                                                                std::size_t pieces, unsigned pieces_of_row) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i >= pieces) return;
   const float* of = bias + static_cast<unsigned>(i % pieces_of_row) * Piece<T>::kSize;
   Piece<T> piece = y[i];

@@ -12,8 +12,7 @@ constexpr unsigned kHeads = 4;
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(RopeCall call, std::int64_t threads, const T* x, T* y) {
-  await_previous();
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t i = awaited_index<std::int64_t>();
   if (i >= threads) return;
   const std::int64_t row = i / call.pairs, pair = i % call.pairs, all = call.rotated + call.kept;
   const std::int64_t first = std::int64_t{blockIdx.y} * kHeads, last = first + kHeads;

@@ -17,8 +17,7 @@ ScaleShape shape_of(const Tensor& x) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     scale_kernel(const T* x, const T* s, T* y, ScaleShape shape, std::uint32_t n) {
-  await_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = awaited_index();
   if (at >= n) return;
   const std::uint32_t i = static_cast<std::uint32_t>(at), c = i % shape.channels,
                       image = i / shape.channels / shape.pixels;
@@ -35,8 +34,7 @@ void forward(const Tensor& x, const Tensor& s, Tensor& y) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     scale_gradient_kernel(const T* x, const T* dy, T* ds, ScaleShape shape) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i >= std::size_t{shape.images} * shape.channels) return;
   const std::size_t first = i / shape.channels * shape.pixels * shape.channels + i % shape.channels;
   float sum = 0;

@@ -23,8 +23,7 @@ ShortcutShape shape_of(const Tensor& large, const Tensor& small) {
 template <class W>
 __global__ void __launch_bounds__(kThreads)
     subsample_kernel(const W* x, W* y, ShortcutShape s, std::uint32_t words) {
-  await_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = awaited_index();
   if (at >= words) return;
   const std::uint32_t to = static_cast<std::uint32_t>(at), c = to % s.wide - s.shift, pixel = to / s.wide;
   W word{};
@@ -39,8 +38,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class W>
 __global__ void __launch_bounds__(kThreads)
     subsample_backward_kernel(const W* dy, W* dx, ShortcutShape s, std::uint32_t words) {
-  await_previous();
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = awaited_index();
   if (at >= words) return;
   const std::uint32_t to = static_cast<std::uint32_t>(at), c = to % s.narrow, pixel = to / s.narrow;
   const std::uint32_t j = pixel % s.width, i = pixel / s.width % s.height, n = pixel / s.width / s.height;

@@ -7,8 +7,7 @@ namespace {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     swiglu_kernel(const T* x, std::size_t n, std::size_t width, T* y) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i >= n) return;
   const std::size_t a = i + i / width * width;  // row * 2 width + column
   y[i] = from_float<T>(SiluRule{}.value(as_float(x[a])) * as_float(x[a + width]));
@@ -17,8 +16,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     swiglu_backward_kernel(const T* x, const T* dy, std::size_t n, std::size_t width, T* dx) {
-  await_previous();
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = awaited_index();
   if (i >= n) return;
   const std::size_t a = i + i / width * width;
   const float of_a = as_float(x[a]), g = as_float(dy[i]);
