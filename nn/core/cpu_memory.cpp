@@ -100,14 +100,4 @@ void CpuMemory::free_cached() {
   cached_ = 0;
 }
 
-void CpuMemory::release_cached() {
-  const std::lock_guard lock(mutex_);
-  free_cached();
-}
-
-std::size_t CpuMemory::held() const {
-  const std::lock_guard lock(mutex_);
-  return in_use_ + cached_;
-}
-
 }  // namespace topknot

@@ -16,15 +16,19 @@ class CpuMemory {
  public:
   CpuMemory() = default;
   ~CpuMemory() { release_cached(); }
-  CpuMemory(const CpuMemory&) = delete;
-  CpuMemory& operator=(const CpuMemory&) = delete;
 
   // From any thread. Contents are undefined. Throws OutOfMemory.
   float* allocate(std::size_t floats);
   void release(float* data, std::size_t floats);
-  void release_cached();
+  void release_cached() {
+    const std::lock_guard lock(mutex_);
+    free_cached();
+  }
   // Bytes in use and kept.
-  std::size_t held() const;
+  std::size_t held() const {
+    const std::lock_guard lock(mutex_);
+    return in_use_ + cached_;
+  }
 
  private:
   struct Block {

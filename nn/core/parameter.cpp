@@ -77,14 +77,6 @@ int ParameterArena::side_of(std::size_t begin, std::size_t end) const {
   return std::max(side, 0);
 }
 
-std::span<float> ParameterArena::gradient(std::size_t begin, std::size_t end) {
-  return {gradients_[side_of(begin, end)] + begin, end - begin};
-}
-
-std::span<float> ParameterArena::residual(std::size_t begin, std::size_t end) {
-  return {gradients_[1 - side_of(begin, end)] + begin, end - begin};
-}
-
 void ParameterArena::swap_gradient_and_residual(std::size_t begin, std::size_t end) {
   const int side = side_of(begin, end);
   for (Parameter* parameter : order_)

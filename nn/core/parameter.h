@@ -95,8 +95,12 @@ class ParameterArena {
   std::vector<float> host_weights() const;  // a copy, from any device, with the frozen ones at the end
   // The slice [begin, end), on parameter boundaries, of the buffer that backward writes to and of the other
   // one. All parameters of the slice must be on the same side, which holds for the groups of the exchange.
-  std::span<float> gradient(std::size_t begin, std::size_t end);
-  std::span<float> residual(std::size_t begin, std::size_t end);
+  std::span<float> gradient(std::size_t begin, std::size_t end) {
+    return {gradients_[side_of(begin, end)] + begin, end - begin};
+  }
+  std::span<float> residual(std::size_t begin, std::size_t end) {
+    return {gradients_[1 - side_of(begin, end)] + begin, end - begin};
+  }
   // For one slice: the memory of the gradient becomes the residual's, and the reverse.
   void swap_gradient_and_residual(std::size_t begin, std::size_t end);
 
@@ -120,7 +124,6 @@ class ParameterArena {
 class ParameterStore {
  public:
   explicit ParameterStore(Device device = {}) : device_(device) {}
-  ParameterStore(const ParameterStore&) = delete;
   ~ParameterStore();
   Device device() const { return device_; }
   Parameter& add(const std::string& name, const Shape& shape, Initializer init);

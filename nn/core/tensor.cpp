@@ -51,16 +51,6 @@ Tensor Tensor::empty(const Shape& shape, Layout layout, Device device, DType dty
   return t;
 }
 
-Tensor Tensor::empty_like(const Tensor& other) {
-  return empty(other.shape(), other.layout(), other.device(), other.dtype());
-}
-
-Tensor Tensor::zeros(const Shape& shape, Layout layout, Device device) {
-  Tensor t = empty(shape, layout, device);
-  backend(device).fill_zero(t.data_, static_cast<std::size_t>(t.numel()));
-  return t;
-}
-
 Tensor Tensor::from(const std::vector<float>& values, const Shape& shape, Device device) {
   TOPKNOT_CHECK(static_cast<std::int64_t>(values.size()) == shape.numel(),
                 "as many values as the shape " + shape.str() + " has elements");

@@ -47,8 +47,15 @@ class Tensor {
   Tensor() = default;  // undefined
   static Tensor empty(const Shape& shape, Layout layout = Layout::plain, Device device = {},
                       DType dtype = DType::f32);
-  static Tensor empty_like(const Tensor& other);  // of its shape, layout, device and type
-  static Tensor zeros(const Shape& shape, Layout layout = Layout::plain, Device device = {});
+  // Has the other's shape, layout, device and type.
+  static Tensor empty_like(const Tensor& other) {
+    return empty(other.shape(), other.layout(), other.device(), other.dtype());
+  }
+  static Tensor zeros(const Shape& shape, Layout layout = Layout::plain, Device device = {}) {
+    Tensor t = empty(shape, layout, device);
+    backend(device).fill_zero(t.data_, static_cast<std::size_t>(t.numel()));
+    return t;
+  }
   static Tensor from(const std::vector<float>& values, const Shape& shape, Device device = {});  // plain
   // A view of memory with another owner that outlives it (the parameter arena).
   static Tensor view(float* data, const Shape& shape, Device device = {});

@@ -20,19 +20,11 @@ Conv2d::Conv2d(ParameterStore& store, const std::string& name, const ConvGeometr
   if (bias) bias_ = &store.add(name + ".bias", {geometry.out}, constant(0.0f));
 }
 
-Variable Conv2d::forward(const Variable& x, const ForwardContext& context) {
-  return conv2d(x, context.use(*weight_), bias_ ? context.use(*bias_) : Variable(), geometry_);
-}
-
 BatchNorm::BatchNorm(ParameterStore& store, const std::string& name, std::int64_t channels, bool relu)
     : relu_(relu),
       gamma_(&store.add(name + ".gamma", {channels}, constant(1.0f))),
       beta_(&store.add(name + ".beta", {channels}, constant(0.0f))),
       state_(running_statistics(store, name, channels)) {}
-
-Variable BatchNorm::forward(const Variable& x, const ForwardContext& context) {
-  return batch_norm(x, context.use(*gamma_), context.use(*beta_), {}, state_, {context.training, relu_});
-}
 
 Variable activate(const Variable& x, Activation activation) {
   switch (activation) {
@@ -70,10 +62,6 @@ Variable ConvBn::forward(const Variable& x, const Variable& residual, const Forw
 Linear::Linear(ParameterStore& store, const std::string& name, std::int64_t in, std::int64_t out)
     : weight_(&store.add(name + ".weight", {out, in}, uniform(1.0f / std::sqrt(static_cast<float>(in))))),
       bias_(&store.add(name + ".bias", {out}, uniform(1.0f / std::sqrt(static_cast<float>(in))))) {}
-
-Variable Linear::forward(const Variable& x, const ForwardContext& context) {
-  return linear(x, context.use(*weight_), context.use(*bias_));
-}
 
 Variable Branches::forward(const Variable& x, const ForwardContext& context) {
   std::vector<Variable> parts;

@@ -100,7 +100,9 @@ inline Initializer uniform(float bound) {
 class Conv2d final : public Module {
  public:
   Conv2d(ParameterStore& store, const std::string& name, const ConvGeometry& geometry, bool bias = true);
-  Variable forward(const Variable& x, const ForwardContext& context) override;
+  Variable forward(const Variable& x, const ForwardContext& context) override {
+    return conv2d(x, context.use(*weight_), bias_ ? context.use(*bias_) : Variable(), geometry_);
+  }
 
  private:
   ConvGeometry geometry_;
@@ -111,7 +113,9 @@ class Conv2d final : public Module {
 class BatchNorm final : public Module {
  public:
   BatchNorm(ParameterStore& store, const std::string& name, std::int64_t channels, bool relu = false);
-  Variable forward(const Variable& x, const ForwardContext& context) override;
+  Variable forward(const Variable& x, const ForwardContext& context) override {
+    return batch_norm(x, context.use(*gamma_), context.use(*beta_), {}, state_, {context.training, relu_});
+  }
 
  private:
   bool relu_;
@@ -144,7 +148,9 @@ class ConvBn final : public Module {
 class Linear final : public Module {
  public:
   Linear(ParameterStore& store, const std::string& name, std::int64_t in, std::int64_t out);
-  Variable forward(const Variable& x, const ForwardContext& context) override;
+  Variable forward(const Variable& x, const ForwardContext& context) override {
+    return linear(x, context.use(*weight_), context.use(*bias_));
+  }
 
  private:
   Parameter *weight_, *bias_;

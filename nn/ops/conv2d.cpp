@@ -30,10 +30,6 @@ Shape ConvGeometry::output_shape(const Shape& x) const {
   return {x[0], out, height / stride.height + 1, width / stride.width + 1};
 }
 
-double ConvGeometry::flops(const Shape& x) const {
-  return 2.0 * static_cast<double>(output_shape(x).numel() * (in / groups) * kernel.height * kernel.width);
-}
-
 Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias,
                 const ConvGeometry& geometry) {
   const Shape shape = geometry.output_shape(x.shape());

@@ -85,7 +85,9 @@ struct ConvGeometry {
   // x.
   Shape output_shape(const Shape& x) const;
   // Operations of y, and of each gradient of x and w: 2 per multiply-add, those with padding included.
-  double flops(const Shape& x) const;
+  double flops(const Shape& x) const {
+    return 2.0 * static_cast<double>(output_shape(x).numel() * (in / groups) * kernel.height * kernel.width);
+  }
   auto operator<=>(const ConvGeometry&) const = default;
 };
 

@@ -146,10 +146,6 @@ Context::~Context() {
   cudaGetLastError();
 }
 
-DType Context::activation_type() const {
-  return options_.precision == Precision::bf16 ? DType::bf16 : DType::f32;
-}
-
 void* Context::workspace(std::size_t bytes) {
   if (bytes <= workspace_bytes_) return workspace_;
   if (workspace_) old_workspaces_.push_back(workspace_);
@@ -163,43 +159,8 @@ void* Context::allocate(std::size_t bytes) {
   return pool_->allocate(bytes);
 }
 
-void Context::synchronize() {
-  TOPKNOT_CUDA(cudaStreamSynchronize(stream_));
-  TOPKNOT_CUDA(cudaStreamSynchronize(communication_));
-}
-
 void release_to_pool(Pool& pool, void* data) noexcept {
   pool.release(data);
-}
-
-PinnedMemory::PinnedMemory(std::size_t bytes) : size_(bytes) {
-  void* data = nullptr;
-  TOPKNOT_CUDA(cudaHostAlloc(&data, bytes == 0 ? 1 : bytes, cudaHostAllocPortable));
-  data_ = static_cast<std::byte*>(data);
-}
-
-PinnedMemory::~PinnedMemory() {
-  cudaFreeHost(data_);
-}
-
-Event::Event(bool with_time) {
-  TOPKNOT_CUDA(cudaEventCreateWithFlags(&event_, with_time ? cudaEventDefault : cudaEventDisableTiming));
-}
-
-Event::~Event() {
-  if (event_) cudaEventDestroy(event_);
-}
-
-void Event::record(cudaStream_t stream) {
-  TOPKNOT_CUDA(cudaEventRecord(event_, stream));
-}
-
-void Event::wait(cudaStream_t stream) const {
-  TOPKNOT_CUDA(cudaStreamWaitEvent(stream, event_, 0));
-}
-
-void Event::synchronize() const {
-  TOPKNOT_CUDA(cudaEventSynchronize(event_));
 }
 
 float milliseconds_between(const Event& from, const Event& to) {

@@ -72,7 +72,8 @@ class Context {
   bool early_launches() const { return options_.early_launch; }
   void end_early_launches() { options_.early_launch = false; }
   Device device() const { return {DeviceKind::cuda, options_.device}; }
-  DType activation_type() const;  // of activations: bf16 under Precision::bf16, else f32
+  // The type of activations.
+  DType activation_type() const { return options_.precision == Precision::bf16 ? DType::bf16 : DType::f32; }
 
   cudaStream_t stream() const { return stream_; }                // compute
   cudaStream_t communication() const { return communication_; }  // collectives; of the highest priority
@@ -102,7 +103,10 @@ class Context {
   }
 
   // Waits for everything on both streams; throws CudaError for what failed there.
-  void synchronize();
+  void synchronize() {
+    TOPKNOT_CUDA(cudaStreamSynchronize(stream_));
+    TOPKNOT_CUDA(cudaStreamSynchronize(communication_));
+  }
 
  private:
   ContextOptions options_;
@@ -163,8 +167,12 @@ std::vector<T> on_host(const T* data, std::size_t size) {
 // Page-locked host memory, for asynchronous copies.
 class PinnedMemory {
  public:
-  explicit PinnedMemory(std::size_t bytes);
-  ~PinnedMemory();
+  explicit PinnedMemory(std::size_t bytes) : size_(bytes) {
+    void* data = nullptr;
+    TOPKNOT_CUDA(cudaHostAlloc(&data, bytes == 0 ? 1 : bytes, cudaHostAllocPortable));
+    data_ = static_cast<std::byte*>(data);
+  }
+  ~PinnedMemory() { cudaFreeHost(data_); }
   PinnedMemory(const PinnedMemory&) = delete;
   PinnedMemory& operator=(const PinnedMemory&) = delete;
   std::byte* data() const { return data_; }
@@ -198,13 +206,18 @@ inline bool capturing(cudaStream_t stream) {
 // An event without timing (with_time: with), of the current device.
 class Event {
  public:
-  explicit Event(bool with_time = false);
-  ~Event();
+  explicit Event(bool with_time = false) {
+    TOPKNOT_CUDA(cudaEventCreateWithFlags(&event_, with_time ? cudaEventDefault : cudaEventDisableTiming));
+  }
+  ~Event() {
+    if (event_) cudaEventDestroy(event_);
+  }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  void record(cudaStream_t stream);
-  void wait(cudaStream_t stream) const;  // the stream waits, the host does not
-  void synchronize() const;              // the host waits
+  void record(cudaStream_t stream) { TOPKNOT_CUDA(cudaEventRecord(event_, stream)); }
+  // Lets the stream wait, not the host.
+  void wait(cudaStream_t stream) const { TOPKNOT_CUDA(cudaStreamWaitEvent(stream, event_, 0)); }
+  void synchronize() const { TOPKNOT_CUDA(cudaEventSynchronize(event_)); }  // the host waits
   cudaEvent_t get() const { return event_; }
 
  private:

@@ -169,16 +169,6 @@ void Pool::release_cached() noexcept {
   free_.clear();
 }
 
-std::size_t Pool::in_use() const {
-  const std::lock_guard lock(mutex_);
-  return in_use_;
-}
-
-std::size_t Pool::reserved() const {
-  const std::lock_guard lock(mutex_);
-  return reserved_;
-}
-
 Graph::Graph(cudaStream_t stream, GraphMemory& memory, const std::function<void()>& work) {
   // Captures this thread only: other ranks of the process go on meanwhile.
   TOPKNOT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -201,23 +191,6 @@ Graph::Graph(cudaStream_t stream, GraphMemory& memory, const std::function<void(
     status = cudaGraphInstantiate(&executable_, graph, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(graph);
   check_cuda(status, "cudaGraphGetNodes, cudaGraphInstantiate", __FILE__, __LINE__);
-}
-
-Graph::~Graph() {
-  if (executable_) cudaGraphExecDestroy(executable_);
-}
-
-Graph::Graph(Graph&& other) noexcept
-    : executable_(std::exchange(other.executable_, nullptr)), nodes_(other.nodes_) {}
-
-Graph& Graph::operator=(Graph&& other) noexcept {
-  std::swap(executable_, other.executable_);
-  std::swap(nodes_, other.nodes_);
-  return *this;
-}
-
-void Graph::launch(cudaStream_t stream) const {
-  TOPKNOT_CUDA(cudaGraphLaunch(executable_, stream));
 }
 
 }  // namespace topknot::cuda

@@ -14,14 +14,14 @@
 #include <utility>
 #include <vector>
 
+#include "nn/core/cuda/check.h"
+
 namespace topknot::cuda {
 
 class Pool {
  public:
   explicit Pool(int device);
   ~Pool();
-  Pool(const Pool&) = delete;
-  Pool& operator=(const Pool&) = delete;
 
   // 512-byte aligned. If memory is short, gives cached blocks of all ranks on this GPU back and tries again;
   // then throws OutOfMemory.
@@ -35,8 +35,16 @@ class Pool {
   // has no other user. Where the GPU has no more during a capture, OutOfMemory names train.graphs.
   void use(class GraphMemory* graph);
 
-  std::size_t in_use() const;    // bytes handed out
-  std::size_t reserved() const;  // bytes taken from the GPU
+  // Bytes handed out.
+  std::size_t in_use() const {
+    const std::lock_guard lock(mutex_);
+    return in_use_;
+  }
+  // Bytes taken from the GPU.
+  std::size_t reserved() const {
+    const std::lock_guard lock(mutex_);
+    return reserved_;
+  }
 
   static std::size_t rounded(std::size_t bytes);
 
@@ -85,12 +93,19 @@ class Graph {
   // Records what `work` puts on the stream, and on streams that join it by events; nothing runs yet. `work`
   // may not wait for the GPU; what memory it uses stays with `memory`. Rethrows what it throws.
   Graph(cudaStream_t stream, GraphMemory& memory, const std::function<void()>& work);
-  ~Graph();
-  Graph(Graph&& other) noexcept;
-  Graph& operator=(Graph&& other) noexcept;
+  ~Graph() {
+    if (executable_) cudaGraphExecDestroy(executable_);
+  }
+  Graph(Graph&& other) noexcept
+      : executable_(std::exchange(other.executable_, nullptr)), nodes_(other.nodes_) {}
+  Graph& operator=(Graph&& other) noexcept {
+    std::swap(executable_, other.executable_);
+    std::swap(nodes_, other.nodes_);
+    return *this;
+  }
 
   explicit operator bool() const { return executable_ != nullptr; }
-  void launch(cudaStream_t stream) const;
+  void launch(cudaStream_t stream) const { TOPKNOT_CUDA(cudaGraphLaunch(executable_, stream)); }
   std::size_t nodes() const { return nodes_; }  // kernels, copies and what else was recorded
 
  private:

@@ -77,10 +77,6 @@ void Convolution::run(ConvProduct product, const void* a, const void* b, bool ac
                                     context.options().deterministic ? "deterministic " : "", name(product)));
 }
 
-bool Convolution::supported(ConvProduct product) {
-  return !algorithms(product).left.empty();
-}
-
 Convolution::Algorithms& Convolution::algorithms(ConvProduct product) {
   const ContextOptions& options = Context::current().options();
   Algorithms& all = algorithms_[static_cast<std::size_t>(product)];

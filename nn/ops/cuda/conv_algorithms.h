@@ -66,7 +66,7 @@ class Convolution {
   void run(ConvProduct product, const void* a, const void* b, bool accumulate, void* out);
 
   // Whether there is an algorithm for the product; cuDNN's heuristics are asked at the first call.
-  bool supported(ConvProduct product);
+  bool supported(ConvProduct product) { return !algorithms(product).left.empty(); }
 
  private:
   struct Algorithms {
