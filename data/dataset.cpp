@@ -30,14 +30,6 @@ void Dataset::get(std::int64_t index, float* sample) const {
     sample[i] = static_cast<float>(pixels[i]) / 255.0f;
 }
 
-void Dataset::decode(std::int64_t, const CounterRng*, std::uint8_t*, std::vector<DamagedFile>&) const {
-  throw Error("data set '" + name() + "' is in memory");
-}
-
-void Dataset::get_frames(std::int64_t index, float*, std::int64_t) const {
-  frames(index);
-}
-
 std::vector<std::int32_t> Dataset::encode(const std::string& text) const {
   std::vector<std::int32_t> tokens;
   constexpr std::string_view kBlanks = " \t\r\n";

@@ -101,8 +101,10 @@ class Dataset {
   // numbers for crop and mirror image; null: without. A damaged file is added to `damaged`, and the next file
   // of its class that can be read stands in, in the set's order and from its last file on to its first: the
   // same one on every rank.
-  virtual void decode(std::int64_t index, const CounterRng* random, std::uint8_t* pixels,
-                      std::vector<DamagedFile>& damaged) const;
+  virtual void decode(std::int64_t /*index*/, const CounterRng* /*random*/, std::uint8_t* /*pixels*/,
+                      std::vector<DamagedFile>& /*damaged*/) const {
+    throw Error("data set '" + name() + "' is in memory");
+  }
   // If reading all samples costs too much: adds what tells this set from another, and returns true.
   virtual bool add_to(Checksum&) const { return false; }
   // Checksum of the classes' names in order: a text's vocabulary, an alphabet, folders. 0: there are none.
@@ -126,7 +128,9 @@ class Dataset {
     frames(index);
     return {};
   }
-  virtual void get_frames(std::int64_t index, float* out, std::int64_t stride) const;
+  virtual void get_frames(std::int64_t index, float* /*out*/, std::int64_t /*stride*/) const {
+    frames(index);
+  }
   virtual std::string where(std::int64_t index) const { return "sample " + std::to_string(index); }
 
   // Language models only: the tokens of a text, and what a token stands for, as it is written before the next

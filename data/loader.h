@@ -72,8 +72,6 @@ class Loader {
   // At any time; waits for batches in work only, in the worst case without end: for a read from a network
   // file system that hangs. A program has an EndAfterSignal (nn/base/program.h) around it.
   ~Loader() { stop(); }
-  Loader(const Loader&) = delete;
-  Loader& operator=(const Loader&) = delete;
 
   const Dataset& dataset() const { return dataset_; }
   // Batches of this rank in an epoch, of which an optimizer step takes batches_per_step(), train.accumulate but for a

@@ -97,10 +97,6 @@ void Transform::apply(std::int64_t index, std::int64_t epoch, std::uint8_t* out,
         [](std::uint8_t b) { return b; }, out + c * area);
 }
 
-void Transform::apply(std::int64_t index, std::int64_t epoch, float* out) const {
-  apply(index, augment_ ? draw_crop_flip(seed_, epoch, index) : CropFlip{}, out);
-}
-
 void Transform::apply(std::int64_t index, const CropFlip& choice, float* out) const {
   const std::int64_t area = height_ * width_;
   const std::uint8_t* bytes = dataset_.bytes(index);

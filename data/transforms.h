@@ -52,7 +52,9 @@ class Transform {
   // Writes sample_shape().numel() floats: crop and mirror image if `augment`, then (x - mean) / std a
   // channel. Of a set on demand, what Dataset::decode() found is added to `damaged`.
   void apply(std::int64_t index, std::int64_t epoch, float* out, std::vector<DamagedFile>& damaged) const;
-  void apply(std::int64_t index, std::int64_t epoch, float* out) const;
+  void apply(std::int64_t index, std::int64_t epoch, float* out) const {
+    apply(index, augment_ ? draw_crop_flip(seed_, epoch, index) : CropFlip{}, out);
+  }
   // The same before normalisation, for sets that give bytes.
   bool gives_bytes() const { return !of_byte_.empty(); }
   void apply(std::int64_t index, std::int64_t epoch, std::uint8_t* out,

@@ -31,8 +31,6 @@ class DeviceStep {
       static_cast<void>(slots_.release());
     cudaGetLastError();
   }
-  DeviceStep(const DeviceStep&) = delete;
-  DeviceStep& operator=(const DeviceStep&) = delete;
 
   // In the stream's order. Clears the status. `context`: of the host, with as many weights as the constructor
   // was told.

@@ -37,8 +37,6 @@ class CollectiveQueue {
   // Runs what is queued, or drops it after a failure and while an exception propagates (the running job ends
   // first; the handler of the exception calls abort()).
   ~CollectiveQueue();
-  CollectiveQueue(const CollectiveQueue&) = delete;
-  CollectiveQueue& operator=(const CollectiveQueue&) = delete;
 
   // For what it says of itself (rank, size, backend, overlaps); collectives go through the queue.
   const Communicator& communicator() const { return communicator_; }

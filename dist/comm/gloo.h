@@ -47,8 +47,6 @@ class GlooMesh {
     Buffer(GlooMesh& mesh, const void* data, std::size_t bytes)
         : Buffer(mesh, const_cast<void*>(data), bytes) {}
     ~Buffer();
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
 
     void send(int rank, std::uint64_t slot, std::size_t offset, std::size_t bytes);
     void receive(int rank, std::uint64_t slot, std::size_t offset, std::size_t bytes);

@@ -345,10 +345,6 @@ std::uint64_t HostTransport::bytes_received(const Bucket& bucket) const {
   return bytes;
 }
 
-void HostTransport::take_loss(const float* loss) {
-  loss_finite_ = !loss || std::isfinite(*loss);
-}
-
 // A rank whose loss is not finite may have finite gradients, so the groups cannot tell. Queued before
 // anything is decoded, the byte is sent while the compute thread decodes.
 void HostTransport::submit_flag(bool mine) {

@@ -7,6 +7,7 @@
 //   dist/exchange/cuda/staged_exchange.cpp   gradients in GPU memory, copied to a host transport and back
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -205,7 +206,7 @@ class HostTransport : public Transport {
   void around(ExchangeSpan::Kind kind, const Bucket& bucket, const Work& work) override;
   void start(Leg leg, Bucket& bucket) override;
   Round wait(Leg leg, Bucket& bucket) override;
-  void take_loss(const float* loss) override;
+  void take_loss(const float* loss) override { loss_finite_ = !loss || std::isfinite(*loss); }
   void start_agreement() override { submit_flag(loss_finite_); }
   Agreed agree(std::span<const Bucket> buckets) override;
   void finish(StepReport& report) override;

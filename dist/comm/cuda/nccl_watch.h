@@ -39,8 +39,6 @@ class NcclWatch {
     changed_.notify_all();
     thread_.join();
   }
-  NcclWatch(const NcclWatch&) = delete;
-  NcclWatch& operator=(const NcclWatch&) = delete;
 
   // The work on `stream` up to now, whose last part is `what`, must end within the timeout from now or from
   // the end of the work that was expected before it. Not during a capture.

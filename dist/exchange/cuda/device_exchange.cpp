@@ -394,19 +394,6 @@ void DeviceTimes::turn_on(std::size_t most) {
   host_zero_ = std::chrono::steady_clock::now();
 }
 
-std::size_t DeviceTimes::begin(const Mark& mark, cudaStream_t stream) {
-  if (!marked_) return 0;
-  const std::size_t place = 2 * marks_.size();
-  TOPKNOT_CHECK(place + 1 < clock_.size(), "more marks than a step was said to have");
-  marks_.push_back(mark);
-  write_time(stream, clock_.data() + place);
-  return place;
-}
-
-void DeviceTimes::end(std::size_t place, cudaStream_t stream) {
-  if (marked_) write_time(stream, clock_.data() + place + 1);
-}
-
 std::string what_needs_the_host(const ExchangeOptions& options) {
   if (options.collective != "all_gather") return "exchange.collective: " + options.collective;
   if (options.compressing() && options.dense_values != "fp32")

@@ -68,8 +68,17 @@ class DeviceTimes {
   }
 
  private:
-  std::size_t begin(const Mark& mark, cudaStream_t stream);
-  void end(std::size_t place, cudaStream_t stream);
+  std::size_t begin(const Mark& mark, cudaStream_t stream) {
+    if (!marked_) return 0;
+    const std::size_t place = 2 * marks_.size();
+    TOPKNOT_CHECK(place + 1 < clock_.size(), "more marks than a step was said to have");
+    marks_.push_back(mark);
+    write_time(stream, clock_.data() + place);
+    return place;
+  }
+  void end(std::size_t place, cudaStream_t stream) {
+    if (marked_) write_time(stream, clock_.data() + place + 1);
+  }
 
   DeviceArray<std::uint64_t> clock_;
   bool marked_ = false;
