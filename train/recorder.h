@@ -39,8 +39,6 @@ class Recorder {
   Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena, Exchange* exchange,
            bool root);
   ~Recorder();
-  Recorder(const Recorder&) = delete;
-  Recorder& operator=(const Recorder&) = delete;
 
   // `step`: how many were done before.
   void begin_step(std::int64_t step);

@@ -236,10 +236,6 @@ void Reporter::restore_totals(const Metrics& metrics, const Manifest& resumed) {
   }
 }
 
-std::uint64_t Reporter::metrics_bytes() const {
-  return metrics_ ? metrics_->bytes() : 0;
-}
-
 void Reporter::count(const StepRecord& record, const ByteCount& bytes, double seconds) {
   bytes_ += bytes;
   if (!root_) return;
@@ -247,23 +243,10 @@ void Reporter::count(const StepRecord& record, const ByteCount& bytes, double se
   keep_last(seconds_, window_);
 }
 
-void Reporter::note_best(const Evaluation& evaluation) {
-  if (evaluation.loss < best_.loss) best_.loss = evaluation.loss;
-  best_.accuracy = std::max(best_.accuracy, evaluation.accuracy);
-}
-
-std::int64_t Reporter::images_per_step() const {
-  return plan_.step_samples * labels_per_sample_;
-}
-
 std::int64_t Reporter::images_in_step(std::int64_t step) const {
   return plan_.in_epoch(step) == 0 && plan_.last_batches < plan_.batches
              ? images_per_step() / plan_.batches * plan_.last_batches
              : images_per_step();
-}
-
-double Reporter::epochs(std::int64_t step) const {
-  return plan_.epochs(step);
 }
 
 void Reporter::announce(const Step& step, const RunData& data, std::int64_t made) const {
@@ -361,10 +344,6 @@ void Reporter::step(const StepRecord& record, double seconds) {
                                       {"train/images_per_second", record.images_per_second}});
 }
 
-void Reporter::epoch(std::int64_t step, double train_loss) {
-  if (metrics_) metrics_->write(EpochRecord{epochs(step), step, train_seconds_, train_loss});
-}
-
 void Reporter::evaluating(std::int64_t step, std::int64_t done, std::int64_t batches, double seconds) {
   const double steps_left = static_cast<double>(plan_.total_steps - step);
   progress_.evaluation(done, batches, seconds,
@@ -394,11 +373,6 @@ void Reporter::evaluation(std::int64_t step, const Evaluation& evaluation, doubl
     tensorboard_->write(step, scalars);
   }
   note(fmt::format("epoch {:.4g}: {}", epochs(step), evaluation_text()));
-}
-
-void Reporter::held_out(const Evaluation& evaluation, double seconds) {
-  held_out_ = evaluation;
-  eval_seconds_ += seconds;
 }
 
 TestFigures Reporter::figures(const Evaluation& evaluation) const {
@@ -507,14 +481,6 @@ void Reporter::stop(std::int64_t step, bool failed, const std::string& reason) {
   if (!metrics_ || ended_) return;
   metrics_->write(StopRecord{step, failed, reason, now_utc()});
   write_metrics_csv(folder_.metrics_jsonl(), folder_.metrics_csv());
-}
-
-void Reporter::note(const std::string& text) {
-  if (root_) progress_.note(text);
-}
-
-void Reporter::finish() {
-  progress_.finish();
 }
 
 }  // namespace topknot

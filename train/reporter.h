@@ -3,6 +3,7 @@
 // TensorBoard's event file if asked for. Keeps the run's clock and the totals of the last record. Ranks other
 // than 0 keep the totals too and write nothing.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <limits>
@@ -101,11 +102,17 @@ class Reporter {
   // The step took `seconds` to its `end`, which is not before that of the step before.
   void complete(StepRecord& record, const ByteCount& bytes, double seconds, Clock::time_point end);
   void step(const StepRecord& record, double seconds);
-  void epoch(std::int64_t step, double train_loss);
+  void epoch(std::int64_t step, double train_loss) {
+    if (metrics_) metrics_->write(EpochRecord{epochs(step), step, train_seconds_, train_loss});
+  }
   // An evaluation after `step` steps has done so many of this rank's batches in `seconds`.
   void evaluating(std::int64_t step, std::int64_t done, std::int64_t batches, double seconds);
   void evaluation(std::int64_t step, const Evaluation& evaluation, double seconds);
-  void held_out(const Evaluation& evaluation, double seconds);  // before end(), if the run has such a set
+  // Before end(), if the run has such a set.
+  void held_out(const Evaluation& evaluation, double seconds) {
+    held_out_ = evaluation;
+    eval_seconds_ += seconds;
+  }
   // Why a run that has made all its steps has failed, the same on every rank; "" if it has not.
   std::string divergence(const TrainingPosition& position) const;
   // `failure`: why the run has failed, "" if it has not. `modelled_makespan`: seconds, 0 if the run has no
@@ -115,20 +122,27 @@ class Reporter {
                   const std::string& failure, double modelled_makespan, double flops);
 
   RunTotals totals() const { return {bytes_, train_seconds_, eval_seconds_}; }  // up to now
-  std::uint64_t metrics_bytes() const;  // length of metrics.jsonl; 0 on ranks other than 0
+  // Length of metrics.jsonl; 0 on ranks other than 0
+  std::uint64_t metrics_bytes() const { return metrics_ ? metrics_->bytes() : 0; }
   void stop(std::int64_t step, bool failed, const std::string& reason);  // this start ends before the run
-  void note(const std::string& text);                                    // a line between those of progress
-  void finish();                                                         // no more progress
-  MetricsWriter* metrics() { return metrics_.get(); }                    // null on ranks other than 0
+  // A line between those of progress.
+  void note(const std::string& text) {
+    if (root_) progress_.note(text);
+  }
+  void finish() { progress_.finish(); }                // no more progress
+  MetricsWriter* metrics() { return metrics_.get(); }  // null on ranks other than 0
 
  private:
-  double epochs(std::int64_t step) const;
-  std::int64_t images_per_step() const;
+  double epochs(std::int64_t step) const { return plan_.epochs(step); }
+  std::int64_t images_per_step() const { return plan_.step_samples * labels_per_sample_; }
   std::int64_t images_in_step(std::int64_t step) const;     // from 1; fewer in an epoch's last one
   double evaluation_seconds(std::int64_t step) const;       // of the evaluations after this step, expected
   std::string evaluation_text() const;                      // of the last evaluation
   TestFigures figures(const Evaluation& evaluation) const;  // those of the run's task
-  void note_best(const Evaluation& evaluation);
+  void note_best(const Evaluation& evaluation) {
+    if (evaluation.loss < best_.loss) best_.loss = evaluation.loss;
+    best_.accuracy = std::max(best_.accuracy, evaluation.accuracy);
+  }
   void count(const StepRecord& record, const ByteCount& bytes, double seconds);
   void restore_totals(const Metrics& metrics, const Manifest& resumed);
   void put_bytes(const ByteCount& bytes, auto& record) const;

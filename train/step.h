@@ -72,8 +72,6 @@ class Step {
   // contradict each other.
   Step(const RunInputs& inputs, Communicator& communicator);
   ~Step();
-  Step(const Step&) = delete;
-  Step& operator=(const Step&) = delete;
 
   const ParameterArena& arena() const { return replica_.arena(); }
   ParameterArena& shared_weights() const { return rule_->shared_weights(); }

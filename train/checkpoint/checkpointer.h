@@ -48,8 +48,6 @@ class Checkpointer {
   ~Checkpointer() {
     if (work_.valid()) work_.wait();
   }
-  Checkpointer(const Checkpointer&) = delete;
-  Checkpointer& operator=(const Checkpointer&) = delete;
 
   // Collective, as advance() and finish(): waits for the checkpoint under way, then copies the state.
   // `manifest` without files and parameter_checksum; there is no step whose statistics were not asked for.

@@ -208,19 +208,11 @@ std::optional<double> Metric::second_value(const TestFigures& test) const {
                                 : test.character_error_rate;
 }
 
-std::string Metric::title() const {
-  return set + " " + name;
-}
-
 std::string Metric::text(double value) const {
   if (unit == "share") return fmt::format("{:.2f} %", 100 * value);
   if (name != "perplexity") return fmt::format("{:.6g}", value);
   constexpr double kFewChoices = 10;  // of characters, or bits of a byte: two digits would tell too little
   return value < kFewChoices ? fmt::format("{:.4f}", value) : fmt::format("{:.2f}", value);
-}
-
-const char* Metric::rate_unit() const {
-  return name == "perplexity" ? "tokens/s" : name == "word error rate" ? "recordings/s" : "images/s";
 }
 
 MetricsWriter::MetricsWriter(const std::string& path, int rank, std::function<void()> check)

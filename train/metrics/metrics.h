@@ -133,9 +133,12 @@ struct Metric {
   // A second figure, "top-5 accuracy", "character error rate", "bits per byte" or "", and its value.
   const char* second() const;
   std::optional<double> second_value(const TestFigures& test) const;
-  std::string title() const;             // "test accuracy", "validation perplexity"
-  std::string text(double value) const;  // "87.43 %", "118.20", "4.4170"
-  const char* rate_unit() const;         // of images_per_second: "images/s", "tokens/s", "recordings/s"
+  std::string title() const { return set + " " + name; }  // "test accuracy", "validation perplexity"
+  std::string text(double value) const;                   // "87.43 %", "118.20", "4.4170"
+  // The unit of images_per_second: "images/s", "tokens/s", "recordings/s"
+  const char* rate_unit() const {
+    return name == "perplexity" ? "tokens/s" : name == "word error rate" ? "recordings/s" : "images/s";
+  }
 };
 
 // A start of the run: one, and one for each time that it was resumed, or that ranks died, left or joined.
