@@ -160,38 +160,6 @@ TEST_CASE("queued jobs run before the queue ends, unless an exception is on its 
   CHECK(rank.barriers == 5);
 }
 
-TEST_CASE("collectives beside the compute thread give the same sums as those inside it") {
-  for (const char* backend : {"threads", "gloo"})
-    check_ranks(backend, 3, {}, [](Communicator& c, const Expect& expect) {
-      CollectiveQueue queue(c);
-      std::vector<std::vector<float>> groups(12);
-      std::vector<CollectiveQueue::Ticket> tickets;
-      for (std::size_t g = 0; g < groups.size(); ++g) {
-        groups[g].assign(3000 * g + 1, static_cast<float>(c.rank() + 1) * static_cast<float>(g));
-        tickets.push_back(queue.submit([&groups, g](Communicator& communicator) {
-          communicator.all_reduce(std::span<float>(groups[g]), SumOrder::ranks);
-        }));
-      }
-      for (std::size_t g = 0; g < groups.size(); ++g) {
-        queue.wait(tickets[g]);
-        expect(groups[g] == std::vector(3000 * g + 1, 6.0f * static_cast<float>(g)), std::to_string(g));
-      }
-    });
-}
-
-TEST_CASE("a rank that dies while others' collectives run beside them ends their waits") {
-  const auto errors = errors_of_ranks("gloo", 3, {600, false}, [](Communicator& c) {
-    c.barrier();
-    if (c.rank() == 2) throw std::runtime_error("disk full");
-    CollectiveQueue queue(c);
-    std::vector<float> data(50000);
-    queue.run([&](Communicator& communicator) {
-      communicator.all_reduce(std::span<float>(data), SumOrder::ranks);
-    });
-  });
-  for (const int r : {0, 1}) CHECK(says(errors[r], {"rank 2: disk full"}));
-}
-
 TEST_CASE("all_to_all brings each rank what the others made for it, whatever its length") {
   for (const auto& backend : kBackends)
     for (int ranks = 1; ranks <= 8; ++ranks)

@@ -95,25 +95,6 @@ TEST_CASE("a rank that never comes ends the others' call at the deadline") {
     }
 }
 
-TEST_CASE("abort ends the others' calls at once, with the reason") {
-  for (const auto& backend : kBackends) {
-    const auto errors = errors_of_ranks(backend, 4, {600, false}, [&](Communicator& c) {
-      if (c.rank() == 1) {
-        c.abort("the loss is not a number");
-        return;
-      }
-      std::vector<float> data(100000, 1.0f);
-      c.all_reduce(std::span<float>(data), SumOrder::library);
-    });
-    for (const int r : {0, 2, 3}) {
-      INFO(backend << ": " << errors[r]);
-      // In the sum, or still on the way to it.
-      CHECK(says(errors[r],
-                 {"rank " + std::to_string(r) + ": ", "first error: rank 1: the loss is not a number"}));
-    }
-  }
-}
-
 TEST_CASE("the first of several reasons stays") {
   for (const auto& backend : kBackends) {
     Gate entered, gate;
@@ -315,16 +296,6 @@ TEST_CASE("a split's errors number the ranks as the run does") {
     CHECK(says(errors[1], {"rank 1: barrier", "rank 3 did not come"}));
     CHECK_FALSE(contains(errors[1], "rank 0"));
   }
-}
-
-TEST_CASE("run_thread_ranks throws the first rank's error, not its echoes") {
-  CHECK(error_text<UserError>([] {
-          run_thread_ranks(4, 60, [](Communicator& c) {
-            c.barrier();
-            if (c.rank() == 3) throw UserError("bad image");
-            c.barrier();
-          });
-        }) == "bad image");
 }
 
 TEST_CASE("run_thread_ranks throws the error that ended the others, though theirs come out earlier") {

@@ -328,39 +328,6 @@ TEST_CASE("every compressor leaves the same weights on all ranks and on every ba
     }
 }
 
-TEST_CASE("twenty steps of each low-rank and quantised method end in the same bits on three ranks") {
-  for (const std::string name : {"powersgd", "acpsgd", "signsgd", "qsgd", "terngrad"})
-    for (const std::string merge : {"none", "all"}) {
-      INFO(name << ", merge " << merge);
-      RunPlan plan = plan_of(name, merge);
-      plan.ranks = 3, plan.steps = 20, plan.density = 0.1, plan.weights = {0.5f, 1.75f, 0.75f};
-      const auto records = run(plan);
-      plan.overlaps = true;
-      const auto overlapped = run(plan);
-      for (int step = 0; step < plan.steps; ++step)
-        for (std::size_t rank = 0; rank < 3; ++rank) {
-          REQUIRE(records[rank].results[step].committed());
-          CHECK(records[rank].averages[step] == records[0].averages[step]);
-          CHECK(overlapped[rank].averages[step] == records[0].averages[step]);
-          CHECK(overlapped[rank].residuals[step] == records[rank].residuals[step]);
-        }
-      if (name == "qsgd" || name == "terngrad") continue;
-      // With error feedback what was applied and what is left are all gradients of the run.
-      for (std::size_t i = 0; i < kCompressible; ++i) {
-        double given = 0, there = 0;
-        for (std::size_t rank = 0; rank < 3; ++rank) {
-          const double weight = plan.weights[rank];
-          for (int step = 0; step < plan.steps; ++step)
-            given += weight * static_cast<double>(gradient_value(step, static_cast<int>(rank), i));
-          there += weight * static_cast<double>(records[rank].residuals.back()[i]);
-        }
-        for (int step = 0; step < plan.steps; ++step)
-          there += 3.0 * static_cast<double>(records[0].averages[step][i]);
-        CHECK(there == Approx(given).margin(1e-4));
-      }
-    }
-}
-
 // With more threads than cores, libgomp's waiting threads sleep at once in every team: nn/core/threads.h.
 TEST_CASE("only compute threads have teams, with any method and collective") {
   using namespace std::chrono_literals;

@@ -75,7 +75,7 @@ TEST_CASE("gtopk of four ranks trains as the golden trace") {
   CHECK(records[3].residuals[0][1] == -5);
 }
 
-TEST_CASE("residuals and what was applied are the gradients that came in, on bit-identical ranks") {
+TEST_CASE("residuals and what was applied are what was accumulated, on bit-identical ranks") {
   for (const std::string collective : {"gtopk", "oktopk"})
     for (const std::string name : {"topk", "dgc", "regtopk", "gaussiank", "randk"})
       for (const int ranks : {2, 3, 5, 8}) {
@@ -90,30 +90,21 @@ TEST_CASE("residuals and what was applied are the gradients that came in, on bit
         const auto weight = [&](int rank) {
           return plan.weights.empty() ? 1.0 : static_cast<double>(plan.weights[rank]);
         };
-        std::vector<double> in(kCompressible), scale(kCompressible), applied(kCompressible);
         for (int step = 0; step < plan.steps; ++step)
           for (std::size_t i = 0; i < kCompressible; ++i) {
-            // Within the step: u is split between the average and the residuals.
+            // u is split between the average and the residuals.
             const double average = ranks * static_cast<double>(records[0].averages[step][i]);
             double u = 0, size = 0, left = 0;
             for (int rank = 0; rank < ranks; ++rank) {
               u += weight(rank) * static_cast<double>(records[rank].accumulated[step][i]);
               size += weight(rank) * std::fabs(static_cast<double>(records[rank].accumulated[step][i]));
               left += weight(rank) * static_cast<double>(records[rank].residuals[step][i]);
-              const double g = static_cast<double>(gradient_value(step, rank, i));
-              in[i] += weight(rank) * g;
-              scale[i] += weight(rank) * std::fabs(g);
+              if (name == "dgc") continue;  // whose momentum makes more of a gradient
+              const float before = step > 0 ? records[rank].residuals[step - 1][i] : 0.0f;
+              REQUIRE(records[rank].accumulated[step][i] == before + gradient_value(step, rank, i));
             }
             REQUIRE(std::fabs(left + average - u) <= 1e-6 * size);
-            applied[i] += average;
           }
-        // Over all steps; DGC's momentum makes more of a gradient than came in.
-        for (std::size_t i = 0; i < kCompressible && name != "dgc"; ++i) {
-          double out = applied[i];
-          for (int rank = 0; rank < ranks; ++rank)
-            out += weight(rank) * static_cast<double>(records[rank].residuals.back()[i]);
-          CHECK(std::fabs(out - in[i]) <= 1e-6 * scale[i]);
-        }
         for (const RankRecord& record : records) {
           CHECK(same_bits(record.weights.back(), records[0].weights.back()));
           CHECK(record.results.back().bytes_sent > 0);
