@@ -288,6 +288,11 @@ TEST_CASE("the checksum of a set on demand tells names, order and some contents,
   CHECK(changed != first);
   fs::rename(folder.at("train/classa/p0.ppm"), folder.at("train/classa/q0.ppm"));
   CHECK(sum() != changed);
+  const auto names = [&] { return open(options_of(folder))->class_names_checksum(); };
+  const std::uint64_t before = names();
+  for (const char* split : {"train/", "val/"})
+    fs::rename(folder.at(split + std::string("classb")), folder.at(split + std::string("classbb")));
+  CHECK(names() != before);
 }
 
 TEST_CASE("folders that are no such set are refused with one message each") {
