@@ -52,26 +52,17 @@ Keys token_keys(const std::string& root, const Keys& more = {}) {
       root, with({"data.sequence_length=10", "model.width=16", "model.layers=1", "optimizer.lr=1"}, more));
 }
 
-// 20 words of 16 letters each, as uint16; `bad`: a token of the training file that has another value.
-class MadeUpTokens {
- public:
-  explicit MadeUpTokens(std::int64_t bad = -1) {
-    write("train.bin", 3000, bad);
-    write("val.bin", 333, -1);
-  }
-  std::string root() const { return folder_.str(); }
-
- private:
-  void write(const char* name, std::int64_t count, std::int64_t bad) {
-    std::vector<std::uint8_t> bytes;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t token = i == bad ? 999 : i * i % 19;
-      bytes.push_back(static_cast<std::uint8_t>(token)),
-          bytes.push_back(static_cast<std::uint8_t>(token >> 8));
+// Tokens below 20, as uint16.
+struct MadeUpTokens : TempFolder {
+  MadeUpTokens() {
+    for (const auto& [name, count] : {std::pair("train.bin", 3000), std::pair("val.bin", 333)}) {
+      std::vector<std::uint8_t> bytes(2 * static_cast<std::size_t>(count));
+      for (int i = 0; i < count; ++i)
+        bytes[2 * static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(i * i % 19);
+      write(name, bytes);
     }
-    folder_.write(name, bytes);
   }
-  TempFolder folder_;
+  std::string root() const { return str(); }
 };
 
 // Keys of a run on such files.
@@ -115,26 +106,11 @@ TEST_CASE("a language model learns a made-up text: what is left is the choice of
   CHECK(metrics.steps.back().images_per_second > 80);
 }
 
-TEST_CASE("language models: ranks agree, threads equal gloo, with dense, topk and dgc, tied, with dropout") {
-  const MadeUpText text;
-  for (const Keys& model : language_models())
-    for (const Keys& keys :
-         {Keys{"compress.name=dense", "dist.ordered_sum=true"}, Keys{"compress.name=topk"},
-          Keys{"compress.name=dgc", "optimizer.momentum=0.5", "optimizer.lr=0.5", "train.accumulate=2"},
-          Keys{"compress.name=topk", "model.tied=true", "model.dropout=0.3"}}) {
-      INFO(model.front() << " " << keys.front() << " " << keys.back());
-      const Keys all = lm_keys(text, with(model, {"train.max_steps=12"}, keys));
-      const Run threads = train("threads", 3, all);
-      CHECK(threads.checksums == train("gloo", 3, all).checksums);
-      CHECK(threads.metrics.steps.back().loss < threads.metrics.steps.front().loss);
-    }
-}
-
 TEST_CASE("a language model goes on bit for bit from the middle of an epoch, by threads and by gloo") {
   const MadeUpText text;
   for (const Keys& model : language_models())
     for (const Keys& keys : {Keys{"compress.name=dense", "dist.ordered_sum=true"},
-                             Keys{"compress.name=topk", "model.dropout=0.3"},
+                             Keys{"compress.name=topk", "model.dropout=0.3", "model.tied=true"},
                              Keys{"compress.name=dgc", "optimizer.momentum=0.5", "train.accumulate=2"}}) {
       INFO(model.front() << " " << keys.front());
       const Keys all = lm_keys(text, with(with(model, {"dist.ranks=2", "train.max_steps=24",
@@ -145,49 +121,7 @@ TEST_CASE("a language model goes on bit for bit from the middle of an epoch, by 
       check_same(expected, resumed);
       check_same(expected, stopped_and_resumed(all, 14, "gloo"));
       CHECK(expected.metrics.end->held_out_loss == resumed.metrics.end->held_out_loss);
-    }
-}
-
-// A transformer whose loss is NaN in one step of one rank.
-template <const char* kName>
-class BrokenTransformer final : public Module {
- public:
-  BrokenTransformer(ParameterStore& store, const ModelOptions& options)
-      : inner_(make_model(kName, store, options)) {}
-  bool reads_tokens() const override { return true; }
-  Variable forward(const Variable& x, const ForwardContext& context) override {
-    return inner_->forward(x, context);
-  }
-  Variable loss(const Variable& x, std::span<const std::int32_t> labels, float smoothing,
-                const ForwardContext& context) override {
-    const bool broken = context.training && context.rank == 1 && context.step == kBrokenStep;
-    const Variable loss = inner_->loss(x, labels, smoothing, context);
-    if (!broken) return loss;
-    Tensor nan = Tensor::from({std::nanf("")}, {1});
-    return {"broken", nan, {loss}, [=](Tensor) { loss.accumulate_grad(nan); }};
-  }
-
- private:
-  ModulePtr inner_;
-};
-constexpr char kGpt[] = "gpt", kLlama[] = "llama";
-const bool broken_transformers_registered =
-    (add_model<BrokenTransformer<kGpt>>("test_broken_step_gpt", "of the tests"),
-     add_model<BrokenTransformer<kLlama>>("test_broken_step_llama", "of the tests"), true);
-
-TEST_CASE("a step of a transformer with a NaN on one rank is discarded on all, and the run goes on") {
-  const MadeUpText text;
-  for (const char* name : {"gpt", "llama"})
-    for (const char* method : {"dense", "topk"}) {
-      INFO(name << " " << method);
-      const Keys keys = lm_keys(text, {std::string("model.name=test_broken_step_") + name, "model.heads=4",
-                                       "optimizer.lr=0.5", "train.max_steps=8", "train.max_skips=2",
-                                       std::string("compress.name=") + method, "dist.ordered_sum=true"});
-      const Run run = train("threads", 2, keys);  // which compares the checksums after every step
-      REQUIRE(run.metrics.steps.size() == 8);
-      for (std::size_t i = 0; i < 8; ++i) CHECK(run.metrics.steps[i].skipped == (i == kBrokenStep));
-      CHECK(run.checksums == train("gloo", 2, keys).checksums);
-      CHECK(std::isfinite(run.test_loss));
+      CHECK(expected.metrics.steps.back().loss < expected.metrics.steps.front().loss);
     }
 }
 
@@ -301,17 +235,6 @@ TEST_CASE("speech: the loss falls, and evaluations record word and character err
   CHECK(end.character_error_rate == last.character_error_rate);
 }
 
-TEST_CASE("a run on speech goes on without damaged recordings up to data.max_bad_files, and says so") {
-  const MadeUpSpeech speech(16, 5);
-  fs::resize_file(speech.at("train3.wav"), fs::file_size(speech.at("train3.wav")) - 2);
-  const Keys keys = with(speech_keys(speech), {"compress.name=dense"});
-  CHECK_ERROR(whole(keys), "train.tsv:4: ", "train3.wav", "data.max_bad_files=1");
-  const StandardError errors;
-  CHECK(whole(with(keys, {"data.max_bad_files=1"})).metrics.steps.size() == 7);
-  CHECK(says(errors.text(),
-             {"on speech (15 training and 5 test recordings, 29 classes)", "train3.wav", "left out"}));
-}
-
 TEST_CASE("speech: rates are over all words and characters, and frames those that the model gives") {
   EvaluationSums sums;
   sums.loss = 6, sums.samples = 2, sums.word_errors = 1, sums.words = 5, sums.character_errors = 3,
@@ -379,15 +302,6 @@ TEST_CASE("speech: a transcript too long for its recording, and models of anothe
   CHECK(says(problem({}), {"test0.wav", "of 24 characters takes 25 frames"}));
 }
 
-TEST_CASE("a run on a folder of pictures has the same bits over threads and gloo, with any workers") {
-  const PictureFolder folder;
-  const auto checksums = train("threads", 2, keys_of(folder)).checksums;
-  CHECK(train("gloo", 2, keys_of(folder)).checksums == checksums);
-  for (const char* workers : {"data.workers=0", "data.workers=3"})
-    CHECK(train("threads", 2, keys_of(folder, {workers})).checksums == checksums);
-  CHECK(train("threads", 2, keys_of(folder, {"data.augment=false"})).checksums != checksums);
-}
-
 TEST_CASE("a damaged picture ends a run above data.max_bad_files; the start says what is not read") {
   const PictureFolder folder;
   folder.write("train/classa/x.webp", {1});
@@ -404,19 +318,6 @@ TEST_CASE("a damaged picture ends a run above data.max_bad_files; the start says
   CHECK_ERROR(train("threads", 1, keys_of(folder)), "training picture", "train/classb/p1.ppm",
               "data.max_bad_files=1");
   CHECK(train("threads", 2, keys_of(folder, {"data.max_bad_files=1"})).metrics.steps.size() == 8);
-}
-
-TEST_CASE("ranks with other pictures notice it before the first step") {
-  const PictureFolder folder, other;
-  other.write("val/classa/v0.PPM", pnm_picture(9, 9, 9));
-  const TempFolder temp;
-  for (const std::string& message : errors_of_ranks("threads", 2, [&](Communicator& c) {
-         const Config config = small_run(temp, keys_of(c.rank() == 0 ? folder : other)).config;
-         check_same_data(c, data_fingerprint(load_data(config)));
-       })) {
-    CHECK(says(message, {"the checksum of test samples is"}));
-    CHECK_FALSE(contains(message, "training"));
-  }
 }
 
 TEST_CASE("a run on characters reports perplexity per character, bits per byte and what it computed") {
@@ -456,15 +357,6 @@ TEST_CASE("a run on token files needs no test file, and knows bytes by data.byte
   REQUIRE(run.metrics.end);
   CHECK_FALSE(run.metrics.end->held_out_loss);
   CHECK(run.metrics.end->test.bits_per_byte.value() == Approx(run.test_loss / std::numbers::ln2 / 2.5));
-  for (const int ranks : {2, 3})  // every token but the first once, on whichever rank
-    CHECK(train("threads", ranks, with(keys, {"train.max_steps=1", "optimizer.lr=1e-6"})).test_loss ==
-          Approx(train("threads", 1, with(keys, {"train.max_steps=1", "optimizer.lr=1e-6"})).test_loss)
-              .epsilon(1e-5));
-  const MadeUpTokens bad(1234);
-  const std::string error = error_text([&] {
-    train("threads", 1, with(keys, {"data.root=" + bad.root(), "train.max_steps=100"}));
-  });
-  CHECK(says(error, {"train.bin", "token 1234 (from 0, at byte 2468) is 999", "data.vocabulary has 20"}));
 }
 
 TEST_CASE("windows at random: a state of zeros in each step, other windows on each rank, no end") {
@@ -478,7 +370,6 @@ TEST_CASE("windows at random: a state of zeros in each step, other windows on ea
   CHECK(std::count(seen_states.begin(), seen_states.end(), zeros) == 180);
   CHECK(run.metrics.starts[0].steps_per_epoch == 3000 / (2 * 4 * 10) / 2);
   CHECK(run.test_loss < 0.95 * run.metrics.steps.front().loss);
-  CHECK(train("gloo", 2, keys).checksums == run.checksums);
 
   // Drawn with replacement, they suffice for a step of any number of batches.
   const Keys more = with(keys, {"train.accumulate=40", "train.max_steps=2"});

@@ -204,13 +204,4 @@ TEST_CASE("the architecture of first weights with Hugging Face's config.json bes
   CHECK_USER_ERROR(throw_problems(load("{}", {"model.name=gpt"}).problems), "config.json", "model_type");
 }
 
-TEST_CASE("a fine-tuned run gives the same bits over threads and gloo") {
-  const TempFolder temp;
-  write_model(*model_of({"seed=7"}), temp.at("from.safetensors"));
-  const Keys overrides =
-      with(kSmallResnet, {"model.init_from=" + temp.at("from.safetensors"), "model.reinit=fc",
-                          "model.freeze=[stem,stage1]", "compress.name=topk", "train.max_steps=4"});
-  CHECK(train("threads", 2, overrides).checksums == train("gloo", 2, overrides).checksums);
-}
-
 }  // namespace topknot::testing

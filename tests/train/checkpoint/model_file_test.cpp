@@ -62,12 +62,6 @@ SafetensorsFile fixture(const std::string& name) {
   return SafetensorsFile::read(TOPKNOT_SOURCE_DIR "/tests/train/fixtures/" + name + ".safetensors");
 }
 
-const Parameter& parameter(const ParameterStore& store, const std::string& name) {
-  for (const auto& p : store.parameters())
-    if (p->name() == name) return *p;
-  throw Error("no parameter " + name);
-}
-
 SafetensorsFile file_of(Model& model) {
   const ModelCopy copy = copy_model(model.store);
   return as_file(model_tensors(model.store, copy));
@@ -187,12 +181,12 @@ TEST_CASE("a pattern matches a name or what stands before one of its dots") {
   CHECK_FALSE(matches_any({}, "fc.weight"));
 }
 
-TEST_CASE("an exported model has a checkpoint's bits, says what it is, and begins another run") {
+TEST_CASE("an exported model has a checkpoint's bits, and says what it is") {
   const TempFolder temp;
   const LoadedConfig loaded =
       small_run(temp, {"model.name=resnet20", "data.image_size=8", "data.train_size=32", "train.max_steps=6",
                        "train.checkpoint_keep=3", "train.eval_every=0.5", "model.freeze=stem"});
-  const RunOutcome outcome = run_in_directory(loaded);
+  run_in_directory(loaded);
   const std::string run = temp.at("run"), to = temp.at("m.safetensors");
   const CheckpointStore store(run + "/checkpoints");
   REQUIRE(store.steps().size() >= 2);
@@ -202,6 +196,10 @@ TEST_CASE("an exported model has a checkpoint's bits, says what it is, and begin
   CHECK(file.metadata().at("model") == "resnet20");
   CHECK(file.metadata().at("step") == "6");
   CHECK(file.metadata().count("topknot") == 1);
+  const SafetensorsFile saved = SafetensorsFile::read(store.path(6) + "/model.safetensors");
+  CHECK(file.tensors().size() == saved.tensors().size());
+  for (const TensorView& tensor : saved.tensors())
+    CHECK(std::ranges::equal(file.find(tensor.name)->data, tensor.data));
 
   // The configuration in the file is the run's, as far as it describes the model.
   std::ofstream(temp.at("again.yaml")) << file.metadata().at("config");
@@ -211,13 +209,6 @@ TEST_CASE("an exported model has a checkpoint's bits, says what it is, and begin
   CHECK(again.config.data.get<int>(option::image_size) == 8);
   CHECK(text_of(to).find(temp.str()) == std::string::npos);  // no path
   CHECK(file.metadata().at("config").find("output") == std::string::npos);
-
-  LoadedConfig next = loaded;
-  next.config.model.init_from = to;
-  const auto model = build_model(next.config, *load_data(next.config).train);
-  CHECK(checksum_hex(model->store.arena().host_weights()) == outcome.parameter_checksum);
-  const TensorView& mean = *file.find("stem.bn.running_mean");
-  CHECK(std::memcmp(mean.data.data(), model->store.buffers()[0]->values.data(), mean.data.size()) == 0);
 
   // Earlier steps, by number and by the checkpoint's directory.
   const std::int64_t first = store.steps().front();
@@ -234,17 +225,9 @@ TEST_CASE("an export replaces a file where it is told to, and never one of a che
   const std::string run = temp.at("run"), to = temp.at("m.safetensors");
   const std::string model = CheckpointStore(run + "/checkpoints").path(2) + "/model.safetensors";
   const std::string before = text_of(model);
-  fs::create_symlink(model, temp.at("link"));
-  for (const std::string& path : {model, temp.at("link"), run + "/checkpoints/x.safetensors"})
-    CHECK_USER_ERROR(export_model(run, path, {}, true), path, "in the checkpoints of a run");
-  CHECK(text_of(model) == before);
-  const std::string config = text_of(run + "/config.yaml");
-  fs::create_symlink(run + "/config.yaml", temp.at("config.safetensors"));
-  CHECK_USER_ERROR(export_model(run, temp.at("config.safetensors"), {}, true), "a file of a run");
-  CHECK_USER_ERROR(export_model(run, run + "/config.yaml", {}, true), "a file of a run");
+  CHECK_USER_ERROR(export_model(run, model, {}, true), model, "in the checkpoints of a run");
   CHECK_USER_ERROR(export_model(run, temp.at("m.pth")), "m.pth", "scripts/convert-pth");
   CHECK_FALSE(fs::exists(temp.at("m.pth")));
-  CHECK(text_of(run + "/config.yaml") == config);
   std::ofstream(to) << "precious";
   CHECK_USER_ERROR(export_model(run, to), to, "exists already", "--overwrite");
   CHECK(text_of(to) == "precious");
@@ -334,35 +317,11 @@ TEST_CASE("files of the transformers package: PyTorch's loss and gradients, and 
   }
 }
 
-TEST_CASE("a transformer's weights come back from a file with Hugging Face's names, in the order of names") {
-  for (const char* name : {"gpt", "llama"}) {
-    INFO(name);
-    Model from(name), to(name, 2);
-    const ModelCopy copy = copy_model(from.store);
-    const NamedTensors theirs = to_hugging_face(model_tensors(from.store, copy));
-    load_model(to.store, as_file(sorted(theirs.tensors)));
-    CHECK(copy_model(to.store).weights == copy.weights);
-    Model own(name, 3);
-    load_model(own.store, as_file(model_tensors(from.store, copy)));  // with our names as before
-    CHECK(copy_model(own.store).weights == copy.weights);
-  }
-}
-
-TEST_CASE("GPT-2's file has Conv1D's weights, [in, out], with or without a prefix, masks and a second head") {
+TEST_CASE("GPT-2's file is read without a prefix, with masks and a second head") {
   Model model("gpt"), to("gpt", 2), bare("gpt", 3), nano("gpt", 4);
   const ModelCopy copy = copy_model(model.store);
   const std::vector<TensorView> ours = model_tensors(model.store, copy);
   const NamedTensors theirs = to_hugging_face(ours);
-  std::map<std::string, TensorView> by_name;
-  for (const TensorView& tensor : theirs.tensors) by_name[tensor.name] = tensor;
-  CHECK(theirs.tensors.size() == 2 + 2 * 12 + 2);
-  CHECK(by_name.at("transformer.wte.weight").shape == std::vector<std::int64_t>{11, 8});
-  CHECK(by_name.at("transformer.h.1.attn.c_attn.weight").shape == std::vector<std::int64_t>{8, 24});
-  CHECK(by_name.at("transformer.h.0.mlp.c_proj.weight").shape == std::vector<std::int64_t>{32, 8});
-  CHECK(by_name.contains("transformer.ln_f.bias"));
-  const Parameter& square = parameter(model.store, "h.1.attn.c_proj.weight");
-  CHECK(floats(by_name.at("transformer.h.1.attn.c_proj.weight"))[3 * 8 + 5] == square.value()[5 * 8 + 3]);
-
   const std::vector<float> mask(36, 1.0f);
   const auto add_masks = [&](std::vector<TensorView> tensors) {
     tensors.push_back({"h.0.attn.bias", "F32", {1, 1, 6, 6}, std::as_bytes(std::span(mask))});
@@ -385,23 +344,10 @@ TEST_CASE("GPT-2's file has Conv1D's weights, [in, out], with or without a prefi
   CHECK_USER_ERROR(load_model(to.store, as_file(linear)), "not in the model", "lm_head.weight");
 }
 
-TEST_CASE("llama's file has queries, keys and values, gate and up, each by itself; BF16 becomes F32") {
+TEST_CASE("BF16 of a llama's file becomes F32") {
   Model model("llama"), to("llama", 2);
   const ModelCopy copy = copy_model(model.store);
   NamedTensors theirs = to_hugging_face(model_tensors(model.store, copy));
-  std::map<std::string, TensorView> by_name;
-  for (const TensorView& tensor : theirs.tensors) by_name[tensor.name] = tensor;
-  const auto shape = [&](const std::string& name) { return by_name.at("model.layers.1." + name).shape; };
-  CHECK(shape("self_attn.q_proj.weight") == std::vector<std::int64_t>{8, 8});
-  CHECK(shape("self_attn.k_proj.weight") == std::vector<std::int64_t>{4, 8});
-  CHECK(shape("self_attn.v_proj.weight") == std::vector<std::int64_t>{4, 8});
-  CHECK(shape("mlp.gate_proj.weight") == std::vector<std::int64_t>{12, 8});
-  CHECK(shape("mlp.down_proj.weight") == std::vector<std::int64_t>{8, 12});
-  CHECK(by_name.contains("model.norm.weight"));
-  CHECK(by_name.contains("lm_head.weight"));
-  const Parameter& qkv = parameter(model.store, "layers.1.self_attn.qkv_proj.weight");
-  CHECK(floats(by_name.at("model.layers.1.self_attn.v_proj.weight"))[9] == qkv.value()[12 * 8 + 9]);
-
   std::deque<std::vector<std::byte>> halves;
   for (TensorView& tensor : theirs.tensors) {
     std::vector<std::byte>& half = halves.emplace_back();

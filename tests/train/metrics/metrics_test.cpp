@@ -76,12 +76,15 @@ TEST_CASE("metrics read back as they were written, to the last bit") {
   end.parameter_checksum = "0123456789abcdef";
   end.model_tflops = 0.7, end.flops_utilisation = 0.35;
   end.makespan_p50_s = 0.1 + 0.2, end.modelled_makespan_s = 0.3, end.decode_p50_s = 0.4;
+  DistributionRecord distribution = distribution_of(std::vector<float>{1, -2, 3, -4}, 0.25);
+  distribution.step = 7, distribution.epoch = 0.5;
   {
     MetricsWriter writer(file.path);
     writer.write(step_record());
     writer.write(EpochRecord{.epoch = 1, .step = 3, .time_s = 2, .train_loss = 0.5});
     writer.write(EvalRecord{
         .step = 3, .epoch = 1, .time_s = 2, .test = {.loss = 1, .accuracy = 0.25}, .eval_seconds = 4});
+    writer.write(distribution);
     writer.write(end);
   }
   const Metrics metrics = read_metrics(file.path);
@@ -90,7 +93,7 @@ TEST_CASE("metrics read back as they were written, to the last bit") {
   {
     MetricsWriter writer(again.path);
     writer.write(metrics.steps[0]), writer.write(metrics.epochs.at(0)), writer.write(metrics.evals[0]);
-    writer.write(*metrics.end);
+    writer.write(metrics.distributions.at(0)), writer.write(*metrics.end);
   }
   CHECK(text_of(again.path) == text_of(file.path));
   // One list of fields serves writer and reader: each is there.
@@ -99,7 +102,7 @@ TEST_CASE("metrics read back as they were written, to the last bit") {
         R"("images_per_second":900)", R"("train_loss":0.5)", R"("test_accuracy":0.25)",
         R"("parameter_checksum":"0123456789abcdef")", R"("bytes_sent":1)", R"("model_tflops":0.7)",
         R"("flops_utilisation":0.35)", R"("makespan_p50_s":0.30000000000000004)",
-        R"("modelled_makespan_s":0.3)", R"("decode_p50_s":0.4)"}) {
+        R"("modelled_makespan_s":0.3)", R"("decode_p50_s":0.4)", R"("step":7)", R"("laplace_scale":2.5)"}) {
     INFO(field);
     CHECK(contains(text_of(file.path), field));
   }

@@ -201,12 +201,13 @@ TEST_CASE("the fit of a network follows large messages and keeps the start-up of
 
 TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its bits") {
   const TempFolder temp;
-  for (const std::string method : {"topk", "dense", "dense in bf16"}) {
+  for (const std::string method : {"topk", "dense", "dense in bf16", "coded"}) {
     INFO(method);
     const bool dense = method != "topk";
     const std::string name = dense ? "compress.name=dense" : "compress.name=topk";
     Keys given{name, "exchange.merge=optimal"};
     if (method == "dense in bf16") given.push_back("compress.values=bf16");
+    if (method == "coded") given.push_back("exchange.collective=coded_sum");
     const Trained first = trained(temp, small_run(temp, keys(given)));
     CHECK(first.effective.exchange.merge == "optimal");
     REQUIRE(sum(first.effective.exchange.groups) == 6);  // weights and biases of three layers
@@ -217,6 +218,8 @@ TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its
     CHECK(measured.parameters.size() == 6);
     CHECK(measured.ranks == 2);
     CHECK(measured.sums == dense);
+    CHECK(measured.collective == (method == "coded" ? "coded_sum" : "all_gather"));
+    if (dense) CHECK(measured.reduce.beta > 0);
     const Metrics metrics = metrics_of(temp);
     REQUIRE(metrics.end);
     CHECK(metrics.end->modelled_makespan_s > 0);
@@ -231,6 +234,9 @@ TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its
     CHECK_FALSE(fs::exists(temp.at("run/exchange_profile.json")));
 
     given.push_back("exchange.profile=" + file);
+    if (method == "coded")
+      CHECK_THROWS_WITH(trained(temp, small_run(temp, keys({name, given[1], given.back()}))),
+                        Catch::Contains("exchange.collective is coded_sum there"));
     const Trained third = trained(temp, small_run(temp, keys(given)));
     CHECK(third.checksum == first.checksum);
     CHECK(third.effective.exchange.groups == first.effective.exchange.groups);
