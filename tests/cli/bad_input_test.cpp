@@ -1,5 +1,9 @@
-// Bad input: one clear message, a non-zero exit, no damage.
+// Bad input and a bad environment: one clear message, a non-zero exit, no damage.
+#include <sys/wait.h>
+#include <unistd.h>
+#include <csignal>
 
+#include "nn/base/text.h"
 #include "tests/cli/command.h"
 
 using namespace topknot;
@@ -9,6 +13,10 @@ namespace {
 std::vector<std::uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
+
+const std::string kTwoRanks =
+    "model.name=mlp model.hidden=[8] data.train_size=64 data.test_size=16 data.batch_size=8 "
+    "optimizer.lr=1e-3 train.device=cpu dist.ranks=2 dist.timeout_s=60 ";
 
 }  // namespace
 
@@ -125,12 +133,9 @@ TEST_CASE("what no machine can hold is refused before it is tried") {
                 {"data.test_size", "260 GB"});
   const std::string small =
       "data.train_size=2000 data.test_size=10 data.image_size=8 dist.ranks=1024 train.device=cpu ";
-  for (const std::string backend : {"threads", "gloo"}) {
-    check_refused(train(small + "data.workers=256 dist.backend=" + backend),
-                  {"1024 ranks with data.workers=256 need 526336 threads"});
-    check_refused(train(small + "data.workers=0 data.batch_size=1000000 dist.backend=" + backend),
-                  {"1024 ranks on this machine", "768 MB of batches per rank"});
-  }
+  check_refused(train(small + "data.workers=256"), {"1024 ranks with data.workers=256 need 526336 threads"});
+  check_refused(train(small + "data.workers=0 data.batch_size=1000000 dist.backend=gloo"),
+                {"1024 ranks on this machine", "768 MB of batches per rank"});
 }
 
 TEST_CASE("a training that diverges ends with exit code 3 and one sentence, during its steps or at the end") {
@@ -187,4 +192,73 @@ TEST_CASE("all problems at once: what --validate reports") {
   check_all("compress.density=2 data.train_size=64 compress.codec=rice exchange.profile=/nowhere.json",
             {"compress.density (command line) must be",
              "compress.codec: rice makes no sense with compress.name: dense"});
+}
+
+TEST_CASE("a run with closed standard streams ends as any other, and no file has another's text") {
+  for (const std::string backend : {"threads", "gloo"})
+    for (const std::string closed : {"2>&-", ">&-", "<&-", "<&- >&- 2>&-"}) {
+      const TempFolder temp;
+      const std::string folder = temp.at("run");
+      // run_command() adds 2>&1 behind the shell's own text.
+      const CommandOutcome outcome = train(kTwoRanks + "train.max_steps=4 dist.backend=" + backend +
+                                           " output.dir=" + folder + " " + closed);
+      INFO(backend << " " << closed);
+      CHECK(outcome.ended(0));
+      const Metrics metrics = read_metrics(folder + "/metrics.jsonl");
+      CHECK(metrics.steps.size() == 4);
+      CHECK(metrics.end.has_value());
+      std::istringstream lines(text_of(folder + "/metrics.jsonl"));
+      for (std::string line; std::getline(lines, line);) CHECK(line.starts_with("{\"event\":"));
+      int pid = 0;
+      std::string host, more;
+      std::istringstream(text_of(folder + "/run.lock")) >> pid >> host >> more;
+      CHECK(pid > 0);
+      CHECK(host == host_name());
+      CHECK(more.empty());
+    }
+}
+
+TEST_CASE("a file that would be larger than ulimit -f allows is named, and the run ends with 2") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    const TempFolder temp;
+    // Blocks of 512 bytes: enough for config.yaml, too few for the metrics.
+    check_outcome(run_command("ulimit -f 32; exec " TOPKNOT_BIN "/train " + kTwoRanks +
+                              "train.epochs=200 train.checkpoint_keep=0 dist.backend=" + backend +
+                              " output.dir=" + temp.at("run")),
+                  2, {"metrics.jsonl", "File too large"});
+  }
+}
+
+TEST_CASE("a stop signal ends a run after a step, with the metrics so far, also if the parent blocked it") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    const TempFolder temp;
+    const std::string metrics = temp.at("run/metrics.jsonl"), log = temp.at("log");
+    const std::string command =
+        std::string("exec " TOPKNOT_BIN "/train ") + kTwoRanks +
+        "train.epochs=100000 train.eval_every=0 train.checkpoint_every=0 dist.backend=" + backend +
+        " output.dir=" + temp.at("run") + " >" + log + " 2>&1";
+    const pid_t child = fork();
+    if (child == 0) {
+      sigset_t blocked;
+      sigemptyset(&blocked);
+      sigaddset(&blocked, SIGTERM);
+      sigprocmask(SIG_BLOCK, &blocked, nullptr);
+      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      _exit(99);
+    }
+    for (int i = 0; i < 1200 && text_of(metrics).find("\"event\":\"step\"") == std::string::npos; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    kill(child, SIGTERM);
+    int status = 0;
+    for (int i = 0; i < 1200 && waitpid(child, &status, WNOHANG) == 0; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      if (i == 1199) kill(child, SIGKILL), waitpid(child, &status, 0);
+    }
+    INFO(backend << ": " << text_of(log));
+    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGTERM));
+    CHECK(says(text_of(log), {"stopped by SIGTERM after step"}));
+    const Metrics so_far = read_metrics(metrics);
+    CHECK_FALSE(so_far.truncated);
+    CHECK_FALSE(so_far.end);
+  }
 }
