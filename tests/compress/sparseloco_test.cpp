@@ -86,17 +86,15 @@ TEST_CASE("SparseLoCo over three syncs, as released: the mean over the ranks tha
   check_error(5, {-1.697129965, -15.15644057, 6.422220003});
 }
 
-TEST_CASE("SparseLoCo as in the paper: the mean over all ranks") {
-  const auto theta = thetas(named("sparseloco", {"aggregate=ranks"}), 1, 3);
-  check_sums(theta[0], {0.9632041547, 71.27359225, 44.97959539});
-  check_sums(theta[1], {0.04470921224, 63.57095168, 44.98960682});
-  check_sums(theta[2], {0.9321294971, 71.04794515, 45.02457203});
-}
-
-TEST_CASE("SparseLoCo with heavy tails, where the bin in the middle is used too") {
-  const auto theta = thetas(named("sparseloco"), 7, 2);
-  check_sums(theta[0], {-1.520792654, 121.9331179, 48.69858495});
-  check_sums(theta[1], {18.0745153, 185.8031442, 52.50386069});
+TEST_CASE(
+    "SparseLoCo as in the paper, the mean over all ranks; and with heavy tails, which use the middle bin") {
+  const auto paper = thetas(named("sparseloco", {"aggregate=ranks"}), 1, 3);
+  check_sums(paper[0], {0.9632041547, 71.27359225, 44.97959539});
+  check_sums(paper[1], {0.04470921224, 63.57095168, 44.98960682});
+  check_sums(paper[2], {0.9321294971, 71.04794515, 45.02457203});
+  const auto tails = thetas(named("sparseloco"), 7, 2);
+  check_sums(tails[0], {-1.520792654, 121.9331179, 48.69858495});
+  check_sums(tails[1], {18.0745153, 185.8031442, 52.50386069});
 }
 
 // Golden values: a reference in float64, equal to the released code. theta by the optimizer's rule.
@@ -250,54 +248,15 @@ TEST_CASE("centroid2_ans has centroid2's values, in what their codes' entropy sa
   CHECK(8 * coded.size() < 1.15 * double(large.size()));
   CHECK(std::abs(double(value_codecs().find("centroid2_ans").bytes(large.size())) / double(coded.size()) -
                  1) < 0.1);
-}
-
-TEST_CASE("damaged codes of centroid2_ans are refused") {
-  const ValueCodec& codec = value_codecs().find("centroid2_ans");
-  const std::vector<float> values = normal_values(1000, 1, 7);
-  std::vector<std::byte> good;
-  codec.encode(values, good);
-  const auto refused = [&](std::vector<std::byte> bad, const std::string& part, std::size_t count = 1000) {
-    std::vector<float> back(count);
-    return says(error_text([&] { codec.decode(bad, back); }), {part});
-  };
-  const auto with_bit = [&](std::size_t at) {
-    std::vector<std::byte> bad = good;
-    bad[at] ^= std::byte{1};
-    return bad;
-  };
-  CHECK(refused({good.begin(), good.begin() + 31}, "cut off"));
-  CHECK(refused(good, "counts of centroids", 999));
-  CHECK(refused(with_bit(16), "counts of centroids"));
-  for (const std::size_t at : {32u, 35u, 40u, unsigned(good.size() - 1)})
-    CHECK(refused(with_bit(at), "codes that are not"));
-  CHECK(refused({good.begin(), good.end() - 2}, "codes that are not"));
-  std::vector<std::byte> longer = good;
-  longer.resize(good.size() + 2);
-  CHECK(refused(longer, "codes that are not"));
+  coded.resize(31);
+  CHECK(says(error_text([&] { value_codecs().find("centroid2_ans").decode(coded, large); }),
+             {"centroids are cut off"}));
 }
 
 TEST_CASE("centroid1 sends the means of what is below 0 and of what is not") {
   CHECK(through("centroid1", {-1, 3, -2, 5, 1, -3}) == std::vector<float>{-2, 3, -2, 3, 3, -2});
   CHECK(through("centroid1", {1, 2, 3}) == std::vector<float>{2, 2, 2});
   CHECK(through("centroid1", {7, 8}) == std::vector<float>{7, 8});
-}
-
-TEST_CASE("damaged centroids are refused: not ascending, not used, bits behind the last code") {
-  const ValueCodec& codec = value_codecs().find("centroid2");
-  std::vector<std::byte> good;
-  codec.encode(std::vector<float>{3, 1, 2}, good);
-  REQUIRE(good.size() == 17);
-  const auto refused = [&](std::size_t at, std::byte with, const std::string& part) {
-    std::vector<std::byte> bad = good;
-    bad[at] ^= with;
-    std::vector<float> back(3);
-    return says(error_text([&] { codec.decode(bad, back); }), {part});
-  };
-  CHECK(refused(7, std::byte{0x80}, "ascend"));      // 1, -2, 3
-  CHECK(refused(12, std::byte{1}, "not used"));      // a fourth
-  CHECK(refused(16, std::byte{0x40}, "last code"));  // a fourth value's bits
-  CHECK(refused(16, std::byte{0x03}, "not used"));   // 3 is no longer there
 }
 
 TEST_CASE("centroids keep the sum of the values, and take a bit or two each") {
