@@ -181,31 +181,6 @@ TEST_CASE("after ten changes of the threshold the first k are sent, however many
   CHECK(c.select().indices == expected);
 }
 
-TEST_CASE("at most k entries of a normal vector are selected, and nearly always 0.8 k") {
-  // Many starts of the sample in few large vectors, many smaller vectors.
-  const auto selector = make_selector("dgc_sampled");
-  int selections = 0, enough = 0, truncated_or_exact = 0;
-  const auto run = [&](std::vector<float>& x, std::int64_t step) {
-    const std::size_t k = dgc::selected_count(0.001, x.size());
-    const Selection selected = select_once(*selector, x, {}, {0.001, step, 0, 0, by_ceiling});
-    REQUIRE(selected.indices.size() <= k);
-    ++selections;
-    enough += double(selected.indices.size()) >= 0.8 * double(k);
-    truncated_or_exact += selected.indices.size() == k;
-  };
-  for (std::uint32_t draw = 0; draw < 2; ++draw) {
-    auto x = normal_vector(500 + draw, 2359296);
-    for (int start = 0; start < 20; ++start) run(x, start);
-  }
-  for (std::uint32_t draw = 0; draw < 240; ++draw) {
-    auto x = normal_vector(draw, 36864);
-    for (int start = 0; start < 4; ++start) run(x, start);
-  }
-  CHECK(selections == 1000);
-  CHECK(enough >= 0.99 * selections);
-  CHECK(truncated_or_exact < selections);  // a threshold that is never too high is no sample's
-}
-
 TEST_CASE("the sample's start follows step, rank and position, and nothing else") {
   Case c;
   c.u = normal_vector(1, 50000);
@@ -226,25 +201,6 @@ TEST_CASE("the sample's start follows step, rank and position, and nothing else"
   CHECK(differs([](Case& x, int i) { x.options.seed = std::uint64_t(i); }));
 }
 
-TEST_CASE("zeros, equal values, denormals and huge values end, and send no more than k") {
-  using Limits = std::numeric_limits<float>;
-  Case c;
-  c.options.set("resample", GENERATE(true, false));
-  c.options.set("truncate", GENERATE(as<std::string>{}, "lowest", "largest"));
-  const std::size_t d = GENERATE(1, 7, 5000, 300000);
-  const float value =
-      GENERATE(0.0f, float{-1}, Limits::denorm_min(), 3 * Limits::denorm_min(), Limits::max());
-  c.u.assign(d, value);
-  const std::size_t k = std::size_t(std::ceil(c.density * double(d)));
-  const Selection selected = c.select();
-  CHECK(selected.finite);
-  CHECK(selected.indices.size() <= k);
-  if (dgc_sampled_options(c.options).resample || value == 0) {  // the first k, by the tie rule
-    REQUIRE(selected.indices.size() == k);
-    for (std::uint32_t i = 0; i < k; ++i) REQUIRE(selected.indices[i] == i);
-  }
-}
-
 TEST_CASE("a few entries among zeros all are sent, wherever they stand") {
   Case c;
   c.options.set("resample", GENERATE(true, false));
@@ -254,19 +210,6 @@ TEST_CASE("a few entries among zeros all are sent, wherever they stand") {
   const Selection selected = c.select();
   for (const std::uint32_t i : at)
     CHECK(std::binary_search(selected.indices.begin(), selected.indices.end(), i));
-}
-
-TEST_CASE("at density 1 every entry is sent") {
-  Case c;
-  c.density = 1;
-  for (const std::size_t d : {1u, 3u, 5000u}) {
-    c.u = normal_vector(5, d);
-    c.u[0] = 0;
-    const Selection selected = c.select();
-    CHECK(selected.indices.size() == d);
-    CHECK(same_bits(selected.values, c.u));
-    CHECK(selected.threshold == 0);
-  }
 }
 
 TEST_CASE("dgc_sampled validates its options") {
