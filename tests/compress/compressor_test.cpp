@@ -191,39 +191,6 @@ TEST_CASE("beyond capacity the largest of the selected are sent, the rest stays 
   }
 }
 
-TEST_CASE("ranks with different counts average exactly, weights included") {
-  // Integers, so that sums are exact in any order. gaussiank selects another number of entries on each rank.
-  const std::size_t d = 4096;
-  const bool weighted = GENERATE(false, true);
-  const std::vector<float> weights =
-      weighted ? std::vector<float>{0.5f, 1.0f, 1.5f, 1.0f} : std::vector<float>{};
-  SimulatedRanks ranks(named("gaussiank"), whole_group(d, 4));
-  std::vector<std::vector<float>> u(4);
-  for (std::uint32_t r = 0; r < 4; ++r) {
-    const CounterRng rng(43, RngUse::test, r);
-    u[r].resize(d);
-    for (std::size_t i = 0; i < d; ++i) {
-      const float x = float(rng.below(i, 65)) - 32.0f;
-      u[r][i] = r % 2 ? x : x * std::abs(x);
-    }
-    ranks[r].gradient = u[r];
-  }
-  REQUIRE(ranks.step(0, 0.05, weights));
-  std::vector<double> expected(d);
-  for (std::size_t r = 0; r < 4; ++r)
-    for (std::size_t i = 0; i < d; ++i) {
-      REQUIRE((ranks[r].residual[i] == 0 || ranks[r].residual[i] == u[r][i]));
-      if (ranks[r].residual[i] == 0) expected[i] += (weighted ? weights[r] : 1.0) * double(u[r][i]);
-    }
-  std::vector<std::size_t> counts;
-  for (std::size_t r = 0; r < 4; ++r) {
-    counts.push_back(ranks[r].compressor->diagnostics().selected);
-    CHECK(same_bits(ranks[r].gradient, ranks[0].gradient));
-    for (std::size_t i = 0; i < d; ++i) REQUIRE(ranks[r].average[i] == float(expected[i] / 4));
-  }
-  CHECK(counts[0] != counts[1]);
-}
-
 TEST_CASE("dense averages in place, with weights, and shows a sum that is not finite") {
   SimulatedRanks ranks(named("dense"), whole_group(3, 2));
   ranks[0].gradient = {1, 2, 3};
