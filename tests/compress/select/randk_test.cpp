@@ -85,15 +85,6 @@ TEST_CASE("with a shared seed all ranks draw the same positions, and other ones 
   CHECK(select_from_copy(*b, x, {0.01, 5, 3}).indices != first);
 }
 
-TEST_CASE("randk's draw does not depend on the draws before it") {
-  const std::vector<float> x = noise(5000, 1);
-  const auto selector = make_selector("randk", seeded(5));
-  for (const double density : {0.0006, 0.1}) {  // sorted, and read from the bitmap
-    const auto first = select_from_copy(*selector, x, {density, 7}).indices;
-    CHECK(select_from_copy(*selector, x, {density, 7}).indices == first);
-  }
-}
-
 TEST_CASE("groups draw their own positions") {
   GroupSpec spec = whole_group(5000, 1);
   std::vector<std::vector<std::byte>> blocks;
