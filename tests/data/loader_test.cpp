@@ -247,6 +247,16 @@ TEST_CASE("evaluation gives every sample once over the ranks, without augmentati
     }
 }
 
+TEST_CASE("a rank does the steps of the largest shard") {
+  const SmallDataset dataset(300, true);
+  LoaderOptions options = train_options(2);
+  options.rank = 2, options.ranks = 3, options.shard = parse_shard_rule("uneven:4");
+  Loader loader(dataset, options);
+  loader.start_epoch(0);
+  CHECK(drain(loader).sizes == std::vector<std::int64_t>(42, 4));  // of shards of 171, 86 and 43 samples
+  CHECK(loader.weights()[0] == Approx(1.71));
+}
+
 TEST_CASE("what a worker throws reaches the caller at its batch, every time until the next epoch") {
   for (const int failures : {1 << 30, 1})  // that could be read after the first one too
     for (const int workers : {0, 1, 4}) {
