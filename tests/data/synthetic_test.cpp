@@ -21,6 +21,21 @@ std::vector<std::uint8_t> all_bytes(const Dataset& dataset) {
   return {dataset.bytes(0), dataset.bytes(0) + static_cast<std::size_t>(dataset.size()) * kPixels};
 }
 
+// Mean and mean square of the samples' elements as a loader normalises them.
+std::pair<double, double> moments(const Dataset& data) {
+  std::vector<float> sample(static_cast<std::size_t>(data.sample_shape().numel()));
+  double sum = 0, squares = 0;
+  for (std::int64_t n = 0; n < data.size(); ++n) {
+    data.get(n, sample.data());
+    for (const float v : sample) {
+      const double x = (v - data.channel_mean()[0]) / data.channel_std()[0];
+      sum += x, squares += x * x;
+    }
+  }
+  const double count = static_cast<double>(data.size()) * static_cast<double>(sample.size());
+  return {sum / count, squares / count};
+}
+
 // Softmax regression on normalised pixels by stochastic gradient descent.
 class LinearModel {
  public:
@@ -85,20 +100,11 @@ TEST_CASE("synthetic pictures follow the seed and the split, and a larger set be
 TEST_CASE("synthetic pictures are balanced, and normalise to mean 0 and deviation 1") {
   const auto data = images(1000, Split::train);
   std::vector<int> count(10);
-  double sum = 0, squares = 0;
-  std::vector<float> sample(kPixels);
-  for (std::int64_t n = 0; n < 1000; ++n) {
-    ++count[data->label(n)];
-    data->get(n, sample.data());
-    for (const float v : sample) {
-      const double x = (v - data->channel_mean()[0]) / data->channel_std()[0];
-      sum += x;
-      squares += x * x;
-    }
-  }
+  for (std::int64_t n = 0; n < 1000; ++n) ++count[data->label(n)];
   CHECK(count == std::vector<int>(10, 100));
-  CHECK(std::abs(sum / (1000 * kPixels)) < 0.02);
-  CHECK(std::abs(squares / (1000 * kPixels) - 1) < 0.1);
+  const auto [mean, square] = moments(*data);
+  CHECK(std::abs(mean) < 0.02);
+  CHECK(std::abs(square - 1) < 0.1);
 }
 
 TEST_CASE("synthetic pictures come in ImageNet's shape and with its number of classes") {
@@ -114,19 +120,10 @@ TEST_CASE("synthetic pictures come in ImageNet's shape and with its number of cl
   options.set("image_size", 9);  // odd, and so many elements
   const auto small = make_dataset("synthetic_images", options, Split::train);
   for (const std::int64_t n : {0, 999, 1002}) CHECK(small->label(n) == n % 1000);
-  double sum = 0, squares = 0;
-  std::vector<float> sample(3 * 224 * 224);
-  for (std::int64_t n = 0; n < 5; ++n) {
-    data->get(n, sample.data());
-    for (const float v : sample) {
-      const double x = (v - data->channel_mean()[0]) / data->channel_std()[0];
-      sum += x / (5.0 * static_cast<double>(sample.size()));
-      squares += x * x / (5.0 * static_cast<double>(sample.size()));
-    }
-  }
-  CHECK(std::abs(sum) < 0.05);
-  CHECK(squares > 0.05);  // not plain grey
-  CHECK(squares < 1);
+  const auto [mean, square] = moments(*data);
+  CHECK(std::abs(mean) < 0.05);
+  CHECK(square > 0.05);  // not plain grey
+  CHECK(square < 1);
 }
 
 TEST_CASE("a linear model fits the synthetic pictures it saw and stays near chance on new ones") {
@@ -158,45 +155,29 @@ TEST_CASE("synthetic pictures refuse options that make no sense") {
 
 TEST_CASE("regression targets are linear in the inputs but for the noise, with one teacher for both splits") {
   DatasetOptions options;
-  options.features = 3;
+  options.features = 2;
   options.set("noise", 0.0);
   options.train_size = options.test_size = 200;
   const auto train = make_dataset("synthetic_regression", options, Split::train);
   const auto test = make_dataset("synthetic_regression", options, Split::test);
-  // The teacher from three training samples by Cramer's rule; then every sample must agree with it.
-  double x[3][3], y[3];
-  for (int n = 0; n < 3; ++n) {
-    float v[3], t;
-    train->get(n, v);
-    train->target(n, &t);
-    for (int i = 0; i < 3; ++i) x[n][i] = v[i];
-    y[n] = t;
-  }
-  const auto det = [](const double m[3][3]) {
-    return m[0][0] * (m[1][1] * m[2][2] - m[1][2] * m[2][1]) -
-           m[0][1] * (m[1][0] * m[2][2] - m[1][2] * m[2][0]) +
-           m[0][2] * (m[1][0] * m[2][1] - m[1][1] * m[2][0]);
-  };
-  double w[3];
-  for (int i = 0; i < 3; ++i) {
-    double m[3][3];
-    for (int n = 0; n < 3; ++n)
-      for (int j = 0; j < 3; ++j) m[n][j] = j == i ? y[n] : x[n][j];
-    w[i] = det(m) / det(x);
-  }
+  // The teacher from two training samples by Cramer's rule; then every sample must agree with it.
+  float x[2][2], y[2];
+  for (int n = 0; n < 2; ++n) train->get(n, x[n]), train->target(n, &y[n]);
+  const double det = x[0][0] * x[1][1] - x[0][1] * x[1][0];
+  const double w[] = {(y[0] * x[1][1] - y[1] * x[0][1]) / det, (x[0][0] * y[1] - x[1][0] * y[0]) / det};
   options.set("noise", 0.5);
   const auto noisy = make_dataset("synthetic_regression", options, Split::train);
   double squares = 0;
   for (int n = 0; n < 200; ++n) {
-    float v[3], t;
+    float v[2], t;
     for (const auto* data : {train.get(), test.get()}) {
       data->get(n, v);
       data->target(n, &t);
-      CHECK(t == Approx(w[0] * v[0] + w[1] * v[1] + w[2] * v[2]).margin(1e-4));
+      CHECK(t == Approx(w[0] * v[0] + w[1] * v[1]).margin(1e-4));
     }
     noisy->get(n, v);
     noisy->target(n, &t);
-    squares += std::pow(t - (w[0] * v[0] + w[1] * v[1] + w[2] * v[2]), 2);
+    squares += std::pow(t - (w[0] * v[0] + w[1] * v[1]), 2);
   }
   CHECK(std::abs(squares / 200 - 0.25) < 0.1);
   CHECK_THROWS_AS(train->label(0), Error);

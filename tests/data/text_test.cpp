@@ -307,7 +307,7 @@ TEST_CASE("a prompt by words has the training file's ids, <unk> for others, and 
   CHECK(decoded(*data, {2, 3, 0, 4, 1}) == "one two \nthree <unk> ");
 }
 
-TEST_CASE("a prompt by characters has one id for each, of any length in UTF-8; others are refused by name") {
+TEST_CASE("a prompt by characters has an id for each, others are refused by name; by bytes it is its bytes") {
   const TempFolder folder;
   const std::string text = "a\nb\u00e9\u20ac\U0001f600";  // 1 to 4 bytes
   const auto data = text_of(folder, "char", text);
@@ -317,13 +317,9 @@ TEST_CASE("a prompt by characters has one id for each, of any length in UTF-8; o
   CHECK(decoded(*data, data->encode(text)) == text);
   CHECK_USER_ERROR(data->encode("abc"), "the character 'c' (U+0063) at byte 2", "6");
   CHECK_USER_ERROR(data->encode("a\xff"), "no UTF-8", "byte 1");
-}
-
-TEST_CASE("a prompt by bytes is its bytes") {
-  const TempFolder folder;
-  const auto data = text_of(folder, "byte", "abc\n");
-  CHECK(data->encode("z\n\xff") == Ids{122, 10, 255});
-  CHECK(decoded(*data, {122, 10, 255}) == "z\n\xff");
+  const auto bytes = text_of(folder, "byte", "abc\n");
+  CHECK(bytes->encode("z\n\xff") == Ids{122, 10, 255});
+  CHECK(decoded(*bytes, {122, 10, 255}) == "z\n\xff");
 }
 
 TEST_CASE("tokens of a file that knows no texts are read and written as numbers") {
