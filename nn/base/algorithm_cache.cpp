@@ -20,7 +20,6 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{16} << 20;  // of the file: more is neither written nor read
 
-// Parses "CHOICE;"; nothing for any other text.
 std::optional<std::string> choice_of(const std::string& text) {
   if (text.find(';') + 1 != text.size() || text.empty() || text.find(" = ") != std::string::npos) return {};
   return text.substr(0, text.size() - 1);

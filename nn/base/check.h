@@ -2,8 +2,7 @@
 // Errors and checks. Library code throws; only a program's main turns an exception into an exit code.
 //
 // UserError: bad input (a key, a file, a flag). Its text is one complete message for the user: what, where,
-// what to do. Error: a broken invariant of ours or of a library. Its text carries the condition and the
-// source line.
+// what to do. Error: a broken invariant of ours or of a library, with the condition and source line.
 
 #include <stdexcept>
 #include <string>

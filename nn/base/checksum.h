@@ -25,8 +25,7 @@ class Checksum {
 
 // A 64-bit checksum of weights, equal on all ranks, always: the sum of these terms over all elements modulo
 // 2^64, whose order does not matter, so threads and GPUs may share it. What the element at `index` (< 2^32)
-// adds: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014), which maps different (index, bits) to
-// different numbers.
+// adds: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014), one-to-one in (index, bits).
 TOPKNOT_HOST_DEVICE std::uint64_t checksum_term(std::uint64_t index, std::uint32_t bits) {
   std::uint64_t x = (index << 32 | bits) + 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -1,6 +1,5 @@
 #pragma once
-// Time by the steady clock: deadlines, how long work took, and limits on waiting that count the time in which
-// this process ran.
+// Time by the steady clock: deadlines, how long work took, and limits on waiting, while this process ran.
 
 #include <algorithm>
 #include <chrono>
@@ -11,8 +10,7 @@ namespace topknot {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-// For what this process does alone; timeout_s <= 0 means no limit (in practice four months). Waits for others
-// have a Patience.
+// For this process' own work; timeout_s <= 0: no limit (in practice four months). Waits for others: Patience.
 inline Deadline deadline_in(double timeout_s) {
   constexpr double longest = 1e7;
   const double seconds = timeout_s <= 0 ? longest : std::min(timeout_s, longest);
@@ -24,7 +22,6 @@ inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Adds the time of a scope to a total.
 class Stopwatch {
  public:
   // `total`, in seconds, must outlive the stopwatch.
@@ -38,12 +35,10 @@ class Stopwatch {
   Clock::time_point start_;
 };
 
-// The time that a wait has taken, for loops that look at it several times per second and do nothing else that
-// waits.
+// The time that a wait has taken, for loops that look several times per second and wait for nothing else.
 //
 // A process that was suspended (SIGSTOP, a frozen container, a laptop's lid) finds a gap between two looks,
-// of which at most kGap counts: the other ranks of a job that was suspended as a whole have lost the same
-// time.
+// of which at most kGap counts: in a job suspended as a whole the other ranks lost as much.
 class Patience {
  public:
   static constexpr std::chrono::milliseconds kGap{500};

@@ -36,8 +36,7 @@ class Fd {
   int fd_ = -1;  // none
 };
 
-// "a folder", "a named pipe", "a socket", "a device"; "" for a regular file. What is none may never open or
-// end, or has no content.
+// "a folder", "a named pipe", "a socket", "a device"; "" for a regular file. Others may never open or end.
 std::string special_file_kind(const struct stat& status);
 
 // Opens `path` for reading, close-on-exec. UserError "cannot open 'PATH': REASON": it is no regular file
@@ -45,9 +44,8 @@ std::string special_file_kind(const struct stat& status);
 Fd open_regular_file(const std::string& path);
 
 // The whole content of a small text file (a configuration, a profile, a table): a regular file, or a pipe
-// that the shell opened for this program (/dev/stdin, /dev/fd/N), which has a minute to deliver it. Throws
-// UserError "PATH: REASON HINT": absent, a read error, a folder, a device, a named pipe (opening one may
-// never end), more than `most_bytes`.
+// that the shell opened for this program (/dev/stdin, /dev/fd/N), which has a minute to deliver it. UserError
+// "PATH: REASON HINT": absent, a read error, a folder, a device, a named pipe, more than `most_bytes`.
 std::string read_text_file(const std::string& path, std::size_t most_bytes, const std::string& hint = "");
 
 // A regular file of any size, to be read line by line. Throws UserError as open_regular_file().

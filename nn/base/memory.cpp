@@ -30,8 +30,7 @@ double soft_limit(int resource) {
   return static_cast<double>(limit.rlim_cur);
 }
 
-// The limits of this process's own cgroup and of those around it. Version 1 has a hierarchy of its own for
-// memory.
+// The limits of this process's cgroup and of those around it. Version 1 has a hierarchy for memory alone.
 double container_limit() {
   double limit = kNone;
   std::ifstream groups("/proc/self/cgroup");

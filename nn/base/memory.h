@@ -9,8 +9,7 @@
 
 namespace topknot {
 
-// "out of memory: WHAT (3.1 GB); ..." with the most that this process may have. `bytes`: 0 if they are not
-// known.
+// "out of memory: WHAT (3.1 GB); ..." with the most that this process may have. `bytes`: 0 if unknown.
 class OutOfMemory : public UserError {
  public:
   OutOfMemory(const std::string& what, double bytes);

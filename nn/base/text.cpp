@@ -77,8 +77,7 @@ std::string family(const std::string& name) {
   return lower(name.substr(0, name.find_last_not_of("0123456789") + 1));
 }
 
-// The known names that begin with `name`, or else that are of its family, shortest first; at most kMost of
-// them.
+// At most kMost known names that begin with `name`, or else are of its family, shortest first.
 std::vector<std::string> relatives(const std::string& name, const std::vector<std::string>& known) {
   constexpr std::size_t kLeastLetters = 2, kMost = 8;
   const std::string start = lower(name), kin = family(name);

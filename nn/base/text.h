@@ -1,6 +1,5 @@
 #pragma once
-// Text in messages: numbers as a person writes them, text from elsewhere made safe to print, "did you mean";
-// and quantiles of what was measured.
+// Text in messages: numbers as a person writes them, text made safe to print, "did you mean"; and quantiles.
 
 #include <cstdint>
 #include <string>
@@ -17,19 +16,16 @@ std::string count_text(std::int64_t count, const std::string& what);
 std::string format_duration(double seconds);
 // "1.2 kB", "3.4 MB": powers of 1000
 std::string format_bytes(double bytes);
-// `bytes` compared with those of a dense exchange: "3.2 times less than", "1.8 times more than", "as much
-// as".
+// `bytes` compared with a dense exchange's: "3.2 times less than", "1.8 times more than", "as much as".
 std::string compared_bytes(double bytes, double dense);
 
 // Text that came from elsewhere, safe to print: what could move a terminal's cursor or is no UTF-8 becomes
 // \xNN; line breaks and tabs stay. At most `longest` bytes of it.
 std::string printable(std::string_view text, std::size_t longest = 4000);
-// The same as one line, so that it cannot pass for lines of the program's own: line breaks and tabs become \n
-// and \t.
+// The same in one line, which cannot pass for lines of the program: line breaks and tabs become \n and \t.
 std::string one_line(std::string_view text, std::size_t longest = 4000);
 
-// Takes the first line off `rest`, with its "\n" or "\r\n", which `line` lacks; the last line may have none.
-// False if nothing is left.
+// Takes the first line off `rest`; `line` lacks its "\n" or "\r\n", if it has one. False if nothing is left.
 bool next_line(std::string_view& rest, std::string_view& line);
 
 std::string host_name();  // of this machine; "unknown" where it has none
@@ -47,8 +43,7 @@ std::string format_number(double value);
 // third) edits, or "".
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);
 
-// "unknown compressor 'top_k'; did you mean 'topk'? known: dense, topk"; for `resnet`: "'resnet20' or
-// 'resnet110'?"
+// "unknown compressor 'top_k'; did you mean 'topk'? known: dense, topk", or "'resnet20' or 'resnet110'?"
 std::string unknown_name_message(const std::string& kind, const std::string& name,
                                  const std::vector<std::string>& known);
 

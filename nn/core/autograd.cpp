@@ -87,8 +87,7 @@ void Variable::accumulate_grad(Tensor grad) const {
     node_->grad = std::move(grad);
     return;
   }
-  // The first contribution may be shared with another input of the same op: then the sum needs memory of its
-  // own.
+  // The first contribution may be shared with another input of the op: the sum then needs its own memory.
   Tensor sum = node_->grad.exclusive() ? node_->grad : Tensor::empty_like(grad);
   backend(grad.device())
       .add(grad.dtype(), node_->grad.data(), grad.data(), sum.data(), static_cast<std::size_t>(grad.numel()));

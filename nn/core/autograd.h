@@ -2,8 +2,7 @@
 // Reverse-mode differentiation over a graph that the forward pass records.
 //
 // An op is a free function: it computes its value and, a few lines below, captures its backward as a lambda.
-// A hook fires once for each parameter, when its gradient is final, also where several ops share the
-// parameter.
+// A hook fires once for each parameter, when its gradient is final, however many ops share it.
 
 #include <functional>
 #include <memory>
@@ -20,8 +19,7 @@ struct Node;
 // Takes the gradient of the loss with respect to the op's value; hands on gradients to the op's inputs.
 using BackwardFn = std::function<void(Tensor grad)>;
 
-// The place in the arena that an op writes a parameter's gradient to. With accumulate, it adds. `data` is
-// null if no gradient is wanted.
+// Where in the arena an op writes a parameter's gradient or, with accumulate, adds it. `data` null: nowhere.
 struct GradientTarget {
   float* data = nullptr;
   bool accumulate = false;
@@ -56,8 +54,7 @@ class Variable {
   // Adds to this variable's gradient. Ignored if none is needed. The tensor must have the value's
   // shape and layout; an op may hand the same tensor to two inputs.
   void accumulate_grad(Tensor grad) const;
-  // Removes and returns the gradient so far, or returns fresh memory; the op gives the tensor back by
-  // accumulate_grad().
+  // Removes and returns the gradient so far, or fresh memory; the op gives it back by accumulate_grad().
   InputGradient input_gradient() const;
   // Memory for a parameter's gradient; data is null if this is a constant.
   GradientTarget gradient_target() const;
@@ -69,7 +66,6 @@ class Variable {
   std::shared_ptr<Node> node_;
 };
 
-// Called with each parameter whose gradient is final.
 using GradientHook = std::function<void(Parameter&)>;
 
 // Runs the backward pass from a scalar loss (a tensor of one element) and releases the graph on the way.

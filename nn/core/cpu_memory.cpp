@@ -27,16 +27,14 @@ void* fresh(std::size_t bytes) {
 }
 
 // A build with TOPKNOT_POISON finds what reads memory before anything was written to it: its results are NaN.
-// All bits set are a NaN in fp32 and in bf16. Blocks that are used again are filled too; std::vector and
-// others get such memory from glibc.
+// All bits set are a NaN in fp32 and in bf16. Reused blocks are filled too; glibc fills other memory.
 void poison([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef TOPKNOT_POISON
   std::memset(data, 0xFF, bytes);
 #endif
 }
 #ifdef TOPKNOT_POISON
-// Filled with the complement of the lowest byte. (Under the address sanitizer, ASAN_OPTIONS=malloc_fill_byte
-// does this.)
+// Filled with the complement of the lowest byte. (Address sanitizer: ASAN_OPTIONS=malloc_fill_byte.)
 [[maybe_unused]] const int poisons_malloc = mallopt(M_PERTURB, 0x100);
 #endif
 

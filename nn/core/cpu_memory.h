@@ -1,8 +1,7 @@
 #pragma once
 // Memory of tensors on the CPU. Released blocks are kept for reuse by exact size: a training step asks for
 // the same sizes every time, and a fresh large block costs more in page faults than the arithmetic done on
-// it. Where sizes keep changing, as with recordings of speech, what is kept and in use is together no more
-// than twice the most that was ever in use.
+// it. If sizes keep changing, all blocks together are at most twice the most that was ever in use.
 
 #include <cstddef>
 #include <mutex>

@@ -80,8 +80,7 @@ int gpu_count();               // GPUs that this process sees; 0 in a build with
 std::string gpu_bus(int gpu);  // its PCI address, such as "0000:3B:00.0"
 bool built_with_cuda();
 
-// "auto" (a GPU if there is one), "cpu" or "cuda"; throws UserError for anything else or a GPU that is not
-// there.
+// "auto" (a GPU if there is one), "cpu" or "cuda"; UserError for anything else or a missing GPU.
 Device parse_device(const std::string& name);
 
 // Functions that differ between devices: a struct of function pointers, registered once for each kind of

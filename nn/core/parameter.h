@@ -74,8 +74,7 @@ using FrozenPredicate = std::function<bool(const Parameter&)>;
 // commit. Order: reverse order of registration, compressible parameters first, then those that stay dense; in
 // both, sizes that are no multiple of 4 last, so that the others begin at 16 bytes, as vector loads and cuDNN
 // want it (those that stay dense if the compressible ones are together a multiple of 4). Frozen parameters
-// lie after the trained ones and have no gradients: sizes, slices and parameters() are without them, so that
-// nothing exchanges or updates them.
+// lie after the trained ones and have no gradients: sizes, slices and parameters() are without them.
 class ParameterArena {
  public:
   // `zero`: whether the residuals begin as zeros; else all memory is left untouched.
@@ -106,8 +105,7 @@ class ParameterArena {
 
   // The next contribution to each gradient overwrites it. Touches no gradient.
   void mark_gradients_unwritten();
-  // Zeroes the gradients that no backward pass has written since mark_gradients_unwritten(), and returns their
-  // parameters.
+  // Zeroes gradients not written since mark_gradients_unwritten(), and returns their parameters.
   std::vector<Parameter*> zero_unwritten_gradients();
 
  private:
@@ -119,8 +117,7 @@ class ParameterArena {
   float* gradients_[2] = {nullptr, nullptr};
 };
 
-// Parameters and buffers of a model, registered by its layers in forward order. After build() the set is
-// fixed.
+// A model's parameters and buffers, registered by layers in forward order; fixed after build().
 class ParameterStore {
  public:
   explicit ParameterStore(Device device = {}) : device_(device) {}
@@ -131,8 +128,7 @@ class ParameterStore {
   Buffer& add_state(const std::string& name, std::size_t size);  // recurrent, of zeros
 
   // Lays out the arena and initialises every weight from (seed, order of registration). `frozen`: none by
-  // default. `initialise` false: for looking at sizes and places alone, in no time however large the model;
-  // nothing has a value.
+  // default. `initialise` false: sizes and places alone, without values, in no time.
   ParameterArena& build(const CompressiblePredicate& compressible, std::uint64_t seed,
                         const FrozenPredicate& frozen = {}, bool initialise = true);
   ParameterArena& arena();

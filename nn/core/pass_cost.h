@@ -1,6 +1,5 @@
 #pragma once
-// The cost of forward and backward passes, counted while they run: floating-point operations as the ops
-// report them, and the memory of tensors.
+// The cost of passes, counted while they run: operations as the ops report them, and the memory of tensors.
 
 #include <algorithm>
 #include <atomic>
@@ -20,8 +19,7 @@ class PassCost {
   ~PassCost() { counting_ = nullptr; }
   PassCost(const PassCost&) = delete;
 
-  // Operations of convolutions and matrix products, 2 per multiply-add, for any algorithm; other ops are not
-  // counted.
+  // Operations of convolutions and matrix products alone, 2 per multiply-add, for any algorithm.
   double flops() const { return flops_; }
   // The most bytes of tensors of this thread that were there at once, beyond those at the start.
   std::int64_t peak_bytes() const { return peak_; }

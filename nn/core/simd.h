@@ -99,8 +99,7 @@ TOPKNOT_INLINE Lanes splat(float x) {
 }
 
 // Stores past the caches, for what is not read soon: a plain store would first read the line that it writes
-// to. Writes v to `to`, aligned to 64 bytes. V has 64 bytes. Other threads may not see it before
-// finish_streaming().
+// to. Writes v to `to`, aligned to 64 bytes. V has 64 bytes. Others see it after finish_streaming().
 template <class V>
 TOPKNOT_INLINE void stream(void* to, V v) {
   static_assert(sizeof(V) == 64);
@@ -123,7 +122,6 @@ void multiply(float* x, std::size_t n, float factor);
 
 // exp, the logistic function and tanh of 16 lanes, with the same bits in every version that
 // TOPKNOT_MULTIVERSION makes. Polynomials of Moshier's Cephes library in single precision (expf.c, tanhf.c).
-// A NaN stays one.
 
 // The first `n` lanes, n from 1 to 16; the others are 0.
 TOPKNOT_INLINE Lanes load_part(const float* p, std::size_t n) {

@@ -45,8 +45,7 @@ struct StepSeconds {
   double decode_s = 0;       // commit included, which writes the average
   double update_s = 0;
   double exposed_s = 0;  // communication that the compute thread had to wait for
-  // From the start of the backward pass (with train.accumulate, the last one) to the end of the last group's
-  // first collective.
+  // From the (last) backward pass's start to the end of the last group's first collective.
   double makespan_s = 0;
 
   static StepSeconds unknown() {

@@ -12,8 +12,7 @@
 
 namespace topknot {
 
-// Up to four dimensions, outermost first: {N, C, H, W} for images, {N, C} for features, {O, I, H, W} for
-// convolution weights.
+// Up to four dimensions, outermost first: images {N, C, H, W}, features {N, C}, filters {O, I, H, W}.
 class Shape {
  public:
   Shape() = default;
@@ -29,8 +28,7 @@ class Shape {
   int rank_ = 0;
 };
 
-// The physical order of a four-dimensional activation, chosen by the backend. Parameters, and tensors of
-// other ranks, are always plain.
+// The physical order of a four-dimensional activation, chosen by the backend. All else is always plain.
 enum class Layout {
   nhwc,     // N, H, W, C, for cuDNN
   plain,    // N, C, H, W
@@ -47,7 +45,6 @@ class Tensor {
   Tensor() = default;  // undefined
   static Tensor empty(const Shape& shape, Layout layout = Layout::plain, Device device = {},
                       DType dtype = DType::f32);
-  // Has the other's shape, layout, device and type.
   static Tensor empty_like(const Tensor& other) {
     return empty(other.shape(), other.layout(), other.device(), other.dtype());
   }

@@ -1,9 +1,8 @@
 #pragma once
 // The threads of parallel loops: how many the calling thread has, and how they wait for each other.
 //
-// A rank's compute thread alone has a team of several. With more threads than cores libgomp hardly spins at all, in any
-// team, and steps of small networks take up to twice as long; so loops on other threads (the collective queue's) run
-// on one.
+// A rank's compute thread alone has a team of several. With more threads than cores libgomp hardly spins,
+// which may double a small network's steps; so loops on other threads (the collective queue's) run on one.
 
 #include <memory>
 #include <string>
@@ -22,8 +21,7 @@ int team_size();
 // Asks for `threads` in the calling thread; returns team_size(), which may be smaller.
 int set_team_size(int threads);
 
-// The variables of the environment that may make a team smaller, such as "OMP_THREAD_LIMIT=1"; "" if none is
-// set.
+// The environment's variables that may make a team smaller, as "OMP_THREAD_LIMIT=1"; "": none is set.
 std::string team_limits();
 
 // Lets waiting threads sleep while other programs want the cores. By default libgomp's threads spin for milliseconds, and

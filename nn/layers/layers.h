@@ -1,7 +1,6 @@
 #pragma once
 // Modules, which own parameters (registered in a store) and compute with ops, without a backward of their
-// own; and the layers that models are made of. Names are prefixes: "block1.conv" registers
-// "block1.conv.weight".
+// own; and models' layers. Names are prefixes: "block1.conv" registers "block1.conv.weight".
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +17,6 @@
 
 namespace topknot {
 
-// A forward pass's settings.
 struct ForwardContext {
   bool training = true;    // batch statistics, dropout, and a graph for the backward pass
   std::uint64_t seed = 1;  // of dropout; ranks differ by `rank`, steps by `step`
@@ -41,8 +39,7 @@ class Module {
  public:
   virtual ~Module() = default;
   virtual Variable forward(const Variable& x, const ForwardContext& context) = 0;
-  // Whether the input is a batch of token sequences, as embedding() has them, and the output a row of logits
-  // for each token, step by step.
+  // Whether the input is a batch of token sequences, as embedding()'s, and the output rows of logits.
   virtual bool reads_tokens() const { return false; }
   // For a model that reads tokens: the mean loss of its logits for an input x, as softmax_cross_entropy() has
   // it. A model whose output layer and loss are one op makes no matrix of logits here.
@@ -57,7 +54,6 @@ class Module {
 
 using ModulePtr = std::unique_ptr<Module>;
 
-// Modules one after the other.
 class Sequential final : public Module {
  public:
   void add(ModulePtr module) { modules_.push_back(std::move(module)); }
@@ -75,7 +71,6 @@ class Sequential final : public Module {
   std::vector<ModulePtr> modules_;
 };
 
-// First values of parameters.
 inline Initializer constant(float value) {
   return
       [value](std::span<float> values, const CounterRng&) { std::fill(values.begin(), values.end(), value); };
@@ -126,8 +121,7 @@ class BatchNorm final : public Module {
 enum class Activation { none, relu, relu6, hardswish, silu };
 Variable activate(const Variable& x, Activation activation);
 
-// Convolution without bias, batch norm, then optionally a residual and an activation; all fused up to ReLU,
-// other activations are ops of their own.
+// Convolution without bias, batch norm, optionally a residual and an activation; fused if that is ReLU.
 class ConvBn final : public Module {
  public:
   ConvBn(ParameterStore& store, const std::string& name, const ConvGeometry& geometry,

@@ -1,8 +1,7 @@
 // The network of the papers for AN4, a Deep Speech 2 (Amodei et al., ICML 2016, sections 3.2 to 3.5) of the
 // size and order that its public PyTorch version has, which GaussianK-SGD trains: two convolutions over the
 // spectrogram, recurrent layers of one direction with batch norm between them, a lookahead convolution of 21
-// frames, batch norm, and a layer without bias. 27,569,568 parameters with 5 layers of 800 units and 29
-// characters.
+// frames, batch norm, and a layer without bias. 27,569,568 parameters (5 layers of 800 units, 29 characters).
 #include <fmt/format.h>
 
 #include "nn/models/model.h"
@@ -59,8 +58,7 @@ class DeepSpeech final : public Module {
       return flatten(norm.forward(rows_to_images(rows), context));
     };
     // Padding is zero wherever it is read, so that a recording gives the same output in any batch, and batch
-    // norm sees zeros there, as in the PyTorch version. The second convolution changes no number of frames;
-    // the LSTM does not look ahead.
+    // norm sees zeros there, as in the PyTorch version. The second convolution keeps the number of frames.
     const auto masked = [&](const Variable& to) { return mask_frames(to, context.frames); };
     Variable y = masked(first_conv_.forward(x, context));
     y = masked(hardtanh20(first_norm_.forward(y, context)));

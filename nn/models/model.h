@@ -1,6 +1,5 @@
 #pragma once
-// A model is a module with a name, made for one sample shape and number of outputs. One file per family; each
-// registers the names it knows.
+// A model is a module with a name, made for one sample shape and number of outputs, in a file per family.
 
 #include <string>
 #include <vector>

@@ -4,12 +4,10 @@
 // gpt: GPT-2 (Radford, Wu, Child, Luan, Amodei, Sutskever, "Language models are unsupervised multitask
 // learners", 2019, section 2.3): learned positions, layer norm before each branch and at the end, GELU, the
 // output layer tied to the embedding. First values as Hugging Face's: N(0, 0.02), the layers that end a
-// branch N(0, 0.02 / sqrt(2 layers)), biases 0. With model.bias=false and model.gelu=exact it is
-// nanoGPT's.
+// branch N(0, 0.02 / sqrt(2 layers)), biases 0. model.bias=false, model.gelu=exact: nanoGPT's.
 //
 // llama: Touvron et al., arXiv 2302.13971, section 2.2: RMS norm, SwiGLU, rotary positions, no biases;
-// grouped key-value heads as Llama 2's (arXiv 2307.09288, section 2.2). First values N(0, 0.02), as Hugging
-// Face's.
+// grouped key-value heads as Llama 2's (arXiv 2307.09288, section 2.2). First values N(0, 0.02).
 //
 // With w = width, L layers, a sequence of T tokens and V classes a token takes 24 w^2 L operations in gpt's
 // products (2 ((2 + 2 kv_heads / heads) w^2 + 3 w feed_forward) L in llama's), 2 V w in the output layer and

@@ -36,12 +36,10 @@ Variable attention(const Variable& qkv, std::int64_t heads, std::int64_t kv_head
           }};
 }
 
-// On a CPU.
 namespace attention_cpu {
 namespace {
 
-// One head's rows from a token on, in a tensor with `heads` heads in a row; token t of sequence b is row t *
-// batch + b.
+// One head's rows from a token on, of `heads` heads in a row; token t of sequence b is row t * batch + b.
 template <class T>
 HeadRows<T> head_rows(const AttentionShape& s, T* tensor, std::int64_t heads, std::int64_t b,
                       std::int64_t head, std::int64_t token) {
@@ -180,8 +178,7 @@ class ForwardPass : Pass<T> {
   Tensor out_;
 };
 
-// dV = P^T dO,  dS = P (dO V^T - D),  D = rowsum(dO O),  dQ = dS K,  dK = dS^T Q,  the scores computed again
-// (Dao, arXiv 2307.08691, algorithm 2).
+// dV = P^T dO,  dS = P (dO V^T - D),  D = rowsum(dO O),  dQ = dS K,  dK = dS^T Q  (Dao, algorithm 2).
 template <class T>
 class BackwardPass : Pass<T> {
   using Base = Pass<T>;
@@ -246,8 +243,7 @@ class BackwardPass : Pass<T> {
     std::copy_n(log_sums_ + (b * s_.heads + h) * s_.steps + first, n, log_sum_);
     row_products(dy_rows_.data(), y_rows_.data(), n, Base::padded_, d_);
   }
-  // Adds the contribution of block i of the queries and block j of the keys. to_keys: their place in dkeys_
-  // and dvalues_, or negative.
+  // Adds queries' block i times keys' block j. to_keys: their place in dkeys_ and dvalues_, or negative.
   void add(std::int64_t i, std::int64_t j, bool to_queries, std::int64_t to_keys) {
     const Block block = Base::block(i, j);
     Base::scores(block, Base::keys(j * kBlock), Base::columns_, Base::scores_);

@@ -185,8 +185,7 @@ TOPKNOT_INLINE void backward_apply_of(const ChannelGeometry& g, const T* grad, c
   }
 }
 
-// Calls fn(Stored<V, T>()) with the lanes V of an image's pixels and the type T in which its elements are
-// stored.
+// Calls fn(Stored<V, T>()) with the lanes V of an image's pixels and the type T of its elements.
 template <class V_, class T_>
 struct Stored {
   using V = V_;
@@ -331,8 +330,7 @@ Tensor apply(const Tensor& x, const Tensor& residual, const Normalization& n, bo
   return y;
 }
 
-// Kept for the backward pass: the tensor that was normalised (x, or the convolution's output) and the op's
-// value.
+// Kept for the backward pass: the tensor that was normalised (x, or the convolution's), and the value.
 struct Kept {
   Tensor x, y;
   Normalization n;

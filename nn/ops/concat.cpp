@@ -88,8 +88,6 @@ Variable channel_shuffle(const Variable& x, std::int64_t groups) {
 
 namespace {
 
-// On a CPU.
-
 Layout channel_copy_layout(const Tensor& x, const ChannelRun& run, std::int64_t other_channels) {
   const int block = channel_block();
   const bool whole_blocks = run.from_step == 1 && run.to_step == 1 && run.from % block == 0 &&

@@ -440,8 +440,7 @@ class DnnlConv final : public ChunkedConv {
     return std::any_of(plans.begin(), plans.end(), [&](const Plan* plan) { return fn(*plan); });
   }
 
-  // One plan for each chunk size that a batch of this size is cut into: made before the parallel region,
-  // found inside it. `plain`: of plain_.
+  // A plan for each chunk size of a batch of this size: made before the parallel region. `plain`: of plain_.
   std::vector<const Plan*> plans_for(const Tensor& x, bool plain) {
     std::vector<const Plan*> result;
     const std::int64_t images = x.dim(0),

@@ -39,8 +39,6 @@ Variable ctc_loss(const Variable& logits, const CtcTargets& targets, std::int32_
 
 namespace {
 
-// On a CPU.
-
 // One sequence: frame t's logits are those of row t * stride + n.
 struct CtcSequence {
   CtcStates states;

@@ -38,8 +38,7 @@ TOPKNOT_HOST_DEVICE double ctc_forward(const CtcStates& states, int s, const dou
   return states.skips(s) ? log_add(sum, before[s - 2]) : sum;
 }
 
-// Equation 10: the same of all endings after a frame in state s; `after`: those of the next frame with their
-// labels' own, null at the last frame.
+// Equation 10: of all endings after a frame in state s; `after`: the next frame's, with labels; null: none.
 TOPKNOT_HOST_DEVICE double ctc_backward(const CtcStates& states, int s, const double* after) {
   if (!after) return s >= states.size() - 2 ? 0.0 : -HUGE_VAL;
   double sum = after[s];

@@ -73,8 +73,6 @@ Variable dropout(const Variable& x, float p, const CounterRng& rng, const std::u
 
 namespace {
 
-// On a CPU.
-
 void for_each_element(std::int64_t n, auto&& fn) {
   if (n < 32768) {
     for (std::int64_t i = 0; i < n; ++i) fn(i);

@@ -18,8 +18,6 @@ Variable embedding(const Variable& ids, const Variable& weight) {
 
 namespace {
 
-// On a CPU.
-
 // The id of each row of the value.
 std::vector<std::int64_t> ids_by_row(const Tensor& ids) {
   const std::int64_t batch = ids.dim(0), steps = ids.dim(1);

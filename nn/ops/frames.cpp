@@ -47,8 +47,6 @@ Variable rows_to_images(const Variable& x) {
 
 namespace {
 
-// On a CPU.
-
 // Calls fn(element of x in memory, element of rows) for each element; images are shared out over the threads.
 void each_frame_element(const Tensor& x, const auto& fn) {
   const ChannelGeometry g(x);

@@ -92,8 +92,7 @@ Variable op_on(const char* op, const Variable& x, const Tensor& y, const auto& w
           }};
 }
 
-// The same values in another layout and type; the same tensor if both are x's. bfloat16 is rounded to
-// nearest, ties to even.
+// The same values in another layout and type; x itself if both are its own. bfloat16: nearest, ties to even.
 Tensor in_form(const Tensor& x, Layout layout, DType type);
 inline Tensor to_layout(const Tensor& x, Layout layout) {
   return in_form(x, layout, x.dtype());
@@ -178,14 +177,12 @@ struct ConvKernels {
                    const OpState& state, WeightedGradients& out);
 };
 
-// One call as a backend sees it.
 struct BatchNormArguments {
   Tensor x, gamma, beta, residual;  // residual: undefined if there is none
   BatchNormState state;
   BatchNormOptions options;
 };
 
-// The gradients, filled by a backend.
 struct BatchNormGradients {
   GradientTarget gamma, beta;  // data null: not wanted
   InputGradient x;             // undefined: not wanted
@@ -193,8 +190,7 @@ struct BatchNormGradients {
   Tensor residual;  // out
 };
 
-// With xhat = (x - mean) / sqrt(var + eps), M = N H W and g the gradient where y > 0 (everywhere without
-// relu):
+// With xhat = (x - mean) / sqrt(var + eps), M = N H W and g the gradient (with relu where y > 0):
 //   dbeta = sum g,  dgamma = sum g xhat,  dresidual = g
 //   dx = gamma / sqrt(var + eps) (g - dbeta / M - xhat dgamma / M)
 // Outside training mean and var do not depend on x: only the first term of dx is left.
@@ -216,7 +212,6 @@ struct ConvBnKernels {
                    BatchNormGradients& out);
 };
 
-// One call of layer_norm or rms_norm as a backend sees it.
 struct NormCall {
   bool centred;  // layer_norm; else rms_norm, whose mean is taken for 0
   float epsilon;
@@ -299,8 +294,7 @@ struct ScaleChannelsKernels {
 struct EmbeddingKernels {
   static constexpr const char* op = "embedding";
   Tensor (*forward)(const Tensor& ids, const Tensor& weight);
-  // dW[id] = sum of dy over the rows with this id, in their order, and 0 if there is none. The gradient is
-  // dense.
+  // dW[id] = sum of dy over the rows with this id, in their order, 0 if there is none; dense.
   void (*backward)(const Tensor& ids, const Tensor& dy, std::int64_t tokens, const GradientTarget& weight);
 };
 
@@ -328,14 +322,12 @@ struct MaskFramesKernels {
 
 struct LookaheadKernels {
   static constexpr const char* op = "lookahead";
-  // y[row] = sum_j w[:,j] x[row + j * shift], of the rows that there are: shift is the batch for y, minus
-  // that for dx from dy.
+  // y[row] = sum_j w[:,j] x[row + j * shift], of rows that exist: shift is batch, or -batch for dx from dy.
   void (*filter)(const Tensor& x, const Tensor& weight, std::int64_t shift, Tensor& y);
   // dw[f,j] = sum_row dy[row,f] x[row + j * batch, f]
   void (*weight_gradient)(const Tensor& x, const Tensor& dy, std::int64_t batch, Tensor& dw);
 };
 
-// One call as a backend sees it.
 struct LstmCall {
   Tensor x, input, recurrent, input_bias, recurrent_bias;
   LstmState state;
@@ -357,13 +349,11 @@ struct LstmKernels {
                    LstmGradients& out);
 };
 
-// One call of attention(), as a backend sees it.
 struct AttentionShape {
   std::int64_t heads, kv_heads, batch, steps, width;  // width: of a head
   bool causal;
   std::int64_t share() const { return heads / kv_heads; }  // heads of queries to one of keys and values
-  // Operations of the forward pass's products, without those that causal attention leaves out; the gradients
-  // take twice as many.
+  // Operations of the forward products, without those that causal attention omits; gradients: twice as many.
   double flops() const {
     const auto t = static_cast<double>(steps);
     return 4 * (causal ? t * (t + 1) / 2 : t * t) * static_cast<double>(batch * heads * width);
@@ -389,7 +379,6 @@ struct CrossEntropyKernels {
   void (*count_correct)(const Tensor& logits, std::span<const std::int32_t> labels, int top, double* sum);
 };
 
-// One call as a backend sees it.
 struct LinearCrossEntropyCall {
   Tensor x, weight;
   std::span<const std::int32_t> labels;

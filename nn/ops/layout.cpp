@@ -33,8 +33,6 @@ Variable flatten(const Variable& x) {
 
 namespace {
 
-// On a CPU.
-
 template <class From, class To>
 void convert_type(const Tensor& x, Tensor& y) {
   const auto n = static_cast<std::size_t>(x.numel());

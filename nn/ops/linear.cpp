@@ -27,8 +27,7 @@ Variable linear(const Variable& x, const Variable& weight, const Variable& bias)
 
 namespace {
 
-// On a CPU: matrix products. With few rows they are in fp32, under bfloat16 too: rounding the weight
-// takes longer than the product.
+// On a CPU with few rows products are in fp32 under bfloat16 too: rounding the weight takes longer.
 
 Tensor operand(const Tensor& x) {
   return x.dim(0) <= kFewRows ? in_form(x, Layout::plain, DType::f32) : x;

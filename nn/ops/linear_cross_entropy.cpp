@@ -71,8 +71,6 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, std::sp
 
 namespace {
 
-// On a CPU.
-
 // A row's target distribution: 1 - smoothing at the label, and smoothing / classes everywhere.
 struct RowTarget {
   std::size_t label;

@@ -37,8 +37,6 @@ Variable lookahead(const Variable& x, std::int64_t batch, const Variable& weight
 
 namespace {
 
-// On a CPU.
-
 // Rows [begin, end) of y; w: [taps][features].
 TOPKNOT_MULTIVERSION void lookahead_rows(const float* x, const float* w, float* y, std::int64_t begin,
                                          std::int64_t end, std::int64_t rows, std::int64_t features,

@@ -62,8 +62,6 @@ void count_correct(const Tensor& logits, std::span<const std::int32_t> labels, i
 
 namespace {
 
-// On a CPU.
-
 // The softmax of a long row (a vocabulary's) is exp(z - top) / sum, by vector loops and made anew in the
 // backward pass. Shorter rows, and smoothed labels, keep the plain loop and its bits.
 constexpr std::int64_t kLongRow = 2048;

@@ -23,8 +23,7 @@ Variable local_response_norm(const Variable& x, const LrnOptions& options) {
 
 namespace {
 
-// On a CPU: by oneDNN. The calling thread's, made once for each geometry, shape and number of compute
-// threads: a primitive keeps that number.
+// On a CPU: by oneDNN. The calling thread's, made once for each geometry, shape and number of threads.
 std::shared_ptr<const DnnlPair> lrn_primitives(const LrnOptions& o, const Tensor& x) {
   using Key = std::tuple<LrnOptions, std::array<std::int64_t, 4>, Layout, int>;
   thread_local std::map<Key, std::shared_ptr<const DnnlPair>> made;

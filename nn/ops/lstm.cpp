@@ -64,16 +64,14 @@ namespace {
 
 // On a CPU the inputs of all steps go through one matrix product, then each step is a product with the
 // recurrent weight and one fused loop over the gates. The steps of a batch are small (20 rows): the weight is
-// packed once for all of them, and each thread has some of the layer's units through all steps, so that a
-// step costs one barrier.
+// packed once for all of them, and a thread keeps its units through all steps: a step costs one barrier.
 //
 // In bfloat16 the operands of all products are rounded: inputs, hidden states, weights, and the gradients of
 // the gates' sums. Sums, gates and cells are fp32.
 
 constexpr std::int64_t kGates = 4;  // i, f, g, o
 
-// One thread's units [begin, end) and its products of a step; their results are contiguous, for which oneDNN
-// has its fast kernels.
+// One thread's units [begin, end) and its products of a step; contiguous results, as oneDNN is fast with.
 struct UnitRange {
   std::int64_t begin, end;
   std::unique_ptr<Product> forward;   // h_{t-1} W_hh^T of one gate, columns of these units
@@ -158,8 +156,7 @@ void run_steps(const std::vector<UnitRange>& ranges, std::int64_t steps, const B
   if (error) std::rethrow_exception(error);
 }
 
-// The rows of one step and the units [begin, end) of one thread; a row of gates has `width` each of i, f, g,
-// o.
+// The rows of a step and the units [begin, end) of a thread; a row of gates has `width` each of i, f, g, o.
 struct GateRows {
   std::int64_t batch, width, begin, end;
 };

@@ -81,8 +81,7 @@ struct ConvGeometry {
 
   Shape weight_shape() const { return {out, in / groups, kernel.height, kernel.width}; }
   bool depthwise() const { return groups > 1 && groups == in && groups == out; }
-  // Throws Error if the geometry is invalid, x is not [N, in, H, W], or the kernel is larger than the padded
-  // x.
+  // Error if the geometry is invalid, x is not [N, in, H, W], or the kernel is larger than the padded x.
   Shape output_shape(const Shape& x) const;
   // Operations of y, and of each gradient of x and w: 2 per multiply-add, those with padding included.
   double flops(const Shape& x) const {
@@ -91,9 +90,8 @@ struct ConvGeometry {
   auto operator<=>(const ConvGeometry&) const = default;
 };
 
-// Two-dimensional convolution (cross-correlation, as in every deep-learning library) with zero padding, in
-// groups: output channel o of group g = o / (out / groups) reads the in / groups input channels from g in /
-// groups on.
+// Two-dimensional convolution (cross-correlation) with zero padding, in groups: output channel o of group g =
+// o / (out / groups) reads the in / groups input channels from g in / groups on.
 //
 //   y[n,o,i,j] = b[o] + sum_{c,p,q} w[o,c,p,q] x[n, g in / groups + c, i*stride + p - padding, j*stride + q - padding]
 //
@@ -128,8 +126,7 @@ struct BatchNormOptions {
 Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, const Variable& residual,
                     const BatchNormState& state, const BatchNormOptions& options);
 
-// batch_norm(conv2d(x)); residual: as the convolution's output in shape and layout, or undefined. A backend
-// may fuse the two (ConvBnKernels).
+// batch_norm(conv2d(x)), maybe fused (ConvBnKernels); residual: as the convolution's output, or undefined.
 Variable conv_bn(const Variable& x, const Variable& weight, const Variable& gamma, const Variable& beta,
                  const Variable& residual, const ConvGeometry& geometry, const BatchNormState& state,
                  const BatchNormOptions& options);
@@ -188,8 +185,7 @@ struct PoolGeometry {
   auto operator<=>(const PoolGeometry&) const = default;
 };
 
-// [N, C, H, W] -> [N, C, output_size(H), output_size(W)]; throws Error for a window larger than the padded
-// image.
+// [N, C, H, W] -> [N, C, output_size(H), output_size(W)]; Error for a window larger than the padded image.
 Variable pool(const Variable& x, const PoolGeometry& geometry);
 
 // [N, C, H, W] -> [N, C], the mean of each channel.
@@ -204,8 +200,7 @@ Variable pad_end(const Variable& x, std::int64_t rows, std::int64_t columns, flo
 // The parameter-free shortcut of He et al., "Deep residual learning for image recognition", CVPR 2016,
 // section 4.2, option A: every second pixel, and zero channels on both sides to reach the wider layer.
 //
-// [N, C, H, W] -> [N, channels, ceil(H / 2), ceil(W / 2)]; channels - C zero channels, half of them first.
-// Layout as x's.
+// [N, C, H, W] -> [N, channels, ceil(H / 2), ceil(W / 2)]; channels - C zeros, half first. Layout as x's.
 Variable subsample_and_pad(const Variable& x, std::int64_t channels);
 
 // ---- Channels
@@ -216,8 +211,7 @@ Variable concat(const std::vector<Variable>& parts);
 // Channels [begin, begin + count) of x.
 Variable slice_channels(const Variable& x, std::int64_t begin, std::int64_t count);
 
-// Channel g n + i becomes channel i groups + g, for C = groups n (Zhang et al., "ShuffleNet", CVPR 2018,
-// section 3.1).
+// Channel g n + i becomes i groups + g, C = groups n (Zhang et al., "ShuffleNet", CVPR 2018, section 3.1).
 Variable channel_shuffle(const Variable& x, std::int64_t groups);
 
 // A factor for each channel of each image: the last step of squeeze and excitation (Hu, Shen, Sun,
@@ -239,8 +233,7 @@ Variable embedding(const Variable& ids, const Variable& weight);
 // Learned positions (Radford et al., "Improving language understanding by generative pre-training", 2018).
 //
 // y[t * batch + b] = x[t * batch + b] + weight[t]. x: [steps * batch, width], step by step as embedding()
-// gives it; weight: [positions, width], positions >= steps. The positions after the steps get a gradient of
-// 0.
+// gives it; weight: [positions, width], positions >= steps. Later positions' gradient is 0.
 Variable add_positions(const Variable& x, std::int64_t batch, const Variable& weight);
 
 // [N, C, H, T] -> [T * N, C * H], frame by frame: row t * N + n has x[n, :, :, t], in the order C, H.
@@ -251,8 +244,7 @@ Variable frames_to_rows(const Variable& x);
 // frames_to_rows(). With no `frames` x itself.
 Variable mask_frames(const Variable& x, std::span<const std::int32_t> frames);
 
-// [M, F] -> [M, F, 1, 1], in the device's layout of activations, for ops on channels; flatten() is the way
-// back.
+// [M, F] -> [M, F, 1, 1], in the device's layout of activations, for ops on channels; flatten() undoes it.
 Variable rows_to_images(const Variable& x);
 
 // Lookahead convolution (Wang, Yogatama, Coates, Han, Hannun, Xiao, "Lookahead convolution layer for
@@ -261,8 +253,7 @@ Variable rows_to_images(const Variable& x);
 //
 //   y[t,n,f] = sum_{j < taps, t+j < T} w[f,j] x[t+j,n,f]
 //
-// x: [T * batch, features], frame by frame: row t * batch + n; weight: [features, taps]; the value has x's
-// shape.
+// x, value: [T * batch, features], frame by frame: row t * batch + n; weight: [features, taps].
 Variable lookahead(const Variable& x, std::int64_t batch, const Variable& weight);
 
 struct LstmWeights {
@@ -286,8 +277,7 @@ struct LstmState {
 //   h_t = s(o) tanh(c_t)
 //
 // x: [steps * batch, in], step by step: row t * batch + b; value: [steps * batch, width], likewise. Begins
-// from the state and leaves the last step's there. Back-propagation through time is truncated: no gradient
-// goes into the state.
+// from the state and leaves the last step's there. Back-propagation is truncated: none goes into the state.
 Variable lstm(const Variable& x, std::int64_t batch, const LstmWeights& weights, const LstmState& state);
 
 // Scaled dot-product attention with several heads (Vaswani et al., "Attention is all you need", NIPS 2017,

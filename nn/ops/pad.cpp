@@ -17,11 +17,8 @@ Variable pad_end(const Variable& x, std::int64_t rows, std::int64_t columns, flo
 
 namespace {
 
-// On a CPU.
-
 // Calls fn(s, l, run) for each row of each channel or block of channels: `run` floats at s in the small
-// images and at l in the large ones, and where the image ends fn(s, l, 0) for each further row of the large
-// ones.
+// images and at l in the large ones, and fn(s, l, 0) for each further row of the large ones.
 void for_each_padded_row(const Tensor& small, const Tensor& large, auto&& fn) {
   const ChannelGeometry g(small);
   const std::int64_t short_row = small.dim(3) * g.block, long_row = large.dim(3) * g.block;

@@ -38,8 +38,7 @@ Variable global_average_pool(const Variable& x) {
 
 namespace {
 
-// The calling thread's, made once for each geometry, shape and number of compute threads: a primitive keeps
-// that number.
+// The calling thread's, made once for each geometry, shape and number of compute threads.
 std::shared_ptr<const DnnlPair> pool_primitives(const PoolGeometry& g, const Tensor& x, const Tensor& y) {
   using Key = std::tuple<PoolGeometry, std::array<std::int64_t, 4>, Layout, DType, int>;
   thread_local std::map<Key, std::shared_ptr<const DnnlPair>> made;

@@ -27,8 +27,6 @@ Variable add_positions(const Variable& x, std::int64_t batch, const Variable& we
 
 namespace {
 
-// On a CPU.
-
 void forward(const Tensor& x, std::int64_t batch, const Tensor& weight, Tensor& y) {
   const std::int64_t width = x.dim(1);
   by_type(x.dtype(), [&]<class T>(T) {

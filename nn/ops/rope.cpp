@@ -45,9 +45,6 @@ Variable rope(Variable qkv, std::int64_t heads, std::int64_t kv_heads, std::int6
 
 namespace {
 
-// On a CPU.
-
-// Rows [begin, end).
 template <class T>
 TOPKNOT_INLINE void rotate(const RopeCall& call, const T* x, T* y, std::int64_t begin, std::int64_t end) {
   const std::int64_t pairs = call.pairs, head = 2 * pairs, width = (call.rotated + call.kept) * head;

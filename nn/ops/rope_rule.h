@@ -14,8 +14,7 @@ struct Rotation {
 
 // Cosine and sine of `quarters` quarter turns, from 0 to 2^31, within 1e-7. Whole quarters are taken off in
 // double, so that an angle of 100,000 radians keeps its digits; the rest, of at most an eighth of a turn,
-// goes through the polynomials of Moshier's Cephes library in single precision (sinf.c). Branch-free, so that
-// loops over it are vectorised.
+// goes through the polynomials of Moshier's Cephes library in single precision (sinf.c). Branch-free.
 TOPKNOT_HOST_DEVICE Rotation rotation_of(double quarters) {
   constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: a sum with it ends in the bits of the integer
   const double rounded = quarters + kRound;

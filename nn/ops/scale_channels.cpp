@@ -25,8 +25,6 @@ Variable scale_channels(const Variable& x, const Variable& s) {
 
 namespace {
 
-// On a CPU.
-
 template <class T>
 void scale_stored(const Tensor& x, const Tensor& s, Tensor& y) {
   const ChannelGeometry g(x);

@@ -16,8 +16,6 @@ Variable subsample_and_pad(const Variable& x, std::int64_t channels) {
 
 namespace {
 
-// On a CPU.
-
 // Calls fn(n, w, run) for each place that both hold, `run` channels side by side: at n floats in the large
 // images of few channels, at w floats in the small images of many. The images are worked through in parallel.
 void for_each_run(const Tensor& large, const Tensor& small, auto&& fn) {

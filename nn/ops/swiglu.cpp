@@ -1,6 +1,5 @@
 // swiglu: y = silu(a) b. Per element of y: about 20 FLOPs forward and 30 backward, most of them silu's exp
-// and division. Forward reads two elements and writes one, backward reads three and writes two: both are
-// bound by memory once x is in no cache.
+// and division. Forward reads two elements and writes one, backward three and two: both are bound by memory.
 #include "nn/core/simd.h"
 #include "nn/ops/cpu/channels.h"
 #include "nn/ops/kernels.h"

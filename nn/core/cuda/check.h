@@ -9,8 +9,7 @@
 
 namespace topknot::cuda {
 
-// A call of CUDA, cuDNN, cuBLAS or NCCL that failed. After one the GPU may be of no further use to this
-// process.
+// A call of CUDA, cuDNN, cuBLAS or NCCL that failed. The GPU may be of no further use to this process.
 class CudaError : public DeviceError {
  public:
   using DeviceError::DeviceError;

@@ -72,7 +72,6 @@ class Context {
   bool early_launches() const { return options_.early_launch; }
   void end_early_launches() { options_.early_launch = false; }
   Device device() const { return {DeviceKind::cuda, options_.device}; }
-  // The type of activations.
   DType activation_type() const { return options_.precision == Precision::bf16 ? DType::bf16 : DType::f32; }
 
   cudaStream_t stream() const { return stream_; }                // compute
@@ -81,12 +80,10 @@ class Context {
   // In libraries.cpp, which libtopknot lacks:
   cublasContext* cublas();  // on stream(), in the options' precision
   cudnnContext* cudnn();    // on stream()
-  // The file of options().algorithm_cache for this GPU model, the driver's CUDA version and this cuDNN; read
-  // at the first call.
+  // The file of options().algorithm_cache for this GPU model, CUDA driver and cuDNN; read at the first call.
   AlgorithmCache& algorithm_cache();
 
-  // Scratch memory for the next call on stream(), at least `bytes` (0 allowed); its contents live until the
-  // next workspace(). Does not shrink.
+  // Scratch memory for the next call on stream(), `bytes` or more; valid until the next workspace().
   void* workspace(std::size_t bytes);
 
   // Memory on this rank's GPU in the order of stream(). Contents are undefined. Throws OutOfMemory.

@@ -1,5 +1,4 @@
-// GPU memory for tensors, blocks of the current context's pool, which a tensor may outlive; and what the core
-// does to it.
+// GPU memory for tensors, blocks of the current context's pool, which a tensor may outlive; its kernels.
 #include <cstdlib>
 #include <mutex>
 #include <unordered_map>
@@ -200,8 +199,7 @@ bool built_with_cuda() {
 }
 
 std::string cuda_problem() {
-  // Read when CUDA starts. By default the streams of all ranks of a process share 8 queues of the hardware,
-  // where one waits for another's kernels.
+  // Read when CUDA starts. By default the streams of a process' ranks share, and wait in, 8 hardware queues.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   return cuda::problem();
 }

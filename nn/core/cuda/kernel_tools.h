@@ -1,6 +1,5 @@
 #pragma once
-// Shared by the kernels: the stream, grid sizes, sums over warps and blocks in a fixed order, and accesses to
-// four neighbours at once. For .cu files.
+// For .cu files: the stream, grid sizes, sums over warps and blocks in a fixed order, accesses to quads.
 
 #include <topknot_kernel.h>
 
@@ -25,8 +24,7 @@ inline dim3 grid_for(std::size_t n, std::size_t per_block, std::size_t most = 0x
   return dim3(static_cast<unsigned>(blocks < 1 ? 1 : blocks > most ? most : blocks));
 }
 
-// Begins a kernel of one thread for each element: await_previous(), then the thread's number in the grid, whose
-// blocks have kThreads.
+// Begins a kernel of a thread an element, in blocks of kThreads: await_previous(), then the thread's number.
 template <class T = std::size_t>
 __device__ T awaited_index() {
   await_previous();
@@ -117,8 +115,7 @@ __device__ inline std::uint32_t lower_bound(const std::uint32_t* indices, std::u
   return begin;
 }
 
-// Four neighbouring floats, in one access if kAligned says that they begin at a multiple of 16 bytes. Loads
-// mark what is read as not needed again.
+// Four neighbouring floats, in one access if kAligned (to 16 bytes). Loads mark them as not needed again.
 template <bool kAligned>
 __device__ void load_quad(const float* from, float* to) {
   if (kAligned) {
@@ -157,7 +154,6 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// fn(T()) with the element type of an activation.
 void by_type(bool bf16, const auto& fn) {
   if (bf16)
     fn(__nv_bfloat16());

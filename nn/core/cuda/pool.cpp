@@ -115,8 +115,7 @@ GraphMemory::~GraphMemory() {
 }
 
 void* Pool::take_in_capture(std::size_t size) {
-  // Not a call that a capture records: it is let through for this thread's capture, once. Cached blocks stay,
-  // since giving them back waits for the GPU.
+  // No call that a capture records: it is let through once. Cached blocks stay: giving them back would wait.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   TOPKNOT_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
   void* data = nullptr;

@@ -51,8 +51,7 @@ std::size_t forced_number(const std::string& name, const std::string& key, bool 
   return i;
 }
 
-// The shortest time of so many runs, in milliseconds. kNever if the candidate does not do the shape, or fails,
-// which `failed` says too.
+// The shortest of so many runs, in milliseconds; kNever if the candidate refuses the shape, or `failed`.
 float shortest_ms(Context& context, const TrialCandidate& candidate, int runs, bool& failed) try {
   Event begin(true), end(true);
   float shortest = kNever;

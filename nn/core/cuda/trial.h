@@ -23,8 +23,7 @@ struct TrialCandidate {
   bool repeats = true;  // computes the same bits in every run
 };
 
-// What trials choose for, "batch norm": their keys are this and " of ...". At namespace scope, so that
-// Trial::force() knows all of them.
+// What trials choose for, "batch norm": their keys are this and " of ...". Global, for Trial::force().
 struct TrialSubject {
   explicit TrialSubject(const char* subject);
   const char* name;

@@ -3,8 +3,7 @@
 // thread, in fp32: bfloat16 is widened when rows are copied.
 //
 // Products are tiles of rows by 16 columns that stay in registers. Scores lie transposed, [keys][queries], so
-// that the softmax of 16 queries is one of vectors without sums across their lanes, and neither keys nor
-// values have to be transposed.
+// that the softmax of 16 queries needs no sums across lanes, and keys and values stay as they are.
 
 #include <algorithm>
 #include <cstdint>

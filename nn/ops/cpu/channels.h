@@ -1,6 +1,5 @@
 #pragma once
-// Tools that the CPU kernels share: an activation seen as images of channels, and the split of a batch over
-// threads.
+// Tools of CPU kernels: an activation seen as images of channels, and the split of a batch over threads.
 
 #include <algorithm>
 #include <cstdint>
@@ -38,8 +37,7 @@ struct ChannelGeometry {
 };
 
 // One image's activations between the plain layout, [channels][pixels], and blocks of channel_block()
-// channels that lie side by side, [block][pixels][channel of the block]. The last block is filled up with
-// zeros. In the calling thread.
+// channels, [block][pixels][channel of the block], the last one filled up with zeros. In the calling thread.
 void to_blocks(DType type, std::int64_t channels, std::int64_t pixels, const void* plain, void* blocks);
 void from_blocks(DType type, std::int64_t channels, std::int64_t pixels, const void* blocks, void* plain);
 
@@ -69,8 +67,7 @@ inline void narrow(float x, BFloat16& to) {
 
 // Splits a batch over the compute threads of the calling rank, the same way in every op, so that an image
 // stays in the cache of the core that made it. Runs fn(range, begin, end) on disjoint ranges that cover [0,
-// n), one for each thread of team_size(); all of them, whatever team OpenMP gives. Exceptions come back to
-// the caller.
+// n), one for each thread of team_size(), whatever team OpenMP gives. Rethrows.
 void parallel_ranges(std::int64_t n, auto&& fn) {
   const int threads = static_cast<int>(std::min<std::int64_t>(team_size(), std::max<std::int64_t>(n, 1)));
   if (threads <= 1) return fn(0, std::int64_t{0}, n);

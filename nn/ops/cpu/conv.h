@@ -1,6 +1,5 @@
 #pragma once
-// Convolutions on CPUs, and the ways in which they are computed; nn/ops/conv2d.cpp chooses one for a layer
-// and a batch.
+// Convolutions on CPUs in several ways, of which nn/ops/conv2d.cpp chooses one for a layer and a batch.
 
 #include <algorithm>
 #include <functional>
@@ -11,20 +10,17 @@
 
 namespace topknot {
 
-// A convolution that lets its neighbours work where the data is in the cache: it goes through a batch in
-// chunks of images.
+// A convolution in chunks of images, so that its neighbours work while the data is in the cache.
 class ChunkedConv {
  public:
   // Called for each chunk [begin, end) of images, from the thread that works on it.
   using ChunkFn = std::function<void(std::int64_t begin, std::int64_t end)>;
-  // Writes the gradient of the output for images [begin, end) to `out`, contiguous, in the type of the
-  // activations.
+  // Writes the output's gradient for images [begin, end) to `out`, contiguous, in the activations' type.
   using FillFn = std::function<void(std::int64_t begin, std::int64_t end, void* out)>;
 
   virtual ~ChunkedConv() = default;
   virtual Layout output_layout() const = 0;
-  // y = conv(x, weight). `weight` is OIHW. `after` (may be empty) runs for each chunk of y when it is
-  // complete.
+  // y = conv(x, weight). `weight` is OIHW. `after` (may be empty) runs for each complete chunk of y.
   virtual void forward(const Tensor& x, const float* weight, Tensor& y, const ChunkFn& after) = 0;
   // Gradients from the output's gradient, which is `grad`, or comes from `fill` a chunk at a time if grad is
   // undefined. The tensor of `input_gradient` may be undefined.
@@ -32,8 +28,7 @@ class ChunkedConv {
                         GradientTarget weight_gradient, InputGradient& input_gradient) = 0;
 };
 
-// The calling thread's, with its primitives prepared by shape and thread count; layers of one geometry share
-// them.
+// The calling thread's, with primitives prepared by shape and thread count; shared by layers of a geometry.
 ChunkedConv& chunked_conv(const ConvGeometry& geometry);
 
 // Images per chunk: about 1 MiB of input and output, at least one.
@@ -64,8 +59,7 @@ class PointwiseConv {
 
 // Layers of large weights on few pixels as matrix products: the columns of an output pixel are the inputs
 // that it reads, in the order of the weights, so that these, OIHW, are read and their gradient is written as
-// they lie. oneDNN's convolutions would first put the weights in an order of their own, which takes longer
-// than the products.
+// they lie. oneDNN's convolutions would first reorder the weights, which takes longer than the products.
 //
 //   y = X W^T,   dW = dY^T X,   dX = dY W,   X: [output pixels, in * taps], W: [out, in * taps], Y: [output pixels, out]
 class ProductConv {
@@ -91,8 +85,7 @@ class ProductConv {
 //
 //   y = A^T [sum_c (G w G^T) * (B^T x B)] A,   dw = G^T [sum over tiles (A dy A^T) * (B^T x B)] G,   * elementwise,
 //
-// and dx is y's formula for dy and the weights turned by 180 degrees. Arithmetic is f32, whatever the
-// activations' type.
+// and dx is y's formula for dy and the weights turned by 180 degrees. Arithmetic is f32 for all types.
 class WinogradConv {
  public:
   using ChunkFn = ChunkedConv::ChunkFn;
@@ -117,8 +110,7 @@ class WinogradConv {
   ConvGeometry g_;
 };
 
-// The depthwise convolution's gradient if oneDNN has no kernel of its own for it: kernels that are not 3
-// wide.
+// The depthwise convolution's gradient if oneDNN has no own kernel: kernels that are not 3 wide.
 //
 // dw[c,0,p,q] = sum_{n,i,j} dy[n,c,i,j] x[n,c,i*s+p-pad,j*s+q-pad], in the calling thread. `shape` is x's; x
 // and dy are blocked, with channels padded to whole blocks.

@@ -15,8 +15,7 @@ struct TapRange {
   std::int64_t first, last;
 };
 
-// Sums one block of channels, V lanes wide; x and dy: that block of the first image. Rows are summed apart,
-// which keeps the sums short.
+// Sums a block of channels, V lanes wide, row by row; x and dy: that block of the first image.
 template <class V>
 TOPKNOT_INLINE void depthwise_block(const ConvGeometry& g, const Shape& in, const Shape& out,
                                     std::int64_t x_image, std::int64_t y_image, const float* x,

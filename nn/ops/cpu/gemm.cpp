@@ -92,8 +92,7 @@ TOPKNOT_MULTIVERSION void add_dots(const float* v, const float* rows, std::int64
     c[i] += dot_lanes(v, rows + i * stride, static_cast<std::size_t>(depth));
 }
 
-// sgemm() of one row or one column, whose sums oneDNN would divide among the threads; here their order does not depend
-// on the number of threads.
+// sgemm() of one row or column, in an order that does not depend on the number of threads, as oneDNN's does.
 void vector_product(const ProductForm& f, const float* a, const float* b, float* c, const float* bias) {
   const bool row = f.m == 1;
   const std::int64_t n = row ? f.n : f.m;

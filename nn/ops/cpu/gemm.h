@@ -24,8 +24,7 @@ struct ProductForm {
 // One product, on as many threads as OpenMP gave when it was made.
 class Product {
  public:
-  // How it reads b: as it lies, or in oneDNN's order, which pays if many products share a b or one has many
-  // rows.
+  // How it reads b: as it lies, or in oneDNN's order, which pays for many products of a b, or many rows.
   enum class Order { plain, packed };
   Product(const ProductForm& form, Order order);
   ~Product();

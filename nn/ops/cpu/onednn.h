@@ -23,8 +23,7 @@ dnnl::memory::data_type onednn_type(DType type);
 dnnl::memory::desc activation_desc(const Shape& shape, Layout layout, DType type = DType::f32);
 
 // A primitive with its memory objects prepared for each thread that will run it, so that a call only sets
-// pointers: creating them anew costs more than a small convolution. The scratchpad comes from the caching
-// allocator.
+// pointers: creating them anew costs more than a small convolution. The scratchpad is cached memory.
 class DnnlKernel {
  public:
   using Arguments = std::vector<std::pair<int, dnnl::memory::desc>>;
@@ -45,15 +44,13 @@ class DnnlKernel {
   std::vector<std::unique_ptr<PerThread>> threads_;
 };
 
-// An op's forward and backward primitives, both threaded by oneDNN, and the workspace that one leaves to the
-// other.
+// An op's forward and backward primitives, threaded by oneDNN, and the workspace from one to the other.
 class DnnlPair {
  public:
   // The arguments are without the workspace, which comes last.
   DnnlPair(const dnnl::primitive_desc& forward, DnnlKernel::Arguments forward_arguments,
            const dnnl::primitive_desc& backward, DnnlKernel::Arguments backward_arguments);
-  // Pointers in the order of the arguments. What forward() returns has the pair and its workspace for
-  // backward().
+  // Pointers in the order of the arguments. forward() returns the pair and its workspace for backward().
   static std::shared_ptr<const void> forward(std::shared_ptr<const DnnlPair> pair,
                                              std::initializer_list<const void*> pointers);
   static void backward(const std::shared_ptr<const void>& state, std::initializer_list<const void*> pointers);
@@ -76,8 +73,7 @@ class MadeForOneThread {
   const int threads_ = omp_get_max_threads();
 };
 
-// Throws OutOfMemory if too little is left for a kernel: oneDNN 2.6 does not check all of its own allocations
-// where it makes one.
+// Throws OutOfMemory if too little is left for a kernel: oneDNN 2.6 does not check all of its allocations.
 void check_kernel_room();
 // Attributes that every primitive here is made with.
 dnnl::primitive_attr user_scratchpad();

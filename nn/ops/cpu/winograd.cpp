@@ -1,6 +1,5 @@
-// Compiled with fused multiply-adds (nn/CMakeLists.txt), for CPUs on which a separate addition would take a
-// multiplier's turn. On a Zen 5, which has separate adders, they are worth 4 to 8 % with 64 channels and
-// more, and cost 4 to 11 % with 16.
+// Compiled with fused multiply-adds (nn/CMakeLists.txt). On a Zen 5, which has separate adders, they are
+// worth 4 to 8 % with 64 channels and more, and cost 4 to 11 % with 16.
 #include "nn/ops/cpu/conv.h"
 
 #include <algorithm>
@@ -129,8 +128,7 @@ TOPKNOT_INLINE void output_tile(const Tiles& tiles, const Tile& tile, const floa
   }
 }
 
-// c[r,j] (+)= sum_d a[r,d] b[d,j] for R rows and B blocks of columns. Strides in floats; b's and c's columns
-// are contiguous.
+// c[r,j] (+)= sum_d a[r,d] b[d,j] for R rows, B blocks of columns. Strides in floats; columns are contiguous.
 struct Strides {
   std::int64_t a_row, a_depth, b_depth, c_row;
 };
@@ -150,17 +148,14 @@ TOPKNOT_INLINE void product_block(const Strides& s, std::int64_t depth, const fl
     for (int j = 0; j < B; ++j) store_as(c + r * s.c_row + j * kWide<V>, sums[r][j]);
 }
 
-// Tiles that are worked on at once, a multiple of 16. 32 to 96 are about equally fast, 16 up to a fifth
-// slower.
+// Tiles at once, a multiple of 16. 32 to 96 are about equally fast, 16 up to a fifth slower.
 constexpr std::int64_t kTiles = 64;
 constexpr std::int64_t kPadding = 16;
-// Floats between two points of kTiles tiles: not a multiple of a page, else all 36 fall into one set of the
-// cache.
+// Floats between two points of kTiles tiles: no multiple of a page, or all 36 fall into a set of the cache.
 std::int64_t point_step(std::int64_t channels) {
   return kTiles * channels + kPadding;
 }
-// The same between two points of a layer's weights. (Where their gradient is read, points next to each other,
-// it would cost time.)
+// The same between two points of a layer's weights. (Where their gradient is read it would cost time.)
 std::int64_t weight_step(std::int64_t in, std::int64_t out) {
   return in * out + kPadding;
 }
@@ -268,8 +263,7 @@ TOPKNOT_MULTIVERSION void outputs(const Tiles& tiles, std::int64_t first, std::i
   outputs_any<Lanes>(tiles, first, begin, end, channels, from, floats, accumulate);
 }
 
-// Between a layer's weights, OIHW, and their points, [point][from channel][to channel], of a block of
-// channels `to` at a time.
+// Between a layer's weights, OIHW, and their points, [point][from channel][to channel], by blocks of `to`.
 template <class V>
 TOPKNOT_INLINE void points_of_weights(const ConvGeometry& g, std::int64_t a, std::int64_t b,
                                       const float* weight, bool turned, float* points) {

@@ -196,8 +196,7 @@ __global__ void __launch_bounds__(kThreads)
   write_rows(head_rows(c, dqkv, c.all_heads(), b, h), first, width, sums, factors);
 }
 
-// dV = P^T dO, dK = dS^T Q. A block for 32 keys of a key-value head, over the queries of all heads that share
-// it.
+// dV = P^T dO, dK = dS^T Q. A block for 32 keys of a key-value head, over the queries of all its heads.
 template <int kWide>
 __global__ void __launch_bounds__(kThreads)
     attention_keys_kernel(Call c, const float* __restrict__ qkv, const float* __restrict__ dy,

@@ -1,6 +1,5 @@
 #pragma once
-// Shared by the kernels of attention on a GPU: float rows by attention.cu, bfloat16 by attention_bf16.cu. For
-// .cu files.
+// Shared by attention's kernels on a GPU: float rows by attention.cu, bfloat16 by attention_bf16.cu.
 
 #include <string>
 

@@ -156,8 +156,7 @@ __device__ inline float row_greatest(float x) {
   return x;
 }
 
-// compute(j, stage) for j from `begin` to `end`, with what get(j, stage) begins to copy; the copies of the next
-// one are under way meanwhile.
+// compute(j, stage) for j from `begin` to `end`, while what get(j + 1, stage) copies is under way.
 template <int kW, class Get, class Compute>
 __device__ void over_tiles(std::int64_t begin, std::int64_t end, const Get& get, const Compute& compute) {
   constexpr bool kAhead = kStages<kW> == 2;
@@ -322,8 +321,7 @@ __global__ void __launch_bounds__(kBlock)
                  block.width(), whole, sums, c.scale, c.scale);
 }
 
-// dV = P^T dO, dK = dS^T Q. A block for 64 keys of a key-value head, over the queries of all heads that share
-// it.
+// dV = P^T dO, dK = dS^T Q. A block for 64 keys of a key-value head, over the queries of all its heads.
 template <int kW>
 __global__ void __launch_bounds__(kBlock)
     attention_keys_bf16_kernel(AttentionCall c, bool whole, const Word* __restrict__ qkv,

@@ -252,8 +252,7 @@ std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, cons
   if (kind == BatchNormKind::kernels) return make_kernel_batch_norm();
   const bool fusable = like.options.relu && like.x.dtype() == DType::bf16 && like.x.dim(1) % 4 == 0;
   // The blocks of a persistent kernel wait for each other, so all of them must be resident at once. Beside
-  // NCCL's kernels or another rank's they stall, and two such kernels may wait for each other for ever
-  // (pytorch#80259).
+  // NCCL's kernels or another rank's they stall, two such kernels maybe for ever (pytorch#80259).
   const bool persistent = kind != BatchNormKind::spatial;
   if (!like.options.training || !aligned_parameters(like) || (kind == BatchNormKind::fused && !fusable) ||
       (persistent && Context::current().options().shared))

@@ -1,5 +1,4 @@
-// Batch norm by our kernels, over x as a matrix of rows = N H W pixels and `channels` columns, float or
-// bfloat16.
+// Batch norm by our kernels, over x as a matrix of rows = N H W pixels and `channels` columns.
 //
 // Forward in training: sums, apply: x is read twice, y written once. Backward: sums, apply. The block that
 // finishes a column tile's sums adds them up; if that is much for one block, a kernel of its own does.
@@ -87,8 +86,7 @@ struct BatchNormCoefficients {
   float* values;  // of dx = a g + b x + c: a, b, c, [3][channels]
 };
 
-// A thread's elements: `count` of them (of packs), from `at` on, `stride` apart; `channel` is the first of
-// its columns.
+// A thread's elements: `count` of them (of packs), from `at` on, `stride` apart; `channel`: its first column.
 struct Spot {
   std::int64_t at;
   unsigned count, stride, channel;
@@ -175,8 +173,7 @@ __device__ inline void finish_tile(const BatchNormTiles& t, unsigned* done, cons
     finish(c + (threadIdx.x & (kChannelsPerBlock - 1)));
 }
 
-// Computes the statistics that normalise channel c from the sums, and moves the running ones. partial null:
-// from the running ones, unmoved.
+// Computes channel c's statistics from sums and moves the running ones; partial null: takes those, unmoved.
 __device__ inline void normalize(const BatchNormTiles& t, const float* partial, const BatchNormParameters& p,
                                  const BatchNormStatistics& out, unsigned c) {
   double totals[2] = {};
@@ -318,8 +315,7 @@ __global__ void __launch_bounds__(kThreads)
   write_coefficients(t, partial, n, out, channel_of_thread());
 }
 
-// partial: sums of the masked gradient g, and of g (x - mean), for each chunk. y, masked: where stored.
-// `done`: as in sums_kernel().
+// partial: each chunk's sums of the masked gradient g, and of g (x - mean). `done`: as in sums_kernel().
 template <class T, int V, BatchNormMask kMask>
 __global__ void __launch_bounds__(kThreads)
     backward_sums_kernel(BatchNormTiles t, const T* grad, const T* __restrict__ x, const T* __restrict__ y,

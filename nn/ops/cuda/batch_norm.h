@@ -49,8 +49,7 @@ class BatchNormMethod {
 std::unique_ptr<BatchNormMethod> make_batch_norm_method(BatchNormKind kind, const BatchNormArguments& like);
 
 // Ours, in batch_norm.cu, for any shape and outside training too. Sums are taken in a fixed order that
-// depends on the shape alone: the same bits in every run and on every card. The arithmetic of a channel is
-// the CPU's.
+// depends on the shape alone: the same bits in every run and on every card.
 std::unique_ptr<BatchNormMethod> make_kernel_batch_norm();
 
 // How a matrix is cut: a block of kThreads has `lanes` threads side by side, each with `vector` columns, and

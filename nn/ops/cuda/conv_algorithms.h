@@ -60,9 +60,8 @@ class Convolution {
   Convolution(cudnnHandle_t handle, const ConvGeometry& geometry, const Shape& x, DType type);
 
   // Puts a product on the current context's stream: out = product(a, b), or out += that with `accumulate`.
-  // (a, b): (x, w), (w, dy) or (x, dy). All are of the convolution's type, but the weight's gradient is fp32 and
-  // OIHW. Throws CudaError if a call fails, ConvUnsupported if cuDNN has no algorithm or supports none of those
-  // that it named.
+  // (a, b): (x, w), (w, dy) or (x, dy). All are of the convolution's type, but the weight's gradient is fp32
+  // and OIHW. Throws CudaError if a call fails, ConvUnsupported if cuDNN has no algorithm that it supports.
   void run(ConvProduct product, const void* a, const void* b, bool accumulate, void* out);
 
   // Whether there is an algorithm for the product; cuDNN's heuristics are asked at the first call.

@@ -100,8 +100,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The gradient of the sum of the losses, dz [T * N, classes]: equation 16 of Graves et al. A thread per
-// logit.
+// The gradient of the losses' sum, dz [T * N, classes]: equation 16 of Graves et al. A thread a logit.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     ctc_gradient_kernel(CtcBatch b, const double* log_sums, const double* shares, const double* losses,

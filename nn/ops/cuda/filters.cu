@@ -28,8 +28,7 @@ struct FilterList {
 };
 static_assert(sizeof(FilterList) <= 4096, "a kernel's parameters");
 
-// In the order of the filter, so that a warp writes in one piece; a weight is small enough for the caches to
-// make up for the strided reads.
+// In the order of the filter, so that a warp writes in one piece; caches make up for the strided reads.
 __device__ inline float filter_element(const Filter& f, std::size_t at) {
   if (f.taps == 1 && f.in == f.weight_in) return at < std::size_t{f.weight_out} * f.in ? f.weight[at] : 0.0f;
   const std::size_t row = at / f.in;

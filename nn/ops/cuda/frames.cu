@@ -46,8 +46,7 @@ void scatter(const Tensor& rows, Tensor& x) {
   move_frames(false, rows, x);
 }
 
-// to = from with zeros in the frames t >= frames[n] of sequence n; in T, N, C order (`rows`, height 1), or in
-// N, H, T, C. A thread per element.
+// to = from with zeros in the frames t >= frames[n] of sequence n; in order T, N, C (`rows`) or N, H, T, C.
 template <class W>
 __global__ void __launch_bounds__(kThreads)
     mask_kernel(bool rows, const W* from, const std::int32_t* frames, W* to, FramesShape s) {

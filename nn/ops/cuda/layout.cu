@@ -9,8 +9,7 @@ namespace {
 constexpr int kTile = 32, kRows = kThreads / kTile;
 
 // `rows` x `columns` matrices become columns x rows: N, C, H * W to N, H * W, C and back. bfloat16 is rounded
-// to nearest, ties to even. One block per tile. The tiles of an image are side by side, so that what is read
-// in part is still in the L2 cache.
+// to nearest, ties to even. A block a tile; an image's lie side by side, for the L2 cache.
 template <class In, class Out>
 __global__ void __launch_bounds__(kThreads)
     transpose_kernel(const In* in, Out* out, std::size_t rows, std::size_t columns,

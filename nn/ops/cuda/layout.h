@@ -8,8 +8,7 @@
 namespace topknot::cuda {
 
 // Plain f32 images of the host or of this GPU as the first layer takes them: nhwc, in the context's type.
-// Tensors of other ranks stay plain. On the current context's stream; a copy from the host blocks. No
-// gradient.
+// Tensors of other ranks stay plain. On the current context's stream; a copy from the host blocks.
 Tensor to_activation(const Tensor& images);
 // The f32, plain form of an activation, on the GPU.
 Tensor to_plain(const Tensor& x);

@@ -12,7 +12,6 @@ LookaheadShape shape_of(const Tensor& x, const Tensor& weight) {
   return {x.dim(0), weight.dim(0), weight.dim(1)};
 }
 
-// A thread per element of y.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     lookahead_filter_kernel(LookaheadShape s, const T* x, const float* w, std::int64_t shift, T* y) {

@@ -161,7 +161,6 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) hit[row] = known && before < top ? 1.0 : 0.0;
 }
 
-// total += the sum.
 __global__ void __launch_bounds__(kThreads)
     add_sum_kernel(const double* values, std::size_t n, double* total) {
   await_previous();

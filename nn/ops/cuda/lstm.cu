@@ -20,8 +20,7 @@ __device__ inline float logistic(float x) {
   return 1.0f / (1.0f + expf(-x));
 }
 
-// From the sums in s.gates, to which the biases are added: the gates' values, in their place, cells and
-// outputs.
+// From the sums in s.gates and the biases: the gates' values, in their place, cells and outputs.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     gates_kernel(LstmStep s, const float* input_bias, const float* recurrent_bias, float* cell, T* y) {
@@ -74,7 +73,6 @@ struct LstmKept {
       hidden;  // as on the CPU: the gates' values, c_{-1} and on, h_{-1} in the type of the products
 };
 
-// The address of row `row`.
 const void* from_row(const Tensor& t, std::int64_t row) {
   return reinterpret_cast<const std::byte*>(t.data()) +
          static_cast<std::size_t>(row * t.dim(1)) * size_of(t.dtype());

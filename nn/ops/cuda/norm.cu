@@ -242,8 +242,7 @@ __global__ void __launch_bounds__(kThreads)
   sums[(chunks + chunk) * r.width + column] = gradient;
 }
 
-// dweight or, of blockIdx.y == 1, dbias. A lane a column, a warp every kWarps-th chunk; the warps' sums are added
-// in their order.
+// dweight or, of blockIdx.y == 1, dbias. A lane a column, a warp every kWarps-th chunk; sums in warps' order.
 __global__ void __launch_bounds__(kThreads)
     norm_parameters_kernel(const float* sums, std::int64_t chunks, std::int64_t width, GradientTarget dweight,
                            GradientTarget dbias) {
@@ -265,8 +264,7 @@ __global__ void __launch_bounds__(kThreads)
   target.data[column] = target.accumulate ? target.data[column] + sum : sum;
 }
 
-// fn(NormForm(), whether centred, as a constant). aligned: all rows begin with a quad, if the width is of
-// quads.
+// fn(NormForm(), centred as a constant). aligned: all rows begin with a quad, if the width is of quads.
 void by_form(std::int64_t width, bool aligned, bool centred, const auto& fn) {
   const auto with = [&](auto form) { centred ? fn(form, std::true_type{}) : fn(form, std::false_type{}); };
   if (width % kQuad != 0)

@@ -1,7 +1,6 @@
 #pragma once
 // Shared by the ops' .cu files, with nn/core/cuda/kernel_tools.h: tensors as kernels take them. A .cu file
-// holds an op's kernels, the functions that launch them on the current context's stream, and the registration
-// of these.
+// holds an op's kernels, the functions that launch them on the current context's stream, registered.
 
 #include <string>
 #include <utility>

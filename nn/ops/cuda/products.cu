@@ -108,8 +108,7 @@ std::size_t channels_of(const Tensor& y) {
 
 void multiply(std::int64_t m, std::int64_t n, std::int64_t k, DType inputs, Operand a, Operand b, bool add,
               void* c, DType output, std::int64_t stride) {
-  // cuBLAS counts by columns: what it takes for the transposes of our matrices are the matrices themselves,
-  // so it computes c^T = op(b)^T op(a)^T.
+  // cuBLAS counts by columns: it takes our matrices for their transposes, and computes c^T = op(b)^T op(a)^T.
   const float alpha = 1.0f, beta = add ? 1.0f : 0.0f;
   const int rows = as_int(n), columns = as_int(m), depth = as_int(k);
   const auto stored = [](std::int64_t apart, int contiguous) {

@@ -29,8 +29,7 @@ void add_bias(Tensor& y, const Tensor& bias);
 void add_bias(cudaStream_t stream, void* y, bool bf16, const float* bias, std::size_t rows,
               std::size_t channels);
 
-// The sum of the output's gradient over all but the channel, written or added to the bias' gradient; nothing
-// if that is not wanted.
+// The bias' gradient if wanted, written or added: the sum of the output's gradient over all but the channel.
 void bias_gradient(const Tensor& dy, const GradientTarget& target);
 // sums[c] = sum over the rows of x[i, c], or sums[c] += that. Summed in an order that rows and channels
 // decide, so with the same bits in every run. `scratch`: column_sums_scratch() floats, or null if that is 0.
@@ -39,8 +38,7 @@ void column_sums(cudaStream_t stream, const void* x, bool bf16, std::size_t rows
                  float* scratch, float* sums, bool accumulate);
 
 // In N, H, W, C order: channels from + i from_step of x, which has from_channels, become channels to + i
-// to_step of y, for i < count, in each of `rows` pixels; with `accumulate` they are added. Fewer than 2^32
-// elements. In concat.cu.
+// to_step of y, for i < count, in each of `rows` pixels; with `accumulate` they are added. In concat.cu.
 struct ChannelCopy {
   std::uint32_t rows, count, from_channels, from, from_step, to_channels, to, to_step;
 };

@@ -13,7 +13,6 @@ ScaleShape shape_of(const Tensor& x) {
   return {word(x.dim(0)), word(x.dim(2) * x.dim(3)), word(x.dim(1))};
 }
 
-// A thread for each element.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     scale_kernel(const T* x, const T* s, T* y, ScaleShape shape, std::uint32_t n) {

@@ -1,7 +1,6 @@
 #pragma once
 // The header that nvcc compiles .cu files against: CUDA C++ itself, and launch(). Another header of this name
-// lets the same files run on the CPU in tests (tests/emulator), so kernels keep to static shared memory
-// and to the intrinsics that stand there.
+// runs them on the CPU in tests (tests/emulator), so kernels keep to static shared memory and its intrinsics.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -29,7 +28,6 @@ __device__ inline void await_previous() {
 #endif
 }
 
-// The GPU's clock.
 __device__ inline std::uint64_t global_nanoseconds() {
   std::uint64_t time;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
@@ -100,8 +98,7 @@ __device__ inline void await_copies() {
 
 bool early_launches();  // of the current context (nn/core/cuda/context.h)
 
-// Starts a kernel when all before it on the stream is complete; throws CudaError if it cannot be started. `stream`
-// is never the default stream.
+// Starts a kernel when all before it on the stream, not the default one, is complete. Throws CudaError.
 template <class... P, class... A>
 void launch_in_turn(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream, A&&... arguments) {
   kernel<<<grid, block, 0, stream>>>(static_cast<P>(arguments)...);
