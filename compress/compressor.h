@@ -17,8 +17,7 @@
 //
 // If encode() or decode() throws, nothing that state() saves has changed: encode() leaves the compressor
 // idle, and after an error of decode() the step can be discarded. commit() allocates nothing unless entries
-// were rejected, so that several compressors commit or none does: encode() and decode() make the room that it
-// needs.
+// were rejected, so that several compressors commit or none does: encode() and decode() make its room.
 //
 // Gradients in GPU memory have compressors of the same interface (compress/cuda/device_compressor.h).
 
@@ -125,13 +124,11 @@ inline void check_sum(const Round& round, std::span<const float> sent) {
                 "the sum is not in the memory that was sent");
 }
 
-// A group's memory in the parameter arena. Both spans have the group's length; their contents swap roles in a
-// committed step.
+// A group's memory in the parameter arena, of its length each. A committed step swaps their roles.
 struct Slice {
   std::span<float> gradient, residual;
 };
 
-// A step's inputs.
 struct StepContext {
   std::int64_t step = 0;  // 0-based, the same on all ranks
   double density = 1.0;   // of this step, after warm-up; in (0, 1]
@@ -154,14 +151,12 @@ class Compressor {
  public:
   virtual ~Compressor() = default;
   // On a GPU, between steps: sizes memory and grids for steps of this density or less, which changes what a
-  // graph has captured. Returns Message::bytes() of these steps; 0 on a host, where lengths follow from the
-  // data.
+  // graph has captured. Returns Message::bytes() of these steps; 0 on a host: the data decide there.
   virtual std::size_t reserve(double) { return 0; }
   virtual Message encode(Slice slice, const StepContext& context) = 0;
   // Throws Error on damaged blocks (count, order, range, length).
   virtual std::optional<Message> decode(const Round& round) = 0;
-  // True on a GPU, where only StepContext::status knows; so every step is committed there, and one with a bad
-  // status becomes a discard on the GPU.
+  // True on a GPU, where StepContext::status knows: all steps are committed, and bad ones discarded there.
   virtual bool finite() const { return true; }
   // `rejected`: positions in the group, in any order, of entries that this rank sent and the collective did
   // not accept; they go back to the residual. Returns the memory that holds the average: the slice's gradient
@@ -222,7 +217,6 @@ class HostCompressor : public Compressor {
   std::span<const float> residual() const {
     return has_residual_ ? slice_.residual : std::span<const float>();
   }
-  // Where commit() leaves the average.
   std::span<float> average() const { return has_residual_ ? slice_.residual : slice_.gradient; }
 
   const std::size_t numel_, ranks_;
@@ -243,8 +237,7 @@ struct TensorSpec {
 // Describes one group of the arena for its compressor.
 struct GroupSpec {
   std::size_t numel = 0;
-  // Selection ranges [begin, end) inside the group, ascending and covering it: one for scope model and group,
-  // one per parameter for scope tensor.
+  // Selection ranges [begin, end) that cover the group in order: one, or one per parameter for scope tensor.
   std::vector<std::pair<std::size_t, std::size_t>> segments;
   int ranks = 1;
   std::size_t offset = 0;  // the group's first element in the arena: numbers its random streams
@@ -298,8 +291,7 @@ std::size_t planned_message_bytes(const CompressOptions& options, const GroupSpe
 
 // Throws UserError naming the key and the reason where `options` give a selection, index codec, value codec,
 // capacity or lr_inside, or a memory other than residual and none. `sends` ends the sentence "NAME sends
-// ...", for example "two factors of each matrix". A value codec of fp32 passes if `sums` is true: sums are
-// that. (dense looks after bf16 itself.)
+// ...", for example "two factors of each matrix". A value codec of fp32 passes if `sums` is true.
 void reject_sparse_options(const CompressOptions& options, const std::string& sends, bool sums);
 
 // For registries of a method's pieces: makes one from the options, if its constructor takes them.

@@ -1,7 +1,6 @@
 #pragma once
-// How the loops of compression are cut for threads: contiguous ranges of whole chunks, one per thread. What a
-// loop computes must not depend on the number of parts; sums are therefore made by chunk, whose size is
-// fixed.
+// How compression's loops are cut for threads: contiguous ranges of whole chunks, one per thread. Results
+// must not depend on the number of parts; sums are therefore made by chunk, of fixed size.
 
 #include <omp.h>
 
@@ -21,8 +20,7 @@ inline std::size_t part_count(std::size_t n) {
                                  static_cast<std::size_t>(std::max(1, omp_get_max_threads())));
 }
 
-// Calls body(part, begin, end) for each of `parts` ranges that cover [0, n) in order. The body must not
-// throw.
+// Calls body(part, begin, end), which may not throw, for each of `parts` ranges that cover [0, n) in order.
 void for_parts(std::size_t n, std::size_t parts, auto&& body) {
   if (parts <= 1) {
     body(std::size_t{0}, std::size_t{0}, n);
@@ -35,7 +33,6 @@ void for_parts(std::size_t n, std::size_t parts, auto&& body) {
          std::min(n, chunks * (part + 1) / parts * kChunk));
 }
 
-// x *= factor.
 inline void multiply_all(std::span<float> x, float factor) {
   if (factor == 1.0f) return;
   for_parts(x.size(), part_count(x.size()), [&](std::size_t, std::size_t begin, std::size_t end) {
@@ -43,8 +40,7 @@ inline void multiply_all(std::span<float> x, float factor) {
   });
 }
 
-// Calls body(block) for each of `blocks`, on threads if each gets `per_thread` of them. The body must not
-// throw.
+// Calls body(block), which may not throw, for each block, on threads if each gets `per_thread` of them.
 void for_each_block(std::size_t blocks, std::size_t per_thread, auto&& body) {
   const int threads = std::min(static_cast<int>(blocks / per_thread), omp_get_max_threads());
   if (threads <= 1) {

@@ -9,14 +9,12 @@
 // The residual is M - P Q^T with the rank's own Q, as in algorithm 2 (e_w = delta_w -
 // decompress(C(delta_w))): what this rank's own projection leaves. The authors' code subtracts the *average*
 // P Q^T instead. The sums of the residuals over the ranks are the same, and so are P, Q and every average,
-// because these see the sums alone; but the authors' residuals also carry what sets each rank's gradient
-// apart, for ever, which grows where the shards are unequal. Further differences from that code: it leaves
-// out compression for the first 100 steps; its Nesterov steps along g + m with m = lambda m + g, torch's,
-// which is the optimizer's here, along g + lambda m; later versions compute P and Q in turn, one per step
-// (that is acpsgd here).
+// because these see the sums alone; but the authors' residuals also keep what sets each rank's gradient apart
+// for ever. Further differences from that code: it leaves out compression for the first 100 steps; its
+// Nesterov steps along g + m with m = lambda m + g, torch's, which is the optimizer's here, along g + lambda
+// m; later versions compute P and Q in turn, one per step (that is acpsgd here).
 //
-// With aggregation weights w the sums are of w P and w Q, so that sum(w residual) + ranks * average = sum(w
-// M).
+// With aggregation weights w the sums are of w P and w Q, so sum(w residual) + ranks * average = sum(w M).
 
 #include <limits>
 #include <vector>

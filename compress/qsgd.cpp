@@ -8,8 +8,7 @@
 // levels; buckets begin anew in each selection range; a zero bucket is zeros, where the formula divides zero
 // by zero. The norm is rounded up to float, so that no entry exceeds it; if it is beyond float, the step is
 // not finite. The paper has no error feedback, nor has this by default; compress.memory: residual is taken
-// where the bound of the lemma is below 1, so that quantisation shrinks what is left and the residual cannot
-// grow without bound.
+// where the bound of the lemma is below 1, so that the residual cannot grow without bound.
 
 #include <algorithm>
 #include <cmath>

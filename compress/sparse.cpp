@@ -261,8 +261,7 @@ class SparseCompressor final : public HostCompressor {
   const ValueCodec* value_codec_;
 
   bool all_ = false;  // every entry is sent, the selectors were not asked
-  // This step's gradient, in whose memory encode() makes u, over which commit() leaves the next residual, or the
-  // average if the memory has no residual.
+  // This step's gradient: encode() makes u there, commit() the next residual, or the average without one.
   std::span<float> u_;
   double density_ = 1;
   SparseVector sent_;

@@ -27,8 +27,7 @@ struct SparsePreset {
   double feedback_decay = 1;        // compress.feedback_decay, of memory residual
   std::string transform = "none";   // compress.transform
   bool layerwise = false;           // the method is defined layer by layer: compress.scope must be tensor
-  // The paper's or its authors' values of keys that are no pieces. Keys that are given win; `train` and
-  // libtopknot fill in the others.
+  // The paper's or its authors' values of keys that are no pieces, for keys that are not given.
   Settings settings = {};
 };
 Registry<SparsePreset>& sparse_presets();  // compress.name, of methods that are such a combination

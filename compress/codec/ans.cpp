@@ -1,6 +1,5 @@
-// Runs of zeros between entries at their entropy. Between positions drawn uniformly at density
-// p = count / numel runs are geometric; a code by that distribution takes numel H(p) bits, H the binary
-// entropy, whatever the positions are.
+// Runs of zeros between entries at their entropy. Between positions drawn uniformly at density p = count /
+// numel runs are geometric; a code by that distribution takes numel H(p) bits, H the binary entropy.
 //
 //   run = 2^b (32 longs + quotient) + remainder
 //
@@ -117,7 +116,6 @@ std::uint32_t run_before(std::span<const std::uint32_t> positions, std::size_t i
   return i == 0 ? positions[0] : positions[i] - positions[i - 1] - 1;
 }
 
-// The parts' streams.
 class RunStreams {
  public:
   RunStreams(std::span<const std::uint32_t> positions, const RunModel& model)

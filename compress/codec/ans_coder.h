@@ -10,9 +10,8 @@
 // the words, those given up last first: 2 to 4 bytes more than its symbols.
 //
 // The writer begins with x = 2^16 + start, a number of 16 bits that is the caller's: the reader has it after
-// the last symbol. A step of reading has one inverse, as x is in range between symbols. So a reader that ends
-// with x - 2^16 below 2^16 has read the stream that a writer makes of these symbols and this start, and no
-// other.
+// the last symbol. A step of reading has one inverse, so a reader that ends with x - 2^16 below 2^16 has read
+// the one stream that a writer makes of these symbols and this start.
 
 #include <array>
 #include <cstddef>

@@ -1,7 +1,6 @@
 #pragma once
-// A block's header, and the formulas of Rice's parameter and of the value codecs bf16, fp16, int8 and fp8
-// (rice.cpp and values.cpp say what they are), a number at a time, for CPU loops and for kernels: the same
-// bits on both.
+// A block's header, and the formulas of Rice's parameter (rice.cpp) and of the value codecs bf16, fp16, int8
+// and fp8 (values.cpp), a number at a time, for CPUs and kernels: the same bits on both.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +10,6 @@
 
 namespace topknot {
 
-// A block's header (compress/codec/codec.h).
 struct BlockHeader {
   static constexpr std::uint32_t kMagic = 0x544B4E54;
   static constexpr std::uint8_t kVersion = 1, kFiniteFlag = 1;
@@ -33,8 +31,7 @@ TOPKNOT_HOST_DEVICE float float_of(std::uint32_t bits) {
   return x;
 }
 
-// Entries of a part of the layout rice: its u32 costs 0.03 bits per entry, within 1 % of the bare code at
-// every density.
+// Entries of a part of the layout rice: its u32 costs 0.03 bits per entry, within 1 % of the bare code.
 inline constexpr std::uint32_t kRicePart = 1024;
 
 // The b with 2^(b - 1/2) <= 0.693 numel / count < 2^(b + 1/2), 0 to 30.

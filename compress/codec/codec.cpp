@@ -84,8 +84,7 @@ const IndexLayout kRawLayout{
           return out.size_bytes();
         }};
 
-// Nothing: every element is sent. Only compress.codec auto has it, because what is selected decides whether
-// it fits.
+// Nothing: every element is sent. Only compress.codec auto has it: the selection decides whether it fits.
 const IndexLayout kAllLayout{
     .id = 4,
     .only_all = true,

@@ -11,8 +11,7 @@
 //  12  u32 count: entries that follow; 0 if not finite
 // No bytes follow a count of 0. Decoding throws Error on anything else: bytes missing or left over, a count
 // above numel, positions that do not strictly ascend below numel, values that are not finite. Every layout
-// and value codec is canonical: a block that is accepted is the one that its layout and code write for these
-// entries, byte for byte.
+// and value codec is canonical: an accepted block has the very bytes that its layout and code write.
 
 #include <cstddef>
 #include <cstdint>
@@ -91,13 +90,11 @@ inline constexpr std::size_t kBlockHeaderBytes = 16;
 
 std::vector<std::byte> write_block(const SparseVector& entries, std::size_t numel,
                                    const IndexCodec& index_codec, const ValueCodec& value_codec);
-// `entries` is reused memory. Throws Error on a damaged block, before it asks for more memory than a small
-// multiple of the block's length.
+// `entries` is reused memory. Error on a damaged block, before much more memory than its length is taken.
 void read_block(std::span<const std::byte> block, std::size_t numel, const IndexCodec& index_codec,
                 const ValueCodec& value_codec, SparseVector& entries);
 
-// Bytes of a block of `count` entries; IndexCodec::expected_bytes() says how exact that is. Throws UserError
-// for an unknown name.
+// Bytes of a block of `count` entries, as exact as IndexCodec::expected_bytes(). UserError: unknown name.
 std::size_t expected_block_bytes(const std::string& codec, const std::string& values, std::size_t count,
                                  std::size_t numel);
 

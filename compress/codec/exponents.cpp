@@ -330,7 +330,6 @@ void encode_block(std::span<const T> values, const BlockPlan& plan, std::byte* o
   std::memcpy(out, escaped.data(), coding.escapes);
 }
 
-// A block of the values.
 auto values_of(auto values, std::size_t block) {
   const std::size_t begin = block * kExponentBlock;
   return values.subspan(begin, std::min(kExponentBlock, values.size() - begin));

@@ -29,8 +29,7 @@ inline constexpr std::size_t kExponentBlock = 4096;
 // Replaces `out`.
 void encode_exponents(std::span<const float> values, std::vector<std::byte>& out);
 void encode_exponents(std::span<const BFloat16> values, std::vector<std::byte>& out);
-// Throws Error if `in` is not as long as its headers say for this many values, or does not fit them; `values` are
-// then of no use.
+// Throws Error, with `values` undefined, if `in` is not as long as its headers say for this many values.
 void decode_exponents(std::span<const std::byte> in, std::span<float> values);
 void decode_exponents(std::span<const std::byte> in, std::span<BFloat16> values);
 

@@ -48,8 +48,7 @@ std::vector<std::uint32_t> part_ends(std::span<const std::uint32_t> indices, uns
   return ends;
 }
 
-// Positions of one part, counted from the part's first possible one. Returns how many positions the part
-// spans, or 0 if it is damaged.
+// Positions of a part, from its first possible one on. Returns how many positions it spans, 0 if damaged.
 std::uint64_t read_part(std::span<const std::byte> in, std::size_t bits, unsigned b, std::size_t numel,
                         std::span<std::uint32_t> out) {
   BitReader reader(in.data(), in.data() + in.size());

@@ -13,8 +13,7 @@ namespace {
 
 constexpr std::uint32_t kFiller = 65535;
 
-// A run is at least 65535 j long with probability (1 - density)^(65535 j): the sum over j is the fillers an
-// entry has.
+// A run is at least 65535 j long with probability (1 - density)^(65535 j): summed over j, an entry's fillers.
 
 double run16_expected_bytes(std::size_t count, std::size_t numel) {
   if (count == 0) return 0.0;

@@ -13,8 +13,7 @@
 namespace topknot {
 namespace {
 
-// bfloat16: the upper half of a float, rounded to nearest, ties to even. What would round to infinity becomes
-// the largest finite one.
+// bfloat16: the upper half of a float, rounded to nearest, ties to even, never up to infinity.
 
 TOPKNOT_MULTIVERSION void to_bf16(const float* values, std::size_t n, std::byte* out) {
   for (std::size_t i = 0; i < n; ++i) {
@@ -84,8 +83,7 @@ void fp16_decode(std::span<const std::byte> in, std::span<float> out) {
 //   int8   q = nearest integer to 127 x / a, value = q a / 127
 //   fp8    q = nearest E4M3 number to 448 x / a, value = q a / 448
 //
-// A block whose a is below 2^-119, of fp8 2^-107, is sent as zeros: values would leave the normal range, where
-// distinct q coincide.
+// A block whose a is below 2^-119, of fp8 2^-107, is sent as zeros: below the normal range q coincide.
 
 TOPKNOT_MULTIVERSION void to_int8(const float* values, std::size_t n, double factor, std::byte* out) {
   for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<std::byte>(int8::encode(values[i], factor));

@@ -58,8 +58,7 @@ __global__ void __launch_bounds__(kThreads)
             [&](std::size_t i) { to[i] = __float2bfloat16_rn(__ldcs(x + i) * w); });
 }
 
-// x = (x + 0) * factor, and the status is bad where x was not finite. Adding 0 turns -0 into +0 as a sparse
-// average does, which starts from zeros.
+// x = (x + 0) * factor, bad status if x was not finite. Adding 0 turns -0 into +0, as sparse averages do.
 __global__ void __launch_bounds__(kThreads)
     average_kernel(float* x, std::size_t n, float factor, StepStatus* status) {
   await_previous();
@@ -137,7 +136,6 @@ class DeviceDenseCompressor final : public Compressor {
   const std::size_t numel_;
   const int ranks_;
   const DeviceArray<BFloat16> narrow_;  // what is sent, if it is not the gradient itself
-  // State of the current step.
   std::span<float> gradient_;
   StepStatus* status_ = nullptr;
 };

@@ -19,8 +19,7 @@
 namespace topknot::cuda {
 namespace {
 
-// This rank's values as decoded, as a list (`list`) and where the selected ones are (`by_slot`). `decoded`:
-// of all ranks, room for `capacity` each.
+// This rank's decoded values as a list (`list`) and by slot. `decoded`: of all ranks, `capacity` each.
 __global__ void __launch_bounds__(kThreads)
     take_own_kernel(SelectRanges ranges, JoinedList joined, const StepParameters* step, const float* decoded,
                     std::size_t capacity, float* list, float* by_slot) {

@@ -32,8 +32,7 @@ class DeviceStep {
     cudaGetLastError();
   }
 
-  // In the stream's order. Clears the status. `context`: of the host, with as many weights as the constructor
-  // was told.
+  // In the stream's order. Clears the status. `context`: the host's, with a weight for each rank.
   void begin(cudaStream_t stream, const StepContext& context) {
     TOPKNOT_CHECK(context.weights.size() == static_cast<std::size_t>(ranks_),
                   "one aggregation weight per rank");

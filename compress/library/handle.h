@@ -124,8 +124,7 @@ class Place {
 
 // round.cpp.
 std::unique_ptr<Place> make_host();
-// cuda/gpu.cu, or gpu_stub.cpp. GPU `index`; -1: the one that the thread works on. `rank`: for messages. Throws UserError
-// if there is none.
+// cuda/gpu.cu or gpu_stub.cpp. GPU `index`; -1: the thread's. `rank`: for messages. UserError: there is none.
 std::unique_ptr<Place> make_gpu(int index, int rank);
 
 }  // namespace topknot
@@ -153,8 +152,7 @@ inline std::span<std::byte> summed_bytes(Message& message) {
                                             : std::as_writable_bytes(message.sum_bfloat16);
 }
 
-// settings.cpp. From "name=value" texts. Throws UserError for an unknown method or key, a value outside its range, a
-// combination that makes no sense.
+// settings.cpp. From "name=value" texts. UserError: an unknown method or key, a bad value or combination.
 LibrarySettings library_settings(const std::string& method, std::span<const std::string> keys);
 // The JSON of topknot_methods().
 std::string methods_json();
@@ -170,7 +168,6 @@ void require_no_round(const topknot_compressor& compressor);
 
 // round.cpp. Makes round.message from round.messages.
 void pack(topknot_round& round);
-// Implements topknot_decode().
 topknot_result decode(topknot_round& round, const void* const* blocks, const std::size_t* block_bytes);
 // Ends the round; its parts are discarded, or have been committed.
 void end(topknot_compressor& compressor, topknot_round* round, bool discard);
@@ -178,7 +175,6 @@ void end(topknot_compressor& compressor, topknot_round* round, bool discard);
 // state.cpp. Implement topknot_save() and topknot_load().
 std::vector<std::byte> saved(const topknot_compressor& compressor);
 void load(topknot_compressor& compressor, std::span<const std::byte> bytes);
-// Implements topknot_undo().
 void undo(topknot_compressor& compressor, std::int64_t step);
 // A new compressor of the part, which goes on from this state.
 std::unique_ptr<Compressor> renewed(const Place& place, const Part& part, std::span<const std::byte> state);

@@ -96,8 +96,6 @@ OptionValue parsed(const Option& option, const std::string& text) {
   return value;
 }
 
-// JSON.
-
 std::string quoted(const std::string& text) {
   std::string json = "\"";
   for (const char c : text) {

@@ -111,8 +111,7 @@ bool check_options(const CompressOptions& options);
 // compress.rank and .min_compression.
 const std::vector<Option>& options();
 
-// The compressor of the low-rank methods: error feedback over the group, sums of factors, averages rebuilt
-// from these.
+// The compressor of low-rank methods: error feedback over the group, sums of factors, averages made of these.
 class LowRankCompressor : public HostCompressor {
  public:
   LowRankCompressor(const CompressOptions& options, const GroupSpec& group, double factors_per_step)

@@ -9,8 +9,7 @@
 
 namespace topknot {
 
-// DGC's momentum correction, for the CPU's vectors too: returns what the residual is added to; `next`: the
-// new velocity.
+// DGC's momentum correction, of vectors too: returns what the residual is added to; `next`: the new velocity.
 template <class V>
 TOPKNOT_HOST_DEVICE __attribute__((always_inline)) V momentum_corrected(V gradient, V velocity, V& next,
                                                                         float momentum, bool nesterov) {

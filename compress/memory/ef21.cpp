@@ -8,8 +8,7 @@
 //
 // The arena's residual holds -h, so that the selection's own pass makes u = g - h; the average estimate is
 // the memory's own buffer, equal on all ranks. Entries that the collective rejected stay out of h, as they
-// stay out of the average. What a value codec loses stays in the difference. Momentum, if any, is the
-// optimizer's.
+// stay out of the average. What a value codec loses stays in the difference. The optimizer applies momentum.
 
 #include <algorithm>
 #include <cmath>

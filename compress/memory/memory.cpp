@@ -21,8 +21,7 @@ void take_sent(std::span<float> from, const SparseView& sent, std::span<const st
   std::vector<std::uint32_t> stay(rejected.begin(), rejected.end());
   std::sort(stay.begin(), stay.end());
   const auto take = [&](std::size_t begin, std::size_t end) {
-    // The entries lie a page apart or so: what costs is the wait for memory, so addresses are asked for
-    // ahead.
+    // The entries lie about a page apart: memory decides the time, so addresses are asked for ahead.
     constexpr std::size_t ahead = 24;
     for (std::size_t i = begin; i < end; ++i) {
       if (i + ahead < end) {

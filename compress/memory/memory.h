@@ -43,7 +43,6 @@ struct FeedbackInput {
     if (!residual.empty()) __builtin_prefetch(residual.data() + i);
     if (velocity) __builtin_prefetch(velocity + i);
   }
-  // For a range of the gradient.
   FeedbackInput part(std::size_t begin, std::size_t size) const {
     FeedbackInput part = *this;
     if (!residual.empty()) part.residual = residual.subspan(begin, size);
@@ -86,8 +85,7 @@ class Memory {
 };
 
 struct MemoryTraits {
-  // optimizer.momentum is applied in here; the optimizer then keeps it only for weight decay and dense
-  // slices.
+  // Applies optimizer.momentum; the optimizer then keeps it for weight decay and dense slices alone.
   bool owns_momentum = false;
   bool sends_differences = false;  // what is sent is a difference to an estimate, not gradient (EF21)
   // State that would mix several steps' learning rates under compress.lr_inside; empty: none.

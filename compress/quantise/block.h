@@ -1,7 +1,6 @@
 #pragma once
 // Quantised blocks: every entry of a group as a small code, times the scale of the cell it lies in. Cells are
-// consecutive ranges: a selection range (sign, ternary) or a bucket of one (levels). Kernels take the header
-// and level_of() from here.
+// consecutive ranges: a selection range (sign, ternary) or a bucket of one (levels). Kernels include this.
 //
 // Little-endian:
 //   0  u32 magic 0x51544B54 ("TKTQ")
@@ -30,8 +29,7 @@
 
 namespace topknot::quantise {
 
-// Magnitudes of signs are summed by chunks of so many entries: kChunk of compress/parallel.h, which kernels
-// do not include.
+// Signs' magnitudes are summed by chunks of so many entries: kChunk of compress/parallel.h, for kernels.
 inline constexpr std::uint32_t kSumChunk = 16384;
 // Over so many lanes, which are added in order: entry i of a chunk is lane i % kSignLanes's. Squares of a cell, which
 // may be short, over kLevelLanes.
@@ -48,8 +46,7 @@ struct BlockHeader {
   std::uint32_t numel = 0, cells = 0, levels = 0;
 };
 
-// QSGD's level of an entry: |x| / norm of `levels`, rounded up if the uniform number is below the fraction.
-// norm > 0.
+// QSGD's level of an entry: |x| / norm of `levels`, rounded up if `uniform` is below the fraction.
 TOPKNOT_HOST_DEVICE int level_of(float magnitude, float uniform, float norm, float levels) {
   const float share = magnitude / norm;
   const float exact = (share < 1.0f ? share : 1.0f) * levels;
@@ -76,14 +73,12 @@ std::vector<std::byte> start_block(const Format& format, bool finite);
 void write_scales(const Format& format, std::span<const float> scales, std::span<std::byte> block);
 
 // Codes as integers: sign 0 or 1; levels -s .. s; ternary -1, 0, 1. Entries [begin, end) of the group, where
-// begin is a multiple of code_step() and end too, or numel: so that calls for different ranges write
-// different bytes.
+// begin and end (or numel) are multiples of code_step(), so that ranges share no bytes.
 std::size_t code_step(const Format& format);
 void write_codes(const Format& format, std::span<const std::int16_t> codes, std::size_t begin,
                  std::size_t end, std::span<std::byte> block);
 
-// Whether the sender's vector was finite. Throws Error for anything but a block of this format, undamaged to
-// the last bit.
+// Whether the sender's vector was finite. Throws Error for all but an undamaged block of this format.
 bool check_block(const Format& format, std::span<const std::byte> block);
 // The largest scale, which no value exceeds; of a checked, finite block.
 float largest_scale(const Format& format, std::span<const std::byte> block);
@@ -93,8 +88,7 @@ void read_values(const Format& format, std::span<const std::byte> block, std::si
                  std::size_t& cell, float* values);
 std::size_t cell_of(const Format& format, std::size_t entry);
 
-// The whole of decoding: check_block() and read_values() of all entries. `out` has numel entries, and is left
-// alone if the result is false.
+// check_block() and read_values() of all entries. `out` has numel entries, left alone if the result is false.
 bool read_block(const Format& format, std::span<const std::byte> block, std::span<float> out);
 
 }  // namespace topknot::quantise

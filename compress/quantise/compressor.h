@@ -3,8 +3,7 @@
 // all ranks. The average is sum_r(weight[r] * value_r) * (1 / P), added in rank order onto zeros, as that of
 // sparse contributions is. With memory residual, u = gradient + residual is quantised and the residual is u
 // minus what the other ranks decoded; with none, the gradient, and the slice's residual is never touched.
-// Nothing else is carried: random numbers are streams by (step, rank) and position, so that a step can be
-// made again.
+// Nothing else is carried: random numbers are streams by (step, rank) and position.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,8 +20,7 @@ namespace topknot::quantise {
 struct Quantiser {
   // Sets the scales of the cells, at least 0; false if an entry is, or a scale would be, no finite number.
   std::function<bool(std::span<const float> u, const Format& format, std::span<float> scales)> scales;
-  // Sets the codes of n entries of one cell. `uniform`: as many random numbers in [0, 1); null without `random`.
-  // Called from several threads.
+  // Sets the codes of n entries of a cell, on any thread. `uniform`: n numbers in [0, 1); null if not random.
   std::function<void(const float* x, const float* uniform, std::size_t n, float scale, std::int16_t* codes)>
       codes;
   bool random = true;  // and all codes of a scale of 0 are 0

@@ -1,6 +1,5 @@
 #pragma once
-// The numbers of DGC's sampled selection (compress/select/dgc_sampled.cpp): written once for the CPU and for
-// kernels.
+// The numbers of DGC's sampled selection (compress/select/dgc_sampled.cpp), for CPUs and kernels.
 
 #include <cmath>
 #include <cstddef>

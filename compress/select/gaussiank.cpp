@@ -3,8 +3,7 @@
 // with z the quantile of density / 2, and accept |u| > t, with t halved where fewer than 2k/3 are selected
 // and multiplied by 1.5 if more than 4k/3 are; at most three evaluations, of which the last counts. How many
 // are selected is not bounded: the rule often selects a tenth or ten times of k. A vector of zeros selects
-// nothing. Fewer than 2048 elements, or a constant vector, where a normal fit means nothing, are selected
-// exactly (topk).
+// nothing. Fewer than 2048 elements, or a constant vector, are selected exactly (topk).
 //
 // One pass in steady state: it adds the residual, takes the moments, and lists what exceeds a bound from the
 // last step, below the threshold where the rule ended and below enough entries to tell that lower thresholds
@@ -102,8 +101,7 @@ class GaussianKSelector final : public Selector {
  private:
   std::unique_ptr<Selector> exact_ = make_selector("topk");
   Candidates found_;
-  // The thresholds that the last select() tried; empty if the selection was exact. A count that is too many
-  // may be less than exceed the threshold.
+  // The thresholds that the last select() tried; none if it was exact. Too great counts may be cut short.
   std::vector<SelectDiagnostics::Evaluation> trace_;
   CarriedBound carried_, next_;
   int passes_ = 0;

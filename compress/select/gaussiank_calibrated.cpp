@@ -1,6 +1,5 @@
 // Selection by a fitted threshold, as in GaussianK-SGD (Shi et al., arXiv 1911.08772), but calibrated on what
-// the last step saw, so that one pass is enough and the count stays within 8 % of k. A method of this
-// project.
+// the last step saw, so that one pass is enough and the count is within 8 % of k. Our own method.
 //
 // The difference from gaussiank, and its reason: GaussianK takes mean and deviation of the whole of u and
 // reads the threshold off the normal distribution: t = mean + z(k/d) * deviation, with z(p) the two-sided
@@ -26,8 +25,7 @@
 // Zeros are never sent, unless k is all of u: of less than k other entries, those are sent. Equal magnitudes
 // that cannot be told apart by a threshold: exactly k, the lower indices first. Fewer than 2048 elements, and
 // densities above 1/2, are selected exactly, zeros included, as topk does. The count and the selection do not
-// depend on the number of threads; they do depend on what is carried, which is saved and changes at commit
-// only.
+// depend on the number of threads; they do on what is carried, which is saved and changes at commit.
 
 #include <algorithm>
 #include <cmath>

@@ -23,8 +23,7 @@ TOPKNOT_HOST_DEVICE bool too_small(std::size_t k, std::size_t n) {
 }
 
 enum class Way : int { nothing, exact, rule };
-// How k of n elements are selected: nothing of a vector of zeros or with a NaN or Inf, exactly if a fit means
-// nothing.
+// How k of n elements are selected: none of zeros or with a NaN or Inf, exactly if a fit means nothing.
 TOPKNOT_HOST_DEVICE Way way_of(bool finite, bool zero, std::size_t k, std::size_t n, const NormalFit& fit) {
   if (!finite) return Way::nothing;
   if (too_small(k, n)) return Way::exact;
@@ -32,8 +31,7 @@ TOPKNOT_HOST_DEVICE Way way_of(bool finite, bool zero, std::size_t k, std::size_
   return fit.deviation > 0 && is_finite(fit.deviation) && is_finite(fit.mean) ? Way::rule : Way::exact;
 }
 
-// Level i: t times 1, 0.5, 1.5, 0.25, 0.75 and 2.25. Halving is exact, so 0.75 is the same number from either
-// side.
+// Level i: t times 1, 0.5, 1.5, 0.25, 0.75 and 2.25. Halving is exact, so 0.75 has one value.
 struct Thresholds {
   double level[kLevels];
 };

@@ -82,8 +82,7 @@ class MsTopKSelector final : public Selector {
   SelectDiagnostics diagnostics() const override { return {.trace = {bracket_.upper, bracket_.lower}}; }
 
  private:
-  // The result of the bisections: the thresholds t1 and t2 (infinity and 0 if not found) and how many reach
-  // them.
+  // The bisections' result: thresholds t1 and t2 (infinity and 0 if not found) and how many reach them.
   struct Bracket {
     SelectDiagnostics::Evaluation upper, lower;
   };

@@ -19,8 +19,7 @@
 // = 0, thus tanh(1 / mu): RegTop-k of one rank is not Top-k.
 //
 // One pass in steady state, as for Top-k (compress/select/passes/keys.h, of scores here): the pass that adds
-// the residual lists what may exceed the bound, and at most k listed entries are scored anew. Otherwise radix
-// selection over the scores.
+// the residual lists what may exceed the bound, and up to k listed entries are scored. Else radix selection.
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,5 @@
 #pragma once
-// The score of an entry that was sent in the last step (compress/select/regtopk.cpp): written once for the
-// CPU and for kernels.
+// The score of an entry that was sent in the last step (compress/select/regtopk.cpp), for CPUs and kernels.
 
 #include <cmath>
 
@@ -15,8 +14,7 @@ struct RegTopKScore {
   double rest = 1;          // tanh((1 + Q) / mu)
   bool by_current = false;  // variant B
 
-  // The score of u, with its sign. `weight`: w; `own`: w p; `surplus`: avg - w p. `largest`: the largest
-  // finite float.
+  // The score of u, with its sign. `weight`: w; `own`: w p; `surplus`: avg - w p. `largest`: of floats.
   TOPKNOT_HOST_DEVICE float operator()(float u, double weight, double own, double surplus,
                                        float largest) const {
     constexpr double away_from_zero = 1e-10;  // of variant B's denominator

@@ -1,7 +1,6 @@
 #pragma once
 // Selection: which entries of the accumulated gradient are sent. One selector a selection range (a tensor, or
-// a whole group) and rank. It drives the one pass over the data, because a selector knows what it wants to
-// learn in that pass.
+// a whole group) and rank. It drives the one pass over the data: it knows what to learn in that pass.
 
 #include <cstdint>
 #include <memory>
@@ -22,7 +21,6 @@ struct Selection : SparseVector {
   double threshold = 0;
 };
 
-// The step's parameters, as a selector gets them.
 struct SelectStep {
   std::size_t k = 1;     // SelectorTraits::target(density, range), at most the range's length
   double density = 1.0;  // in (0, 1]
@@ -55,12 +53,10 @@ class Selector {
  public:
   virtual ~Selector() = default;
   // Adds to u in place what the memory says, and selects from the sum. u is not empty. The result depends on
-  // the data, the step and what earlier commits left, never on the number of threads. A selector that carries
-  // what its results depend on saves it.
+  // the data, the step and saved state of earlier commits, never on the number of threads.
   virtual void select(std::span<float> u, const FeedbackInput& input, const SelectStep& step,
                       Selection& selected) = 0;
-  // Keeps or forgets what the last select() learnt. After discard() the selector is as before select(). commit() allocates
-  // nothing that select() can.
+  // Keeps or forgets what the last select() learnt. commit() allocates nothing that select() can.
   virtual void commit(const SelectOutcome&) {}
   virtual void discard() {}
   virtual void save(StateWriter&) const {}
@@ -72,8 +68,7 @@ struct SelectorTraits {
   bool at_most_k = false;  // select() never selects more than SelectStep::k
   // commit() compares what was sent with what the average made of it; else SelectOutcome::accepted is empty.
   bool reads_average = false;
-  // How many entries a density asks for among d: k = max(1, floor(density * d)) unless the paper rounds
-  // otherwise.
+  // How many of d entries a density asks for: k = max(1, floor(density * d)) unless the paper has another.
   std::size_t (*target)(double density, std::size_t d, const CompressOptions& options) =
       [](double density, std::size_t d, const CompressOptions&) { return target_count(density, d); };
   // Throws UserError for options without sense that their own ranges allow.
@@ -94,8 +89,7 @@ bool add_selector(const std::string& name, const std::string& help, SelectorTrai
   return selectors().add(name, help, {make_piece<Selector, Implementation>, traits}, std::move(options));
 }
 
-// compress.threshold, of selection `threshold` and its kernels. Throws UserError unless it is finite and
-// above 0.
+// compress.threshold, of selection `threshold` and its kernels. UserError unless finite and above 0.
 double fixed_threshold(const CompressOptions& options);
 
 // Keeps the `count` largest magnitudes of `selected`, ties to the lower index; the rest stays where it was.

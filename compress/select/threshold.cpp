@@ -2,11 +2,9 @@
 // commodity GPU cloud computing", Interspeech 2015, without its quantisation of what is sent; Dutta et al.,
 // "On the discrepancy between the theoretical analysis and practical implementations of compressed
 // communication for distributed deep learning", AAAI 2020 ("hard threshold"). compress.density asks for
-// nothing here, but for 1, at which everything is sent. How many are selected is not bounded
-// (compress.capacity does).
+// nothing here, but for 1, at which everything is sent. compress.capacity alone bounds how many.
 //
-// One pass, and a second one if far more than last time exceed the threshold. Nothing that a result depends
-// on is carried.
+// One pass, and a second one if far more than last time exceed the threshold. No result depends on the past.
 
 #include "compress/select/passes/passes.h"
 #include "compress/select/selector.h"

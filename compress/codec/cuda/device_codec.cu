@@ -136,8 +136,7 @@ __global__ void __launch_bounds__(kThreads)
   judge_ranks(stats, ranks, judging);
 }
 
-// An entry a thread, a row of blocks a rank. A rank's last block gathers what its row found, the last of those
-// judges.
+// An entry a thread, a row of blocks a rank. A rank's last block gathers its results, the last rank's judges.
 __global__ void __launch_bounds__(kThreads)
     read_plain_kernel(BlockWork work, const std::byte* blocks, DecodedEntries out, Judging judging) {
   await_previous();
@@ -181,8 +180,7 @@ std::size_t parts_of(std::size_t n, std::size_t each) {
   return (n + each - 1) / each;
 }
 
-// The most that `count` positions take under their own b: their runs add up to numel - count at most, and a
-// part leaves up to 7 bits of its last byte.
+// The most that `count` positions take under their b: runs of numel - count at most, 7 bits lost for a part.
 std::size_t rice_section(std::size_t count, std::size_t numel) {
   const unsigned b = rice_parameter(count, numel);
   const std::size_t parts = parts_of(count, kRicePart);
@@ -190,8 +188,7 @@ std::size_t rice_section(std::size_t count, std::size_t numel) {
 }
 
 std::size_t longest_rice(Values values, std::size_t capacity, std::size_t numel) {
-  // b falls as the count grows, and while b stays the length grows with it: the longest block has the
-  // greatest count of some b.
+  // b falls as the count grows, else the length grows: the longest block has some b's greatest count.
   std::size_t longest = 0, count = capacity;
   while (count > 0) {
     longest = std::max(longest, rice_section(count, numel) + value_bytes(values, count));

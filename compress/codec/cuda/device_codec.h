@@ -52,15 +52,13 @@ struct Judging {
   float* kept_weights = nullptr;  // becomes the weights, and after them this rank's own
   StepStatus* status = nullptr;
 };
-// Whether the blocks can be averaged: every rank finite and undamaged, and the sum unable to overflow; else the
-// status is bad.
+// Whether blocks can be averaged: all finite and undamaged, and no sum can overflow; else the status is bad.
 void judge(cudaStream_t stream, const DecodedStats* stats, int ranks, const Judging& judging);
 
 // The numbers are those of the wire format.
 enum class Layout : std::uint8_t { raw = 0, rice = 2, bitmap = 3 };
 enum class Values : std::uint8_t { fp32 = 0, bf16 = 1, fp16 = 2, int8 = 3 };
 
-// Bytes of a section of values.
 TOPKNOT_HOST_DEVICE std::uint64_t value_bytes(Values values, std::uint64_t count) {
   if (values == Values::fp32) return 4 * count;
   if (values == Values::bf16) return 2 * count;
@@ -80,8 +78,7 @@ struct BlockPlace {
 };
 
 // A block under way. `sizes` and `starts` have an item for each of Rice's parts, of the chunks in which a
-// bitmap is read, or of the blocks of threads that read a plain list; when reading, a row of `parts` items per
-// rank.
+// bitmap is read, or of the blocks of threads that read a plain list; when reading, `parts` items per rank.
 struct BlockWork {
   Layout layout = Layout::raw;
   Values values = Values::fp32;
@@ -105,8 +102,7 @@ class DeviceCodec {
   // Whether a block is header, indices and values, then zeros.
   bool plain() const { return work_.layout == Layout::raw && exact(); }
 
-  // For `capacity` entries per rank or less, at most numel; before the first write() or read(). Sizes scratch
-  // memory.
+  // Sizes scratch memory for `capacity` entries per rank, at most numel; before the first write() or read().
   void set_capacity(std::size_t capacity);
   std::size_t capacity() const { return work_.capacity; }
   // Bytes of one rank's block, a multiple of 16, with kTrailerBytes after the longest block.
@@ -131,8 +127,7 @@ class DeviceCodec {
   DeviceArray<std::uint32_t> calls_;
 };
 
-// The length of the longest block of `capacity` entries or less, whatever their positions, rounded up to a
-// multiple of 16.
+// The length of the longest block of up to `capacity` entries at any positions, a multiple of 16.
 std::size_t longest_block(Layout layout, Values values, std::size_t capacity, std::size_t numel);
 
 // Makes the codec of compress.codec and compress.values; null if there are no kernels for it.
@@ -173,7 +168,6 @@ TOPKNOT_HOST_DEVICE std::uint32_t load_u32(const std::byte* block, std::uint64_t
   return shift == 0 ? low : low >> shift | words[1] << (32 - shift);
 }
 
-// Bytes of a map.
 TOPKNOT_HOST_DEVICE std::uint64_t map_bytes(std::uint64_t numel) {
   return (numel + 7) / 8;
 }

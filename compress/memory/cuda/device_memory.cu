@@ -28,9 +28,8 @@ struct MemoryCommit {
 constexpr std::uint32_t kTile = 4096;  // floats; 16 KiB
 constexpr int kRanks = kThreads / 2;   // whose entries are looked up at a time
 
-// A block of threads serves one tile of the group. It makes the average in shared memory: filled with zeros, the
-// ranks' entries added one rank after the other, multiplied and written. A rank has a position once at most, so
-// no two threads meet.
+// A block of threads serves one tile of the group. It makes the average in shared memory: zeros, plus the
+// entries of rank after rank, which has a position once, so that no two threads meet; multiplied and written.
 __global__ void __launch_bounds__(kThreads)
     commit_kernel(MemoryCommit step, DeviceRound round, float factor, float* average) {
   await_previous();

@@ -11,8 +11,7 @@
 //
 // DGC with momentum has two velocities, of which one is read and the other written. Which one follows from
 // the slice: the steps that find the gradient in one memory read the first, the others the second. So a graph
-// that was captured for one of the two orders stays right, and a bad step, which copies, swaps as a good one
-// does.
+// captured for one of the orders stays right, and a bad step, which copies, swaps too.
 
 #include <cuda_runtime_api.h>
 
@@ -51,8 +50,7 @@ class DeviceMemory {
   // dgc: a residual memory with a velocity if there is momentum.
   enum class Kind { none, residual, dgc };
 
-  // For a group of n elements, in the current context. Options: momentum, nesterov, momentum_masking,
-  // lr_inside.
+  // For a group of n elements, in the current context, with momentum, nesterov, momentum_masking, lr_inside.
   DeviceMemory(Kind kind, const CompressOptions& options, std::size_t n);
 
   // Returns the whole group's; Accumulate::from() makes a segment's. slice.residual is not used by memory
@@ -78,8 +76,7 @@ class DeviceMemory {
   bool lr_inside_;
   float momentum_ = 0;
   bool nesterov_ = false, masking_ = false;
-  // With momentum alone. current_: the velocity of the last step, and whether one was committed; graphs have no host that
-  // knows.
+  // With momentum alone. current_, for graphs: the last step's velocity, and whether one was committed.
   DeviceArray<float> velocity_[2];
   DeviceArray<std::uint32_t> current_;
   const float *first_ = nullptr, *second_ = nullptr;  // the slice's memories, as the first step found them

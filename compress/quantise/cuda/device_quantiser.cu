@@ -1,5 +1,4 @@
-// signsgd and qsgd on a GPU, the counterpart of compress/quantise/compressor.h, with the same bits in blocks,
-// averages and residuals.
+// signsgd and qsgd on a GPU, with the bits of compress/quantise/compressor.h.
 #include <topknot_kernel.h>
 
 #include <algorithm>
@@ -32,8 +31,7 @@ struct QuantisedFormat {
   }
 };
 
-// A piece of a cell over which magnitudes are summed in one order: signs are summed by chunks, levels by
-// whole cells.
+// A piece of a cell over which magnitudes are summed in order: a chunk for signs, the whole cell for levels.
 struct QuantisedPiece {
   std::uint32_t cell, begin, end;
 };

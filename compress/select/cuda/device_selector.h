@@ -47,8 +47,7 @@ struct ListStats {
   std::uint32_t finite = 1;  // 0: a NaN or Inf was among the elements
 };
 
-// Entries above a bound, in GPU memory, ascending by index. If stats->count exceeds the limit nothing is
-// listed.
+// Entries above a bound, in GPU memory, ascending by index; none if stats->count exceeds the limit.
 struct EntryList {
   std::uint32_t* indices = nullptr;  // room for `limit`
   float* values = nullptr;
@@ -166,9 +165,8 @@ struct Source {
   std::size_t size = 0;                    // at most
 };
 
-// Finds kth and greater of each choice, which is not `known`: radix selection, 11, 10 and 10 bits of the 31,
-// 4 bytes an element each. From the group's u if the choice is `whole`, else from `lists`, one per range in
-// GPU memory.
+// Finds kth and greater of each choice that is not `known`: radix selection, 11, 10 and 10 bits of 31, 4
+// bytes an element each. From the group's u if the choice is `whole`, else from `lists`, one per range.
 void find_kth(cudaStream_t stream, const SelectRanges& ranges, const Source* lists, const float* u,
               Choice* choices);
 
@@ -176,13 +174,11 @@ void find_kth(cudaStream_t stream, const SelectRanges& ranges, const Source* lis
 // element of the source, 8 if the bound is known.
 void take_largest(cudaStream_t stream, const SelectRanges& ranges, const float* u);
 
-// Makes the ranges' joined list of what they have taken: last of all, by a method that takes without take_largest(),
-// which does it itself.
+// Makes the ranges' joined list of what they have taken: last, by a method that does not call take_largest().
 void join_taken(cudaStream_t stream, const SelectRanges& ranges);
 
 // The choice that compress.capacity makes of `count` selected entries, where k were asked for: all of them,
-// above `bound`, or the floor(capacity * k) largest; the threshold stays the method's. `over`: how many are
-// kept back. A capacity of 0 means none.
+// above `bound`, or the floor(capacity * k) largest; `over`: how many are kept back. Capacity 0: none.
 TOPKNOT_HOST_DEVICE void choose_within(double capacity, std::uint32_t k, std::uint32_t count,
                                        MagnitudeKey bound, Choice& choice, std::uint32_t& kept,
                                        std::uint32_t& over) {
@@ -205,8 +201,6 @@ struct DeviceOutcome {
   const float* weight = nullptr;   // of this rank in the average, to be divided by the ranks
   int ranks = 1;
 };
-
-// The selector, and the memory of its ranges.
 
 // A selection range of a group.
 struct DeviceRange {
@@ -231,8 +225,7 @@ class DeviceSelector {
   virtual ~DeviceSelector() = default;
 
   // The most entries that select() may take of a range of n elements at this density: k, or compress.capacity
-  // times k, or (capacity none) what the method may select at most, which is the whole range for threshold
-  // methods. This one: k.
+  // times k, or (capacity none) the method's most, for threshold methods the whole range. This one: k.
   virtual std::size_t capacity(std::size_t n, double density) const { return target_count(density, n); }
   // How many entries the list of such a range holds. This one: as many as are worth it for k.
   virtual std::size_t list_limit(std::size_t n, double density) const {
@@ -284,8 +277,7 @@ class BlockTable {
   RangeBlocks blocks_;
 };
 
-// A group's ranges, with memory for what a selector takes of them in steps of these densities or less, one
-// per range.
+// A group's ranges, with memory for what a selector takes of them at these densities or less, one per range.
 class SelectMemory {
  public:
   SelectMemory() = default;
@@ -309,8 +301,7 @@ class SelectMemory {
   SelectRanges ranges_;
 };
 
-// The capacity of methods that bound nothing themselves: compress.capacity (`multiple`, 0: none) times k, or
-// everything.
+// The capacity of methods without a bound: compress.capacity (`multiple`, 0: none) times k, or everything.
 inline std::size_t capacity_within(double multiple, std::size_t k, std::size_t n) {
   const double most = multiple * static_cast<double>(k);
   return multiple == 0 || most >= static_cast<double>(n) ? n : static_cast<std::size_t>(most);

@@ -1,5 +1,4 @@
-// The end of topk for a single range: one block takes the k largest of what its tiles have listed, and writes a plain
-// message.
+// The end of topk for a single range: one block takes the k largest of its tiles' lists and writes a message.
 #include <topknot_kernel.h>
 
 #include "compress/codec/cuda/device_codec.h"
@@ -19,8 +18,7 @@ struct Entries {
   std::uint32_t of_tiles;  // how many tiles there are
   std::uint32_t count;     // of entries
 
-  // Calls work(key, value, index()) for each entry, in order: a warp's are consecutive, and all of its lanes call, with
-  // key -1 if there is none.
+  // Calls work(key, value, index()) for each entry in order, a warp's consecutive; idle lanes with key -1.
   __device__ void each(const auto& work) const {
     const unsigned lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     const std::uint32_t per = (count / kFinishWarps + 32) / 32 * 32;

@@ -81,8 +81,7 @@ __device__ __noinline__ void fit(const SelectRange& range, GaussianKState& state
   above = state.above[state.carried];
 }
 
-// In the last block of a range: chunks are added in order; one thread adds sums, another, of the next warp, squares.
-// `scratch`: room for kSelectTile floats.
+// In the last block of a range: adds chunks in order, sums and squares in two warps. `scratch`: kSelectTile.
 __device__ void fit_range(const SelectRanges& ranges, const GaussianKWork& work, std::uint32_t r,
                           const StepParameters* parameters, double* scratch) {
   constexpr std::uint32_t per = kSelectTile / 4;
@@ -112,8 +111,7 @@ __device__ void fit_range(const SelectRanges& ranges, const GaussianKWork& work,
     fit(range, work.states[r], *parameters, work.quantiles[r], sum, total, ranges.above[r]);
 }
 
-// A block a chunk. All threads fetch; the sums are 16 chains, whose order is the CPU's, and hide behind other
-// blocks' loads.
+// A block a chunk. All threads fetch; the sums are 16 chains in the CPU's order, behind other blocks' loads.
 template <Fetch kFetch>
 __global__ void __launch_bounds__(kThreads, 4)
     moments_kernel(Accumulate accumulate, bool base_aligned, SelectRanges ranges, GaussianKWork work,

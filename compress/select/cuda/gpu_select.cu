@@ -215,8 +215,7 @@ __device__ std::uint32_t join(const SelectRanges& ranges, const RangeBlock& bloc
   return start;
 }
 
-// An entry's place is the number of entries above the bound before it, and of ties before it as far as they
-// are needed.
+// An entry's place is the number of entries above the bound before it, and of needed ties before it.
 __global__ void __launch_bounds__(kThreads) take_kernel(SelectRanges ranges, const float* u) {
   await_previous();
   const RangeBlock block = range_block(ranges.shares);
@@ -373,8 +372,7 @@ SelectMemory::SelectMemory(const std::vector<DeviceRange>& ranges, const std::ve
     const std::size_t n = ranges[r].n;
     const std::size_t most = std::clamp<std::size_t>(selector.list_limit(n, densities[r]), 1, n);
     tiles.push_back(parts(n, kSelectTile));
-    // Blocks by the ranges' lengths, so that a group of many ranges has no more of them than the GPU keeps
-    // busy.
+    // Blocks by the ranges' lengths: a group of many ranges has no more than the GPU keeps busy.
     shares.push_back(std::clamp<std::size_t>(parts(n, kLeastShare), 1,
                                              std::max<std::size_t>(1, kSelectBlocks * n / elements)));
     SelectRange range;

@@ -57,8 +57,7 @@ __device__ Radix pick_digit(const std::uint32_t* counts, int width, std::uint32_
   return result;
 }
 
-// How a thread holds its share of a tile: four quads of neighbours, element c of quad q at quad_at(base, q) +
-// c.
+// A thread's share of a tile: four quads of neighbours, element c of quad q at quad_at(base, q) + c.
 inline constexpr int kQuads = 4;
 inline constexpr int kTileShare = 4 * kQuads;
 static_assert(kTileShare * kThreads == kSelectTile, "a block holds a tile");
@@ -98,8 +97,7 @@ __device__ void fetch_quads(const Accumulate& a, std::size_t base, int first, fl
   }
 }
 
-// This thread's share of the tile at `base`, of n elements in all; 0 if there is none. `aligned`: all vectors
-// start at 16 bytes.
+// This thread's share of the tile at `base` of n elements, or 0. `aligned`: all vectors start at 16 bytes.
 template <Fetch kFetch>
 __device__ void fetch_tile(const Accumulate& a, std::size_t base, std::size_t n, bool aligned,
                            float (&x)[kTileShare]) {

@@ -1,7 +1,6 @@
 // CUDA counterpart of compress/select/regtopk.cpp: Top-k, and O(k) work on the entries sent in the last step.
-// Scores hold tanh in double: a GPU's may differ from the host's in the last bit, so that a score, which is
-// rounded to float, differs in its last bit about once in 2^28, and only where that bit decides which entry
-// is the k-th is another entry sent.
+// Scores hold tanh in double: a GPU's may differ from the host's in the last bit, and the score, rounded to
+// float, about once in 2^28; rarely does that change the k-th entry.
 #include <topknot_kernel.h>
 
 #include <algorithm>

@@ -110,8 +110,7 @@ class DeviceTopK final : public DeviceSelector {
     take_largest(stream, ranges, accumulate.u);
   }
 
-  // What is tried selects from the gradient, which stays as it is, and carries a bound of its own: all runs but the
-  // first find a good list.
+  // A trial selects from the gradient and leaves it; by its own bound all runs but the first list well.
   bool chooses_one_block(cudaStream_t stream, SelectRanges ranges, float* u,
                          const StepParameters* parameters) const {
     ranges.joined.status = nullptr;

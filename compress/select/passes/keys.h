@@ -36,12 +36,10 @@ TOPKNOT_HOST_DEVICE float magnitude_of(MagnitudeKey key) {
   return x;
 }
 
-// The largest of n keys, 0 of none; above kLargestFinite where a NaN or Inf is among them. On a CPU, on one
-// thread.
+// The largest of n keys, 0 of none; above kLargestFinite with a NaN or Inf. On a CPU, on one thread.
 MagnitudeKey largest_key(const float* x, std::size_t n);
 
-// The key such that key_of(x) > key exactly where |x| > t, for every x; -1 if every magnitude exceeds t. t
-// is no NaN.
+// The key such that key_of(x) > key exactly where |x| > t, for every x; -1 if all exceed t. t is no NaN.
 TOPKNOT_HOST_DEVICE MagnitudeKey key_below(double t) {
   if (t < 0) return -1;
   const float x = static_cast<float>(t);

@@ -55,8 +55,7 @@ TOPKNOT_INLINE Words greatest(Words a, Words b) {
   return b - ((b - a) & negative(b - a));
 }
 
-// One chunk of u (+= addend): the entries whose key as double exceeds `above`; -1: all, not asked one by one.
-// `u` is written if kAdd.
+// One chunk of u (+= addend, written, if kAdd): the entries whose key as double exceeds `above`; -1: all.
 template <bool kAdd, bool kAll, class Float>
 TOPKNOT_INLINE Sums sums_body(Float* u, const float* addend, std::size_t begin, std::size_t end, double shift,
                               std::int64_t above) {

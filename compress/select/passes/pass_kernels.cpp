@@ -44,8 +44,7 @@ TOPKNOT_INLINE bool any_negative(Keys v) {
   return (((w[0] | w[1]) | (w[2] | w[3])) | ((w[4] | w[5]) | (w[6] | w[7]))) < 0;
 }
 
-// Appends x[0..n), which stands at position i. Without branches: candidates are too rare and irregular to
-// predict.
+// Appends x[0..n), which stands at position i. Without branches: candidates are too irregular to predict.
 TOPKNOT_INLINE void append(const float* x, std::size_t n, std::size_t i, MagnitudeKey above, Sink& sink) {
   std::size_t count = sink.count;
   MagnitudeKey largest = sink.largest;
@@ -64,9 +63,8 @@ TOPKNOT_INLINE void append(const float* x, std::size_t n, std::size_t i, Magnitu
   sink.largest = largest;
 }
 
-// Appends from a group that holds at least one candidate. It was just written, and its lines may still be on
-// their way from memory: reading single elements would wait for them, whole vectors come from the store
-// buffer.
+// Appends from a group that holds at least one candidate. It was just written: single elements would wait for
+// their lines from memory, whole vectors come from the store buffer.
 TOPKNOT_INLINE void append_group(const float* u, std::size_t i, MagnitudeKey above, Sink& sink) {
   for (std::size_t at = i; at < i + kGroup; at += kWidth) {
     const Floats v = load_as<Floats>(u + at);

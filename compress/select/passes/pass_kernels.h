@@ -12,8 +12,7 @@ namespace topknot::pass {
 
 inline constexpr std::size_t kGroup = 64;  // elements looked at between two tests for candidates
 
-// The output of a pass over one part, ascending by index. The memory has room for `limit` entries and kGroup
-// more.
+// The output of a pass over one part, ascending by index, with room for `limit` entries and kGroup more.
 struct Sink {
   std::uint32_t* index;
   float* value;
@@ -29,8 +28,7 @@ void accumulate_part(float* u, const FeedbackInput& input, std::size_t begin, st
                      MagnitudeKey above, Sink& sink);
 void collect_part(const float* u, std::size_t begin, std::size_t end, MagnitudeKey above, Sink& sink);
 
-// Makes u[begin, end) if there is a velocity, and returns null. Else returns what is still to be added to u;
-// null for nothing.
+// Makes u[begin, end) and returns null if there is a velocity. Else returns what to add to u; null: nothing.
 const float* add_velocity(std::span<float> u, const FeedbackInput& input, std::size_t begin, std::size_t end);
 
 // Sums of x - shift and of its square; whether all x are zero.

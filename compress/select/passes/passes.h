@@ -1,7 +1,6 @@
 #pragma once
 // The primitives of selectors: passes over the data, functions that take entries from a pass's lists, and
-// exact selection. A pass is one read of the vector, cut over threads by contiguous ranges, so that a list by
-// part is a list by index.
+// exact selection. A pass is one read of the vector, cut over threads by contiguous ranges, in order.
 
 #include <algorithm>
 #include <cstddef>
@@ -79,7 +78,6 @@ std::vector<std::size_t> count_digits(std::span<const float> u, int shift, int w
 bool begin_selection(bool finite, Selection& selected);
 // Every entry of u; returns the least magnitude, 0 of none.
 float select_all(std::span<const float> u, Selection& selected);
-// Everything that was found.
 void take_found(const Candidates& found, Selection& selected);
 // How many of the list exceed a bound.
 std::size_t count_listed(const Candidates& found, MagnitudeKey above);
@@ -95,8 +93,7 @@ MagnitudeKey kth_key(const Candidates& found, MagnitudeKey above, std::size_t k)
 // was collected with. Returns the k-th key; `selected` gets indices and values.
 MagnitudeKey select_from(const Candidates& found, MagnitudeKey above, std::size_t k, Selection& selected);
 
-// From the whole vector, 1 <= k <= n, all finite: radix selection, 11 bits a pass, until few enough entries
-// are left to list. `found` is scratch.
+// From the whole vector, 1 <= k <= n, all finite: radix selection by 11 bits, until few are left to list.
 MagnitudeKey select_exact(std::span<const float> u, std::size_t k, Candidates& found, Selection& selected);
 
 }  // namespace topknot

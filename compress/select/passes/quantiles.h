@@ -1,7 +1,6 @@
 #pragma once
-// The normal distribution, for CPUs and for kernels: a fit from sums, and the inverse of its distribution
-// function, whose last bits on a GPU are those of its functions. The gamma distribution, for CPUs: its tail
-// and the tail's inverse.
+// The normal distribution, for CPUs and kernels (whose last bits may differ): a fit from sums, and the
+// inverse of its distribution function. The gamma distribution, for CPUs: its tail and the tail's inverse.
 
 #include <cmath>
 #include <cstddef>
