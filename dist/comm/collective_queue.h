@@ -25,8 +25,7 @@ class CollectiveQueue {
   using Job = std::function<void(Communicator&)>;
   using Ticket = std::uint64_t;  // 1, 2, 3, ...
 
-  // When a job ran, by the steady clock. `waited`: seconds that wait() blocked; end - begin if the job ran
-  // inside submit().
+  // When a job ran, by the steady clock. `waited`: seconds that wait() blocked, or that submit() ran the job.
   struct Times {
     Clock::time_point begin, end;
     double seconds() const { return std::chrono::duration<double>(end - begin).count(); }
@@ -42,10 +41,8 @@ class CollectiveQueue {
   const Communicator& communicator() const { return communicator_; }
 
   Ticket submit(Job job);
-  // Returns when the job has run; rethrows its error, or the first error of an earlier one. Once for each
-  // ticket.
+  // Returns when the job has run; rethrows its error, or an earlier one's first. Once for each ticket.
   Times wait(Ticket ticket);
-  // submit() and wait().
   Times run(Job job) { return wait(submit(std::move(job))); }
 
  private:

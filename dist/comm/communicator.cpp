@@ -15,8 +15,7 @@
 namespace topknot {
 namespace {
 
-// NCCL carries what lies in GPU memory (dist/comm/cuda/nccl_communicator.cpp); the rest of a run's
-// collectives are gloo's.
+// NCCL carries GPU memory (dist/comm/cuda/nccl_communicator.cpp); the run's other collectives are gloo's.
 std::unique_ptr<Communicator> join_beside_nccl(const JoinOptions& options) {
   // No other thread runs yet. What the user has set in the environment stays.
   for (const auto& [name, value] : nccl_variables(options.nccl)) setenv(name.c_str(), value.c_str(), 0);

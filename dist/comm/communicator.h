@@ -4,8 +4,7 @@
 // talk on one communicator at once (dist/comm/collective_queue.h sees to that).
 //
 // Every wait has a deadline: a call throws CollectiveError when a peer died, called abort(), or did not come
-// within the timeout, and Interrupted (nn/base/program.h) where a stop signal came and nothing happens any
-// more.
+// within the timeout, and Interrupted (nn/base/program.h) if nothing happens after a stop signal.
 
 #include <cstddef>
 #include <cstdint>
@@ -43,13 +42,11 @@ class Communicator {
   // Whether collectives may run on a thread of their own during the backward pass.
   bool overlaps() const { return traits_.overlaps; }
 
-  // Gathers one block of bytes from each rank; lengths may differ (0 included). all[r] is rank r's, own
-  // included.
+  // Gathers a block of bytes from each rank; lengths may differ (0 too). all[r] is rank r's, own included.
   virtual void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) = 0;
   // Sums in place over the ranks; the same length everywhere. Every rank ends with the same bits.
   virtual void all_reduce(std::span<float> data, SumOrder order) = 0;
-  // The same of bfloat16, half the bytes: added as floats; rounded once in the order of ranks, after each
-  // addition in the library's.
+  // The same of bfloat16: floats are added; rounded once in the order of ranks, after each in the library's.
   virtual void all_reduce(std::span<BFloat16> data, SumOrder order) = 0;
   virtual void broadcast(std::span<std::byte> data, int root) = 0;
   // Sends mine[r] to each rank r; theirs[r] is what rank r sent here, own included. Lengths may differ.
@@ -67,8 +64,7 @@ class Communicator {
   // way round. Calls on both are made by one thread, in the same order on all ranks that they share.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
 
-  // Ends this rank's part: the peers' calls end with `reason` at once, and every later call of this rank
-  // throws. Never throws; from any thread.
+  // Ends the peers' calls with `reason` at once; this rank's later calls throw. From any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
 
   // Sets the step (counted from 1) and merge group (-1: not known) that error messages name for the calls
@@ -121,8 +117,7 @@ std::vector<std::string> gather_texts(Communicator& communicator, const std::str
 void meet_to_throw(Communicator& communicator);
 
 // Collective. Throws the same UserError on every rank when the ranks' `value` of `what` differ (a
-// configuration, a binary's version, parameter names and shapes), naming the first rank that differs from
-// rank 0.
+// configuration, a binary's version, parameter names and shapes), naming the first that differs.
 void check_same(Communicator& communicator, const std::string& what, const std::string& value);
 
 // For backends: what is wrong with a send_receive whose `partners` are, by rank, (to, from); "" if each
@@ -145,8 +140,7 @@ struct JoinOptions {
   MeetingPatience meeting = {};
 };
 
-// How ranks start and how they talk. `threads` and `gloo` register in their files; `nccl`, which is gloo with
-// NCCL next to it, in communicator.cpp.
+// How ranks start and talk. `nccl`, which is gloo with NCCL next to it, registers in communicator.cpp.
 struct Backend {
   std::string needs;  // of the machine, in words, for messages
   // Joins the group as one of its processes; collective. Null: the ranks are threads of one process.
@@ -162,8 +156,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group(int ranks, double t
                                                              const std::optional<EmulatedLink>& link = {});
 
 // Runs body once per rank, each on a thread of its own, and waits for all of them. When a rank throws, the
-// others' calls end with its error. After all have ended, the error of the rank that aborted the group first
-// is thrown here.
+// others' calls end with its error. Then the error of the rank that aborted first is thrown here.
 void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Communicator&)>& body,
                       const std::optional<EmulatedLink>& link = {});
 
@@ -171,8 +164,7 @@ void run_thread_ranks(int ranks, double timeout_s, const std::function<void(Comm
 // host) or CollectiveError (a rank did not come).
 std::unique_ptr<Communicator> make_gloo_communicator(const JoinOptions& options);
 
-// dist.nccl, "ALGO=Ring IB_HCA=mlx5_0,mlx5_1", as variables of the environment: NCCL_ALGO and NCCL_IB_HCA.
-// Throws UserError.
+// dist.nccl, "ALGO=Ring IB_HCA=mlx5_0,mlx5_1", as environment: NCCL_ALGO and NCCL_IB_HCA. UserError.
 std::vector<std::pair<std::string, std::string>> nccl_variables(const std::string& settings);
 // Host, PCI address and host name of a GPU, by lines: what NCCL takes for its identity.
 std::string gpu_place(int gpu);

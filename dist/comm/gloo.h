@@ -31,16 +31,14 @@ class GlooMesh {
   // after fail().
   void connect(TcpStoreClient& store, Patience patience);
 
-  // Ends all waits of this rank and closes the connections, so that the peers' waits end too. From any
-  // thread.
+  // Ends this rank's waits and closes its connections, which ends the peers' waits. From any thread.
   void fail() noexcept;
   bool failed() const;
   // Changes whenever a transfer has ended. From any thread.
   std::uint64_t progress() const;
 
   // Memory to send from or to receive into. Transfers between two ranks on one slot match in the order in
-  // which they were posted; a receive takes a message of its size or a shorter one. Destroying the buffer
-  // cancels what is pending.
+  // which they were posted; a receive takes up to its size. Destroying the buffer cancels what is pending.
   class Buffer {
    public:
     Buffer(GlooMesh& mesh, void* data, std::size_t bytes);

@@ -96,8 +96,7 @@ void GlooCollectives::exchange_with_all(std::span<const std::byte> mine,
 
 // Sends around the ring the part of each block that did not fit in the first message: in step s each rank
 // sends its right neighbour the block that it received from the left in step s - 1, its own block first.
-// Every link then carries one long message at a time for any number of ranks; direct messages would meet at
-// some links and leave others idle.
+// Every link then carries one long message at a time for any number of ranks.
 void GlooCollectives::forward(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
   constexpr std::size_t room = eager_bytes - sizeof(Header);
   const auto block = [&](int r) -> std::span<const std::byte> {
@@ -126,8 +125,7 @@ void GlooCollectives::forward(std::span<const std::byte> mine, std::vector<std::
 }
 
 // received[r] for every r of `sources`; the others' are left alone. A block starts in the eager message; what
-// is longer follows directly, or is left to forward(). With `size_of_call` given, it must be the same on all
-// ranks.
+// is longer follows directly, or is left to forward(). `size_of_call`, if given, is the same on all.
 void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<const int> sources,
                                std::vector<std::vector<std::byte>>& received,
                                std::optional<std::size_t> size_of_call, Rest rest) {
@@ -149,8 +147,7 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
     if (rest == Rest::around || block.size() <= room) continue;
     rest_out[i] = std::make_unique<Buffer>(mesh_, static_cast<const void*>(block.data()), block.size());
   }
-  // Paced by what arrives, because the ranks take the same turns: as the i-th comes in, so does the i-th
-  // sent.
+  // Paced by what arrives: the ranks take the same turns, so the i-th message is sent as the i-th comes.
   std::size_t sent = 0;
   const auto send_until = [&](std::size_t end) {
     for (; sent < std::min(end, outgoing.size()); ++sent)
@@ -249,8 +246,6 @@ void GlooCollectives::broadcast_tree(std::span<std::byte> data, int root) {
   for (; sends > 0; --sends) buffer.wait_sent();
 }
 
-// Sums.
-
 template <class T>
 void GlooCollectives::reduce(std::span<T> data, SumOrder order) {
   if (data.size() * (size_ - 1) <= small_count) return gather_and_add(data);
@@ -327,10 +322,9 @@ void GlooCollectives::reduce_in_rank_order(std::span<T> data) {
   send_paced(send, in, out);
 }
 
-// Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009. Message m of `messages` belongs to
-// step m / segments; what is received in a step is sent on in the next one, so the segments of a chunk
-// follow each other around the ring. In the first size-1 steps a received segment is added, in the others
-// it is final.
+// Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009. Message m of `messages` belongs to step
+// m / segments; what is received in a step is sent on in the next one, so the segments of a chunk follow each
+// other around the ring. For size-1 steps what is received is added, then final.
 template <class T>
 void GlooCollectives::reduce_on_ring(std::span<T> data) {
   const int right = peer(1), left = peer(size_ - 1);

@@ -13,8 +13,7 @@
 //
 // A failed call closes this rank's connections, so that the peers' calls end too; the message carries the
 // first error of the run, as the rendezvous store knows it. After a failure every call throws. abort() may
-// come from any thread. SIGPIPE is ignored from the first connection on, unless the program handles it: a
-// peer's death is an error, not a signal.
+// come from any thread. SIGPIPE is ignored from the first connection on, unless the program handles it.
 
 #include <fmt/format.h>
 
@@ -66,8 +65,7 @@ class Splits {
     const std::lock_guard lock(mutex_);
     return signal_;
   }
-  // Which ranks of the run are silent, as the communicator that was split knows it (`look`, while it lives); ""
-  // if it knows of none.
+  // The run's silent ranks, as the communicator that was split knows them (`look`, while it lives); "": none.
   void look_by(std::function<std::string()> look) {
     const std::lock_guard lock(look_mutex_);
     look_ = std::move(look);

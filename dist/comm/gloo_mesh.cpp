@@ -18,8 +18,7 @@ namespace {
 
 constexpr std::chrono::hours kNoLimit{24 * 365};
 
-// Gloo writes to sockets whose other end may be gone, which would kill the process without a message. A
-// handler that the program set stays.
+// Gloo writes to sockets whose other end may be gone. A handler that the program set stays.
 void ignore_broken_pipes() {
   struct sigaction action {};
   if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);

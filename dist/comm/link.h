@@ -61,9 +61,8 @@ struct LinearFit {
 // dist.link: a network for ranks that have none. The ranks of the `threads` backend share memory; over an
 // emulated link the result of a collective arrives when the cost model says that it would over such links:
 // its modelled time after the last rank came to it. The data are the same, bit for bit. As over gloo,
-// collectives run during the backward pass and queue one after another. A collective that would take longer
-// than dist.timeout_s ends the run; after a stop signal nothing is waited for. lab/netlab.md compares it
-// with shaped TCP.
+// collectives run during the backward pass and queue one after another. A collective longer than
+// dist.timeout_s ends the run; a stop signal, all waits. lab/netlab.md compares it with shaped TCP.
 struct EmulatedLink {
   Link link;
   // The links that follow, by rising seconds since the ranks began.

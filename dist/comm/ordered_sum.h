@@ -1,7 +1,6 @@
 #pragma once
 // The sum over ranks whose bits do not depend on the backend: for every element ((g0 + g1) + g2) + ..., rank
-// by rank. Elements are independent, so any split of the range over threads, ranks or blocks gives the same
-// bits.
+// by rank. Any split of the range over threads, ranks or blocks gives the same bits.
 
 #include <algorithm>
 #include <cstddef>

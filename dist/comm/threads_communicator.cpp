@@ -7,8 +7,7 @@
 // something to wait for during the callers' computation, and overlaps() is true.
 //
 // A rank that does not come within the timeout, calls abort(), or destroys its communicator while others wait
-// ends the calls of all others with CollectiveError and the first reason; afterwards every call of the group
-// throws.
+// ends the others' calls with CollectiveError and the first reason; afterwards every call throws.
 
 #include <fmt/format.h>
 
@@ -97,8 +96,7 @@ class RankGroup {
     fail(rank, call);
   }
 
-  // For the end of a collective over the link: `seconds` after the last rank entered it. No other rank reads
-  // this rank's memory any more.
+  // For the end of a collective over the link: `seconds` after the last rank entered it.
   void arrive(int rank, const Call& call, Clock::time_point entered_at, double seconds) {
     constexpr double kLongest = 1e6;  // seconds; a clock's count is finite
     const Deadline at = entered_at + std::chrono::duration_cast<Clock::duration>(

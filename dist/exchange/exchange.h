@@ -87,8 +87,7 @@ std::vector<Group> plan_groups(const ParameterArena& arena, const ExchangeOption
 
 // Bytes that a rank would upload in a step at this density, headers included, as far as counts are known
 // beforehand; of coded sums as if they were not coded. `ranks`: how many messages a group has in a step; with
-// exchange.ranks_per_host a host sends one, or one for each part, which are counted together. Throws UserError as
-// Exchange.
+// exchange.ranks_per_host a host sends one, or one for each part, counted together. UserError as Exchange.
 std::uint64_t planned_bytes(const ParameterArena& arena, const ExchangeOptions& options, int ranks,
                             double density);
 
@@ -152,11 +151,9 @@ class Exchange {
   void end_backward(const float* loss);
   void communicate();
   void decode_and_commit();
-  // Whether the step was committed, from decode_and_commit() on. On a GPU always true: its kernels look at
-  // StepStatus.
+  // Whether the step was committed, from decode_and_commit() on. On a GPU true: its kernels read StepStatus.
   bool committed() const { return committed_; }
-  // Not part of a graph. All ranks get the same committed() and bad_rank; on a GPU the host knows only the
-  // bytes.
+  // Not part of a graph. All ranks get the same committed() and bad_rank; on a GPU only the bytes are known.
   StepReport end_step();
   // end_backward() to end_step(). `local_finite`: this rank's loss was finite. For arenas in host memory.
   StepReport finish(bool local_finite);
@@ -176,8 +173,7 @@ class Exchange {
   // A number that changes whenever what a graph has captured is out of date (a density, a slice's memory).
   std::uint64_t capture_key() const;
 
-  // The course of the last step, by kind and group in the order in which things ended; valid until the next
-  // begin_step(). Empty on a GPU.
+  // The last step by kind and group, in the order of ends; valid until the next begin_step(). Empty on a GPU.
   const std::vector<ExchangeSpan>& spans() const;
   void clear_spans();  // of a step that exchanges nothing
 
@@ -186,8 +182,7 @@ class Exchange {
   using Observer = std::function<void(const Group& group, std::span<const float> accumulated)>;
   void observe(Observer observer) { observer_ = std::move(observer); }
 
-  // Called for each group once the gradients of all its parameters are final, before anything reads them; may change
-  // them in place (clipping).
+  // Called for each group once all its gradients are final, before any reader; may change them (clipping).
   using GroupHook = std::function<void(const Group& group)>;
   void when_complete(GroupHook hook) { when_complete_ = std::move(hook); }
 

@@ -333,7 +333,6 @@ Round HostTransport::wait(Leg leg, Bucket& bucket) {
   return round;
 }
 
-// From the other ranks.
 std::uint64_t HostTransport::bytes_received(const Bucket& bucket) const {
   if (bucket.adds_entries) return bucket.sum.bytes_received;
   if (bucket.message.kind != Message::Kind::block)
@@ -365,8 +364,7 @@ std::vector<std::byte> HostTransport::receive_flags() {
   return flags;
 }
 
-// A rank that has all bytes of a step proves that every rank has all messages of it, so the step counts if any
-// rank has them.
+// A rank with all bytes of a step proves that all ranks have its messages: the step counts if any has them.
 std::vector<std::byte> HostTransport::receive_agreement() {
   std::vector<std::byte> flags;
   try {

@@ -46,8 +46,7 @@ void check_collective(const ExchangeOptions& options);
 void check_parts(const ExchangeOptions& options);
 
 // A group of parameters on its way through a step: what its compressor makes of the gradient, and what a
-// transport brings back. The exchange knows when each call is due. An exception out of any function leaves
-// the step half done.
+// transport brings back. The exchange knows when each call is due. An exception leaves the step half done.
 struct Bucket {
   // `own`: what of the group this rank encodes, and the compressor is made for. `index`: the group's place in the
   // order of sending. The group outlives the bucket. Throws UserError if the options do not go together.
@@ -57,8 +56,7 @@ struct Bucket {
   // The group's gradient, in `slice`, is final where it is this rank's own. Both of its memories are the bucket's until
   // commit() or discard().
   void encode(const StepContext& context);
-  // Takes in what the collective has brought. True if the group needs one more round, whose message is there
-  // then; all ranks return the same.
+  // Takes in what the collective has brought. True, on all ranks, if there is a message of one more round.
   bool decode(const Round& round);
   // Between decode() and commit(): whether this rank's own values were finite, as far as they tell.
   bool own_values_finite() const;
@@ -97,7 +95,6 @@ struct Bucket {
   const IndexCodec* index_codec = nullptr;       // of the collective
   std::unique_ptr<SparseCollective> collective;  // null: all_gather
 
-  // State of the current step.
   std::size_t missing = 0;  // parameters that are not ready
   bool encoded = false;     // and neither committed nor discarded
   bool swaps = false;       // the average lies in the residual's memory; kept for the next step's graph
@@ -115,8 +112,7 @@ struct Bucket {
 };
 
 // One per rank. All calls come from the rank's compute thread, in the order of declaration; calls for
-// different buckets interleave. The destructor waits for what still works on the buckets' memory, also after an
-// error; the buckets outlive it.
+// different buckets interleave. The destructor waits for work on the buckets' memory, also after an error.
 class Transport {
  public:
   // The same in every step.
@@ -127,11 +123,9 @@ class Transport {
     bool counts_bytes = true;  // false on a rank that sends nothing to other hosts
     // Whether a group is encoded as soon as it is complete; else when it is sent.
     bool encodes_early = true;
-    // Whether a message leaves as soon as its group and those before it are complete; else all leave in
-    // Exchange::communicate().
+    // Whether a message leaves once its group and those before are complete, not in Exchange::communicate().
     bool sends_early = true;
-    // Whether agree() knows the outcome; else the kernels of a commit decide, and the host lets every step
-    // commit.
+    // Whether agree() knows the outcome; else a commit's kernels decide, and the host commits every step.
     bool decides_on_host = true;
     Exchange::Capture capture = Exchange::Capture::none;
   };
@@ -229,7 +223,6 @@ class HostTransport : public Transport {
   void run(Bucket& bucket, Communicator& communicator);
   static void scatter(const Message& message, Communicator& communicator, Blocks& brought);
   std::uint64_t bytes_received(const Bucket& bucket) const;
-  // Returns the seconds.
   double note(ExchangeSpan::Kind kind, int group, int round, Clock::time_point begin, Clock::time_point end) {
     spans_.push_back({kind, group, round, begin, end});
     return std::chrono::duration<double>(end - begin).count();
@@ -258,7 +251,6 @@ class HostTransport : public Transport {
   };
   std::vector<Collective> collectives_;
 
-  // State of the current step.
   StepParameters parameters_;
   StepStatus found_;         // of parts
   std::int64_t number_ = 0;  // from 1, as errors name it

@@ -39,11 +39,9 @@ struct MergeCosts {
 struct MergeRule {
   // From sizes: bytes of each parameter's gradient. `limit`: of the rule's text, 0 if it takes none.
   std::function<std::vector<std::size_t>(std::span<const std::size_t> bytes, std::size_t limit)> cut = {};
-  // From measured times.
   std::function<std::vector<std::size_t>(std::span<const LayerCost> layers, const MergeCosts& costs)> plan =
       {};
-  // Names the rule that serves a method best. `compressing`: false under method dense; `scope`:
-  // compress.scope.
+  // The best rule for a method. `compressing`: false under method dense; `scope`: compress.scope.
   std::function<std::string(bool compressing, const std::string& scope)> choose = {};
   // Not empty: the rule is written NAME:LIMIT with a whole number above 0; the placeholder that help shows.
   std::string limit = {};

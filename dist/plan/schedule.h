@@ -5,8 +5,7 @@
 // The model is that of Shi et al., "Communication-efficient distributed deep learning with merged gradient
 // sparsification on GPUs", INFOCOM 2020: a group is encoded on the compute thread once its last gradient is
 // final, which delays the backward pass of the layers after it; the collectives run one after the other, in
-// order, concurrently with the compute thread. A group's collective starts when the group is encoded and the
-// collective before it has ended.
+// order, concurrently with the compute thread. It starts after its group's encoding and the one before.
 
 #include <cstddef>
 #include <functional>
@@ -51,8 +50,7 @@ Timeline evaluate(std::span<const LayerCost> layers, std::span<const std::size_t
 // The searches. A plan says how many layers each group has, in order of sending; without layers it is empty.
 // All are deterministic. Costs must be finite and not negative (Error).
 
-// One decision of merge_omgs. `layer` counts as the authors do, from the input: the layer that is sent last
-// is 0.
+// One decision of merge_omgs. `layer` counts from the input, as the authors': the one sent last is 0.
 struct OmgsDecision {
   std::size_t layer = 0;
   double wait = 0, save = 0;  // seconds; merged when wait < save
@@ -88,8 +86,7 @@ struct OptimalReport {
 
 // The best plan by evaluate(), ours: a dynamic programme over the cut positions. Of all plans for the layers
 // before a cut only (compute free, network free) matters, and of those pairs only the ones that no other
-// beats in both, since starting earlier never ends later. A lower bound for the rest and the best plan known
-// so far discard most of them.
+// beats in both, since starting earlier never ends later. A lower bound for the rest discards most of them.
 //
 // Exact up to rounding (1e-15 of the makespan per layer). Among equally fast plans it prefers no merging,
 // then one group. For contrived models the fronts grow without limit; they are then thinned, and `report` has

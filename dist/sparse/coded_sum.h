@@ -27,8 +27,7 @@ class CodedSum {
   struct Bytes {
     std::uint64_t sent = 0, received = 0;
   };
-  // Collective. Sums in place over the ranks; the same length everywhere. Throws CollectiveError, and Error for damaged
-  // pieces.
+  // Collective. Sums in place, of one length on all ranks. CollectiveError; Error for damaged pieces.
   Bytes sum(Communicator& communicator, std::span<float> data) { return sum(communicator, data, floats_); }
   Bytes sum(Communicator& communicator, std::span<BFloat16> data) { return sum(communicator, data, halves_); }
 

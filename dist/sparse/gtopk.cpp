@@ -5,8 +5,7 @@
 //
 // The tree is binomial, for any number of ranks. In round r = 0, 1, ... rank p whose lowest set bit is r
 // sends what it holds to p - 2^r, which adds it to its own (own + received), keeps the k of largest
-// magnitude, of equals the lower positions, and goes on. A rank's own entries are cut to k first, so no
-// message is longer.
+// magnitude, of equals the lower positions, and goes on. Its own entries are cut to k first.
 //
 // Which entries go back to the residuals: the reference code (gtopkssgd, allreducer.py) looks only whether
 // the position survived. But an entry may be dropped at a node while its position wins through another
@@ -14,8 +13,7 @@
 // value is not contained in the sum. Each node remembers for each round what it dropped and which positions
 // the child had sent. On the way down the child gets the sum and, of its positions in the sum, those at which
 // its subtree's value was dropped, by this node or above; the rest follows from the positions of the sum.
-// Also unlike the reference, positions are sent as integers and the number of ranks need not be a power of
-// two.
+// Unlike the reference, positions are sent as integers, for any number of ranks.
 //
 // A message up is a block (compress/codec/codec.h), one down is
 //   u32 n;  n * u32: which of the sum's entries lack the receiver's values, ascending;  the sum's block.
@@ -29,7 +27,6 @@
 namespace topknot {
 namespace {
 
-// A node's merge with one child.
 struct Merge {
   std::vector<std::uint32_t> received, dropped;  // positions, ascending
 };

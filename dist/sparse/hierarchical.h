@@ -132,9 +132,8 @@ class Hierarchy {
   // This rank's weight in the step, and the sum of the weights of its host's ranks.
   float weight() const { return weight_; }
   float total() const { return total_; }
-  // Collective over the ranks of a host; part of a queue's job. Turns each rank's gradient, in own(), into the
-  // host's: sum_r(weight[r] * g_r) / sum_r(weight[r]), summed in rank order, the same bits on all of them. Zero
-  // where all weights of the host are.
+  // Collective over the ranks of a host; part of a queue's job. Turns each rank's gradient, in own(), into
+  // the host's: sum_r(weight[r] * g_r) / sum_r(weight[r]), in rank order. Zero if all weights are.
   void average(std::span<float> gradient);
   // The same kind of call: every rank's own() of `values` to all.
   void gather(std::span<float> values);

@@ -261,8 +261,7 @@ class OkTopK final : public SparseCollective {
 // With balanced regions and k winners: k / P entries of b bytes to each of the others, then an all-gather of
 // k / P winners each: 2 (alpha + (P-1) / P k b beta). Rounds that re-estimate thresholds and regions run once
 // in tens of steps and are left out. (Li and Hoefler's bound, with entries of two words, is (2 P + 2 log2 P)
-// alpha + 6 k (P-1) / P words: it counts an alpha for each message, and a split and a gather that are out of
-// balance.)
+// alpha + 6 k (P-1) / P words: with an alpha for each message, and a split and a gather out of balance.)
 double oktopk_cost(const Link& link, int ranks, double k, double bytes_per_entry) {
   return ranks < 2 ? 0 : 2 * all_gather_cost(link, ranks, k * bytes_per_entry / ranks);
 }

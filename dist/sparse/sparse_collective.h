@@ -21,10 +21,8 @@
 
 namespace topknot {
 
-// One rank's result.
 struct SparseSum {
-  // The same on all ranks. finite is false if any rank's entries were not, or a sum overflowed; there are
-  // no entries then.
+  // The same on all ranks. Not finite, and then empty, if any rank's entries were not or a sum overflowed.
   SparseVector sum;
   // Positions that this rank sent and whose values are not contained in `sum`, ascending: where the position
   // was dropped, or only other ranks' values made it.
@@ -34,8 +32,7 @@ struct SparseSum {
   std::uint64_t bytes_sent = 0, bytes_received = 0;
 };
 
-// One per group and rank. State that it carries from step to step changes at commit() only; commit() or
-// discard() ends each step.
+// One per group and rank. commit() or discard() ends each step; state changes at commit() only.
 class SparseCollective {
  public:
   virtual ~SparseCollective() = default;
@@ -77,8 +74,7 @@ std::string cheapest_collective(const Link& link, int ranks, double k, double by
 
 // Lists of entries, as sparse collectives add and cut them.
 
-// a's and b's entries, a's value + b's where positions meet. Not finite, and then empty, where either is not
-// or a sum overflows.
+// a's and b's entries, a's value + b's where positions meet. Empty and not finite if a, b or a sum is not.
 void add_entries(const SparseVector& a, const SparseVector& b, SparseVector& sum);
 
 // Keeps the k entries of largest magnitude, of equals those of lower position; `dropped` gets the others'
@@ -88,8 +84,7 @@ void keep_k_largest(SparseVector& entries, std::size_t k, std::vector<std::uint3
 // The k-th largest of the magnitudes (k >= 1), or 0 if there are fewer. Reorders them.
 float kth_largest(std::vector<float>& magnitudes, std::size_t k);
 
-// A copy of a rank's entries: not finite, and then empty, where a value is not finite (a weight may have
-// taken it over the top).
+// A copy of a rank's entries: not finite, and then empty, if a value is not (a weight may have made it so).
 void take_finite(const SparseVector& mine, SparseVector& copy);
 
 }  // namespace topknot

@@ -1,8 +1,7 @@
 #pragma once
 // Collectives on GPU memory. Calls put work on a stream and return; every rank makes the same calls in the
 // same order on streams that run them in that order. Backends: NCCL (one process per rank), and threads of
-// one process that share a GPU. The host's collectives (configuration, metrics, evaluation) stay with
-// dist/comm/communicator.h.
+// one process that share a GPU. The host's collectives are in dist/comm/communicator.h.
 
 #include <cuda_runtime_api.h>
 
@@ -29,9 +28,8 @@ class DeviceCommunicator {
   virtual std::string backend() const = 0;  // "nccl", "threads"
   // Whether its calls can be captured in a graph together with what is before and after them.
   virtual bool capturable() const = 0;
-  // Collective, before splits and captures. Records calls in a graph that is not launched; if that fails on one
-  // rank, capturable() is false on all of them from now on, and rank 0 warns. `wanted` false: it is false
-  // without a trial.
+  // Collective, before splits and captures. Records calls in a graph that is not launched; if that fails on
+  // one rank, capturable() is false on all from now on, and rank 0 warns; if not `wanted`, without a trial.
   virtual void try_graphs([[maybe_unused]] bool wanted) {}
 
   // The same `bytes` from every rank, to `all` in rank order. GPU memory, aligned to 16.
@@ -59,15 +57,13 @@ class DeviceCommunicator {
     }
   }
 
-  // A communicator of the ranks of `host`, a split of the one that this was made over. Collective over them.
-  // This outlives it, and ends where it does.
+  // A communicator of the ranks of `host`, a split of this one's. Collective over them. This outlives it.
   virtual std::unique_ptr<DeviceCommunicator> split(Communicator& host) = 0;
 
   // Waits until the stream has run everything, at most dist.timeout_s; throws CollectiveError if a peer died
   // or gave up or did not come in time, CudaError if the GPU failed. The host waits nowhere else.
   virtual void wait(cudaStream_t stream) = 0;
-  // A graph that holds calls of this was started on the stream: what is on it now is to end in time as well,
-  // also where no wait() follows.
+  // A graph with calls of this was started on the stream, which must end in time even without a wait().
   virtual void launched(cudaStream_t) {}
   // Ends this rank's collectives, those on the GPU included, and lets the peers know if it can. Never throws;
   // from any thread. Afterwards every call throws.
@@ -81,24 +77,20 @@ std::unique_ptr<DeviceCommunicator> make_device_communicator(Communicator& host,
 // Ranks that are threads of this process on one GPU. They enter and leave each call by a barrier on the host,
 // exchange pointers and events, and each rank's stream waits for the others' events: no kernel waits for
 // another rank. Sums are in rank order, whatever SumOrder asks for: each rank adds one slice of every rank's
-// memory and writes the sum to all of them. Collective; throws UserError if the ranks use different GPUs or
-// are too many.
+// memory and writes the sum to all of them. Collective; UserError for different GPUs or too many ranks.
 std::unique_ptr<DeviceCommunicator> make_device_threads(Communicator& host, double timeout_s);
 
 // Ranks that are processes, one per GPU, over NCCL. Collective over `host`: NCCL's versions are compared,
 // then rank 0's unique id is broadcast. NCCL runs non-blocking, and a thread watches the work on its streams:
 // at the deadline, at an asynchronous error and as soon as the host's group has ended it aborts, so that no
-// kernel and no host call waits for a dead peer without end. Throws UserError: versions that differ, ranks
-// that share a GPU (NCCL cannot, unless NCCL_HOSTID tells it that they are on different hosts);
-// CollectiveError: a peer did not come.
+// kernel and no host call waits for a dead peer without end. UserError: versions that differ, ranks that
+// share a GPU (unless NCCL_HOSTID sets them apart); CollectiveError: a peer did not come.
 //
 // SumOrder::ranks: slices go from all to all, each rank adds its slice of all ranks in rank order, and the
-// sums are gathered; what does not divide by 16 times the ranks, and short arrays, are gathered and added by
-// every rank.
+// sums are gathered; what 16 times the ranks do not divide, and short arrays, every rank gathers and adds.
 std::unique_ptr<DeviceCommunicator> make_nccl_communicator(Communicator& host, double timeout_s);
 
-// Waiting for a GPU without blocking in a call of CUDA. Sleeps between looks: short ones at first, at most 2
-// ms, about 5 % of what has passed.
+// Waits for a GPU without blocking in CUDA: sleeps between looks, about 5 % of what has passed, at most 2 ms.
 class PollingWait {
  public:
   void pause() const {
@@ -111,8 +103,7 @@ class PollingWait {
   Clock::time_point start_ = Clock::now();
 };
 
-// For backends, in device_sum.cu: dist/comm/ordered_sum.h's sums, bit for bit, and copies between ranks whose
-// memory this GPU sees.
+// For backends, in device_sum.cu: dist/comm/ordered_sum.h's sums, bit for bit, and copies between ranks.
 
 // The same array of every rank, by rank.
 inline constexpr int kMostThreadRanks = 128;
@@ -125,8 +116,7 @@ struct RankPointers {
 void ordered_sum_to_all(cudaStream_t stream, DType type, const RankPointers& arrays, int ranks,
                         std::size_t begin, std::size_t count);
 
-// out[i] = blocks[0 * stride + i] + blocks[1 * stride + i] + ..., in that order; `out` lies apart from the
-// blocks.
+// out[i] = blocks[0 * stride + i] + blocks[1 * stride + i] + ..., in that order; `out` is apart from them.
 void ordered_sum_of_blocks(cudaStream_t stream, DType type, const void* blocks, std::size_t stride, int ranks,
                            void* out, std::size_t count);
 

@@ -70,8 +70,7 @@ struct Blocks {
   __device__ int targets() const { return 1; }
 };
 
-// Each thread reads its elements of all sources before it writes them anywhere, and no other thread touches
-// them.
+// Each thread reads its elements of all sources before it writes them; no other thread touches them.
 template <class T, class Memory>
 __global__ void __launch_bounds__(kThreads) sum_kernel(Memory memory, std::size_t count, int aligned) {
   await_previous();

@@ -53,7 +53,6 @@ struct RankGroup {
 
 enum class Operation : std::int32_t { gather, sum, sum_bfloat16, broadcast };
 
-// A rank's part of a call.
 struct Part {
   Operation operation;
   std::int32_t root = -1;

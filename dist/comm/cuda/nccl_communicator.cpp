@@ -57,9 +57,8 @@ void check_one_rank_per_gpu(Communicator& host, int device) {
   }
 }
 
-// Runs the checks before NCCL's own start and returns rank 0's unique id. Collective. Throws the same
-// UserError on every rank if NCCL's versions differ, or if ranks share a GPU and no NCCL_HOSTID tells them
-// apart. `device`: this rank's GPU.
+// Runs the checks before NCCL's own start and returns rank 0's unique id. Collective. The same UserError on
+// all if NCCL's versions differ, or ranks share a GPU without NCCL_HOSTID. `device`: this rank's.
 ncclUniqueId unique_id_for(Communicator& host, int device) {
   int version = 0;
   if (const ncclResult_t result = ncclGetVersion(&version); result != ncclSuccess)
@@ -320,8 +319,7 @@ class NcclCommunicator : public DeviceCommunicator {
     throw_if_ended(last_);
   }
 
-  // The mutex keeps the communicator alive during a call: another thread may abort at any time. Non-blocking
-  // calls are short.
+  // The mutex keeps the communicator alive during a (short) call: another thread may abort at any time.
   void call(const char* name, const auto& body) {
     ncclResult_t result;
     {

@@ -1,6 +1,5 @@
 #pragma once
-// A thread that watches the work on a rank's streams, since the host may be blocked in a call of CUDA that
-// waits for a collective whose peer is dead.
+// A thread that watches the work on a rank's streams: the host may be blocked in CUDA, for a dead peer.
 
 #include <algorithm>
 #include <condition_variable>

@@ -1,6 +1,5 @@
 // The transport of gradients that stay on the GPU. Encoding and decoding run on the compute stream, the
-// collectives, in the order of the groups, on the communication stream, joined by events; so a whole step can
-// be one graph.
+// collectives, in the order of the groups, on the communication stream, joined by events, fit for one graph.
 #include "dist/exchange/cuda/device_exchange.h"
 
 #include <fmt/format.h>
@@ -20,8 +19,7 @@ namespace {
 
 using Kind = ExchangeSpan::Kind;
 
-// Bytes of all ranks together, up to which a dense group is gathered with blocks: 40 us on a link of 25 GB/s.
-// An estimate, not measured.
+// All ranks' bytes up to which a dense group is gathered with blocks: 40 us at 25 GB/s. An estimate.
 constexpr std::size_t kMostGathered = 1 << 20;
 
 // The hosts of dist/sparse/hierarchical.h as a communicator of GPUs. Every rank of a host makes the same calls with
@@ -368,8 +366,7 @@ class DeviceTransport final : public Transport {
   DeviceTimes times_;
   std::deque<Way> ways_;
   std::span<Bucket> buckets_;
-  // The group whose blocks bring the statuses, the last one, since it waits for the loss; -1: of one rank, or
-  // all groups are dense.
+  // The group whose blocks bring the statuses: the last, for the loss; -1: one rank, or all groups are dense.
   int status_group_ = -1;
   // If all groups are dense, the last one: it waits for the loss too, and where that is not finite a NaN goes into its
   // sum, which all ranks find. Which rank's loss it was that rank alone knows. -1: there are statuses.

@@ -2,8 +2,7 @@
 // The exchange (dist/exchange/exchange.h) of gradients in GPU memory: the same groups in the same order,
 // without the host waiting for the GPU. Encoding, decoding and committing run on the compute stream,
 // collectives on the communication stream. The outcome of a step is in step_state().status, in GPU memory:
-// the optimizer reads it there, the host later. Averages, residuals and states are those of gradients in host
-// memory, bit for bit.
+// the optimizer reads it there, the host later. Averages, residuals and states are the host's, bit for bit.
 //
 // A method without kernels, and every method under dist.backend gloo, is staged: gradients are copied to the
 // host, exchanged there as the host's are, and the averages copied back; the host then waits in communicate()
@@ -113,8 +112,7 @@ std::unique_ptr<DeviceExchange> make_device_exchange(ParameterArena& arena, Coll
 // "" if gradients can stay on the GPU; else the key that keeps them from it and its value, for the log. What
 // only the compressors know is not looked at.
 std::string what_needs_the_host(const ExchangeOptions& options);
-// Gradients stay on the GPU. Null if a group's compressor has no kernels. For options that
-// what_needs_the_host() does not name.
+// Gradients stay on the GPU. Null if a compressor has no kernels. For options without what_needs_the_host().
 std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                                   DeviceCommunicator& device, const ExchangeOptions& options);
 std::unique_ptr<DeviceExchange> make_staged_exchange(ParameterArena& arena, CollectiveQueue& queue,
