@@ -1,7 +1,6 @@
 #pragma once
 // A set of samples: pictures with a class, or vectors with target values, in memory or read when they are
-// asked for. Immutable once made, so any number of threads may read one instance; the ranks of one process
-// share it.
+// asked for. Immutable once made: any number of threads may read it, and a process' ranks share one.
 
 #include <cstdint>
 #include <memory>
@@ -18,7 +17,6 @@ namespace topknot {
 // Evaluations read `test`; a text keeps its test file, `held_out`, for the end of a run.
 enum class Split { train, test, held_out };
 
-// The task that a set gives a model.
 enum class Task {
   classification,  // a label per sample
   regression,      // targets() values per sample
@@ -77,8 +75,7 @@ class Dataset {
   virtual Task task() const { return classes() > 0 ? Task::classification : Task::regression; }
   // Samples. Of a stream: the windows that a token can begin; sample i begins with token i.
   virtual std::int64_t size() const = 0;
-  // {C, H, W}; {features, 1, 1} for vectors, {tokens, 1, 1} for windows; {1, bins, frames} of the median
-  // recording.
+  // {C, H, W}; vectors {features, 1, 1}, windows {tokens, 1, 1}; {1, bins, frames} of the median recording.
   virtual Shape sample_shape() const = 0;
   virtual int classes() const = 0;  // labels are 0 .. classes-1; 0 means regression
   // Labels per sample. A window that begins with token i has label(i), label(i + 1), ...: the token after
@@ -90,17 +87,15 @@ class Dataset {
   // 1], tokens are whole numbers.
   // The default uses bytes(): value / 255.
   virtual void get(std::int64_t index, float* sample) const;
-  // The same picture as bytes 0 .. 255, or null if the samples are not kept as bytes: the loader's fast
-  // path.
+  // The same picture as bytes 0 .. 255, for the loader's fast path; null if samples are not bytes.
   virtual const std::uint8_t* bytes(std::int64_t /*index*/) const { return nullptr; }
 
   // Whether samples are decoded when they are asked for, as bytes, with a random crop of their own. get()
   // then gives them without one, and throws UserError if the file is damaged.
   virtual bool on_demand() const { return false; }
   // On demand: sample `index` as sample_shape().numel() bytes in C, H, W order. `random`: this sample's
-  // numbers for crop and mirror image; null: without. A damaged file is added to `damaged`, and the next file
-  // of its class that can be read stands in, in the set's order and from its last file on to its first: the
-  // same one on every rank.
+  // numbers for crop and mirror image; null: without. A damaged file is added to `damaged`, and the class's
+  // next file that can be read, cyclically, stands in: the same on every rank.
   virtual void decode(std::int64_t /*index*/, const CounterRng* /*random*/, std::uint8_t* /*pixels*/,
                       std::vector<DamagedFile>& /*damaged*/) const {
     throw Error("data set '" + name() + "' is in memory");
@@ -145,8 +140,7 @@ class Dataset {
     static const std::string kName = "token";
     return kName;
   }
-  // Bytes of text that a token stands for, the mean over this split; 0 if it is not known, or if tokens do not
-  // tell all of the text, as words do.
+  // The mean bytes of text of this split's tokens; 0 if unknown, or if tokens, as words, do not tell all.
   virtual double bytes_per_token() const { return 0; }
   // Whether the set has a third split, Split::held_out.
   virtual bool has_held_out() const { return false; }
@@ -168,8 +162,7 @@ class Dataset {
 
 using DatasetFactory = std::unique_ptr<Dataset> (*)(const DatasetOptions&, Split);
 
-// One file per data set, registered by name. Factories throw UserError: missing, damaged or mislabelled
-// files, options out of range.
+// One file per data set, registered by name. UserError: missing, damaged or mislabelled files, bad options.
 Registry<DatasetFactory>& datasets();
 
 // A Set is made of options and a split; it has the options of its own that it declares here.
@@ -181,12 +174,10 @@ bool add_dataset(const std::string& name, const std::string& help, std::vector<O
 std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOptions& options, Split split);
 
 // A 64-bit hash of the samples, in their order, and of all labels or targets. Of more than `most_bytes` of
-// samples, evenly spaced ones of about so many bytes: 256 MB take 0.1 s. Where a set has it,
-// Dataset::add_to().
+// samples, about so many, evenly spaced; 256 MB take 0.1 s. Else Dataset::add_to().
 std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes = 256'000'000);
 
-// How many samples of a file's `available` to use: `wanted` = 0 takes all; more than there are is a UserError
-// that names the key.
+// How many of a file's `available` samples to use: `wanted` = 0: all; UserError, with the key, if too many.
 std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64_t available);
 
 // The warning of a damaged file, number `count` of a split: `what` names it and the reason, `instead` says
@@ -194,8 +185,7 @@ std::int64_t limited_size(const DatasetOptions& options, Split split, std::int64
 std::string damaged_note(const std::string& what, const std::string& instead, std::int64_t count,
                          int max_bad_files);
 
-// For sets that are made, not read: throws UserError, naming the key, if so many samples are more than the
-// memory that this process may have.
+// For sets that are made, not read: UserError, naming the key, if the samples do not fit in memory.
 void check_fits(Split split, std::int64_t samples, std::int64_t bytes_per_sample);
 
 // Finding and reading the files of a data set, with messages that name the file and the way to get it.

@@ -14,8 +14,7 @@
 #include "nn/base/memory.h"
 
 // stb_image decodes PNG and BMP, as the corpora of images have them. GIF, PSD, PIC and TGA stay out: their
-// readers have a history of faults. A damaged file is no reason to abort; what its assertions check is no
-// guard of memory.
+// readers have a history of faults. A damaged file is no reason to abort; its assertions do not guard memory.
 #define STBI_ASSERT(x) ((void)0)
 #define STBI_NO_GIF
 #define STBI_NO_HDR
@@ -172,7 +171,6 @@ class PnmReader {
   std::vector<std::uint8_t> scaled_;
 };
 
-// Begins as a PNM file does: P and a digit.
 bool is_pnm(FileBytes file) {
   return file.size() >= 2 && file[0] == 'P' && std::isdigit(file[1]) != 0;
 }

@@ -1,7 +1,6 @@
 #pragma once
 // Pictures from the bytes of a file: JPEG, PNG, BMP and PNM, told apart by their content. Grey and CMYK
-// become RGB, an alpha channel is dropped, 16 bits become 8, and the orientation that EXIF data ask for is
-// not applied.
+// become RGB, alpha is dropped, 16 bits become 8, and EXIF's orientation is not applied.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +27,7 @@ struct Picture {
   const std::uint8_t* pixels = nullptr;
   std::size_t stride = 0;  // bytes from row to row
   int width = 0, height = 0;
-  // Pixel (0, 0) covers the pixels from (left, top) * shrink on, shrink * shrink of them, of the picture at
-  // full size.
+  // Pixel (0, 0) covers shrink * shrink pixels of the picture at full size, from (left, top) * shrink on.
   int left = 0, top = 0, shrink = 1;
 };
 
@@ -54,8 +52,7 @@ struct PixelBox {
 // Writes the `box` at another size, bilinear with antialiasing as PIL (Image.BILINEAR) and so torchvision do
 // it: side * side pixels in [3][side][side], mirrored left to right if `flip`. A pixel is the mean of those
 // around its centre in the box, by a triangle as wide as two of its own steps, or two pixels where it
-// enlarges; the picture's edge ends the triangle. Horizontally first, then vertically, each rounded to 8
-// bits.
+// enlarges; the picture's edge ends the triangle. First horizontally, then vertically, each in 8 bits.
 void resample(const Picture& picture, const PixelBox& box, int side, bool flip, std::uint8_t* out);
 
 }  // namespace topknot

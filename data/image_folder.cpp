@@ -1,6 +1,5 @@
 // Pictures in a folder per class, as ImageNet and Imagenette are unpacked: root/train/CLASS/*.JPEG,
-// root/val/CLASS/*.JPEG. Nothing is kept but the names: a sample is read, decoded, cropped and resized when
-// it is asked for.
+// root/val/CLASS/*.JPEG. Only names are kept: samples are read, decoded, cropped and resized on demand.
 //
 // Training: a crop of random area and shape, resized, mirrored with probability one half (Szegedy et al.,
 // "Going Deeper with Convolutions", 2015, section 6; the numbers are those of torchvision's
@@ -46,8 +45,7 @@ bool names_a_picture(const std::string& name) {
 // How many entries of folders are not read, by what they are.
 using Ignored = std::map<std::string, std::int64_t>;
 
-// The folders in `folder`, or the pictures. Names in order, so that labels and indices are the same on every
-// machine.
+// The folders in `folder`, or the pictures, in the order of their names: the same on every machine.
 std::vector<std::string> entries(const fs::path& folder, bool folders, Ignored& ignored) {
   std::vector<std::string> names;
   try {

@@ -65,8 +65,7 @@ struct JpegWork {
   int first_column = 0;  // of `memory`, in pixels of the shrunken picture
 };
 
-// Ink to light. Files hold the complements: Adobe's do, whose marker some programs cut out, so PIL takes it
-// for granted.
+// Ink to light. Files hold the complements, as Adobe's, even without Adobe's marker, as PIL has it.
 void cmyk_to_rgb(std::uint8_t* pixels, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i, pixels += 4)
     for (int c = 0; c < 3; ++c) pixels[c] = static_cast<std::uint8_t>((pixels[c] * pixels[3] + 127) / 255);
@@ -112,8 +111,7 @@ void read_pixels(JpegWork& work) {
   info.scale_denom = static_cast<unsigned>(work.shrink);
   jpeg_start_decompress(&info);
 
-  // Chroma is interpolated from its neighbours, so two columns more on each side leave those wanted as they
-  // would be in the whole picture.
+  // Chroma is interpolated from neighbours: two columns more on each side give the whole picture's pixels.
   constexpr int kMargin = 2;
   const int width = static_cast<int>(info.output_width);
   const int left = std::max(0, down(work.rect.left, work.shrink) - kMargin),

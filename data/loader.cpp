@@ -24,7 +24,6 @@ LoaderOptions checked(const LoaderOptions& options) {
   return options;
 }
 
-// Whether making a batch reads files.
 bool reads_files(const Dataset& dataset, const LoaderOptions& options) {
   return options.samples && (dataset.on_demand() || dataset.task() == Task::transcription);
 }
@@ -246,8 +245,7 @@ Batch Loader::make(std::int64_t step, std::vector<DamagedFile>& damaged) const {
   return batch;
 }
 
-// Recording `index`, or the next one that can be read, in the set's order, which is that of their lengths,
-// and from its last on to its first.
+// Recording `index`, or else the next one that can be read, by length, from the last on to the first.
 std::int64_t Loader::read_spectrogram(std::int64_t index, std::vector<float>& spectrogram,
                                       std::vector<DamagedFile>& damaged) const {
   const std::int64_t size = dataset_.size(), bins = dataset_.sample_shape()[1];

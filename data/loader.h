@@ -106,8 +106,7 @@ class Loader {
   std::int64_t enter_epoch(std::int64_t epoch, const std::vector<Dealt>& dealt) {
     return steps_per_epoch() - sampler_->enter(epoch, dealt);
   }
-  // Starts an epoch at `first_batch` (a resumed run goes straight there); batches in work are dropped.
-  // Before the first next().
+  // Starts an epoch at `first_batch` and drops batches in work. Before the first next().
   void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0);
   std::int64_t epoch() const { return epoch_; }  // started last
   // The next step's batch, false after the last one. Rethrows what making the batch threw, again at each call

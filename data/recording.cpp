@@ -53,8 +53,7 @@ std::uint64_t number_of(std::string_view bytes, bool big_endian) {
   return number;
 }
 
-// The length of a tag in front of the recording, as ID3v2 has it: "ID3", version, flags, four digits of 7
-// bits.
+// The length of an ID3v2 tag before the recording: "ID3", version, flags, four digits of 7 bits.
 std::int64_t id3_bytes(std::string_view head) {
   constexpr std::size_t kHead = 10;
   if (head.size() < kHead || !head.starts_with("ID3")) return 0;
@@ -191,8 +190,7 @@ struct Recording {
     const std::string header = source.bytes(0, kHead);
     const bool sphere = header.starts_with("NIST_1A"),
                wav = header.starts_with("RIFF") || header.starts_with("RIFX") || header.starts_with("RF64");
-    // libsndfile knows more, some of which write to standard error, and the length of which is not checked
-    // here.
+    // libsndfile knows more; some write to standard error, and their length is not checked here.
     if (!wav && !sphere && !header.starts_with("fLaC"))
       refuse_recording(path,
                        status.st_size == 0 ? "it is empty" : "it is no WAV, FLAC or SPHERE file; convert it");
@@ -217,8 +215,7 @@ constexpr auto kBins = static_cast<std::size_t>(kSpectrumBins);
 constexpr auto kHalf = static_cast<std::size_t>(kWindow / 2);
 using Spectrum = std::array<float, kBins>;
 
-// window[n], and cosines and sines of 2 pi n k / kWindow for n up to half a window: the other half mirrors
-// them.
+// window[n], and cosines and sines of 2 pi n k / kWindow for n up to half a window; the rest mirrors them.
 struct SpectrumTables {
   std::array<float, 2 * kHalf> window;
   std::vector<Spectrum> cosine, sine;

@@ -34,8 +34,7 @@ struct Dealt {
   std::int64_t batches = 0;  // of each of them
 };
 
-// A rank's batches of an epoch: the samples of `step`, in order. Any number of threads may call it; its
-// sampler must outlive it.
+// A rank's batches of an epoch: the samples of `step`, in order. For any thread; its sampler must outlive it.
 using EpochOrder = std::function<std::vector<std::int64_t>(std::int64_t step)>;
 
 class Sampler {
@@ -86,8 +85,7 @@ class TrainSampler final : public Sampler {
     const auto r = static_cast<std::size_t>(rank);
     return starts_[r + 1] - starts_[r];
   }
-  // A shard over the mean shard: then the weighted average of the ranks' mean gradients counts each sample
-  // alike. All exactly 1 for even shards.
+  // A shard over the mean shard, so that an average counts samples alike. All exactly 1 for even shards.
   std::vector<float> weights() const override;
   EpochOrder epoch(std::int64_t number, int rank) const override;
   std::int64_t enter(std::int64_t number, const std::vector<Dealt>& dealt) override;
@@ -188,9 +186,8 @@ class StreamSampler final : public Sampler {
   // A stream of `tokens` in windows of `window`, in which every token but the last is followed by one to
   // predict. Training: `batch` columns per rank, all of one length; what does not fill a window in each of
   // them is left out. Evaluation: `batch` columns over all ranks (one per rank if there are more ranks), so
-  // that the result does not depend on their number. They differ by a window at most, the longer ones come
-  // first, and the stream's last window may reach beyond its end. UserError if a training column would have
-  // no window.
+  // that the result does not depend on their number. They differ by a window at most, longer ones first; the
+  // last window may reach beyond the stream's end. UserError if a training column has no window.
   StreamSampler(std::int64_t tokens, std::int64_t window, int ranks, std::int64_t batch, bool train);
 
   // In an evaluation ranks differ by one at most.

@@ -1,6 +1,5 @@
 // Recordings of speech with their transcripts: train.tsv and test.tsv in data.root, a line per recording: its
-// path relative to data.root, a tab, what is said. The spectrogram of a recording is made when it is asked
-// for.
+// path relative to data.root, a tab, what is said. Spectrograms are made on demand.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -70,8 +69,7 @@ class Speech final : public Dataset {
       throw UserError(fmt::format("recording '{}': it has changed since the run began", at(index).path));
     log_spectrogram(samples, out, stride);
   }
-  // All lengths and transcripts, and the bytes of a few files, since spectrograms differ in the last bits
-  // between machines.
+  // All lengths and transcripts, and a few files' bytes: spectrograms' last bits differ between machines.
   bool add_to(Checksum& checksum) const override {
     constexpr std::size_t kFiles = 16;
     const std::size_t step = utterances_.size() / kFiles + 1;

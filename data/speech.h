@@ -14,7 +14,6 @@ inline constexpr std::int64_t kWindow = kSampleRate / 50;       // samples
 inline constexpr std::int64_t kHop = kSampleRate / 100;         // samples
 inline constexpr std::int64_t kSpectrumBins = kWindow / 2 + 1;  // 161
 
-// Frames of so many samples.
 constexpr std::int64_t spectrogram_frames(std::int64_t samples) {
   return 1 + samples / kHop;
 }
@@ -22,8 +21,7 @@ constexpr std::int64_t spectrogram_frames(std::int64_t samples) {
 // The samples of a WAV, FLAC or SPHERE file: PCM, floats, mu-law or A-law, of full scale 1. UserError, naming
 // the file: it cannot be read, is no regular file, is cut short or damaged (a sample is not finite, or beyond
 // 2^15), is not mono, not of 16,000 samples per second, longer than an hour, or has PCM of fewer than 16
-// bits. A header that does not know the length (WAV: from 0x7ffff000 on; FLAC and SPHERE: 0) is no fault: the
-// file is read to its end.
+// bits. A header without a length (WAV: from 0x7ffff000 on; FLAC and SPHERE: 0) is no fault: all is read.
 std::vector<float> read_recording(const std::string& path);
 
 // How many samples it has, from its header if that says it; UserError as above if that says enough.
@@ -51,8 +49,7 @@ std::vector<std::int32_t> collapse_path(std::span<const std::int32_t> classes);
 struct TranscriptErrors {
   std::int64_t word_errors = 0, words = 0, character_errors = 0, characters = 0;
 };
-// Levenshtein distances of the words, and of the characters without blanks, and how many the true transcript
-// has.
+// Levenshtein distances of words, and of characters without blanks, and how many the true transcript has.
 TranscriptErrors transcript_errors(std::string_view recognised, std::string_view truth);
 
 }  // namespace topknot

@@ -72,7 +72,6 @@ TextFile read_split(const Place& place, const std::string& split) {
   return {path, read_text(path)};
 }
 
-// Bytes of a code point in UTF-8.
 int utf8_bytes(char32_t c) {
   return c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
 }
@@ -87,8 +86,7 @@ std::string utf8(char32_t c) {
   return text;
 }
 
-// The code point that begins at byte `at`; kCodePoints if the bytes there are no UTF-8 (RFC 3629: shortest
-// form, no surrogates).
+// The code point at byte `at`; kCodePoints if there is no UTF-8 (RFC 3629: shortest form, no surrogates).
 char32_t code_point(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const char32_t first = byte(at);
@@ -131,7 +129,6 @@ void for_each_word(const TextFile& file, const auto& word) {
     }
 }
 
-// A text's tokens, and what they stand for.
 struct Tokens {
   std::vector<std::int32_t> ids;
   std::vector<std::string> texts;  // by id: the word, the bytes of the character, the byte

@@ -115,7 +115,6 @@ class Shard {
   std::int64_t end() const { return first_ + count_; }
   std::int64_t size() const { return size_; }
 
-  // The file's bytes from `at` on.
   void read(std::int64_t at, std::span<unsigned char> bytes) const {
     while (!bytes.empty()) {
       const ssize_t count = pread(file_.get(), bytes.data(), bytes.size(), at);
@@ -201,8 +200,7 @@ struct ShardName {
   std::string file, set, number;
 };
 
-// The split's shards among the files in data.root, in order; none if it has none. UserError if they are of
-// several sets.
+// The split's shards among data.root's files, in order, or none. UserError if they are of several sets.
 std::vector<ShardName> shards_of(const std::string& root, const std::string& split) {
   std::vector<ShardName> found;
   std::error_code error;

@@ -41,8 +41,7 @@ struct CropFlip {
 
 CropFlip draw_crop_flip(std::uint64_t seed, std::int64_t epoch, std::int64_t sample);
 
-// `data.augment`: "auto" asks the data set. UserError for another word than auto, true, false, and for true
-// where the samples are not pictures.
+// `data.augment`: auto (asks the set), true, false; UserError for another, and for true without pictures.
 bool resolve_augment(const std::string& setting, const Dataset& dataset);
 
 class Transform {

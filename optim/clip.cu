@@ -28,8 +28,7 @@ __device__ Block block_of(const ClipVectors& vectors, std::uint32_t block) {
   return {low, vectors.data[low] + begin, left < kClipBlock ? left : kClipBlock};
 }
 
-// A thread a lane. The sums are the CPU's in its order, so a thread's additions wait for one another; its
-// loads do not.
+// A thread a lane. Sums in the CPU's order: a thread's additions wait for one another, its loads do not.
 __global__ void __launch_bounds__(kThreads) block_sums_kernel(const ClipVectors vectors, double* sums) {
   await_previous();
   __shared__ double lanes[kThreads];

@@ -72,8 +72,7 @@ class Clip {
   void scale(Vectors vectors, double max_norm);  // by the clip factor of that norm
   // Each vector by itself. norm^2 is undefined afterwards.
   void clip_each(Vectors vectors, double max_norm);
-  // After averaging: parameters->gradient_scale = the clip factor of the norm, which saves the optimizer a
-  // pass.
+  // After averaging: parameters->gradient_scale = the norm's clip factor, which saves the optimizer a pass.
   void set_gradient_scale(double max_norm, StepParameters* parameters);
   // norm^2, on the device
   const double* sum() const { return reinterpret_cast<const double*>(memory_.data()); }

@@ -60,8 +60,7 @@ __global__ void __launch_bounds__(kThreads)
     m.weights[i] = rates.decay * m.weights[i] - rates.rate * x[place(i, sides)];
 }
 
-// c = alpha op(a) b + beta c by columns, all of them contiguous; c is [rows, columns], a sum has `depth`
-// terms.
+// c = alpha op(a) b + beta c by columns, all contiguous; c is [rows, columns], a sum has `depth` terms.
 void multiply(int rows, int columns, int depth, float alpha, const float* a, bool a_transposed,
               const float* b, float beta, float* c) {
   TOPKNOT_CUBLAS(cublasGemmEx(Context::current().cublas(), a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
@@ -70,8 +69,7 @@ void multiply(int rows, int columns, int depth, float alpha, const float* a, boo
                               CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
-// A step's scratch: two of X, two squares, the sum of squares and what it is made of. Each begins at a
-// multiple of 256 bytes.
+// A step's scratch, aligned to 256 bytes: two of X, two squares, the sum of squares and what it is made of.
 struct Scratch {
   Scratch(Sides sides, float* memory)
       : x(memory),

@@ -33,7 +33,6 @@ struct MuonMatrix {
   double shape_factor;  // of the learning rate
 };
 
-// A device's kernels.
 struct MuonKernels {
   // Floats of `scratch` that the step of such a matrix takes.
   std::size_t (*scratch)(std::size_t rows, std::size_t cols);

@@ -1,8 +1,7 @@
 // Muon's step of one matrix on a CPU. An element of a product is added up term by term in order, by a tile of
 // four rows and sixteen columns at a time, so that the bits depend neither on the number of threads nor on
 // the instruction set: ranks on different machines must make the same step, and a library's products differ
-// between them. Products and sums are rounded one by one (-ffp-contract=off), which a fused multiply-add of
-// one machine would not do.
+// between them. Products and sums are rounded one by one (-ffp-contract=off).
 //
 // X is kept as the tall one of itself and its transpose, Y [m, n] with m >= n: A = Y^T Y, Y = a Y + Y B with
 // B = b A + c A^T A. All matrices lie in panels of sixteen columns, which is the order in which a product
@@ -27,9 +26,8 @@ constexpr std::size_t rounded_up(std::size_t n, std::size_t by) {
   return (n + by - 1) / by * by;
 }
 
-// A matrix of [rows, cols]: element (i, j) at panel(j / 16)[16 * i + j % 16]. The rest of the last panel is
-// zero, and so are the rows up to a multiple of sixteen where a matrix is first filled, up to a multiple of
-// four where it is a product.
+// A matrix of [rows, cols]: element (i, j) at panel(j / 16)[16 * i + j % 16]. The last panel's rest is zero,
+// and so are rows up to a multiple of sixteen when first filled, of four in a product.
 struct Panels {
   float* data;
   std::size_t rows, cols;
@@ -117,8 +115,7 @@ Block block_of(std::size_t row, std::size_t rows, std::size_t col, std::size_t c
   return {row, std::min(kShare, rows - row), col, std::min(kShare, cols - col), {}};
 }
 
-// Four rows of two halves: vectors that every machine keeps in registers. Of 64 bytes, those of AVX2 would
-// lie in memory.
+// Four rows of two halves, which every machine keeps in registers; AVX2 would keep 64 bytes in memory.
 struct Tile {
   Lanes8 sums[kTileRows][2];
 

@@ -53,8 +53,7 @@ class Optimizer {
   // times the step's gradient_scale. Called once per element and step, in any order of slices; nothing
   // changes if the status is bad. `gradient` and `state` are in the arena's memory: on a GPU the work is put
   // on the stream of the current context. `applied`: what the gradient has in it already. Throws Error if the
-  // slice lies outside the arena or cuts what must be whole, or where that does not go with the update rule
-  // (a learning rate with momentum).
+  // slice lies outside the arena or cuts what must be whole, or if the rule does not allow `applied`.
   virtual void update(std::size_t offset, std::span<const float> gradient, const StepState& state,
                       Applied applied = Applied::nothing) = 0;
   // The same on a CPU, of a step that is not bad.
@@ -66,8 +65,7 @@ class Optimizer {
   // Whether update() accepts such gradients. A class that does not accept all has its own.
   static bool takes(Applied) { return true; }
 
-  // State to save and restore, in a fixed order, each buffer of the arena's shape and in its memory; empty if
-  // there is none.
+  // State to save and restore, in a fixed order, each buffer of the arena's shape and in its memory, or none.
   virtual std::vector<std::span<float>> state() { return {}; }
 };
 
@@ -100,7 +98,6 @@ class ArenaSlices {
   bool first_decays_ = false;
 };
 
-// A buffer of the arena's shape in its memory, of zeros.
 Tensor zeros_like(const ParameterArena& arena);
 inline std::span<float> span_of(Tensor& buffer) {
   return {buffer.data(), static_cast<std::size_t>(buffer.numel())};
@@ -109,8 +106,7 @@ inline std::span<float> span_of(Tensor& buffer) {
 // Throws UserError, naming the key, for shared values out of range or that contradict each other.
 void check_optimizer(const OptimizerOptions& options);
 
-// Throws as check_optimizer(), and for an unknown name or an optimizer that does not compute on the arena's
-// device. The arena must outlive the result.
+// Throws as check_optimizer(), and for an unknown name or device. The arena must outlive the result.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, ParameterArena& arena);
 
 }  // namespace topknot

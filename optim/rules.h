@@ -12,8 +12,7 @@
 namespace topknot {
 
 // The elements [offset, offset + n) of the arena. `boundaries`: where decaying elements begin to follow
-// others, or the other way round, ascending, in the arena's memory; before the first one elements decay if
-// `first_decays`.
+// others, or the other way round, ascending, in the arena's memory; before the first if `first_decays`.
 struct ArenaSlice {
   std::size_t offset, n;
   float* weights;         // of the slice
@@ -68,7 +67,6 @@ struct SgdRates {
   float lr, momentum, decay, scale;  // decay: 0 if an element does not decay
 };
 
-// How a slice is updated, for all elements alike.
 struct SgdOptions {
   float momentum, decay;
 };
@@ -114,7 +112,6 @@ TOPKNOT_HOST_DEVICE __attribute__((always_inline)) void sgd_step(T& weight, cons
   }
 }
 
-// AdamW: how a run is configured.
 struct AdamwConstants {
   double beta1, beta2, epsilon, weight_decay;
   double lr_factor = 1;  // of the step's learning rate

@@ -113,8 +113,7 @@ Rate exponential(const ScheduleOptions& options, double base) {
   };
 }
 
-// From base at the end of the warm-up down to min_lr after decay_steps, or at the end of the run (Loshchilov
-// and Hutter, SGDR, without restarts).
+// From base after the warm-up to min_lr after decay_steps, or at the end (Loshchilov, Hutter, SGDR).
 Rate cosine(const ScheduleOptions& options, double base) {
   return [base, last = options.get<double>(kMinLr),
           steps = options.get<std::int64_t>(option::decay_steps)](const Place& at) {

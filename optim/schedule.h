@@ -19,8 +19,7 @@ namespace topknot {
 struct ScheduleOptions : OptionValues {
   ScheduleOptions() : OptionValues("schedule") {}
   std::string name = "constant";
-  // >= 0; the rate of the schedule proper counts from step 0 all the same, cosine's from the end of the
-  // warm-up
+  // >= 0; the schedule proper counts from step 0 all the same, cosine from the end of the warm-up
   double warmup_epochs = 0.0;
   std::int64_t warmup_steps = 0;  // >= 0; in place of warmup_epochs
 };
@@ -53,8 +52,7 @@ class Schedule {
 using ScheduleFactory = std::unique_ptr<Schedule> (*)(const ScheduleOptions& options, double base_lr);
 Registry<ScheduleFactory>& schedules();
 
-// Throw UserError, naming the key, for milestones that are missing or fall, and for a min_lr above the base
-// rate.
+// UserError, naming the key, for milestones that are missing or fall, and for a min_lr above the base rate.
 void check_milestones(const ScheduleOptions& options);
 // UserError for a milestone within schedule.warmup_steps, once the steps of an epoch are known.
 void check_warmup_steps(const ScheduleOptions& options, std::int64_t steps_per_epoch);

@@ -5,8 +5,7 @@
 //   b = momentum * b + d
 //   w = w - lr * b                        (Nesterov: w - lr * (d + momentum * b))
 //
-// b starts at zero, which gives the b = d of PyTorch's first step. One pass over weights, gradient and
-// momentum.
+// b starts at zero, which gives PyTorch's first b = d. One pass over weights, gradient and momentum.
 //
 // If the gradient has momentum already, the optimizer's is for weight decay alone (the optimizer of Lin et
 // al., "Deep Gradient Compression", ICLR 2018, in their code):

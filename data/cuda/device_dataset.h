@@ -19,8 +19,7 @@ DeviceArray<float> device_statistics(const Dataset& dataset);
 class DeviceDataset {
  public:
   // Copies the set to the current context's GPU and waits for that; the set is not needed afterwards.
-  // `augment` and `seed` as of Transform. Throws OutOfMemory if it does not fit, UserError for more than 2^31
-  // - 1 samples.
+  // `augment` and `seed` as of Transform. Throws OutOfMemory, and UserError for 2^31 samples or more.
   DeviceDataset(const Dataset& dataset, bool augment, std::uint64_t seed);
 
   // Puts the making of a batch of n samples on the stream. All pointers are into GPU memory.
