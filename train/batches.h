@@ -53,8 +53,7 @@ class Batches {
   void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0) {
     loader_.start_epoch(epoch, first_batch);
   }
-  // Waits until the next batch's data are there, or until a stop signal; if batches come ahead it returns at
-  // once.
+  // Waits until the next batch is there, or for a stop signal; returns at once if batches come ahead.
   void await() {
     if (step_.empty()) loader_.await_batch();
   }

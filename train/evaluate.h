@@ -27,8 +27,7 @@ struct Evaluation {
   double accuracy = 0;
   double second = 0;  // what Metric::second() names: top-5 accuracy, character error rate, else 0
 };
-// Sums that the ranks add up for an Evaluation. Errors and numbers of words and characters are those of the
-// transcripts by the best path.
+// Sums that the ranks add up for an Evaluation; errors of words and characters are those of the best path.
 struct EvaluationSums {
   double loss = 0, samples = 0, correct = 0, top5 = 0, word_errors = 0, words = 0, character_errors = 0,
          characters = 0;
@@ -41,11 +40,9 @@ bool counts_top5(const Dataset& data);
 // Called before each batch of an evaluation and after the last one, with the batches that are done and all of
 // this rank's; false ends the evaluation there.
 using EvaluationHook = std::function<bool(std::int64_t done, std::int64_t batches)>;
-// Over all of this rank's batches. The sums stay on the model's device until the end, so that the host may be
-// some batches ahead of a GPU.
+// Over all of this rank's batches, on the model's device to the end: the host may be ahead of a GPU.
 EvaluationSums evaluation_sums(BuiltModel& model, Batches& batches, const EvaluationHook& hook);
-// Adds the errors of a batch's transcripts, by labels and lengths on the host. `logits` may be on any device:
-// waits for it.
+// Adds the errors of a batch's transcripts, by labels and lengths on the host. Waits for the logits' device.
 void add_transcript_errors(const Module& module, const Tensor& logits, const Batch& batch,
                            EvaluationSums& sums);
 

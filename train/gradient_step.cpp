@@ -108,7 +108,6 @@ class GradientStep final : public StepRule {
                     config_.compress.clip > 0 ? "compress.clip" : "train.clip_local", cuts_, kWatched));
   }
 
-  // train.clip_global, after averaging.
   void set_gradient_scale() {
     std::vector<std::span<float>> averages;
     for (const Group& group : exchange_->groups()) averages.push_back(exchange_->averaged(group));
@@ -118,8 +117,7 @@ class GradientStep final : public StepRule {
 
   const Config& config_;
   const bool root_;
-  // The greatest norm of this rank's gradient before compression, 0: no clipping; of the whole gradient, or
-  // of each tensor's.
+  // The greatest norm of this rank's gradient, or of each tensor's, before compression; 0: no clipping.
   const double clip_norm_;
   const bool clip_model_;
   Runner& runner_;

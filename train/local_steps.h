@@ -76,7 +76,6 @@ class LocalSteps {
   void load_exchange_state(Exchange& exchange, std::span<const std::byte> bytes);
 
  private:
-  // A sync under way.
   struct Sync {
     std::int64_t step, fragment;
     double density;

@@ -76,8 +76,7 @@ std::string way_to(const std::string& host) {
   return name + " " + address;
 }
 
-// "eth0 10.0.0.1" of every rank. A host's own name may lead to a loopback address: then the way to another
-// rank counts.
+// "eth0 10.0.0.1" of every rank. If a host's name leads to a loopback address: the way to another rank.
 std::vector<std::string> ways(Communicator& host, const LaunchPlan& plan, const std::string& interface) {
   const auto loops = [](const std::string& way) { return is_loopback(way.substr(way.find(' ') + 1)); };
   std::string mine = plan.host.empty() ? "this process" : way_to(plan.host);

@@ -33,8 +33,7 @@ struct NetworkPath {
 // wrong. `host`: for the ranks to begin together.
 std::vector<NetworkRow> check_path(Communicator& host, const NetworkPath& path);
 
-// The check over NCCL, by file: cuda/network_check.cpp, or a stub that throws UserError. Collective; `gpu`:
-// its index.
+// The check over NCCL: cuda/network_check.cpp, or a stub that throws UserError. Collective; `gpu`: its index.
 std::vector<NetworkRow> check_gpu_path(Communicator& host, int gpu, double timeout_s);
 std::string gpu_name(int gpu);  // with its PCI address
 

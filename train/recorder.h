@@ -42,8 +42,7 @@ class Recorder {
 
   // `step`: how many were done before.
   void begin_step(std::int64_t step);
-  // This parameter's gradient is final and nothing has been done to it yet: neither clipping nor compression.
-  // Waits for a GPU.
+  // This parameter's gradient is final, before clipping and compression. Waits for a GPU.
   void take(const Parameter& parameter) {
     if (record_gradient_)
       backend(device_).to_host(gradient_.data() + parameter.offset(), parameter.gradient(),

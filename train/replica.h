@@ -39,8 +39,7 @@ class Replica {
   const Loader& train_loader() const { return train_->loader(); }
   // This rank's loss of the step, the mean over its micro-batches; in the device's memory.
   float* loss() { return loss_.data(); }
-  // PassCost::flops() of this rank's first whole step of this start; 0 before it, and if steps differ
-  // (recordings of any length).
+  // PassCost::flops() of this start's first whole step; 0 before it, and if steps differ (recordings).
   double flops() const { return flops_; }
 
   // The epoch's length in steps.
@@ -55,8 +54,7 @@ class Replica {
   // backward pass, where gradients become final.
   void forward_and_backward(std::int64_t step, const GradientHook& hook);
 
-  // Batch norm's and recurrent states go back to those before the step, if it was bad. `status`: null if the
-  // host knows that it was.
+  // Batch norm's and recurrent states go back to those before the step, if it was bad; `status` null: it was.
   void restore_statistics_if_bad(const StepStatus* status);
   // Collective: batch norm's statistics of all ranks become one, by train.bn_stats.
   void bring_statistics_together(CollectiveQueue& queue);
@@ -81,8 +79,7 @@ class Replica {
   ParameterArena& arena_;
   const DeviceBackend& backend_;
   Tensor loss_;
-  // Batch norm's and recurrent states, which the forward pass moves; and as they were before this step,
-  // undefined if there are none.
+  // Batch norm's and recurrent states, which the forward pass moves; and, if any, as before this step.
   const std::vector<std::span<float>> statistics_;
   Tensor kept_statistics_;
   std::unique_ptr<Batches> train_, test_;

@@ -91,8 +91,7 @@ struct ReportSums {
   }
 };
 
-// A step's record gets the means over the ranks, and what is the same on all. Returns the bytes of all ranks, for a
-// gradient of so many entries.
+// Gives a step's record the ranks' means and what they share. Returns all ranks' bytes, for so many entries.
 inline ByteCount complete(StepRecord& record, const StepReport& own, const ReportSums::OfStep& sum, int ranks,
                           std::size_t entries) {
   static_cast<StepSeconds&>(record) = own.times;

@@ -23,8 +23,7 @@
 namespace topknot {
 
 // Progress on standard error while a run goes on: on a terminal a bar that redraws itself and fits the width,
-// elsewhere one plain line every `log_every` steps and every ten seconds of an evaluation, nothing under
-// --quiet.
+// elsewhere a plain line every `log_every` steps and ten seconds of an evaluation; none under --quiet.
 struct ProgressOptions {
   std::int64_t total_steps = 0;  // 0: unknown
   int log_every = 10;
@@ -34,8 +33,7 @@ struct ProgressOptions {
   std::int64_t every = 0;  // local steps: averages are over rounds of so many steps, of which one exchanges
 };
 
-// A part of the line. If the line is too long, the parts of the highest rank are left out first; those of
-// rank 0 stay.
+// A part of the line. If that is too long, the parts of the highest rank go first; those of rank 0 stay.
 struct ProgressField {
   std::string text;
   int rank;
@@ -75,8 +73,7 @@ class Progress {
 std::vector<ProgressField> step_fields(std::int64_t step, std::int64_t total, double epoch, double loss,
                                        double lr, double images_per_second, double seconds_left,
                                        const char* rate_unit = "images/s");
-// One line of at most `columns`; 0: of any length. In front, if there is room, a bar for the share `done`, 0
-// to 1.
+// One line of at most `columns` (0: any), in front, if there is room, a bar for the share `done`, 0 to 1.
 std::string progress_line(std::vector<ProgressField> fields, int columns = 0,
                           std::optional<double> done = std::nullopt);
 
@@ -86,8 +83,7 @@ class Reporter {
 
   // `inputs` must outlive it.
   Reporter(const RunInputs& inputs, const Plan& plan, const Communicator& communicator);
-  // Opens the run's files. `resumed`: of the checkpoint from which the run goes on. Throws UserError if
-  // metrics.jsonl cannot be written.
+  // Opens the run's files. `resumed`: of the checkpoint it goes on from. UserError if metrics.jsonl fails.
   void open(const Manifest& resumed);
 
   // The run in a few lines, before its first step, and what the data set warns of.

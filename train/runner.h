@@ -48,8 +48,7 @@ class Runner {
   // `parts`: micro-batches of the step. `awaited_s`: seconds that await() of the batches took.
   virtual void begin_step(const StepContext& context, int parts, double awaited_s) = 0;
   virtual void run(const StepParts& parts) = 0;
-  // Times `work`. `hook` lies within backward: recording, clipping of one tensor, and the exchange, which
-  // times itself.
+  // Times `work`. `hook`, in backward: recording, clipping of one tensor, the exchange, which times itself.
   enum class Phase { data, forward, backward, hook, clip, update, metrics, evaluate };
   virtual void in_phase(Phase phase, const std::function<void()>& work) = 0;
   // Completes the exchange's report, for reports(). `loss` as in run().
@@ -74,12 +73,10 @@ class Runner {
 };
 
 std::unique_ptr<Runner> make_cpu_runner(const RunInputs& inputs, Communicator& communicator);
-// Throws UserError if the GPU, or what the configuration asks of it, cannot be had; in a build without CUDA
-// always.
+// UserError if the GPU, or what the configuration asks of it, cannot be had, as in builds without CUDA.
 std::unique_ptr<Runner> make_cuda_runner(const RunInputs& inputs, Communicator& communicator);
 
-// The index in arena.parameters() of the first whose gradient holds NaN or infinity; -1 if none does. On a
-// CPU.
+// The index in arena.parameters() of the first whose gradient holds NaN or infinity; -1: none. On a CPU.
 int first_bad_parameter(const ParameterArena& arena);
 
 }  // namespace topknot

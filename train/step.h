@@ -25,8 +25,7 @@ namespace topknot {
 class StepRule {
  public:
   virtual ~StepRule() = default;
-  // The weights that are the same on all ranks, of one layout with the replica's arena. The exchange works on
-  // this arena.
+  // The arena of the exchange: the weights that are the same on all ranks, laid out as the replica's.
   virtual ParameterArena& shared_weights() = 0;
   // From here on. `exchange`: of shared_weights(); both outlive the steps that are made.
   virtual void exchange_by(Exchange& exchange, Recorder& recorder) = 0;
@@ -51,8 +50,7 @@ class StepRule {
   virtual void swap_weights() {}
 
   // After how many steps that were not reported the ranks report, if the runner may be `ahead` steps ahead
-  // and `in_patience` steps take as long as a stop signal may wait. And how many of `made` steps are then
-  // reported.
+  // and `in_patience` steps take as long as a stop signal may wait. And how many of `made` are reported.
   virtual std::int64_t steps_per_report(std::int64_t ahead, std::int64_t /*in_patience*/) const {
     return ahead;
   }
@@ -68,8 +66,7 @@ std::unique_ptr<StepRule> make_step_rule(const Config& config, Communicator& com
 
 class Step {
  public:
-  // On the device of the configuration. Collective. Throws UserError if that cannot be used, or options
-  // contradict each other.
+  // On the device of the configuration. Collective. UserError if that cannot be used or options contradict.
   Step(const RunInputs& inputs, Communicator& communicator);
   ~Step();
 
@@ -85,7 +82,6 @@ class Step {
   // The makespan by the run's profile; 0 if there is none.
   double modelled_makespan() const { return resolved_.modelled_makespan(groups()); }
 
-  // Before the first step.
   void begin_run(std::int64_t total_steps) {
     runner_->begin_run(total_steps);
     rule_->begin_run(total_steps);
@@ -134,8 +130,7 @@ class Step {
   // All of these are collective.
   void all_reduce(std::span<double> sums);
   void all_gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all);  // by rank
-  // Evaluates the test set or, if the run has one, the held-out set. None if the hook ended it, which it must
-  // do on all ranks alike.
+  // Evaluates the test set or, if the run has one, the held-out set. None if the hook ended it, on all alike.
   std::optional<Evaluation> evaluate(Split split, const EvaluationHook& hook);
   void check_parameters(const std::string& when);
 

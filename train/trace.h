@@ -16,8 +16,7 @@ namespace topknot {
 
 enum class TraceRow { compute, encode, communicate, decode, wait };
 
-// Which steps a trace has: `steps` of them after `from` others; the last ones if the run of `total` steps
-// ends before.
+// A trace's steps: `steps` after `from` others, or the last ones if the run of `total` steps ends before.
 struct TraceRange {
   std::int64_t from = 0, steps = 0, total = 0;  // train.profile_from, train.profile_steps
 };
@@ -51,8 +50,7 @@ class StepTrace {
   // Writes the steps that there were; afterwards nothing is traced.
   void finish();
 
-  // A span on a row, from here to the end of the scope. On the row `compute` the exchange's work inside of it
-  // is cut out, which has rows of its own.
+  // A span on a row, to the end of the scope. On `compute` the exchange's work, on its own rows, is cut out.
   class Span {
    public:
     Span(StepTrace& trace, TraceRow row, const char* name) : trace_(trace), row_(row), name_(name) {

@@ -56,8 +56,7 @@ class File {
       : path_(path), fd_(open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666)) {
     if (!fd_.valid()) fail(path, "cannot be opened");
   }
-  // A new one. What has its name, left by a killed run or a link to another file, is removed and not
-  // followed.
+  // A new one. What has its name (of a killed run, or a link) is removed and not followed.
   static File create(const std::string& path) {
     unlink(path.c_str());
     return {path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW};

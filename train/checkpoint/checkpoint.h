@@ -123,8 +123,7 @@ class CheckpointStore {
   // A file's bytes, checked against size and checksum of `expected`.
   std::vector<std::byte> read(std::int64_t step, const CheckpointFile& expected) const;
 
-  // Writes and syncs one file of a checkpoint that is not published yet. An earlier one of that step is
-  // removed.
+  // Writes and syncs a file of a checkpoint that is not published; removes that step's earlier one.
   CheckpointFile write(std::int64_t step, const std::string& name, std::span<const TensorView> tensors,
                        const Metadata& metadata = {}) const;
   // Writes the manifest and makes the checkpoint visible.
@@ -136,8 +135,7 @@ class CheckpointStore {
   void evaluated(std::int64_t step, const TrainingPosition& position, std::uint64_t metrics_bytes) const;
   void remove(std::int64_t step) const;  // nothing if there is none; several processes may do so at once
   // For a run that goes on from `step`: renames newer checkpoints, which it passed over, to
-  // step-N.passed-over, so that none is taken for one of the steps that follow. Several processes may do so
-  // at once.
+  // step-N.passed-over, so that none is taken for a later step. For several processes at once.
   void set_aside_after(std::int64_t step) const;
   void remove_partial() const;  // what interrupted writes have left
 
@@ -158,7 +156,6 @@ struct FoundCheckpoint {
   Manifest manifest;
 };
 FoundCheckpoint find_checkpoint(const std::string& run, std::optional<std::int64_t> step = std::nullopt);
-// Its weights and statistics.
 SafetensorsFile read_model_file(const FoundCheckpoint& checkpoint);
 
 // Returns when what was written to a file, by whatever descriptor, is on the disk. Throws UserError.

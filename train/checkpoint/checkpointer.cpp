@@ -370,8 +370,7 @@ void Checkpointer::evaluated(const TrainingPosition& position, std::uint64_t met
   }
 }
 
-// A rank whose disk is slower keeps the others in short calls, which show that it lives; in a long one they
-// would give up.
+// A rank with a slower disk keeps the others in short calls, as signs of life; in a long one they give up.
 bool Checkpointer::finish() {
   constexpr int kMinutes = 30;
   Patience patience(60.0 * kMinutes);

@@ -44,7 +44,6 @@ class Checkpointer {
   // step must outlive it.
   Checkpointer(CheckpointStore store, std::string metrics, Step& step, int rank, int ranks, int keep,
                std::vector<SavedCheckpoint> saved, std::function<void()> check = {});
-  // Waits for what this rank writes.
   ~Checkpointer() {
     if (work_.valid()) work_.wait();
   }
@@ -52,14 +51,12 @@ class Checkpointer {
   // Collective, as advance() and finish(): waits for the checkpoint under way, then copies the state.
   // `manifest` without files and parameter_checksum; there is no step whose statistics were not asked for.
   void save(Manifest manifest);
-  // 1 if this rank has done its part of the phase, else 0. Where the sum over the ranks is their number, all
-  // call advance().
+  // 1 if this rank has done its part of the phase, else 0. If all ranks have 1, all call advance().
   double ready() const;
   void advance();
   // The evaluation of the checkpoint that the run was resumed from, which the stop had left out.
   void evaluated(const TrainingPosition& position, std::uint64_t metrics_bytes);
-  // Ends the checkpoint under way. False if the last one could not be written. Throws Error if a rank's disk
-  // takes longer than half an hour.
+  // Ends the checkpoint under way. False if it could not be written. Error if a disk takes half an hour.
   bool finish();
 
  private:
@@ -90,7 +87,6 @@ class Checkpointer {
   std::future<void> work_;
 };
 
-// The state that a resumed run starts from.
 struct ResumedRun {
   Manifest manifest;
   std::vector<SavedCheckpoint> saved;  // with a readable manifest, this one the last
@@ -100,8 +96,7 @@ struct ResumedRun {
   bool summed = false;
 
   // For a model of this layout. From the files of N ranks, sum gives every rank 1/N of the sum of their
-  // residuals, so that the average residual over the ranks is unchanged; thresholds, momenta and masks begin
-  // anew.
+  // residuals, so that their average is unchanged; thresholds, momenta and masks begin anew.
   RunState state(const ParameterStore& store) const;
   // Compute threads by rank; empty: unknown. Earlier versions do not say, and gave each of several ranks one.
   std::vector<int> threads() const {
@@ -129,8 +124,7 @@ void check_resumable(const CheckpointStore& store, const Config& config, const D
 // was in its epoch: the samples that are left of it are dealt anew. Before the first start_epoch().
 Plan resume_plan(const Manifest& manifest, const Config& config, const Dataset& data, int ranks, Step& step,
                  TrainingPosition& position);
-// Warns if a resumed run's next learning rate is another than its checkpoint's schedule gives: with another
-// length or number of ranks.
+// Warns if a resumed run's next learning rate is not its checkpoint's, by another length or number of ranks.
 void warn_of_other_rate(const Manifest& manifest, const Config& config, const Dataset& data, const Plan& now);
 
 // Every key and its value, as a manifest has it.

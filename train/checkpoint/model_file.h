@@ -21,8 +21,7 @@ struct ModelCopy {
   std::vector<float> statistics;  // the buffers, one after the other, in ParameterStore::buffers()'s order
 };
 
-// Views of `copy`, which must outlive them: parameters in the order of registration, then buffers, without
-// recurrent states.
+// Views of `copy`, which must outlive them: parameters as registered, then buffers, without recurrent states.
 std::vector<TensorView> model_tensors(const ParameterStore& store, const ModelCopy& copy);
 
 // The shape as a file has it.

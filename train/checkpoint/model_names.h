@@ -20,8 +20,7 @@
 //
 // In the file names may begin with "transformer." (gpt), "model." (llama), as *LMHeadModel and *ForCausalLM
 // write them, or have no prefix. Of a GPT-2's file the shape of h.0.attn.c_attn.weight tells the order of all
-// four weights of its layers: [w, 3 w] is Conv1D's, [3 w, w] that of linear layers (nanoGPT's files, and our
-// own). c_proj is square and could not tell.
+// four weights of its layers: [w, 3 w] is Conv1D's, [3 w, w] linear layers' (nanoGPT's and our own files).
 
 #include <cstddef>
 #include <deque>

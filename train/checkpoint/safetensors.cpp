@@ -65,8 +65,7 @@ struct TensorEntry {
   std::vector<std::uint64_t> offsets;  // begin, end
 };
 
-// The header's JSON, read event by event: the nesting is bounded by what the format has, and a key that
-// stands twice is seen.
+// The header's JSON, read event by event: nesting is bounded by the format, a key that stands twice is seen.
 class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit HeaderReader(std::string where) : where_(std::move(where)) {}

@@ -33,13 +33,11 @@ std::string quoted_text(const std::string& text);
 // Bytes of one element; 0 for an unknown dtype.
 std::size_t dtype_bytes(const std::string& dtype);
 
-// "3 of 640 values are NaN or infinite, the first at index 17" of an F32 tensor (in C order, from 0); "" if
-// all are finite and for other types.
+// "3 of 640 values are NaN or infinite, the first at index 17" (in C order) of an F32 tensor, else "".
 std::string non_finite_text(const TensorView& tensor);
 
 // Header and data, in the given order, in several calls of `sink`. The data begin at a multiple of 8 bytes.
-// Names are distinct, and data have the length of shape and dtype. Invalid UTF-8 in texts is replaced by
-// U+FFFD.
+// Names are distinct, and data have the length of shape and dtype. Invalid UTF-8 becomes U+FFFD.
 void write_safetensors(const ByteSink& sink, std::span<const TensorView> tensors,
                        const Metadata& metadata = {});
 

@@ -1,5 +1,4 @@
-// The output of --help and --list, and the reference tables of docs, from the table of keys and the
-// registries.
+// The output of --help and --list, and the docs' reference tables, from the table of keys and registries.
 
 #include <fmt/format.h>
 
@@ -74,8 +73,7 @@ std::string parameter_count(const std::string& model) {
   return std::to_string(count);
 }
 
-// The shipped configurations lie next to the program, or above it where it lies in a build folder of the
-// source tree.
+// The shipped configurations lie next to the program, or above it if that is in a source tree's build folder.
 std::vector<fs::path> config_places() {
   std::vector<fs::path> places;
   std::error_code error;
@@ -86,8 +84,7 @@ std::vector<fs::path> config_places() {
   return places;
 }
 
-// The first sentence of the comment that a file begins with: up to a full stop before a capital letter or a
-// line's end.
+// The first sentence of a file's opening comment: up to a full stop before a capital letter or a line's end.
 std::string first_sentence(const fs::path& file) {
   std::string text;
   std::ifstream stream(file);

@@ -43,8 +43,7 @@ std::string overflow(const Key& key, const std::string& text) {
   return "must be " + range_text(key) + ", not " + text;
 }
 
-// Training computes in float32, whose least normal number this is: what is nearer to 0 would vanish on the
-// way.
+// Training computes in float32, whose least normal number this is: what is nearer to 0 would vanish.
 bool vanishes(double value) {
   return value != 0 && std::fabs(value) < static_cast<double>(std::numeric_limits<float>::min());
 }

@@ -1,7 +1,6 @@
 #pragma once
 // Batches in GPU memory, at the same addresses in every step, for graphs. Either the whole data set lies on
-// the GPU and a kernel makes a batch of it (data.on_device), or the loader's batches are copied there while
-// the GPU works on what it has.
+// the GPU and a kernel makes a batch of it (data.on_device), or the loader's batches are copied ahead.
 
 #include <memory>
 

@@ -244,8 +244,7 @@ class CudaRunner final : public Runner {
     return reports;
   }
 
-  // Within the GPU now; to the host, over a bus that is much slower, later, on a stream of its own. If the
-  // GPU has no memory for the copy, at once.
+  // Within the GPU now; to the host later, on a stream of its own, or at once if the GPU has no memory left.
   std::function<void()> copy_to_host(const std::vector<HostCopy>& copies) override {
     std::size_t floats = 0;
     for (const HostCopy& copy : copies) floats += copy.from.size();
@@ -357,7 +356,6 @@ class CudaRunner final : public Runner {
     std::array<MarkedGraph, 2> plain, marked;
   };
 
-  // Records the work if that was not done yet.
   void replay(MarkedGraph& marked, const Work& work) {
     if (marked.graph) {
       times().append(marked.marks);
@@ -375,8 +373,7 @@ class CudaRunner final : public Runner {
   Communicator& communicator_;
   Context context_;
   Context::Use use_;
-  // Filters of the weights that are exchanged. Local steps compute with other weights, whose filters are made
-  // one by one.
+  // Filters of the weights that are exchanged. Local steps have other weights, whose filters are made singly.
   std::optional<Filters> filters_;
   std::optional<Filters::Scope> fixed_;  // from a step's first forward pass to its last backward pass
   int backwards_ = 0;                    // the backward passes to come

@@ -82,8 +82,7 @@ void fields(Record& r, Visit&& visit) {
 #undef FIELD
 
 std::string to_json(const char* event, int rank, const auto& record) {
-  // The destructor of a Json allocates and may not throw: where memory has run out, say so before there is
-  // one.
+  // The destructor of a Json allocates and may not throw: if memory has run out, say so before.
   constexpr std::size_t kRoom = 64 << 10;
   ::operator delete(::operator new(kRoom));
   Json json;

@@ -41,8 +41,7 @@ void keep_last(std::vector<T>& values, std::size_t most) {
 double steady_median(const std::vector<double>& by_step, std::int64_t every);
 
 // Bytes with and without compression, of one step or many, of one rank or all: the one definition that
-// metrics and reports share. Counts the payload of the collectives with the blocks' headers, without the
-// transport's framing.
+// metrics and reports share. Counts the collectives' payload with blocks' headers, without framing.
 struct ByteCount {
   std::uint64_t upload = 0;
   std::uint64_t download = 0;  // from all other ranks; an all-reduce counts its length once
@@ -110,8 +109,7 @@ struct EvalRecord {
   double eval_seconds = 0;
 };
 
-// The figure that a run's evaluations measure. Recorded, since values do not tell: an accuracy may stay 0, a
-// loss may be below 1.
+// The figure that a run's evaluations measure; recorded, since values do not tell which it is.
 struct Metric {
   // "accuracy", "loss", "perplexity" or "word error rate", as in TestFigures; "" in files of earlier versions
   std::string name;
@@ -163,9 +161,8 @@ struct StopRecord {
 // The histogram of a DistributionRecord spans [-kHistogramReach, kHistogramReach) standard deviations.
 inline constexpr double kHistogramReach = 8;
 
-// The distribution of rank 0's accumulated gradient u in one step (train.distribution_every), before the
-// entries that are sent were taken out of it. The compressed part of the model counts as one vector of `size`
-// elements, whatever its groups.
+// The distribution of rank 0's accumulated gradient u in one step (train.distribution_every), before what is
+// sent leaves it; all groups as one vector of `size` elements.
 struct DistributionRecord {
   std::int64_t step = 0;  // as in StepRecord
   double epoch = 0, density = 1;
@@ -265,8 +262,7 @@ Metrics read_metrics(const std::string& path, std::size_t last_steps = kAllSteps
 void truncate_metrics(const std::string& path, std::uint64_t bytes);
 
 // One row per step, fixed columns, header once; evaluation columns are filled on the step that was evaluated,
-// with the figures that the task has. Reads `jsonl` line by line, so that a long run's records need no memory. Throws
-// UserError as read_metrics() does.
+// with the figures that the task has. Reads `jsonl` line by line. Throws UserError as read_metrics() does.
 void write_metrics_csv(const std::string& jsonl, const std::string& path);
 
 }  // namespace topknot

@@ -30,16 +30,14 @@ class OutputFile {
   int error_ = 0;  // of an earlier write, after which the file does not appear
 };
 
-// A number that reads back to the same double; whole ones are written without a point, NaN and infinity as
-// null.
+// A number that reads back to the same double; whole ones without a point, NaN and infinity as null.
 nlohmann::ordered_json json_number(double value);
 // Nothing if it is no whole number that fits. nlohmann's own conversion of 1e300 to an integer is undefined.
 std::optional<std::int64_t> whole_number(const nlohmann::ordered_json& json);
 
 void write_file(const std::string& path, std::string_view text);
 
-// Whether a run writes a file or folder of this name into its directory: config.yaml, trace_rank3.json,
-// metrics.csv.part-4242, ...
+// Whether a run writes a file or folder of this name, such as trace_rank3.json or metrics.csv.part-4242.
 bool has_run_name(const std::string& name);
 
 // The files that an output file named by the user may replace.

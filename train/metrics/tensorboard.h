@@ -13,9 +13,8 @@ namespace topknot {
 
 class TensorBoardWriter {
  public:
-  // Makes a new file events.out.tfevents.SECONDS.HOST.PID in the folder. `steps_made`: before this start;
-  // where it is not 0, TensorBoard forgets what earlier files of the folder have of later steps. Throws
-  // UserError as write().
+  // Makes a new file events.out.tfevents.SECONDS.HOST.PID in the folder. `steps_made`: before this start; if
+  // not 0, TensorBoard forgets what earlier files have of later steps. UserError as write().
   explicit TensorBoardWriter(const std::string& folder, std::int64_t steps_made = 0);
   ~TensorBoardWriter() {
     if (file_) std::fclose(file_);
@@ -24,8 +23,7 @@ class TensorBoardWriter {
   TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
 
   using Scalars = std::vector<std::pair<std::string, double>>;  // tag, value
-  // One event, written through at once; values are rounded to float. Throws UserError with path and reason if
-  // writing fails (disk full).
+  // One event, written through at once; values are rounded to float. UserError if that fails (disk full).
   void write(std::int64_t step, const Scalars& scalars);
 
   const std::string& path() const { return path_; }

@@ -44,8 +44,7 @@ auto find_option(const std::string& name) {
 }  // namespace
 
 const std::vector<AutoOption>& auto_options() {
-  // docs/auto.md has the accuracy that is known of each; local steps have the densities that ended within the spread of
-  // dense on the GPT.
+  // docs/auto.md has each one's accuracy; local steps have the densities within dense's spread on the GPT.
   static const std::vector<AutoOption> options = [] {
     const std::string coded_sum = "exchange.collective=coded_sum";
     const std::string topk = "compress.name=topk", group = "compress.scope=group";

@@ -59,8 +59,7 @@ inline constexpr double kTried = 2;
 inline constexpr std::size_t kMostTried = 4;
 std::vector<ModelledOption> worth_trying(std::vector<ModelledOption> options);
 
-// Index of the quickest, by step.seconds. Another one than dense is taken only if it saves kAutoGain of dense's step:
-// medians vary, and dense loses nothing.
+// Index of the quickest, by step.seconds; another than dense only if it saves kAutoGain of dense's step.
 inline constexpr double kAutoGain = 0.03;
 std::size_t quickest(const std::vector<ModelledOption>& options);
 

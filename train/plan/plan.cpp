@@ -38,7 +38,6 @@ CostModel cost_model(const ExchangeProfile& profile) {
   return model;
 }
 
-// The times of one group of the dense part.
 struct DenseSeconds {
   DenseSeconds(const ExchangeProfile& profile, double elements) {
     const double share = profile.dense.elements > 0 ? elements / profile.dense.elements : 0;

@@ -45,21 +45,18 @@ std::string layer_density_json(const LayerDensity& densities);
 //
 // `times`: seconds of each layer's backward pass, t_comp; `sizes`: elements, m; alpha: seconds that a message
 // takes to begin with; beta: seconds that an element (4 bytes) takes, above 0; `base`: the least density, in
-// (0, 1], 0.001 in their code. The result is in (0, 1]. Throws Error if the lists differ in length or a
-// number is out of range.
+// (0, 1], 0.001 in their code. The result is in (0, 1]. Error if lengths differ or a number is out of range.
 //
 // Properties: a layer whose whole gradient would be sent in time (rho > 1) gets 0.05, less than a layer for
 // which it is just not so (rho = 0.9). t_comp is the layer's own time, though its message is sent during the
 // layers that come after it; the paper bounds the communication of layer l by the computation of layer l - 1.
-// The time of selecting is left out. With one rank the formula divides by zero; nothing is sent then, and
-// every layer gets `base`.
+// The time of selecting is left out. With one rank, where it divides by zero, every layer gets `base`.
 std::vector<double> lags_densities(const std::vector<double>& times, const std::vector<std::size_t>& sizes,
                                    double alpha, double beta, int ranks, double base);
 
 // The plan of a rule that plans ("mgwfbp", "omgs", "optimal"), in the form of exchange.groups. The measured
-// cost models replace the papers'; mgwfbp takes its start-up from the fit of the collective in use. Where
-// nothing overlaps, `optimal` counts a collective as compute time; the papers' rules know only the
-// overlapping case.
+// cost models replace the papers'; mgwfbp takes its start-up from the fit of the collective in use. If
+// nothing overlaps, `optimal` counts collectives as compute time; the papers' do not.
 std::vector<std::size_t> planned_groups(const std::string& rule, const ExchangeProfile& profile);
 
 // From the start of the backward pass to the end of the last group's first collective. `groups`: parameters
@@ -110,8 +107,7 @@ struct ResolvedExchange {
 //   another run may take as its file: the same bits in every run hold for given densities.
 // - A profile is measured if exchange.merge needs a plan and has none, or exchange.collective is auto, unless
 //   exchange.profile names a file, which rank 0 reads. It is written to exchange_profile.json.
-// Throws UserError as read_layer_density(), read_exchange_profile() and check_exchange_profile(), and where the ranks'
-// files of densities differ.
+// Throws UserError as the functions that read and check these, and if ranks' files of densities differ.
 ResolvedExchange settle_exchange(const RunInputs& inputs, const ParameterArena& arena,
                                  CollectiveQueue& queue);
 

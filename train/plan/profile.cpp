@@ -129,8 +129,7 @@ std::string shown(const ExchangeProfile::Parameter& parameter) {
 
 using Cost = ExchangeProfile::Group;
 
-// The bytes of an all-reduce on a rank's link, per byte of data: each direction carries (P-1)/P of the data
-// twice.
+// An all-reduce's bytes on a rank's link, per byte of data: each direction carries (P-1)/P of it twice.
 double reduce_share(int ranks) {
   return 2.0 * (ranks - 1) / ranks;
 }

@@ -1,7 +1,6 @@
 #pragma once
-// The measured costs of a run's exchange, from which merge plans (train/plan/plan.h) and predictions are made,
-// and how they are measured. exchange_profile.json in the run directory is ExchangeProfile; every field has its
-// member's name.
+// The measured costs of a run's exchange, from which merge plans (train/plan/plan.h) and predictions are
+// made, and how they are measured. A run's exchange_profile.json is ExchangeProfile, by its members' names.
 
 #include <cstddef>
 #include <functional>
@@ -25,8 +24,7 @@ struct ExchangeProfile {
     std::string name;
     std::size_t numel = 0;
     bool compressed = false;  // by the method; false under method dense
-    // From the parameter that backward finished before this one, 0 if the loss does not reach it; of all
-    // parameters together, the backward pass.
+    // Since backward finished the parameter before; 0 if the loss does not reach it. All: the backward pass.
     double backward_s = 0;
     double ready_s = 0;  // from the start of the backward pass, the sum of backward_s up to this one
   };
@@ -75,8 +73,7 @@ std::string exchange_profile_json(const ExchangeProfile& profile);
 ExchangeProfile parse_exchange_profile(const std::string& text, const std::string& path);
 ExchangeProfile read_exchange_profile(const std::string& path);
 
-// Several methods of one run, as auto_profiles.json has them. At least one; UserError in the same cases, naming
-// the path and the place.
+// Several methods of one run, as auto_profiles.json has them. One at least; UserError as above.
 struct NamedProfile {
   std::string option;  // the name of what was measured
   ExchangeProfile profile;
@@ -119,8 +116,7 @@ std::vector<ExchangeProfile> measure_exchange(const std::vector<Config>& methods
 // pass: a barrier, so that ranks that share a machine are measured together. All ranks make the same number of passes.
 ExchangeProfile measure_layers(const Config& config, const Dataset& data, int rank, int ranks,
                                const std::function<void()>& before_pass = {});
-// Collective. On rank 0 the least of a few times of an all_gather of `bytes`: waiting for each other makes some of them
-// longer, a slower link all of them.
+// Collective. On rank 0 the least of a few times of an all_gather of `bytes`, all longer on slower links.
 double least_gather_seconds(CollectiveQueue& queue, std::size_t bytes);
 // The line of least squared errors, each divided by its time, with no negative alpha or beta. Sizes span
 // several decades: in plain least squares the largest alone would count, with relative errors the short
