@@ -31,8 +31,7 @@ struct Picture {
   int left = 0, top = 0, shrink = 1;
 };
 
-// Both throw UserError with the reason, without a file's name: bytes of no known format, cut short or
-// damaged, a picture of more than kMostPixels.
+// UserError without a file's name: an unknown format, cut short or damaged, more than kMostPixels.
 inline constexpr std::int64_t kMostPixels = 100'000'000;
 ImageSize image_size(FileBytes file);
 // The pixels of `rect`, which lies within the picture and is not empty. `shrink`, 1, 2, 4 or 8, may be taken

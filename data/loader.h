@@ -1,6 +1,5 @@
 #pragma once
-// Batches of a data set for one rank, in the sampler's order, made ahead of time by worker threads. The
-// batches do not depend on the number of workers.
+// A rank's batches of a data set, in the sampler's order, made ahead by any number of worker threads.
 
 #include <algorithm>
 #include <atomic>

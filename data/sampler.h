@@ -54,8 +54,7 @@ class Sampler {
   }
   // May cost a pass over the samples; nothing to enter at any step.
   virtual EpochOrder epoch(std::int64_t number, int rank) const = 0;
-  // Returns how many of the batches of an epoch are left for each rank, its last ones. Here by their number: which
-  // samples these are, does not depend on what was taken.
+  // Returns how many batches of an epoch, its last ones, are left for each rank. Here by number alone.
   virtual std::int64_t enter(std::int64_t /*number*/, const std::vector<Dealt>& dealt) {
     std::int64_t taken = 0;  // batches of all ranks
     for (const Dealt& part : dealt) taken += part.ranks * part.batches;

@@ -7,8 +7,7 @@
 // Names in data.root: S.bin, S_N.bin, NAME_S.bin or NAME_S_N.bin with S = train, val or (optional, evaluated
 // once at the end) test, and N a number, by which shards are put in order. All shards of a split are one
 // stream, without a gap. Formats and sizes are checked when the set is made, tokens when they are read: a set
-// of many GB begins at once. The files are not mapped: of one that becomes shorter during a run a mapping
-// gives zeros up to the end of the page, then SIGBUS.
+// of many GB begins at once. Files are not mapped: one that becomes shorter would give zeros, then SIGBUS.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>

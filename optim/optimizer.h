@@ -2,8 +2,7 @@
 // An optimizer turns averaged gradients into new weights, slice by slice of the parameter arena. Its result
 // does not depend on how the arena is cut into slices nor on the number of threads. It is elementwise, and
 // slices may cut a parameter, but for muon, which takes whole ones. An optimizer is one class for all
-// devices, in one file (optim/sgd.cpp) that registers it in optimizers() together with the CPU's loop; a
-// GPU's kernel is a file next to it (optim/sgd.cu).
+// devices, in one file (optim/sgd.cpp) with the CPU's loop; a GPU's kernel is next to it (optim/sgd.cu).
 
 #include <cstddef>
 #include <cstdint>

@@ -37,8 +37,7 @@ struct EvaluationSums {
 static_assert(sizeof(EvaluationSums) == 8 * sizeof(double));
 // Top-5 accuracy says something if there are more than ten classes.
 bool counts_top5(const Dataset& data);
-// Called before each batch of an evaluation and after the last one, with the batches that are done and all of
-// this rank's; false ends the evaluation there.
+// Called around each batch of an evaluation, with this rank's batches done and in all; false ends it.
 using EvaluationHook = std::function<bool(std::int64_t done, std::int64_t batches)>;
 // Over all of this rank's batches, on the model's device to the end: the host may be ahead of a GPU.
 EvaluationSums evaluation_sums(BuiltModel& model, Batches& batches, const EvaluationHook& hook);

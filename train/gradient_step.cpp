@@ -14,8 +14,7 @@ namespace topknot {
 namespace {
 
 // The greatest norm of a rank's gradient before compression; 0: no clipping. compress.clip is thr_G of Lin et
-// al., "Deep Gradient Compression", section 3.3, which clips gradients that are divided by N already at
-// N^-1/2 thr_G; here they are means, hence N^1/2.
+// al., section 3.3, which clips gradients divided by N at N^-1/2 thr_G; here they are means, hence N^1/2.
 double local_clip_norm(const Config& config, int ranks) {
   return config.compress.clip > 0 ? config.compress.clip * std::sqrt(ranks) : config.train.clip_local;
 }

@@ -50,8 +50,7 @@ class Replica {
   void await_batch() { train_->await(); }
   // The number of micro-batches in the step that begins: fewer in an epoch's last one.
   int begin_step();
-  // Leaves the mean gradient of the step's micro-batches in the arena. `hook`: of the last micro-batch's
-  // backward pass, where gradients become final.
+  // Leaves the mean gradient of the step's micro-batches in the arena. `hook`: of the last backward pass.
   void forward_and_backward(std::int64_t step, const GradientHook& hook);
 
   // Batch norm's and recurrent states go back to those before the step, if it was bad; `status` null: it was.

@@ -161,8 +161,7 @@ void decode(std::span<const std::byte> in, std::span<float> out) {
 
 using Counts = std::array<std::uint32_t, Centroids<2>::kBins>;
 
-// Gives each code its share of the slots, rounded, and at least one, also if the code is not used. The most
-// frequent code takes the rounding's remainder.
+// Gives each code its rounded share of the slots, at least one; the most frequent takes the remainder.
 AnsTable slots_of(const Counts& counts) {
   std::uint64_t all = 0;
   for (const std::uint32_t count : counts) all += count;

@@ -1,7 +1,6 @@
 #pragma once
-// Floats with coded exponents: lossless, whatever their bits are. Sign and mantissa of gradients look random, but
-// neighbours' exponents lie close together: the idea of ZipCCL (arXiv 2604.27844), with codes of one width in each
-// block, which a processor packs and unpacks in vectors.
+// Floats with coded exponents: lossless, whatever their bits are. Neighbours' exponents lie close together:
+// the idea of ZipCCL (arXiv 2604.27844), with codes of one width in each block, which suit vectors.
 //
 // Blocks of kExponentBlock values, the last one shorter, one after the other. A block, little-endian:
 //   0  u8  first: the exponent of code 0; every code's is below 256

@@ -19,8 +19,7 @@ namespace topknot::lowrank {
 
 // Products of a matrix M [rows, cols] with thin factors, as power iteration needs them: P [rows, rank] by
 // rows, and Q as its transpose [rank, cols], so that every inner loop runs along a row of M. One thread's
-// part each: disjoint rows or columns, so that the same bits come out however the work is cut. Sums are in
-// float: over lanes and in order. None of them throws.
+// part each: disjoint rows or columns. Sums are in float: over lanes and in order. None of them throws.
 
 inline constexpr std::size_t kStrip = 256;  // columns that transposed_product takes at a time
 

@@ -5,12 +5,10 @@
 // three evaluations, and the last one's entries are sent, however many they are: usually fewer than k,
 // sometimes many more. Preset redsync adds error feedback.
 //
-// A vector of one magnitude (max = mean: no t between them), of which that rule would never send anything, is
-// selected exactly (topk), and so is a vector whose magnitudes have no finite mean. Where k asks for
-// everything, everything is sent. Nothing is carried.
+// A vector of one magnitude (max = mean: no t between them), is selected exactly (topk), as are magnitudes
+// without a finite mean. If k is everything, all is sent. Nothing is carried.
 //
-// Two passes in the usual case: the first adds the residual and takes mean and max, the second lists the
-// entries above t; each lower t takes another one.
+// Usually two passes: the residual, mean and max; then the entries above t. Each lower t takes another one.
 
 #include <vector>
 

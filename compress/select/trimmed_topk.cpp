@@ -1,7 +1,6 @@
 // RedSync's trimming (Fang et al., JPDC 2019, as the code of Shi et al., arXiv 1911.08772, has it): t = mean
 // + q (max - mean) of |u| with q = 0.8, 0.6, 0.4 and so on, until at least k exceed t; all of those are sent.
-// The paper's trimmed top-k then selects the k largest of them exactly; that code does not, and we follow the
-// code (compress.capacity: 1 gives the paper's).
+// The paper then selects the k largest of them; we follow the code (compress.capacity: 1 gives the paper's).
 //
 // That code does not end if all magnitudes are equal. Here the search stops where max = mean, where q would
 // fall below -1, where t would fall below 0 (the code would send every entry, zeros included), and where the

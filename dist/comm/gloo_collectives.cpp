@@ -21,8 +21,7 @@ enum GlooSlot : std::uint64_t {
   slot_forward  // and up, one per step
 };
 
-// Long messages that a rank has in flight at a time where each rank sends to all others. With all P - 1 in
-// flight at once a link drops what its queue cannot hold.
+// A rank's long messages in flight where each sends to all others: of more a link's queue drops some.
 constexpr int kInFlight = 3;
 
 constexpr std::size_t eager_bytes = 4096;  // header and start of a block, sent before sizes are known
@@ -175,8 +174,7 @@ void GlooCollectives::exchange(std::span<const Outgoing> outgoing, std::span<con
       rest_in[r]->receive(r, slot_block, room, theirs.block - room);
     }
   }
-  // Only now: what lets a peer send goes over the same connection, and after a long block it would wait until
-  // that has left; the two directions would take turns.
+  // Only now: what lets a peer send goes over the same connection, and would wait for a long block.
   send_until(kInFlight);
   for (std::size_t i = 0; i < sources.size(); ++i) {
     waiting_for_ = sources[i];

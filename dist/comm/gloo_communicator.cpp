@@ -291,8 +291,7 @@ class GlooCommunicator : public Communicator {
     return peers && topknot::peers_alive(*peers, rank());
   }
 
-  // On the store's thread, a few times per second: ends a call at its deadline, or some time after a stop
-  // signal if it waits for ranks that do not come.
+  // On the store's thread, a few times per second: ends calls at their deadline, or after a stop signal.
   void watch(TcpStoreClient& store) {
     const std::uint64_t call = waits_;
     if (call != watched_) {

@@ -1,6 +1,5 @@
 #pragma once
-// The parameters of a network link and the units in which users write them, the modelled times of collectives
-// over it, and links that are emulated by these times.
+// A network link's parameters, their units, modelled times of collectives over it, and emulated links.
 
 #include <string>
 #include <utility>

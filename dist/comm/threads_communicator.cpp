@@ -376,8 +376,7 @@ class ThreadCommunicator : public Communicator {
   double gather_cost(double bytes) const { return all_gather_cost(group_->link_now(), size(), bytes); }
 
   // Rank r adds slice r of all ranks and writes the sum to all of them, so no other memory is needed. Over a
-  // link, few bytes are gathered by all and many go around the ring or, in rank order, to their slice's
-  // owner, as gloo does it (dist/comm/gloo_collectives.cpp).
+  // link as gloo does it (dist/comm/gloo_collectives.cpp).
   template <class T>
   void reduce(const char* operation, std::span<T> data, SumOrder order) {
     run(operation, data.data(), data.size_bytes(), true, [&] {

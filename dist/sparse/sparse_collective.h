@@ -24,8 +24,7 @@ namespace topknot {
 struct SparseSum {
   // The same on all ranks. Not finite, and then empty, if any rank's entries were not or a sum overflowed.
   SparseVector sum;
-  // Positions that this rank sent and whose values are not contained in `sum`, ascending: where the position
-  // was dropped, or only other ranks' values made it.
+  // Positions, ascending, of values that this rank sent and that `sum` does not contain.
   std::vector<std::uint32_t> rejected;
   // Payload, headers included. A message to one rank counts where it leaves and where it arrives; an
   // all_gather counts its own block once as sent, and the others' as received.

@@ -56,8 +56,7 @@ struct NewFile {
   std::string path;
 };
 
-// Makes "TARGET.part-NUMBER", open for writing. The number is random, and what has the name already, such as
-// a link to another file, is neither opened nor followed.
+// Makes "TARGET.part-NUMBER", open for writing. The number is random; no file or link of the name is opened.
 NewFile create_part_file(const std::string& target);
 
 }  // namespace topknot

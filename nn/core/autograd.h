@@ -69,8 +69,7 @@ class Variable {
 using GradientHook = std::function<void(Parameter&)>;
 
 // Runs the backward pass from a scalar loss (a tensor of one element) and releases the graph on the way.
-// Hooks fire only if `on_grad_ready` is given: on the last micro-batch of an accumulation. `scale`
-// multiplies all gradients (1 / number of micro-batches).
+// `on_grad_ready`: for the last micro-batch. `scale` multiplies all gradients (1 / number of micro-batches).
 void backward(const Variable& loss, const GradientHook& on_grad_ready = {}, float scale = 1.0f);
 
 }  // namespace topknot

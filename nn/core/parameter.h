@@ -55,8 +55,7 @@ class Parameter {
   Variable variable_;
 };
 
-// Untrained output of forward passes: a statistic (batch norm's running mean and variance), or the state that
-// a recurrent layer carries from batch to batch.
+// Untrained output of forward passes: a statistic (batch norm's), or a recurrent layer's carried state.
 struct Buffer {
   std::string name;
   std::vector<float> values;  // on a GPU: as of the last ParameterStore::statistics_to_host()

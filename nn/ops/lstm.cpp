@@ -102,8 +102,7 @@ const std::vector<UnitRange>& ranges_for(std::int64_t batch, std::int64_t width,
   return ranges = std::move(made);
 }
 
-// Lets the threads of a step wait for each other; they have a core each for most of the time, so they spin
-// before they yield. One that fails ends the wait of all.
+// Lets a step's threads wait for each other; they spin, then yield. One that fails ends the wait of all.
 class StepBarrier {
  public:
   // False if a thread has failed.
@@ -126,8 +125,7 @@ class StepBarrier {
   std::atomic<bool> failed_{false};
 };
 
-// Runs begin(range) and then step(range, its result, s) for s = 0, 1, ..., the ranges on a thread each; all
-// have made a step before one makes the next.
+// Runs begin(range), then step(range, its result, s) for s = 0, 1, ..., a thread a range, all step by step.
 template <class Begin, class Step>
 void run_steps(const std::vector<UnitRange>& ranges, std::int64_t steps, const Begin& begin,
                const Step& step) {

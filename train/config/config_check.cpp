@@ -1,5 +1,4 @@
-// Checks of several keys together, keys that follow from others, and keys that are given but change nothing
-// in a run: these are no error, but hardly what was meant.
+// Checks of several keys together, keys that follow from others, and keys that are given but change nothing.
 
 #include <fmt/format.h>
 

@@ -56,8 +56,7 @@ std::string kind_text(const Key& key) {
   return range.empty() ? type : type + ", " + range;
 }
 
-// The parameters of a model for 32x32 colour pictures and ten classes, as its layers declare them: none is
-// allocated. "-" where it does not take such pictures.
+// The parameters of a model for 32x32 colour pictures and ten classes; "-" if it does not take them.
 std::string parameter_count(const std::string& model) {
   ParameterStore store;
   ModelOptions options;

@@ -1,5 +1,4 @@
-// Steps on a GPU: the host puts them on a stream, after the first ones as graphs, and reads their outcome
-// some steps later. Nothing of a step waits for the host.
+// Steps on a GPU: put on a stream, after the first ones as graphs; their outcome is read some steps later.
 #include <fmt/format.h>
 #include <nvtx3/nvToolsExt.h>
 
@@ -41,8 +40,7 @@ class NvtxRange {
 
 constexpr std::size_t kStepsAhead = 32;
 
-// Marks (DeviceTimes) of a run whose steps are graphs: in its first steps, half of which metrics take for
-// warm-up, and then in every kMarkedEvery-th.
+// Marks (DeviceTimes) of a run of graphs: in its first steps, and then in every kMarkedEvery-th.
 constexpr std::int64_t kFirstMarked = 2 * kWarmUpSteps, kMarkedEvery = 50;
 
 Precision precision_of(const std::string& name) {

@@ -98,8 +98,7 @@ class AutoMethod {
  public:
   // `given`: what the run was started with. On a GPU it keeps what it has.
   explicit AutoMethod(Config given);
-  // For a run that resumes with its earlier choice, `config`, and chooses again at once
-  // (resume.method=choose). `choices`: as choices_of().
+  // For a run that resumes with its choice, `config`, and chooses anew. `choices`: as choices_of().
   static AutoMethod resumed(const Config& config, const std::string& choices);
 
   // Text: the options that a run would try, and the model's estimates. Collective; empty but on rank 0.

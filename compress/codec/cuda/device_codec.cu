@@ -1,5 +1,4 @@
-// Headers, the layout raw, plain blocks (raw with fp32) in one launch each way, the judgement of what was read,
-// and the codec that calls layouts and value codecs.
+// Headers, the layout raw, plain blocks (raw with fp32) in one launch, the judgement, and the codec.
 #include "compress/codec/cuda/device_codec.h"
 
 #include <topknot_kernel.h>

@@ -66,8 +66,7 @@ TOPKNOT_HOST_DEVICE std::uint64_t value_bytes(Values values, std::uint64_t count
   return (count + int8::kBlock - 1) / int8::kBlock * 4 + count;
 }
 
-// At the end of each block, zeros when it is written: room for what a rank tells the others with its
-// entries, which so needs no collective of its own.
+// At the end of each block, zeros when it is written: room for what else a rank tells the others.
 inline constexpr std::size_t kTrailerBytes = 16;
 
 // Scratch of one block: where its values begin, in bytes, and the largest magnitude seen.

@@ -6,8 +6,7 @@
 //   commit(stream, status, slice, sent, round)   Good: what was sent leaves u, and the average is made. Bad: the
 //                                          memory of u gets the old residual, and a velocity its old values
 //
-// After commit() the slice's two memories swap roles where the memory has_residual(), whatever the status
-// was; commit() returns the one with the average.
+// After commit(), which returns the one with the average, the slice's two memories swap if has_residual().
 //
 // DGC with momentum has two velocities, of which one is read and the other written. Which one follows from
 // the slice: the steps that find the gradient in one memory read the first, the others the second. So a graph

@@ -88,8 +88,7 @@ struct LargestMemory {
 inline constexpr std::size_t kDigitCounts = 2048 + 1024 + 1024;
 inline constexpr std::size_t kRadixWords = 8;
 
-// The taken entries, ascending by index; nothing beyond `capacity` is written. Their number is not counted:
-// it is Choice::k, or how many exceed the bound.
+// The taken entries, Choice::k or all above the bound, ascending by index, `capacity` at most.
 struct Taken {
   std::uint32_t* indices = nullptr;  // in the range
   float* values = nullptr;

@@ -15,9 +15,8 @@
 namespace topknot::cuda {
 namespace {
 
-// The barrier by which the ranks leave a call. Between entering, which is an all_gather, and leaving there is
-// only finite work of the host, and a rank that left early could free memory that another rank's kernel is
-// about to use: so abort() has no effect here.
+// The barrier by which the ranks leave a call. Before it there is only finite work of the host, and a rank
+// that left early could free memory that another's kernel will use: so abort() has no effect here.
 class Barrier {
  public:
   explicit Barrier(int ranks) : ranks_(ranks) {}

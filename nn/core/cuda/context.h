@@ -222,8 +222,7 @@ class Event {
 };
 float milliseconds_between(const Event& from, const Event& to);
 
-// *at = the GPU's clock in nanoseconds, when the stream comes here. All streams of a GPU have one clock; it
-// advances in steps of up to about a microsecond.
+// *at = the GPU's clock in nanoseconds, when the stream comes here, in steps of up to a microsecond.
 void write_time(cudaStream_t stream, std::uint64_t* at);
 // The stream goes on after so many nanoseconds, in which the host puts more on it.
 void hold(cudaStream_t stream, std::uint64_t nanoseconds);

@@ -24,8 +24,7 @@ Pools& pools() {
   return *instance;
 }
 
-// Fills a block with NaNs, as nn/core/cpu_memory.cpp does, so that a read before the first write shows. In
-// the stream's order, which is that of the block's users.
+// Fills a block with NaNs, as nn/core/cpu_memory.cpp does, in the stream's order.
 void poison([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef TOPKNOT_POISON
   if (const Context* context = Context::current_or_null())

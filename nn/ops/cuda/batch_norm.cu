@@ -208,9 +208,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // partial: sums of x - shift and of their squares, for each chunk, and the shift: the mean of four rows of
-// the chunk. Where the squares of x are much larger than the variance, its digits would cancel in a
-// difference of sums about 0, or about the running mean, which may be anywhere. `done`: as finish_tile()
-// has it; null: normalization_kernel() adds the sums up.
+// the chunk. About 0 or the running mean the variance's digits could cancel. `done`: as finish_tile() has it;
+// null: normalization_kernel() adds the sums up.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     sums_kernel(BatchNormTiles t, const T* __restrict__ x, float* partial, BatchNormParameters p,

@@ -1,5 +1,4 @@
-// The fully connected layer by cuBLAS. Under bf16 the weight is rounded to bfloat16 for the products of the
-// step; its gradient is summed, and kept, in fp32.
+// The fully connected layer by cuBLAS. Under bf16 the weight is rounded for products; its gradient is fp32.
 #include "nn/ops/cuda/products.h"
 #include "nn/ops/kernels.h"
 

@@ -24,8 +24,7 @@ dim3 row_grid(const Tensor& rows) {
   return grid_for(static_cast<std::size_t>(rows.dim(0)), kRowsPerBlock);
 }
 
-// A row's softmax for the backward pass: exp(z - top) / sum. A label that is no class makes the row's loss
-// and its gradients NaN, since kernels cannot throw.
+// A row's softmax for the backward pass: exp(z - top) / sum. A label that is no class makes all of it NaN.
 struct SoftmaxRow {
   double sum;
   float top;

@@ -3,8 +3,7 @@
 namespace topknot::cuda {
 namespace {
 
-// A thread for each of the n elements of `out`, in N, H, W, C order, whose images are height x width; `in`
-// has others of the same corner. Outside those: `value`.
+// A thread for each of n elements of `out`, [N, H, W, C], whose corner is that of `in`; outside: `value`.
 struct CornerShape {
   std::uint32_t channels, height, width, from_height, from_width;
 };
