@@ -1,6 +1,5 @@
 // ACP-SGD: Zhang, Zhang, Shi, Chu, Li, "Evaluation and optimization of gradient compression for distributed
-// deep learning", ICDCS 2023. PowerSGD with one factor per step, and so one sum: M = gradient + residual of
-// each matrix,
+// deep learning", ICDCS 2023. PowerSGD with one factor, one sum, per step: M = gradient + residual,
 //
 //   even steps (the first is 0): Q = an orthonormal basis of the last Q; P = M Q, summed
 //   odd steps:                   P = an orthonormal basis of the last P; Q = M^T P, summed

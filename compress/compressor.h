@@ -12,8 +12,7 @@
 // gradient u = g + residual over slice.gradient; commit turns that memory into the new residual and writes
 // the average over slice.residual, which held the old one. Without (dense, memory none) the average goes to
 // slice.gradient. The returned span says which of the two holds the average; if it is slice.residual, the
-// exchange lets the two swap roles. discard() forgets the step: residual, momenta, thresholds and statistics
-// are as before encode.
+// exchange lets the two swap roles. discard() forgets the step: all is as before encode.
 //
 // If encode() or decode() throws, nothing that state() saves has changed: encode() leaves the compressor
 // idle, and after an error of decode() the step can be discarded. commit() allocates nothing unless entries
@@ -124,7 +123,7 @@ inline void check_sum(const Round& round, std::span<const float> sent) {
                 "the sum is not in the memory that was sent");
 }
 
-// A group's memory in the parameter arena, of its length each. A committed step swaps their roles.
+// A group's two spans of the parameter arena, of its length. A committed step swaps their roles.
 struct Slice {
   std::span<float> gradient, residual;
 };

@@ -22,9 +22,8 @@ double density_of(const GroupSpec& group, std::size_t segment, double density) {
   return group.densities.empty() ? density : std::max(density, group.densities[segment]);
 }
 
-// Calls body(tile, its end, cursors) for tiles that cover a vector, by as many threads as `room` has cursors
-// for; cursors[r]: the first entry of rank r at or after the tile's begin, which the body moves on to its
-// end. The body must not throw.
+// Calls body(tile, its end, cursors), which must not throw, for tiles that cover a vector, by as many threads
+// as `room` has cursors for; cursors[r]: rank r's first entry in the tile, which the body moves to its end.
 template <class Body>
 void for_tiles(std::span<const SparseView> contributions, std::span<float> vector,
                std::span<std::size_t> room, const Body& body) {

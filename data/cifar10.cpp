@@ -1,6 +1,5 @@
 // CIFAR-10, binary version: Krizhevsky, "Learning multiple layers of features from tiny images", 2009. A
-// record is 3073 bytes: the label, then 1024 bytes each of red, green and blue, rows first. 10000 records per
-// file.
+// record is 3073 bytes: the label, then 1024 bytes each of red, green and blue, rows first. 10000 a file.
 #include <fmt/format.h>
 
 #include "data/dataset.h"

@@ -174,7 +174,7 @@ bool add_dataset(const std::string& name, const std::string& help, std::vector<O
 std::unique_ptr<Dataset> make_dataset(const std::string& name, const DatasetOptions& options, Split split);
 
 // A 64-bit hash of the samples, in their order, and of all labels or targets. Of more than `most_bytes` of
-// samples, about so many, evenly spaced; 256 MB take 0.1 s. Else Dataset::add_to().
+// samples, about so many, evenly spaced; 256 MB take 0.1 s. If a set has it, Dataset::add_to().
 std::uint64_t data_checksum(const Dataset& data, std::int64_t most_bytes = 256'000'000);
 
 // How many of a file's `available` samples to use: `wanted` = 0: all; UserError, with the key, if too many.

@@ -3,8 +3,7 @@
 //
 // Training: a crop of random area and shape, resized, mirrored with probability one half (Szegedy et al.,
 // "Going Deeper with Convolutions", 2015, section 6; the numbers are those of torchvision's
-// RandomResizedCrop). Evaluation, and training without augmentation: the shorter side resized, then the crop
-// in the centre.
+// RandomResizedCrop). Else: the shorter side resized, then the crop in the centre.
 #include <fmt/format.h>
 
 #include <algorithm>

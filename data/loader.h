@@ -24,8 +24,7 @@ struct Batch {
   Tensor images;  // [b, C, H, W], plain, CPU, normalised; undefined if the loader gives bytes
   std::vector<std::uint8_t>
       bytes;  // LoaderOptions::bytes, [b, C, H, W]: the images before normalisation; else empty
-  // b of them, empty for regression. Of windows of T tokens b T, step by step: label t b + i is that of
-  // sample i's token t.
+  // b of them, none for regression. Of windows of T tokens b T: label t b + i is that of sample i's token t.
   std::vector<std::int32_t> labels;
   Tensor targets;  // [b, targets], regression only, else undefined
   // Transcription: images are [b, 1, bins, frames of the longest], zeros after the others' frames[i]; labels
@@ -111,8 +110,7 @@ class Loader {
   // The next step's batch, false after the last one. Rethrows what making the batch threw, again at each call
   // until the next start_epoch(). Damaged files are counted here, where the order does not depend on the
   // workers: each is named in a warning when it is first met, and the one too many in a UserError. After a
-  // stop signal it goes on waiting for LoaderOptions::stop_patience, then throws Interrupted, as
-  // start_epoch() does.
+  // stop signal it waits for stop_patience, then throws Interrupted, as start_epoch() does.
   bool next(Batch& batch);
   // Waits until next() need not wait, or until a stop signal.
   void await_batch() {

@@ -5,7 +5,7 @@
 namespace topknot {
 namespace {
 
-// One channel: out(y, x) = value(source(y + top - padding, x + left - padding)), black outside, or mirrored.
+// out(y, x) = value(source(y + top - padding, x + left - padding)), black outside, mirrored if asked.
 template <class T, class Value, class Out>
 void map_channel(const T* source, std::int64_t height, std::int64_t width, const CropFlip& choice, Out black,
                  Value value, Out* out) {

@@ -48,8 +48,7 @@ struct ClipVectors {
   std::size_t size[kMost];
 };
 
-// A device's kernels. `memory`: norm^2 of all vectors, which `add` adds to, of each one, kMost of them, and
-// of their blocks.
+// A device's kernels. `memory`: norm^2 of all vectors, to which `add` adds, of each one, and of their blocks.
 struct ClipKernels {
   void (*sum_of_squares)(const ClipVectors& vectors, double* memory, bool add);
   // Multiplies by the clip factor of all, or of each.

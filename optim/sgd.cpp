@@ -1,5 +1,4 @@
-// Stochastic gradient descent with momentum, Nesterov's variant and weight decay, as torch.optim.SGD defines
-// them (dampening 0):
+// SGD with momentum, Nesterov's variant and weight decay, as torch.optim.SGD defines them (dampening 0):
 //
 //   d = g + weight_decay * w
 //   b = momentum * b + d

@@ -43,8 +43,7 @@ namespace topknot {
 
 class LocalSteps {
  public:
-  // `model` has the weights that all ranks start from, and must outlive this. `alone`: inner steps are inner_step()'s;
-  // else the caller makes them.
+  // `model` has the first weights, and must outlive this. `alone`: inner_step() makes inner steps.
   LocalSteps(const Config& config, ParameterStore& model, int rank, bool alone = true);
   void begin_run(std::int64_t total_steps) { total_steps_ = total_steps; }
 

@@ -1,7 +1,6 @@
 #pragma once
 // A rank's replica of the model: its weights and statistics, the batches that it is trained and evaluated on,
-// and the forward and backward pass, written once for all devices. What follows the backward pass is a
-// StepRule (train/step.h).
+// and the forward and backward pass, for all devices. A StepRule follows (train/step.h).
 
 #include <cstdint>
 #include <memory>

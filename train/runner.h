@@ -18,8 +18,7 @@ namespace topknot {
 
 struct RunInputs;
 
-// The parts of a step, in order. Compute and apply can be captured in graphs, and communicate with them if
-// Exchange::capture() says so.
+// A step's parts, in order. Graphs can capture compute and apply, and communicate by Exchange::capture().
 struct StepParts {
   std::function<void()> compute, communicate, apply;
   const float* loss;  // of this rank, complete after compute; in the device's memory

@@ -92,8 +92,7 @@ class Step {
   }
   // `first_step`: of the epoch, if a resumed run enters it.
   void start_epoch(std::int64_t epoch, std::int64_t first_step) { replica_.start_epoch(epoch, first_step); }
-  // Waits until the next step's data are there, or until a stop signal, and counts the time in that step's.
-  // On a GPU it returns at once.
+  // Waits for the next step's data or a stop signal, and counts that in the step's time. Not on a GPU.
   void await_batch() {
     const Stopwatch watch(awaited_s_);
     replica_.await_batch();

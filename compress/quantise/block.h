@@ -46,7 +46,7 @@ struct BlockHeader {
   std::uint32_t numel = 0, cells = 0, levels = 0;
 };
 
-// QSGD's level of an entry: |x| / norm of `levels`, rounded up if `uniform` is below the fraction.
+// QSGD's level of an entry: levels |x| / norm (> 0), rounded up if `uniform` is below the fraction.
 TOPKNOT_HOST_DEVICE int level_of(float magnitude, float uniform, float norm, float levels) {
   const float share = magnitude / norm;
   const float exact = (share < 1.0f ? share : 1.0f) * levels;

@@ -7,8 +7,7 @@
 // If t1 was not found none is above it, and if t2 was not found it is 0: for densities beyond the share of
 // magnitudes above their mean, the run is taken from everything below t1, however small. The run starts at
 // entry number `word below (entries between - run's length + 1)`, with word `position` of the stream
-// CounterRng(seed, compress, step, rank). Magnitudes without a finite mean are selected exactly (topk).
-// Nothing is carried.
+// CounterRng(seed, compress, step, rank). Without a finite mean: exactly (topk). Nothing is carried.
 
 #include <cstdint>
 #include <limits>

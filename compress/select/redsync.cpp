@@ -5,7 +5,7 @@
 // three evaluations, and the last one's entries are sent, however many they are: usually fewer than k,
 // sometimes many more. Preset redsync adds error feedback.
 //
-// A vector of one magnitude (max = mean: no t between them), is selected exactly (topk), as are magnitudes
+// A vector of one magnitude (max = mean: no t between them) is selected exactly (topk), as are magnitudes
 // without a finite mean. If k is everything, all is sent. Nothing is carried.
 //
 // Usually two passes: the residual, mean and max; then the entries above t. Each lower t takes another one.

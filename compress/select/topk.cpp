@@ -57,8 +57,7 @@ const bool topk_registered[] = {
     add_selector<TopKSelector>("topk", "exactly k entries, the largest magnitudes; ties to the lower index",
                                {.at_most_k = true}),
     add_sparse("topk", "the k largest entries, exactly; error feedback keeps the rest", {.select = "topk"}),
-    // LAGS-SGD: layer-wise top-k with error feedback, the learning rate inside the accumulator. For layer l,
-    // rank p:
+    // LAGS-SGD: layer-wise top-k with error feedback and the learning rate inside. For layer l, rank p:
     //
     //   a_t = residual_{t-1} + lr_{t-1} * g_{t-1};  residual_t = a_t - TopK(a_t, k_l)
     //   w_t = w_{t-1} - (1/P) * sum_p TopK(a_t, k_l)

@@ -4,8 +4,7 @@
 //
 // That code does not end if all magnitudes are equal. Here the search stops where max = mean, where q would
 // fall below -1, where t would fall below 0 (the code would send every entry, zeros included), and where the
-// magnitudes have no finite mean; the selection is exact then (topk). Where k asks for everything, everything
-// is sent. Nothing is carried.
+// magnitudes have no finite mean; the selection is exact then (topk). Nothing is carried.
 
 #include <vector>
 

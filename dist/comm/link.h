@@ -40,8 +40,7 @@ double parse_latency(const std::string& key, const std::string& text);
 // 2019, has alpha log2 P in place of our alpha.)
 double all_gather_cost(const Link& link, int ranks, double bytes);
 
-// Dense sum around the ring: 2 (P-1) (alpha + bytes / P beta). Patarasuk and Yuan, "Bandwidth optimal
-// all-reduce algorithms", 2009.
+// Dense sum around the ring (Patarasuk and Yuan, 2009): 2 (P-1) (alpha + bytes / P beta).
 double ring_all_reduce_cost(const Link& link, int ranks, double bytes);
 
 // Dense sum in rank order: slices to their owners, all at once, and back: 2 (alpha + (P-1) / P bytes beta).
@@ -61,7 +60,7 @@ struct LinearFit {
 // emulated link the result of a collective arrives when the cost model says that it would over such links:
 // its modelled time after the last rank came to it. The data are the same, bit for bit. As over gloo,
 // collectives run during the backward pass and queue one after another. A collective longer than
-// dist.timeout_s ends the run; a stop signal, all waits. lab/netlab.md compares it with shaped TCP.
+// dist.timeout_s ends the run; a stop signal ends all waits. lab/netlab.md compares it with shaped TCP.
 struct EmulatedLink {
   Link link;
   // The links that follow, by rising seconds since the ranks began.

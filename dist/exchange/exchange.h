@@ -238,8 +238,7 @@ class Exchange {
   std::unordered_map<const Parameter*, Place> places_;
   std::vector<float> weights_;
   StepContext context_;  // as compressors are given it
-  // With ranks_per_host: whose host's sum is under way. It is encoded when the next one's sum is, or in
-  // communicate().
+  // With ranks_per_host: whose host's sum is under way, to be encoded with the next one's, or last.
   Bucket* deferred_ = nullptr;
   std::size_t next_to_start_ = 0;
   bool in_step_ = false;

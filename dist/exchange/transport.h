@@ -39,8 +39,7 @@ std::unique_ptr<Compressor> make_group_compressor(const Group& group, ElementRan
 // A dense group in a value codec is sent whole; else the density of the step holds.
 double group_density(const Group& group, const ExchangeOptions& options, double of_step);
 
-// Throws UserError for an exchange.collective that is unknown or that the method's messages or exchange.hierarchy do
-// not allow.
+// UserError for an exchange.collective that is unknown or does not fit the method or exchange.hierarchy.
 void check_collective(const ExchangeOptions& options);
 // Throws UserError if exchange.hierarchy is parts and the method's messages are not made of any part of a group.
 void check_parts(const ExchangeOptions& options);

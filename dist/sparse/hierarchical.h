@@ -89,8 +89,7 @@ void check_hierarchy(int ranks_per_host, bool compressing);
 // Throws UserError if it does not divide the ranks. `whose`: what says how many they are, " of dist.ranks".
 void check_hosts(int ranks_per_host, int ranks, const std::string& whose = "");
 
-// Adds what one more rank of a host found in its part of the groups. The threshold is the least one of a part that has
-// entries.
+// Adds what one more rank of a host found in its part. The threshold is the least of a part with entries.
 TOPKNOT_HOST_DEVICE void join_status(StepStatus& host, const StepStatus& rank) {
   host.bad |= rank.bad;
   if (rank.bad_rank >= 0 && (host.bad_rank < 0 || rank.bad_rank < host.bad_rank))

@@ -16,8 +16,7 @@ class AlgorithmCache {
   // Reads the file; none there: empty. If it cannot be read: a line in the log, and nothing is kept.
   explicit AlgorithmCache(std::string file);
 
-  // The choice that was kept first for this key. Reads the file again where none is known: another rank may
-  // have kept one by now.
+  // The choice that was kept first for this key. Reads the file again if none is known.
   std::optional<std::string> find(const std::string& key);
   // Appends to the file, whose folder it makes; nothing if the key was kept before. A key and a choice are
   // lines of text without " = ", a choice without ';' too. Where the file cannot be written: a line in the

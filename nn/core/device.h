@@ -73,8 +73,7 @@ const DeviceBackend& backend(Device device);
 const DeviceBackend& cpu_backend();
 const DeviceBackend& cuda_backend();  // throws UserError in a build without CUDA
 bool cuda_available();
-// "" if a GPU can be used; else why not, and what to do. A process's first call of CUDA: sets CUDA_DEVICE_MAX_CONNECTIONS
-// where the user has not.
+// "" if a GPU can be used; else why not, and what to do. First sets CUDA_DEVICE_MAX_CONNECTIONS if unset.
 std::string cuda_problem();
 int gpu_count();               // GPUs that this process sees; 0 in a build without CUDA
 std::string gpu_bus(int gpu);  // its PCI address, such as "0000:3B:00.0"

@@ -243,7 +243,7 @@ class BackwardPass : Pass<T> {
     std::copy_n(log_sums_ + (b * s_.heads + h) * s_.steps + first, n, log_sum_);
     row_products(dy_rows_.data(), y_rows_.data(), n, Base::padded_, d_);
   }
-  // Adds queries' block i times keys' block j. to_keys: their place in dkeys_ and dvalues_, or negative.
+  // Adds what queries' block i and keys' block j give. to_keys: place in dkeys_ and dvalues_, or negative.
   void add(std::int64_t i, std::int64_t j, bool to_queries, std::int64_t to_keys) {
     const Block block = Base::block(i, j);
     Base::scores(block, Base::keys(j * kBlock), Base::columns_, Base::scores_);

@@ -98,8 +98,7 @@ inline Tensor to_layout(const Tensor& x, Layout layout) {
   return in_form(x, layout, x.dtype());
 }
 
-// For ops whose CPU kernels take f32 alone: true if x is in memory of a CPU and bf16. Then the op casts its
-// input, and its value back.
+// For ops whose CPU kernels take f32 alone: true if x is bf16 on a CPU: the op casts x, and its value back.
 bool needs_f32(const Variable& x);
 
 struct LayoutKernels {
@@ -133,8 +132,7 @@ struct SwigluKernels {
   void (*backward)(const Tensor& x, const Tensor& dy, Tensor& dx);
 };
 
-// One call of rope as a backend sees it: each row has heads of 2 `pairs` elements, `rotated` of queries and
-// keys, then `kept` of values.
+// A row has heads of 2 `pairs` elements, `rotated` of queries and keys, then `kept` of values.
 struct RopeCall {
   static constexpr std::int64_t kMostPairs = 256;
   std::int64_t rotated, kept, pairs, batch;

@@ -220,8 +220,7 @@ Variable channel_shuffle(const Variable& x, std::int64_t groups);
 // y[n,c,h,w] = x[n,c,h,w] s[n,c]. x: [N, C, H, W]; s: [N, C]. Layout as x's.
 Variable scale_channels(const Variable& x, const Variable& s);
 
-// ---- Sequences: rows of features, step by step. A picture of sound, [N, C, H, T], has a row for each of its
-// frames.
+// ---- Sequences: rows of features, step by step; of a picture of sound, [N, C, H, T], a row a frame.
 
 // Embedding: a row of the weight for each token of a batch of sequences.
 //

@@ -39,8 +39,7 @@ struct RunState {
   ModelCopy model;  // the statistics and recurrent states are the rank's own
   // Optimizer::state(): buffers of the arena's shape; the same on all ranks.
   std::vector<std::vector<float>> optimizer;
-  // With local steps, of this rank: its weights, then its optimizer's buffers; else empty. `model` and `optimizer` then
-  // hold what the ranks share.
+  // With local steps: this rank's weights, then its optimizer's buffers; `model` and `optimizer` are shared.
   std::vector<std::vector<float>> inner;
   std::vector<float> residual;      // in arena order; empty for a method that carries nothing
   std::vector<std::byte> exchange;  // Exchange::state()

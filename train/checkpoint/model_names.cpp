@@ -132,8 +132,7 @@ bool stack(NamedTensors& result, std::span<const TensorView> parts, TensorView& 
   return true;
 }
 
-// Rows of the parts of a matrix: gate and up have half each; queries have as many as columns, keys and values
-// half of the rest each.
+// Rows of a matrix's parts: gate, up: half; queries as many as columns, keys, values half of the rest.
 std::vector<std::int64_t> part_rows(const TensorView& whole, std::size_t parts) {
   const std::int64_t first = parts == 3 ? whole.shape[1] : whole.shape[0] / 2;
   std::vector<std::int64_t> rows(parts, (whole.shape[0] - first) / static_cast<std::int64_t>(parts - 1));

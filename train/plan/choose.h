@@ -29,8 +29,7 @@ std::vector<AutoOption> auto_options_of(const Config& config);
 // becomes false: a group of its own for vectors costs a collective more in each step.
 Config with_option(const Config& config, const AutoOption& option);
 
-// The profile of each of `options` on the run `given`, measured now. Collective; only rank 0's figures count, and only
-// its have the network.
+// The profile of each of `options` on the run `given`, measured now. Collective; rank 0's have the network.
 std::vector<NamedProfile> measure_options(const Config& given, const Dataset& data, CollectiveQueue& queue,
                                           const std::vector<AutoOption>& options);
 // Reads the text of auto_profiles.json, which named_profiles_json() writes: profiles by the names of their options, dense

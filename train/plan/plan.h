@@ -78,8 +78,7 @@ StepModel modelled_step(const ExchangeProfile& profile, std::span<const std::siz
                         std::int64_t every = 0);
 
 // The measured makespan of a step: from `backward_begin`, where the backward pass began whose hooks drove the
-// exchange, to the end of the last group's first collective. The agreement and further rounds do not count;
-// 0 if no group was sent.
+// exchange, to the end of the last group's first collective. Further rounds do not count; 0: none was sent.
 double measured_makespan(std::span<const ExchangeSpan> spans,
                          std::chrono::steady_clock::time_point backward_begin);
 

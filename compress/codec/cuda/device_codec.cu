@@ -187,7 +187,7 @@ std::size_t rice_section(std::size_t count, std::size_t numel) {
 }
 
 std::size_t longest_rice(Values values, std::size_t capacity, std::size_t numel) {
-  // b falls as the count grows, else the length grows: the longest block has some b's greatest count.
+  // b falls as the count grows, and with one b the length grows: the longest block has a b's greatest count.
   std::size_t longest = 0, count = capacity;
   while (count > 0) {
     longest = std::max(longest, rice_section(count, numel) + value_bytes(values, count));

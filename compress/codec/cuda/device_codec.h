@@ -110,8 +110,7 @@ class DeviceCodec {
 
   // `block`: block_bytes() aligned to 16, overwritten whole.
   void write(cudaStream_t stream, const DeviceEntries& entries, std::byte* block);
-  // `blocks`: one per rank, in rank order. `out`: capacity() indices and values per rank. With a `judging` that has
-  // a status, judges them too.
+  // `blocks`: by rank. `out`: capacity() indices and values per rank. Judges them if `judging` has a status.
   void read(cudaStream_t stream, const std::byte* blocks, const DecodedEntries& out,
             const Judging& judging = {});
 

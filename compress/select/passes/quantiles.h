@@ -31,8 +31,7 @@ TOPKNOT_HOST_DEVICE NormalFit normal_fit(double shift, double sum, double square
 }
 
 // The inverse of the standard normal distribution function for 0 < p < 1, to full double precision: a
-// rational starting value (Abramowitz and Stegun 26.2.23, error below 4.5e-4) refined by Halley's method on
-// erfc.
+// rational starting value (Abramowitz and Stegun 26.2.23, error below 4.5e-4) refined by Halley's method.
 TOPKNOT_HOST_DEVICE double normal_quantile_formula(double p) {
   constexpr double sqrt2 = 1.4142135623730951, two_pi = 6.283185307179586;
   // The lower half by symmetry: erfc keeps its relative precision in the tail.
@@ -63,8 +62,7 @@ double gamma_tail(double shape, double x);
 
 // The x with Q(shape, x) = q, for shape > 0 and 0 < q < 1; 0 if that is below the least double. By Newton's
 // method on ln Q (or ln(1 - Q), the lesser) over ln x, kept within a bracket. Shapes above 1e6 by the
-// cube-root approximation of Wilson and Hilferty (Abramowitz and Stegun 26.4.17), which is good to 1e-10
-// there. Throws Error outside.
+// cube-root approximation of Wilson and Hilferty (Abramowitz and Stegun 26.4.17), to 1e-10. Error outside.
 double gamma_tail_quantile(double shape, double q);
 
 }  // namespace topknot

@@ -65,8 +65,7 @@ class DeviceHosts final : public DeviceCommunicator {
 // exchange.ranks_per_host for gradients in GPU memory.
 class DeviceHierarchy {
  public:
-  // Collective, on the current context's GPU. `all`: of the queue's ranks. Both outlive this. Throws as
-  // Hierarchy.
+  // Collective, on the context's GPU. `all`: of the queue's ranks. Both outlive this. Throws as Hierarchy.
   DeviceHierarchy(CollectiveQueue& queue, DeviceCommunicator& all, int ranks_per_host, bool parts)
       : hierarchy_(queue, ranks_per_host, parts),
         inside_(all.split(hierarchy_.inside())),

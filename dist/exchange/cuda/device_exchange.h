@@ -5,8 +5,7 @@
 // the optimizer reads it there, the host later. Averages, residuals and states are the host's, bit for bit.
 //
 // A method without kernels, and every method under dist.backend gloo, is staged: gradients are copied to the
-// host, exchanged there as the host's are, and the averages copied back; the host then waits in communicate()
-// and decode_and_commit().
+// host, exchanged there as the host's are, and the averages copied back; the host then waits.
 
 #include <cstdint>
 #include <memory>
@@ -112,7 +111,7 @@ std::unique_ptr<DeviceExchange> make_device_exchange(ParameterArena& arena, Coll
 // "" if gradients can stay on the GPU; else the key that keeps them from it and its value, for the log. What
 // only the compressors know is not looked at.
 std::string what_needs_the_host(const ExchangeOptions& options);
-// Gradients stay on the GPU. Null if a compressor has no kernels. For options without what_needs_the_host().
+// Gradients stay on the GPU. Null if a compressor lacks kernels. For options that pass what_needs_the_host().
 std::unique_ptr<DeviceExchange> make_gpu_exchange(ParameterArena& arena, CollectiveQueue& queue,
                                                   DeviceCommunicator& device, const ExchangeOptions& options);
 std::unique_ptr<DeviceExchange> make_staged_exchange(ParameterArena& arena, CollectiveQueue& queue,

@@ -23,8 +23,7 @@ class Pool {
   explicit Pool(int device);
   ~Pool();
 
-  // 512-byte aligned. If memory is short, gives cached blocks of all ranks on this GPU back and tries again;
-  // then throws OutOfMemory.
+  // 512-byte aligned. If memory is short, gives all ranks' cached blocks back first; else throws OutOfMemory.
   void* allocate(std::size_t bytes);
   void release(void* data) noexcept;
   // Gives free blocks back. Waits for the GPU.

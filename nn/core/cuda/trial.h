@@ -32,10 +32,9 @@ struct TrialSubject {
 class Trial {
  public:
   // The number of the candidate to use: that with the shortest of kTrialTimings times, each taken on a stream
-  // that is held while the host works. A candidate that returns false, throws CudaError or lacks memory is not
-  // chosen; after an error, which may be of this run alone, nothing is kept for later processes. Candidate 0 if
-  // all fail. Throws UserError for a forced name that no candidate has or that may not run, CudaError if the
-  // GPU is lost.
+  // that is held while the host works. A candidate that returns false, throws CudaError or lacks memory is
+  // not chosen; after an error, which may be of this run alone, nothing is kept for later processes.
+  // Candidate 0 if all fail. UserError for a forced name that cannot run, CudaError if the GPU is lost.
   static std::size_t pick(const std::string& key, std::span<const TrialCandidate> candidates);
 
   // train.trial, "KEY=NAME;KEY=NAME...": the context's trials whose key begins with KEY pick NAME, untimed.

@@ -92,7 +92,7 @@ TOPKNOT_MULTIVERSION void add_dots(const float* v, const float* rows, std::int64
     c[i] += dot_lanes(v, rows + i * stride, static_cast<std::size_t>(depth));
 }
 
-// sgemm() of one row or column, in an order that does not depend on the number of threads, as oneDNN's does.
+// sgemm() of one row or column; unlike oneDNN's, its order of sums does not depend on the number of threads.
 void vector_product(const ProductForm& f, const float* a, const float* b, float* c, const float* bias) {
   const bool row = f.m == 1;
   const std::int64_t n = row ? f.n : f.m;

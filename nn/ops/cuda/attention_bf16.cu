@@ -3,10 +3,9 @@
 // fixed order, without atomic additions: the queries' gradients and those of keys and values are kernels of
 // their own, each of which computes the scores again.
 //
-// A warp has 16 rows of one side (queries, or keys for their own gradients) in registers, a block 64. It meets
-// the other side a tile at a time, which lies in shared memory while the next one is on its way there. Products
-// of a head's forward pass: 4 steps^2 width operations (half of it if causal), those of the gradients 3.5 times
-// as many.
+// A warp has 16 rows of one side (queries, or keys for their own gradients) in registers, a block 64. It
+// meets the other side a tile at a time, which lies in shared memory, the next one on its way. Products of a
+// head's forward pass: 4 steps^2 width operations (half if causal), of the gradients 3.5 times as many.
 #include <type_traits>
 
 #include "nn/ops/cuda/attention.h"
@@ -177,8 +176,7 @@ __device__ void over_tiles(std::int64_t begin, std::int64_t end, const Get& get,
   }
 }
 
-// A block's 64 queries of a head, and the keys that they meet, a tile at a time. The heaviest blocks of a causal head, its
-// last queries, come first.
+// A block's 64 queries of a head, and their keys, a tile at a time. A causal head's last queries come first.
 template <int kW>
 struct QueryBlock {
   AttentionCall c;
