@@ -342,23 +342,17 @@ const ValueCodec& codec_of(const CompressOptions& options) {
   return codec;
 }
 
-std::unique_ptr<Compressor> make_coded_dense(const CompressOptions& options, const GroupSpec& group) {
-  return std::make_unique<CodedDense>(codec_of(options), options.memory != "none", group);
-}
-
-// The bytes of both messages.
-std::size_t coded_dense_bytes(const CompressOptions& options, const GroupSpec& group) {
-  const Pieces pieces(codec_of(options), group);
-  return pieces.ranks() * pieces.bytes();
-}
-
 std::unique_ptr<Compressor> make_dense(const CompressOptions& options, const GroupSpec& group) {
-  if (!sums_plainly(options.name, options.values)) return make_coded_dense(options, group);
+  if (!sums_plainly(options.name, options.values))
+    return std::make_unique<CodedDense>(codec_of(options), options.memory != "none", group);
   return std::make_unique<DenseCompressor>(group, is_narrow(options));
 }
 
 std::size_t dense_bytes(const CompressOptions& options, const GroupSpec& group, double) {
-  if (!sums_plainly(options.name, options.values)) return coded_dense_bytes(options, group);
+  if (!sums_plainly(options.name, options.values)) {
+    const Pieces pieces(codec_of(options), group);
+    return pieces.ranks() * pieces.bytes();  // of both messages
+  }
   return group.numel * (is_narrow(options) ? sizeof(BFloat16) : sizeof(float));
 }
 

@@ -130,11 +130,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_file(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_regular_file(path, ignored);
-}
-
 std::string missing(const std::string& dataset, const std::string& folder, const std::string& what) {
   return fmt::format("data.root: '{1}': {2}; `scripts/fetch-data {0} --to {1}` brings the files of {0}",
                      dataset, folder, what);
@@ -193,9 +188,9 @@ std::string find_data_folder(const std::string& dataset, const std::string& root
 
 std::string find_data_file(const std::string& dataset, const std::string& folder,
                            const std::vector<std::string>& names) {
-  for (const auto& name : names)
-    if (is_file(fs::path(folder) / name)) return (fs::path(folder) / name).string();
   std::error_code ignored;
+  for (const auto& name : names)
+    if (fs::path path = fs::path(folder) / name; fs::is_regular_file(path, ignored)) return path.string();
   for (const auto& name : names)
     if (fs::path path = fs::path(folder) / name; fs::exists(path, ignored)) open_regular_file(path.string());
   throw UserError(missing(dataset, folder, alternatives(names) + " is missing"));

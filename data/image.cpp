@@ -175,10 +175,6 @@ bool is_pnm(FileBytes file) {
   return file.size() >= 2 && file[0] == 'P' && std::isdigit(file[1]) != 0;
 }
 
-ImageSize pnm_size(FileBytes file) {
-  return PnmReader(file).size;
-}
-
 Picture decode_pnm(FileBytes file, const PixelRect& rect) {
   PnmReader reader(file);
   reader.check_length();
@@ -215,7 +211,7 @@ ImageSize image_size(FileBytes file) {
   if (is_jpeg(file))
     size = jpeg_size(file);
   else if (is_pnm(file))
-    size = pnm_size(file);
+    size = PnmReader(file).size;
   else if (!stbi_info_from_callbacks(&kStbCallbacks, &source, &size.width, &size.height, &channels))
     throw stb_error(source);
   if (size.width < 1 || size.height < 1) throw UserError("it is damaged: a picture without pixels");

@@ -24,10 +24,6 @@ LoaderOptions checked(const LoaderOptions& options) {
   return options;
 }
 
-bool reads_files(const Dataset& dataset, const LoaderOptions& options) {
-  return options.samples && (dataset.on_demand() || dataset.task() == Task::transcription);
-}
-
 std::vector<std::int32_t> labels_of(const Dataset& dataset) {
   std::vector<std::int32_t> labels;
   if (dataset.classes() == 0) return labels;
@@ -81,7 +77,8 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
       slots_(static_cast<std::size_t>(options.prefetch)) {
   try {
     // A thread that reads a file may hang in the system; next(), in another one, then hears a stop signal.
-    const int threads = std::max(options.workers, reads_files(dataset, options) ? 1 : 0);
+    const bool files = options.samples && (dataset.on_demand() || dataset.task() == Task::transcription);
+    const int threads = std::max(options.workers, files ? 1 : 0);
     for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { work(); });
   } catch (...) {  // the system has no thread left: those that started must not outlive the loader
     stop();

@@ -25,12 +25,6 @@ constexpr const char* kUsage =
     "train sample RUN [--prompt TEXT] [--tokens N] [--temperature T] [--top-k K] [--seed S] [--step N] "
     "[section.key=value ...]";
 
-// A run directory, or one of its checkpoints.
-std::string run_of(const FoundCheckpoint& checkpoint) {
-  const std::string& directory = checkpoint.store.directory();
-  return directory.substr(0, directory.find_last_of('/'));
-}
-
 // The run's configuration, for one sequence on this machine's CPU.
 Config sampling_config(const FoundCheckpoint& checkpoint, const std::vector<std::string>& overrides) {
   for (const std::string& word : overrides)
@@ -41,7 +35,8 @@ Config sampling_config(const FoundCheckpoint& checkpoint, const std::vector<std:
           fmt::format("{}: train sample takes keys of data and model, and train.threads; the rest is as the "
                       "run has it, on the CPU and in fp32; leave it out",
                       key));
-  LoadedConfig loaded = load_resumed_config(run_of(checkpoint), overrides);
+  const std::string& checkpoints = checkpoint.store.directory();  // in the run's
+  LoadedConfig loaded = load_resumed_config(checkpoints.substr(0, checkpoints.find_last_of('/')), overrides);
   adopt_architecture(loaded, checkpoint.manifest.config, checkpoint.store.path(checkpoint.step));
   throw_problems(loaded.problems);
   Config config = loaded.config;

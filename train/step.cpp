@@ -7,20 +7,12 @@
 
 namespace topknot {
 
-namespace {
-
-std::unique_ptr<Runner> make_runner(const RunInputs& inputs, Communicator& communicator) {
-  return parse_device(inputs.config.train.device).kind == DeviceKind::cuda
-             ? make_cuda_runner(inputs, communicator)
-             : make_cpu_runner(inputs, communicator);
-}
-
-}  // namespace
-
 Step::Step(const RunInputs& inputs, Communicator& communicator)
     : config_(inputs.config),
       communicator_(communicator),
-      runner_(make_runner(inputs, communicator)),
+      runner_(parse_device(config_.train.device).kind == DeviceKind::cuda
+                  ? make_cuda_runner(inputs, communicator)
+                  : make_cpu_runner(inputs, communicator)),
       replica_(inputs, communicator, *runner_),
       queue_(communicator),
       resolved_(settle_exchange(inputs, replica_.arena(), queue_)),

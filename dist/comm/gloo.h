@@ -110,8 +110,8 @@ class GlooCollectives {
   void gather(std::span<const std::byte> mine, std::vector<std::vector<std::byte>>& all) {
     exchange_with_all(mine, all, {});
   }
-  void all_reduce(std::span<float> data, SumOrder order);
-  void all_reduce(std::span<BFloat16> data, SumOrder order);
+  template <class T>  // float or BFloat16
+  void all_reduce(std::span<T> data, SumOrder order);
   void broadcast(std::span<std::byte> data, int root) {
     check_call(data.size());
     broadcast_tree(data, root);
@@ -148,8 +148,6 @@ class GlooCollectives {
     if (check_calls_) exchange_with_all({}, scratch_, bytes);
   }
   void check_partners(int to, int from);
-  template <class T>
-  void reduce(std::span<T> data, SumOrder order);
   template <class T>
   void gather_and_add(std::span<T> data);
   void send_paced(const auto& send, const std::vector<std::unique_ptr<Buffer>>& in, Buffer& out);

@@ -245,7 +245,7 @@ void GlooCollectives::broadcast_tree(std::span<std::byte> data, int root) {
 }
 
 template <class T>
-void GlooCollectives::reduce(std::span<T> data, SumOrder order) {
+void GlooCollectives::all_reduce(std::span<T> data, SumOrder order) {
   if (data.size() * (size_ - 1) <= small_count) return gather_and_add(data);
   check_call(data.size_bytes());
   if (order == SumOrder::ranks)
@@ -254,13 +254,8 @@ void GlooCollectives::reduce(std::span<T> data, SumOrder order) {
     reduce_on_ring(data);
 }
 
-void GlooCollectives::all_reduce(std::span<float> data, SumOrder order) {
-  reduce(data, order);
-}
-
-void GlooCollectives::all_reduce(std::span<BFloat16> data, SumOrder order) {
-  reduce(data, order);
-}
+template void GlooCollectives::all_reduce(std::span<float> data, SumOrder order);
+template void GlooCollectives::all_reduce(std::span<BFloat16> data, SumOrder order);
 
 template <class T>
 void GlooCollectives::gather_and_add(std::span<T> data) {

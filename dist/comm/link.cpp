@@ -38,11 +38,6 @@ double one_message(const Link& link, double bytes) {
   return link.alpha + bytes * link.beta;
 }
 
-// ceil(log2(ranks)).
-int tree_rounds(int ranks) {
-  return std::bit_width(static_cast<unsigned>(ranks - 1));
-}
-
 }  // namespace
 
 double parse_rate(const std::string& key, const std::string& text) {
@@ -77,7 +72,8 @@ double ordered_all_reduce_cost(const Link& link, int ranks, double bytes) {
 }
 
 double broadcast_cost(const Link& link, int ranks, double bytes) {
-  return ranks < 2 ? 0 : tree_rounds(ranks) * one_message(link, bytes);
+  const int rounds = std::bit_width(static_cast<unsigned>(ranks - 1));  // ceil(log2(ranks))
+  return ranks < 2 ? 0 : rounds * one_message(link, bytes);
 }
 
 EmulatedLink make_emulated_link(const std::string& rate, const std::string& latency, int ranks_per_host) {

@@ -94,12 +94,6 @@ void sum_columns(cudaStream_t stream, const T* x, std::size_t rows, std::size_t 
          static_cast<unsigned>(channels), ceil_div(rows, slabs), sums, accumulate);
 }
 
-// n elements, kPerThread for each thread.
-template <class... P, class... A>
-void launch_over(std::size_t n, void (*kernel)(P...), cudaStream_t stream, A... arguments) {
-  if (n > 0) launch(kernel, grid_for(n, kThreads * kPerThread), kThreads, stream, arguments...);
-}
-
 std::size_t channels_of(const Tensor& y) {
   return static_cast<std::size_t>(y.dim(1));
 }
@@ -130,8 +124,9 @@ void add_bias(cudaStream_t stream, void* y, bool bf16, const float* bias, std::s
     if (pieces > 0 && channels % kSize == 0 && reinterpret_cast<std::uintptr_t>(y) % 16 == 0)
       return launch(bias_pieces_kernel<T>, grid_for(pieces, kThreads), kThreads, stream,
                     static_cast<Piece<T>*>(y), bias, pieces, static_cast<unsigned>(channels / kSize));
-    launch_over(rows * channels, bias_kernel<T>, stream, static_cast<T*>(y), bias, rows * channels,
-                static_cast<unsigned>(channels));
+    if (rows * channels > 0)
+      launch(bias_kernel<T>, grid_for(rows * channels, kThreads * kPerThread), kThreads, stream,
+             static_cast<T*>(y), bias, rows * channels, static_cast<unsigned>(channels));
   });
 }
 
