@@ -221,7 +221,7 @@ int supervise(Ranks& ranks, ViewServer& views, const SignalGate& gate, const Dis
   // A reason that a rank gave itself says more than how its process ended; that of a rank which had to be
   // killed is known.
   const bool told = store.reason_by_rank() && (!failure.killed || store.first_reason_rank() == failure.rank);
-  if (!stopping && failure.left() && !told)
+  if (!stopping && failure.left())
     log_warning("the ranks have stopped: " + failure.text());
   else if (!stopping || failure.killed || told)
     log_error("the run has ended; first error: " + (!hanging.empty() ? hanging
