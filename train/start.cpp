@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 
 #include "dist/comm/communicator.h"
 #include "dist/launch/coordinate.h"
@@ -276,7 +275,6 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     if (group) {
       check_same_configuration(*group, loaded.config);
       check_same_data(*group, mine);
-      if (member) member->tell_run(run_fingerprint(loaded.config, data));
     }
     if (plan.rank != 0) return;
     for (const std::string& line : check.warnings) log_warning(line);
@@ -292,6 +290,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   hooks.body = [&](Communicator& communicator) {
     if (spawned_rank && communicator.rank() == 0)
       folder.lock = std::make_shared<RunLock>(RunLock::of_parent(folder.path));
+    if (member && joined.ranks.empty()) member->tell_run(run_fingerprint(loaded.config, data));
     RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};
     inputs.view = joined;
     inputs.coordinated = plan.coordinated;
@@ -311,8 +310,8 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   };
   try {
     if (const int code = start_ranks(plan, options, argv, hooks); code != 0) return code;
-  } catch (const Interrupted& interrupted) {
-    if (member) member->set_exit_code(128 + interrupted.signal);
+  } catch (const std::exception& error) {
+    if (member) member->set_exit_code(exit_code_of(error));
     throw;
   }
   if (!outcome.result.empty()) std::puts(outcome.result.c_str());

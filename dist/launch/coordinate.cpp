@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "dist/launch/supervise.h"
@@ -61,6 +61,7 @@ class Members : public Ranks {
       std::erase(waiting_, rank);
       if (std::erase(running_, rank) == 0) continue;
       if (event->kind == event->left) return Ending{rank, std::atoi(event->text.c_str())};
+      if (stops_ > 0) return Ending{rank, 128 + stop_};
       return Ending{rank, 0, SIGKILL, "died (its connection to the coordinator closed without a message)"};
     }
     return {};
@@ -68,11 +69,13 @@ class Members : public Ranks {
 
   void signal_all(int signal) override {
     if (signal == SIGKILL) return dismiss_all("the run has ended without this rank");
+    stop_ = signal;
     server_.tell(-1, kStop, fmt::format("{} {}", ++stops_, signal));
   }
-  void kill_one(int rank) override {
-    server_.dismiss(rank, "the run goes on without this rank, which was silent; started again, it joins");
+  void kill_one(int rank, const std::string& why) override {
+    server_.dismiss(rank, "the run goes on without this rank, which " + why);
   }
+  bool begun() const override { return !run_.empty(); }
   std::optional<int> newcomer(std::vector<int>&, int after) override {
     if (waiting_.empty()) return {};
     const int rank = waiting_.front();
@@ -110,7 +113,9 @@ int coordinate(const HostPort& where, int ranks, const DistOptions& options, dou
   views.publish();
   members.begin();
   log_info(fmt::format("all {} ranks are here", ranks));
-  return supervise(members, views, gate, options, grace_s);
+  const int code = supervise(members, views, gate, options, grace_s);
+  members.dismiss_all("the run has ended");  // ranks that were to join
+  return code;
 }
 
 Member::Member(LaunchPlan& plan, const DistOptions& options) {
@@ -118,19 +123,19 @@ Member::Member(LaunchPlan& plan, const DistOptions& options) {
   const std::string where = host_port_text(plan.host, plan.port);
   const std::string hint =
       fmt::format(" (with elastic.min_ranks, 'train --coordinate {}' runs there)", where);
-  std::string start;
   try {
     connection_ =
         std::make_shared<TcpStoreClient>(plan.host, plan.port, plan.rank, -plan.size, options.timeout_s,
                                          options.token.empty() ? plan.token : options.token);
-    set_exit_code(1);
-    // The coordinator gives up first, and says who is missing.
-    start = connection_->get(kStart, Patience(options.timeout_s > 0 ? options.timeout_s + 5 : 0));
   } catch (const CollectiveError& error) {
     throw CollectiveError(error.what() + hint);
   } catch (const UserError& error) {
     throw UserError(error.what() + hint);
   }
+  set_exit_code(1);
+  // The coordinator gives up first and says why, also on a rank that joins before this one.
+  const std::string start =
+      connection_->get(kStart, Patience(2 * options.timeout_s + 5 * (options.timeout_s > 0)));
   char* rest = nullptr;
   plan.joins_after = static_cast<int>(std::strtol(start.c_str(), &rest, 10));
   plan.run = *rest == ' ' ? rest + 1 : "";
@@ -148,7 +153,9 @@ Member::Member(LaunchPlan& plan, const DistOptions& options) {
     const std::string stop = connection->known(kStop);
     char* signal = nullptr;
     const int count = static_cast<int>(std::strtol(stop.c_str(), &signal, 10));
-    if (count > *taken) *taken = count, kill(getpid(), std::atoi(signal));
+    if (count <= *taken) return;
+    if (std::exchange(*taken, count) == 0) return pass_stop_on(std::atoi(signal));
+    kill(getpid(), std::atoi(signal));
   });
 }
 

@@ -56,7 +56,6 @@ struct Variables {
 std::optional<LauncherRank> read(const Environment& environment, const Variables& names) {
   const auto rank = number(environment, names.rank);
   const auto size = number(environment, names.size);
-  if (!rank && !size) return std::nullopt;
   // A job scheduler may set the size alone for what it runs once.
   if (!rank) return std::nullopt;
   if (!size)
@@ -114,16 +113,14 @@ void set_master(LaunchPlan& plan, const DistOptions& options, const Environment&
         "rank 0 and a free port on it");
   } else {
     throw UserError(plan.launcher +
-                    " does not say where the ranks can meet: give dist.master=HOST:PORT, the machine of rank "
-                    "0 and a free "
-                    "port on it, the same for all ranks");
+                    " does not say where the ranks can meet: give dist.master=HOST:PORT, the "
+                    "machine of rank 0 and a free port on it, the same for all ranks");
   }
   plan.host = master.host;
   plan.port = master.port;
 }
 
-// A copy that run_spawned() started. Variables that were left over or set by hand make none: the file that
-// they name is not open here.
+// A copy that run_spawned() started: the file that its variables name is open here.
 std::optional<LaunchPlan> spawned(const Environment& environment) {
   const auto proof = environment("TOPKNOT_LAUNCH");
   const int file = proof ? std::atoi(proof->c_str()) : -1;
@@ -153,8 +150,7 @@ std::optional<LaunchPlan> spawned(const Environment& environment) {
   return plan;
 }
 
-// The job's token from the environment: the user's, else what the launcher calls the job, the same for all
-// its ranks.
+// The environment's token of the job: the user's, else the launcher's name of it, one for all ranks.
 std::string job_token(const std::string& launcher, const Environment& environment) {
   if (const auto given = environment("TOPKNOT_TOKEN"); given && !given->empty())
     return given->substr(0, kLongestToken);
@@ -173,8 +169,7 @@ std::string job_token(const std::string& launcher, const Environment& environmen
 Environment process_environment() {
   return [](const std::string& name) -> std::optional<std::string> {
     const char* value = std::getenv(name.c_str());
-    if (value == nullptr) return std::nullopt;
-    return std::string(value);
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
   };
 }
 
@@ -336,8 +331,7 @@ double cpu_quota(const std::filesystem::path& groups, const std::filesystem::pat
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
     const bool unified = controllers == ",,";
     if (!unified && controllers.find(",cpu,") == line.npos) continue;
-    // A container may see its own group as the mount's root, whatever the path says: groups that are not
-    // there are passed over.
+    // A container may see its own group as the mount's root: groups that are not there are passed over.
     for (std::filesystem::path group = line.substr(second + 2);; group = group.parent_path()) {
       const std::filesystem::path folder = mount / (unified ? "" : "cpu") / group;
       double quota = 0, period = 0;

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "dist/launch/launch.h"
@@ -57,7 +58,7 @@ class Children : public Ranks {
   }
 
   void signal_all(int signal) override { kill_all(signal, false); }
-  void kill_one(int rank) override {
+  void kill_one(int rank, const std::string&) override {
     if (pids_[static_cast<std::size_t>(rank)] > 0) kill(pids_[static_cast<std::size_t>(rank)], SIGKILL);
   }
 
@@ -87,10 +88,7 @@ class Children : public Ranks {
     for (pid_t& pid : pids_) {
       if (pid <= 0) continue;
       kill(pid, signal);
-      if (and_wait) {
-        waitpid(pid, nullptr, 0);
-        pid = 0;
-      }
+      if (and_wait) waitpid(std::exchange(pid, 0), nullptr, 0);
     }
   }
 
@@ -107,14 +105,11 @@ std::vector<std::string> environment_of(int rank, int size, int port, const std:
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry)
     if (std::strncmp(*entry, "TOPKNOT_", 8) != 0) result.push_back(*entry);
-  result.push_back(fmt::format("TOPKNOT_RANK={}", rank));
-  result.push_back(fmt::format("TOPKNOT_RANKS={}", size));
-  result.push_back(fmt::format("TOPKNOT_MASTER=127.0.0.1:{}", port));
-  result.push_back(fmt::format("TOPKNOT_PARENT={}", getpid()));
-  result.push_back("TOPKNOT_LAUNCH=" + file_name(proof));
-  result.push_back("TOPKNOT_TOKEN=" + token);
-  result.push_back(fmt::format("TOPKNOT_JOINS_AFTER={}", joins_after));
-  result.push_back("TOPKNOT_RUN=" + run);
+  result.insert(result.end(),
+                {fmt::format("TOPKNOT_RANK={}", rank), fmt::format("TOPKNOT_RANKS={}", size),
+                 fmt::format("TOPKNOT_MASTER=127.0.0.1:{}", port), fmt::format("TOPKNOT_PARENT={}", getpid()),
+                 "TOPKNOT_LAUNCH=" + file_name(proof), "TOPKNOT_TOKEN=" + token,
+                 fmt::format("TOPKNOT_JOINS_AFTER={}", joins_after), "TOPKNOT_RUN=" + run});
   return result;
 }
 
@@ -135,8 +130,7 @@ int run_spawned(const LaunchPlan& plan, const DistOptions& options, char* const*
   };
   ViewServer views("127.0.0.1", plan.port, plan.size, options, token, publish);
   if (on_ready) {
-    // Until there are ranks to look after, a stop signal ends this process at once: on_ready() may hang in a
-    // file system.
+    // Until there are ranks a stop signal ends this process at once: on_ready() may hang in a file system.
     pthread_sigmask(SIG_SETMASK, &gate.before(), nullptr);
     on_ready();
     pthread_sigmask(SIG_BLOCK, &gate.taken(), nullptr);

@@ -41,14 +41,11 @@ struct Failure : Ending {
   }
 };
 
-// The failure that caused the others: of a rank that something else killed, else of the rank that gave the
-// store its first reason, else the first that was seen. `failures` has one at least.
+// What caused the others: of a rank that was killed, else of that with the first reason, else the first.
 const Failure& cause(const std::vector<Failure>& failures, int first_rank) {
-  for (const auto& failure : failures)
-    if (failure.killed) return failure;
-  for (const auto& failure : failures)
-    if (failure.rank == first_rank) return failure;
-  return failures.front();
+  auto found = std::ranges::find(failures, true, &Failure::killed);
+  if (found == failures.end()) found = std::ranges::find(failures, first_rank, &Failure::rank);
+  return found == failures.end() ? failures.front() : *found;
 }
 
 }  // namespace
@@ -100,8 +97,9 @@ int supervise(Ranks& ranks, ViewServer& views, const SignalGate& gate, const Dis
   std::vector<Failure> lost;
   std::optional<Patience> regroup;
   int done = 0;
-  std::vector<int> gone;            // ranks that died and may be started again
-  std::optional<int> guest;         // the one that is there again and has not joined yet
+  std::vector<int> gone;     // ranks that died and may be started again
+  std::optional<int> guest;  // the one that is there again and has not joined yet
+  Patience guest_patience(0);
   std::map<int, std::string> hung;  // ranks that were killed for it
   const auto is_missing = [&](int rank) {
     const std::vector<int> missing = views.missing();
@@ -169,7 +167,7 @@ int supervise(Ranks& ranks, ViewServer& views, const SignalGate& gate, const Dis
       }
       const bool passed_on = stopping && is_stop_signal(ended->signal);
       const Failure failure{*ended, ended->signal != 0 && !killing && !passed_on};
-      const bool met = views.number() > 1 || views.store().missing().empty();
+      const bool met = ranks.begun() && (views.number() > 1 || views.store().missing().empty());
       if (options.min_ranks > 0 && failure.lone(stopping != 0) && met && !killing && failures.empty()) {
         lost.push_back(failure);
         regroup.emplace(kMoreDeathsSeconds);
@@ -179,14 +177,16 @@ int supervise(Ranks& ranks, ViewServer& views, const SignalGate& gate, const Dis
     }
     if (options.min_ranks > 0) {
       if (const auto [rank, why] = failed ? std::pair(-1, std::string()) : views.hanging(ranks.running());
-          rank >= 0 && hung.try_emplace(rank, why).second)
-        ranks.kill_one(rank);
+          rank >= 0 && std::ranges::count(ranks.running(), rank) > 0 && hung.try_emplace(rank, why).second)
+        ranks.kill_one(rank, why + "; started again, it joins");
       if (regroup && (regroup->over() || ranks.running().empty() || !failures.empty())) go_on();
-      if (guest && (done > 0 || ranks.running().size() == 1)) ranks.kill_one(*guest);
+      if (guest && (done > 0 || ranks.running().size() == 1)) ranks.kill_one(*guest, "came too late");
+      if (guest && guest_patience.over()) ranks.kill_one(*guest, "did not join within dist.timeout_s");
       if (!regroup && !stopping && !failed && done == 0 && views.missing().empty()) {
         if (guest && std::ranges::count(views.ranks(), *guest) > 0) guest.reset();  // all have come
         if (!guest) {
           guest = ranks.newcomer(gone, views.last_number());
+          guest_patience = Patience(options.timeout_s);
         } else if (guest && !views.invited()) {
           views.invite(*guest);
         } else if (views.guest_came()) {
@@ -218,8 +218,7 @@ int supervise(Ranks& ranks, ViewServer& views, const SignalGate& gate, const Dis
   if (failures.empty()) return 0;
   const TcpStoreServer& store = views.store();
   const Failure& failure = cause(failures, store.first_reason_rank());
-  // A reason that a rank gave itself says more than how its process ended; that of a rank which had to be
-  // killed is known.
+  // A rank's own reason says more than how its process ended, but for one that had to be killed.
   const bool told = store.reason_by_rank() && (!failure.killed || store.first_reason_rank() == failure.rank);
   if (!stopping && failure.left())
     log_warning("the ranks have stopped: " + failure.text());

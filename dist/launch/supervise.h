@@ -42,7 +42,8 @@ class Ranks {
   virtual std::vector<int> running() const = 0;    // ascending
   virtual std::optional<Ending> next_ended() = 0;  // each once
   virtual void signal_all(int signal) = 0;
-  virtual void kill_one(int rank) = 0;  // it ends later
+  virtual void kill_one(int rank, const std::string& why) = 0;  // it ends later
+  virtual bool begun() const { return true; }                   // ranks can go on without one that dies
   // A rank that is to join the run in a view after number `after`. `gone`: ranks that died, which may be started again.
   virtual std::optional<int> newcomer(std::vector<int>& gone, int after) = 0;
 };

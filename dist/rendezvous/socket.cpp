@@ -29,9 +29,8 @@ std::string errno_text(int error) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Asks again until the deadline if the name server does not answer. A name that it does not know may be one
-// of a container or virtual machine that is still starting, or misspelt: asked for again for a minute at
-// most.
+// Asks until the deadline if the name server does not answer; for a minute if it does not know the name,
+// which may be misspelt, or of a container that is still starting.
 AddressList resolve(const std::string& host, int port, Deadline deadline) {
   const Deadline unknown_until = std::min(deadline, Clock::now() + std::chrono::seconds(60));
   addrinfo hints{};

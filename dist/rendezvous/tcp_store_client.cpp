@@ -19,8 +19,7 @@ namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(200);
 constexpr double kBeatSeconds = 0.5;
-// After the server closed the connection of a rank that waits for the others: it does so where strangers come
-// in large numbers.
+// After the server closed a waiting rank's connection, as it does where strangers come in large numbers.
 constexpr double kReconnectSeconds = 2;
 constexpr int kMostReconnects = 20;
 constexpr double kWriteSeconds = 5;  // for a short message to the server

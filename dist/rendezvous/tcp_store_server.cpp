@@ -19,8 +19,7 @@
 namespace topknot {
 namespace {
 
-// Connections that have not said which rank they are. The oldest makes room for one more: ranks say it at
-// once.
+// Connections that have not said their rank, as ranks do at once; the oldest makes room for one more.
 constexpr std::size_t kMostStrangers = 64;
 constexpr auto kHelloWithin = std::chrono::seconds(10);
 constexpr std::size_t kLongestHello = 512;
@@ -117,9 +116,8 @@ struct TcpStoreServer::State {
     });
   }
 
-  // All ranks are here: each is sent the address under which rank 0's machine is seen from outside. If all
-  // ranks are on this machine and one has come by IPv6, all are to use that: Gloo does not connect one family
-  // to the other.
+  // Sends each rank the address under which rank 0's machine is seen from outside. If all are on this machine
+  // and one came by IPv6, all use that: Gloo does not connect one family to the other.
   void welcome_all() {
     std::string outside, loopback;
     for (const auto& client : clients) {

@@ -30,12 +30,15 @@ std::atomic<std::int64_t> received_at{0};  // ns
 std::atomic<pid_t> passed_on{0};           // who has sent a signal to all of a run's processes
 static_assert(std::atomic<std::int64_t>::is_always_lock_free, "a signal handler takes no locks");
 
-void on_signal(int number, siginfo_t* info, void*) {
+std::int64_t now_ns() {
   timespec time{};
   clock_gettime(CLOCK_MONOTONIC, &time);
-  const std::int64_t now = std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-  const bool from_parent =
-      info->si_code == SI_USER && (info->si_pid == getppid() || info->si_pid == getpid());
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+void on_signal(int number, siginfo_t* info, void*) {
+  const std::int64_t now = now_ns();
+  const bool from_parent = info->si_code == SI_USER && info->si_pid == getppid();
   // If a signal was sent to all processes, the launcher's copy of it may come much later.
   const bool copy = from_parent && passed_on.exchange(info->si_pid) == 0;
   if (received == 0) {
@@ -79,6 +82,12 @@ std::string explain(const std::exception& error) {
   return error.what();
 }
 
+int exit_code_of(const std::exception& error) {
+  if (const auto* interrupted = dynamic_cast<const Interrupted*>(&error)) return 128 + interrupted->signal;
+  if (dynamic_cast<const Diverged*>(&error)) return 3;
+  return dynamic_cast<const UserError*>(&error) || dynamic_cast<const std::bad_alloc*>(&error) ? 2 : 1;
+}
+
 namespace {
 
 int run_and_report(const char* name, int (*body)(int argc, char** argv), int argc, char** argv) {
@@ -90,18 +99,13 @@ int run_and_report(const char* name, int (*body)(int argc, char** argv), int arg
     if (code == 0 && (std::fflush(stdout) != 0 || std::ferror(stdout)))
       throw UserError("standard output cannot be written: " + errno_text() + "; is the disk full?");
     return code;
-  } catch (const UserError& error) {
-    report(name, "", error.what());
-    return dynamic_cast<const Diverged*>(&error) ? 3 : 2;
-  } catch (const Interrupted& error) {
-    report(name, "", error.what());
-    return 128 + error.signal;
   } catch (const std::bad_alloc&) {
     report(name, "", OutOfMemory("an allocation of unknown size has failed", 0).what());
     return 2;
   } catch (const std::exception& error) {
-    report(name, "unexpected error: ", explain(error).c_str());
-    return 1;
+    const int code = exit_code_of(error);
+    report(name, code == 1 ? "unexpected error: " : "", explain(error).c_str());
+    return code;
   }
 }
 
@@ -163,6 +167,13 @@ void install_stop_handlers() {
 
 int stop_signal() {
   return received;
+}
+
+void pass_stop_on(int signal) {
+  passed_on = getpid();  // a signal that came before from elsewhere was meant for all
+  if (received != 0) return;
+  received_at = now_ns();
+  received = signal;
 }
 
 pid_t stop_passed_on_by() {

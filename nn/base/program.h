@@ -25,6 +25,10 @@ std::string signal_name(int signal);
 int stop_signal();
 // The process that has sent one as to all ranks: the parent, a launcher; or this one, for a coordinator. 0: none.
 pid_t stop_passed_on_by();
+// A stop signal to all ranks that reaches this process as a message: stop_passed_on_by() is then this process.
+void pass_stop_on(int signal);
+// With which a program ends by this exception, as run_program() says.
+int exit_code_of(const std::exception& error);
 
 // Thrown where work ends early because of a stop signal, of this process or of another rank's.
 // `signal` 0: a rank leaves a run that goes on; kLeaves is then its exit code.
