@@ -42,9 +42,9 @@ double data_bytes(const Dataset& data) {
 }  // namespace
 
 // The same for a rank that is started again, unless files have changed.
-std::string run_fingerprint(const Config& config, const RunData& data) {
+std::string run_fingerprint(const Config& config, const DataFingerprint& data) {
   Checksum checksum;
-  for (const auto& values : {config_values(config), data_fingerprint(data)})
+  for (const auto& values : {config_values(config), data})
     for (const auto& [name, value] : values) {
       const std::string line = name + "=" + value + "\n";
       checksum.update(std::as_bytes(std::span(line)));
@@ -269,9 +269,10 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
                  plan.kind == LaunchPlan::Kind::spawn ? plan.size : 1);
     const RunCheck check = check_run(loaded.config, data, !resume);
     throw_problems(check.problems);
-    if (options.respawns > 0 && plan.kind == LaunchPlan::Kind::spawn)
-      options.run = run_fingerprint(loaded.config, data);
-    const DataFingerprint mine = group || resume ? data_fingerprint(data) : DataFingerprint();
+    const bool others_may_join = member || (options.respawns > 0 && plan.kind == LaunchPlan::Kind::spawn);
+    const DataFingerprint mine =
+        group || resume || others_may_join ? data_fingerprint(data) : DataFingerprint();
+    if (others_may_join) options.run = run_fingerprint(loaded.config, mine);
     if (group) {
       check_same_configuration(*group, loaded.config);
       check_same_data(*group, mine);
@@ -290,7 +291,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
   hooks.body = [&](Communicator& communicator) {
     if (spawned_rank && communicator.rank() == 0)
       folder.lock = std::make_shared<RunLock>(RunLock::of_parent(folder.path));
-    if (member && joined.ranks.empty()) member->tell_run(run_fingerprint(loaded.config, data));
+    if (member && joined.ranks.empty()) member->tell_run(options.run);
     RunInputs inputs{loaded.config, data, folder, quiet, program_start, loaded.origins};
     inputs.view = joined;
     inputs.coordinated = plan.coordinated;
@@ -304,7 +305,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     if (communicator.rank() == plan.rank || !joined.ranks.empty()) outcome = mine;
   };
   hooks.join = [&] {
-    options.run = run_fingerprint(loaded.config, data);
+    options.run = run_fingerprint(loaded.config, data_fingerprint(data));
     const auto communicator = join_run(plan, options, joined);
     if (communicator) hooks.body(*communicator);
   };

@@ -71,11 +71,10 @@ struct RunOutcome {
 RunOutcome run_rank(const RunInputs& inputs, Communicator& communicator);
 
 // Trains as `loaded` says, which must have passed check_config(); `argv` is repeated in environment.json and
-// by copies of this process. Returns the exit code: 0, that of a copy, or 128 + the signal that stopped the
-// run.
-// With `coordinated` ranks, `where` being HOST:PORT, the process of `train --coordinate`.
-int start_coordinator(const LoadedConfig& loaded, const std::string& where);
+// by copies of this process. Returns the exit code: 0, that of a copy, or 128 + the signal of a stop.
 int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet, bool resume,
                    std::chrono::steady_clock::time_point program_start);
+// `train --coordinate` of a HOST:PORT, for ranks that this configuration trains. Returns the run's exit code.
+int start_coordinator(const LoadedConfig& loaded, const std::string& where);
 
 }  // namespace topknot
