@@ -152,6 +152,7 @@ Outcome exchange(const std::vector<Handle>& ranks, const std::vector<std::int32_
       std::vector<float> sum;
       for (const topknot_message& message : messages) {
         const auto own = values_of<float>(Memory::read(message.sum, message.sum_count * sizeof(float)));
+        REQUIRE((sum.empty() || sum.size() == own.size()));
         for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += own[i];
         if (sum.empty()) sum = own;
       }
