@@ -26,6 +26,7 @@ function(topknot_test folder)
     return()
   endif()
   topknot_executable(test_${folder} "${sources}" ${ARGN})
+  topknot_unity(test_${folder} ${sources})
   target_link_libraries(test_${folder} PRIVATE test_main)
   catch_discover_tests(test_${folder} TEST_PREFIX "${folder}: " PROPERTIES TIMEOUT ${topknot_test_seconds}
                        SKIP_REGULAR_EXPRESSION "skipped: ")  # a test says so where it cannot run

@@ -11,6 +11,9 @@ namespace topknot {
 inline const std::string kSmallRun =
     "model.name=mlp model.hidden=[16] data.train_size=256 data.test_size=32 data.batch_size=8 "
     "train.max_steps=12 train.epochs=9 compress.density=0.05 ";
+// A script waits until the run in $run has made steps.
+inline const std::string kWhenItTrains =
+    "while [ $(wc -l 2>/dev/null < $run/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.02; done; ";
 
 struct CommandOutcome {
   int code = -1;       // exit code; 128 + signal where a signal ended it

@@ -12,9 +12,6 @@ const std::string kKeys =
     "dist.backend=gloo dist.ranks=3 dist.timeout_s=30 train.check_every=1 train.threads=1 "
     "train.checkpoint_every=1 ";
 
-const std::string kWhenItTrains =
-    "while [ $(wc -l 2>/dev/null < $run/metrics.jsonl || echo 0) -lt 5 ]; do sleep 0.02; done; ";
-
 // `script` has `start R [KEY=VALUE...]`, which starts rank R in the background and leaves its process as $r, and $run. The
 // coordinator is $c and ends with the exit code.
 CommandOutcome coordinate(const TempFolder& temp, const std::string& script, const std::string& keys = "",

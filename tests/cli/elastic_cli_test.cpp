@@ -15,8 +15,6 @@ const std::string kElasticRun =
     "compress.name=topk compress.density=0.05 dist.backend=gloo dist.ranks=4 dist.timeout_s=30 "
     "train.check_every=1 train.threads=1 train.checkpoint_every=0.5 elastic.min_ranks=";
 
-const std::string kWhenItTrains =
-    "while [ $(wc -l 2>/dev/null < $run/metrics.jsonl || echo 0) -lt 2 ]; do sleep 0.02; done; ";
 // The ranks' processes were started in their order.
 std::string kill_ranks(const std::string& lines) {
   return "kill -9 $(echo \"$ranks\" | sed -n \"" + lines + "\"); ";
@@ -82,6 +80,18 @@ TEST_CASE("a run without compression that loses ranks makes the steps and losses
     others += one.steps[i].loss != Approx(all.steps[i].loss).epsilon(1e-5);
   CHECK(others <= 2);
   CHECK(one.evals.back().test.loss == Approx(all.evals.back().test.loss).epsilon(1e-5));
+}
+
+TEST_CASE("with a batch on each rank, the learning rate may follow the number of those that are left") {
+  for (const auto& [rule, rate] : {std::pair("none", 0.1), {"linear", 0.025}, {"sqrt", 0.05}}) {
+    const TempFolder temp;
+    CHECK(run_and_kill(temp, 1, kill_ranks("2p;3p;4p"), "elastic.batch=rank elastic.lr=" + std::string(rule))
+              .ended(0));
+    const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
+    CHECK(metrics.steps.front().lr == 0.1);
+    CHECK(metrics.steps.back().lr == Approx(rate));
+    CHECK(metrics.steps.size() > 200);  // of 4 ranks: 96
+  }
 }
 
 TEST_CASE(
@@ -171,6 +181,7 @@ TEST_CASE("elastic.min_ranks refuses what it does not do, with one message") {
     INFO(keys);
     check_refused(train("--validate " + kElasticRun + "2 " + keys), {"elastic.min_ranks"});
   }
+  check_refused(train("--validate " + kElasticRun + "2 elastic.lr=sqrt"), {"elastic.lr", "batch=rank"});
 }
 
 }  // namespace topknot

@@ -154,7 +154,7 @@ class BothRanks {
   std::optional<CapturedGraph> graph_[2];
 };
 
-inline std::vector<float> gradient_of(std::int64_t step, std::size_t rank, std::size_t n) {
+inline std::vector<float> normal_gradient(std::int64_t step, std::size_t rank, std::size_t n) {
   const CounterRng rng(17, RngUse::test, std::uint32_t(step), std::uint32_t(rank));
   std::vector<float> g(n);
   for (std::size_t i = 0; i < n; ++i) g[i] = rng.normal(i) * (i % 13 == 0 ? 3.0f : 1.0f);
@@ -162,7 +162,7 @@ inline std::vector<float> gradient_of(std::int64_t step, std::size_t rank, std::
 }
 
 inline void load_gradients(BothRanks& both, std::int64_t step, std::size_t n) {
-  for (std::size_t r = 0; r < both.ranks(); ++r) both.gradient(r) = gradient_of(step, r, n);
+  for (std::size_t r = 0; r < both.ranks(); ++r) both.gradient(r) = normal_gradient(step, r, n);
 }
 
 // Ten steps with two densities. Two are bad: one has a NaN on the last rank, the other is refused by others.

@@ -23,7 +23,7 @@ LoaderOptions loader_options(bool augment) {
 }
 
 // All batches of two epochs, with images in each order and type.
-void check_same(const Dataset& dataset, bool augment) {
+void check_same_batches(const Dataset& dataset, bool augment) {
   const auto order = GENERATE(from_range(orders()))();
   const OnGpu gpu;
   const cuda::DeviceDataset there(dataset, augment, kSeed);
@@ -70,14 +70,14 @@ TEST_CASE("batches on a GPU are the loader's: synthetic pictures, plain and augm
   DatasetOptions options;
   options.train_size = 10;
   const auto dataset = make_dataset("synthetic_images", options, Split::train);
-  for (const bool augment : {false, true}) check_same(*dataset, augment);
+  for (const bool augment : {false, true}) check_same_batches(*dataset, augment);
 }
 
 TEST_CASE("batches on a GPU are the loader's: bytes or floats, odd sides, smaller than the padding") {
   for (const bool as_bytes : {false, true})
     for (const bool augment : {false, true})
       for (const Shape& shape : {Shape{2, 6, 7}, Shape{1, 3, 2}, Shape{3, 9, 31}})
-        check_same(SmallDataset(23, as_bytes, shape), augment);
+        check_same_batches(SmallDataset(23, as_bytes, shape), augment);
 }
 
 TEST_CASE("batches on a GPU are the loader's: vectors with targets") {
@@ -85,7 +85,7 @@ TEST_CASE("batches on a GPU are the loader's: vectors with targets") {
   options.train_size = 12;
   options.features = 19;
   options.targets = 3;
-  check_same(*make_dataset("synthetic_regression", options, Split::train), false);
+  check_same_batches(*make_dataset("synthetic_regression", options, Split::train), false);
 }
 
 TEST_CASE("a captured batch follows the indices and the epoch of each step") {

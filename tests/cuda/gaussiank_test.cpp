@@ -32,13 +32,13 @@ TEST_CASE("topk and gaussiank on a GPU through a long vector, a warm-up of densi
       pair.set_density(density);
       if (name == "topk") CHECK(pair.capacity() == target_count(density, n));
       for (int i = 0; i < 3; ++i, ++t) {
-        pair.step(gradient_of(0, n, t), density, i != 1);
+        pair.step(gradient_of_kind(0, n, t), density, i != 1);
         if (name == "gaussiank") levels.insert(last_level(*pair.both().cpu));
       }
     }
     if (name == "gaussiank") CHECK(levels.size() > 1);  // the rule moves over its levels
-    pair.step(gradient_of(7, n, t++), 0.001);
-    pair.step(gradient_of(1, n, t++), 0.001);
+    pair.step(gradient_of_kind(7, n, t++), 0.001);
+    pair.step(gradient_of_kind(1, n, t++), 0.001);
   }
 }
 

@@ -38,7 +38,7 @@ TEST_CASE("selections and codecs have the CPU's bits, 500 times each") {
       BothRanks both(options, whole_group(n, 2), true);
       both.set_density(0.01);
       for (std::int64_t step = 0; step < repeats(500); ++step) {
-        for (std::size_t r = 0; r < 2; ++r) both.gradient(r) = gradient_of(0, r, n);
+        for (std::size_t r = 0; r < 2; ++r) both.gradient(r) = normal_gradient(0, r, n);
         both.step(step);
       }
     }

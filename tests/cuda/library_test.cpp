@@ -10,7 +10,7 @@ namespace {
 using namespace testing;
 
 // The second goes uncompressed, and its bytes are no multiple of 16.
-const std::vector<Shape> kTensors = {{"conv", {8, 3, 3, 3}}, {"bias", {63}}, {"linear", {96, 41}}};
+const std::vector<NamedShape> kTensors = {{"conv", {8, 3, 3, 3}}, {"bias", {63}}, {"linear", {96, 41}}};
 
 // A program's own memory of the GPU, in its own context.
 class GpuMemory {

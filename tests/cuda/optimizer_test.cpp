@@ -26,13 +26,13 @@ struct Model {
   }
 };
 
-struct Case {
+struct OptimizerCase {
   OptimizerOptions options;
   Applied applied = Applied::nothing;
 };
 
-std::vector<Case> all_rules() {
-  std::vector<Case> cases;
+std::vector<OptimizerCase> all_rules() {
+  std::vector<OptimizerCase> cases;
   for (const bool decay_1d : {false, true})
     for (const double decay : {0.0, 0.1}) {
       OptimizerOptions o;
@@ -55,7 +55,7 @@ using Slices = std::vector<std::pair<std::size_t, std::size_t>>;
 
 // Two steps on both and a bad one on the GPU, which changes nothing; `shift`: floats by which the GPU's
 // gradient is off a 16-byte address.
-void check_case(const Case& c, const Slices& slices, std::size_t shift, std::int64_t rows = 61) {
+void check_case(const OptimizerCase& c, const Slices& slices, std::size_t shift, std::int64_t rows = 61) {
   const OnGpu gpu;
   Model here({}, rows), there(gpu.device(), rows);
   const std::size_t size = here.arena->size();
@@ -90,7 +90,7 @@ void check_case(const Case& c, const Slices& slices, std::size_t shift, std::int
 }
 
 TEST_CASE("an optimizer on a GPU is the CPU's bit for bit: every rule, with decay of 1-D and without") {
-  for (const Case& c : all_rules()) {
+  for (const OptimizerCase& c : all_rules()) {
     INFO(c.options.name << ", momentum " << c.options.momentum << ", nesterov " << c.options.nesterov
                         << ", decay " << c.options.weight_decay << ", decay_1d " << c.options.decay_1d
                         << ", applied " << int(c.applied));
@@ -105,7 +105,7 @@ TEST_CASE("an optimizer on a GPU is the CPU's bit for bit: every rule, with deca
 TEST_CASE("an update on a GPU depends neither on how the arena is cut nor on where a gradient lies") {
   for (const char* name : {"sgd", "adamw"}) {
     INFO(name);
-    Case c;
+    OptimizerCase c;
     c.options.name = name;
     c.options.momentum = 0.9, c.options.nesterov = true, c.options.weight_decay = 0.1;
     const std::size_t size = Model().arena->size();
@@ -117,7 +117,7 @@ TEST_CASE("an update on a GPU depends neither on how the arena is cut nor on whe
 
 TEST_CASE("AdamW's few blocks go over a large arena in strides") {
   constexpr std::int64_t rows = 28500;  // 1,054,500 elements, of which 1,024 blocks take 1,048,576 at a time
-  Case c;
+  OptimizerCase c;
   c.options.name = "adamw", c.options.weight_decay = 0.1;
   check_case(c, {{0, Model({}, rows).arena->size()}}, 0, rows);
 }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kStop = 6;  // in the middle of the second epoch of 4 steps
 
-const Keys kOnGpu{
+const Keys kGpuRun{
     "train.device=cuda",      "train.deterministic=true", "train.max_steps=10", "train.stop_after=0",
     "train.check_every=4",    "data.test_size=16",        "data.train_size=32", "data.image_size=12",
     "model.hidden=[12]",      "train.eval_every=0.5",     "dist.ranks=2",       "compress.density=0.1",
@@ -28,7 +28,7 @@ const Keys kOnGpu{
 TEST_CASE("on GPUs every method goes on bit for bit from the middle of an epoch") {
   for (const std::string& method : compressors().names()) {
     INFO(method);
-    Keys keys = with(kOnGpu, keys_of_method(method));
+    Keys keys = with(kGpuRun, keys_of_method(method));
     if (method == "demo")  // its own optimizer, sign, has no kernels
       keys = with(keys, {"optimizer.name=sgd", "optimizer.momentum=0"});
     check_same(whole(keys), stopped_and_resumed(keys, kStop));
@@ -41,7 +41,7 @@ TEST_CASE("on GPUs local steps go on bit for bit in the middle of a round") {
                                 "data.train_size=8", "train.max_steps=4", "data.test_size=4"}}) {
     INFO(keys.back());
     const int stop = keys.size() > 2 ? 3 : 5;
-    const Keys local = with(with(kOnGpu, {"exchange.every=4"}), keys);
+    const Keys local = with(with(kGpuRun, {"exchange.every=4"}), keys);
     check_same(whole(local), stopped_and_resumed(local, stop));
   }
 }
@@ -57,13 +57,13 @@ TEST_CASE("on GPUs memories, micro-batches, statistics and captured graphs go on
              "train.max_steps=4", "train.bn_stats=local", "data.test_size=4"}}) {
     INFO(keys[1]);
     const int stop = keys[1] == "model.name=resnet20" ? 3 : kStop;
-    check_same(whole(with(kOnGpu, keys)), stopped_and_resumed(with(kOnGpu, keys), stop));
+    check_same(whole(with(kGpuRun, keys)), stopped_and_resumed(with(kGpuRun, keys), stop));
   }
 }
 
 TEST_CASE("a signal stops a run on GPUs after the steps that are under way, all of them reported") {
-  const Keys keys = with(kOnGpu, {"compress.name=topk", "data.train_size=1024", "train.max_steps=100",
-                                  "train.check_every=0", "train.eval_every=0"});
+  const Keys keys = with(kGpuRun, {"compress.name=topk", "data.train_size=1024", "train.max_steps=100",
+                                   "train.check_every=0", "train.eval_every=0"});
   const TempFolder temp;
   install_stop_handlers();
   std::jthread sender([&](std::stop_token over) {
@@ -93,7 +93,7 @@ TEST_CASE("a checkpoint's state on a GPU is its step's, although it comes to the
     INFO(method);
     const TempFolder temp;
     const LoadedConfig loaded = small_run(
-        temp, with(with(kOnGpu, keys_of_method(method)), {"dist.ranks=1", "optimizer.momentum=0.9"}));
+        temp, with(with(kGpuRun, keys_of_method(method)), {"dist.ranks=1", "optimizer.momentum=0.9"}));
     const RunData data = load_data(loaded.config);
     const RunInputs inputs{loaded.config, data, create_run_directory(loaded, {}), true,
                            std::chrono::steady_clock::now()};
@@ -133,9 +133,9 @@ TEST_CASE("a checkpoint's state on a GPU is its step's, although it comes to the
 TEST_CASE("on GPUs a language model goes on bit for bit from the middle of an epoch") {
   const MadeUpText text(160);
   const Keys keys =
-      with(kOnGpu, {"data.name=text", "data.root=" + text.root(), "data.train_size=0", "data.test_size=0",
-                    "data.batch_size=2", "data.sequence_length=10", "model.name=lstm_lm", "model.width=10",
-                    "model.dropout=0.3", "optimizer.lr=2", "optimizer.momentum=0", "compress.name=topk"});
+      with(kGpuRun, {"data.name=text", "data.root=" + text.root(), "data.train_size=0", "data.test_size=0",
+                     "data.batch_size=2", "data.sequence_length=10", "model.name=lstm_lm", "model.width=10",
+                     "model.dropout=0.3", "optimizer.lr=2", "optimizer.momentum=0", "compress.name=topk"});
   check_same(whole(keys), stopped_and_resumed(keys, kStop));
 }
 

@@ -66,7 +66,7 @@ TEST_CASE("selections on a GPU are the CPU's with error feedback, of any gradien
         INFO(method.str() << ", " << n << " elements, step " << t);
         const int kind = t % 2 ? int(t / 2) % kGradients : 0;
         const double density = method.density / (t % 5 == 4 ? 8 : t % 5 == 3 ? 100 : 1);
-        const Selection selected = pair.step(gradient_of(kind, n, t), density, t % 7 != 3);
+        const Selection selected = pair.step(gradient_of_kind(kind, n, t), density, t % 7 != 3);
         CHECK(selected.finite == (kind < kFiniteGradients));
         if (method.name == "dgc_sampled" && selected.finite)
           (selected.indices.size() < dgc::selected_count(density, n) ? fewer : full) += 1;
@@ -87,7 +87,7 @@ TEST_CASE("selections on a GPU follow densities that change, and a density of 1"
       for (int i = 0; i < 3; ++i, ++t) {
         INFO(method.str() << ", density " << density << ", step " << t);
         const std::size_t count =
-            pair.step(gradient_of(t % 4 == 3 ? 2 : 0, n, t), density, t % 5 != 2).indices.size();
+            pair.step(gradient_of_kind(t % 4 == 3 ? 2 : 0, n, t), density, t % 5 != 2).indices.size();
         if (density == 1 && method.name == "topk") CHECK(count == n);  // zeros too
       }
     };
@@ -110,7 +110,7 @@ TEST_CASE("selections on a GPU find their entries where too many exceed the last
     pair.set_density(density);
     for (std::uint32_t t = 0; t < 7; ++t) {
       INFO(method.str() << ", step " << t);
-      std::vector<float> u = gradient_of(0, n, t);
+      std::vector<float> u = gradient_of_kind(0, n, t);
       if (t == 0) u.assign(n, 0.0f), u[n / 2] = u[n - 1] = -1e-20f;  // fewer than k among zeros
       if (t >= 3)
         for (float& x : u) x *= 1000;
@@ -164,7 +164,7 @@ TEST_CASE("selections that were captured once are replayed with other numbers, i
     pair.set_density(method.density);
     for (std::uint32_t t = 0; t < 14; ++t) {
       INFO(method.str() << ", step " << t);
-      pair.step(gradient_of(t % 3 == 2 ? int(t) % kGradients : 0, n, t),
+      pair.step(gradient_of_kind(t % 3 == 2 ? int(t) % kGradients : 0, n, t),
                 method.density / (t % 4 == 3 ? 10 : 1), t % 5 != 2);
     }
   }
@@ -178,7 +178,7 @@ TEST_CASE("topk on a GPU carries the CPU's bound and gets along with the list in
   pair.set_density(0.01);
   int good_lists = 0, long_lists = 0;
   for (std::uint32_t t = 0; t < 40; ++t) {
-    std::vector<float> u = gradient_of(t == 30 ? 7 : t == 31 ? kNaN : 0, n, t);
+    std::vector<float> u = gradient_of_kind(t == 30 ? 7 : t == 31 ? kNaN : 0, n, t);
     if (t >= 15 && t < 20)  // more above the bound than the list holds
       for (float& x : u) x *= 1e4f;
     if (t >= 36) {  // just k above the bound
@@ -216,7 +216,7 @@ TEST_CASE("topk by one block is the CPU's, whatever its tiles hold") {
       const int kind = t % 2 ? int(t / 2) : 0;
       INFO(n << " elements, step " << t << ", gradient " << kind);
       if (t % 4 == 3) pair.clear_residual();
-      pair.step(gradient_of(kind, n, t), 0.01 / (t % 5 == 4 ? 10 : t % 5 == 3 ? 1e5 : 1), t % 7 != 4);
+      pair.step(gradient_of_kind(kind, n, t), 0.01 / (t % 5 == 4 ? 10 : t % 5 == 3 ? 1e5 : 1), t % 7 != 4);
       const std::uint32_t listed = to_host(range.list.stats, 1)[0].count;
       incomplete += listed > range.list.limit && kind < kNaN;
       for (const std::uint32_t count : to_host(range.tiles.counts, (n + 4095) / 4096))
@@ -251,7 +251,7 @@ TEST_CASE("a step that takes everything teaches topk on a GPU no bound") {
   cuda::Trial::force(GENERATE("topk=many blocks", "topk=one block"));
   SelectPair pair("topk", {}, 300);
   pair.set_density(1.0);
-  pair.step(gradient_of(0, 300, 1), 1.0);
+  pair.step(gradient_of_kind(0, 300, 1), 1.0);
   CHECK(pair.both().gpu->diagnostics(0).carried.kth == -1);
 }
 

@@ -148,7 +148,7 @@ struct BothSelectors {
 // few distinct values, 5 denormal numbers, 6 huge ones, 7 all that is large in one place, 8 the least number
 // everywhere, 9 the largest, 10 heavy tails, 11 noise far from zero, then with a NaN, an Inf.
 inline constexpr int kFiniteGradients = 12, kNaN = 12, kGradients = 14;
-inline std::vector<float> gradient_of(int kind, std::size_t n, std::uint32_t stream) {
+inline std::vector<float> gradient_of_kind(int kind, std::size_t n, std::uint32_t stream) {
   using Limits = std::numeric_limits<float>;
   const CounterRng rng(31, RngUse::test, stream);
   std::vector<float> g(n);

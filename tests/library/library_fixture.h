@@ -9,7 +9,7 @@
 
 namespace topknot::testing {
 
-struct Shape {
+struct NamedShape {
   std::string name;
   std::vector<std::int64_t> lengths;
   std::size_t numel() const {
@@ -18,7 +18,7 @@ struct Shape {
     return n;
   }
 };
-inline const std::vector<Shape> kShapes = {
+inline const std::vector<NamedShape> kShapes = {
     {"conv.weight", {8, 3, 3, 3}}, {"norm.bias", {64}}, {"up.weight", {96, 40}}, {"down.weight", {64, 64}}};
 
 struct Destroy {
@@ -27,11 +27,11 @@ struct Destroy {
 using Handle = std::unique_ptr<topknot_compressor, Destroy>;
 
 inline Handle make(const std::string& method, const std::vector<std::string>& keys, int rank, int ranks,
-                   const std::vector<Shape>& shapes = kShapes) {
+                   const std::vector<NamedShape>& shapes = kShapes) {
   std::vector<const char*> texts;
   for (const std::string& key : keys) texts.push_back(key.c_str());
   std::vector<topknot_tensor> tensors;
-  for (const Shape& shape : shapes)
+  for (const NamedShape& shape : shapes)
     tensors.push_back({shape.name.c_str(), shape.lengths.data(), shape.lengths.size()});
   topknot_compressor* made = nullptr;
   const topknot_result result = topknot_create(method.c_str(), texts.data(), texts.size(), tensors.data(),
@@ -41,12 +41,12 @@ inline Handle make(const std::string& method, const std::vector<std::string>& ke
 }
 
 inline std::string refusal(const std::string& method, const std::vector<std::string>& keys,
-                           const std::vector<Shape>& shapes = kShapes) {
+                           const std::vector<NamedShape>& shapes = kShapes) {
   return error_text<UserError>([&] { make(method, keys, 0, 1, shapes); });
 }
 
 inline std::vector<Handle> make_ranks(const std::string& method, const std::vector<std::string>& keys,
-                                      int ranks, const std::vector<Shape>& shapes = kShapes) {
+                                      int ranks, const std::vector<NamedShape>& shapes = kShapes) {
   std::vector<Handle> made;
   for (int rank = 0; rank < ranks; ++rank) made.push_back(make(method, keys, rank, ranks, shapes));
   return made;
@@ -203,7 +203,8 @@ inline Outcome exchange(const std::vector<Handle>& ranks, const std::vector<std:
   return exchange(ranks, which, number, {.density = density, .commit = commit}, all);
 }
 
-inline Vectors gradients_of(std::int64_t step, std::size_t rank, const std::vector<Shape>& shapes = kShapes) {
+inline Vectors gradients_of(std::int64_t step, std::size_t rank,
+                            const std::vector<NamedShape>& shapes = kShapes) {
   Vectors all;
   for (std::size_t t = 0; t < shapes.size(); ++t)
     all.push_back(gradient_of(step, rank + 10 * t % 3, shapes[t].numel()));

@@ -13,7 +13,7 @@ TEST_CASE(
       INFO(method << ", " << ranks << " ranks");
       std::vector<SimulatedRanks> reference;
       std::size_t arena = 0;
-      for (const Shape& shape : kShapes) {
+      for (const NamedShape& shape : kShapes) {
         GroupSpec spec = whole_group(shape.numel(), static_cast<int>(ranks));
         const std::size_t rows =
             shape.lengths.size() > 1 ? static_cast<std::size_t>(shape.lengths[0]) : shape.numel();
@@ -112,7 +112,7 @@ TEST_CASE("a NaN is found by all ranks, and a discarded step or an undone one le
 }
 
 TEST_CASE("halves are read and written to nearest, ties to even, and come back as they were") {
-  const std::vector<Shape> shapes = {{"w", {65536, 1}}};
+  const std::vector<NamedShape> shapes = {{"w", {65536, 1}}};
   const Handle handle = make("dense", {}, 0, 1, shapes);
   const auto through = [&](const void* from, topknot_type in, void* to, topknot_type out, double scale = 1,
                            double back = 1) {
@@ -326,7 +326,7 @@ TEST_CASE("rounds of different tensors may be under way at once, in threads of t
 }
 
 TEST_CASE("weights of the ranks are those of their contributions to the average") {
-  const std::vector<Shape> shapes = {{"m", {2, 2}}};
+  const std::vector<NamedShape> shapes = {{"m", {2, 2}}};
   const std::vector<std::vector<float>> gradients = {{4, 0, 1, 0}, {8, 0, 0, 1}};
   for (const std::string method : {"topk", "dense"}) {
     const std::vector<Handle> ranks = make_ranks(method, {"density=0.25"}, 2, shapes);
@@ -343,7 +343,7 @@ TEST_CASE("weights of the ranks are those of their contributions to the average"
 }
 
 TEST_CASE("a round tells what its rank sends, and the contribution when it is decoded") {
-  const std::vector<Shape> shapes = {{"a", {10, 10}}, {"b", {4, 5}}};
+  const std::vector<NamedShape> shapes = {{"a", {10, 10}}, {"b", {4, 5}}};
   std::vector<float> a(100), b(20);
   for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i) * (i % 2 ? 1.0f : -1.0f);
   for (std::size_t i = 0; i < b.size(); ++i) b[i] = 1;
@@ -379,7 +379,7 @@ TEST_CASE("a round tells what its rank sends, and the contribution when it is de
 }
 
 TEST_CASE("a method's name fills the keys of the library that its paper says something of") {
-  const std::vector<Shape> shapes = {{"m", {64, 64}}, {"bias", {4096}}};
+  const std::vector<NamedShape> shapes = {{"m", {64, 64}}, {"bias", {4096}}};
   const std::vector<float> values = [] {
     std::vector<float> made(4096);
     for (std::size_t i = 0; i < made.size(); ++i) made[i] = static_cast<float>(i % 911) - 400;

@@ -30,8 +30,8 @@ ModelOptions grouped_or_tiny(const std::string& name) {
   return name == "llama" ? grouped() : tiny();
 }
 
-struct Built : BuiltModel {
-  Built(const std::string& name, const ModelOptions& options) : BuiltModel(name, options) {
+struct BuiltTransformer : BuiltModel {
+  BuiltTransformer(const std::string& name, const ModelOptions& options) : BuiltModel(name, options) {
     for (std::int64_t i = 0; i < kBatch * kSteps; ++i) {
       ids.push_back(float(i * i % kTokens));
       next.push_back(std::int32_t(i * 5 % kTokens));
@@ -66,7 +66,7 @@ TEST_CASE("transformers have the published number of parameters") {
 
 TEST_CASE("transformers begin with N(0, 0.02), gpt's ends of branches with less, and lose about ln V") {
   ModelOptions options = options_of(kTokens, 3, 4, 64, 8);
-  Built gpt("gpt", options), llama("llama", options);
+  BuiltTransformer gpt("gpt", options), llama("llama", options);
   CHECK(deviation(gpt.parameter("wte.weight")) == Approx(0.02).epsilon(0.1));
   CHECK(deviation(gpt.parameter("wpe.weight")) == Approx(0.02).epsilon(0.1));
   CHECK(deviation(gpt.parameter("h.1.attn.c_attn.weight")) == Approx(0.02).epsilon(0.05));
@@ -75,13 +75,13 @@ TEST_CASE("transformers begin with N(0, 0.02), gpt's ends of branches with less,
   CHECK(deviation(gpt.parameter("h.0.attn.c_attn.bias")) == 0);
   CHECK(deviation(gpt.parameter("h.0.ln_1.weight")) == 1);
   CHECK(deviation(llama.parameter("layers.0.mlp.down_proj.weight")) == Approx(0.02).epsilon(0.05));
-  for (Built* model : {&gpt, &llama})
+  for (BuiltTransformer* model : {&gpt, &llama})
     CHECK(model->loss().value().data()[0] == Approx(std::log(kTokens)).epsilon(0.1));
 }
 
 TEST_CASE("a transformer's matrices are hidden but for the embeddings, positions and the head") {
   for (const char* name : {"gpt", "llama"}) {
-    const Built built(name, grouped_or_tiny(name));
+    const BuiltTransformer built(name, grouped_or_tiny(name));
     for (const auto& p : built.store.parameters()) {
       INFO(p->name());
       const bool outer = p->name() == "wte.weight" || p->name() == "wpe.weight" ||
@@ -96,7 +96,7 @@ TEST_CASE("the gradient of every parameter of a transformer is the loss's slope"
   nano.set("bias", false), nano.set("gelu", "exact"), tied.set("tied", true);
   for (const auto& [name, options] : std::vector<std::pair<std::string, ModelOptions>>{
            {"gpt", tiny()}, {"gpt", nano}, {"llama", grouped()}, {"llama", tied}}) {
-    Built built(name, options);
+    BuiltTransformer built(name, options);
     // First values are too small for a slope in floats: layers would hardly count.
     for (const auto& p : built.store.parameters())
       if (p->shape().rank() > 1)
@@ -114,7 +114,7 @@ TEST_CASE("the gradient of every parameter of a transformer is the loss's slope"
 
 TEST_CASE("a transformer's own loss is that of its logits, in training and in evaluation") {
   for (const char* name : {"gpt", "llama"}) {
-    Built built(name, grouped_or_tiny(name));
+    BuiltTransformer built(name, grouped_or_tiny(name));
     for (const bool training : {true, false}) {
       ForwardContext context;
       context.training = training;
@@ -127,7 +127,7 @@ TEST_CASE("a transformer's own loss is that of its logits, in training and in ev
 
 TEST_CASE("a transformer's logits do not depend on later tokens or other sequences, and do on earlier ones") {
   for (const char* name : {"gpt", "llama"}) {
-    Built built(name, tiny());
+    BuiltTransformer built(name, tiny());
     const auto logits = [&] { return values_of(built.model->forward(built.input(), evaluation())); };
     const std::vector<float> before = logits();
     float& id = built.ids[1 * kSteps + 2];  // of sequence 1, step 2
@@ -147,7 +147,7 @@ TEST_CASE("a transformer's gradient of two accumulated passes is their mean, the
   tied.set("tied", true);
   for (const auto& [name, options] :
        std::vector<std::pair<std::string, ModelOptions>>{{"gpt", tiny()}, {"llama", tied}}) {
-    Built built(name, options);
+    BuiltTransformer built(name, options);
     const std::vector<float> first_ids = built.ids;
     const auto pass = [&](bool second, float scale) {
       built.ids = first_ids;
@@ -177,7 +177,7 @@ TEST_CASE("a transformer's loss and gradients in bfloat16 are near those in fp32
   if (!multiplies_bfloat16()) return;
   for (const char* name : {"gpt", "llama"}) {
     INFO(name);
-    Built wide(name, grouped_or_tiny(name)), narrow(name, grouped_or_tiny(name));
+    BuiltTransformer wide(name, grouped_or_tiny(name)), narrow(name, grouped_or_tiny(name));
     ForwardContext context;
     context.cpu_activations = DType::bf16;
     const Variable loss = narrow.loss(context), expected = wide.loss();

@@ -33,11 +33,11 @@ std::array<double, 3> sums_of(const std::vector<double>& x) {
 }
 
 // Two hidden matrices between a first convolution and an output layer, and vectors.
-struct Model {
+struct Net {
   ParameterStore store;
   ParameterArena* arena;
   Parameter *matrix, *filters;
-  Model(std::int64_t rows, std::int64_t cols) {
+  Net(std::int64_t rows, std::int64_t cols) {
     store.add("conv.weight", {2, 1, 3, 3}, fill_normal);
     store.add("conv.bias", {2}, fill_normal);
     matrix = &store.add("matrix", {rows, cols}, fill_normal);
@@ -62,7 +62,7 @@ using Golden = double[6];
 void check_steps(const char* variant, std::int64_t rows, std::int64_t cols, const Golden& parameter,
                  const Golden& update_of) {
   INFO(variant << ", " << rows << " x " << cols);
-  Model model(rows, cols);
+  Net model(rows, cols);
   const std::int64_t n = rows * cols;
   const std::span<float> weights = model.values(*model.matrix);
   copy_golden(n, 9, weights.data());
@@ -165,7 +165,7 @@ TEST_CASE("muon steps matrices of any shape, AdamW with its own rate what is non
        {std::pair{1, 1}, std::pair{5, 1}, std::pair{1, 7}, std::pair{16, 16}, std::pair{17, 33},
         std::pair{130, 65}, std::pair{64, 300}, std::pair{300, 129}}) {
     INFO(rows << " x " << cols);
-    Model model(rows, cols);
+    Net model(rows, cols);
     ParameterArena& arena = *model.arena;
     OptimizerOptions options = muon_options("jordan");
     options.lr = 0.5, options.weight_decay = 0.1;
@@ -217,7 +217,7 @@ TEST_CASE("muon steps matrices of any shape, AdamW with its own rate what is non
 
 TEST_CASE("muon's bits do not depend on the number of threads") {
   testing::check_any_threads([] {
-    Model model(200, 150);
+    Net model(200, 150);
     const auto optimizer = make_optimizer(muon_options("muloco"), *model.arena);
     for (int step = 0; step < 2; ++step)
       optimizer->update(0, gradient_of_step(model.arena->size(), std::uint32_t(step)), {step, 0.02});
@@ -228,7 +228,7 @@ TEST_CASE("muon's bits do not depend on the number of threads") {
 // One checksum for the version of the loops that the CPU takes; `make tsan` compiles the baseline's alone.
 TEST_CASE("muon's bits do not depend on the instruction set") {
   const auto checksum = [](const std::string& variant, std::int64_t rows, std::int64_t cols) {
-    Model model(rows, cols);
+    Net model(rows, cols);
     const std::span<float> weights = model.values(*model.matrix);
     copy_golden(rows * cols, 9, weights.data());
     const auto optimizer = make_optimizer(muon_options(variant), *model.arena);
@@ -247,7 +247,7 @@ TEST_CASE("muon's bits do not depend on the instruction set") {
 }
 
 TEST_CASE("muon moves a matrix whose gradient is zero by its weight decay alone") {
-  Model model(6, 9);
+  Net model(6, 9);
   const std::span<float> weights = model.values(*model.matrix);
   const std::vector<float> before(weights.begin(), weights.end());
   const auto optimizer = make_optimizer(muon_options("jordan"), *model.arena);
@@ -256,7 +256,7 @@ TEST_CASE("muon moves a matrix whose gradient is zero by its weight decay alone"
 }
 
 TEST_CASE("muon refuses a slice that cuts a matrix, and gradients with momentum or the rate in them") {
-  Model model(6, 9);
+  Net model(6, 9);
   const auto optimizer = make_optimizer(muon_options("jordan"), *model.arena);
   const std::vector<float> before = model.arena->host_weights();
   const std::size_t begin = model.matrix->offset(), end = begin + model.matrix->numel();
@@ -276,7 +276,7 @@ TEST_CASE("muon refuses a slice that cuts a matrix, and gradients with momentum 
 }
 
 TEST_CASE("muon's options out of range are the user's errors") {
-  Model model(3, 3);
+  Net model(3, 3);
   const auto make = [&](const OptimizerOptions& options) {
     return error_text<UserError>([&] { make_optimizer(options, *model.arena); });
   };
@@ -289,7 +289,7 @@ TEST_CASE("muon's options out of range are the user's errors") {
 
 TEST_CASE("variants of muon have their AdamW: rates, betas and epsilon") {
   const auto after = [](const OptimizerOptions& options) {
-    Model model(3, 4);
+    Net model(3, 4);
     const auto optimizer = make_optimizer(options, *model.arena);
     for (int step = 0; step < 3; ++step) {
       std::vector<float> gradient = gradient_of_step(model.arena->size(), std::uint32_t(step));

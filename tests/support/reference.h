@@ -17,6 +17,10 @@ namespace topknot::reference {
 
 using Array = std::vector<double>;
 
+inline double logistic(double x) {
+  return 1 / (1 + std::exp(-x));
+}
+
 inline Array absolute(Array a) {
   for (double& v : a) v = std::abs(v);
   return a;

@@ -40,15 +40,15 @@ Config of(const Keys& keys) {
 }
 
 // One parameter "w", or with `behind` two, whose values and gradients lie side by side; and what exchanges their changes.
-struct Replica {
+struct OneWeight {
   ParameterStore store;
   std::unique_ptr<LocalSteps> local;
   std::unique_ptr<CollectiveQueue> queue;
   std::unique_ptr<Exchange> exchange;
   Parameter* weight;
 
-  Replica(const Config& config, Communicator& communicator, const std::vector<double>& first,
-          std::size_t behind = 0) {
+  OneWeight(const Config& config, Communicator& communicator, const std::vector<double>& first,
+            std::size_t behind = 0) {
     const std::size_t before = first.size() - behind;
     const auto add = [&](const char* name, std::size_t from, std::size_t count) {
       return &store.add(name, {static_cast<std::int64_t>(count)},
@@ -72,7 +72,7 @@ std::vector<std::vector<float>> diloco(const Keys& keys) {
   const Config config = of(with({"exchange.every=4", "dist.ranks=2"}, keys));
   std::vector<std::vector<float>> thetas[2];
   run_ranks("threads", 2, [&](Communicator& c) {
-    Replica replica(config, c, generated(kColumns, kSeed + 20));
+    OneWeight replica(config, c, generated(kColumns, kSeed + 20));
     const LeastSquares problem(c.rank());
     for (std::int64_t step = 0; step < 12; ++step) {
       problem.gradient({replica.weight->value(), kColumns}, replica.weight->gradient());
@@ -130,7 +130,7 @@ void check_streaming(const Keys& keys, const std::vector<std::array<Vector, 2>>&
                "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0"},
               keys));
   run_ranks("threads", 2, [&](Communicator& c) {
-    Replica replica(config, c, generated(kColumns, kSeed + 20), 3);
+    OneWeight replica(config, c, generated(kColumns, kSeed + 20), 3);
     const LeastSquares problem(c.rank());
     std::size_t applied = 0;
     for (std::int64_t step = 0; step < 13; ++step) {
@@ -195,7 +195,7 @@ TEST_CASE("outer SGD with and without momentum, as PyTorch writes it") {
     const Config config = of(with({"exchange.every=1"}, keys));
     std::vector<float> thetas;
     run_ranks("threads", 1, [&](Communicator& c) {
-      Replica replica(config, c, {1.0});
+      OneWeight replica(config, c, {1.0});
       for (std::int64_t step = 0; step < 4; ++step) {
         const std::array change{1.0f, 0.5f, -0.25f, 0.125f};
         *replica.weight->value() -= change[step];
@@ -218,7 +218,7 @@ TEST_CASE("a sync that one rank makes not finite leaves all ranks at theta, and 
        {Keys{"compress.name=dense"}, Keys{"compress.name=topk", "compress.density=0.5"}}) {
     const Config config = of(with({"exchange.every=1", "dist.ranks=3"}, method));
     run_ranks("threads", 3, [&](Communicator& c) {
-      Replica replica(config, c, {1, 2, 3, 4});
+      OneWeight replica(config, c, {1, 2, 3, 4});
       float* const x = replica.weight->value();
       const auto moved = [&](const StepContext& context) {
         for (int j = 0; j < 4; ++j) x[j] += 1;
@@ -240,7 +240,7 @@ TEST_CASE("a discarded sync of a fragment leaves all ranks at theta, of that fra
   const Config config = of({"exchange.every=4", "exchange.fragments=2", "exchange.overlap_steps=1",
                             "exchange.outer.alpha=0.5", "dist.ranks=2"});
   run_ranks("threads", 2, [&](Communicator& c) {
-    Replica replica(config, c, {1, 2, 3, 4}, 2);
+    OneWeight replica(config, c, {1, 2, 3, 4}, 2);
     float* const x = replica.weight->value();
     const auto move = [&](std::int64_t step) {
       for (int j = 0; j < 4; ++j) x[j] += 1;
@@ -267,7 +267,7 @@ TEST_CASE("a discarded sync of a fragment leaves all ranks at theta, of that fra
 TEST_CASE("an inner step that is not finite changes nothing on its rank") {
   const Config config = of({"exchange.every=4", "optimizer.name=adamw", "train.clip_global=1"});
   run_ranks("threads", 1, [&](Communicator& c) {
-    Replica replica(config, c, {1, 2});
+    OneWeight replica(config, c, {1, 2});
     const auto inner = [&](float gradient, float loss) {
       replica.weight->gradient()[0] = gradient, replica.weight->gradient()[1] = 1;
       return replica.local->inner_step({.step = 0, .lr = 0.1}, loss);

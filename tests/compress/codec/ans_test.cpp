@@ -2,6 +2,7 @@
 #include "compress/codec/ans_coder.h"
 #include "compress/codec/codec.h"
 #include "nn/core/rng.h"
+#include "tests/compress/codec/through.h"
 #include "tests/support/positions.h"
 #include "tests/support/test.h"
 
@@ -65,13 +66,6 @@ Positions of_three_parts() {
 // Why a block of `count` positions in these bytes is refused; "" if it is read.
 std::string refusal(std::span<const std::byte> bytes, std::size_t count, std::size_t numel) {
   return error_text<Error>([&] { decoded(bytes, count, numel); });
-}
-
-template <class T>
-Bytes with(Bytes bytes, std::size_t at, T value) {
-  REQUIRE(at + sizeof value <= bytes.size());
-  std::memcpy(bytes.data() + at, &value, sizeof value);
-  return bytes;
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Blocks on the wire: what is written is read, and nothing else is.
 #include "compress/codec/codec.h"
-#include "tests/compress/simulated_ranks.h"
+#include "tests/compress/codec/through.h"
 #include "tests/support/positions.h"
 
 using namespace topknot;
@@ -37,13 +37,6 @@ struct Codes {
 
 SparseVector some_entries() {
   return {true, {0, 3, 4, 99}, {1.5f, -0.0f, 1e-42f, -std::numeric_limits<float>::max()}};
-}
-
-template <class T>
-Block with(Block block, std::size_t at, T value) {
-  REQUIRE(at + sizeof value <= block.size());
-  std::memcpy(block.data() + at, &value, sizeof value);
-  return block;
 }
 
 void check_says(const std::string& text, const std::string& part) {

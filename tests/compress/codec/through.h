@@ -1,5 +1,5 @@
 #pragma once
-// Values as a code gives them back.
+// Values as a code gives them back, and blocks with a changed word.
 
 #include "compress/codec/codec.h"
 #include "tests/compress/simulated_ranks.h"
@@ -14,6 +14,13 @@ inline std::vector<float> through(const std::string& code, const std::vector<flo
   std::vector<float> back(values.size());
   codec.decode(bytes, back);
   return back;
+}
+
+template <class T>
+std::vector<std::byte> with(std::vector<std::byte> block, std::size_t at, T value) {
+  REQUIRE(at + sizeof value <= block.size());
+  std::memcpy(block.data() + at, &value, sizeof value);
+  return block;
 }
 
 }  // namespace topknot::testing

@@ -7,13 +7,13 @@ using namespace topknot::testing;
 namespace {
 
 // What is carried from step to step, as it is saved.
-struct Carried {
+struct Learned {
   std::int32_t stages = 1;
   std::int32_t steps = 0;  // committed since the stages were looked at
   double sum = 0;          // of count / (r d) over those
-  bool operator==(const Carried&) const = default;
+  bool operator==(const Learned&) const = default;
 };
-constexpr auto carried = carried_as<Carried>;
+constexpr auto learned = carried_as<Learned>;
 
 CompressOptions sidco_options(const std::string& distribution, int stages) {
   return named("sidco", {"distribution=" + distribution, "stages=" + std::to_string(stages)});
@@ -128,14 +128,14 @@ TEST_CASE("sidco changes its stages every five committed steps, by the mean coun
   // ceil(log2(1 / density)); nothing selected counts as 0.
   const auto selector = make_selector("sidco", sidco_options("exponential", 0));
   const std::vector<float> light = noise(20000, 1, 0.1), heavy = noise(20000, 2, 3);
-  CHECK(carried(*selector).stages == 1);
+  CHECK(learned(*selector).stages == 1);
   int expected = 1;
   for (int t = 0; t < 55; ++t) {
     const std::vector<float>& x = t < 45 ? light : heavy;
     select_from_copy(*selector, x, {0.01});
     selector->commit({});
     if (t % 5 == 4) expected = t < 45 ? std::min(7, expected + 1) : expected;
-    if (t < 45) CHECK(carried(*selector).stages == expected);
+    if (t < 45) CHECK(learned(*selector).stages == expected);
   }
   CHECK(expected == 7);
 
@@ -151,7 +151,7 @@ TEST_CASE("sidco changes its stages every five committed steps, by the mean coun
       stages = std::clamp(stages + (sum / 5 < 0.8) - (sum / 5 > 1.2), 1, 7);
       sum = 0;
     }
-    REQUIRE(carried(*other).stages == stages);
+    REQUIRE(learned(*other).stages == stages);
   }
 }
 
@@ -162,12 +162,12 @@ TEST_CASE("a fixed number of stages does not change") {
     CHECK(selector->diagnostics().trace.size() <= 3);
     selector->commit({});
   }
-  CHECK(carried(*selector) == Carried{});
+  CHECK(learned(*selector) == Learned{});
 }
 
 TEST_CASE("sidco validates its state and its options") {
   const auto selector = make_selector("sidco");
-  for (const Carried& state : {Carried{0}, {5000}, {1, 5}, {1, -1}, {1, 1, std::nan("")}}) {
+  for (const Learned& state : {Learned{0}, {5000}, {1, 5}, {1, -1}, {1, 1, std::nan("")}}) {
     StateWriter writer;
     writer.put(state);
     CHECK_THROWS_AS(restore(*selector, writer.take()), Error);
@@ -201,7 +201,7 @@ TEST_CASE("sidco selects exactly what no fit can say anything about, and nothing
   selector->commit({});
   CHECK(select_from_copy(*selector, few, {0.001}).indices == plain_topk(few, 1));
   selector->commit({});
-  CHECK(carried(*selector) == Carried{});
+  CHECK(learned(*selector) == Learned{});
   const std::vector<float> one = {-2};
   CHECK(select_from_copy(*selector, one, {0.001}).values == one);
 }

@@ -237,7 +237,7 @@ TEST_CASE("the job's token is the user's, else the launcher's name for the job, 
   CHECK(token(gloo(), both(torchrun, {{"TORCHELASTIC_RUN_ID", "17"}, {"TOPKNOT_TOKEN", "mine"}})) == "mine");
   DistOptions options = gloo(2);
   options.token = std::string(300, 'x');
-  CHECK(contains(error_of(options, {}), "dist.token has 300 bytes"));
+  CHECK(contains(error_of(options, {}), "dist.token: 300 bytes"));
 }
 
 TEST_CASE("a started copy finds its place; variables that were left over or set by hand make none") {

@@ -21,7 +21,7 @@ struct Fleet {
   // By rank. Neither committed nor discarded.
   std::vector<SparseSum> sum(const std::vector<SparseVector>& entries, std::size_t k) {
     std::vector<SparseSum> result(collectives.size());
-    run_ranks(backend, static_cast<int>(collectives.size()), [&](Communicator& communicator) {
+    topknot::run_ranks(backend, static_cast<int>(collectives.size()), [&](Communicator& communicator) {
       const auto rank = static_cast<std::size_t>(communicator.rank());
       collectives[rank]->sum(communicator, entries[rank], k, result[rank]);
     });

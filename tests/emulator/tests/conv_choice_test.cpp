@@ -8,8 +8,6 @@ using cuda::Precision;
 using reference::Conv;
 using namespace testing;
 
-using Machine = ConvMachine;
-
 const Conv kConv{2, 3, 6, 6, 4, 3, 1, 1};
 
 // y, dx, dw and db of one convolution, whose input is used twice.
@@ -44,7 +42,7 @@ std::vector<int> used(DType type = DType::f32, const Conv& g = kConv) {
 }  // namespace
 
 TEST_CASE("a convolution's algorithms are timed once for each shape, type and product") {
-  const Machine machine;
+  const ConvMachine machine;
   OnGpu gpu(Precision::fp32, false);
   const auto runs = used();
   CHECK(runs.size() == kTrials + 6);
@@ -61,7 +59,7 @@ TEST_CASE("a convolution's algorithms are timed once for each shape, type and pr
 }
 
 TEST_CASE("a convolution's choices are kept for later processes, by precision") {
-  const Machine machine;
+  const ConvMachine machine;
   const TempFolder folder;
   auto& cudnn = emulator::convolutions();
   const auto process = [&](Precision precision = Precision::fp32, bool deterministic = false,
@@ -93,7 +91,7 @@ TEST_CASE("a convolution's choices are kept for later processes, by precision") 
 }
 
 TEST_CASE("what was chosen with little memory, or where an algorithm failed, is not kept") {
-  const Machine machine;
+  const ConvMachine machine;
   const TempFolder folder;
   auto& cudnn = emulator::convolutions();
   const auto last_used = [&](std::size_t memory = std::size_t{4} << 30) {
@@ -104,7 +102,7 @@ TEST_CASE("what was chosen with little memory, or where an algorithm failed, is 
   cudnn.fails_to_run = 1;
   CHECK(last_used() == 0);
   CHECK(std::filesystem::is_empty(folder.str()));
-  Machine::clear();
+  ConvMachine::clear();
   cudnn.algorithms = {{1, 1e4f, std::size_t{300} << 20, true}, {0, 4e4f, 0, true}};
   CHECK(last_used(std::size_t{64} << 20) == 0);
   CHECK(std::filesystem::is_empty(folder.str()));
@@ -112,7 +110,7 @@ TEST_CASE("what was chosen with little memory, or where an algorithm failed, is 
 }
 
 TEST_CASE("deterministic convolutions take cuDNN's first deterministic algorithm, and time nothing") {
-  const Machine machine;
+  const ConvMachine machine;
   auto& cudnn = emulator::convolutions();
   cudnn.algorithms = {{0, 1e4f, 0, false}, {5, 3e4f, 64, true}, {1, 2e4f, 128, true}};
   OnGpu gpu(Precision::fp32, true);
@@ -121,7 +119,7 @@ TEST_CASE("deterministic convolutions take cuDNN's first deterministic algorithm
 }
 
 TEST_CASE("each precision asks cuDNN for its own arithmetic") {
-  const Machine machine;
+  const ConvMachine machine;
   auto& cudnn = emulator::convolutions();
   const auto maths = [&](Precision precision) {
     OnGpu gpu(precision, false);
@@ -146,7 +144,7 @@ TEST_CASE("each precision asks cuDNN for its own arithmetic") {
 }
 
 TEST_CASE("a convolution makes do with a smaller workspace where memory is short") {
-  const Machine machine;
+  const ConvMachine machine;
   auto& cudnn = emulator::convolutions();
   cudnn.algorithms = {{1, 1e4f, std::size_t{300} << 20, true},
                       {2, 2e4f, std::size_t{8} << 20, true},
@@ -167,7 +165,7 @@ TEST_CASE("a convolution makes do with a smaller workspace where memory is short
 }
 
 TEST_CASE("an algorithm that was timed and then fails gives way to the next, but not within a capture") {
-  const Machine machine;
+  const ConvMachine machine;
   auto& cudnn = emulator::convolutions();
   cudnn.algorithms = {{5, 3e4f, 64, true}, {0, 2e4f, 0, false}, {1, 1e4f, 4096, true}};
   OnGpu gpu(Precision::fp32, false);
@@ -189,7 +187,7 @@ TEST_CASE("an algorithm that was timed and then fails gives way to the next, but
 }
 
 TEST_CASE("a convolution that cannot add to its output is added up beside it") {
-  const Machine machine;
+  const ConvMachine machine;
   OnGpu gpu;
   const auto expected = step();
   emulator::convolutions().refuses_to_add = true;
@@ -197,7 +195,7 @@ TEST_CASE("a convolution that cannot add to its output is added up beside it") {
 }
 
 TEST_CASE("a trial leaves alone what its product adds to") {
-  const Machine machine;
+  const ConvMachine machine;
   const auto gradient = [&](bool deterministic) {
     OnGpu gpu(Precision::fp32, deterministic);
     const Conv strided{2, 3, 6, 6, 4, 3, 2, 1};
@@ -212,7 +210,7 @@ TEST_CASE("a trial leaves alone what its product adds to") {
 }
 
 TEST_CASE("no algorithm is looked for while a graph is captured, and a known shape is captured") {
-  const Machine machine;
+  const ConvMachine machine;
   for (const bool deterministic : {false, true}) {
     OnGpu gpu(Precision::fp32, deterministic);
     const Conv& g = kConv;
@@ -241,7 +239,7 @@ TEST_CASE("a failing call of cuDNN or cuBLAS ends in one message that names it a
         "cudnnGetConvolutionForwardAlgorithm_v7", "cudnnGetConvolutionBackwardDataAlgorithm_v7",
         "cudnnGetConvolutionBackwardFilterAlgorithm_v7", "cudnnConvolutionForward",
         "cudnnConvolutionBackwardData", "cudnnConvolutionBackwardFilter", "cublasGemmEx"}) {
-    const Machine machine;
+    const ConvMachine machine;
     OnGpu gpu(Precision::fp32, false);
     const bool cublas = std::string(call) == "cublasGemmEx";
     emulator::fail(call, cublas ? int(CUBLAS_STATUS_EXECUTION_FAILED) : int(CUDNN_STATUS_EXECUTION_FAILED));
@@ -252,15 +250,15 @@ TEST_CASE("a failing call of cuDNN or cuBLAS ends in one message that names it a
 }
 
 TEST_CASE("channels that cuDNN does not take are widened with zeros") {
-  const Machine machine;
+  const ConvMachine machine;
   auto& cudnn = emulator::convolutions();
   for (const DType type : {DType::f32, DType::bf16}) {
     // Of both, of x alone, of y alone.
     for (const Conv& g : {Conv{2, 3, 6, 6, 5, 3, 1, 1}, {2, 3, 6, 6, 8, 3, 1, 1}, {2, 8, 6, 6, 5, 3, 1, 1}}) {
-      Machine::clear();
+      ConvMachine::clear();
       cudnn.bf16_channel_unit = 1;
       const auto expected = step_alone(type, g);
-      Machine::clear();
+      ConvMachine::clear();
       cudnn.channel_unit = type == DType::bf16 ? 8 : 4;
       const OnGpu gpu(precision_of(type));
       const auto result = step(type, g);
@@ -288,7 +286,7 @@ TEST_CASE("what cuDNN does not do is computed by the definition, each product by
   };
   for (const DType type : types)
     for (const Conv& g : convolutions) {
-      const Machine machine;
+      const ConvMachine machine;
       auto& cudnn = emulator::convolutions();
       cudnn.bf16_channel_unit = 1, cudnn.bf16_groups = true;
       const auto expected = step_alone(type, g);
@@ -302,10 +300,10 @@ TEST_CASE("what cuDNN does not do is computed by the definition, each product by
         const std::size_t first = cudnn.used.size();
         step(type, g);
         CHECK(cudnn.used.size() == 2 * first);
-        Machine::clear();
+        ConvMachine::clear();
         return first;
       };
-      Machine::clear();
+      ConvMachine::clear();
       cudnn.algorithms = {{0, 1.0f, 0, false}};  // none is deterministic
       CHECK(used_with("") == 0);
       cudnn.bf16_channel_unit = 1, cudnn.bf16_groups = true, cudnn.runs_nothing = true;
@@ -319,7 +317,7 @@ TEST_CASE("what cuDNN does not do is computed by the definition, each product by
 }
 
 TEST_CASE("cuDNN is not asked for a gradient that is not wanted") {
-  const Machine machine;
+  const ConvMachine machine;
   OnGpu gpu;
   emulator::fail("cudnnGetConvolutionBackwardDataAlgorithm_v7", CUDNN_STATUS_EXECUTION_FAILED);
   const Tensor images = testing::images(kConv);

@@ -11,8 +11,8 @@ using namespace testing;
 
 constexpr float kFast = 0, kSlow = 1e6f;  // milliseconds; the algorithms take 1e4 and more
 
-struct Machine : ConvMachine {
-  Machine() { clear(); }
+struct PlansMachine : ConvMachine {
+  PlansMachine() { clear(); }
   static emulator::ConvolutionMachine& clear() {
     ConvMachine::clear();
     emulator::convolutions().plans = {{65, kFast, 4096}};
@@ -20,7 +20,7 @@ struct Machine : ConvMachine {
   }
 };
 
-const Conv kConv{2, 8, 6, 6, 16, 3, 1, 1};
+const Conv kPlanned{2, 8, 6, 6, 16, 3, 1, 1};
 
 struct Bf16 : OnGpu {
   explicit Bf16(bool deterministic = false, const std::string& cache = "")
@@ -31,7 +31,7 @@ struct Bf16 : OnGpu {
 };
 
 // dw of the current context's convolution, which is used once or twice.
-std::vector<float> gradient(const Conv& g = kConv, int uses = 1) {
+std::vector<float> gradient(const Conv& g = kPlanned, int uses = 1) {
   const GpuLeaf w = weight(g);
   const auto dy = rounded_to(DType::bf16, random_values(g.y_size(), 4));
   const Variable x(images(g, DType::bf16));
@@ -61,11 +61,11 @@ double error_of(const std::vector<float>& dw, const Conv& g, int uses) {
 }  // namespace
 
 TEST_CASE("the faster of a plan in fp32 and an algorithm computes a convolution's weight gradient") {
-  const Machine machine;
-  for (const Conv& g : {kConv, Conv{2, 8, 6, 6, 16, 1, 2, 0}})
+  const PlansMachine machine;
+  for (const Conv& g : {kPlanned, Conv{2, 8, 6, 6, 16, 1, 2, 0}})
     for (const int uses : {1, 2}) {
       INFO(g.str() << ", used " << uses);
-      auto& cudnn = Machine::clear();
+      auto& cudnn = PlansMachine::clear();
       {
         const Bf16 gpu;
         CHECK(error_of(gradient(g, uses), g, uses) < 1e-6);
@@ -81,9 +81,9 @@ TEST_CASE("the faster of a plan in fp32 and an algorithm computes a convolution'
 }
 
 TEST_CASE("the fastest plan that compiles and runs is taken, and of the fallback's if there are none") {
-  const Machine machine;
+  const PlansMachine machine;
   const auto chosen = [](std::vector<emulator::ConvolutionPlan> plans, int fails = -1) {
-    auto& cudnn = Machine::clear();
+    auto& cudnn = PlansMachine::clear();
     cudnn.plans = std::move(plans);
     cudnn.plan_fails_to_run = fails;
     const Bf16 gpu;
@@ -102,7 +102,7 @@ TEST_CASE("the fastest plan that compiles and runs is taken, and of the fallback
 }
 
 TEST_CASE("no plan is compiled without the key, in deterministic runs, for fp32, groups and odd channels") {
-  const Machine machine;
+  const PlansMachine machine;
   auto& cudnn = emulator::convolutions();
   {
     const Bf16 gpu(true);
@@ -116,10 +116,10 @@ TEST_CASE("no plan is compiled without the key, in deterministic runs, for fp32,
   }
   {
     const OnGpu gpu({.precision = Precision::fp32, .deterministic = false, .conv_plans = true});
-    const GpuLeaf w = weight(kConv);
-    const Tensor x = images(kConv);
+    const GpuLeaf w = weight(kPlanned);
+    const Tensor x = images(kPlanned);
     backward_from(
-        {{conv2d(Variable(x), w.variable(), {}, kConv.geometry()), random_values(kConv.y_size(), 4)}});
+        {{conv2d(Variable(x), w.variable(), {}, kPlanned.geometry()), random_values(kPlanned.y_size(), 4)}});
   }
   cudnn.bf16_channel_unit = 1, cudnn.bf16_groups = true;
   const Bf16 gpu;
@@ -129,7 +129,7 @@ TEST_CASE("no plan is compiled without the key, in deterministic runs, for fp32,
 }
 
 TEST_CASE("a plan that was chosen is kept for later processes, as long as cuDNN names it") {
-  const Machine machine;
+  const PlansMachine machine;
   const TempFolder folder;
   auto& cudnn = emulator::convolutions();
   const auto process = [&] {
@@ -157,7 +157,7 @@ TEST_CASE("a plan that was chosen is kept for later processes, as long as cuDNN 
 }
 
 TEST_CASE("a plan that fails after its choice, or lacks memory, gives way to the next algorithm") {
-  const Machine machine;
+  const PlansMachine machine;
   const TempFolder folder;
   auto& cudnn = emulator::convolutions();
   {
@@ -170,7 +170,7 @@ TEST_CASE("a plan that fails after its choice, or lacks memory, gives way to the
     gradient();
     CHECK(last_used() == 1);  // it is not tried again
   }
-  Machine::clear();
+  PlansMachine::clear();
   cudnn.plans[0].workspace = std::size_t{300} << 20;
   const Bf16 gpu(false, folder.str());
   emulator::machine().memory = emulator::counts().bytes_in_use + (std::size_t{64} << 20);
@@ -181,12 +181,12 @@ TEST_CASE("a plan that fails after its choice, or lacks memory, gives way to the
 }
 
 TEST_CASE("a call of cuDNN's graph API that fails leaves the algorithms") {
-  const Machine machine;
+  const PlansMachine machine;
   for (const char* call : {"cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute", "cudnnBackendFinalize",
                            "cudnnBackendGetAttribute", "cudnnBackendExecute"})
     for (const int after : {0, 1, 3}) {
       INFO(call << ", after " << after);
-      Machine::clear();
+      PlansMachine::clear();
       const Bf16 gpu;
       emulator::fail(call, CUDNN_STATUS_NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE, after);
       gradient();
@@ -195,14 +195,14 @@ TEST_CASE("a call of cuDNN's graph API that fails leaves the algorithms") {
 }
 
 TEST_CASE("a plan is captured, but not compiled in a capture") {
-  const Machine machine;
+  const PlansMachine machine;
   Bf16 first;
   const auto expected = gradient();
   const auto capture = [&](OnGpu& gpu) {
-    auto& convolution = cuda::Convolution::of(kConv.geometry(), {2, 8, 6, 6}, DType::bf16);
-    const Tensor x = images(kConv, DType::bf16),
-                 dy = gpu_tensor(random_values(kConv.y_size(), 4), {2, 16, 6, 6}, Layout::nhwc, DType::bf16);
-    const DeviceVector<float> dw(std::size_t(kConv.w_size()));
+    auto& convolution = cuda::Convolution::of(kPlanned.geometry(), {2, 8, 6, 6}, DType::bf16);
+    const Tensor x = images(kPlanned, DType::bf16), dy = gpu_tensor(random_values(kPlanned.y_size(), 4),
+                                                                    {2, 16, 6, 6}, Layout::nhwc, DType::bf16);
+    const DeviceVector<float> dw(std::size_t(kPlanned.w_size()));
     gpu.context().workspace(4096);
     CapturedGraph graph(gpu.stream(), [&] {
       convolution.run(cuda::ConvProduct::weight_gradient, x.data(), dy.data(), false, dw.data());
@@ -217,7 +217,7 @@ TEST_CASE("a plan is captured, but not compiled in a capture") {
 }
 
 TEST_CASE("the emulator's descriptors of cuDNN's graph API refuse what cuDNN refuses") {
-  const Machine machine;
+  const PlansMachine machine;
   const cuda::CudnnGraphDescriptor tensor(CUDNN_BACKEND_TENSOR_DESCRIPTOR),
       graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR), operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR),
       plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);

@@ -9,7 +9,7 @@ namespace {
 
 using namespace topknot::testing;
 
-ExchangeOptions options_of(const std::string& method) {
+ExchangeOptions exchange_options(const std::string& method) {
   return plan_of(method, 3, "none").options;
 }
 
@@ -47,7 +47,7 @@ TEST_CASE("a rank that gives up in the middle of a step ends the others, with it
   for (const std::string method : {"dense", "topk"})
     for (const bool stays : {true, false})
       for (const int place : {0, 1, 2}) {
-        const auto make = stays ? on_gpu(options_of(method)) : staged(options_of(method));
+        const auto make = stays ? on_gpu(exchange_options(method)) : staged(exchange_options(method));
         const auto errors = errors_of(make, [place](int step, int at, int rank) {
           if (step == 2 && at == place && rank == 1) throw Error("rank 1 has had enough");
         });
@@ -61,7 +61,7 @@ TEST_CASE("a GPU that is lost in the middle of a step ends every rank") {
   for (const bool stays : {true, false})
     for (const int place : {0, 1, 2}) {
       const emulator::Settings settings;
-      const auto make = stays ? on_gpu(options_of("topk")) : staged(options_of("topk"));
+      const auto make = stays ? on_gpu(exchange_options("topk")) : staged(exchange_options("topk"));
       const auto errors = errors_of(make, [place](int step, int at, int rank) {
         if (step == 2 && at == place && rank == 1) emulator::lose_device();
       });
@@ -71,7 +71,7 @@ TEST_CASE("a GPU that is lost in the middle of a step ends every rank") {
 
 TEST_CASE("a kernel that cannot be started ends every rank with one message") {
   const emulator::Settings settings;
-  const auto errors = errors_of(on_gpu(options_of("dense")), [](int step, int at, int rank) {
+  const auto errors = errors_of(on_gpu(exchange_options("dense")), [](int step, int at, int rank) {
     if (step == 1 && at == 1 && rank == 0) emulator::fail("cudaLaunchKernel", cudaErrorInvalidConfiguration);
   });
   for (const std::string& error : errors) CHECK(says(error, {"cudaErrorInvalidConfiguration"}));
@@ -85,7 +85,7 @@ TEST_CASE("memory for the exchange that is not to be had is said to be short") {
   CollectiveQueue queue(*alone[0]);
   EchoCommunicator device;
   emulator::fail("cudaMalloc", cudaErrorMemoryAllocation);
-  CHECK_THROWS_AS(on_gpu(options_of("topk"))(*model.arena, queue, device), cuda::OutOfMemory);
+  CHECK_THROWS_AS(on_gpu(exchange_options("topk"))(*model.arena, queue, device), cuda::OutOfMemory);
 }
 
 TEST_CASE("the parameters of a step reach the GPU whole, however far the host is ahead") {
@@ -94,7 +94,7 @@ TEST_CASE("the parameters of a step reach the GPU whole, however far the host is
   const auto alone = make_thread_group(1, 20);
   CollectiveQueue queue(*alone[0]);
   EchoCommunicator device;
-  const auto exchange = cuda::make_gpu_exchange(*model.arena, queue, device, options_of("dense"));
+  const auto exchange = cuda::make_gpu_exchange(*model.arena, queue, device, exchange_options("dense"));
   constexpr int kSteps = 50;
   const cuda::DeviceArray<StepParameters> log(kSteps);
   for (int step = 0; step < kSteps; ++step) {

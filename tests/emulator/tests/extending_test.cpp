@@ -15,7 +15,7 @@ TEST_CASE("the example's CUDA counterpart selects what the example selects, also
       pair.set_density(0.1);
       for (std::uint32_t t = 0; t < 12; ++t) {
         INFO(n << " elements, step " << t);
-        pair.step(gradient_of(t % 3 == 2 ? int(t) % kGradients : 0, n, t), 0.1, t != 4);
+        pair.step(gradient_of_kind(t % 3 == 2 ? int(t) % kGradients : 0, n, t), 0.1, t != 4);
       }
     }
 }

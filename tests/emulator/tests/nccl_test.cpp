@@ -19,9 +19,9 @@ using namespace testing;
 constexpr auto kMake = &cuda::make_nccl_communicator;
 
 // Eight GPUs, and a look at the end that every rank has given its communicator back.
-struct Machine {
-  Machine() { emulator::machine().devices = 8; }
-  ~Machine() {
+struct NcclMachine {
+  NcclMachine() { emulator::machine().devices = 8; }
+  ~NcclMachine() {
     CHECK(emulator::nccl_communicators() == 0);
     emulator::reset();
     emulator::set_nccl_version(NCCL_VERSION_CODE);
@@ -32,7 +32,7 @@ struct Machine {
 using Body = std::function<void(DeviceRank& rank, float* data)>;
 std::vector<std::string> errors_of(int ranks, double timeout_s, double seconds, const Body& body,
                                    MakeDevice make = kMake) {
-  const Machine machine;
+  const NcclMachine machine;
   const auto start = Clock::now();
   const auto errors = errors_of_device_ranks(
       make, ranks,
@@ -60,7 +60,7 @@ void stay_away(DeviceRank& rank) {
 }
 
 TEST_CASE("nccl: sums in rank order are the host's bit for bit, any ranks and lengths") {
-  const Machine machine;
+  const NcclMachine machine;
   const std::array<std::size_t, 5> lengths{1, 17, 1000, 8193, 8500};
   for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
     INFO(ranks << " ranks");
@@ -71,13 +71,13 @@ TEST_CASE("nccl: sums in rank order are the host's bit for bit, any ranks and le
 }
 
 TEST_CASE("nccl: blocks of any length are gathered and broadcast") {
-  const Machine machine;
+  const NcclMachine machine;
   for (const int ranks : {1, 2, 5})
     for (const std::size_t bytes : {0, 1, 63, 1024}) CHECK(gathers_and_broadcasts(kMake, ranks, bytes));
 }
 
 TEST_CASE("nccl: memory may be filled anew right after a call, fifty times in a row") {
-  const Machine machine;
+  const NcclMachine machine;
   CHECK(wrong_round<float>(kMake, 2, 333) == -1);
   CHECK(wrong_round<float>(kMake, 5, 129) == -1);
   CHECK(wrong_round<BFloat16>(kMake, 4, 128) == -1);
@@ -85,7 +85,7 @@ TEST_CASE("nccl: memory may be filled anew right after a call, fifty times in a 
 }
 
 TEST_CASE("nccl: the library's sums are right, and the same on every rank") {
-  const Machine machine;
+  const NcclMachine machine;
   constexpr int ranks = 4;
   constexpr std::size_t n = 100;
   std::vector<std::vector<float>> sums(ranks, std::vector<float>(n));
@@ -104,7 +104,7 @@ TEST_CASE("nccl: the library's sums are right, and the same on every rank") {
 }
 
 TEST_CASE("nccl: where one rank's NCCL refuses calls in a graph, all ranks start anew and keep them out") {
-  const Machine machine;
+  const NcclMachine machine;
   constexpr int ranks = 3;
   constexpr std::size_t n = 9000;
   const std::vector<float> ones(n, 1.0f);
@@ -181,7 +181,7 @@ struct Pair {
     REQUIRE(ncclAllGather(memory[r], memory[r] + 1, 1, ncclFloat32, comm[r], streams[r]) == ncclInProgress);
   }
 
-  const Machine machine;
+  const NcclMachine machine;
   ncclComm_t comm[2];
   cudaStream_t streams[2], others[2];
   float* memory[2];  // what it sends, and what it gets
@@ -203,7 +203,7 @@ TEST_CASE("nccl, emulated: memory is the collective's from the stream's turn unt
 }
 
 TEST_CASE("nccl: calls are captured in a graph, which sums anew at each launch") {
-  const Machine machine;
+  const NcclMachine machine;
   constexpr int ranks = 3;
   constexpr std::size_t n = 9000;
   std::vector<std::vector<float>> sums(ranks, std::vector<float>(n));
@@ -229,7 +229,7 @@ TEST_CASE("nccl: calls are captured in a graph, which sums anew at each launch")
 }
 
 TEST_CASE("nccl: a block is gathered and a short array summed in rank order in one launch") {
-  const Machine machine;
+  const NcclMachine machine;
   constexpr int ranks = 3;
   constexpr std::size_t n = 1000, bytes = 48;
   const std::vector<float> expected = ordered_sum_of_ranks<float>(ranks, 0, n);
@@ -274,7 +274,7 @@ TEST_CASE("nccl: versions that differ are one message on every rank, with both r
 }
 
 TEST_CASE("nccl: two ranks on one GPU are refused on every rank") {
-  const Machine machine;
+  const NcclMachine machine;
   const auto errors = errors_of_ranks("threads", 3, [](Communicator& host) {
     cuda::Context context({host.rank() == 2 ? 1 : 0, host.rank(), cuda::Precision::fp32, true});
     const cuda::Context::Use use(context);
@@ -285,7 +285,7 @@ TEST_CASE("nccl: two ranks on one GPU are refused on every rank") {
 
 TEST_CASE("nccl: a start that fails or never ends is an error on every rank, within the deadline") {
   for (const bool fails : {true, false}) {
-    const Machine machine;
+    const NcclMachine machine;
     if (fails)
       emulator::fail("ncclCommInitRankConfig", ncclSystemError);
     else
@@ -297,7 +297,7 @@ TEST_CASE("nccl: a start that fails or never ends is an error on every rank, wit
 }
 
 TEST_CASE("nccl: a peer that never comes to a collective ends all at the deadline") {
-  const Machine machine;
+  const NcclMachine machine;
   const int aborts = emulator::nccl_aborts();
   const auto errors = errors_of(3, 0.6, 10, [](DeviceRank& rank, float* data) {
     sum(rank, data);
@@ -338,7 +338,7 @@ TEST_CASE("nccl: a peer that gives up ends all at once, with its reason") {
 }
 
 TEST_CASE("nccl: over gloo, a rank that dies ends the others' collectives with what the store knows") {
-  const Machine machine;
+  const NcclMachine machine;
   const auto start = Clock::now();
   const auto errors = errors_of_ranks("gloo", 3, {60}, [](Communicator& host) {
     cuda::Context context({host.rank(), host.rank(), cuda::Precision::fp32, true});

@@ -4,6 +4,7 @@
 
 using namespace topknot;
 using namespace topknot::testing;
+using reference::logistic;
 
 namespace {
 
@@ -14,9 +15,6 @@ double normal_distribution(double x) {
 }
 double tanh_argument(double x) {
   return std::sqrt(2 / kPi) * (x + 0.044715 * x * x * x);
-}
-double logistic(double x) {
-  return 1 / (1 + std::exp(-x));
 }
 
 struct Activation {
