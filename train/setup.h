@@ -2,6 +2,7 @@
 // From a configuration to the objects of a run.
 
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <initializer_list>
 #include <map>
@@ -127,10 +128,13 @@ struct Plan {
   double epochs(std::int64_t step) const {
     return static_cast<double>(step + shift) / static_cast<double>(steps_per_epoch);
   }
-  // The rate of the step made after `step`: by epochs, but by steps if train.max_steps alone ends the run.
+  // The rate of the step made after `step`: by epochs, but by steps if train.max_steps alone ends it; elastic.lr_scaling.
   double lr(const Config& config, const Schedule& schedule, std::int64_t step) const {
     const std::int64_t by = config.train.epochs > 0 ? shift : 0;
-    return schedule.lr(step + by, steps_per_epoch, total_steps + by);
+    const double all = double(config.data.batch_size) * config.train.accumulate * config.dist.ranks;
+    const double share = config.elastic.lr_scaling == "none" ? 1 : static_cast<double>(step_samples) / all;
+    return schedule.lr(step + by, steps_per_epoch, total_steps + by) *
+           (config.elastic.lr_scaling == "sqrt" ? std::sqrt(share) : share);
   }
 };
 Plan plan_steps(const Config& config, const Loader& loader, std::int64_t shift = 0);

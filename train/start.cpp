@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 
 #include "dist/comm/communicator.h"
 #include "dist/launch/coordinate.h"

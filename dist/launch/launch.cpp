@@ -150,7 +150,8 @@ std::optional<LaunchPlan> spawned(const Environment& environment) {
   return plan;
 }
 
-// The environment's token of the job: the user's, else the launcher's name of it, one for all ranks.
+}  // namespace
+
 std::string job_token(const std::string& launcher, const Environment& environment) {
   if (const auto given = environment("TOPKNOT_TOKEN"); given && !given->empty())
     return given->substr(0, kLongestToken);
@@ -163,8 +164,6 @@ std::string job_token(const std::string& launcher, const Environment& environmen
   if (!job.empty()) job = launcher + " " + job;
   return job.substr(0, kLongestToken);
 }
-
-}  // namespace
 
 Environment process_environment() {
   return [](const std::string& name) -> std::optional<std::string> {
@@ -182,8 +181,7 @@ LaunchPlan plan_launch(const DistOptions& options, const Environment& environmen
   const auto launched = find_launcher(environment);
   const bool task = launched && launched->size > 1;
   if (options.token.size() > kLongestToken)
-    throw UserError(
-        fmt::format("dist.token has {} bytes; {} are the most", options.token.size(), kLongestToken));
+    throw UserError(fmt::format("dist.token: {} bytes; at most {}", options.token.size(), kLongestToken));
   const bool chooses = options.backend == "auto";
   const bool processes = chooses ? task : backends().find(options.backend).join != nullptr;
   if (options.ranks && (*options.ranks < 1 || *options.ranks > most_ranks))

@@ -69,6 +69,9 @@ struct LaunchPlan {
 using Environment = std::function<std::optional<std::string>(const std::string&)>;
 Environment process_environment();
 
+// The environment's token of the job: the user's, else the launcher's name of it, one for all ranks.
+std::string job_token(const std::string& launcher, const Environment& environment);
+
 // dist.backend: auto is threads, unless a launcher started this process as one of several. Throws UserError:
 // unknown backend, ranks that cannot be, dist.ranks that contradicts the launcher, launchers that contradict
 // each other, no master.

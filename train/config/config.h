@@ -97,9 +97,10 @@ struct Config {
   } dist;
 
   struct Elastic {
-    int min_ranks = 0;             // 0: when a rank dies, all end
-    int respawns = 0;              // how often one is started again
-    std::string batch = "global";  // what stays the same for any number of ranks: global, rank
+    int min_ranks = 0;                // 0: when a rank dies, all end
+    int respawns = 0;                 // how often one is started again
+    std::string batch = "global";     // what stays the same for any number of ranks: global, rank
+    std::string lr_scaling = "none";  // how the rate follows that number: none, linear, sqrt
   } elastic;
 
   struct Train {

@@ -103,14 +103,13 @@ std::pair<std::string, std::string> not_elastic(const Config& config, bool choos
     return {"exchange.ranks_per_host", min_ranks + " does not go with hosts of several ranks; leave it out"};
   if (config.exchange.collective != "all_gather")
     return {"exchange.collective", min_ranks + " needs messages of one round; use all_gather"};
+  if (config.elastic.lr_scaling != "none" && (config.elastic.batch == "global" || makes_local_steps(config)))
+    return {"elastic.lr_scaling", "is for elastic.batch=rank and an exchange in every step; leave it out"};
   if (config.data.shard != "even")
     return {"data.shard", min_ranks + " deals the samples that are left evenly; set data.shard=even"};
   const auto pieces = pieces_of(compress_options(config));
   if (!pieces && compresses(config))
-    return {
-        "compress.name",
-        fmt::format("{} is for dense sums and methods that select entries so far, not for {}{}", min_ranks,
-                    config.compress.name, config.compress.name == "dense" ? " with compress.values" : "")};
+    return {"compress.name", min_ranks + " is for dense sums in fp32 and methods that select entries so far"};
   if (pieces && selectors().find(pieces->select).traits.reads_average)
     return {"compress.select", fmt::format("{} does not go with the history of {}; choose another selection",
                                            min_ranks, pieces->select)};

@@ -112,17 +112,20 @@ std::vector<Key> machine_keys() {
           .used_by({"dist.link.rate"}),
 
       number("elastic.min_ranks", at<l, &Config::Elastic::min_ranks>, 0, 1024,
-             "ranks that were started by this program on one host go on without those that are killed, while "
-             "so many are left; 0: all end")
+             "processes on CPUs go on without those that die, while so many are left; 0: all end")
           .used_by({"gloo"})
           .of_start(),
       text("elastic.batch", at<l, &Config::Elastic::batch>,
-           "what stays the same then: global, the samples of a step, which those that are left share; or "
-           "rank, "
-           "data.batch_size on each, as always with local steps. The learning rate stays in both",
+           "what stays the same then: global, the samples of a step, shared by those that are left; or rank, "
+           "data.batch_size on each, as always with local steps",
            {"global", "rank"})
           .used_by({"elastic.min_ranks"})
           .of_start(),
+      text("elastic.lr_scaling", at<l, &Config::Elastic::lr_scaling>,
+           "with elastic.batch=rank the learning rate is multiplied by the share of the ranks that are left "
+           "(linear, for SGD) or its square root (sqrt, for Adam)",
+           {"none", "linear", "sqrt"})
+          .used_by({"elastic.min_ranks"}),
       number("elastic.respawns", at<l, &Config::Elastic::respawns>, 0, 1e6,
              "how many ranks that died are started again and join, in all")
           .used_by({"elastic.min_ranks"})
@@ -146,13 +149,12 @@ std::vector<Key> machine_keys() {
            {"true", "false", "parts"})
           .used_by({kGpus}),
       flag("train.early_launch", at<t, &Train::early_launch>,
-           "on a GPU of compute capability 9.0 or more: a kernel's blocks take their places while the kernel "
-           "before it ends; the same numbers; not yet known to be faster on any card")
+           "on a GPU: a kernel's blocks take their places while the kernel before it ends (compute "
+           "capability 9.0); the same numbers; not yet known to be faster on any card")
           .used_by({kGpus}),
       flag("train.conv_plans", at<t, &Train::conv_plans>,
            "on a GPU under bf16: plans of cuDNN's graph API, which write weight gradients of convolutions in "
-           "fp32, compete with its algorithms; they are compiled at the start; not yet known to be faster on "
-           "any card")
+           "fp32, compete with its algorithms; not yet known to be faster on any card")
           .used_by({kGpus}),
       text("train.trial", at<t, &Train::trial>,
            "on a GPU, for tests: KEY=NAME;...: trials whose key begins with KEY take the candidate NAME, "

@@ -1,7 +1,6 @@
 #include "nn/core/cuda/pool.h"
 
 #include <cstdio>
-#include <utility>
 
 #include "nn/core/cuda/context.h"
 
