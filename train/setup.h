@@ -128,10 +128,10 @@ struct Plan {
   double epochs(std::int64_t step) const {
     return static_cast<double>(step + shift) / static_cast<double>(steps_per_epoch);
   }
-  // The rate of the step made after `step`: by epochs, but by steps if train.max_steps alone ends it; elastic.lr_scaling.
+  // The rate of the step made after `step`: by epochs, but by steps if train.max_steps alone ends it; scaled (elastic).
   double lr(const Config& config, const Schedule& schedule, std::int64_t step) const {
     const std::int64_t by = config.train.epochs > 0 ? shift : 0;
-    const double all = double(config.data.batch_size) * config.train.accumulate * config.dist.ranks;
+    const double all = 1.0 * config.data.batch_size * config.train.accumulate * config.dist.ranks;
     const double share = config.elastic.lr_scaling == "none" ? 1 : static_cast<double>(step_samples) / all;
     return schedule.lr(step + by, steps_per_epoch, total_steps + by) *
            (config.elastic.lr_scaling == "sqrt" ? std::sqrt(share) : share);

@@ -99,7 +99,7 @@ int coordinate(const HostPort& where, int ranks, const DistOptions& options, dou
   const SignalGate gate;
   const std::string token = options.token.empty() ? job_token("", process_environment()) : options.token;
   Members members(where, ranks, token);
-  log_info(fmt::format("waiting for {} ranks at {}", ranks, host_port_text(where.host, where.port)));
+  log_info(fmt::format("awaiting {} ranks, dist.master={}", ranks, host_port_text(where.host, where.port)));
   if (std::string why; !members.wait_for(static_cast<std::size_t>(ranks), gate, options.timeout_s, why)) {
     members.dismiss_all("the run did not begin: " + why);
     if (members.stop() != 0) throw Interrupted(why, members.stop());

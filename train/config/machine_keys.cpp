@@ -123,7 +123,7 @@ std::vector<Key> machine_keys() {
           .of_start(),
       text("elastic.lr_scaling", at<l, &Config::Elastic::lr_scaling>,
            "with elastic.batch=rank the learning rate is multiplied by the share of the ranks that are left "
-           "(linear, for SGD) or its square root (sqrt, for Adam)",
+           "(linear, for SGD: Goyal et al. 2017) or its square root (sqrt, for Adam)",
            {"none", "linear", "sqrt"})
           .used_by({"elastic.min_ranks"}),
       number("elastic.respawns", at<l, &Config::Elastic::respawns>, 0, 1e6,
@@ -150,7 +150,7 @@ std::vector<Key> machine_keys() {
           .used_by({kGpus}),
       flag("train.early_launch", at<t, &Train::early_launch>,
            "on a GPU: a kernel's blocks take their places while the kernel before it ends (compute "
-           "capability 9.0); the same numbers; not yet known to be faster on any card")
+           "capability 9.0 or more); the same numbers; not yet known to be faster on any card")
           .used_by({kGpus}),
       flag("train.conv_plans", at<t, &Train::conv_plans>,
            "on a GPU under bf16: plans of cuDNN's graph API, which write weight gradients of convolutions in "
