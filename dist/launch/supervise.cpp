@@ -182,7 +182,7 @@ int supervise(Ranks& ranks, ViewServer& views, const SignalGate& gate, const Dis
       if (regroup && (regroup->over() || ranks.running().empty() || !failures.empty())) go_on();
       if (guest && (done > 0 || ranks.running().size() == 1)) ranks.kill_one(*guest, "came too late");
       if (guest && guest_patience.over()) ranks.kill_one(*guest, "did not join within dist.timeout_s");
-      if (!regroup && !stopping && !failed && done == 0 && views.missing().empty()) {
+      if (!regroup && !stopping && failures.empty() && done == 0 && views.missing().empty()) {
         if (guest && std::ranges::count(views.ranks(), *guest) > 0) guest.reset();  // all have come
         if (!guest) {
           guest = ranks.newcomer(gone, views.last_number());
