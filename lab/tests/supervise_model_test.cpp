@@ -11,8 +11,6 @@
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <deque>
-#include <map>
-#include <mutex>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -318,7 +316,7 @@ class Model : public Ranks {
         if (met_ && !process.guest && !process.finishing && !process.hangs && newest().ranks.size() > 1 &&
             !hung_)
           can(Happens::hangs);
-      } else if (!process.runs && !waits && lines_.size() > 0) {
+      } else if (!process.runs && !waits) {
         can(Happens::returns);
       }
     }
@@ -330,9 +328,10 @@ class Model : public Ranks {
                          endings_.size());
     if (lines_.back().waits) state += fmt::format("+{}", lines_.back().view.ranks.size());
     if (lines_.back().view.ranks.empty()) state += "end";
+    std::multiset<std::string> kinds;
     for (const auto& event : history_)  // what supervise() keeps of the ranks that it has lost
-      if (event.what != Happens::joins && event.what != Happens::settle) kinds_.insert(event.text());
-    state += fmt::format(" {}", fmt::join(kinds_, ","));
+      if (event.what != Happens::joins && event.what != Happens::settle) kinds.insert(event.text());
+    state += fmt::format(" {}", fmt::join(kinds, ","));
   }
 
   const History& history_;
@@ -342,7 +341,6 @@ class Model : public Ranks {
   Process processes_[kRanks] = {{true, true}, {true, true}, {true, true}};
   std::vector<int> waiting_;
   std::deque<Ending> endings_;
-  std::multiset<std::string> kinds_;
   std::size_t next_ = 0;
   Patience patience_{kLongestSeconds + 10};
   std::optional<Clock::time_point> settling_;
@@ -380,10 +378,16 @@ TEST_CASE("an elastic run goes on, or ends, whatever happens to three ranks in w
   std::set<std::string> known;
   using enum Happens;
   const History all{{joins, 0}, {joins, 1}, {joins, 2}};
-  History invited = all;
-  for (const Event event : History{{killed, 2}, {settle}, {joins, 0}, {joins, 1}, {returns, 2}, {settle}})
-    invited.push_back(event);
-  std::vector<History> histories{{}, all, invited};
+  const auto after_all = [&](History more) {
+    more.insert(more.begin(), all.begin(), all.end());
+    return more;
+  };
+  std::vector<History> histories{
+      {},
+      all,
+      // A rank is about to be invited, by two and by one.
+      after_all({{killed, 2}, {settle}, {joins, 0}, {joins, 1}, {returns, 2}, {settle}}),
+      after_all({{killed, 0}, {returns, 0}, {killed, 1}, {settle}})};
   for (int events = 0; events <= kEvents; ++events) {
     std::vector<Result> results(histories.size());
     std::atomic<std::size_t> next{0};
