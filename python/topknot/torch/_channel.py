@@ -206,7 +206,7 @@ class Channel:
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on some rank."""
         flags = torch.tensor([float(flag)], device=self.device)
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
+        self._all_reduce(flags, dist.ReduceOp.MAX)
         return bool(flags.item() > 0)
 
     def average(self, compressor: AnyCompressor, slices: Slices, step: int, kind: Any) -> bool:
@@ -261,6 +261,16 @@ class Channel:
             turn += 1
         return state
 
+    # What PyTorch's group does; all other collectives but broadcast() are made of these.
+    def _all_reduce(self, values: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        dist.all_reduce(values, op=op, group=self.group)
+
+    def _all_gather(self, into: list[torch.Tensor], own: torch.Tensor) -> None:
+        dist.all_gather(into, own, group=self.group)
+
+    def _all_to_all(self, into: torch.Tensor, own: torch.Tensor) -> None:
+        dist.all_to_all_single(into, own, group=self.group)
+
     def count(self, sent: int, received: int) -> None:
         self.bytes_sent, self.bytes_received = self.bytes_sent + sent, self.bytes_received + received
 
@@ -268,7 +278,7 @@ class Channel:
         """Replaces the values by the ranks' sum."""
         self.count(values.nbytes, values.nbytes)
         there = values.to(self.device)
-        dist.all_reduce(there, group=self.group)
+        self._all_reduce(there)
         if there.data_ptr() != values.data_ptr():
             values.copy_(there)
         wait_for(values)
@@ -278,7 +288,7 @@ class Channel:
         size = own.numel() // self.ranks
         self.count(own.numel() - size, own.numel() - size)
         there = torch.empty(own.numel(), dtype=torch.uint8, device=self.device)
-        dist.all_to_all_single(there, own.to(self.device), group=self.group)
+        self._all_to_all(there, own.to(self.device))
         blocks = there.to(own.device)
         wait_for(blocks)
         return list(blocks.view(self.ranks, size).unbind())
@@ -287,7 +297,7 @@ class Channel:
         """Every rank's block, where all have one length."""
         self.count(own.numel(), (self.ranks - 1) * own.numel())
         there = torch.empty(self.ranks, own.numel(), dtype=torch.uint8, device=self.device)
-        dist.all_gather(list(there.unbind()), own.to(self.device), group=self.group)
+        self._all_gather(list(there.unbind()), own.to(self.device))
         blocks = there.to(own.device)
         wait_for(blocks)
         return list(blocks.unbind())
@@ -317,7 +327,7 @@ class Channel:
     def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
         there = own.to(self.device)
         all_ = [torch.empty_like(there) for _ in range(self.ranks)]
-        dist.all_gather(all_, there, group=self.group)
+        self._all_gather(all_, there)
         return [other.to(own.device) for other in all_]
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
@@ -332,7 +342,7 @@ class Channel:
     def mean(self, tensor: torch.Tensor) -> None:
         """Replaces the tensor by the mean over the ranks."""
         there = tensor.detach().to(self.device).double().contiguous() / self.ranks
-        dist.all_reduce(there, group=self.group)
+        self._all_reduce(there)
         tensor.copy_(there)
 
     def named_state(self, **state: Any) -> dict[str, Any]:
