@@ -17,7 +17,7 @@ import unittest
 from topknot.compare.read import read_run
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "examples" / "pytorch"
-NEEDS = {"use_accelerate": "accelerate", "use_lightning": "lightning", "use_transformers": "transformers"}
+NEEDS = {"replicas": "torchft", "use_accelerate": "accelerate", "use_lightning": "lightning", "use_transformers": "transformers"}
 
 if importlib.util.find_spec("torch") is None:
     print("skipped: PyTorch is not installed")

@@ -103,8 +103,10 @@ class LibraryRound:
     def decode(self, blocks: Optional[Sequence[torch.Tensor]] = None) -> State:
         """Takes every rank's block, or nothing after a sum."""
         if blocks is None:
-            return self._round.decode()
-        return self._round.decode_pointers([block.data_ptr() for block in blocks], [len(block) for block in blocks])
+            self.state = self._round.decode()
+        else:
+            self.state = self._round.decode_pointers([block.data_ptr() for block in blocks], [len(block) for block in blocks])
+        return self.state
 
     def commit(self, slices: Slices, scale: float = 1.0) -> None:
         """Replaces the slices by the averages times `scale`."""
@@ -183,16 +185,21 @@ class Channel:
         if not isinstance(group, dist.ProcessGroup) and group not in (None, dist.GroupMember.NON_GROUP_MEMBER):
             raise Error(f"process_group must be a ProcessGroup or a 1-D DeviceMesh, not a {type(group).__name__}")
         self.group: Any = group if group is not None else dist.group.WORLD
-        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._begin(dist.get_rank(self.group), dist.get_world_size(self.group), str(dist.get_backend(self.group)))
         if self.rank < 0:
             raise Error("this process is not in the process group")
-        nccl = "nccl" in str(dist.get_backend(self.group))
-        self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-        # Ranks that train together, and whether this is the first: Islands makes them more than the group's.
-        self.total, self.leads = self.ranks, self.rank == 0
+
+    def _begin(self, rank: int, ranks: int, backend: str) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
+        self._take_place(rank, ranks)
         self.bytes_sent = self.bytes_received = 0  # payload; a sum counts once in each
         self.seconds = [0.0] * 4  # encoding; collectives with decoding; writing; the part of these that the training waits for
         self._room: dict[Any, int] = {}  # bytes that a message of this kind is expected to fit in
+
+    def _take_place(self, rank: int, ranks: int) -> None:
+        self.rank, self.ranks = rank, ranks
+        # Ranks that train together, and whether this is the first: Islands makes them more than the group's.
+        self.total, self.leads = ranks, rank == 0
 
     def compressor(
         self, method: Union[str, Own], shapes: Shapes, keys: dict[str, Value], place: Optional[Place] = None
@@ -348,8 +355,12 @@ class Channel:
     def named_state(self, **state: Any) -> dict[str, Any]:
         """A state_dict. Its key names the program's rank, so that torch.distributed.checkpoint keeps every rank's. Its value
         is a tuple, which that module stores as one value and can replace by one of another size."""
-        key = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        rank, ranks = self._place_in_program()
+        key = f"rank {rank} of {ranks}"
         return {key: ({**state, "rank": self.rank, "ranks": self.ranks},)}
+
+    def _place_in_program(self) -> Place:
+        return dist.get_rank(), dist.get_world_size()
 
     def own_state(self, state: dict[str, Any], advice: str = "") -> dict[str, Any]:
         """This rank's part of a state_dict; refuses one that lacks it, or that is of another number of ranks."""

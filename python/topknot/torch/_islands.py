@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import torch
 import torch.distributed as dist
@@ -72,9 +72,17 @@ class Islands:
     Parameters that all ranks of an island have are shared out among these, whole and about equal in size.
     """
 
-    def __init__(self, model: torch.nn.Module, group: Union[dist.ProcessGroup, DeviceMesh, None]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, group: Union[dist.ProcessGroup, DeviceMesh, None], channel: Optional[Channel] = None
+    ) -> None:
+        self._ranks: list[list[int]] = []  # of each island, by place; none where they change
         reshard(model)
         what, inside = _group_inside(model)
+        if channel:
+            if inside is not None:
+                raise Error(f"a replica of a manager is one process: the model itself, without {what}")
+            self.channel, self.inside, self.place, self.count = channel, None, 0, 1
+            return
         if isinstance(group, DeviceMesh) and group.ndim == 2 and inside is not None:
             mesh, group = group, group.get_group(0)
             if _ranks(mesh.get_group(1)) != _ranks(inside):
@@ -87,7 +95,7 @@ class Islands:
         self.place, self.count = (self.inside.rank, self.inside.ranks) if self.inside else (0, 1)
         self.channel.total *= self.count
         self.channel.leads &= self.place == 0
-        self._ranks = [[rank] for rank in _ranks(self.channel.group)]  # of each island, by place
+        self._ranks = [[rank] for rank in _ranks(self.channel.group)]
         if not self.inside:
             return
         both = sorted({*_ranks(inside)} & {*_ranks(self.channel.group)} - {dist.get_rank()})
@@ -118,7 +126,7 @@ class Islands:
         """The ranks of all islands that have the flag not set. Collective."""
         own = torch.tensor([float(flag)])
         own = torch.cat(self.inside.all_gather(own)) if self.inside else own
-        flags = zip(self._ranks, self.channel.all_gather(own))
+        flags = zip(self._ranks or [[rank] for rank in range(self.channel.ranks)], self.channel.all_gather(own))
         return sorted(rank for ranks, island in flags for rank, each in zip(ranks, island.tolist()) if not each)
 
     def take_first(self, tensor: torch.Tensor) -> None:

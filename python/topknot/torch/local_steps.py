@@ -22,6 +22,7 @@ from ._channel import (
     residuals_of, saved_state, sum_of_residuals, trainable, whole_number,
 )  # fmt: skip
 from ._islands import Islands, in_fragments, local, reshard
+from ._replicas import ManagedChannel, Replicas
 from ._worker import Worker, twin_of
 from .method import Memory, Own, PythonMethod, chosen
 
@@ -66,7 +67,7 @@ class _Fragment:
 
 
 @dataclasses.dataclass
-class _Flight:
+class Flight:
     """An exchange of a fragment that has begun."""
 
     fragment: _Fragment
@@ -94,6 +95,7 @@ class LocalSteps:
     outer_alpha: the share of a rank's own weights in those that replace them; 0 takes the exchanged ones.
     optimizer: if given, a rank whose weights are not finite clears the optimizer's state.
     process_group: all ranks by default; of islands the ranks of equal place, or a 2-D mesh of (islands, ranks of an island).
+    manager: a torchft.Manager in place of a process group: ranks are its replicas, which may die and come during the training.
     keys: the method's keys (density=, codec=, scope="model", ...).
 
     In an island each rank sends the changes of its shards. Parameters that all its ranks have are shared out among them, and
@@ -120,6 +122,7 @@ class LocalSteps:
         outer_alpha: float = 0.0,
         optimizer: Optional[torch.optim.Optimizer] = None,
         process_group: Union[dist.ProcessGroup, DeviceMesh, None] = None,
+        manager: Any = None,
         keys: Optional[dict[str, Value]] = None,
         **more: Value,
     ) -> None:
@@ -149,8 +152,15 @@ class LocalSteps:
             raise Error("lr_inside is of gradients; what is exchanged here is a change of weights")
         if self.keys.get("device", "cpu") != "cpu":
             raise Error("device: local steps keep their state in the CPU's memory, where changes are compressed; leave it out")
-        self.module, self._optimizer = model, optimizer
-        self._islands = Islands(model, process_group)
+        if manager is not None:
+            for name, given in ("process_group", process_group), ("fragments", fragments > 1), ("overlap", overlap):
+                if given:
+                    raise Error(f"{name} does not go with manager, whose replicas exchange the whole model at once")
+            if isinstance(made, Own):
+                raise Error("a method in Python does not go with manager: its state could not follow the number of replicas")
+        self.module, self._optimizer, self.manager = model, optimizer, manager
+        channel = ManagedChannel(manager) if manager is not None else None
+        self._islands = Islands(model, process_group, channel)
         module: torch.nn.Module = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
         self._channel = self._islands.channel
         self._statistics = [
@@ -165,7 +175,7 @@ class LocalSteps:
         for name, buffer in module.named_buffers():
             check_has_values(buffer, f"buffer '{name}'")
         with torch.no_grad():
-            for tensor in [*module.parameters(), *module.buffers()]:
+            for tensor in [] if channel else [*module.parameters(), *module.buffers()]:
                 self._islands.take_first(tensor)
             parts = in_fragments(self._parameters, fragments) if fragments > 1 else [self._parameters]
             self._fragments = [_Fragment(index, part, self._islands) for index, part in enumerate(parts)]
@@ -182,11 +192,12 @@ class LocalSteps:
             # Each fragment but the first has a copy of a method in Python, which counts its own exchanges.
             place = (self._wire.rank, self._wire.ranks) if fragment.index else None
             shapes = {name: tuple(theta.shape) for name, theta in zip(fragment.own, fragment.theta)}
-            if shapes:
+            if shapes and not channel:
                 fragment.compressor = self._wire.compressor(made, shapes, self.keys, place)
         self._numel = sum(theta.numel() for theta in self._all("theta"))
-        self._flight: Optional[_Flight] = None
+        self._flight: Optional[Flight] = None
         self._step = self._discarded = 0
+        self._replicas = Replicas(self, channel) if channel else None
 
     @property
     def bytes_sent(self) -> int:
@@ -214,11 +225,19 @@ class LocalSteps:
         if ended:
             self._receive()
         if fragment := self._due():
-            self._send(fragment)
-            if not self.overlap:
-                self._receive()
+            if self.overlap:
+                self._send(fragment)
+            else:
+                self._exchange_now(fragment)
                 ended = True
         return ended
+
+    @torch.no_grad()
+    def _exchange_now(self, fragment: _Fragment) -> bool:
+        if self._replicas:
+            return self._replicas.exchange()
+        self._send(fragment)
+        return self._receive()
 
     @torch.no_grad()
     def sync(self) -> bool:
@@ -228,8 +247,7 @@ class LocalSteps:
         turns = self._due() if self.fragments > 1 or self.overlap else None  # which step() has exchanged
         for fragment in self._fragments:
             if fragment is not turns:
-                self._send(fragment)
-                done &= self._receive()
+                done &= self._exchange_now(fragment)
         for fragment in self._fragments if self.outer_alpha else []:
             fragment.write(self._islands)
         reshard(self.module)
@@ -237,6 +255,9 @@ class LocalSteps:
 
     @torch.no_grad()
     def _send(self, fragment: _Fragment) -> None:
+        self._begin(self._flight_of(fragment))
+
+    def _flight_of(self, fragment: _Fragment) -> Flight:
         begin_s = time.perf_counter()
         changes = {i: theta - here for i, (theta, here) in enumerate(zip(fragment.theta, fragment.weights()))}
         if self._islands.inside and self._islands.any(not all(bool(c.isfinite().all()) for c in changes.values())):
@@ -245,9 +266,9 @@ class LocalSteps:
         taken_s = time.perf_counter() - begin_s
         self._channel.seconds[0] += taken_s
         self._channel.seconds[3] += taken_s
-        self._begin(_Flight(fragment, self._step, changes))
+        return Flight(fragment, self._step, changes)
 
-    def _begin(self, flight: _Flight) -> None:
+    def _begin(self, flight: Flight) -> None:
         if self._worker is None:
             begin_s = time.perf_counter()
             self._exchange(flight)
@@ -270,12 +291,12 @@ class LocalSteps:
         self._flight = flight
         self._worker.add(run)
 
-    def _exchange(self, flight: _Flight) -> None:
+    def _exchange(self, flight: Flight) -> None:
         fragment = flight.fragment
         if fragment.compressor:
             flight.round, flight.finite = self._wire.begin(fragment.compressor, flight.changes, fragment.syncs, fragment.index)
 
-    def _landed(self) -> Optional[_Flight]:
+    def _landed(self) -> Optional[Flight]:
         """What is on its way, when the ranks have exchanged it."""
         if self._worker and self._flight:
             self._worker.wait()
@@ -292,41 +313,51 @@ class LocalSteps:
         flight = self._landed()
         assert flight is not None
         self._flight = None
-        fragment, changes = flight.fragment, flight.changes
-        done = not self._islands.any(not flight.finite)
-        if flight.round:
-            self._wire.end(flight.round, changes, done)
-        fragment.syncs += 1
-        if done:
-            for theta, momentum, change in zip(fragment.theta, fragment.momentum, changes.values()):
-                self._outer_step(theta, momentum, change)
-            self._average_statistics()
-            fragment.write(self._islands, self.outer_alpha)
-        else:
-            self._discard(fragment)
-        reshard(self.module)
+        done = self._finish(flight, *self._agree(flight))
         self._channel.seconds[3] += time.perf_counter() - begin_s
         if self._wire is not self._channel:
             self._channel.count(self._wire.bytes_sent, self._wire.bytes_received)
             self._channel.seconds[:3] = [a + b for a, b in zip(self._channel.seconds, self._wire.seconds[:3])]
             self._wire.bytes_sent = self._wire.bytes_received = 0
             self._wire.seconds = [0.0] * 4
+        return done
+
+    def _agree(self, flight: Flight) -> tuple[list[torch.Tensor], list[int]]:
+        """The rest of an exchange, after which a rank needs no other: the statistics' averages and, if it is to be discarded, the
+        ranks whose weights are not finite. Nothing has changed here. Collective."""
+        if self._islands.any(not flight.finite):
+            flight.finite = False
+            return [], self._islands.without_flag(all(bool(local(p).isfinite().all()) for p in self._parameters.values()))
+        # A step that a GradScaler skips, or that came after the changes were sent, may have spoiled them.
+        spoiled = self._islands.any(not all(bool(t.isfinite().all()) for t in self._statistics)) if self._statistics else False
+        sound = self._kept if self._statistics and self._channel.any(spoiled) else self._statistics
+        averages = [t.clone() for t in sound]
+        for average in averages:
+            self._islands.average(average)
+        return averages, []
+
+    def _finish(self, flight: Flight, averages: list[torch.Tensor], bad: list[int]) -> bool:
+        """Takes what was exchanged, or discards it."""
+        fragment, done = flight.fragment, flight.finite
+        if flight.round:
+            self._wire.end(flight.round, flight.changes, done)
+        fragment.syncs += 1
+        if done:
+            for theta, momentum, change in zip(fragment.theta, fragment.momentum, flight.changes.values()):
+                self._outer_step(theta, momentum, change)
+            self._kept = averages
+            for statistics, kept in zip(self._statistics, self._kept):
+                statistics.copy_(kept)
+            fragment.write(self._islands, self.outer_alpha)
+        else:
+            self._discard(fragment, bad)
+        reshard(self.module)
         self._discarded = 0 if done else self._discarded + 1
         if self._discarded >= 10:
             raise RuntimeError(
                 "ten exchanges in a row were discarded, since weights were not finite; the warnings name the ranks"
             )
         return done
-
-    def _average_statistics(self) -> None:
-        # A step that a GradScaler skips, or that came after the changes were sent, may have spoiled them.
-        spoiled = self._islands.any(not all(bool(t.isfinite().all()) for t in self._statistics)) if self._statistics else False
-        if self._statistics and self._channel.any(spoiled):
-            for statistics, kept in zip(self._statistics, self._kept):
-                statistics.copy_(kept)
-        for statistics in self._statistics:
-            self._islands.average(statistics)
-        self._kept = [t.clone() for t in self._statistics]
 
     def _outer_step(self, theta: torch.Tensor, momentum: torch.Tensor, change: torch.Tensor) -> None:
         # Each product and sum is rounded, as in train; add_(x, alpha=...) may fuse them.
@@ -340,10 +371,9 @@ class LocalSteps:
         else:
             theta -= momentum * self.outer_lr
 
-    def _discard(self, fragment: _Fragment) -> None:
+    def _discard(self, fragment: _Fragment, bad: list[int]) -> None:
         finite = all(bool(local(p).isfinite().all()) for p in self._parameters.values())
-        bad = ", ".join(map(str, self._islands.without_flag(finite)))
-        reason = f"weights of rank {bad} are not finite" if bad else "a change of the weights is too large"
+        reason = f"weights of rank {', '.join(map(str, bad))} are not finite" if bad else "a change of the weights is too large"
         number = sum(each.syncs for each in self._fragments)
         warnings.warn(f"exchange {number} is discarded: {reason}; all ranks go back to those of the last one")
         unsound = self._islands.any(not finite)
@@ -445,6 +475,8 @@ class LocalSteps:
         self._step, self._channel.bytes_sent = state["step"], state["bytes_sent"]
         for fragment, syncs in zip(self._fragments, state["syncs"] if "states" in state else [state["syncs"]]):
             fragment.syncs = syncs
+        if self._replicas:
+            self._replicas.check_equal()
         if saved := state.get("flight"):
             index, step, changes = saved
-            self._begin(_Flight(self._fragments[index], step, {i: change.clone() for i, change in enumerate(changes)}))
+            self._begin(Flight(self._fragments[index], step, {i: change.clone() for i, change in enumerate(changes)}))

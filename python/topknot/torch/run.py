@@ -65,6 +65,8 @@ class Run:
     ) -> None:
         if not isinstance(hook, (CompressionHook, LocalSteps, FsdpCompression)):
             raise Error(f"hook must be a CompressionHook, LocalSteps or FsdpCompression, not a {type(hook).__name__}")
+        if isinstance(hook, LocalSteps) and hook.manager is not None:
+            raise Error("a run directory is of as many ranks all the time, and a manager's replicas come and go")
         if not isinstance(task, str):
             raise Error(f"task must be a text, not {task!r}")
         if metric not in METRICS:
