@@ -79,7 +79,7 @@ void become(int index) {
   const dim3& size = block.place.block_size;
   block.current = index;
   block.place.thread = {at % size.x, at / size.x % size.y, at / size.x / size.y};
-  races::run_thread(index);
+  races::run_thread(index, block.threads[index].fibre->stack.get(), kStack);
 }
 
 void main_of_fibre() {

@@ -74,7 +74,7 @@ struct Page {
     shift = 2;
     cells.assign(kBytes >> 2, {});
   }
-  void split(int to) {
+  [[gnu::noinline]] void split(int to) {
     std::vector<Cell> finer(kBytes >> to);
     for (std::size_t i = 0; i < finer.size(); ++i) finer[i] = cells[i >> (shift - to)];
     cells = std::move(finer), shift = to;
@@ -107,7 +107,7 @@ void join(Knowledge& to, const Knowledge& from) {
   for (const auto& [block, all] : from)
     for (const Known& known : all) add(to, known);
 }
-bool covers(const Knowledge& knowledge, const Stamp& access, bool atomic) {
+[[gnu::noinline]] bool covers(const Knowledge& knowledge, const Stamp& access, bool atomic) {
   if (knowledge.empty()) return false;
   const auto at = knowledge.find(access.block);
   return at != knowledge.end() && std::any_of(at->second.begin(), at->second.end(), [&](const Known& known) {
@@ -133,7 +133,8 @@ struct Block {
   bool apart = false;  // a clock has moved since the barrier
 
   Thread& me() { return threads[std::size_t(thread)]; }
-  Stamp now(std::uint32_t code) {
+  const Thread& me() const { return threads[std::size_t(thread)]; }
+  Stamp now(std::uint32_t code) const {
     return {code, number, epoch, std::uint16_t(thread), me().clocks[std::size_t(thread % 32)]};
   }
 };
@@ -155,11 +156,13 @@ struct Lookup {
 };
 
 struct Detector {
+  static constexpr std::size_t kLookups = 1 << 14;
+
   bool watching = false;
   Kernel kernel;
   std::vector<std::unique_ptr<Page>> pages;  // the first of them are in use
   std::size_t used = 0;
-  std::vector<Lookup> lookups = std::vector<Lookup>(1 << 14);
+  std::array<Lookup, kLookups> lookups;
   std::vector<std::string> found;
 
   ~Detector() {
@@ -174,14 +177,20 @@ Detector& detector() {
   return instance;
 }
 
+// Of the kernel's thread that runs. Most accesses go here.
+constinit thread_local const char *stack = nullptr, *stack_end = nullptr;
+
 // Of the operating system.
 struct ThisThread {
   bool in_kernel = false;
+  const char* place = nullptr;  // the emulator's, beside shared memory
   Block block;
+  Detector* detector = &races::detector();
   Program program = this_program();
   bool shares(const char* at) const {
     return at >= program.local && at < program.local + program.local_bytes;
   }
+  bool watches(const char* at) const { return in_kernel && (at < place || at >= place + sizeof(Place)); }
 };
 ThisThread& here() {
   thread_local ThisThread mine;
@@ -196,19 +205,22 @@ bool of_device(const char* at) {
   return inside(state().memory) || inside(state().locked);
 }
 
-Page* page_of(const char* at) {
-  Detector& all = detector();
-  const std::uintptr_t number = reinterpret_cast<std::uintptr_t>(at) / Page::kBytes;
-  Lookup& lookup = all.lookups[number % all.lookups.size()];
-  if (lookup.number == number && lookup.kernel == all.kernel.number) return lookup.page;
+[[gnu::noinline]] Page* look_up(Detector& all, std::uintptr_t number, const char* at, bool shared) {
   const auto [entry, is_new] = all.kernel.pages.try_emplace(number, nullptr);
-  if (is_new && (here().shares(at) || of_device(at))) {
+  if (is_new && (shared || of_device(at))) {
     if (all.used == all.pages.size()) all.pages.push_back(std::make_unique<Page>());
     entry->second = all.pages[all.used++].get();
     entry->second->clear();
   }
-  lookup = {number, all.kernel.number, entry->second};
+  all.lookups[number % Detector::kLookups] = {number, all.kernel.number, entry->second};
   return entry->second;
+}
+
+Page* page_of(Detector& all, const char* at, bool shared) {
+  const std::uintptr_t number = reinterpret_cast<std::uintptr_t>(at) / Page::kBytes;
+  const Lookup& lookup = all.lookups[number % Detector::kLookups];
+  const bool known = lookup.number == number && lookup.kernel == all.kernel.number;
+  return known ? lookup.page : look_up(all, number, at, shared);
 }
 
 // Function, file and line of places in the program, a line or more each, as far as addr2line tells.
@@ -233,8 +245,8 @@ std::pair<const char*, std::uint32_t> entry_of(const void* kernel) {
   return {"the kernel", std::uint32_t(entry + 1)};
 }
 
-void report(const char* what, const char* at, std::size_t bytes, bool shared, const Stamp& now,
-            const Stamp& before) {
+[[gnu::noinline]] void report(const char* what, const char* at, std::size_t bytes, bool shared,
+                              const Stamp& now, const Stamp& before) {
   Kernel& kernel = detector().kernel;
   if (!kernel.reported.insert({now.code, before.code}).second) return;
   char text[512];
@@ -252,20 +264,20 @@ void report(const char* what, const char* at, std::size_t bytes, bool shared, co
 }
 
 // Whether the thread that runs comes after this access.
-bool ordered(const Stamp& access, bool shared, bool atomic = false) {
+[[gnu::always_inline]] inline bool ordered(const Block& block, const Stamp& access, bool shared,
+                                           bool atomic = false) {
   if (access.code == 0) return true;
-  Block& block = here().block;
   const Thread& me = block.me();
   if (access.block != block.number)  // which had shared memory of its own
     return shared || covers(me.others, access, atomic) || covers(block.others, access, atomic);
   if (access.thread == block.thread || access.epoch < block.epoch) return true;
-  return access.thread / 32 == block.thread / 32 && access.clock < me.clocks[access.thread % 32];
+  return access.thread / 32 == unsigned(block.thread) / 32 && access.clock < me.clocks[access.thread % 32];
 }
 
-void note(Cell::Two& two, const Stamp& now, bool shared) {
+void note(const Block& block, Cell::Two& two, const Stamp& now, bool shared) {
   auto& [first, second] = two;
   for (Stamp* slot : {&first, &second})
-    if (slot->same_thread(now) || ordered(*slot, shared)) {
+    if (slot->same_thread(now) || ordered(block, *slot, shared)) {
       *slot = now;
       return;
     }
@@ -278,12 +290,13 @@ bool written_in(const Cell& cell, std::uint32_t block) {
   return inside(cell.write) || inside(cell.atomics[0]);
 }
 
-void visit(Cell& cell, const char* at, std::size_t bytes, Access kind, const Stamp& now, bool shared) {
+void visit(const Block& block, Cell& cell, const char* at, std::size_t bytes, Access kind, const Stamp& now,
+           bool shared) {
   const auto& [first, second] = cell.reads;
   const auto& [one, other] = cell.atomics;
   const auto check = [&](const char* what, const auto&... before) {
     const auto each = [&](const Stamp& stamp) {
-      if (!ordered(stamp, shared, &stamp == &one || &stamp == &other))
+      if (!ordered(block, stamp, shared, &stamp == &one || &stamp == &other))
         report(what, at, bytes, shared, now, stamp);
     };
     (each(before), ...);
@@ -295,7 +308,7 @@ void visit(Cell& cell, const char* at, std::size_t bytes, Access kind, const Sta
         report("a read of what nothing has written", at, bytes, shared, now, {});
       check("a race, a read after a write", cell.write);
       check("a race, a read after an atomic operation", one, other);
-      return note(cell.reads, now, shared);
+      return note(block, cell.reads, now, shared);
     case Access::write:
       if (cell.write.same_time(now) && first.code == 0 && one.code == 0) return;
       check("a race, a write after a write", cell.write);
@@ -307,7 +320,7 @@ void visit(Cell& cell, const char* at, std::size_t bytes, Access kind, const Sta
     case Access::atomic_write:
       check("a race, an atomic operation after a write", cell.write);
       check("a race, an atomic operation after a read", first, second);
-      note(cell.atomics, now, shared);
+      note(block, cell.atomics, now, shared);
   }
 }
 
@@ -351,14 +364,18 @@ void begin_kernel(const void* code) {
 void begin_block(std::uint32_t number, std::size_t threads) {
   if (!detector().watching) return;
   here().block = {number, 0, std::vector<Thread>(threads), 0, {}, false};
+  here().place = reinterpret_cast<const char*>(&place());
   here().in_kernel = true;
 }
 void end_block() {
   if (detector().watching) here().in_kernel = false;
 }
 
-void run_thread(int thread) {
-  if (detector().watching) here().block.thread = thread;
+void run_thread(int thread, const char* its_stack, std::size_t stack_bytes) {
+  ThisThread& mine = here();
+  if (!mine.detector->watching) return;
+  mine.block.thread = thread;
+  stack = its_stack, stack_end = its_stack + stack_bytes;
 }
 
 void pass_barrier() {
@@ -391,28 +408,37 @@ void pass_warp_barrier(int warp, unsigned mask) {
   each([&](Thread& thread, std::size_t) { thread.clocks = joint, thread.others = others; });
 }
 
-void access(const void* data, std::size_t bytes, Access kind, const void* code) {
-  const Place& own = place();  // the emulator's, beside shared memory
-  if (!here().in_kernel || (data >= &own && data < &own + 1)) return;
-  const auto* at = static_cast<const char*>(data);
+namespace {
+
+[[gnu::noinline]] void look_at(const char* at, std::size_t bytes, Access kind, const void* code) {
+  ThisThread& mine = here();
+  if (!mine.watches(at)) return;
   const auto address = reinterpret_cast<std::uintptr_t>(at);
   const Stamp now =
-      here().block.now(std::uint32_t(reinterpret_cast<std::uintptr_t>(code) - here().program.begin));
+      mine.block.now(std::uint32_t(reinterpret_cast<std::uintptr_t>(code) - mine.program.begin));
   const int shift = (address | bytes) % 4 == 0 ? 2 : (address | bytes) % 2 == 0 ? 1 : 0;
-  const bool shared = here().shares(at);
+  const bool shared = mine.shares(at);
   for (std::size_t done = 0; done < bytes;) {
-    Page* const page = page_of(at + done);
+    Page* const page = page_of(*mine.detector, at + done, shared);
     const std::size_t in_page = (address + done) % Page::kBytes;
     const std::size_t here_bytes = std::min(bytes - done, Page::kBytes - in_page);
     if (page) {
       if (!shared && !has_awaited()) report("an access before await_previous()", at, bytes, shared, now, {});
       if (page->shift > shift) page->split(shift);
+      Cell* const cells = page->cells.data();
       for (std::size_t c = in_page >> page->shift; c <= (in_page + here_bytes - 1) >> page->shift; ++c)
-        visit(page->cells[c], at, bytes, kind, now, shared);
+        visit(mine.block, cells[c], at, bytes, kind, now, shared);
     }
     done += here_bytes;
   }
   if (kind == Access::atomic_read || kind == Access::atomic_write) synchronise(at, kind);
+}
+
+}  // namespace
+
+void access(const void* data, std::size_t bytes, Access kind, const void* code) {
+  const auto* at = static_cast<const char*>(data);
+  if (at < stack || at >= stack_end) look_at(at, bytes, kind, code);
 }
 
 void fence() {

@@ -30,7 +30,7 @@ void begin_kernel(const void* kernel);
 // Of the block that this thread of the operating system runs.
 void begin_block(std::uint32_t number, std::size_t threads);
 void end_block();
-void run_thread(int thread);
+void run_thread(int thread, const char* stack, std::size_t stack_bytes);
 void pass_barrier();
 void pass_warp_barrier(int warp, unsigned mask);
 
