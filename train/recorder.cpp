@@ -82,8 +82,8 @@ DistributionRecord distribution_of(std::span<const float> u, double density) {
 
 Recorder::Recorder(const Config& config, const RunDirectory& folder, const ParameterArena& arena,
                    Exchange* exchange, bool root)
-    : from_(config.train.record_from),
-      steps_(root ? config.train.record_gradients : 0),
+    : from_(config.train.record_gradients.size() > 1 ? config.train.record_gradients[1] : 0),
+      steps_(root && asks_for_steps(config.train.record_gradients) ? config.train.record_gradients[0] : 0),
       every_(root ? config.train.distribution_every : 0),
       local_(makes_local_steps(config)),
       method_(config.compress.name),
@@ -141,9 +141,9 @@ void Recorder::finish() {
   if (file_) {
     if (recorded_ > 0) file_->close();
     if (recorded_ < steps_)
-      log_warning(
-          fmt::format("recorded {} of train.record_gradients={} steps: this start made no more of them",
-                      recorded_, steps_));
+      log_warning(fmt::format(
+          "recorded {} of the {} steps of train.record_gradients: this start made no more of them", recorded_,
+          steps_));
   }
   file_.reset();
   record_gradient_ = false;

@@ -21,7 +21,8 @@ class CpuRunner final : public Runner {
     traits_.name = config_.train.precision == "bf16" ? "cpu, bf16" : "cpu";
     // Ranks that exchange every step may as well report every step; those with local steps would wait for each other.
     constexpr std::int64_t kMost = 16;
-    const bool records = config_.train.record_gradients > 0 || config_.train.distribution_every > 0;
+    const bool records =
+        asks_for_steps(config_.train.record_gradients) || config_.train.distribution_every > 0;
     if (!records) traits_.steps_ahead = std::clamp<std::int64_t>(config_.exchange.every, 1, kMost);
   }
 
@@ -37,8 +38,8 @@ class CpuRunner final : public Runner {
         in_host_memory(model));
   }
   void begin_run(std::int64_t total_steps) override {
-    trace_.emplace(TraceRange{config_.train.profile_from, config_.train.profile_steps, total_steps},
-                   folder_.path, exchange_->groups(), communicator_.rank(), communicator_.overlaps());
+    trace_.emplace(config_.train.profile_steps, total_steps, folder_.path, exchange_->groups(),
+                   communicator_.rank(), communicator_.overlaps());
   }
 
   void begin_step(const StepContext& context, int, double awaited_s) override {

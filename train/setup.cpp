@@ -181,8 +181,7 @@ LoaderOptions loader_options(const Config& config, const Dataset& data, bool tra
 std::vector<DensityPhase> density_phases(const Config& config) {
   if (!pieces_of(compress_options(config))) return {{}};
   std::vector<DensityPhase> phases;
-  const int warm_up =
-      std::max(config.compress.warmup_epochs, static_cast<int>(config.compress.warmup.size()));
+  const int warm_up = static_cast<int>(config.compress.warmup.size());
   for (int epoch = 0; epoch <= warm_up; ++epoch)
     if (const double density = density_at_epoch(config, epoch);
         phases.empty() || phases.back().density != density)

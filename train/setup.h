@@ -132,9 +132,10 @@ struct Plan {
   double lr(const Config& config, const Schedule& schedule, std::int64_t step) const {
     const std::int64_t by = config.train.epochs > 0 ? shift : 0;
     const double all = 1.0 * config.data.batch_size * config.train.accumulate * config.dist.ranks;
-    const double share = config.elastic.lr_scaling == "none" ? 1 : static_cast<double>(step_samples) / all;
+    const std::string& rule = config.elastic.batch;
+    const double share = rule.starts_with("rank_") ? static_cast<double>(step_samples) / all : 1;
     return schedule.lr(step + by, steps_per_epoch, total_steps + by) *
-           (config.elastic.lr_scaling == "sqrt" ? std::sqrt(share) : share);
+           (rule == "rank_sqrt" ? std::sqrt(share) : share);
   }
 };
 Plan plan_steps(const Config& config, const Loader& loader, std::int64_t shift = 0);

@@ -297,7 +297,7 @@ int start_training(LoadedConfig loaded, int argc, char* const* argv, bool quiet,
     inputs.resume = resume;
     if (options.min_ranks > 0) inputs.rejoin = make_rejoin(plan, options);
     inputs.gpu = gpu_of(plan, gpu_count());
-    if (loaded.config.dist.backend == "nccl" && loaded.config.dist.bind_cores)
+    if (loaded.config.dist.backend == "nccl")
       if (const int cores = keep_to_cores_near(gpu_bus(inputs.gpu)); cores > 0)
         log_debug(fmt::format("rank {} keeps to the {} cores next to GPU {}", plan.rank, cores, inputs.gpu));
     const RunOutcome mine = run_rank(inputs, communicator);

@@ -10,6 +10,7 @@
 
 #include "nn/base/log.h"
 #include "nn/base/text.h"
+#include "train/metrics/metrics.h"
 #include "train/metrics/output_file.h"
 #include "train/run_directory.h"
 
@@ -36,10 +37,11 @@ std::string metadata(const char* what, int rank, int row, const Json& arguments)
 
 }  // namespace
 
-StepTrace::StepTrace(const TraceRange& range, const std::string& folder, const std::vector<Group>& groups,
-                     int rank, bool overlaps)
-    : steps_(range.steps),
-      first_(std::clamp<std::int64_t>(range.total - range.steps, 0, range.from)),
+StepTrace::StepTrace(const std::vector<int>& steps, std::int64_t total, const std::string& folder,
+                     const std::vector<Group>& groups, int rank, bool overlaps)
+    : steps_(steps.empty() ? 0 : steps[0]),
+      first_(std::clamp<std::int64_t>(total - steps_, 0,
+                                      steps.size() > 1 ? steps[1] : static_cast<std::int64_t>(kWarmUpSteps))),
       folder_(folder),
       rank_(rank),
       overlaps_(overlaps),

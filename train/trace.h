@@ -16,20 +16,16 @@ namespace topknot {
 
 enum class TraceRow { compute, encode, communicate, decode, wait };
 
-// A trace's steps: `steps` after `from` others, or the last ones if the run of `total` steps ends before.
-struct TraceRange {
-  std::int64_t from = 0, steps = 0, total = 0;  // train.profile_from, train.profile_steps
-};
-
 // A training run's trace. Each rank writes trace_rankR.json into its own `folder`, which it makes if there is
-// none; if that fails there is a warning and no trace. Does nothing if the range has no steps.
+// none; if that fails there is a warning and no trace. Does nothing without steps.
 class StepTrace {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
+  // steps: train.profile_steps, how many, and after how many; the last ones if the run of `total` steps ends before.
   // `groups` must outlive it. `overlaps`: collectives run during the computation.
-  StepTrace(const TraceRange& range, const std::string& folder, const std::vector<Group>& groups, int rank,
-            bool overlaps);
+  StepTrace(const std::vector<int>& steps, std::int64_t total, const std::string& folder,
+            const std::vector<Group>& groups, int rank, bool overlaps);
   // Writes the steps so far of a run that failed.
   ~StepTrace();
   StepTrace(const StepTrace&) = delete;

@@ -15,7 +15,7 @@ DEADLINE = 60  # seconds of the processes that run at a time
 SMOKE_TOGETHER = 2  # models at a time, two or three processes each: the driver starts one process after the other
 SMOKE_TWINS = {"resnet32", "resnet44", "resnet56", "resnet110", "resnet34", "resnet152", "vgg16"}  # of others' layers
 SMOKE_EAGER = {"deep_speech"}  # whose steps differ in length, and are never captured
-SMOKE_EARLY = {"resnet20", "gpt"}  # in bf16 with train.early_launch too, which is off by default
+SMOKE_EARLY = {"resnet20", "gpt"}  # in bf16 with train.unproven=early_launch too, which is off by default
 SMOKE_IMAGES = {"alexnet": 64, "alexnet_grouped": 64, "inception_v4": 96}  # the smallest side that a model takes, if not 32
 RECORDINGS = {"1": 16000, "2": 24000}  # samples, at 16,000 a second
 
@@ -68,7 +68,7 @@ def smoke_command(options, model, precision, kind, data):
     folder = fresh_run_directory(options, f"smoke-{model}-{precision}-{kind}")
     return train_command(
         options, folder, f"model.name={model}", *smoke_settings(model, *data), f"train.precision={precision}",
-        f"train.graphs={'false' if kind == 'eager' else 'true'}", f"train.early_launch={'true' if kind == 'early' else 'false'}",
+        f"train.graphs={'false' if kind == 'eager' else 'true'}", f"train.unproven={'early_launch' if kind == 'early' else 'none'}",
         "train.deterministic=true", "train.step_times=false",
         f"train.max_steps={SMOKE_STEPS}", "optimizer.lr=0.001", "compress.name=topk", "compress.density=0.01",
         "train.checkpoint_keep=0", "--quiet",

@@ -15,8 +15,8 @@ from .stage import end_of_run, fresh_run_directory, peer, stage, train_command
 DEADLINE = 60  # seconds of a run
 # Of the time by precision: the most wanted one comes first, with PyTorch, which takes most of it.
 PRECISIONS = {"bf16": 4, "tf32": 1, "fp32": 1}
-# What is off by default until a card has shown that it gains: in bf16 once more, with the key.
-UNPROVEN = {"early launches": ("train.early_launch", {"resnet20", "gpt"}), "plans": ("train.conv_plans", {"resnet20"})}
+# What is off by default until a card has shown that it gains: in bf16 once more, with it as train.unproven.
+UNPROVEN = {"early launches": ("early_launch", {"resnet20", "gpt"}), "plans": ("conv_plans", {"resnet20"})}
 
 
 @dataclasses.dataclass
@@ -91,11 +91,11 @@ def graph_nodes(output):
 def measure(options, work, precision, name, clock, peers, unproven=None, without=None):
     """With `unproven`, its key is on, and `without` is the rate of the run without."""
     folder = fresh_run_directory(options, f"{work.model}-{precision}{'-' + unproven.replace(' ', '-') if unproven else ''}")
-    keys = [f"{key}={'true' if what == unproven else 'false'}" for what, (key, _) in UNPROVEN.items()]
+    value = UNPROVEN[unproven][0] if unproven else "none"
     with Clocks(options) as clocks:
         outcome = clock.run(train_command(
             options, folder, f"model.name={work.model}", *work.train, f"data.batch_size={work.batch}",
-            f"train.precision={precision}", *keys, "train.epochs=0", f"train.max_steps={work.steps}", "train.eval_every=0",
+            f"train.precision={precision}", f"train.unproven={value}", "train.epochs=0", f"train.max_steps={work.steps}", "train.eval_every=0",
             "train.check_every=0", "train.step_times=false", "train.checkpoint_keep=0", "--verbose",
         ), DEADLINE)  # fmt: skip
     result = Result("train", name, PASSED, outcome.seconds)

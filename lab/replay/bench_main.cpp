@@ -26,7 +26,8 @@ constexpr const char* kText =
     "  bench --record DIR [FILE.yaml] [section.key=value ...] [--steps N]\n"
     "  bench --replay DIR [section.key=value ...] [--steps N] [--meet] [--compute SECONDS] [--out DIR2]\n\n"
     "--record trains as FILE and keys say, and leaves rank 0's gradients of N steps (16), after 20 others\n"
-    "(train.record_from), in DIR. --replay gives these gradients to any number of ranks, a different one to\n"
+    "(train.record_gradients), in DIR. --replay gives these gradients to any number of ranks, a different "
+    "one to\n"
     "each, and has them encoded, exchanged and decoded by any method; nothing is computed. It prints\n"
     "medians over N steps (20) that follow 5 of warm-up.\n\n"
     "  --meet              have all ranks wait, outside of the times, until all have encoded: where ranks\n"
@@ -35,7 +36,7 @@ constexpr const char* kText =
     "                      one after the other and communication can hide behind it (default: 0)\n"
     "  --out DIR2          also write bench.json, metrics.jsonl and config.yaml there\n"
     "  section.key=value   of a replay: compress.*, exchange.*, dist.*, seed, train.threads,\n"
-    "                      train.profile_*, and momentum and lr of the optimizer; 'train --list keys'\n"
+    "                      train.profile_steps, and momentum and lr of the optimizer; 'train --list keys'\n"
     "                      has them\n\n"
     "Ranks start as those of train do: threads, processes (dist.backend=gloo dist.ranks=4), or under\n"
     "torchrun, mpirun, srun or lab/netlab.\n\n"
@@ -112,12 +113,11 @@ int record(const Arguments& arguments, int argc, char** argv) {
   overrides.insert(overrides.end(), arguments.overrides.begin(), arguments.overrides.end());
   LoadedConfig loaded = load_config(arguments.file, overrides);
   std::int64_t from = kRecordFrom;
-  if (loaded.origins.contains("train.record_from")) from = loaded.config.train.record_from;
+  if (const auto& given = loaded.config.train.record_gradients; given.size() > 1) from = given[1];
   // The keys that the recording needs come last and override the others.
-  overrides.insert(overrides.end(),
-                   {"train.epochs=0", fmt::format("train.max_steps={}", from + steps),
-                    fmt::format("train.record_from={}", from),
-                    fmt::format("train.record_gradients={}", steps), "output.dir=" + arguments.record});
+  overrides.insert(overrides.end(), {"train.epochs=0", fmt::format("train.max_steps={}", from + steps),
+                                     fmt::format("train.record_gradients=[{},{}]", steps, from),
+                                     "output.dir=" + arguments.record});
   loaded = checked(load_run_config(arguments.file, overrides));
   return start_training(std::move(loaded), argc, argv, false, false, program_start);
 }
@@ -144,7 +144,7 @@ int replay(const Arguments& arguments, int argc, char** argv) {
   const bool spawned_rank = plan.kind == LaunchPlan::Kind::process && plan.launcher == "spawn";
   if (plan.rank == 0 && !spawned_rank) warn_of_unused(recording->config(), arguments.overrides);
   loaded.config.dist.ranks = plan.size;
-  loaded.config.train.record_gradients = 0;
+  loaded.config.train.record_gradients.clear();
   loaded.config.output.dir = arguments.out;
   if (plan.kind == LaunchPlan::Kind::threads) settle_backend(loaded, plan, nullptr);
   report.options.trace_folder = arguments.out;

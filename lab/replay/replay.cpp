@@ -179,9 +179,8 @@ ReplayResult replay_rank(const Recording& recording, const Config& config, const
   result.parameters = arena.size();
   const double density = config.compress.name == "dense" ? 1.0 : config.compress.density;
   const std::int64_t total = options.steps + static_cast<std::int64_t>(kWarmUpSteps);
-  StepTrace trace(
-      {config.train.profile_from, options.trace_folder.empty() ? 0 : config.train.profile_steps, total},
-      options.trace_folder, exchange.groups(), communicator.rank(), communicator.overlaps());
+  StepTrace trace(options.trace_folder.empty() ? std::vector<int>() : config.train.profile_steps, total,
+                  options.trace_folder, exchange.groups(), communicator.rank(), communicator.overlaps());
   for (std::int64_t step = 0; step < total; ++step) {
     const ReplayRow row = replay_row(step, rank, ranks, recording.steps());
     recording.fill(arena, row.row, row.scale);
@@ -252,7 +251,7 @@ void check_replay_keys(const std::vector<std::string>& overrides) {
                                                "dist.",
                                                "seed",
                                                "train.threads",
-                                               "train.profile_",
+                                               "train.profile_steps",
                                                "output.overwrite",
                                                "optimizer.lr",
                                                "optimizer.momentum",
@@ -267,7 +266,7 @@ void check_replay_keys(const std::vector<std::string>& overrides) {
       throw UserError(
           text +
           " has no part in a replay, whose model, data and training are the recording's; "
-          "what can be changed: compress.*, exchange.*, dist.*, seed, train.threads, train.profile_*, "
+          "what can be changed: compress.*, exchange.*, dist.*, seed, train.threads, train.profile_steps, "
           "optimizer.momentum, optimizer.nesterov and optimizer.lr");
   }
 }

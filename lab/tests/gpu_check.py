@@ -281,9 +281,9 @@ class Stages(WithFakes):
         self.assertIn("resnet44", SMOKE_TWINS)
         runs = self.text("seen").splitlines()
         self.assertEqual(len(runs), 7)
-        for settings, count in (("train.graphs=true train.early_launch=false", 3),
-                                ("train.graphs=false train.early_launch=false", 3),
-                                ("train.graphs=true train.early_launch=true", 1)):  # fmt: skip
+        for settings, count in (("train.graphs=true train.unproven=none", 3),
+                                ("train.graphs=false train.unproven=none", 3),
+                                ("train.graphs=true train.unproven=early_launch", 1)):  # fmt: skip
             self.assertEqual(sum(settings in line for line in runs), count)
 
         self.training(
@@ -300,12 +300,12 @@ class Stages(WithFakes):
             "$early",
             listing.replace(
                 "exit; }; ",
-                'exit; }; for a in "$@"; do case "$a" in train.early_launch=*) early=${a#train.early_launch=};; esac; done; ',
+                'exit; }; for a in "$@"; do case "$a" in train.unproven=*) early=${a#train.unproven=};; esac; done; ',
             ),
         )
         differs = self.findings(run_smoke)
         self.assertEqual(differs.count(FAILED), 1)
-        self.assertEqual(differs.of("gpt bf16").note, "weights false of eager steps, true of early ones")
+        self.assertEqual(differs.of("gpt bf16").note, "weights none of eager steps, early_launch of early ones")
 
         self.training("x", listing + "echo no algorithm; exit 1")
         self.assertEqual(self.findings(run_smoke).of("gpt fp32").note, "no algorithm")

@@ -28,7 +28,7 @@ const std::string kSmall =
 struct Recorded {
   TempFolder temp;
   std::string folder = temp.at("rec");
-  CommandOutcome outcome = bench("--record " + folder + kSmall + "train.record_from=2 --steps 4");
+  CommandOutcome outcome = bench("--record " + folder + kSmall + "train.record_gradients=[1,2] --steps 4");
 };
 
 void check_predict_refuses(const CommandOutcome& outcome, std::initializer_list<const char*> words) {

@@ -83,11 +83,9 @@ TEST_CASE("a run without compression that loses ranks makes the steps and losses
 }
 
 TEST_CASE("with a batch on each rank, the learning rate may follow the number of those that are left") {
-  for (const auto& [rule, rate] : {std::pair("none", 0.1), {"linear", 0.025}, {"sqrt", 0.05}}) {
+  for (const auto& [rule, rate] : {std::pair("rank", 0.1), {"rank_linear", 0.025}, {"rank_sqrt", 0.05}}) {
     const TempFolder temp;
-    CHECK(run_and_kill(temp, 1, kill_ranks("2p;3p;4p"),
-                       "elastic.batch=rank elastic.lr_scaling=" + std::string(rule))
-              .ended(0));
+    CHECK(run_and_kill(temp, 1, kill_ranks("2p;3p;4p"), "elastic.batch=" + std::string(rule)).ended(0));
     const Metrics metrics = read_metrics(temp.at("run/metrics.jsonl"));
     CHECK(metrics.steps.front().lr == 0.1);
     CHECK(metrics.steps.back().lr == Approx(rate));
@@ -182,8 +180,8 @@ TEST_CASE("elastic.min_ranks refuses what it does not do, with one message") {
     INFO(keys);
     check_refused(train("--validate " + kElasticRun + "2 " + keys), {"elastic.min_ranks"});
   }
-  check_refused(train("--validate " + kElasticRun + "2 elastic.lr_scaling=sqrt"),
-                {"elastic.lr_scaling", "batch=rank"});
+  check_refused(train("--validate " + kElasticRun + "2 exchange.every=4 elastic.batch=rank_sqrt"),
+                {"elastic.batch", "elastic.batch=rank"});
 }
 
 }  // namespace topknot

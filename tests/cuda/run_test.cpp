@@ -122,7 +122,7 @@ TEST_CASE("graphs, batches made on the GPU, early kernels, looks of the host and
   for (const char* precision : {"train.precision=fp32", "train.precision=bf16"})
     for (const char* method : {"compress.name=topk", "compress.name=dense"})
       same(2, {precision, method},
-           {{"train.early_launch=true"}, {"train.early_launch=true", "train.graphs=false"}});
+           {{"train.unproven=early_launch"}, {"train.unproven=early_launch", "train.graphs=false"}});
   for (const char* where :
        {"data.on_device=true", "data.on_device=false"})  // the host looks at an epoch's end
     same(2, {"compress.name=topk", where, "data.train_size=128", "train.check_every=0"},

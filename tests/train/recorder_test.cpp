@@ -28,7 +28,7 @@ Recorded record(const std::vector<std::string>& overrides) {
   Recorded result;
   result.checksum = run_in_directory(loaded).parameter_checksum;
   result.metrics = metrics_of(temp);
-  if (loaded.config.train.record_gradients > 0) {
+  if (asks_for_steps(loaded.config.train.record_gradients)) {
     const GradientsReader reader(temp.at("run/gradients.safetensors"));
     result.shape = {reader.steps(), reader.size()};
     result.values.resize(reader.steps() * reader.size());
@@ -165,13 +165,13 @@ TEST_CASE("a row of gradients.safetensors has the parameters in the order that d
   CHECK(record(with(keys, {"train.record_gradients=1"})).values == expected);
 }
 
-TEST_CASE("recording starts at train.record_from and ends with the run") {
+TEST_CASE("recording starts where train.record_gradients says and ends with the run") {
   const Recorded all = record(with(kTopk, {"train.record_gradients=6"}));
   const std::size_t d = all.shape.at(1);
-  const Recorded middle = record(with(kTopk, {"train.record_gradients=2", "train.record_from=3"}));
+  const Recorded middle = record(with(kTopk, {"train.record_gradients=[2,3]"}));
   REQUIRE(middle.shape == std::vector<std::size_t>{2, d});
   CHECK(std::equal(middle.values.begin(), middle.values.end(), all.values.begin() + 3 * d));
-  const Recorded late = record(with(kTopk, {"train.record_gradients=5", "train.record_from=4"}));
+  const Recorded late = record(with(kTopk, {"train.record_gradients=[5,4]"}));
   CHECK(late.shape == std::vector<std::size_t>{2, d});
 }
 
@@ -187,7 +187,7 @@ TEST_CASE("a resumed run leaves the recorded gradients as they are") {
 TEST_CASE("a resumed run records gradients if the stopped one had not come to them, from the first on") {
   const TempFolder temp;
   const std::string file = temp.at("run/gradients.safetensors");
-  const Keys keys = with(kTopk, {"train.record_gradients=3", "train.record_from=2", "train.stop_after=0"});
+  const Keys keys = with(kTopk, {"train.record_gradients=[3,2]", "train.stop_after=0"});
   start(temp, keys, false);
   const std::string recorded = text_of(file);
   CHECK(GradientsReader(file).steps() == 3);
@@ -396,12 +396,13 @@ TEST_CASE("a group's name says its first parameter, how many more, and its bytes
   CHECK(traces[0].of("encode", 1).empty());
 }
 
-TEST_CASE("a trace begins after train.profile_from steps, or where the run is too short for it at its end") {
-  CHECK(Config().train.profile_from == static_cast<std::int64_t>(kWarmUpSteps));
+TEST_CASE(
+    "a trace begins after the steps that train.profile_steps says, or where the run is too short for it at "
+    "its end") {
   for (const std::int64_t from : {0, 2, 3, 90}) {
-    const auto traces = traces_of("threads", 1,
-                                  {"compress.name=dense", "train.max_steps=5", "train.profile_steps=2",
-                                   "train.profile_from=" + std::to_string(from)});
+    const auto traces = traces_of(
+        "threads", 1,
+        {"compress.name=dense", "train.max_steps=5", "train.profile_steps=[2," + std::to_string(from) + "]"});
     std::set<std::int64_t> steps;
     for (const Event& event : traces[0].rows.at("compute")) steps.insert(event.step);
     const std::int64_t first = std::min<std::int64_t>(from, 3) + 1;
@@ -424,7 +425,7 @@ TEST_CASE("a trace is complete where the rank fails on its way") {
   const auto groups = cut_groups(model->store.arena(), false, "group", "all");
   run_ranks("threads", 1, [&](Communicator& communicator) {
     try {
-      StepTrace trace({5, 4, 100}, temp.at("new"), groups, communicator.rank(), communicator.overlaps());
+      StepTrace trace({4, 5}, 100, temp.at("new"), groups, communicator.rank(), communicator.overlaps());
       for (std::int64_t step = 0; step < 7; ++step) {
         trace.begin_step(step);
         { const StepTrace::Span span(trace, TraceRow::compute, "forward"); }

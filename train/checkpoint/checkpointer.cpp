@@ -30,22 +30,13 @@ double loss_of(const Evaluation& evaluation) {
 
 // Whether a key may change between two starts of a run: where and how long it runs, and what it reports.
 bool may_change(const Key& key) {
-  static const std::set<std::string> others = {"data.on_device",        "dist.backend",
-                                               "dist.bind_cores",       "dist.link.rate",
-                                               "dist.link.latency",     "dist.ranks",
-                                               "dist.timeout_s",        "exchange.profile",
-                                               "schedule.decay_steps",  "data.max_bad_files",
-                                               "train.epochs",          "train.max_steps",
-                                               "train.threads",         "train.device",
-                                               "train.graphs",          "train.early_launch",
-                                               "train.conv_plans",      "train.step_times",
-                                               "train.eval_every",      "train.target_accuracy",
-                                               "train.log_every",       "train.check_every",
-                                               "train.max_skips",       "train.checkpoint_every",
-                                               "train.checkpoint_keep", "train.record_gradients",
-                                               "train.record_from",     "train.distribution_every",
-                                               "train.profile_steps",   "train.profile_from"};
-  return key.scope != KeyScope::run || others.count(key.name) > 0;
+  static const std::string others =
+      " data.on_device dist.backend dist.link.rate dist.link.latency dist.ranks dist.timeout_s "
+      "exchange.profile schedule.decay_steps data.max_bad_files train.epochs train.max_steps "
+      "train.threads train.device train.graphs train.unproven train.step_times train.eval_every "
+      "train.target_accuracy train.log_every train.check_every train.max_skips train.checkpoint_every "
+      "train.checkpoint_keep train.record_gradients train.profile_steps train.distribution_every ";
+  return key.scope != KeyScope::run || others.find(" " + key.name + " ") != std::string::npos;
 }
 
 void check_config_of(const Manifest& manifest, const Config& config, bool root) {

@@ -226,14 +226,13 @@ class ConfigReader {
 };
 
 // Whether a method's setting has no place in a run of this configuration: it is of an optimizer that another one
-// has replaced, a list of densities with compress.warmup_epochs, or a rate of gradients where none are sent.
+// has replaced, or a rate of gradients where none are sent.
 bool out_of_place(const std::string& key, const Settings& settings, const Config& config) {
   const std::string which = key.substr(0, key.rfind('.')) + ".name";
   const bool of_another = std::any_of(settings.begin(), settings.end(), [&](const auto& setting) {
     return setting.first == which && key != which && setting.second != key_value(*find_key(which), config);
   });
-  return of_another || (key == "compress.warmup" && config.compress.warmup_epochs > 0) ||
-         (key == "compress.lr_inside" && makes_local_steps(config));
+  return of_another || (key == "compress.lr_inside" && makes_local_steps(config));
 }
 
 // Sets the method's settings in `to`, but for keys that were given; adds what it has set to `origins`.

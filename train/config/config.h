@@ -58,7 +58,6 @@ struct Config {
   struct Compress : CompressOptions, CompressKeys {
     double density = 0.001;
     std::vector<double> warmup;  // densities of epoch 0, 1, ...
-    int warmup_epochs = 0;       // in place of the list: an exponential one
     bool dense_1d = true;
     std::int64_t min_numel = 0;
     double clip = 0;  // 0: off
@@ -76,8 +75,7 @@ struct Config {
 
   // Keys of compress.name: auto (train/plan/choose.h).
   struct Auto {
-    std::string accuracy = "safe";  // exact, safe, aggressive
-    bool local_steps = false;
+    std::string accuracy = "safe";  // exact, safe, local_steps, aggressive
   } automatic;
 
   // The outer optimizer, applied to the exchanged change of the weights (train/local_steps.h).
@@ -90,17 +88,15 @@ struct Config {
   struct Dist : DistKeys {
     Dist() { backend = "auto"; }
     int ranks = 1;
-    bool bind_cores = true;  // of nccl
     bool ordered_sum = false;
     std::string link_rate;  // dist.link.rate; "": no emulated link
     std::string link_latency = "50us";
   } dist;
 
   struct Elastic {
-    int min_ranks = 0;                // 0: when a rank dies, all end
-    int respawns = 0;                 // how often one is started again
-    std::string batch = "global";     // what stays the same for any number of ranks: global, rank
-    std::string lr_scaling = "none";  // how the rate follows that number: none, linear, sqrt
+    int min_ranks = 0;             // 0: when a rank dies, all end
+    int respawns = 0;              // how often one is started again
+    std::string batch = "global";  // what stays the same for any number of ranks, and how the rate follows it
   } elastic;
 
   struct Train {
@@ -110,8 +106,7 @@ struct Config {
     std::string device = "auto";
     std::string precision = "fp32";
     std::string graphs = "true";  // true, false, parts
-    bool early_launch = false;
-    bool conv_plans = false;
+    std::string unproven = "none";
     std::string trial;  // "": none is forced
     bool deterministic = false;
     std::string algorithm_cache = "auto";
@@ -130,12 +125,10 @@ struct Config {
     int log_every = 10;           // steps
     int check_every = 50;         // steps; 0: never
     int max_skips = 10;
-    std::int64_t record_gradients = 0;    // steps; 0: off
-    std::int64_t record_from = 0;         // steps done before the first one
+    std::vector<int> record_gradients;    // how many steps, after how many (0); empty: none
     std::int64_t distribution_every = 0;  // steps; 0: never
     bool step_times = true;               // on a GPU
-    std::int64_t profile_steps = 0;       // steps; 0: none
-    std::int64_t profile_from = 5;        // steps done before the first one; the warm-up, kWarmUpSteps
+    std::vector<int> profile_steps;       // the same; after the warm-up, kWarmUpSteps
   } train;
 
   struct Resume {
@@ -287,9 +280,12 @@ bool on_gpu(const Config& config);
 int compute_threads(const Config& config);
 // compress.density at an epoch, from 0: the entry of compress.warmup, never below compress.density; after the
 // list compress.density. Density warm-up: Lin et al., "Deep Gradient Compression", ICLR 2018; the lists of
-// Shi et al., arXiv 1911.08772. With compress.warmup_epochs E instead, epoch e < E has c^(e+1), c =
-// density^(1 / (E+1)), as the code of Lin et al. (their paper's own list is 0.25, 0.0625, 0.015625, 0.004).
+// Shi et al., arXiv 1911.08772.
 double density_at_epoch(const Config& config, int epoch);
+// Of train.record_gradients and train.profile_steps.
+inline bool asks_for_steps(const std::vector<int>& key) {
+  return !key.empty() && key[0] > 0;
+}
 // output.dir, or where it is empty "runs/MODEL-DATA-METHOD[-DENSITY]-rRANKS-sSEED", followed by "-KEY_VALUE"
 // for every other key that differs from its default: "runs/resnet20-cifar10-regtopk-0.01-r4-s1-lr_0.05-mu_2".
 // KEY is the last part of the key's name, with its section if two sections have that name. Characters other

@@ -103,8 +103,8 @@ std::pair<std::string, std::string> not_elastic(const Config& config, bool choos
     return {"exchange.ranks_per_host", min_ranks + " does not go with hosts of several ranks; leave it out"};
   if (config.exchange.collective != "all_gather")
     return {"exchange.collective", min_ranks + " needs messages of one round; use all_gather"};
-  if (config.elastic.lr_scaling != "none" && (config.elastic.batch == "global" || makes_local_steps(config)))
-    return {"elastic.lr_scaling", "is for elastic.batch=rank and an exchange in every step; leave it out"};
+  if (config.elastic.batch.starts_with("rank_") && makes_local_steps(config))
+    return {"elastic.batch", "scales the rate of an exchange in every step; set elastic.batch=rank"};
   if (config.data.shard != "even")
     return {"data.shard", min_ranks + " deals the samples that are left evenly; set data.shard=even"};
   const auto pieces = pieces_of(compress_options(config));
@@ -119,10 +119,11 @@ std::pair<std::string, std::string> not_elastic(const Config& config, bool choos
   if (config.compress.layer_density == "auto")
     return {"compress.layer_density",
             min_ranks + " takes no measured densities; give a file, or leave it out"};
-  for (const auto& [key, steps] : {std::pair("train.record_gradients", config.train.record_gradients),
-                                   std::pair("train.distribution_every", config.train.distribution_every),
-                                   std::pair("train.profile_steps", config.train.profile_steps)})
-    if (steps > 0) return {key, min_ranks + " does not go with it so far; leave it out"};
+  for (const auto& [key, given] :
+       {std::pair("train.record_gradients", asks_for_steps(config.train.record_gradients)),
+        std::pair("train.distribution_every", config.train.distribution_every > 0),
+        std::pair("train.profile_steps", asks_for_steps(config.train.profile_steps))})
+    if (given) return {key, min_ranks + " does not go with it so far; leave it out"};
   return {};
 }
 
@@ -192,15 +193,16 @@ std::vector<Problem> check_config(const Config& given) {
     need(config.exchange.ranks_per_host == 0, "exchange.ranks_per_host",
          "compress.name=auto has no model of hosts of several ranks; leave it at 0, or name a method");
     need(!makes_local_steps(config), "exchange.every",
-         "is a choice of compress.name=auto, if auto.local_steps=true allows it; leave it out");
+         "is a choice of compress.name=auto, if auto.accuracy=local_steps allows it; leave it out");
     need(config.exchange.groups.empty() && config.exchange.profile.empty() &&
              config.exchange.collective == "all_gather",
          "compress.name",
          "auto makes its own plan from times of its own; leave exchange.groups, exchange.profile and "
          "exchange.collective out");
   }
-  need(config.compress.warmup.empty() || config.compress.warmup_epochs == 0, "compress.warmup_epochs",
-       "compress.warmup lists the densities of the first epochs already; give one of the two");
+  for (const auto& [key, value] : {std::pair("train.record_gradients", config.train.record_gradients),
+                                   std::pair("train.profile_steps", config.train.profile_steps)})
+    need(value.size() <= 2, key, "is a number of steps, or [STEPS, STEPS BEFORE THE FIRST]");
   need(config.model.reinit.empty() || !config.model.init_from.empty(), "model.reinit",
        "says what model.init_from leaves as it is; without a file everything is initialised by the seed");
   if (!config.compress.layer_density.empty())
@@ -325,9 +327,6 @@ int compute_threads(const Config& config) {
 double density_at_epoch(const Config& config, int epoch) {
   const auto& warmup = config.compress.warmup;
   const double density = config.compress.density;
-  const int epochs = config.compress.warmup_epochs;
-  if (epoch >= 0 && epoch < epochs)
-    return std::max(density, std::pow(density, (epoch + 1.0) / (epochs + 1.0)));
   if (epoch < 0 || static_cast<std::size_t>(epoch) >= warmup.size()) return density;
   return std::max(density, warmup[static_cast<std::size_t>(epoch)]);
 }

@@ -100,9 +100,6 @@ std::vector<Key> method_keys() {
       above("compress.warmup", at<c, &Compress::warmup>, 0, 1,
             "densities of the first epochs, one per epoch; compress.density after them")
           .used_by({kSelectingMethods}),
-      number("compress.warmup_epochs", at<c, &Compress::warmup_epochs>, 0, 1e6,
-             "epochs in which the density falls exponentially to compress.density; in place of the list")
-          .used_by({kSelectingMethods}),
       shared_piece("select", at<c, &Compress::select>, "selection", "selections"),
       shared_piece("memory", at<c, &Compress::memory>, "memory", "memories"),
       shared_piece("codec", at<c, &Compress::codec>, "index codec", "codecs"),

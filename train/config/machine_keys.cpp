@@ -24,11 +24,10 @@ std::vector<Key> machine_keys() {
   return {
       text("auto.accuracy", at<a, &Config::Auto::accuracy>,
            "what compress.name=auto may choose. exact: dense, coded or not; safe: also topk at density 0.01; "
-           "aggressive: also what loses accuracy or was not shown",
-           {"exact", "safe", "aggressive"})
-          .used_by({kAutoRuns}),
-      flag("auto.local_steps", at<a, &Config::Auto::local_steps>,
-           "compress.name=auto may choose local steps, whose learning rate is the run's own matter")
+           "local_steps: these and local steps, whose learning rate is the run's own matter; aggressive: "
+           "safe's "
+           "and what loses accuracy or was not shown",
+           {"exact", "safe", "local_steps", "aggressive"})
           .used_by({kAutoRuns}),
 
       text("exchange.merge", at<e, &Config::Exchange::merge>,
@@ -90,9 +89,6 @@ std::vector<Key> machine_keys() {
            "environment without NCCL_, which holds where it has them")
           .used_by({"nccl"})
           .of_start(),
-      flag("dist.bind_cores", at<d, &Dist::bind_cores>,
-           "nccl: a rank keeps to the cores next to its GPU, of those that it may use")
-          .used_by({"nccl"}),
       text("dist.token", at<d, &Dist::token>,
            "gloo, nccl: a word that only this job's processes have; others are refused at dist.master; "
            "written to no file")
@@ -117,15 +113,13 @@ std::vector<Key> machine_keys() {
           .of_start(),
       text("elastic.batch", at<l, &Config::Elastic::batch>,
            "what stays the same then: global, the samples of a step, shared by those that are left; or rank, "
-           "data.batch_size on each, as always with local steps",
-           {"global", "rank"})
+           "data.batch_size on each, as always with local steps; rank_linear, rank_sqrt: and the learning "
+           "rate "
+           "is multiplied by the share of the ranks that are left (for SGD: Goyal et al. 2017) or its square "
+           "root (for Adam)",
+           {"global", "rank", "rank_linear", "rank_sqrt"})
           .used_by({"elastic.min_ranks"})
           .of_start(),
-      text("elastic.lr_scaling", at<l, &Config::Elastic::lr_scaling>,
-           "with elastic.batch=rank the learning rate is multiplied by the share of the ranks that are left "
-           "(linear, for SGD: Goyal et al. 2017) or its square root (sqrt, for Adam)",
-           {"none", "linear", "sqrt"})
-          .used_by({"elastic.min_ranks"}),
       number("elastic.respawns", at<l, &Config::Elastic::respawns>, 0, 1e6,
              "how many ranks that died are started again and join, in all")
           .used_by({"elastic.min_ranks"})
@@ -148,13 +142,13 @@ std::vector<Key> machine_keys() {
            "host; parts: without NCCL's collectives",
            {"true", "false", "parts"})
           .used_by({kGpus}),
-      flag("train.early_launch", at<t, &Train::early_launch>,
-           "on a GPU: a kernel's blocks take their places while the kernel before it ends (compute "
-           "capability 9.0 or more); the same numbers; not yet known to be faster on any card")
-          .used_by({kGpus}),
-      flag("train.conv_plans", at<t, &Train::conv_plans>,
-           "on a GPU under bf16: plans of cuDNN's graph API, which write weight gradients of convolutions in "
-           "fp32, compete with its algorithms; not yet known to be faster on any card")
+      text("train.unproven", at<t, &Train::unproven>,
+           "on a GPU, what is not known to be faster on any card. early_launch: a kernel's blocks take their "
+           "places while the kernel before it ends (compute capability 9.0 or more); the same numbers. "
+           "conv_plans: under bf16 plans of cuDNN's graph API, which write weight gradients of convolutions "
+           "in "
+           "fp32, compete with its algorithms",
+           {"none", "early_launch", "conv_plans", "both"})
           .used_by({kGpus}),
       text("train.trial", at<t, &Train::trial>,
            "on a GPU, for tests: KEY=NAME;...: trials whose key begins with KEY take the candidate NAME, "
@@ -213,22 +207,17 @@ std::vector<Key> machine_keys() {
              "its end"),
       number("train.record_gradients", at<t, &Train::record_gradients>, 0, 1e9,
              "write rank 0's own gradients of so many steps to gradients.safetensors in the run directory; "
-             "0: none"),
-      number("train.record_from", at<t, &Train::record_from>, 0, 1e12,
-             "steps before the first one that record_gradients writes")
-          .used_by({"train.record_gradients"}),
+             "[200, 100]: of 200 steps after the first 100"),
       number("train.distribution_every", at<t, &Train::distribution_every>, 0, 1e9,
              "steps between looks at the distribution of rank 0's accumulated gradient; 0: none"),
       flag("train.step_times", at<t, &Train::step_times>,
            "measure the parts of steps with the GPU's clock, for metrics.jsonl and compare: of captured "
            "steps the first ten and every 50th")
           .used_by({kGpus}),
-      number("train.profile_steps", at<t, &Train::profile_steps>, 0, 1e6,
-             "write a Chrome trace of so many steps, a file per rank, to the run directory; 0: none"),
-      number(
-          "train.profile_from", at<t, &Train::profile_from>, 0, 1e12,
-          "steps before the first one that profile_steps traces; a run too short for it is traced at its end")
-          .used_by({"train.profile_steps"}),
+      number("train.profile_steps", at<t, &Train::profile_steps>, 0, 1e9,
+             "write a Chrome trace of so many steps, a file per rank, to the run directory; [3, 100]: of 3 "
+             "steps "
+             "after the first 100, in place of 5; a run too short for it is traced at its end"),
 
       text("resume.residuals", at<r, &Config::Resume::residuals>,
            "train --resume: what becomes of the ranks' residuals; keep needs the same number of ranks, sum "

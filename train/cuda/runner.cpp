@@ -49,9 +49,15 @@ Precision precision_of(const std::string& name) {
 
 ContextOptions context_options(const RunInputs& inputs, const Communicator& communicator) {
   const auto& train = inputs.config.train;
-  return {inputs.gpu,          communicator.rank(),     precision_of(train.precision),
-          train.deterministic, communicator.size() > 1, algorithm_cache_folder(train.algorithm_cache),
-          train.early_launch,  train.conv_plans};
+  const bool both = train.unproven == "both", early_launch = both || train.unproven == "early_launch";
+  return {inputs.gpu,
+          communicator.rank(),
+          precision_of(train.precision),
+          train.deterministic,
+          communicator.size() > 1,
+          algorithm_cache_folder(train.algorithm_cache),
+          early_launch,
+          both || train.unproven == "conv_plans"};
 }
 
 // Early launches as a step has them: after kernels, a fill and another stream, eager and in a graph. A driver
@@ -95,7 +101,7 @@ void try_early_launches(Context& context) {
   }
   if (why.empty()) return;
   context.end_early_launches();
-  log_warning("no kernel begins early (train.early_launch): " + why);
+  log_warning("no kernel begins early (train.unproven=early_launch): " + why);
 }
 
 void refuse_what_needs_the_cpu(const Config& config) {
@@ -147,12 +153,12 @@ class CudaRunner final : public Runner {
     return batches;
   }
   void begin_run(std::int64_t total_steps) override {
-    if (config_.train.step_times || config_.train.profile_steps > 0) {
+    if (config_.train.step_times || asks_for_steps(config_.train.profile_steps)) {
       times().turn_on(exchange_->most_marks() + 2 * gpu_steps_.size() + 3);
       clocks_ = std::make_unique<PinnedMemory>(kStepsAhead * times().clock().size_bytes());
     }
-    trace_.emplace(TraceRange{config_.train.profile_from, config_.train.profile_steps, total_steps},
-                   folder_.path, exchange_->groups(), communicator_.rank(), true);
+    trace_.emplace(config_.train.profile_steps, total_steps, folder_.path, exchange_->groups(),
+                   communicator_.rank(), true);
   }
 
   void begin_step(const StepContext& context, int parts, double) override {
@@ -282,7 +288,7 @@ class CudaRunner final : public Runner {
 
  private:
   // Recorded gradients are copied to the host in the hooks, which no graph can do. The same on all ranks.
-  bool records() const { return config_.train.record_gradients > 0; }
+  bool records() const { return asks_for_steps(config_.train.record_gradients); }
   // Recordings have lengths of their own, and a graph has one shape.
   bool varies() const { return train_->loader().dataset().task() == Task::transcription; }
   using Capture = Exchange::Capture;

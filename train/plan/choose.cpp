@@ -91,10 +91,11 @@ Config with_option(const Config& config, const AutoOption& option) {
 }
 
 std::vector<AutoOption> auto_options_of(const Config& config) {
+  const std::string& accuracy = config.automatic.accuracy;
+  const bool local = accuracy == "local_steps";
   std::vector<AutoOption> allowed;
   for (const AutoOption& option : auto_options())
-    if (class_of(option.accuracy) <= class_of(config.automatic.accuracy) &&
-        (!option.local_steps || config.automatic.local_steps) &&
+    if ((option.local_steps ? local : class_of(option.accuracy) <= class_of(local ? "safe" : accuracy)) &&
         (allowed.empty() || check_config(with_option(config, option)).empty()))
       allowed.push_back(option);
   return allowed;
@@ -211,8 +212,8 @@ std::string AutoWatch::link_change() const {
 
 AutoMethod::AutoMethod(Config given)
     : given_(std::move(given)),
-      follows_(given_.dist.ranks > 1 && !on_gpu(given_) && given_.train.record_gradients == 0 &&
-               given_.train.distribution_every == 0 && given_.train.profile_steps == 0) {}
+      follows_(given_.dist.ranks > 1 && !on_gpu(given_) && !asks_for_steps(given_.train.record_gradients) &&
+               given_.train.distribution_every == 0 && !asks_for_steps(given_.train.profile_steps)) {}
 
 // Collective. Whether an alarm is false, by messages that take about 15 ms.
 bool AutoMethod::link_is_as_it_was(CollectiveQueue& queue) {

@@ -17,11 +17,11 @@ struct AutoOption {
   std::string name;               // "topk, density 0.01"
   std::string accuracy;           // the least auto.accuracy that allows it
   std::vector<std::string> keys;  // "compress.name=topk"
-  bool local_steps = false;       // only with auto.local_steps
+  bool local_steps = false;       // only with auto.accuracy=local_steps
 };
 // In the order in which equals are preferred; dense is the first.
 const std::vector<AutoOption>& auto_options();
-// Those that auto.accuracy and auto.local_steps allow and that do not contradict the run's other keys.
+// Those that auto.accuracy allows and that do not contradict the run's other keys.
 std::vector<AutoOption> auto_options_of(const Config& config);
 
 // The run's configuration with an option. Of section compress only `clip` stays, and exchange.collective is the

@@ -201,9 +201,9 @@ ExchangeProfile read_exchange_profile(const std::string& path) {
 
 std::string profile_options(const Config& config) {
   // Keys that bear on when and where, not on the cost of a message.
-  static const std::set<std::string> left_out = {"name",          "density",  "warmup", "warmup_epochs",
-                                                 "layer_density", "alpha_s",  "clip",   "beta_s_per_byte",
-                                                 "dense_1d",      "min_numel"};
+  static const std::set<std::string> left_out = {"name",     "density", "warmup",          "layer_density",
+                                                 "alpha_s",  "clip",    "beta_s_per_byte", "dense_1d",
+                                                 "min_numel"};
   const Config defaults;
   const std::set<std::string> without_use = keys_without_use(config);
   const std::string prefix = "compress.";

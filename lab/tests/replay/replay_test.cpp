@@ -26,9 +26,8 @@ struct Folder {
   std::vector<float> values;  // [kRecorded, numel]
 
   Folder() {
-    run_in_directory(
-        small_run(temp, {"train.max_steps=6", "train.record_from=2", "model.hidden=[5]", "data.batch_size=8",
-                         "train.record_gradients=" + std::to_string(kRecorded)}));
+    run_in_directory(small_run(temp, {"train.max_steps=6", "model.hidden=[5]", "data.batch_size=8",
+                                      "train.record_gradients=[" + std::to_string(kRecorded) + ",2]"}));
     const GradientsReader reader(gradients);
     numel = reader.size();
     values.resize(reader.steps() * numel);

@@ -33,14 +33,14 @@ TEST_CASE("early launches: most kernels of a run, by its key, from compute capab
   CHECK(plain.kernels > 0);
   CHECK(plain.early == 0);
   for (const char* graphs : {"train.graphs=true", "train.graphs=false"}) {
-    const EarlyRun early = early_run({"train.early_launch=true", graphs});
+    const EarlyRun early = early_run({"train.unproven=early_launch", graphs});
     CHECK(early.early > early.kernels * 3 / 4);
     CHECK(early.early < early.kernels);  // but for those with restricted pointers
     CHECK(early.weights == plain.weights);
   }
   // An older GPU, or kernels compiled for one, which do not wait.
   for (const auto& [major, code] : {std::pair{8, 80}, std::pair{9, 80}}) {
-    const EarlyRun older = early_run({"train.early_launch=true"}, major, nullptr, code);
+    const EarlyRun older = early_run({"train.unproven=early_launch"}, major, nullptr, code);
     CHECK(older.early == 0);
     CHECK_FALSE(says(older.log, {"early_launch"}));
     CHECK(older.weights == plain.weights);
@@ -49,8 +49,8 @@ TEST_CASE("early launches: most kernels of a run, by its key, from compute capab
 
 TEST_CASE("early launches: a run whose driver refuses them in a graph says so and goes on without") {
   const EarlyRun plain = early_run({});
-  const EarlyRun refused = early_run({"train.early_launch=true"}, 9, "an early launch in a graph");
-  CHECK(says(refused.log, {"train.early_launch", "cudaErrorInvalidResourceHandle", "rank 0"}));
+  const EarlyRun refused = early_run({"train.unproven=early_launch"}, 9, "an early launch in a graph");
+  CHECK(says(refused.log, {"train.unproven=early_launch", "cudaErrorInvalidResourceHandle", "rank 0"}));
   CHECK(refused.early < refused.kernels / 2);  // the trial's
   CHECK(refused.weights == plain.weights);
 }

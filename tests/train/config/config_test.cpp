@@ -331,12 +331,6 @@ TEST_CASE("keys that the choices, the device or the data do not use are named, w
            {{"data.classes=10", "data.image_size=64", "data.noise=0.1"}, {}, 0},
            {{"data.root=/tmp"}, {}, 1},
            {{"data.name=mnist", "data.root=/tmp"}, {}, 0},
-           {{"train.record_from=2"},
-            {"train.record_from is for train.record_gradients and changes nothing here "
-             "(train.record_gradients=0)"},
-            1},
-           {{"train.record_from=2", "train.record_gradients=1"}, {}, 0},
-           {{"train.profile_from=2"}, {}, 1},
            {{"train.clip_local_scope=tensor"}, {}, 1},
            {{"train.clip_local_scope=tensor", "compress.clip=1"}, {}, 0},
            {{"train.checkpoint_every=1", "train.checkpoint_keep=0"}, {}, 1},

@@ -35,7 +35,6 @@ TEST_CASE("a method's name fills what its paper says, given keys win, and the du
   CHECK(load_config("", {"compress.name=demo", "optimizer.name=sgd"}).config.optimizer.lr ==
         Config().optimizer.lr);
   CHECK(load_config("", {"compress.name=dgc"}).config.compress.warmup.size() == 4);
-  CHECK(load_config("", {"compress.name=dgc", "compress.warmup_epochs=2"}).config.compress.warmup.empty());
 
   const LoadedConfig muloco = load_config("", {"compress.name=muloco"});
   CHECK(muloco.config.compress.name == "dense");

@@ -115,10 +115,10 @@ TEST_CASE("auto: dense is always among the options, and a class has those before
   CHECK((safe.size() > 2 && most.size() > safe.size()));
   CHECK(std::equal(safe.begin(), safe.end(), most.begin()));
   CHECK(safe.front() == "dense");
-  const Keys local = names_of(config_of({"auto.local_steps=true"}));
+  const Keys local = names_of(config_of({"auto.accuracy=local_steps"}));
   CHECK(local.size() == safe.size() + 3);
   // What contradicts the run's other keys is left out: local steps clip no gradient before it is sent.
-  CHECK(names_of(config_of({"auto.local_steps=true", "train.clip_local=1"})) == safe);
+  CHECK(names_of(config_of({"auto.accuracy=local_steps", "train.clip_local=1"})) == safe);
 }
 
 TEST_CASE("auto: every option is a configuration that a run can have") {
@@ -401,7 +401,7 @@ TEST_CASE("auto: what it chooses by itself is refused beside it, and one rank is
     return problems.empty() ? std::string() : problems.front().message;
   };
   CHECK(refused({}).empty());
-  CHECK(says(refused({"exchange.every=5"}), {"auto.local_steps=true"}));
+  CHECK(says(refused({"exchange.every=5"}), {"auto.accuracy=local_steps"}));
   CHECK(says(refused({"exchange.groups=[3]"}), {"leave exchange.groups"}));
   CHECK(says(refused({"exchange.ranks_per_host=2"}), {"hosts of several ranks"}));
   CHECK(says(refused({"train.device=cuda"}), {"auto measures on CPUs"}));
