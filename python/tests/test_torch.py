@@ -1395,6 +1395,21 @@ def check_fsdp(rank, ranks):
         mean /= ranks
         expect((parameter.grad.full_tensor() - mean).abs().max() < 1e-6, f"the mean of {name}")
 
+    model, four = network(), init_device_mesh(device, (4, 1), mesh_dim_names=("hosts", "shards"))
+    fully_shard(model, mesh=four["shards"])
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    compression = topknot.torch.FsdpCompression(model, "topk", process_group=four["hosts"], density=0.05)
+    for step in range(2):
+        backward(model, batch(rank, step))
+    states, residual = [None] * ranks, torch.from_numpy(compression._compressors[""].residual(""))
+    dist.all_gather_object(states, compression.state_dict())
+    mean = sum(gathered(residual)) / ranks
+    fewer = topknot.torch.FsdpCompression(model, "topk", process_group=pairs[rank // 2], density=0.05)
+    fewer.load_state_dict(fewer.merge_state_dicts(states))
+    expect((sum(gathered(torch.from_numpy(fewer._made("", len(residual)).residual("")))) / ranks - mean).abs().max() < 1e-6)
+    with refused("the states must be those of all ranks"):
+        fewer.merge_state_dicts(states[1:])
+
     ends = []
     for interrupted in (False, True):
         model, compression = sharded(0.05)

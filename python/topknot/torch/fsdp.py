@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import torch
@@ -12,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from .. import Error
 from .._methods import Value
 from ._channel import (
-    AnyCompressor, Channel, check_has_values, check_settings, check_type, device_for, in_place, plain_name, saved_state, trainable, wait_for,
-    warn_of_adam,
+    AnyCompressor, Channel, all_parts, check_has_values, check_settings, check_type, device_for, in_place, parts_of, plain_name,
+    residuals_of, saved_state, sum_of_residuals, trainable, wait_for, warn_of_adam,
 )  # fmt: skip
 
 
@@ -61,12 +62,16 @@ class FsdpCompression:
             raise Error("lr_inside needs a learning rate, which FSDP2's hook does not know")
         warn_of_adam(method, optimizer)
         self._channel = Channel(process_group)
+        self._shard = "0 of 1"
         if self._mesh is not None:
+            self._shard = f"{self._mesh.get_local_rank()} of {self._mesh.size()}"
             self._channel.total *= self._mesh.size()
             self._channel.leads &= self._mesh.get_local_rank() == 0
         self._compressors: dict[str, AnyCompressor] = {}
         self._pinned: dict[str, torch.Tensor] = {}
-        self._loaded: dict[str, torch.Tensor] = {}
+        # A compressor's state, until its first gradients tell the shard's length; or how many hosts there were, and the states of
+        # the ranks whose residuals this rank takes over.
+        self._loaded: dict[str, Union[torch.Tensor, tuple[int, dict[int, torch.Tensor]]]] = {}
         self._steps: dict[str, int] = {}
         self.device = device_for(method, self.keys, model.parameters(), self._channel)
         self._keys = {**self.keys, "device": self.device}
@@ -85,9 +90,7 @@ class FsdpCompression:
     def _hook(self, name: str, shard: torch.Tensor) -> None:
         check_type(shard, "a shard's gradient")
         if name not in self._compressors:
-            self._compressors[name] = self._channel.compressor(self.method, {name: (shard.numel(),)}, self._keys)
-            if name in self._loaded:
-                self._compressors[name].load(self._loaded.pop(name).numpy())
+            self._compressors[name] = self._made(name, shard.numel())
         step = self._steps.get(name, 0)
         self._steps[name] = step + 1
         here = in_place(shard, self.device, self._pinned, name)
@@ -98,11 +101,39 @@ class FsdpCompression:
             elif here is not shard:
                 shard.copy_(here)
 
+    def _made(self, name: str, numel: int) -> AnyCompressor:
+        shapes: dict[str, tuple[int, ...]] = {name: (numel,)}
+        made = self._channel.compressor(self.method, shapes, self._keys)
+        loaded = self._loaded.pop(name, None)
+        if isinstance(loaded, torch.Tensor):
+            made.load(loaded.numpy())
+        elif loaded:
+            before, states = loaded
+            residuals = []
+            for rank, state in states.items():
+                old = self._channel.compressor(self.method, shapes, self._keys, (rank, before))
+                old.load(state.numpy())
+                residuals.append(residuals_of(old))
+            for each, residual in sum_of_residuals(residuals, self._channel.ranks / before).items():
+                made.set_residual(each, residual.numpy())
+        return made
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, under a key that names the rank. Each rank saves its own, between backward passes."""
         states = {**self._loaded, **{name: saved_state(compressor) for name, compressor in self._compressors.items()}}
         settings = {"method": self.method, **self.keys}
-        return self._channel.named_state(settings=settings, steps=dict(self._steps), states=states)
+        return self._channel.named_state(settings=settings, steps=dict(self._steps), states=states, shard=self._shard)
+
+    def merge_state_dicts(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Makes this rank's state from the states of all ranks of a run with another number of hosts, of as many ranks each. It
+        has the sum of the residuals of hosts host, host + hosts, ..., scaled so that the residuals of all have the same average.
+        Other state of a method (velocities, thresholds) starts anew."""
+        parts = all_parts([part for state in states for part in parts_of(state) if part.get("shard") == self._shard])
+        before, mine = len(parts), range(self._channel.rank, len(parts), self._channel.ranks)
+        if any(not isinstance(state, torch.Tensor) for part in parts for state in part["states"].values()):
+            raise Error("states that were merged make a step before they are merged again")
+        merged = {name: (before, {rank: parts[rank]["states"][name] for rank in mine}) for name in parts[0]["states"]}
+        return self._channel.named_state(**{**parts[0], "states": merged})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes a state_dict() of the same rank, number of ranks, method and keys."""
